@@ -1,0 +1,1 @@
+"""drafttrain: train, measure and serve drafters for speculative decoding."""

@@ -1,0 +1,401 @@
+"""Settings: one frozen pydantic model per command and recipe. Imports no torch.
+
+A YAML file holds non-default keys; `key=value` on the command line overrides it
+(`train.learning_rate=3e-4`). Unknown keys are refused with the nearest name. A default lives here
+and nowhere else; the string under each field is its documentation.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+)
+
+Precision = Literal["float32", "bfloat16", "float16"]
+
+
+class ConfigError(ValueError):
+    """A setting is wrong. The message names the field, the value and the remedy."""
+
+
+class Config(BaseModel):
+    """Base of all settings: frozen, unknown keys refused, docstrings under fields kept."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=()
+    )
+
+
+class TargetConfig(Config):
+    """The large model whose output is to be reproduced faster."""
+
+    path: str
+    """Hub name or local folder of the target model."""
+    revision: str | None = None
+    """Hub revision (branch, tag or commit)."""
+    dtype: Precision = "float32"
+    """Weights and activations while decoding."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    trust_remote_code: bool = False
+    """Run Python code that lies beside the model's weights. Off unless you trust its author."""
+
+
+class DataConfig(Config):
+    """Input texts: a Hub name, a local file (json, jsonl, parquet, csv, txt, each also .gz),
+    two line-aligned files, or a folder written by `datasets`."""
+
+    path: str
+    """Hub name, file or folder of the inputs."""
+    reference_path: str | None = None
+    """Second file, line-aligned with `path`, that holds the references."""
+    config_name: str | None = None
+    """Configuration of a Hub data set (wmt14: de-en)."""
+    split: str = "train"
+    """Split of a Hub data set or `datasets` folder."""
+    input_column: str | None = None
+    """Column of the inputs. Default: source, prompt, text or document, whichever exists."""
+    reference_column: str | None = None
+    """Column of the references. Default: reference, target, response, summary, if one exists."""
+    source_language: str | None = None
+    """For rows of {"translation": {LANG: text}}: language of the inputs."""
+    target_language: str | None = None
+    """For rows of {"translation": {LANG: text}}: language of the references."""
+    prefix: str = ""
+    """Text put before every input (T5: "translate English to German: ")."""
+    skip: NonNegativeInt = 0
+    """Rows to leave out at the start."""
+    limit: PositiveInt | None = None
+    """Most rows to use."""
+
+
+class SamplingConfig(Config):
+    """How the target decodes. Temperature 0 is greedy decoding."""
+
+    temperature: NonNegativeFloat = 0.0
+    """0: greedy. Otherwise logits are divided by it before sampling."""
+    top_k: NonNegativeInt = 0
+    """Keep the k most likely tokens; 0 keeps all."""
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Keep the smallest set of tokens whose probability reaches this."""
+    max_new_tokens: PositiveInt = 128
+    """Most tokens to generate for an input."""
+    seed: int = 0
+    """Seed of every random choice."""
+
+
+class DistillConfig(Config):
+    """`drafttrain distill`: the target's own outputs, as Parquet shards with a manifest."""
+
+    target: TargetConfig
+    data: DataConfig
+    out: Path
+    """Folder for the shards and manifest.json."""
+    method: Literal["greedy", "beam", "sample"] = "greedy"
+    """How the target decodes. Greedy outputs make the drafter agree with greedy decoding."""
+    num_beams: PositiveInt = 5
+    """Beams, where method is beam."""
+    sampling: SamplingConfig = SamplingConfig()
+    """Temperature, top-k and top-p count where method is sample; max_new_tokens always."""
+    batch_tokens: PositiveInt = 4096
+    """Source tokens (rows x longest row) decoded at once by a process."""
+    shard_rows: PositiveInt = 2048
+    """Input rows a shard; a shard is the unit that is written, resumed and shared out."""
+    max_source_tokens: PositiveInt = 512
+    """Inputs longer than this are skipped and reported by row number."""
+
+
+class StopConfig(Config):
+    """When a round of drafting ends."""
+
+    kind: Literal["fixed"] = "fixed"
+    """fixed: always k tokens."""
+    k: PositiveInt = 10
+    """Tokens drafted in a round."""
+
+
+class VerifierConfig(Config):
+    """How drafted tokens are accepted."""
+
+    kind: Literal["auto", "greedy", "spec-verification", "rejection"] = "auto"
+    """auto: greedy match at temperature 0, rejection sampling above (both lossless).
+    spec-verification is lossy: it accepts tokens among the target's top beta within tau."""
+    beta: PositiveInt = 3
+    """Spec-Verification: the token must be among the target's top beta."""
+    tau: NonNegativeFloat = 1.0
+    """Spec-Verification: largest log-probability gap to the target's first choice (nats)."""
+
+
+class DecodeConfig(Config):
+    """A method: a drafter, a stop policy and a verifier."""
+
+    drafter: str | None = None
+    """Folder or Hub name of the drafter; `none` is plain decoding."""
+    sampling: SamplingConfig = SamplingConfig()
+    stop: StopConfig = StopConfig()
+    verifier: VerifierConfig = VerifierConfig()
+
+
+class EvalConfig(Config):
+    """`drafttrain eval`: what a drafter is worth on a target and inputs."""
+
+    target: TargetConfig | None = None
+    """Default: the target the newest run (or the given drafter) was trained for."""
+    data: DataConfig | None = None
+    """Default: the held-out rows of the newest run."""
+    decode: DecodeConfig = DecodeConfig()
+    mode: Literal["decode", "teacher-forced"] = "decode"
+    """decode: the truth. teacher-forced: acceptance from one parallel pass, fast."""
+    sweep: dict[str, list[float]] = {}
+    """Values to try, for example {k: [5, 10], beta: [3], tau: [1.0, 2.0]}."""
+    baselines: tuple[Literal["generate", "beam"], ...] = ("generate", "beam")
+    """Transformers' own `generate` (greedy or sampling as asked) and beam search."""
+    num_beams: PositiveInt = 5
+    repeats: PositiveInt = 3
+    """Interleaved timing rounds; medians are reported."""
+    warmup: NonNegativeInt = 3
+    """Inputs decoded by every method before timing starts."""
+    bootstrap: PositiveInt = 1000
+    """Resamples of the prompts for the 95 % intervals."""
+    report: Path | None = None
+    """Where report.json goes; samples.jsonl and the plot lie beside it."""
+
+
+class GenerateConfig(Config):
+    """`drafttrain generate`: decode texts, with or without a drafter."""
+
+    target: TargetConfig | None = None
+    """Default: the target the drafter was trained for."""
+    data: DataConfig | None = None
+    decode: DecodeConfig = DecodeConfig()
+
+
+class DrafterConfig(Config):
+    """The shape of a Spec-Drafter (SpecDec Section 3.1). Width, vocabulary, positions, norm and
+    activation follow the target it is initialised from."""
+
+    encoder_layers: PositiveInt | None = None
+    """Default: as many as the target's encoder."""
+    decoder_layers: PositiveInt = 2
+    """Shallow: the decoder runs once a round (Latency Principle)."""
+    k: PositiveInt = 10
+    """Tokens drafted in a round, in training."""
+    slots: Literal["anchored", "paper"] = "anchored"
+    """anchored: the last committed token's position predicts the next token, k - 1 masks follow.
+    paper: k masks after the accepted prefix, slot i predicts token i."""
+    prefix_attention: Literal["causal", "bidirectional"] = "causal"
+    """causal: the prefix sees itself only, so its keys and values are cached between rounds.
+    bidirectional (the paper): prefix and masks see each other; every round recomputes both."""
+    initialise: Literal["none", "encoder", "both"] = "both"
+    """Which parts start from the target's weights."""
+    soft_copy: bool = False
+    """Masked slots start from softly copied source embeddings."""
+    markov_rank: NonNegativeInt = 0
+    """Rank of a previous-token bias on slot logits, applied left to right over the block
+    (ours); 0: off."""
+    dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
+
+
+class ObjectiveConfig(Config):
+    """The mask-predict objective with glancing (SpecDec Section 3.1.3)."""
+
+    blocks: PositiveInt = 2
+    """Masked blocks drawn from each sentence in a step (the paper: 1)."""
+    label_smoothing: float = Field(default=0.1, ge=0.0, lt=1.0)
+    glancing_start: float = Field(default=0.5, ge=0.0, le=1.0)
+    """Share of the wrongly predicted slots that is revealed, at the first step."""
+    glancing_end: float = Field(default=0.3, ge=0.0, le=1.0)
+    """The same at the last step; linear between. Both 0: no glancing, and no first pass."""
+    prefix_weight: NonNegativeFloat = 0.5
+    """Weight of the next-token loss on prefix positions (anchored slots only)."""
+    position_decay: PositiveFloat | None = None
+    """Slot i weighs exp(-(i - 1) / position_decay); None: all alike, as in the paper."""
+
+
+class TrainConfig(Config):
+    """The training loop, the same for every objective."""
+
+    epochs: PositiveFloat = 10.0
+    """Passes over the data; may be a fraction."""
+    max_steps: PositiveInt | None = None
+    """Optimizer steps, instead of epochs."""
+    batch_tokens: PositiveInt = 4096
+    """Tokens (rows x longest row, source and output together) in a batch of a process."""
+    accumulation: PositiveInt = 1
+    """Batches a process adds up before an optimizer step."""
+    learning_rate: PositiveFloat = 5e-4
+    schedule: Literal["inverse-sqrt", "cosine", "constant"] = "inverse-sqrt"
+    warmup: NonNegativeFloat = 0.04
+    """Linear warm-up: a share of all steps if below 1, else a number of steps."""
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    adam_eps: PositiveFloat = 1e-6
+    weight_decay: NonNegativeFloat = 0.01
+    clip: PositiveFloat | None = 5.0
+    """Largest gradient norm."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    seed: int = 0
+    validate_every: PositiveInt = 500
+    """Steps between validations."""
+    checkpoint_every: PositiveInt = 500
+    """Steps between checkpoints."""
+    keep_checkpoints: PositiveInt = 3
+    """Newest checkpoints kept; at least `average` are kept whatever this says."""
+    average: PositiveInt = 1
+    """Weights of the last n checkpoints averaged into final/ (the paper: 10)."""
+    trackers: tuple[Literal["wandb", "tensorboard"], ...] = ()
+    log_every: PositiveInt = 20
+    """Steps between logged losses."""
+
+
+class SpecDrafterRecipe(Config):
+    """`recipes/train_spec_drafter.py`: distil the target if need be, then train a drafter."""
+
+    run: Path
+    """Folder of the run: checkpoints, run.yaml, metrics.jsonl and final/."""
+    target: TargetConfig
+    data: DataConfig
+    """Training inputs, distilled where the shards are missing."""
+    held_out: DataConfig | None = None
+    """Inputs for validation and for a bare `drafttrain eval`."""
+    distilled: Path | None = None
+    """Folder of distilled shards; default RUN/distilled."""
+    distill: dict[str, Any] = {}
+    """Settings of `drafttrain distill` (method, batch_tokens, ...)."""
+    validation_rows: PositiveInt = 500
+    """Held-out rows used in validation."""
+    drafter: DrafterConfig = DrafterConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    train: TrainConfig = TrainConfig()
+
+
+class TargetRecipe(Config):
+    """`recipes/train_target.py`: a small target from scratch, for demos and tests."""
+
+    run: Path
+    data: DataConfig
+    held_out: DataConfig | None = None
+    model: dict[str, Any]
+    """Fields of the Transformers configuration; model_type names the family."""
+    tokenizer: str | None = None
+    """Existing tokenizer; default: a BPE trained on the data."""
+    vocab_size: PositiveInt = 4000
+    """Size of the BPE trained on the data."""
+    save_dtype: Precision = "float32"
+    """Type of the weights in final/."""
+    label_smoothing: float = Field(default=0.1, ge=0.0, lt=1.0)
+    max_tokens: PositiveInt = 96
+    """Pairs with more tokens on either side are left out, and counted."""
+    validation_rows: PositiveInt = 500
+    train: TrainConfig = TrainConfig()
+
+
+Settings = TypeVar("Settings", bound=Config)
+
+
+def load_settings(
+    kind: type[Settings],
+    file: Path | None = None,
+    overrides: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Settings from a YAML file, then `key=value` overrides, then command-line flags.
+
+    Later ones win. Keys are dotted paths (`train.learning_rate`). Raises ConfigError naming the
+    key, the value and the nearest known name.
+    """
+    values: dict[str, Any] = {}
+    if file is not None:
+        values = _read_yaml(file)
+    for override in overrides:
+        key, separator, text = override.partition("=")
+        if not separator or not key:
+            raise ConfigError(f"{override!r} is no override: write key=value, as train.seed=1")
+        try:
+            _assign(values, key, _parse_value(text), override)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{override!r}: the value is not valid YAML ({error})") from None
+    for key, value in (flags or {}).items():
+        if value is not None:
+            _assign(values, key, value, key)
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_explain(kind, error)) from None
+
+
+def dump_settings(settings: Config) -> str:
+    """The settings as YAML, every field written out."""
+    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _read_yaml(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        raise ConfigError(f"no settings file {str(file)!r}; give an existing YAML file")
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not valid YAML: {error}") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file} holds a {type(values).__name__}; a mapping of keys is needed")
+    return values
+
+
+def _parse_value(text: str) -> Any:
+    value = yaml.safe_load(text) if text else None
+    if isinstance(value, str):  # YAML 1.1 reads 3e-4 as a string
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _assign(values: dict[str, Any], key: str, value: Any, shown: str) -> None:
+    *parents, last = key.split(".")
+    here = values
+    for parent in parents:
+        below = here.setdefault(parent, {})
+        if not isinstance(below, dict):
+            raise ConfigError(f"{shown!r}: {parent!r} is a value, not a group of settings")
+        here = below
+    here[last] = value
+
+
+def _explain(kind: type[Config], error: ValidationError) -> str:
+    first = error.errors()[0]
+    location = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        known = sorted(_names_beside(kind, first["loc"]))
+        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
+        return f"unknown setting {location!r}; {hint}"
+    if first["type"] == "missing":
+        return f"setting {location!r} is missing; give {location}=VALUE or put it in the YAML file"
+    return f"{location} = {first['input']!r}: {first['msg']}"
+
+
+def _names_beside(kind: type[Config], location: Sequence[Any]) -> list[str]:
+    here: Any = kind
+    for part in location[:-1]:
+        annotation = here.model_fields[part].annotation
+        options = [annotation, *getattr(annotation, "__args__", ())]
+        models = [o for o in options if isinstance(o, type) and issubclass(o, BaseModel)]
+        if not models:
+            return []
+        here = models[0]
+    return list(here.model_fields)

@@ -1,0 +1,1 @@
+"""Prompts, distilled outputs and the batches made from them."""

@@ -1,0 +1,1 @@
+"""One loop, three roles: drafter, stop policy, verifier."""

@@ -1,0 +1,200 @@
+"""The plain data and the roles of a round of speculative decoding.
+
+A round: a *drafter* proposes a tree of tokens (a chain is a tree of width one), a *stop policy*
+says how far to draft, a *verifier* decides the accepted path and one more token. Every method in
+drafttrain is a triple of these; `decoding/loop.py` is the one loop that runs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+Draw = Literal["deterministic", "iid", "without_replacement"]
+
+
+class Chance(Protocol):
+    """Every random choice of drafting and verification goes through here.
+
+    `SampledChance` draws from a `torch.Generator`; the tests' `EnumeratedChance` visits every
+    outcome with its probability, so that exactness is proven on the production code.
+    """
+
+    def categorical(self, probs: Tensor) -> Tensor:
+        """One index from each row. Shapes: probs [R, V] -> [R]."""
+        ...
+
+    def accept_run(self, probs: Tensor) -> int:
+        """How many independent events in a row come true before the first that does not.
+
+        Shapes: probs [N], probability of each -> a count in 0..N.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the user asked the target to decode. Temperature 0 is greedy decoding."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True)
+class Source:
+    """What one sequence is decoded from. Each encoder-decoder model encodes it for itself."""
+
+    input_ids: Tensor
+    """[S] token ids of the source, without padding."""
+    prefix: Tensor
+    """[P] token ids that every model's decoder starts from (the decoder start token)."""
+
+
+@dataclass(frozen=True)
+class TargetState:
+    """What the target knows at the last verified row, for drafters that look at it."""
+
+    hidden: Tensor
+    """[D] last hidden state at the last verified row (the token after it has no row yet)."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """One sequence's draft. A chain has parents = [-1, 0, 1, ...]."""
+
+    tokens: Tensor
+    """[N] parents before children, siblings in draw order."""
+    parents: Tensor
+    """[N] index of the parent, -1 = the last committed token."""
+    draw: Draw = "deterministic"
+    """How the tokens were drawn; a verifier states which draws it is valid for."""
+    draft_probs: Tensor | None = None
+    """[R, V] the rows the tokens were drawn from; None = point mass."""
+    rows: Tensor | None = None
+    """[N] row of each token (siblings share one); None with draft_probs = token i has row i."""
+    counts: Tensor | None = None
+    """[N] i.i.d. paths through the node; None = one each."""
+    passes: int = 0
+    """Sequential drafter calls that this draft cost."""
+
+    @staticmethod
+    def empty() -> Proposal:
+        nothing = torch.empty(0, dtype=torch.long)
+        return Proposal(tokens=nothing, parents=nothing)
+
+    @staticmethod
+    def chain(tokens: Tensor, draft_probs: Tensor | None = None, passes: int = 1) -> Proposal:
+        parents = torch.arange(-1, len(tokens) - 1)
+        draw: Draw = "deterministic" if draft_probs is None else "iid"
+        return Proposal(tokens, parents, draw, draft_probs, passes=passes)
+
+    @property
+    def is_chain(self) -> bool:
+        return bool((self.parents == torch.arange(-1, len(self.tokens) - 1)).all())
+
+
+@dataclass(frozen=True)
+class DraftState:
+    """What a stop policy may look at before a token is drafted; never that token itself."""
+
+    depth: int
+    """Tokens drafted so far in this round (this token would be number depth + 1)."""
+    next_probs: Tensor | None = None
+    """[V] the row the token would be drawn from, where it is known."""
+    hidden: Tensor | None = None
+    """[D] the slot's hidden state, where the drafter has slots."""
+
+
+class StopPolicy(Protocol):
+    """Says, before each token (or slot) is drafted, whether to draft it.
+
+    It is never shown the token's own value, so stopping cannot bias the output.
+    """
+
+    def admit(self, state: DraftState) -> bool: ...
+
+
+class DraftSession(Protocol):
+    """The drafter's state for one sequence; sequences and streams are independent."""
+
+    def propose(
+        self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
+    ) -> Proposal:
+        """Draft a continuation of all committed tokens ([T], the decoder prefix included)."""
+        ...
+
+
+class Drafter(Protocol):
+    """What proposes tokens. `start` opens a session for one sequence."""
+
+    name: str
+
+    def start(self, source: Source, sampling: Sampling, chance: Chance) -> DraftSession: ...
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A verifier's decision on one proposal."""
+
+    path: Tensor
+    """[A] indices of the accepted nodes, from the root down."""
+    next_token: int
+    """The correction or bonus token that follows the path."""
+    emitted_probs: Tensor | None = None
+    """[A + 1, V] rows that the emitted tokens follow, for an outer review (cascades)."""
+
+
+class Verifier(Protocol):
+    """Accepts a path of a proposal and adds one token."""
+
+    name: str
+    lossless: bool
+    accepts_draws: frozenset[Draw]
+
+    def verify(
+        self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, chance: Chance
+    ) -> Verdict:
+        """Row 0 of target_logits [N + 1, V] judges the roots, row i + 1 the children of node i.
+
+        The logits have been through the target's logits processors, before temperature.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Round:
+    """The facts of one round of one sequence. Rates are left to `evaluation/metrics.py`."""
+
+    sequence: int
+    """Index of the sequence among the sources."""
+    drafted: Sequence[int]
+    """Token ids of the proposal."""
+    path: Sequence[int]
+    """Indices into `drafted` that were accepted."""
+    emitted: Sequence[int]
+    """Tokens committed, correction or bonus included, cut after EOS or at the maximal length."""
+    passes: int = 0
+    """Sequential drafter calls."""
+    draft_seconds: float = 0.0
+    target_seconds: float = 0.0
+    finished: bool = False
+    """Whether the sequence ended with this round (EOS or maximal length)."""
+
+
+@dataclass
+class Output:
+    """One decoded sequence: new tokens (EOS included where it came) and its rounds."""
+
+    tokens: list[int] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
+    seconds: float = 0.0
+    """Wall clock of this sequence alone, encoding included (batch 1)."""

@@ -1,0 +1,1 @@
+"""Folders that servers and Transformers load."""

@@ -1,0 +1,1 @@
+"""Models that drafttrain trains, and how targets are loaded."""

@@ -1,0 +1,1 @@
+"""One training loop on Accelerate for every objective."""
