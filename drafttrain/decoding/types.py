@@ -120,6 +120,13 @@ class StopPolicy(Protocol):
     It is never shown the token's own value, so stopping cannot bias the output.
     """
 
+    name: str
+
+    @property
+    def longest(self) -> int:
+        """Most tokens a round may draft, whatever is seen (block drafters compute that many)."""
+        ...
+
     def admit(self, state: DraftState) -> bool: ...
 
 
