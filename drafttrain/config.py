@@ -22,6 +22,7 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     ValidationError,
+    field_validator,
 )
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -159,8 +160,9 @@ class EvalConfig(Config):
     decode: DecodeConfig = DecodeConfig()
     mode: Literal["decode", "teacher-forced"] = "decode"
     """decode: the truth. teacher-forced: acceptance from one parallel pass, fast."""
-    sweep: dict[str, list[float]] = {}
-    """Values to try, for example {k: [5, 10], beta: [3], tau: [1.0, 2.0]}."""
+    sweep: dict[Literal["k", "beta", "tau"], list[float]] = {}
+    """Values to try, for example {k: [5, 10], beta: [3], tau: [1.0, 2.0]}. Every k is measured
+    with the verifier asked for; beta and tau add Spec-Verification at each of their pairs."""
     baselines: tuple[Literal["generate", "beam"], ...] = ("generate", "beam")
     """Transformers' own `generate` (greedy or sampling as asked) and beam search."""
     num_beams: PositiveInt = 5
@@ -172,6 +174,16 @@ class EvalConfig(Config):
     """Resamples of the prompts for the 95 % intervals."""
     report: Path | None = None
     """Where report.json goes; samples.jsonl and the plot lie beside it."""
+
+    @field_validator("sweep")
+    @classmethod
+    def _sweep_values_are_settings(cls, sweep: dict[str, list[float]]) -> dict[str, list[float]]:
+        for name, tried in sweep.items():
+            whole = name in ("k", "beta")
+            if not tried or any(v < whole or (whole and v != int(v)) for v in tried):
+                kind = "whole numbers from 1 up" if whole else "numbers from 0 up"
+                raise ValueError(f"{name} takes {kind}, as in {name}=1,3; got {tried}")
+        return sweep
 
 
 class GenerateConfig(Config):
@@ -203,8 +215,8 @@ class DrafterConfig(Config):
     """Which parts start from the target's weights."""
     soft_copy: bool = False
     """Masked slots start from softly copied source embeddings."""
-    markov_rank: NonNegativeInt = 0
-    """Rank of a previous-token bias on slot logits, applied left to right over the block
+    coupling_rank: NonNegativeInt = 0
+    """Width of a correction that tells each slot the token before it, left to right over the block
     (ours); 0: off."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
 
@@ -316,9 +328,16 @@ def load_settings(
     Later ones win. Keys are dotted paths (`train.learning_rate`). Raises ConfigError naming the
     key, the value and the nearest known name.
     """
-    values: dict[str, Any] = {}
-    if file is not None:
-        values = _read_yaml(file)
+    return validate_settings(kind, merge_values(file, overrides, flags))
+
+
+def merge_values(
+    file: Path | None = None,
+    overrides: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What the user wrote, as nested mappings, before defaults and types are applied."""
+    values = {} if file is None else _read_yaml(file)
     for override in overrides:
         key, separator, text = override.partition("=")
         if not separator or not key:
@@ -330,6 +349,11 @@ def load_settings(
     for key, value in (flags or {}).items():
         if value is not None:
             _assign(values, key, value, key)
+    return values
+
+
+def validate_settings(kind: type[Settings], values: Mapping[str, Any]) -> Settings:
+    """Settings of a kind from nested mappings. Raises ConfigError on the first thing wrong."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -369,7 +393,9 @@ def _assign(values: dict[str, Any], key: str, value: Any, shown: str) -> None:
     *parents, last = key.split(".")
     here = values
     for parent in parents:
-        below = here.setdefault(parent, {})
+        if here.get(parent) is None:
+            here[parent] = {}
+        below = here[parent]
         if not isinstance(below, dict):
             raise ConfigError(f"{shown!r}: {parent!r} is a value, not a group of settings")
         here = below
@@ -377,7 +403,9 @@ def _assign(values: dict[str, Any], key: str, value: Any, shown: str) -> None:
 
 
 def _explain(kind: type[Config], error: ValidationError) -> str:
-    first = error.errors()[0]
+    errors = error.errors()
+    # A misspelt key is also a missing one; the misspelling is what the user must mend.
+    first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
     location = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         known = sorted(_names_beside(kind, first["loc"]))
@@ -385,17 +413,39 @@ def _explain(kind: type[Config], error: ValidationError) -> str:
         hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
         return f"unknown setting {location!r}; {hint}"
     if first["type"] == "missing":
+        location = _first_needed(kind, first["loc"])
         return f"setting {location!r} is missing; give {location}=VALUE or put it in the YAML file"
-    return f"{location} = {first['input']!r}: {first['msg']}"
+    return f"{location} = {first['input']!r}: {first['msg'].removeprefix('Value error, ')}"
+
+
+def _first_needed(kind: type[Config], location: Sequence[Any]) -> str:
+    """A missing group of settings is named by the first setting in it that has no default."""
+    here = _settings_below(kind, location)
+    names = [str(part) for part in location]
+    while here is not None:
+        required = next((name for name, f in here.model_fields.items() if f.is_required()), None)
+        if required is None:
+            break
+        names.append(required)
+        here = _settings_below(here, [required])
+    return ".".join(names)
 
 
 def _names_beside(kind: type[Config], location: Sequence[Any]) -> list[str]:
-    here: Any = kind
-    for part in location[:-1]:
+    here = _settings_below(kind, location[:-1])
+    return [] if here is None else list(here.model_fields)
+
+
+def _settings_below(kind: type[BaseModel], location: Sequence[Any]) -> type[BaseModel] | None:
+    """The settings class that a path of keys leads to; None where it leads to a plain value."""
+    here = kind
+    for part in location:
+        if part not in here.model_fields:
+            return None
         annotation = here.model_fields[part].annotation
         options = [annotation, *getattr(annotation, "__args__", ())]
         models = [o for o in options if isinstance(o, type) and issubclass(o, BaseModel)]
         if not models:
-            return []
+            return None
         here = models[0]
-    return list(here.model_fields)
+    return here
