@@ -1,0 +1,34 @@
+# Everything runs in an environment of its own, .venv; nothing outside this folder is touched.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install test lint quickstart
+
+help:  ## Show this list
+	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 22
+
+install: $(STAMP)  ## Make .venv with the pinned dependencies (again only when they change)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "drafttrain needs Python 3.11 or newer, but $(PYTHON) is" \
+	    "$$($(PYTHON) --version 2>&1); use: make install PYTHON=python3.11" >&2; exit 1; }
+	@echo "Installing into .venv ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@start=$$(date +%s) && \
+	  $(BIN)/python -m pip install --quiet -c constraints.txt torch && \
+	  $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]' && \
+	  echo "Installed in $$(( $$(date +%s) - start )) s"
+	@touch $(STAMP)
+
+lint: $(STAMP)  ## Check style
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+test: lint  ## Check style and run all tests
+	@$(BIN)/python -m pytest
+
+quickstart: $(STAMP)  ## Distil, train and measure a small drafter on the embedded data (10 min)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" bash launch/quickstart.sh
