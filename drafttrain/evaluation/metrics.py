@@ -1,0 +1,203 @@
+"""Acceptance and cost of speculative decoding, from the facts of its rounds.
+
+Everything is counted for each prompt first and divided once, at the end, so that rates over
+prompts are ratios of sums and can be bootstrapped.
+
+The counts of a round, where the drafter proposed `drafted`, the verifier accepted `path`, and
+`emitted` was committed (cut after the first EOS and at the maximal length):
+- tokens: what was emitted;
+- accepted: the drafted tokens among them; accepted tokens that were cut do not count;
+- discarded: drafted but not emitted, whether rejected or cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from drafttrain.decoding.types import Output, Round
+from drafttrain.evaluation.bootstrap import (
+    Array,
+    Estimate,
+    Ratio,
+    estimate_ratio,
+    with_interval,
+)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Sums over the rounds of each prompt, all [P]."""
+
+    tokens: Array
+    rounds: Array
+    drafted: Array
+    accepted: Array
+    passes: Array
+    """Sequential drafter calls."""
+
+    @property
+    def discarded(self) -> Array:
+        return self.drafted - self.accepted
+
+
+@dataclass(frozen=True)
+class PositionCounts:
+    """Rounds of each prompt by draft position, all [P, K]; column i is position i + 1."""
+
+    drafted: Array
+    """Rounds that drafted this position."""
+    accepted: Array
+    """Rounds whose accepted tokens reach this position."""
+    reached: Array
+    """Rounds that drafted this position, accepted all before it, and emitted a token at it:
+    the drafted one, or the target's correction."""
+
+
+@dataclass(frozen=True)
+class PositionRates:
+    """Acceptance by draft position, 1-based position i at index i - 1."""
+
+    drafted: list[int]
+    accepted: list[int]
+    reached: list[int]
+    acceptance: list[Estimate]
+    """Of the rounds that drafted the position, the share accepted up to it."""
+    conditional: list[Estimate | None]
+    """Of the rounds that reached the position, the share that accepted it."""
+
+
+def accepted_tokens(round: Round) -> int:
+    """Drafted tokens that were accepted and emitted."""
+    return min(len(round.path), len(round.emitted))
+
+
+def count_rounds(outputs: Sequence[Output]) -> Counts:
+    """Sums over the rounds of each output."""
+
+    def summed(fact) -> Array:
+        return np.array([sum(map(fact, output.rounds)) for output in outputs], dtype=np.float64)
+
+    return Counts(
+        tokens=summed(lambda round: len(round.emitted)),
+        rounds=summed(lambda round: 1),
+        drafted=summed(lambda round: len(round.drafted)),
+        accepted=summed(accepted_tokens),
+        passes=summed(lambda round: round.passes),
+    )
+
+
+def count_positions(outputs: Sequence[Output]) -> PositionCounts:
+    """Rounds by draft position. A chain is assumed: node i is at position i + 1."""
+    depth = max((len(r.drafted) for output in outputs for r in output.rounds), default=0)
+    drafted = np.zeros((len(outputs), depth))
+    accepted = np.zeros((len(outputs), depth))
+    reached = np.zeros((len(outputs), depth))
+    for prompt, output in enumerate(outputs):
+        for round in output.rounds:
+            drafted[prompt, : len(round.drafted)] += 1
+            accepted[prompt, : accepted_tokens(round)] += 1
+            reached[prompt, : min(len(round.drafted), len(round.emitted))] += 1
+    return PositionCounts(drafted, accepted, reached)
+
+
+def tokens_per_round(counts: Counts) -> Ratio:
+    """Tokens emitted per target call, correction or bonus included (block efficiency)."""
+    return Ratio(counts.tokens, counts.rounds)
+
+
+def accepted_per_round(counts: Counts) -> Ratio:
+    """Drafted tokens accepted per target call."""
+    return Ratio(counts.accepted, counts.rounds)
+
+
+def acceptance_rate(counts: Counts) -> Ratio:
+    """Accepted share of the drafted tokens."""
+    return Ratio(counts.accepted, counts.drafted)
+
+
+def discard_rate(counts: Counts) -> Ratio:
+    """Tokens drafted in vain per token emitted (SpecDec++ Eq. 2.2: N_discarded / N)."""
+    return Ratio(counts.discarded, counts.tokens)
+
+
+def verification_rate(counts: Counts) -> Ratio:
+    """Target calls per token emitted (SpecDec++ Eq. 2.3: N_target / N)."""
+    return Ratio(counts.rounds, counts.tokens)
+
+
+def mbsu(counts: Counts, parameter_ratio: float) -> Ratio:
+    """Memory-bound speed-up, tokens per round / (L r + 1) (RSD Section 5).
+
+    L is the number of sequential drafter calls a round (1 for a block drafter) and r the ratio
+    of the drafter's parameters to the target's.
+    """
+    return Ratio(counts.tokens, counts.passes * parameter_ratio + counts.rounds)
+
+
+def acceptance_metrics(
+    counts: Counts, resamples: Array, parameter_ratio: float | None = None
+) -> dict[str, Estimate]:
+    """Every acceptance metric that the counts allow, by its name in reports."""
+    ratios = {
+        "tokens_per_round": tokens_per_round(counts),
+        "accepted_per_round": accepted_per_round(counts),
+        "acceptance_rate": acceptance_rate(counts),
+        "discard_rate": discard_rate(counts),
+        "verification_rate": verification_rate(counts),
+    }
+    if parameter_ratio is not None:
+        ratios["mbsu"] = mbsu(counts, parameter_ratio)
+    estimates = {name: estimate_ratio(ratio, resamples) for name, ratio in ratios.items()}
+    return {name: found for name, found in estimates.items() if found is not None}
+
+
+def position_rates(counts: PositionCounts, resamples: Array) -> PositionRates | None:
+    """Acceptance by position with intervals; None where nothing was drafted."""
+    if counts.drafted.shape[1] == 0:
+        return None
+    return PositionRates(
+        drafted=_totals(counts.drafted),
+        accepted=_totals(counts.accepted),
+        reached=_totals(counts.reached),
+        acceptance=[
+            rate or Estimate(0.0, 0.0, 0.0)
+            for rate in _column_rates(counts.accepted, counts.drafted, resamples)
+        ],
+        conditional=_column_rates(counts.accepted, counts.reached, resamples),
+    )
+
+
+def _totals(counts: Array) -> list[int]:
+    return [int(total) for total in counts.sum(axis=0)]
+
+
+def _column_rates(
+    numerators: Array, denominators: Array, resamples: Array
+) -> list[Estimate | None]:
+    above, below = numerators.sum(axis=0), denominators.sum(axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values = (resamples @ numerators) / (resamples @ denominators)
+    return [
+        with_interval(float(above[i] / below[i]), values[:, i]) if below[i] else None
+        for i in range(len(below))
+    ]
+
+
+def first_difference(tokens: Sequence[int], others: Sequence[int]) -> int | None:
+    """Position of the first token that differs, counted from 0; None where all are equal.
+
+    Where one is the beginning of the other, it is the length of the shorter.
+    """
+    for position, (token, other) in enumerate(zip(tokens, others, strict=False)):
+        if token != other:
+            return position
+    return None if len(tokens) == len(others) else min(len(tokens), len(others))
+
+
+def identical(outputs: Sequence[Output], others: Sequence[Output]) -> Array:
+    """1 where two outputs are equal token for token, else 0. Shapes: -> [P]."""
+    pairs = zip(outputs, others, strict=True)
+    return np.array([float(list(a.tokens) == list(b.tokens)) for a, b in pairs])

@@ -1,0 +1,88 @@
+"""Teacher-forced acceptance: the rounds that greedy verification would run, from one pass.
+
+Where a drafter predicts the blocks at *all* prefixes of a known output in one parallel pass,
+greedy decoding need not be run: its rounds visit prefixes p, p + accepted + 1, ..., and what they
+accept is read off by comparing the predicted block with the output itself. The result equals
+decoding exactly when the output is the target's own greedy output. No time is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from drafttrain.decoding.types import Output, Round
+
+PredictBlocks = Callable[[Tensor, Tensor], Tensor]
+"""(source_ids [S], target_ids [L]) -> arg-max blocks [L, k]; row p follows target_ids[:p]."""
+
+
+def replay_rounds(predicted: Tensor, reference: Sequence[int], sequence: int = 0) -> list[Round]:
+    """The rounds of greedy verification along a known output.
+
+    A round at prefix p drafts predicted[p], accepts its longest common beginning with
+    reference[p:], and emits one token more: the correction, or the bonus. EOS is the last token
+    of the reference; a draft that contains it ends the walk without a bonus.
+
+    Shapes: predicted [P, k], P >= number of reference tokens; reference [P'] with its EOS.
+    """
+    if len(predicted) < len(reference):
+        raise ValueError(
+            f"predicted has blocks for {len(predicted)} prefixes but the reference has "
+            f"{len(reference)} tokens; predict a block at every prefix length 0..L-1"
+        )
+    reference = [int(token) for token in reference]
+    rounds: list[Round] = []
+    start = 0
+    while start < len(reference):
+        block = [int(token) for token in predicted[start]]
+        accepted = _common_beginning(block, reference[start:])
+        emitted = reference[start : start + accepted + 1]
+        start += len(emitted)
+        rounds.append(
+            Round(
+                sequence=sequence,
+                drafted=block,
+                path=range(accepted),
+                emitted=emitted,
+                passes=1,
+                finished=start == len(reference),
+            )
+        )
+    return rounds
+
+
+def tokens_per_round_from_predictions(
+    predicted: Tensor, reference: Sequence[int]
+) -> tuple[int, int]:
+    """Tokens and rounds of greedy verification along a known output; their ratio is the metric.
+
+    Sum both over sentences and divide once. Shapes: as `replay_rounds`.
+    """
+    return len(reference), len(replay_rounds(predicted, reference))
+
+
+@torch.inference_mode()
+def replay_outputs(
+    predict_blocks: PredictBlocks, pairs: Iterable[tuple[Sequence[int], Sequence[int]]]
+) -> list[Output]:
+    """Outputs with their rounds, as decoding would give, from (source_ids, target_ids) pairs."""
+    outputs = []
+    for sequence, (source_ids, target_ids) in enumerate(pairs):
+        if len(target_ids) == 0:
+            raise ValueError(
+                f"pair {sequence} has no target tokens; leave rows without an output out"
+            )
+        predicted = predict_blocks(torch.tensor(source_ids), torch.tensor(target_ids))
+        rounds = replay_rounds(predicted, target_ids, sequence)
+        outputs.append(Output(tokens=[int(token) for token in target_ids], rounds=rounds))
+    return outputs
+
+
+def _common_beginning(block: Sequence[int], reference: Sequence[int]) -> int:
+    for position, (drafted, expected) in enumerate(zip(block, reference, strict=False)):
+        if drafted != expected:
+            return position
+    return min(len(block), len(reference))

@@ -1,0 +1,67 @@
+"""Intervals over prompts."""
+
+import numpy as np
+import pytest
+
+from drafttrain.evaluation.bootstrap import (
+    Ratio,
+    draw_resamples,
+    estimate_mean,
+    estimate_ratio,
+    estimate_score_difference,
+)
+
+
+def test_each_resample_draws_as_many_prompts_as_there_are():
+    resamples = draw_resamples(7, 20, seed=1)
+    assert resamples.shape == (20, 7)
+    assert (resamples.sum(axis=1) == 7).all()
+
+
+def test_the_interval_covers_the_true_mean_about_95_times_in_100():
+    generator = np.random.default_rng(0)
+    covered = 0
+    for trial in range(200):
+        sample = generator.exponential(2.0, size=100)
+        estimate = estimate_mean(sample, draw_resamples(100, 300, seed=trial))
+        covered += estimate.low <= 2.0 <= estimate.high
+    assert 0.88 <= covered / 200 <= 0.98
+
+
+def test_the_interval_has_the_width_of_the_standard_error():
+    sample = np.random.default_rng(3).normal(5.0, 1.0, size=400)
+    estimate = estimate_mean(sample, draw_resamples(400, 2000))
+    expected = 2 * 1.96 * sample.std() / 20
+    assert estimate.high - estimate.low == pytest.approx(expected, rel=0.1)
+
+
+def test_a_ratio_of_sums_is_not_a_mean_of_ratios():
+    ratio = Ratio(np.array([1.0, 30.0]), np.array([1.0, 10.0]))
+    estimate = estimate_ratio(ratio, draw_resamples(2, 100))
+    assert estimate.value == pytest.approx(31 / 11)
+    assert (estimate.low, estimate.high) == pytest.approx((1.0, 3.0))
+
+
+def test_a_ratio_without_a_denominator_has_no_value():
+    assert estimate_ratio(Ratio(np.zeros(3), np.zeros(3)), draw_resamples(3, 10)) is None
+
+
+def test_resamples_with_an_empty_denominator_are_left_out_of_the_interval():
+    ratio = Ratio(np.array([0.0, 4.0]), np.array([0.0, 2.0]))
+    estimate = estimate_ratio(ratio, draw_resamples(2, 200))
+    assert (estimate.value, estimate.low, estimate.high) == (2.0, 2.0, 2.0)
+
+
+def test_a_paired_difference_is_tighter_than_the_systems_own_spread():
+    generator = np.random.default_rng(5)
+    theirs = generator.normal(0.0, 10.0, size=(200, 1))
+    ours = theirs + 1.0 + generator.normal(0.0, 0.1, size=(200, 1))
+    difference = estimate_score_difference(
+        lambda summed: float(summed[0]) / 200, ours, theirs, draw_resamples(200, 500)
+    )
+    assert 0.9 < difference.low < difference.value < difference.high < 1.1
+
+
+def test_no_prompts_is_an_error_that_says_so():
+    with pytest.raises(ValueError, match="0 prompts"):
+        draw_resamples(0, 10)

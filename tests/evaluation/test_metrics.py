@@ -1,0 +1,115 @@
+"""Hand-computed numbers for every acceptance metric."""
+
+import numpy as np
+import pytest
+
+from drafttrain.decoding.types import Output, Round
+from drafttrain.evaluation.bootstrap import draw_resamples
+from drafttrain.evaluation.metrics import (
+    acceptance_metrics,
+    count_positions,
+    count_rounds,
+    first_difference,
+    identical,
+    position_rates,
+)
+
+EOS = 1
+
+
+def round_of(drafted, accepted, emitted, finished=False):
+    return Round(0, drafted, range(accepted), emitted, passes=1, finished=finished)
+
+
+def output_of(*rounds):
+    return Output([token for round in rounds for token in round.emitted], list(rounds))
+
+
+# Prompt 1: all four accepted + bonus, then the first rejected, then EOS as the correction.
+ORDINARY = output_of(
+    round_of([5, 6, 7, 8], 4, [5, 6, 7, 8, 9]),
+    round_of([4, 4, 4, 4], 0, [3]),
+    round_of([2, 9, 9, 9], 1, [2, EOS], finished=True),
+)
+# Prompt 2: EOS is the second drafted token; the verifier accepted three, two count, no bonus.
+EOS_IN_DRAFT = output_of(round_of([7, EOS, 6, 6], 3, [7, EOS], finished=True))
+# Prompt 3: the maximal length cuts a round of four accepted after three tokens.
+CUT = output_of(round_of([5, 5, 5, 5], 4, [5, 5, 5], finished=True))
+
+
+def test_counts_of_a_round_leave_out_what_was_cut():
+    counts = count_rounds([ORDINARY, EOS_IN_DRAFT, CUT])
+    assert counts.tokens.tolist() == [8, 2, 3]
+    assert counts.rounds.tolist() == [3, 1, 1]
+    assert counts.drafted.tolist() == [12, 4, 4]
+    assert counts.accepted.tolist() == [5, 2, 3]
+    assert counts.discarded.tolist() == [7, 2, 1]
+    assert counts.passes.tolist() == [3, 1, 1]
+
+
+def test_rates_are_ratios_of_sums():
+    outputs = [ORDINARY, EOS_IN_DRAFT, CUT]
+    found = acceptance_metrics(count_rounds(outputs), draw_resamples(3, 10), parameter_ratio=0.5)
+    values = {name: estimate.value for name, estimate in found.items()}
+    assert values == pytest.approx(
+        {
+            "tokens_per_round": 13 / 5,
+            "accepted_per_round": 10 / 5,
+            "acceptance_rate": 10 / 20,
+            "discard_rate": 10 / 13,
+            "verification_rate": 5 / 13,
+            "mbsu": (13 / 5) / (1 * 0.5 + 1),
+        }
+    )
+
+
+def test_drafted_plus_target_calls_is_tokens_plus_discarded_but_for_an_unemitted_bonus():
+    counts = count_rounds([ORDINARY, EOS_IN_DRAFT, CUT])
+    surplus = counts.drafted + counts.rounds - counts.tokens - counts.discarded
+    assert surplus.tolist() == [0, 1, 1]
+
+
+def test_plain_decoding_emits_one_token_a_round_and_has_no_acceptance_rate():
+    plain = output_of(round_of([], 0, [5]), round_of([], 0, [EOS], finished=True))
+    found = acceptance_metrics(count_rounds([plain]), draw_resamples(1, 10))
+    assert found["tokens_per_round"].value == 1.0
+    assert found["verification_rate"].value == 1.0
+    assert "acceptance_rate" not in found
+    assert position_rates(count_positions([plain]), draw_resamples(1, 10)) is None
+
+
+def test_acceptance_by_position_counts_all_rounds_and_conditional_only_those_that_got_there():
+    outputs = [ORDINARY, EOS_IN_DRAFT, CUT]
+    rates = position_rates(count_positions(outputs), draw_resamples(3, 10))
+    assert rates.drafted == [5, 5, 5, 5]
+    assert rates.accepted == [4, 3, 2, 1]
+    # position 2: the rejected round and nothing else stopped before it
+    assert rates.reached == [5, 4, 2, 1]
+    assert [rate.value for rate in rates.acceptance] == pytest.approx([0.8, 0.6, 0.4, 0.2])
+    assert [rate.value for rate in rates.conditional] == pytest.approx([0.8, 0.75, 1.0, 1.0])
+
+
+def test_a_position_that_no_round_reached_has_no_conditional_acceptance():
+    rates = position_rates(
+        count_positions([output_of(round_of([4, 4], 0, [EOS], finished=True))]),
+        draw_resamples(1, 10),
+    )
+    assert rates.conditional[0].value == 0.0
+    assert rates.conditional[1] is None
+
+
+def test_drafts_of_different_length_count_only_the_positions_they_drafted():
+    outputs = [output_of(round_of([5], 1, [5, 6]), round_of([5, 6, 7], 3, [5, 6, 7, EOS]))]
+    assert count_positions(outputs).drafted.sum(axis=0).tolist() == [2, 1, 1]
+
+
+def test_first_difference_is_the_first_unequal_token_or_the_shorter_length():
+    assert first_difference([1, 2, 3], [1, 2, 3]) is None
+    assert first_difference([1, 2, 3], [1, 9, 3]) == 1
+    assert first_difference([1, 2], [1, 2, 3]) == 2
+    assert first_difference([], []) is None
+
+
+def test_identical_compares_token_for_token():
+    same = identical([Output([1, 2]), Output([1])], [Output([1, 2]), Output([1, 2])])
+    assert np.array_equal(same, [1.0, 0.0])
