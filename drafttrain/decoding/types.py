@@ -145,6 +145,10 @@ class Drafter(Protocol):
 
     name: str
 
+    def draw(self, sampling: Sampling) -> Draw:
+        """How tokens will be drawn when the target decodes so; checked before anything runs."""
+        ...
+
     def start(self, source: Source, sampling: Sampling, chance: Chance) -> DraftSession: ...
 
 
@@ -166,6 +170,10 @@ class Verifier(Protocol):
     name: str
     lossless: bool
     accepts_draws: frozenset[Draw]
+
+    def check_sampling(self, sampling: Sampling) -> None:
+        """Raise ValueError if the rule is not right for this sampling."""
+        ...
 
     def verify(
         self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, chance: Chance

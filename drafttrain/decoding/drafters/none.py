@@ -1,0 +1,35 @@
+"""Plain decoding: the drafter that proposes nothing, so that every round is one target call."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from drafttrain.decoding.types import (
+    Chance,
+    Draw,
+    Proposal,
+    Sampling,
+    Source,
+    StopPolicy,
+    TargetState,
+)
+
+
+class NoDrafter:
+    """Proposes nothing. It keeps no state, so it is its own session for every sequence."""
+
+    name = "none"
+
+    def draw(self, sampling: Sampling) -> Draw:
+        return "deterministic"
+
+    def start(self, source: Source, sampling: Sampling, chance: Chance) -> NoDrafter:
+        return self
+
+    def propose(
+        self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
+    ) -> Proposal:
+        return _NOTHING
+
+
+_NOTHING = Proposal.empty()

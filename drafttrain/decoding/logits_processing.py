@@ -1,0 +1,122 @@
+"""The target's own logits processors, applied to every row with that row's own path.
+
+A target's `generation_config` may ask for bad words, forced first and last tokens, minimal
+lengths, no-repeat n-grams, repetition penalties and suppressed tokens. Transformers builds the
+processors; here row i of a draft is processed as if prefix + draft[:i] had been generated. What a
+draft cannot be judged under is refused by name; what does not change single-beam decoding
+(beam counts, length_penalty, caching, output flags) is ignored.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    InfNanRemoveLogitsProcessor,
+    LogitsProcessor,
+    PreTrainedModel,
+    SuppressTokensLogitsProcessor,
+)
+
+from drafttrain.decoding.types import Sampling, Source
+
+REFUSED = (
+    "guidance_scale",
+    "watermarking_config",
+    "prompt_lookup_num_tokens",
+    "assistant_early_exit",
+    "penalty_alpha",
+    "dola_layers",
+    "constraints",
+    "force_words_ids",
+    "token_healing",
+    "stop_strings",
+    "max_time",
+    "use_mtp",
+    "diversity_penalty",
+)
+"""Settings of a generation_config that this engine cannot honour."""
+
+REFUSED_WARPERS = ("min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
+"""Refused where the target samples; greedy decoding does not look at them."""
+
+NEUTRAL = {"guidance_scale": 1.0, "typical_p": 1.0, "diversity_penalty": 0.0}
+"""Values that ask for nothing, beside None, False, 0 and 0.0."""
+
+PATH_FREE = (SuppressTokensLogitsProcessor, InfNanRemoveLogitsProcessor)
+"""Processors that treat every row alike, so that all rows go through them in one call."""
+
+
+class TargetProcessors:
+    """The logits processors that a target's `generation_config` asks for.
+
+    Raises ValueError where it asks for something that cannot be honoured row by row.
+    """
+
+    def __init__(self, model: PreTrainedModel, sampling: Sampling) -> None:
+        check_generation_config(model.generation_config, sampling)
+        self._model = model
+
+    def start(self, source: Source, max_new_tokens: int) -> RowProcessors:
+        """The processors for one sequence (some look at its source or its maximal length)."""
+        config = copy.deepcopy(self._model.generation_config)
+        config.update(
+            max_new_tokens=max_new_tokens,
+            max_length=len(source.prefix) + max_new_tokens,
+            do_sample=False,
+            num_beams=1,
+            renormalize_logits=False,
+        )
+        device = source.input_ids.device
+        config, _ = self._model._prepare_generation_config(config)
+        self._model._prepare_special_tokens(config, device=device)
+        processors = self._model._get_logits_processor(
+            generation_config=config,
+            input_ids_seq_length=len(source.prefix),
+            encoder_input_ids=source.input_ids[None],
+            device=device,
+        )
+        return RowProcessors(processors)
+
+
+class RowProcessors:
+    """Processors of one sequence, called with each row's own path."""
+
+    def __init__(self, processors: Sequence[LogitsProcessor]) -> None:
+        self._processors = list(processors)
+
+    def __call__(self, tokens: Tensor, draft: Tensor, logits: Tensor) -> Tensor:
+        """Row i is processed as the continuation of tokens + draft[:i].
+
+        Shapes: tokens [T] (all committed), draft [N], logits [N + 1, V] -> [N + 1, V].
+        """
+        if not self._processors:
+            return logits
+        path = torch.cat([tokens, draft])[None]
+        for processor in self._processors:
+            if isinstance(processor, PATH_FREE):
+                logits = processor(path, logits)
+            else:
+                first = len(tokens)
+                rows = [
+                    processor(path[:, : first + i], logits[i : i + 1]) for i in range(len(logits))
+                ]
+                logits = torch.cat(rows)
+        return logits
+
+
+def check_generation_config(config: GenerationConfig, sampling: Sampling) -> None:
+    """Refuse by name what this engine cannot honour. Raises ValueError."""
+    values = config.to_dict()
+    names = REFUSED if sampling.greedy else REFUSED + REFUSED_WARPERS
+    for name in names:
+        value = values.get(name)
+        if value and value != NEUTRAL.get(name):
+            raise ValueError(
+                f"the target's generation_config sets {name}={value!r}, which cannot be honoured "
+                f"when drafts are verified; set model.generation_config.{name} = None"
+            )

@@ -1,0 +1,60 @@
+"""Warping of logits into probabilities, and the random choices of production decoding."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from drafttrain.decoding.types import Sampling
+
+
+def warp(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Probabilities as the user asked to sample: temperature, then top-k, then top-p.
+
+    Order and ties as in Transformers' warpers: top-k keeps every token that ties the k-th; top-p
+    keeps the smallest set of most likely tokens whose mass reaches p. Temperature 0 is the point
+    mass on the arg-max (the first, on ties). Computed in float32 at least; float64 is kept.
+
+    Shapes: [..., V] -> [..., V].
+    """
+    scores = logits if logits.dtype == torch.float64 else logits.float()
+    if sampling.greedy:
+        best = scores.argmax(dim=-1, keepdim=True)
+        return torch.zeros_like(scores).scatter_(-1, best, 1.0)
+    scores = scores / sampling.temperature
+    if sampling.top_k > 0:
+        scores = _keep_top_k(scores, sampling.top_k)
+    if sampling.top_p < 1.0:
+        scores = _keep_top_p(scores, sampling.top_p)
+    return scores.softmax(dim=-1)
+
+
+def _keep_top_k(scores: Tensor, k: int) -> Tensor:
+    lowest_kept = scores.topk(min(k, scores.shape[-1]), dim=-1).values[..., -1:]
+    return scores.masked_fill(scores < lowest_kept, -torch.inf)
+
+
+def _keep_top_p(scores: Tensor, top_p: float) -> Tensor:
+    ascending, order = scores.sort(dim=-1)
+    mass_up_to = ascending.softmax(dim=-1).cumsum(dim=-1)
+    remove = mass_up_to <= 1.0 - top_p
+    remove[..., -1] = False
+    return scores.masked_fill(remove.scatter(-1, order, remove), -torch.inf)
+
+
+class SampledChance:
+    """`Chance` in production: draws from one generator, on the generator's device."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+
+    def categorical(self, probs: Tensor) -> Tensor:
+        """One index from each row. Shapes: probs [R, V] -> [R]."""
+        return torch.multinomial(probs, 1, generator=self.generator).squeeze(-1)
+
+    def accept_run(self, probs: Tensor) -> int:
+        """Independent events that come true before the first that does not. Shape: probs [N]."""
+        drawn = torch.rand(
+            probs.shape, dtype=probs.dtype, device=probs.device, generator=self.generator
+        )
+        return int((drawn < probs).cumprod(dim=0).sum())

@@ -1,0 +1,176 @@
+"""Verification rules: which drafted tokens are accepted, and the one more token that follows.
+
+All work on logits that have been through the target's own processors. Row 0 judges the first
+drafted token, row i + 1 the token after token i (algorithms: Section 1 of each paper below).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from drafttrain.decoding.sampling import warp
+from drafttrain.decoding.types import Chance, Drafter, Draw, Proposal, Sampling, Verdict, Verifier
+
+ANY_DRAW: frozenset[Draw] = frozenset({"deterministic", "iid", "without_replacement"})
+
+
+def check_pairing(drafter: Drafter, verifier: Verifier, sampling: Sampling) -> None:
+    """Refuse a verifier that is not valid for how the drafter draws or how the target decodes.
+
+    Raises ValueError, before any model runs.
+    """
+    verifier.check_sampling(sampling)
+    draw = drafter.draw(sampling)
+    if draw not in verifier.accepts_draws:
+        raise ValueError(
+            f"verifier {verifier.name!r} is not valid for {draw} drafts, which drafter "
+            f"{drafter.name!r} makes; it takes {', '.join(sorted(verifier.accepts_draws))}"
+        )
+
+
+class GreedyMatch:
+    """Accept a token that is the target's arg-max; else put the arg-max in its place.
+
+    Lossless for greedy decoding (blockwise decoding, Stern et al. 2018, Section 3).
+    """
+
+    name = "greedy"
+    lossless = True
+    accepts_draws = ANY_DRAW
+
+    def check_sampling(self, sampling: Sampling) -> None:
+        _check_greedy(self.name, sampling, "verifier.kind=rejection")
+
+    def verify(
+        self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, chance: Chance
+    ) -> Verdict:
+        """Shapes: target_logits [N + 1, V]."""
+        best = target_logits.argmax(dim=-1)
+        if len(proposal.tokens) == 0:
+            return Verdict(_chain_path(0), int(best))
+        matches = best[:-1] == proposal.tokens
+        return _accept_leading(matches, best)
+
+
+@dataclass(frozen=True)
+class SpecVerification:
+    """Accept a token among the target's top beta within tau of the first; lossy.
+
+    SpecDec (Xia et al. 2023), Equations 8-10: rank <= beta and top-1 log-probability minus the
+    token's <= tau, where logits serve since the normaliser cancels. A gap equal to tau passes,
+    and so does a token that ties the beta-th. The first failure is replaced by the arg-max.
+    """
+
+    beta: int
+    tau: float
+    lossless = False
+    accepts_draws = ANY_DRAW
+
+    def __post_init__(self) -> None:
+        if self.beta < 1 or not self.tau >= 0.0:
+            raise ValueError(
+                f"spec-verification needs beta >= 1 and tau >= 0, not beta={self.beta}, "
+                f"tau={self.tau}"
+            )
+
+    @property
+    def name(self) -> str:
+        return f"spec-verification({self.beta},{float(self.tau)})"
+
+    def check_sampling(self, sampling: Sampling) -> None:
+        _check_greedy(self.name, sampling, "verifier.kind=rejection")
+
+    def verify(
+        self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, chance: Chance
+    ) -> Verdict:
+        """Shapes: target_logits [N + 1, V]."""
+        best = target_logits.argmax(dim=-1)
+        if len(proposal.tokens) == 0:
+            return Verdict(_chain_path(0), int(best))
+        rows = target_logits[:-1]
+        top = rows.topk(min(self.beta, rows.shape[-1]), dim=-1).values
+        at_token = rows.gather(-1, proposal.tokens[:, None])[:, 0]
+        accepted = (at_token >= top[:, -1]) & (top[:, 0] - at_token <= self.tau)
+        return _accept_leading(accepted, best)
+
+
+class RejectionSampling:
+    """Accept with probability min(1, target / draft); else sample the residual. Lossless.
+
+    Leviathan et al. 2023, Algorithm 1; Chen et al. 2023. A rejected token is replaced by a sample
+    of Norm[(target - draft)+]; when all are accepted, one more is sampled from target. A residual
+    that is zero everywhere in floating point falls back to target. A proposal without
+    probabilities is a point mass on its tokens.
+    """
+
+    name = "rejection"
+    lossless = True
+    accepts_draws: frozenset[Draw] = frozenset({"deterministic", "iid"})
+
+    def check_sampling(self, sampling: Sampling) -> None:
+        """Any sampling is right: at temperature 0 target is a point mass."""
+
+    def verify(
+        self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, chance: Chance
+    ) -> Verdict:
+        """Shapes: target_logits [N + 1, V]."""
+        target_probs = warp(target_logits, sampling)
+        drafted = len(proposal.tokens)
+        accepted = 0
+        if drafted > 0:
+            draft_probs = _draft_rows(proposal, target_probs)
+            accepted = chance.accept_run(
+                acceptance_probability(target_probs[:-1], draft_probs, proposal.tokens)
+            )
+        next_probs = target_probs[accepted]
+        if accepted < drafted:
+            next_probs = residual(next_probs, draft_probs[accepted])
+        next_token = int(chance.categorical(next_probs[None]))
+        return Verdict(_chain_path(accepted), next_token, target_probs[: accepted + 1])
+
+
+def acceptance_probability(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) -> Tensor:
+    """Probability that each drafted token is accepted: min(1, target / draft) at the token.
+
+    Leviathan et al. 2023, Algorithm 1. Shapes: target_probs, draft_probs [N, V], tokens [N] -> [N].
+    """
+    at_target = target_probs.gather(-1, tokens[:, None])[:, 0]
+    at_draft = draft_probs.gather(-1, tokens[:, None])[:, 0]
+    smallest = torch.finfo(at_draft.dtype).tiny  # a token that target excludes is never accepted
+    return (at_target / at_draft.clamp_min(smallest)).clamp_max(1.0)
+
+
+def residual(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+    """Norm[(target - draft)+], or target where that is zero everywhere. Shapes: [V], [V] -> [V]."""
+    excess = (target_probs - draft_probs).clamp_min(0.0)
+    total = excess.sum()
+    return torch.where(total > 0.0, excess / total, target_probs)
+
+
+def _draft_rows(proposal: Proposal, target_probs: Tensor) -> Tensor:
+    """The distribution each token was drawn from. Shape: [N, V]."""
+    if proposal.draft_probs is None:
+        return torch.zeros_like(target_probs[:-1]).scatter_(-1, proposal.tokens[:, None], 1.0)
+    rows = proposal.draft_probs.to(target_probs.dtype)
+    return rows if proposal.rows is None else rows[proposal.rows]
+
+
+def _accept_leading(accepted: Tensor, best: Tensor) -> Verdict:
+    """The leading run of accepted tokens, then the arg-max of the row after it."""
+    count = int(accepted.cumprod(dim=0).sum())
+    return Verdict(_chain_path(count), int(best[count]))
+
+
+def _chain_path(length: int) -> Tensor:
+    return torch.arange(length)
+
+
+def _check_greedy(name: str, sampling: Sampling, remedy: str) -> None:
+    if not sampling.greedy:
+        raise ValueError(
+            f"verifier {name!r} decodes greedily, but temperature is {sampling.temperature}; "
+            f"set temperature to 0, or use {remedy}"
+        )
