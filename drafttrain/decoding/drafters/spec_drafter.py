@@ -1,0 +1,178 @@
+"""Spec-Drafter as a drafter: one pass drafts a whole block (SpecDec Equation 7).
+
+Greedy decoding proposes the arg-max of every slot, a point mass. Under sampling each token is drawn
+from its own slot's row: given the accepted prefix that is the distribution it follows, so rejection
+sampling stays lossless. With coupling, slot i's row is computed from the token drawn for slot i - 1
+and is again just what the token is drawn from.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from drafttrain.decoding.sampling import warp
+from drafttrain.decoding.types import (
+    Chance,
+    DraftState,
+    Proposal,
+    Sampling,
+    Source,
+    StopPolicy,
+    TargetState,
+)
+from drafttrain.models.slots import lay_out
+from drafttrain.models.spec_drafter import SpecDrafter
+
+CANDIDATES = 32
+"""Tokens a slot that are scored again with the token before them, in greedy drafting."""
+
+
+class SpecDrafterDrafter:
+    """Drafts blocks of slots with a trained Spec-Drafter."""
+
+    name = "spec-drafter"
+
+    def __init__(self, model: SpecDrafter):
+        self.model = model.eval()
+
+    def start(self, source: Source, sampling: Sampling, chance: Chance) -> BlockSession:
+        return BlockSession(self.model, source, sampling, chance)
+
+
+class BlockSession:
+    """One sequence: the encoded source and, with a causal prefix, its keys and values."""
+
+    @torch.inference_mode()
+    def __init__(self, model: SpecDrafter, source: Source, sampling: Sampling, chance: Chance):
+        self.model, self.sampling, self.chance = model, sampling, chance
+        self.anchored = model.config.slots == "anchored"
+        self.causal = model.config.prefix_attention == "causal"
+        self.skipped = len(source.prefix) if not self.anchored else 0  # paper slots: no start token
+        self.device = model.embedding.weight.device
+        self.memory = model.encode(source.input_ids[None].to(self.device))
+        self.past: list[tuple[Tensor, Tensor]] | None = None
+        self.cached = 0
+
+    @torch.inference_mode()
+    def propose(
+        self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
+    ) -> Proposal:
+        slots = stop.longest
+        if slots == 0:
+            return Proposal.empty()
+        hidden = self._slot_states(tokens.to(self.device)[self.skipped :], slots)
+        last = int(tokens[-1])
+        if self.sampling.greedy:
+            drafted = self._arg_max(hidden, last, stop)
+            return Proposal.chain(torch.tensor(drafted, dtype=torch.long))
+        return self._draw(hidden, last, stop)
+
+    def _slot_states(self, prefix: Tensor, slots: int) -> Tensor:
+        """Hidden states that predict the next `slots` tokens, [K, D]; caches the prefix."""
+        fresh = prefix[self.cached :]
+        masks = slots - 1 if self.anchored else slots
+        count = len(fresh)
+        rows = torch.cat((fresh, fresh.new_full((masks,), self.model.config.mask_id)))
+        positions = torch.arange(self.cached, self.cached + len(rows), device=self.device)
+        visible = None
+        if self.causal and count > 0:  # fresh prefix rows see earlier rows only, masks see all
+            total = self.cached + len(rows)
+            places = torch.arange(total, device=self.device)
+            limit = torch.where(positions < len(prefix), positions, total)
+            visible = (places <= limit[:, None])[None, None]
+        hidden, new = self.model.decode(
+            rows[None], positions[None], visible, self.memory, self.past
+        )
+        if self.causal:
+            self._remember(new, count)
+        return hidden[0, len(rows) - slots :]
+
+    def _remember(self, new: list[tuple[Tensor, Tensor]], count: int) -> None:
+        kept = [(key[:, :, :count], value[:, :, :count]) for key, value in new]
+        if self.past is None:
+            self.past = kept
+        else:
+            self.past = [
+                (torch.cat((old[0], now[0]), 2), torch.cat((old[1], now[1]), 2))
+                for old, now in zip(self.past, kept, strict=True)
+            ]
+        self.cached += count
+
+    def _arg_max(self, hidden: Tensor, last: int, stop: StopPolicy) -> list[int]:
+        model = self.model
+        if not model.config.coupling_rank:
+            drafted = model.project(hidden).argmax(-1).tolist()
+            depth = 0
+            while depth < len(drafted) and stop.admit(DraftState(depth, hidden=hidden[depth])):
+                depth += 1
+            return drafted[:depth]
+        return self._coupled_arg_max(hidden, last, stop)
+
+    def _coupled_arg_max(self, hidden: Tensor, last: int, stop: StopPolicy) -> list[int]:
+        """Left to right over the slots, among the best candidates of each slot alone."""
+        model = self.model
+        from_hidden = model.coupling_hidden(hidden)
+        alone = model.project(hidden)
+        scores, candidates = alone.topk(min(CANDIDATES, alone.shape[-1]), dim=-1)
+        rows = model.output_rows(candidates) @ model.coupling_out.weight * model.config.logit_scale
+        drafted: list[int] = []
+        previous = torch.tensor(last, device=self.device)
+        for depth in range(len(hidden)):
+            if not stop.admit(DraftState(depth, hidden=hidden[depth])):
+                break
+            gate = F.silu(from_hidden[depth] + model.coupling_previous.weight[previous])
+            best = (scores[depth] + rows[depth] @ gate).argmax()
+            previous = candidates[depth, best]
+            drafted.append(int(previous))
+        return drafted
+
+    def _draw(self, hidden: Tensor, last: int, stop: StopPolicy) -> Proposal:
+        model, coupled = self.model, bool(self.model.config.coupling_rank)
+        probs = None if coupled else warp(model.project(hidden).float(), self.sampling)
+        from_hidden = model.coupling_hidden(hidden) if coupled else None
+        drafted: list[Tensor] = []
+        rows: list[Tensor] = []
+        previous = torch.tensor(last, device=self.device)
+        for depth in range(len(hidden)):
+            if probs is None:
+                slot = model.couple(hidden[depth], from_hidden[depth], previous)
+                row = warp(model.project(slot).float(), self.sampling)
+            else:
+                row = probs[depth]
+            if not stop.admit(DraftState(depth, next_probs=row, hidden=hidden[depth])):
+                break
+            previous = self.chance.categorical(row[None])[0]
+            drafted.append(previous)
+            rows.append(row)
+        if not drafted:
+            return Proposal.empty()
+        return Proposal.chain(torch.stack(drafted).cpu(), torch.stack(rows))
+
+
+@torch.inference_mode()
+def predict_blocks(model: SpecDrafter, source_ids: Tensor, target_ids: Tensor) -> Tensor:
+    """Greedy blocks at every prefix length 0..L-1 of a known output, in one pass.
+
+    With coupling, slot i is given y_{i-1}: a slot counts only where all earlier ones were right,
+    so this is what decoding would have drafted there. Shapes: [S], [L] -> [L, k].
+    """
+    config, device = model.config, model.embedding.weight.device
+    length = len(target_ids)
+    if config.prefix_attention == "bidirectional":
+        prefixes = torch.arange(length)[:, None]
+        sources, targets = source_ids.expand(length, -1), target_ids.expand(length, -1)
+    else:
+        prefixes = torch.arange(length)[None]
+        sources, targets = source_ids[None], target_ids[None]
+    lengths = torch.full((len(targets),), length)
+    layout = lay_out(targets, lengths, prefixes, config).to(device)
+    hidden = model(sources.to(device), None, layout.rows)
+    previous = layout.previous
+    blocks = layout.of_blocks(hidden).reshape(length, -1, config.d_model)
+    before = layout.of_blocks(previous).reshape(length, -1)
+    if config.slots == "anchored":
+        blocks = torch.cat((layout.of_prefix(hidden).reshape(length, 1, -1), blocks), dim=1)
+        before = torch.cat((layout.of_prefix(previous).reshape(length, 1), before), dim=1)
+    return model.logits(blocks, before).argmax(-1).cpu()

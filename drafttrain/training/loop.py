@@ -1,0 +1,357 @@
+"""The one training loop, on Accelerate, for every objective.
+
+A step is `world size x accumulation` batches of the plan. Its loss is the sum over all of them
+divided by the sum of their weights, so the result does not depend on how the step is cut up. Every
+batch seeds its own randomness from (seed, batch number), so a resumed run repeats the uninterrupted
+one bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType, set_seed
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from tqdm import tqdm
+
+from drafttrain.config import TrainConfig
+from drafttrain.data.collate import BatchPlan
+from drafttrain.training.checkpoints import (
+    Progress,
+    average_weights,
+    checkpoint_folders,
+    load_checkpoint,
+    save_checkpoint,
+)
+from drafttrain.training.losses import LossSums
+from drafttrain.training.schedules import learning_rate
+
+Example = tuple[int, int, list[int], list[int]]
+"""(epoch, row, source_ids, target_ids)"""
+
+
+class Interrupted(Exception):
+    """Training was asked to stop; a checkpoint was written first."""
+
+
+class Examples(Dataset):
+    """Rows of source_ids and target_ids, fetched a batch at a time by (epoch, row)."""
+
+    def __init__(self, rows: datasets.Dataset):
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list[Example]:
+        fetched = self.rows[[row for _, row in keys]]
+        return [
+            (epoch, row, source, target)
+            for (epoch, row), source, target in zip(
+                keys, fetched["source_ids"], fetched["target_ids"], strict=True
+            )
+        ]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be trained on what."""
+
+    objective: nn.Module
+    """Maps (batch, progress) to LossSums; its `model` is what is saved."""
+    rows: datasets.Dataset
+    lengths: Any
+    """[rows] tokens of each row, for batches by token budget."""
+    collate: Callable[[Sequence[Example]], Any]
+    validate: Callable[[nn.Module], dict[str, float]] | None = None
+    """Metrics of the model on held-out rows; called in evaluation mode on the main process."""
+
+
+@dataclass
+class Meter:
+    """Sums since the last log line."""
+
+    loss: float = 0.0
+    weight: float = 0.0
+    correct: float = 0.0
+    counted: float = 0.0
+    since: float = field(default_factory=time.perf_counter)
+
+    def add(self, totals: Sequence[float]) -> None:
+        self.loss += totals[0]
+        self.weight += totals[1]
+        self.correct += totals[2]
+        self.counted += totals[3]
+
+    def rates(self) -> dict[str, float]:
+        return {
+            "loss": self.loss / max(self.weight, 1e-9),
+            "accuracy": self.correct / max(self.counted, 1.0),
+        }
+
+
+def make_plan(task: Task, settings: TrainConfig) -> BatchPlan:
+    return BatchPlan(task.lengths, settings.batch_tokens, settings.seed)
+
+
+def count_steps(plan: BatchPlan, settings: TrainConfig, world_size: int) -> int:
+    """Optimizer steps of the whole run."""
+    if settings.max_steps is not None:
+        return settings.max_steps
+    per_step = world_size * settings.accumulation
+    return max(1, round(plan.batches_per_epoch * settings.epochs / per_step))
+
+
+def make_accelerator(settings: TrainConfig, run: Path) -> Accelerator:
+    accelerator = Accelerator(
+        mixed_precision="bf16" if settings.precision == "bf16" else "no",
+        log_with=list(settings.trackers) or None,
+        project_dir=str(run),
+    )
+    deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
+    if deepspeed and settings.accumulation > 1:
+        raise ValueError(
+            f"train.accumulation={settings.accumulation} under DeepSpeed: a step's loss is divided "
+            f"by the slots counted in all its batches, which DeepSpeed's own accumulation cannot "
+            f"do; set train.accumulation=1 and raise train.batch_tokens"
+        )
+    return accelerator
+
+
+def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path) -> None:
+    """Train to the end, resuming from the newest checkpoint of `run` if there is one.
+
+    Leaves checkpoints and metrics.jsonl in `run`, and the averaged weights in the objective's
+    model. Raises Interrupted on SIGTERM or SIGINT, after a checkpoint.
+    """
+    plan = make_plan(task, settings)
+    total = count_steps(plan, settings, accelerator.num_processes)
+    set_seed(settings.seed)
+    objective, optimizer = accelerator.prepare(task.objective, make_optimizer(task, settings))
+    fingerprint = _fingerprint(plan, settings, total, accelerator.num_processes)
+    step = 0
+    if existing := checkpoint_folders(run):
+        step = load_checkpoint(accelerator, existing[-1], fingerprint).step
+        accelerator.print(f"resuming {run} at step {step} of {total}")
+    log = MetricsLog(accelerator, run, step, settings)
+    keep = max(settings.keep_checkpoints, settings.average)
+    stop = _StopSignal()
+    meter = Meter()
+    bar = tqdm(
+        total=total,
+        initial=step,
+        desc=run.name,
+        unit="step",
+        disable=not accelerator.is_local_main_process,
+        dynamic_ncols=True,
+    )
+    shown: dict[str, float] = {}
+    objective.train()
+    with stop:
+        batches = _batches(accelerator, task, plan, settings, step, total)
+        while step < total:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(settings, step, total)
+            progress = step / max(total - 1, 1)
+            meter.add(_step(accelerator, objective, optimizer, batches, settings, step, progress))
+            step += 1
+            bar.update()
+            last = step == total
+            if step % settings.log_every == 0 or last:
+                shown |= meter.rates()
+                log.write(step, meter.rates() | {"learning_rate": optimizer.param_groups[0]["lr"]})
+                meter = Meter()
+            if task.validate is not None and (step % settings.validate_every == 0 or last):
+                shown |= _validate(accelerator, objective, task.validate, log, step)
+            bar.set_postfix({k: f"{v:.3f}" for k, v in shown.items() if k != "learning_rate"})
+            stopping = stop.seen(accelerator)
+            if step % settings.checkpoint_every == 0 or last or stopping:
+                where = Progress(step, accelerator.num_processes, fingerprint)
+                save_checkpoint(accelerator, objective, run, where, keep)
+            if stopping and not last:
+                bar.close()
+                raise Interrupted(f"stopped at step {step} of {total}; a checkpoint is in {run}")
+    bar.close()
+    accelerator.end_training()
+    if accelerator.is_main_process:
+        newest = checkpoint_folders(run)[-settings.average :]
+        weights = average_weights([folder / "weights.safetensors" for folder in newest])
+        task.objective.model.load_state_dict(weights)
+    accelerator.wait_for_everyone()
+
+
+def make_optimizer(task: Task, settings: TrainConfig) -> torch.optim.Optimizer:
+    """AdamW; norms and biases are not decayed."""
+    trained = [p for p in task.objective.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim > 1], "weight_decay": settings.weight_decay},
+        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=settings.learning_rate,
+        betas=settings.adam_betas,
+        eps=settings.adam_eps,
+    )
+
+
+def _batches(
+    accelerator: Accelerator,
+    task: Task,
+    plan: BatchPlan,
+    settings: TrainConfig,
+    step: int,
+    total: int,
+) -> Iterator[tuple[int, Any]]:
+    """(batch number, batch) of this process, from a step on."""
+    world, rank = accelerator.num_processes, accelerator.process_index
+    per_step = world * settings.accumulation
+    first, last = step * per_step, total * per_step
+    mine = [
+        (number, keys)
+        for number, keys in enumerate(plan.stream(first, last), start=first)
+        if number % world == rank
+    ]
+    loader = DataLoader(
+        Examples(task.rows), batch_sampler=[keys for _, keys in mine], collate_fn=task.collate
+    )
+    for (number, _), batch in zip(mine, loader, strict=True):
+        yield number, batch.to(accelerator.device)
+
+
+def _step(
+    accelerator: Accelerator,
+    objective: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Iterator[tuple[int, Any]],
+    settings: TrainConfig,
+    step: int,
+    progress: float,
+) -> list[float]:
+    """One optimizer step; returns the global sums of loss, weight, correct and counted.
+
+    Gradients are added up relative to the first batch's global weight, which is right as it stands
+    where a step is one batch, and rescaled to the whole step's weight where it is more.
+    """
+    world = accelerator.num_processes
+    totals = torch.zeros(4, dtype=torch.float64, device=accelerator.device)
+    reference = None
+    for index in range(settings.accumulation):
+        number, batch = next(batches)
+        torch.manual_seed(_mix(settings.seed, number))
+        with _syncing(accelerator, objective, last=index == settings.accumulation - 1):
+            sums: LossSums = objective(batch, progress)
+            own = torch.stack([value.detach().double() for value in sums])
+            gathered = accelerator.reduce(own, reduction="sum")
+            if reference is None:
+                reference = gathered[1].clamp(min=1e-9)
+            accelerator.backward(sums.loss * (world / reference).float())
+        totals += gathered
+    if settings.accumulation > 1:
+        _rescale(objective, (reference / totals[1].clamp(min=1e-9)).float())
+    if settings.clip is not None:
+        accelerator.clip_grad_norm_(objective.parameters(), settings.clip)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return totals.tolist()
+
+
+def _syncing(accelerator: Accelerator, objective: nn.Module, last: bool):
+    return contextlib.nullcontext() if last else accelerator.no_sync(objective)
+
+
+def _rescale(objective: nn.Module, factor: Tensor) -> None:
+    for parameter in objective.parameters():
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor)
+
+
+def _validate(
+    accelerator: Accelerator,
+    objective: nn.Module,
+    validate: Callable[[nn.Module], dict[str, float]],
+    log: MetricsLog,
+    step: int,
+) -> dict[str, float]:
+    values: dict[str, float] = {}
+    if accelerator.is_main_process:
+        module = accelerator.unwrap_model(objective)
+        module.eval()
+        with torch.no_grad():
+            values = validate(module)
+        module.train()
+    log.write(step, values)
+    accelerator.wait_for_everyone()
+    return values
+
+
+class MetricsLog:
+    """metrics.jsonl in the run folder, and the trackers asked for."""
+
+    def __init__(self, accelerator: Accelerator, run: Path, step: int, settings: TrainConfig):
+        self.accelerator, self.file = accelerator, run / "metrics.jsonl"
+        if settings.trackers:
+            accelerator.init_trackers("drafttrain", config={"run": run.name})
+        if accelerator.is_main_process and self.file.exists():  # drop what a resumed run repeats
+            lines = self.file.read_text(encoding="utf-8").splitlines()
+            kept = [x for x in lines if x.endswith("}") and json.loads(x)["step"] <= step]
+            temporary = self.file.with_suffix(".writing")
+            temporary.write_text("".join(f"{x}\n" for x in kept), encoding="utf-8")
+            temporary.replace(self.file)
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        self.accelerator.log(values, step=step)
+        if self.accelerator.is_main_process and values:
+            with self.file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": step} | values) + "\n")
+
+
+class _StopSignal:
+    """Remembers SIGTERM and the first SIGINT until the step is done; a second SIGINT kills."""
+
+    def __init__(self) -> None:
+        self.received = False
+
+    def __enter__(self) -> _StopSignal:
+        self.before = {s: signal.signal(s, self._note) for s in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _: object) -> None:
+        self.received = True
+        signal.signal(number, signal.SIG_DFL)
+
+    def seen(self, accelerator: Accelerator) -> bool:
+        """Whether any process was asked to stop."""
+        if accelerator.num_processes == 1:
+            return self.received
+        flag = torch.tensor(float(self.received), device=accelerator.device)
+        return bool(accelerator.reduce(flag, reduction="sum") > 0)
+
+
+def _mix(seed: int, number: int) -> int:
+    digest = hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def _fingerprint(plan: BatchPlan, settings: TrainConfig, total: int, world: int) -> str:
+    """Of everything that decides what the next step computes."""
+    loose = {"validate_every", "checkpoint_every", "keep_checkpoints", "trackers", "log_every"}
+    decisive = settings.model_dump(mode="json", exclude=loose | {"average", "epochs", "max_steps"})
+    text = json.dumps([decisive, total, world, len(plan.lengths), int(plan.lengths.sum())])
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,104 @@
+"""What is trained: modules that map a batch to `LossSums`. The loop knows nothing else of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from drafttrain.config import ObjectiveConfig
+from drafttrain.data.collate import PairBatch, SlotBatch
+from drafttrain.data.glancing import choose_revealed, glancing_ratio, reveal
+from drafttrain.models.slots import IGNORED
+from drafttrain.models.spec_drafter import Memory, Rows, SpecDrafter
+from drafttrain.training.losses import LossSums, smoothed_cross_entropy
+
+
+class MaskPredict(nn.Module):
+    """Predict all slots of a block at once, with glancing (SpecDec Equation 5, Section 3.1.3)."""
+
+    def __init__(self, drafter: SpecDrafter, settings: ObjectiveConfig):
+        super().__init__()
+        self.model = drafter
+        self.settings = settings
+        self.anchored = drafter.config.slots == "anchored"
+
+    def forward(self, batch: SlotBatch, progress: float) -> LossSums:
+        """`progress` runs from 0 to 1 over training; validation (eval mode) does not glance."""
+        layout, rows = batch.layout, batch.layout.rows
+        memory = self.model.encode(batch.input_ids, batch.attention_mask)
+        tokens, labels = rows.tokens, layout.labels
+        ratio = glancing_ratio(self.settings.glancing_start, self.settings.glancing_end, progress)
+        if self.training and ratio > 0:
+            wrong = self._count_wrong(batch, memory)
+            revealable = layout.of_blocks(layout.fill) >= 0
+            revealed = choose_revealed(wrong, revealable, batch.priority, ratio)
+            tokens, labels = reveal(layout, revealed, self.anchored)
+        rows = Rows(tokens, rows.positions, rows.block, rows.limit)
+        hidden = self.model(batch.input_ids, batch.attention_mask, rows, memory)
+        return self._loss(hidden, labels, layout)
+
+    @torch.no_grad()
+    def _count_wrong(self, batch: SlotBatch, memory: Memory) -> Tensor:
+        """Masked slots of each block that the first pass gets wrong, [B, A].
+
+        The random state is put back, so that both passes drop out the same units.
+        """
+        layout = batch.layout
+        device = batch.input_ids.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            hidden = self.model(batch.input_ids, batch.attention_mask, layout.rows, memory)
+        labels = layout.of_blocks(layout.labels)
+        inside = labels != IGNORED
+        slots = layout.of_blocks(hidden)[inside]
+        predicted = self.model.logits(slots, layout.of_blocks(layout.previous)[inside]).argmax(-1)
+        wrong = torch.zeros_like(inside)
+        wrong[inside] = predicted != labels[inside]
+        return wrong.sum(-1)
+
+    def _loss(self, hidden: Tensor, labels: Tensor, layout) -> LossSums:
+        weights = self._weights(labels, layout)
+        counted = weights > 0
+        labels, weights = labels[counted], weights[counted]
+        logits = self.model.logits(hidden[counted], layout.previous[counted])
+        loss, weight = smoothed_cross_entropy(
+            logits, labels, weights, self.settings.label_smoothing
+        )
+        in_block = (layout.rows.block >= 0)[counted]
+        correct = (logits.argmax(-1) == labels) & in_block
+        return LossSums(loss, weight, correct.sum(), in_block.sum())
+
+    def _weights(self, labels: Tensor, layout) -> Tensor:
+        """Weight of each row's loss: slots 1 (or decaying), prefix rows prefix_weight. [B, T]"""
+        slot = torch.arange(layout.mask_rows, device=labels.device).float() + self.anchored
+        decay = self.settings.position_decay
+        of_slot = torch.ones_like(slot) if decay is None else torch.exp(-slot / decay)
+        prefix = torch.full_like(
+            layout.of_prefix(labels), self.settings.prefix_weight, dtype=torch.float
+        )
+        weights = torch.cat((prefix, of_slot.repeat(layout.blocks).expand(len(labels), -1)), dim=1)
+        return weights * (labels != IGNORED)
+
+
+class SequenceToSequence(nn.Module):
+    """Ordinary next-token training of an encoder-decoder model from references."""
+
+    def __init__(self, model: PreTrainedModel, label_smoothing: float):
+        super().__init__()
+        self.model = model
+        self.label_smoothing = label_smoothing
+
+    def forward(self, batch: PairBatch, progress: float) -> LossSums:
+        decoder_input_ids = self.model.prepare_decoder_input_ids_from_labels(labels=batch.labels)
+        logits = self.model(
+            input_ids=batch.input_ids,
+            attention_mask=batch.attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            use_cache=False,
+        ).logits
+        counted = batch.labels != IGNORED
+        labels, logits = batch.labels[counted], logits[counted]
+        loss, weight = smoothed_cross_entropy(
+            logits, labels, torch.ones_like(labels, dtype=torch.float), self.label_smoothing
+        )
+        return LossSums(loss, weight, (logits.argmax(-1) == labels).sum(), counted.sum())

@@ -1,0 +1,75 @@
+"""The folder of a run: settings and versions at the start, `final/` at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import yaml
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from drafttrain.config import Config, ConfigError, dump_settings
+
+PACKAGES = ("torch", "transformers", "datasets", "accelerate", "safetensors", "drafttrain")
+
+
+def is_finished(run: Path) -> bool:
+    return (run / "final" / "config.json").is_file()
+
+
+def open_run(run: Path, settings: Config, loose: tuple[str, ...] = ("trackers",)) -> None:
+    """Create the run folder and record settings and versions; call it on one process.
+
+    Re-running continues an unfinished run. Raises ConfigError where the folder belongs to a run
+    with other settings, naming the first that differs.
+    """
+    file = run / "run.yaml"
+    if file.exists():
+        before, now = yaml.safe_load(file.read_text(encoding="utf-8")), settings.model_dump(mode="json")
+        if difference := _first_difference(before, now, loose):
+            key, old, new = difference
+            raise ConfigError(
+                f"{run} was begun with {key}={old!r}, not {new!r}; give run=ANOTHER_FOLDER, or "
+                f"the old value to go on with it"
+            )
+    run.mkdir(parents=True, exist_ok=True)
+    _write(file, dump_settings(settings))
+    environment = {"python": platform.python_version(), "platform": platform.platform()}
+    environment |= {name: version(name) for name in PACKAGES} | {"command": " ".join(sys.argv)}
+    _write(run / "environment.json", json.dumps(environment, indent=2) + "\n")
+
+
+def save_final(run: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Path:
+    """Write `final/`, loadable by `from_pretrained`, whole or not at all."""
+    final, temporary = run / "final", run / ".writing-final"
+    shutil.rmtree(temporary, ignore_errors=True)
+    model.save_pretrained(temporary, safe_serialization=True)
+    tokenizer.save_pretrained(temporary)
+    if final.exists():
+        shutil.rmtree(final)
+    os.replace(temporary, final)
+    return final
+
+
+def _write(file: Path, text: str) -> None:
+    temporary = file.with_name(f".writing-{file.name}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(file)
+
+
+def _first_difference(before: dict, now: dict, loose: tuple[str, ...], path: str = ""):
+    for key in sorted(before.keys() | now.keys()):
+        old, new, name = before.get(key), now.get(key), f"{path}{key}"
+        if key in loose or old == new:
+            continue
+        if isinstance(old, dict) and isinstance(new, dict):
+            if difference := _first_difference(old, new, loose, f"{name}."):
+                return difference
+            continue
+        return name, old, new
+    return None
