@@ -19,14 +19,20 @@ PredictBlocks = Callable[[Tensor, Tensor], Tensor]
 """(source_ids [S], target_ids [L]) -> arg-max blocks [L, k]; row p follows target_ids[:p]."""
 
 
-def replay_rounds(predicted: Tensor, reference: Sequence[int], sequence: int = 0) -> list[Round]:
+def replay_rounds(
+    predicted: Tensor,
+    reference: Sequence[int],
+    max_new_tokens: int | None = None,
+    sequence: int = 0,
+) -> list[Round]:
     """The rounds of greedy verification along a known output.
 
     A round at prefix p drafts predicted[p], accepts its longest common beginning with
     reference[p:], and emits one token more: the correction, or the bonus. EOS is the last token
-    of the reference; a draft that contains it ends the walk without a bonus.
+    of the reference; a draft that contains it ends the walk without a bonus. With max_new_tokens,
+    drafts leave room for that one token, as the decoding loop does.
 
-    Shapes: predicted [P, k], P >= number of reference tokens; reference [P'] with its EOS.
+    Shapes: predicted [P, k], P >= number of reference tokens; reference [L] with its EOS.
     """
     if len(predicted) < len(reference):
         raise ValueError(
@@ -37,7 +43,9 @@ def replay_rounds(predicted: Tensor, reference: Sequence[int], sequence: int = 0
     rounds: list[Round] = []
     start = 0
     while start < len(reference):
-        block = [int(token) for token in predicted[start]]
+        block = predicted[start].tolist()
+        if max_new_tokens is not None:
+            block = block[: max_new_tokens - start - 1]
         accepted = _common_beginning(block, reference[start:])
         emitted = reference[start : start + accepted + 1]
         start += len(emitted)
@@ -47,7 +55,7 @@ def replay_rounds(predicted: Tensor, reference: Sequence[int], sequence: int = 0
                 drafted=block,
                 path=range(accepted),
                 emitted=emitted,
-                passes=1,
+                passes=int(len(block) > 0),
                 finished=start == len(reference),
             )
         )
@@ -66,7 +74,9 @@ def tokens_per_round_from_predictions(
 
 @torch.inference_mode()
 def replay_outputs(
-    predict_blocks: PredictBlocks, pairs: Iterable[tuple[Sequence[int], Sequence[int]]]
+    predict_blocks: PredictBlocks,
+    pairs: Iterable[tuple[Sequence[int], Sequence[int]]],
+    max_new_tokens: int | None = None,
 ) -> list[Output]:
     """Outputs with their rounds, as decoding would give, from (source_ids, target_ids) pairs."""
     outputs = []
@@ -76,7 +86,7 @@ def replay_outputs(
                 f"pair {sequence} has no target tokens; leave rows without an output out"
             )
         predicted = predict_blocks(torch.tensor(source_ids), torch.tensor(target_ids))
-        rounds = replay_rounds(predicted, target_ids, sequence)
+        rounds = replay_rounds(predicted, target_ids, max_new_tokens, sequence)
         outputs.append(Output(tokens=[int(token) for token in target_ids], rounds=rounds))
     return outputs
 

@@ -62,12 +62,12 @@ def _check(name: str, values: Sequence[float]) -> None:
 
 
 def _with_values(decode: DecodeConfig, point: Mapping[str, float]) -> DecodeConfig:
-    values = decode.model_dump()
+    values = decode.model_dump(exclude_unset=True)  # what the user did not give stays not given
     for name, value in point.items():
-        part = SWEEPABLE[name]
-        values[part][name] = value
-        if part == "verifier":
-            values[part]["kind"] = "spec-verification"
+        part = values.setdefault(SWEEPABLE[name], {})
+        part[name] = value
+        if SWEEPABLE[name] == "verifier":
+            part["kind"] = "spec-verification"
     try:
         return DecodeConfig.model_validate(values)
     except ValidationError as error:

@@ -44,6 +44,12 @@ def test_a_sweep_over_k_and_tau_measures_every_verifier_at_every_k():
     assert found[1].verifier.beta == METHOD.verifier.beta
 
 
+def test_settings_that_were_not_given_stay_not_given():
+    strict, loose = expand_sweep(METHOD, {"beta": [2], "tau": [1]})
+    assert not strict.verifier.model_fields_set & {"beta", "tau"}
+    assert loose.verifier.model_fields_set == {"kind", "beta", "tau"}
+
+
 def test_repeated_values_are_measured_once():
     assert len(expand_sweep(METHOD, {"k": [5, 5.0, 6]})) == 2
 

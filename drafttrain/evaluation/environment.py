@@ -1,0 +1,79 @@
+"""Where numbers were measured: machine, versions, commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ConfigDict
+
+PACKAGES = ("drafttrain", "torch", "transformers", "datasets", "sacrebleu", "rouge-score")
+
+
+class Environment(BaseModel):
+    """What a reader needs to judge a timing."""
+
+    model_config = ConfigDict(frozen=True)
+
+    date: str
+    command: str
+    cpu: str
+    cores: int
+    threads: int
+    """Threads that torch computes with."""
+    gpu: str | None
+    python: str
+    versions: dict[str, str]
+    commit: str | None
+    """Commit of drafttrain's own repository, `-dirty` with local changes; None if installed."""
+
+
+def describe_environment(command: str | None = None) -> Environment:
+    """The environment of this process; `command` defaults to its command line."""
+    return Environment(
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=" ".join(sys.argv) if command is None else command,
+        cpu=_cpu_model(),
+        cores=os.cpu_count() or 1,
+        threads=torch.get_num_threads(),
+        gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        python=platform.python_version(),
+        versions=_versions(),
+        commit=_commit(Path(__file__).parents[2]),
+    )
+
+
+def _cpu_model() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed as a package"
+    return found
+
+
+def _commit(repository: Path) -> str | None:
+    if not (repository / ".git").exists():  # installed, or inside somebody else's repository
+        return None
+    command = ["git", "-C", str(repository), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,329 @@
+"""Decode the same inputs with every method, interleaved, and keep the facts.
+
+Timings on a shared machine drift. So every input is decoded by all methods in turn, plain decoding
+and Transformers' `generate` among them, in an order that rotates from input to input; the whole is
+repeated, and medians are taken for each input over the repeats. Tokenisation is not timed;
+encoding the source is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Literal
+
+import numpy as np
+import torch
+from datasets import Dataset
+from tqdm import tqdm
+
+from drafttrain.decoding.cached_model import CachedModel, make_source
+from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.logits_processing import TargetProcessors
+from drafttrain.decoding.loop import decode_all
+from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.types import (
+    Drafter,
+    Output,
+    Proposal,
+    Sampling,
+    Source,
+    StopPolicy,
+    Verifier,
+)
+from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, check_pairing
+from drafttrain.evaluation.bootstrap import Array
+from drafttrain.models.loading import LoadedTarget
+
+PLAIN = "plain"
+GENERATE = "generate"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to decode: drafter, stop policy, verifier."""
+
+    drafter: Drafter
+    stop: StopPolicy
+    verifier: Verifier
+    parameter_ratio: float | None = None
+    """The drafter's parameters over the target's, for `mbsu`."""
+    settings: Mapping[str, float] = field(default_factory=dict)
+    """What a sweep varies: k, and beta and tau where the verifier has them."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.drafter.name} {self.stop.name} {self.verifier.name}"
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """How to decode and how often."""
+
+    sampling: Sampling = Sampling()
+    max_new_tokens: int = 128
+    seed: int = 0
+    baselines: Sequence[Literal["generate", "beam"]] = ("generate", "beam")
+    num_beams: int = 5
+    repeats: int = 3
+    warmup: int = 3
+    bootstrap: int = 1000
+    bleu_tokenizer: str = "13a"
+    """sacrebleu's tokenizer: 13a, or zh, ja-mecab, ko-mecab, char, ... for such targets."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One input row, tokenised."""
+
+    row: int
+    """Number of the row in the original file, from 0."""
+    text: str
+    reference: str | None
+    source: Source
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """An input row that cannot be decoded."""
+
+    row: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What one method did with every prompt."""
+
+    name: str
+    kind: Literal["plain", "method", "baseline"]
+    method: Method | None
+    outputs: list[Output]
+    """[P], of the first repeat."""
+    seconds: Array
+    """[R, P], wall clock of each repeat and prompt."""
+
+    @property
+    def median_seconds(self) -> Array:
+        """[P], medians over the repeats."""
+        return np.median(self.seconds, axis=0)
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the output (or its law, when sampling) is the target's own by construction."""
+        if self.kind == "method":
+            return self.method is not None and self.method.verifier.lossless
+        return not self.name.startswith(f"{GENERATE} beam")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A name and how to decode prompt number i."""
+
+    name: str
+    kind: Literal["plain", "method", "baseline"]
+    decode: Callable[[int], Output]
+    method: Method | None = None
+
+
+def read_prompts(
+    target: LoadedTarget, model: CachedModel, rows: Dataset
+) -> tuple[list[Prompt], list[Skipped]]:
+    """Tokenise the rows (columns row, source, reference); those that do not fit are set aside."""
+    prompts: list[Prompt] = []
+    skipped: list[Skipped] = []
+    for row in rows:
+        ids = target.tokenizer(row["source"]).input_ids
+        if not row["source"].strip():
+            skipped.append(Skipped(row["row"], "the source is empty"))
+        elif model.max_positions is not None and len(ids) > model.max_positions:
+            skipped.append(
+                Skipped(
+                    row["row"], f"{len(ids)} source tokens, the target takes {model.max_positions}"
+                )
+            )
+        else:
+            source = make_source(ids, target.model)
+            prompts.append(Prompt(row["row"], row["source"], row["reference"], source))
+    if not prompts:
+        raise ValueError(
+            f"none of the {len(skipped)} input rows can be decoded"
+            + (f" (row {skipped[0].row}: {skipped[0].reason})" if skipped else "")
+            + "; give data with at least one row"
+        )
+    return prompts, skipped
+
+
+def decode_interleaved(
+    target: LoadedTarget,
+    model: CachedModel,
+    methods: Sequence[Method],
+    prompts: Sequence[Prompt],
+    options: EvaluationOptions,
+    progress: bool = False,
+) -> list[Decoded]:
+    """Decode every prompt by plain decoding, every method and the baselines, interleaved.
+
+    The first result is plain decoding. Raises ValueError, before anything is decoded, for methods
+    of the same name and for a verifier that does not fit its drafter or the sampling.
+    """
+    jobs = make_jobs(target, model, methods, prompts, options)
+    for prompt in range(min(options.warmup, len(prompts))):
+        for job in jobs:
+            job.decode(prompt)
+    outputs: list[list[Output]] = [[] for _ in jobs]
+    seconds = np.zeros((len(jobs), options.repeats, len(prompts)))
+    bar = tqdm(
+        total=options.repeats * len(prompts), desc="decode", unit="input", disable=not progress
+    )
+    for repeat in range(options.repeats):
+        for prompt in range(len(prompts)):
+            for turn in range(len(jobs)):
+                job = (turn + prompt + repeat) % len(jobs)
+                output = _timed(jobs[job], prompt, model.device)
+                seconds[job, repeat, prompt] = output.seconds
+                if repeat == 0:
+                    outputs[job].append(output)
+            bar.update()
+    bar.close()
+    return [
+        Decoded(job.name, job.kind, job.method, found, times)
+        for job, found, times in zip(jobs, outputs, seconds, strict=True)
+    ]
+
+
+def make_jobs(
+    target: LoadedTarget,
+    model: CachedModel,
+    methods: Sequence[Method],
+    prompts: Sequence[Prompt],
+    options: EvaluationOptions,
+) -> list[Job]:
+    """Plain decoding first, then the methods, then the baselines."""
+    verifier = GreedyMatch() if options.sampling.greedy else RejectionSampling()
+    plain = Method(NoDrafter(), FixedLength(1), verifier)
+    methods = [method for method in methods if not isinstance(method.drafter, NoDrafter)]
+    names = [method.name for method in methods]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ValueError(f"methods of the same name: {', '.join(repeated)}; give each once")
+    jobs = [Job(PLAIN, "plain", _engine(model, plain, prompts, options), plain)]
+    for method in methods:
+        check_pairing(method.drafter, method.verifier, options.sampling)
+        jobs.append(Job(method.name, "method", _engine(model, method, prompts, options), method))
+    if "generate" in options.baselines:
+        jobs.append(Job(GENERATE, "baseline", _generate(target, model, prompts, options, 1)))
+    if "beam" in options.baselines:
+        name = f"{GENERATE} beam {options.num_beams}"
+        beam = _generate(target, model, prompts, options, options.num_beams)
+        jobs.append(Job(name, "baseline", beam))
+    return jobs
+
+
+def top_two_gap(
+    model: CachedModel, source: Source, tokens: Sequence[int], max_new_tokens: int
+) -> float:
+    """Gap between plain decoding's two highest logits at the token after `tokens`.
+
+    Plain decoding is run again along `tokens`, one token a call, so that the logits are those
+    that it saw. Small gaps are floating-point ties: other row shapes sum in another order.
+    """
+    limit = model.max_new_tokens(source, max_new_tokens)
+    processors = TargetProcessors(model.model, Sampling()).start(source, limit)
+    nothing = torch.empty(0, dtype=torch.long, device=source.prefix.device)
+    committed = source.prefix
+    state = model.encode(source)
+    for token in [*tokens, None]:
+        score = model.score([state], [committed], [Proposal.empty()])[0]
+        if token is not None:
+            model.keep(state, nothing)
+            committed = torch.cat([committed, committed.new_tensor([token])])
+    logits = processors(committed, nothing, score.logits)[0]
+    first, second = logits.topk(2).values.tolist()
+    return first - second
+
+
+def _engine(
+    model: CachedModel, method: Method, prompts: Sequence[Prompt], options: EvaluationOptions
+) -> Callable[[int], Output]:
+    """Decoding by this engine; each prompt has random choices of its own, whatever the order."""
+
+    def decode(prompt: int) -> Output:
+        return decode_all(
+            model,
+            method.drafter,
+            method.stop,
+            method.verifier,
+            [prompts[prompt].source],
+            options.sampling,
+            SampledChance(_generator(model.device, options.seed, prompts[prompt].row)),
+            options.max_new_tokens,
+        )[0]
+
+    return decode
+
+
+def _generate(
+    target: LoadedTarget,
+    model: CachedModel,
+    prompts: Sequence[Prompt],
+    options: EvaluationOptions,
+    num_beams: int,
+) -> Callable[[int], Output]:
+    """Transformers' `generate`, batch 1: beam search, or greedy or sampling as asked."""
+    sampling = options.sampling
+    settings: dict[str, float | int | bool] = {"do_sample": False, "num_beams": num_beams}
+    if num_beams == 1 and not sampling.greedy:
+        settings |= {
+            "do_sample": True,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+        }
+
+    @torch.inference_mode()
+    def decode(prompt: int) -> Output:
+        source = prompts[prompt].source
+        input_ids = source.input_ids[None]
+        devices = [model.device] if model.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices, enabled=bool(settings["do_sample"])):
+            if settings["do_sample"]:
+                torch.manual_seed(options.seed + prompts[prompt].row)
+            generated = target.model.generate(
+                input_ids,
+                attention_mask=torch.ones_like(input_ids),
+                max_new_tokens=model.max_new_tokens(source, options.max_new_tokens),
+                **settings,
+            )
+        tokens = generated[0, len(source.prefix) :].tolist()
+        return Output(tokens=_cut_after_eos(tokens, model.eos_ids))
+
+    return decode
+
+
+def _timed(job: Job, prompt: int, device: torch.device) -> Output:
+    _wait(device)
+    started = perf_counter()
+    output = job.decode(prompt)
+    _wait(device)
+    output.seconds = perf_counter() - started
+    return output
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _generator(device: torch.device, seed: int, row: int) -> torch.Generator:
+    key = np.random.SeedSequence([seed, row]).generate_state(1, np.uint64)[0]
+    return torch.Generator(device).manual_seed(int(key) & (2**63 - 1))
+
+
+def _cut_after_eos(tokens: list[int], eos_ids: frozenset[int]) -> list[int]:
+    for position, token in enumerate(tokens):
+        if token in eos_ids:
+            return tokens[: position + 1]
+    return tokens

@@ -1,0 +1,77 @@
+"""A drafter that follows a script, so that tests know what it will be right about."""
+
+from __future__ import annotations
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from drafttrain.decoding.cached_model import CachedModel, make_source
+from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.loop import decode_all
+from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.types import Proposal, Sampling, Source
+from drafttrain.decoding.verifiers import GreedyMatch
+from drafttrain.models.loading import LoadedTarget
+from tests.tiny_models import EOS, PAD, UNK, VOCAB
+
+
+class ScriptedDrafter:
+    """Proposes the block written down for the source and the length of the prefix."""
+
+    def __init__(self, blocks: dict[tuple[int, ...], Tensor], name: str = "scripted"):
+        self.blocks = blocks
+        self.name = name
+
+    def draw(self, sampling: Sampling) -> str:
+        return "deterministic"
+
+    def start(self, source: Source, sampling: Sampling, chance: object) -> ScriptedSession:
+        return ScriptedSession(self.blocks[tuple(source.input_ids.tolist())], len(source.prefix))
+
+
+class ScriptedSession:
+    def __init__(self, blocks: Tensor, prefix: int):
+        self.blocks = blocks
+        self.prefix = prefix
+
+    def propose(self, tokens: Tensor, target_state: object, stop) -> Proposal:
+        block = self.blocks[len(tokens) - self.prefix]
+        return Proposal.chain(block[: stop.longest])
+
+
+def plain_tokens(model: PreTrainedModel, ids: list[int], max_new_tokens: int) -> list[int]:
+    """The target's own greedy output."""
+    chance = SampledChance(torch.Generator().manual_seed(0))
+    sources = [make_source(ids, model)]
+    output = decode_all(
+        CachedModel(model), NoDrafter(), FixedLength(1), GreedyMatch(), sources, Sampling(),
+        chance, max_new_tokens,
+    )  # fmt: skip
+    return output[0].tokens
+
+
+def noisy_blocks(tokens: list[int], k: int, wrong: float, seed: int) -> Tensor:
+    """Blocks at every prefix of an output, each token wrong with some probability. [L, k]."""
+    generator = torch.Generator().manual_seed(seed)
+    padded = torch.tensor([*tokens, *[7] * k])
+    blocks = torch.stack([padded[p : p + k] for p in range(len(tokens))])
+    noise = torch.randint(2, VOCAB, blocks.shape, generator=generator)
+    return torch.where(torch.rand(blocks.shape, generator=generator) < wrong, noise, blocks)
+
+
+def word_tokenizer() -> PreTrainedTokenizerFast:
+    """Words w2 .. w39 are tokens 2 .. 39."""
+    words = {"<pad>": PAD, "</s>": EOS, "<unk>": UNK}
+    words |= {f"w{i}": i for i in range(3, VOCAB)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
+def loaded(model: PreTrainedModel) -> LoadedTarget:
+    return LoadedTarget(model=model, tokenizer=word_tokenizer(), path="models/tiny")

@@ -1,0 +1,348 @@
+"""The whole evaluation on tiny random models: facts, comparisons, report, tables, plot."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from datasets import Dataset
+from rich.console import Console
+
+from drafttrain.decoding.cached_model import CachedModel
+from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.types import Sampling
+from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
+from drafttrain.evaluation.plots import choose_panels, plot_report
+from drafttrain.evaluation.report import GAP_TOLERANCE, Report, read_report, write_report
+from drafttrain.evaluation.runner import (
+    EvaluationOptions,
+    Method,
+    decode_interleaved,
+    make_jobs,
+    read_prompts,
+    top_two_gap,
+)
+from drafttrain.evaluation.summary import (
+    evaluate,
+    evaluate_teacher_forced,
+    save_evaluation,
+)
+from drafttrain.evaluation.tables import (
+    main_table,
+    markdown_table,
+    markdown_trade_off,
+    parity_lines,
+    trade_off_table,
+)
+from tests.evaluation.scripted import ScriptedDrafter, loaded, noisy_blocks, plain_tokens
+from tests.tiny_models import tiny_model
+
+LENGTH = 12
+SOURCES = ["w5 w6 w7 w8", "w9 w3 w30", "w12 w12 w20 w33 w4", "w39 w8"]
+OPTIONS = EvaluationOptions(max_new_tokens=LENGTH, num_beams=2, repeats=2, warmup=1, bootstrap=50)
+
+
+def rows(references=True):
+    return Dataset.from_dict(
+        {
+            "row": [10, 11, 12, 13],
+            "source": SOURCES,
+            "reference": ["w3 w4 w5 w6 w7", "w8 w9", None, "w4"] if references else [None] * 4,
+        }
+    )
+
+
+def script(target, k=4, wrong=0.3):
+    """A drafter for SOURCES, and the plain outputs it is wrong about now and then."""
+    outputs, blocks = [], {}
+    for i, text in enumerate(SOURCES):
+        ids = target.tokenizer(text).input_ids
+        outputs.append(plain_tokens(target.model, ids, LENGTH))
+        blocks[tuple(ids)] = noisy_blocks(outputs[-1] + [7] * LENGTH, k, wrong, seed=i)
+    return ScriptedDrafter(blocks), outputs
+
+
+def strict(drafter, k=4):
+    return Method(drafter, FixedLength(k), GreedyMatch(), 0.5, {"k": k})
+
+
+def loose(drafter, beta=20, tau=50.0, k=4):
+    settings = {"k": k, "beta": beta, "tau": tau}
+    return Method(drafter, FixedLength(k), SpecVerification(beta, tau), 0.5, settings)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return loaded(tiny_model("marian"))
+
+
+@pytest.fixture(scope="module")
+def report(target) -> Report:
+    drafter, _ = script(target)
+    methods = [strict(drafter), strict(drafter, 2), loose(drafter)]
+    model = CachedModel(target.model)
+    return evaluate(target, model, methods, rows(), OPTIONS, "data/tiny.txt").report
+
+
+def test_the_first_run_is_plain_decoding_and_the_baselines_come_last(report):
+    assert [(run.name, run.kind) for run in report.runs] == [
+        ("plain", "plain"),
+        ("scripted k=4 greedy", "method"),
+        ("scripted k=2 greedy", "method"),
+        ("scripted k=4 spec-verification(20,50.0)", "method"),
+        ("generate", "baseline"),
+        ("generate beam 2", "baseline"),
+    ]
+
+
+def test_lossless_greedy_methods_equal_plain_decoding_and_generate(report):
+    for name in ("plain", "scripted k=4 greedy", "scripted k=2 greedy"):
+        run = report.run(name)
+        assert run.lossless and not run.lossy
+        assert all(parity.identical == parity.compared == 4 for parity in run.parity)
+    assert [p.against for p in report.run("plain").parity] == ["generate"]
+    assert [p.against for p in report.run("scripted k=4 greedy").parity] == ["plain", "generate"]
+    assert report.run("generate").metrics["identical"].value == 1.0
+    assert len(parity_lines(report)) == 5
+
+
+def test_a_lossy_method_is_marked_and_claims_no_parity(report):
+    run = report.run("scripted k=4 spec-verification(20,50.0)")
+    assert run.lossy and not run.lossless and run.parity == []
+    assert run.metrics["identical"].value < 1.0
+    assert "(lossy)" in markdown_table(report)
+    console = Console(width=200, record=True)
+    console.print(main_table(report))
+    assert "spec-verification(20,50.0) lossy" in console.export_text()
+
+
+def test_speed_ups_are_ratios_of_the_times_of_the_same_inputs(report):
+    for run in report.runs:
+        assert run.metrics["speedup"].value > 0
+    assert report.run("plain").metrics["speedup"].value == 1.0
+    assert report.run("generate").metrics["speedup_vs_generate"].value == 1.0
+    assert report.run("generate beam 2").metrics["speedup_vs_beam"].value == 1.0
+    speedups = report.run("scripted k=4 greedy").metrics
+    plain = report.run("plain").metrics
+    assert speedups["speedup"].value == pytest.approx(
+        speedups["tokens_per_second"].value / plain["tokens_per_second"].value
+    )
+
+
+def test_totals_and_metrics_come_from_the_same_rounds(report):
+    run = report.run("scripted k=4 greedy")
+    totals = run.totals
+    assert run.metrics["tokens_per_round"].value == totals["tokens"] / totals["rounds"]
+    assert run.metrics["mbsu"].value == pytest.approx(
+        totals["tokens"] / (0.5 * totals["passes"] + totals["rounds"])
+    )
+    assert sum(run.by_position.accepted) == totals["accepted"]
+    assert sum(run.by_position.drafted) == totals["drafted"]
+    assert 0 <= run.time.other <= 1
+
+
+def test_report_json_survives_a_round_trip_and_has_the_promised_shape(report, tmp_path):
+    path = tmp_path / "new" / "report.json"
+    write_report(report, path)
+    assert read_report(path) == report
+    assert [file.name for file in path.parent.iterdir()] == ["report.json"]
+    written = json.loads(path.read_text())
+    assert {"target", "data", "environment", "runs"} <= written.keys()
+    needed = {
+        "name", "drafter", "stop", "verifier", "sampling", "lossless", "metrics", "by_position"
+    }  # fmt: skip
+    assert all(needed <= run.keys() for run in written["runs"])
+    metrics = written["runs"][1]["metrics"]
+    assert all(estimate.keys() == {"value", "low", "high"} for estimate in metrics.values())
+    assert written["runs"][1]["sampling"] == {"temperature": 0.0, "top_k": 0, "top_p": 1.0}
+
+
+def test_another_json_file_is_refused_as_a_report(tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text('{"runs": []}')
+    with pytest.raises(ValueError, match="is no report of drafttrain"):
+        read_report(path)
+
+
+def test_evaluation_writes_report_samples_and_plot_side_by_side(target, tmp_path):
+    drafter, outputs = script(target)
+    model = CachedModel(target.model)
+    evaluation = evaluate(target, model, [strict(drafter)], rows(), OPTIONS, "data/tiny.txt")
+    files = save_evaluation(evaluation, tmp_path / "report.json")
+    assert [file.name for file in files] == ["report.json", "samples.jsonl", "report.png"]
+    assert sorted(f.name for f in tmp_path.iterdir()) == sorted(f.name for f in files)
+    samples = [json.loads(line) for line in files[1].read_text().splitlines()]
+    assert [sample["row"] for sample in samples] == [10, 11, 12, 13]
+    assert samples[2]["reference"] is None
+    sample = samples[0]["outputs"]["scripted k=4 greedy"]
+    emitted = [piece for round in sample["rounds"] for piece in round["emitted"]]
+    assert emitted == target.tokenizer.convert_ids_to_tokens(outputs[0])
+    assert sample["text"] == samples[0]["plain"]
+
+
+def test_without_references_there_is_no_bleu_but_consistency_with_plain_decoding(target):
+    drafter, _ = script(target)
+    model = CachedModel(target.model)
+    options = replace(OPTIONS, baselines=())
+    found = evaluate(target, model, [strict(drafter)], rows(references=False), options, "d").report
+    assert "bleu" not in found.runs[1].metrics
+    assert "speedup_vs_generate" not in found.runs[1].metrics
+    assert found.runs[1].metrics["consistency_bleu"].value == pytest.approx(100.0)
+    assert "BLEU |" not in markdown_table(found)
+
+
+def test_quality_is_compared_with_plain_decoding_in_pairs(report):
+    assert report.run("scripted k=4 greedy").metrics["bleu_difference"].value == 0.0
+    lossy = report.run("scripted k=4 spec-verification(20,50.0)").metrics
+    plain = report.run("plain").metrics
+    assert lossy["bleu_difference"].value == pytest.approx(
+        lossy["bleu"].value - plain["bleu"].value
+    )
+
+
+def test_sampling_makes_no_identity_claim_and_repeats_with_its_seed(target):
+    drafter, _ = script(target)
+    options = replace(OPTIONS, sampling=Sampling(temperature=1.0))
+    model = CachedModel(target.model)
+    method = Method(drafter, FixedLength(4), RejectionSampling())
+    first, second = (evaluate(target, model, [method], rows(), options, "d") for _ in range(2))
+    assert first.samples == second.samples
+    run = first.report.runs[1]
+    assert run.name == "scripted k=4 rejection" and run.lossless
+    assert "identical" not in run.metrics and run.parity == []
+    assert "tokens_per_round" in run.metrics
+    other = evaluate(target, model, [method], rows(), replace(options, seed=1), "d")
+    assert other.samples != first.samples
+
+
+def test_the_order_of_methods_rotates_from_input_to_input(target, monkeypatch):
+    drafter, _ = script(target)
+    model = CachedModel(target.model)
+    prompts, _ = read_prompts(target, model, rows())
+    seen = []
+
+    def record(job, prompt, device):
+        seen.append(job.name)
+        return job.decode(prompt)
+
+    monkeypatch.setattr("drafttrain.evaluation.runner._timed", record)
+    options = replace(OPTIONS, baselines=(), repeats=1)
+    decode_interleaved(target, model, [strict(drafter)], prompts, options)
+    assert seen[0::2] == ["plain", "scripted k=4 greedy"] * 2
+    assert seen[1::2] == ["scripted k=4 greedy", "plain"] * 2
+
+
+def test_the_gap_at_a_difference_is_plain_decodings_own(target):
+    model = CachedModel(target.model)
+    prompts, _ = read_prompts(target, model, rows())
+    source = prompts[0].source
+    tokens = plain_tokens(target.model, source.input_ids.tolist(), LENGTH)
+    prefix = torch.cat([source.prefix, torch.tensor(tokens[:3])])
+    logits = target.model(source.input_ids[None], decoder_input_ids=prefix[None]).logits[0, -1]
+    top = logits.topk(2).values
+    gap = top_two_gap(model, source, tokens[:3], LENGTH)
+    assert gap == pytest.approx((top[0] - top[1]).item(), abs=1e-9)
+
+
+def test_a_wrong_output_is_reported_with_row_position_and_gap(target, monkeypatch):
+    drafter, outputs = script(target)
+    model = CachedModel(target.model)
+
+    def broken(self, proposal, target_logits, sampling, chance):
+        verdict = GreedyMatch().verify(proposal, target_logits, sampling, chance)
+        return replace(verdict, next_token=6)
+
+    wrong = type("Wrong", (GreedyMatch,), {"verify": broken, "name": "wrong"})()
+    method = Method(drafter, FixedLength(4), wrong)
+    report = evaluate(target, model, [method], rows(), OPTIONS, "d").report
+    parity = report.runs[1].parity[0]
+    assert not parity.holds
+    assert {difference.row for difference in parity.differences} <= {10, 11, 12, 13}
+    assert max(difference.gap for difference in parity.differences) > GAP_TOLERANCE
+    assert "NOT ties" in parity_lines(report)[1]
+
+
+def test_rows_that_do_not_fit_are_set_aside_by_number(target):
+    long = " ".join(["w5"] * 65)
+    data = Dataset.from_dict(
+        {"row": [3, 4, 5], "source": [" ", "w5 w6", long], "reference": [None] * 3}
+    )
+    prompts, skipped = read_prompts(target, CachedModel(target.model), data)
+    assert [prompt.row for prompt in prompts] == [4]
+    assert [(row.row, row.reason) for row in skipped] == [
+        (3, "the source is empty"),
+        (5, "65 source tokens, the target takes 64"),
+    ]
+
+
+def test_no_rows_at_all_are_an_error(target):
+    nothing = Dataset.from_dict({"row": [0], "source": [""], "reference": [None]})
+    with pytest.raises(ValueError, match=r"none of the 1 input rows .*row 0: the source is empty"):
+        read_prompts(target, CachedModel(target.model), nothing)
+
+
+def test_methods_of_one_name_and_wrong_pairings_are_refused_before_decoding(target):
+    drafter, _ = script(target)
+    model = CachedModel(target.model)
+    with pytest.raises(ValueError, match="same name: scripted k=4 greedy"):
+        make_jobs(target, model, [strict(drafter)] * 2, [], OPTIONS)
+    sampled = replace(OPTIONS, sampling=Sampling(temperature=1.0))
+    with pytest.raises(ValueError, match="temperature is 1.0"):
+        make_jobs(target, model, [strict(drafter)], [], sampled)
+
+
+def test_teacher_forced_and_decoded_acceptance_are_equal(target, report):
+    drafter, outputs = script(target)
+    pairs = [
+        (target.tokenizer(text).input_ids, tokens)
+        for text, tokens in zip(SOURCES, outputs, strict=True)
+    ]
+    forced = evaluate_teacher_forced(
+        target,
+        [("scripted", 4, lambda source, output: drafter.blocks[tuple(source.tolist())])],
+        pairs,
+        OPTIONS,
+        "data/tiny.txt",
+    )
+    decoded, run = report.run("scripted k=4 greedy"), forced.runs[0]
+    assert run.name == decoded.name
+    assert run.totals == decoded.totals
+    assert run.by_position == decoded.by_position
+    for name in ("tokens_per_round", "acceptance_rate", "discard_rate"):
+        assert run.metrics[name] == decoded.metrics[name]
+    assert "speedup" not in run.metrics
+
+
+def test_the_trade_off_lists_every_method_with_its_settings(report):
+    assert trade_off_table(report).row_count == 3
+    lines = markdown_trade_off(report, intervals=False).splitlines()
+    assert lines[0].startswith("| k | beta | tau | tokens/round | BLEU |")
+    assert [line.split("|")[1:4] for line in lines[2:]] == [
+        [" 4 ", " strict ", " – "],
+        [" 2 ", " strict ", " – "],
+        [" 4 ", " 20 ", " 50 "],
+    ]
+
+
+def test_one_method_has_no_trade_off(target):
+    drafter, _ = script(target)
+    options = replace(OPTIONS, baselines=(), repeats=1)
+    model = CachedModel(target.model)
+    single = evaluate(target, model, [strict(drafter)], rows(), options, "d").report
+    assert trade_off_table(single) is None
+    assert markdown_trade_off(single) == ""
+
+
+def test_plain_decoding_alone_makes_a_report_and_a_plot(target, tmp_path):
+    model = CachedModel(target.model)
+    alone = evaluate(target, model, [], rows(), OPTIONS, "d").report
+    assert [run.kind for run in alone.runs] == ["plain", "baseline", "baseline"]
+    plot_report(alone, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_plot_has_a_panel_for_each_thing_that_was_varied(report):
+    names = [panel.__name__ for panel in choose_panels(report)]
+    assert names == [
+        "acceptance_panel", "tokens_against_k", "speed_against_k", "trade_off_panel"
+    ]  # fmt: skip

@@ -1,0 +1,77 @@
+"""Teacher-forced rounds are the rounds that decoding runs."""
+
+import pytest
+import torch
+
+from drafttrain.decoding.cached_model import CachedModel, make_source
+from drafttrain.decoding.loop import decode_all
+from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.types import Sampling
+from drafttrain.decoding.verifiers import GreedyMatch
+from drafttrain.evaluation.replay import (
+    replay_outputs,
+    replay_rounds,
+    tokens_per_round_from_predictions,
+)
+from tests.evaluation.scripted import ScriptedDrafter, noisy_blocks, plain_tokens
+
+EOS = 1
+
+
+def facts(rounds):
+    return [(list(r.drafted), len(r.path), list(r.emitted), r.passes, r.finished) for r in rounds]
+
+
+def test_rounds_start_after_the_accepted_tokens_and_the_one_more():
+    reference = [5, 6, 7, 8, EOS]
+    predicted = torch.tensor([[5, 6, 9], [0, 0, 0], [0, 0, 0], [8, EOS, 4], [0, 0, 0]])
+    rounds = replay_rounds(predicted, reference)
+    assert [(list(r.path), list(r.emitted)) for r in rounds] == [
+        ([0, 1], [5, 6, 7]),
+        ([0, 1], [8, EOS]),  # EOS inside the draft: no bonus
+    ]
+    assert [r.finished for r in rounds] == [False, True]
+    assert tokens_per_round_from_predictions(predicted, reference) == (5, 2)
+
+
+def test_always_wrong_blocks_give_one_token_a_round():
+    assert tokens_per_round_from_predictions(torch.zeros(4, 3), [5, 6, 7, EOS]) == (4, 4)
+
+
+def test_perfect_blocks_of_k_give_k_plus_one_tokens_a_round():
+    reference = list(range(2, 14))
+    blocks = noisy_blocks(reference, k=3, wrong=0.0, seed=0)
+    assert tokens_per_round_from_predictions(blocks, reference) == (12, 3)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("max_new_tokens", [5, 30])
+def test_replayed_rounds_equal_those_of_decoding(tiny_marian, seed, max_new_tokens):
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(2, 40, (6,), generator=generator).tolist()
+    tokens = plain_tokens(tiny_marian, ids, max_new_tokens)
+    blocks = noisy_blocks(tokens, k=4, wrong=0.3, seed=seed)
+    decoded = decode_all(
+        CachedModel(tiny_marian),
+        ScriptedDrafter({tuple(ids): blocks}),
+        FixedLength(4),
+        GreedyMatch(),
+        [make_source(ids, tiny_marian)],
+        Sampling(),
+        SampledChance(torch.Generator()),
+        max_new_tokens,
+    )[0]
+    replayed = replay_outputs(lambda source, target: blocks, [(ids, tokens)], max_new_tokens)[0]
+    assert replayed.tokens == decoded.tokens
+    assert facts(replayed.rounds) == facts(decoded.rounds)
+
+
+def test_blocks_must_cover_every_prefix():
+    with pytest.raises(ValueError, match="2 prefixes but the reference has 3 tokens"):
+        replay_rounds(torch.zeros(2, 3), [5, 6, EOS])
+
+
+def test_a_row_without_output_is_refused_by_number():
+    with pytest.raises(ValueError, match="pair 1 has no target tokens"):
+        replay_outputs(lambda s, t: torch.zeros(len(t), 2), [([4], [5]), ([4], [])])
