@@ -160,17 +160,3 @@ def test_settings_survive_dump_and_load(tmp_path):
 def test_settings_are_frozen():
     with pytest.raises(ValueError, match="frozen"):
         TrainConfig().seed = 3
-
-
-@pytest.mark.parametrize(
-    ("sweep", "reason"),
-    [
-        ("{k: [0]}", "k takes whole numbers from 1 up"),
-        ("{beta: [1.5]}", "beta takes whole numbers"),
-        ("{tau: [-1]}", "tau takes numbers from 0 up"),
-        ("{k: []}", "k takes"),
-        ("{gamma: [1]}", "'k', 'beta' or 'tau'"),
-    ],
-)
-def test_a_sweep_over_impossible_values_is_refused(sweep, reason):
-    assert reason in message(f"sweep={sweep}", kind=EvalConfig)

@@ -1,0 +1,348 @@
+"""The command `drafttrain`. Nothing heavy is imported before the arguments have been checked."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from drafttrain.config import (
+    ConfigError,
+    DistillConfig,
+    EvalConfig,
+    GenerateConfig,
+    load_settings,
+    merge_values,
+    validate_settings,
+)
+from drafttrain.runs import fill_data, fill_from_run, run_of
+
+USER_ERROR, BUG, INTERRUPTED = 2, 1, 130
+"""Exit codes."""
+
+TYPER_STYLE: dict[str, Any] = {
+    "add_completion": False,
+    "rich_markup_mode": "rich",
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+app = typer.Typer(**TYPER_STYLE)
+
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file of settings.")]
+Target = Annotated[
+    str | None, typer.Option("--target", help="Hub name or folder of the target model.")
+]
+Drafter = Annotated[
+    str | None,
+    typer.Option("--drafter", help="Folder or Hub name of the drafter; none: plain decoding."),
+]
+Data = Annotated[
+    str | None, typer.Option("--data", help="Inputs: Hub name, file (txt, jsonl, ...) or folder.")
+]
+Limit = Annotated[int | None, typer.Option("--limit", help="Most rows to use.")]
+DraftLength = Annotated[int | None, typer.Option("--k", help="Tokens drafted in a round.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Seed of every random choice.")]
+Temperature = Annotated[
+    float | None, typer.Option("--temperature", help="0: greedy; above: sampling.")
+]
+VerifierKind = Annotated[
+    str | None,
+    typer.Option("--verifier", help="auto, greedy, rejection or spec-verification (lossy)."),
+]
+Beta = Annotated[
+    int | None, typer.Option("--beta", help="Spec-Verification: among the target's top beta.")
+]
+Tau = Annotated[
+    float | None,
+    typer.Option("--tau", help="Spec-Verification: largest log-probability gap to its first."),
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+"""Read by run_command before the command itself runs; declared to be listed in the help."""
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Any other setting, as data.split=test."),
+]
+
+
+@app.callback()
+def drafttrain() -> None:
+    """Train, measure and serve drafters for speculative decoding.
+
+    A drafter proposes several tokens at once; the target checks them in one call.
+
+    \b
+    Examples:
+      drafttrain distill --target t5-small --data texts.txt --out shards
+      accelerate launch recipes/train_spec_drafter.py target.path=t5-small ...
+      drafttrain eval
+      drafttrain generate --text "the house is small" --show-rounds
+    """
+
+
+@app.command()
+def distill(
+    overrides: Overrides = None,
+    config: ConfigFile = None,
+    target: Target = None,
+    data: Data = None,
+    limit: Limit = None,
+    out: Annotated[str | None, typer.Option("--out", help="Folder for the shards.")] = None,
+    method: Annotated[str | None, typer.Option("--method", help="greedy, beam or sample.")] = None,
+    seed: Seed = None,
+    temperature: Temperature = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be done, write nothing.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Write the target's own outputs as training data: Parquet shards with a manifest.
+
+    Running it again continues where it stopped.
+
+    \b
+    Examples:
+      drafttrain distill --target t5-small --data texts.txt.gz --out shards
+      drafttrain distill --target t5-small --data rows.jsonl --out shards --dry-run
+      drafttrain distill --config distill.yaml method=beam num_beams=5
+      accelerate launch -m drafttrain.cli distill --config distill.yaml
+    """
+    flags = {
+        "target.path": target,
+        "data.path": data,
+        "data.limit": limit,
+        "out": out,
+        "method": method,
+        "sampling.seed": seed,
+        "sampling.temperature": temperature,
+    }
+    settings = load_settings(DistillConfig, config, overrides or (), flags)
+    quiet_libraries()
+    from drafttrain.data import distill as distillation
+
+    if dry_run:
+        typer.echo(distillation.plan_distillation(settings))
+    else:
+        distillation.distill(settings)
+
+
+@app.command("eval")
+def evaluate(
+    overrides: Overrides = None,
+    config: ConfigFile = None,
+    target: Target = None,
+    drafter: Drafter = None,
+    data: Data = None,
+    limit: Limit = None,
+    report: Annotated[
+        str | None,
+        typer.Option("--report", help="report.json to write; samples and plot lie beside it."),
+    ] = None,
+    mode: Annotated[
+        str | None,
+        typer.Option("--mode", help="decode: the truth. teacher-forced: a fast estimate."),
+    ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option("--sweep", help="Values of k, beta or tau, as k=5,10; may be repeated."),
+    ] = None,
+    k: DraftLength = None,
+    verifier: VerifierKind = None,
+    beta: Beta = None,
+    tau: Tau = None,
+    temperature: Temperature = None,
+    seed: Seed = None,
+    debug: Debug = False,
+) -> None:
+    """Measure a drafter: tokens a round, speed against plain decoding, quality.
+
+    Without --target and --drafter: the newest run in checkpoints/, on its own held-out rows.
+
+    \b
+    Examples:
+      drafttrain eval
+      drafttrain eval --drafter checkpoints/my-run --data test.txt --limit 200
+      drafttrain eval --sweep k=5,10,15,25 --sweep beta=3,5 --sweep tau=1,2
+      drafttrain eval --target t5-small --drafter none --data test.txt
+    """
+    flags = {
+        "target.path": target,
+        "data.path": data,
+        "data.limit": limit,
+        "report": report,
+        "mode": mode,
+        **_decode_flags(drafter, k, verifier, beta, tau, temperature, seed),
+    }
+    from drafttrain.evaluation.sweep import expand_sweep, parse_sweep
+
+    values = merge_values(config, overrides or (), flags)
+    if sweep:
+        values["sweep"] = parse_sweep(sweep)
+    written = validate_settings(EvalConfig, values)  # before any run is looked at
+    expand_sweep(written.decode, written.sweep)
+    settings = validate_settings(EvalConfig, fill_data(fill_from_run(values)))
+    if settings.report is None:
+        run = run_of(str(settings.decode.drafter))
+        folder = Path() if run is None else run.folder
+        settings = settings.model_copy(update={"report": folder / "report.json"})
+    quiet_libraries()
+    from drafttrain.measure import measure
+
+    measure(settings)
+
+
+@app.command()
+def generate(
+    overrides: Overrides = None,
+    config: ConfigFile = None,
+    text: Annotated[
+        list[str] | None, typer.Option("--text", help="An input; may be repeated.")
+    ] = None,
+    data: Data = None,
+    limit: Limit = None,
+    target: Target = None,
+    drafter: Drafter = None,
+    show_rounds: Annotated[
+        bool, typer.Option("--show-rounds", help="Show what each round drafted and accepted.")
+    ] = False,
+    json_lines: Annotated[
+        bool, typer.Option("--json", help="One JSON object a line, with all rounds.")
+    ] = False,
+    k: DraftLength = None,
+    verifier: VerifierKind = None,
+    beta: Beta = None,
+    tau: Tau = None,
+    temperature: Temperature = None,
+    seed: Seed = None,
+    debug: Debug = False,
+) -> None:
+    """Decode texts, written out as their tokens are committed.
+
+    Inputs are --text, --data or the lines of standard input. Without --target and --drafter: the
+    newest run in checkpoints/.
+
+    \b
+    Examples:
+      drafttrain generate --text "the house is small" --show-rounds
+      drafttrain generate --drafter checkpoints/my-run/final < texts.txt > outputs.txt
+      drafttrain generate --target t5-small --drafter none --data texts.txt --json
+    """
+    flags = {
+        "target.path": target,
+        "data.path": data,
+        "data.limit": limit,
+        **_decode_flags(drafter, k, verifier, beta, tau, temperature, seed),
+    }
+    if show_rounds and json_lines:
+        raise ConfigError("--json holds the rounds already; leave --show-rounds out")
+    values = merge_values(config, overrides or (), flags)
+    validate_settings(GenerateConfig, values)
+    settings = validate_settings(GenerateConfig, fill_from_run(values))
+    texts = _given_texts(text, settings)
+    quiet_libraries()
+    from drafttrain.generate import generate_texts
+
+    display = "json" if json_lines else "rounds" if show_rounds else "text"
+    generate_texts(settings, texts, display)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command `drafttrain`."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    run_command(app, "drafttrain", arguments or ["--help"])
+
+
+def recipe_command(recipe: Callable[..., None]) -> Callable[..., None]:
+    """Turn a recipe's function into a command with the same errors and exit codes as drafttrain.
+
+    Its help is the module's own docstring, which says how to launch it.
+    """
+    module = sys.modules[recipe.__module__]
+    single = typer.Typer(**TYPER_STYLE)
+    single.command(help=f"\b\n{module.__doc__}")(recipe)
+
+    @wraps(recipe)
+    def run(arguments: Sequence[str] | None = None) -> None:
+        quiet_libraries()
+        given = sys.argv[1:] if arguments is None else arguments
+        run_command(single, Path(str(module.__file__)).name, given)
+
+    return run
+
+
+def run_command(command: typer.Typer, name: str, arguments: Sequence[str]) -> None:
+    """Run a command; mistakes in input end in one line on standard error and exit code 2."""
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    try:
+        code = command(args=arguments, prog_name=name, standalone_mode=False)
+    except typer.TyperException as error:
+        _fail(name, error.format_message(), USER_ERROR)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except Exception as error:
+        if debug:
+            raise
+        if isinstance(error, ValueError | OSError):
+            _fail(name, str(error), USER_ERROR)
+        _fail(name, f"{type(error).__name__}: {error} (a bug; --debug shows where)", BUG)
+    if code == INTERRUPTED:
+        _fail(name, "interrupted", INTERRUPTED)
+    raise SystemExit(code)
+
+
+def _fail(name: str, message: str, code: int) -> NoReturn:
+    print(f"{name}: {' '.join(message.split())}", file=sys.stderr)
+    raise SystemExit(code) from None
+
+
+def _decode_flags(
+    drafter: str | None,
+    k: int | None,
+    verifier: str | None,
+    beta: int | None,
+    tau: float | None,
+    temperature: float | None,
+    seed: int | None,
+) -> dict[str, Any]:
+    return {
+        "decode.drafter": drafter,
+        "decode.stop.k": k,
+        "decode.verifier.kind": verifier,
+        "decode.verifier.beta": beta,
+        "decode.verifier.tau": tau,
+        "decode.sampling.temperature": temperature,
+        "decode.sampling.seed": seed,
+    }
+
+
+def _given_texts(texts: list[str] | None, settings: GenerateConfig) -> list[str] | None:
+    """Texts of --text or standard input; None where the inputs are settings.data."""
+    if texts and settings.data is not None:
+        raise ConfigError("--text and --data are both given; give one of them")
+    if texts or settings.data is not None:
+        return texts or None
+    if sys.stdin.isatty():
+        raise ConfigError("no inputs; add --text TEXT, --data FILE, or pipe lines in")
+    lines = sys.stdin.read().splitlines()
+    if not lines:
+        raise ConfigError("standard input is empty; pipe one text a line, or use --text or --data")
+    return lines
+
+
+def quiet_libraries() -> None:
+    """No progress bars of weight loading and no advice from libraries between our own lines."""
+    import datasets
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    datasets.utils.logging.set_verbosity_error()
+    datasets.disable_progress_bars()
+
+
+if __name__ == "__main__":
+    main()

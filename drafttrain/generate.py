@@ -1,0 +1,215 @@
+"""Decode texts and show them as their tokens are committed: plain, round by round, or as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Literal
+
+from rich.console import Console
+from rich.text import Text
+from transformers import PreTrainedTokenizerBase
+
+from drafttrain.build import build_chance, build_method, build_sampling, load_pair
+from drafttrain.config import ConfigError, GenerateConfig
+from drafttrain.data.prompts import load_inputs
+from drafttrain.decoding.cached_model import CachedModel, make_source
+from drafttrain.decoding.loop import decode
+from drafttrain.decoding.types import Round
+
+Display = Literal["text", "rounds", "json"]
+
+UNFINISHED = "\ufffd"
+"""What tokenizers write for bytes that do not make a character yet."""
+
+
+def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, display: Display) -> None:
+    """Decode texts (None: the rows of settings.data) and write them to standard output.
+
+    Raises ConfigError before any model loads for inputs that cannot be read or are empty.
+    """
+    inputs = _read_inputs(settings) if texts is None else list(enumerate(texts))
+    for row, text in inputs:
+        if not text.strip():
+            raise ConfigError(f"input {row} is empty; leave it out (inputs are counted from 0)")
+    pair = load_pair(settings.target, str(settings.decode.drafter))
+    method, target = build_method(settings.decode, pair), pair.target
+    sampling = build_sampling(settings.decode.sampling)
+    chance = build_chance(settings.decode.sampling.seed, target.model.device)
+    cached = CachedModel(target.model)
+    screen = SCREENS[display](target.tokenizer)
+    for row, text in inputs:
+        source = make_source(target.tokenizer(text).input_ids, target.model)
+        rounds = decode(
+            cached,
+            method.drafter,
+            method.stop,
+            method.verifier,
+            [source],
+            sampling,
+            chance,
+            settings.decode.sampling.max_new_tokens,
+        )
+        try:
+            screen.show(row, text, rounds)
+        except ValueError as error:
+            raise ValueError(f"input {row}: {error}") from error
+
+
+def _read_inputs(settings: GenerateConfig) -> list[tuple[int, str]]:
+    rows = load_inputs(settings.data)
+    return list(zip(rows["row"], rows["source"], strict=True))
+
+
+class TextStream:
+    """Text of a growing list of tokens, handed out only where it can no longer change.
+
+    Tokens are never decoded one by one (pieces of a word, of a character, and clean-up rules would
+    come out wrong): all are decoded again and the new part is given out up to the last space, as
+    a later token may still change the word it ends in. `finish` gives the rest.
+    """
+
+    def __init__(self, decode_tokens: Callable[[Sequence[int]], str]):
+        self._decode = decode_tokens
+        self._tokens: list[int] = []
+        self._given = ""
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """Text that these tokens have made final; often empty."""
+        self._tokens.extend(tokens)
+        text = self._decode(self._tokens)
+        settled = text[: text.rfind(" ") + 1]
+        if UNFINISHED in settled or not settled.startswith(self._given):
+            return ""
+        new = settled[len(self._given) :]
+        self._given = settled
+        return new
+
+    def finish(self) -> str:
+        """The rest. Where a clean-up rule changed what was given out: a new line with all of it."""
+        text = self._decode(self._tokens)
+        rest = text[len(self._given) :] if text.startswith(self._given) else f"\n{text}"
+        self._given = text
+        return rest
+
+
+@dataclass(frozen=True)
+class RoundParts:
+    """A round's tokens by what became of them."""
+
+    accepted: list[int]
+    added: list[int]
+    """The target's own token: a correction, or a bonus where nothing was rejected."""
+    rejected: list[int]
+
+
+def split_round(played: Round) -> RoundParts:
+    """Accepted, added and rejected tokens. A draft past EOS or the maximal length is rejected."""
+    accepted = min(len(played.path), len(played.emitted))
+    kept = set(played.path[:accepted])
+    return RoundParts(
+        accepted=list(played.emitted[:accepted]),
+        added=list(played.emitted[accepted:]),
+        rejected=[token for node, token in enumerate(played.drafted) if node not in kept],
+    )
+
+
+class TextScreen:
+    """Texts, one a line, written as they are decoded."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self.tokenizer = tokenizer
+
+    def show(self, row: int, text: str, rounds: Iterator[Round]) -> None:
+        stream = TextStream(self.decode)
+        for played in rounds:
+            print(stream.push(played.emitted), end="", flush=True)
+        print(stream.finish(), flush=True)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+class RoundScreen:
+    """Every round on a line (SpecDec, Table 16), then the text and its count of rounds."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self.tokenizer = tokenizer
+        self.console = Console(highlight=False, soft_wrap=True)
+        self.console.print(LEGEND)
+
+    def show(self, row: int, text: str, rounds: Iterator[Round]) -> None:
+        started = perf_counter()
+        self.console.print(Text(f"\n{text}", style="bold"))
+        tokens: list[int] = []
+        number = 0
+        for number, played in enumerate(rounds, start=1):
+            tokens.extend(played.emitted)
+            self.console.print(show_round(number, played, self.tokenizer.convert_ids_to_tokens))
+        seconds = perf_counter() - started
+        self.console.print(Text(f"  = {self.tokenizer.decode(tokens, skip_special_tokens=True)}"))
+        self.console.print(
+            Text(
+                f"    {len(tokens)} tokens in {number} rounds, {len(tokens) / number:.2f} a round, "
+                f"{seconds:.2f} s",
+                style="dim",
+            )
+        )
+
+
+class JsonScreen:
+    """One JSON object a line for each input."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self.tokenizer = tokenizer
+
+    def show(self, row: int, text: str, rounds: Iterator[Round]) -> None:
+        started = perf_counter()
+        played = list(rounds)
+        tokens = [token for one in played for token in one.emitted]
+        line = {
+            "row": row,
+            "source": text,
+            "text": self.tokenizer.decode(tokens, skip_special_tokens=True),
+            "tokens": tokens,
+            "rounds": [
+                {
+                    "drafted": list(one.drafted),
+                    "accepted": len(split_round(one).accepted),
+                    "emitted": list(one.emitted),
+                }
+                for one in played
+            ],
+            "tokens_per_round": len(tokens) / len(played),
+            "seconds": round(perf_counter() - started, 6),
+        }
+        print(json.dumps(line, ensure_ascii=False), flush=True)
+
+
+SCREENS: dict[Display, Callable[[PreTrainedTokenizerBase], TextScreen | RoundScreen | JsonScreen]]
+SCREENS = {"text": TextScreen, "rounds": RoundScreen, "json": JsonScreen}
+
+LEGEND = Text.assemble(
+    ("round, accepted of drafted: ", "dim"),
+    ("accepted draft", "green"),
+    "  +",
+    ("the target's own token", "bold yellow"),
+    "  ×",
+    ("rejected draft", "red strike"),
+)
+
+
+def show_round(number: int, played: Round, pieces: Callable[[Sequence[int]], list[str]]) -> Text:
+    """One line for a round, readable without colour too."""
+    parts = split_round(played)
+    line = Text(f"{number:>3} {len(parts.accepted):>3}/{len(played.drafted):<3}")
+    line.append(" ".join(pieces(parts.accepted)), style="green")
+    for piece in pieces(parts.added):
+        line.append(" +")
+        line.append(piece, style="bold yellow")
+    if parts.rejected:
+        line.append("  ×")
+        line.append(" ".join(pieces(parts.rejected)), style="red strike")
+    return line

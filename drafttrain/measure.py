@@ -1,0 +1,153 @@
+"""Measure a drafter on a target and inputs, and leave report.json, samples and a plot."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from datasets import Dataset
+from rich.console import Console
+from torch import Tensor
+
+from drafttrain.build import Pair, build_chance, build_method, build_options, load_pair
+from drafttrain.config import ConfigError, DecodeConfig, EvalConfig
+from drafttrain.data.prompts import load_inputs
+from drafttrain.decoding.cached_model import CachedModel
+from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.drafters.spec_drafter import predict_blocks
+from drafttrain.decoding.loop import decode_all
+from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.verifiers import GreedyMatch
+from drafttrain.evaluation.plots import plot_report
+from drafttrain.evaluation.report import (
+    Report,
+    plot_path,
+    samples_path,
+    write_report,
+    write_samples,
+)
+from drafttrain.evaluation.runner import read_prompts
+from drafttrain.evaluation.summary import Evaluation, evaluate, evaluate_teacher_forced
+from drafttrain.evaluation.sweep import expand_sweep
+from drafttrain.evaluation.tables import main_table, parity_lines, trade_off_table
+from drafttrain.models.spec_drafter import SpecDrafter
+from drafttrain.runs import PLAIN
+
+
+def measure(settings: EvalConfig) -> None:
+    """Run the evaluation that the settings describe, write its files, print its tables.
+
+    Raises ValueError, before any model loads, for settings that do not go together.
+    """
+    assert settings.target is not None and settings.data is not None and settings.report is not None
+    check_report_path(settings.report)
+    variants = expand_sweep(settings.decode, settings.sweep)
+    if settings.mode == "teacher-forced":
+        check_teacher_forced(settings, variants)
+    rows = load_inputs(settings.data)
+    pair = load_pair(settings.target, str(settings.decode.drafter))
+    if settings.mode == "decode":
+        evaluation = measure_decoding(settings, variants, pair, rows)
+    else:
+        evaluation = Evaluation(measure_teacher_forced(settings, variants, pair, rows), [])
+    report = evaluation.report
+    write_report(report, settings.report)
+    if evaluation.samples:
+        write_samples(evaluation.samples, samples_path(settings.report))
+    plot_report(report, plot_path(settings.report))
+    print_report(report, settings.report)
+
+
+def measure_decoding(
+    settings: EvalConfig, variants: list[DecodeConfig], pair: Pair, rows: Dataset
+) -> Evaluation:
+    """The truth: every variant, plain decoding and the baselines decode all rows, interleaved."""
+    methods = [build_method(variant, pair) for variant in variants]
+    return evaluate(
+        pair.target,
+        CachedModel(pair.target.model),
+        methods,
+        rows,
+        build_options(settings),
+        str(settings.data.path),
+        progress=True,
+    )
+
+
+def measure_teacher_forced(
+    settings: EvalConfig, variants: list[DecodeConfig], pair: Pair, rows: Dataset
+) -> Report:
+    """Strict acceptance at each k, from one drafter pass along each of the target's own outputs."""
+    model = pair.drafter_model
+    assert isinstance(model, SpecDrafter)
+    longest = max(variant.stop.k for variant in variants)
+    if longest > model.config.k:
+        raise ConfigError(
+            f"k = {longest}, but teacher-forced acceptance is known up to the k = "
+            f"{model.config.k} that the drafter was trained with; use --mode decode"
+        )
+    options = build_options(settings)
+    cached = CachedModel(pair.target.model)
+    prompts, _ = read_prompts(pair.target, cached, rows)
+    outputs = decode_all(
+        cached,
+        NoDrafter(),
+        FixedLength(1),
+        GreedyMatch(),
+        [prompt.source for prompt in prompts],
+        options.sampling,
+        build_chance(options.seed, pair.target.model.device),
+        options.max_new_tokens,
+    )
+    pairs = [
+        (prompt.source.input_ids.tolist(), output.tokens)
+        for prompt, output in zip(prompts, outputs, strict=True)
+    ]
+    drafters = [
+        (pair.drafter.name, variant.stop.k, partial(first_slots, model, variant.stop.k))
+        for variant in variants
+    ]
+    return evaluate_teacher_forced(pair.target, drafters, pairs, options, str(settings.data.path))
+
+
+def first_slots(model: SpecDrafter, k: int, source_ids: Tensor, target_ids: Tensor) -> Tensor:
+    """Blocks cut to k. Shapes: [S], [L] -> [L, k]."""
+    return predict_blocks(model, source_ids, target_ids)[:, :k]
+
+
+def check_report_path(report: Path) -> None:
+    if report.suffix != ".json" or report.is_dir():
+        raise ConfigError(f"report = {str(report)!r} is no file name ending in .json; give one")
+    nearest = next(parent for parent in report.absolute().parents if parent.exists())
+    if not nearest.is_dir():
+        raise ConfigError(f"report = {str(report)!r}: {str(nearest)!r} is a file, not a folder")
+
+
+def check_teacher_forced(settings: EvalConfig, variants: list[DecodeConfig]) -> None:
+    """This mode counts greedy matches of a drafter; refuse settings that ask for anything else."""
+    remedy = "; leave it out, or use --mode decode"
+    if settings.decode.drafter == PLAIN:
+        raise ConfigError(f"drafter = {PLAIN!r} has no acceptance to estimate{remedy}")
+    if settings.decode.sampling.temperature > 0:
+        raise ConfigError(
+            f"temperature = {settings.decode.sampling.temperature} is sampling, but teacher-forced "
+            f"acceptance is of greedy decoding{remedy}"
+        )
+    for variant in variants:
+        if variant.verifier.kind not in ("auto", "greedy"):
+            raise ConfigError(
+                f"verifier {variant.verifier.kind!r} accepts other tokens than the target's own, "
+                f"which teacher-forced acceptance cannot follow{remedy}"
+            )
+
+
+def print_report(report: Report, path: Path) -> None:
+    """The tables, what parity showed, and where the files lie."""
+    console = Console()
+    console.print(main_table(report))
+    trade_off = trade_off_table(report)
+    if trade_off is not None:
+        console.print(trade_off)
+    for line in parity_lines(report):
+        console.print(line, highlight=False, markup=False)
+    console.print(f"report: {path}", highlight=False, markup=False, soft_wrap=True)
