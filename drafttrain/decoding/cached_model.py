@@ -27,7 +27,8 @@ from transformers import (
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput
 
-from drafttrain.decoding.types import Proposal, Source
+from drafttrain.decoding.logits_processing import TargetProcessors
+from drafttrain.decoding.types import Proposal, Sampling, Source
 
 BART_LIKE = (
     BartForConditionalGeneration,
@@ -78,6 +79,10 @@ class CachedModel:
         self.eos_ids = _token_ids(model.generation_config.eos_token_id)
         """Tokens that end a sequence."""
         self._causal = torch.empty(0, 0)
+
+    def processors(self, sampling: Sampling) -> TargetProcessors:
+        """The model's own logits processors. Raises ValueError where one cannot be honoured."""
+        return TargetProcessors(self.model, sampling)
 
     def max_new_tokens(self, source: Source, wanted: int) -> int:
         """Tokens that can be generated: as many as wanted, within the decoder's positions."""

@@ -52,7 +52,7 @@ def decode(
             f"max_new_tokens={max_new_tokens} and batch_size={batch_size} must be at least 1"
         )
     check_pairing(drafter, verifier, sampling)
-    processors = TargetProcessors(target.model, sampling)
+    processors = target.processors(sampling)
     method = Method(target, drafter, stop, verifier, sampling, chance, processors)
     return _decode_groups(method, sources, max_new_tokens, batch_size)
 

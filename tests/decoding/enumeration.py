@@ -1,0 +1,76 @@
+"""Every outcome of production code with its probability: a `Chance` that follows a script.
+
+The code under test runs once for each sequence of random choices. A run follows its script, then
+takes the first possible choice everywhere and notes the others as scripts still to be run.
+Branches of probability zero are not visited.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+Outcome = TypeVar("Outcome", bound=Hashable)
+
+
+class EnumeratedChance:
+    """Makes the choices of a script; `probability` is that of all choices made."""
+
+    def __init__(self, script: Sequence[int] = ()) -> None:
+        self.probability = 1.0
+        self.untried: list[list[int]] = []
+        self._script = list(script)
+        self._made: list[int] = []
+
+    def categorical(self, probs: Tensor) -> Tensor:
+        rows = probs.tolist()
+        assert all(abs(sum(row) - 1.0) < 1e-9 for row in rows), "a row is no distribution"
+        return torch.tensor([self._choose(row) for row in rows], device=probs.device)
+
+    def accept_run(self, probs: Tensor) -> int:
+        outcomes, reached = [], 1.0
+        for probability in probs.tolist():
+            assert 0.0 <= probability <= 1.0, "an acceptance probability is none"
+            outcomes.append(reached * (1.0 - probability))
+            reached *= probability
+        return self._choose([*outcomes, reached])
+
+    def _choose(self, weights: Sequence[float]) -> int:
+        possible = [i for i, weight in enumerate(weights) if weight > 0.0]
+        if len(self._made) < len(self._script):
+            choice = self._script[len(self._made)]
+        else:
+            choice = possible[0]
+            self.untried += [[*self._made, other] for other in possible[1:]]
+        self._made.append(choice)
+        self.probability *= weights[choice]
+        return choice
+
+
+def enumerate_law(run: Callable[[EnumeratedChance], Outcome]) -> dict[Outcome, float]:
+    """The exact law of what `run` returns, over all its random choices."""
+    law: dict[Outcome, float] = defaultdict(float)
+    for outcome, probability in enumerate_outcomes(run):
+        law[outcome] += probability
+    return dict(law)
+
+
+def enumerate_outcomes(
+    run: Callable[[EnumeratedChance], Outcome],
+) -> Iterator[tuple[Outcome, float]]:
+    """Every run's result and probability; results may repeat."""
+    scripts: list[list[int]] = [[]]
+    while scripts:
+        chance = EnumeratedChance(scripts.pop())
+        outcome = run(chance)
+        yield outcome, chance.probability
+        scripts += chance.untried
+
+
+def total_variation(law: dict[Outcome, float], other: dict[Outcome, float]) -> float:
+    """Half the summed difference of two laws."""
+    return 0.5 * sum(abs(law.get(x, 0.0) - other.get(x, 0.0)) for x in law.keys() | other.keys())

@@ -1,0 +1,237 @@
+"""Lossless decoding follows the target's law exactly: production code, every random outcome."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.loop import decode_all
+from drafttrain.decoding.sampling import SampledChance, warp
+from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.types import (
+    Chance,
+    Drafter,
+    Proposal,
+    Sampling,
+    StopPolicy,
+    TargetState,
+    Verdict,
+    Verifier,
+)
+from drafttrain.decoding.verifiers import RejectionSampling
+from tests.decoding.enumeration import enumerate_law, total_variation
+from tests.decoding.toys import (
+    ToyDrafter,
+    ToySession,
+    ToyTarget,
+    autoregressive_law,
+    toy_source,
+)
+
+SAMPLINGS = {
+    "temperature 1": Sampling(temperature=1.0),
+    "temperature 0.6": Sampling(temperature=0.6),
+    "top-k": Sampling(temperature=1.3, top_k=2),
+    "top-p": Sampling(temperature=1.0, top_p=0.7),
+    "all": Sampling(temperature=0.8, top_k=3, top_p=0.9),
+    "greedy": Sampling(temperature=0.0),
+}
+
+
+def output_law(
+    target: ToyTarget,
+    drafter: Drafter,
+    sampling: Sampling,
+    k: int,
+    max_new_tokens: int,
+    verifier: Verifier | None = None,
+) -> dict[tuple[int, ...], float]:
+    def run(chance: Chance) -> tuple[int, ...]:
+        outputs = decode_all(
+            target,
+            drafter,
+            FixedLength(k),
+            verifier or RejectionSampling(),
+            [toy_source()],
+            sampling,
+            chance,
+            max_new_tokens,
+        )
+        return tuple(outputs[0].tokens)
+
+    return enumerate_law(run)
+
+
+def distance(law: dict, other: dict) -> float:
+    assert abs(sum(law.values()) - 1.0) < 1e-12
+    return max(abs(law.get(x, 0.0) - other.get(x, 0.0)) for x in law.keys() | other.keys())
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
+@pytest.mark.parametrize("point", [False, True], ids=["drawn", "point mass"])
+def test_rejection_sampling_follows_the_target_exactly(sampling, point):
+    if sampling.greedy:
+        expected = autoregressive_law_greedy(ToyTarget(1), 3)
+    else:
+        expected = autoregressive_law(ToyTarget(1), sampling, 3)
+    law = output_law(ToyTarget(1), ToyDrafter(2, point=point), sampling, k=2, max_new_tokens=3)
+    assert distance(law, expected) < 1e-12
+
+
+def autoregressive_law_greedy(target: ToyTarget, max_new_tokens: int) -> dict:
+    tokens: list[int] = []
+    while len(tokens) < max_new_tokens and tokens[-1:] != [1]:
+        tokens.append(int(target.table[(0, *tokens)].argmax()))
+    return {tuple(tokens): 1.0}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_supports_that_do_not_contain_each_other_stay_exact(seed):
+    target = ToyTarget(10 + seed, vocabulary=4, excluded=0.5)
+    drafter = ToyDrafter(20 + seed, vocabulary=4, excluded=0.5)
+    sampling = Sampling(temperature=1.0)
+    law = output_law(target, drafter, sampling, k=2, max_new_tokens=3)
+    assert distance(law, autoregressive_law(target, sampling, 3)) < 1e-12
+
+
+def test_a_whole_round_of_depth_three_and_its_bonus_are_exact():
+    sampling = Sampling(temperature=1.0)
+    target = ToyTarget(5)
+    law = output_law(target, ToyDrafter(6), sampling, k=3, max_new_tokens=4)
+    assert distance(law, autoregressive_law(target, sampling, 4)) < 1e-12
+
+
+def test_a_drafter_that_knows_the_target_is_never_rejected_and_exact():
+    target, sampling = ToyTarget(7), Sampling(temperature=1.0)
+    drafter = ToyDrafter(8)
+    drafter.table = SameRows(target.table)
+    rejected = 0
+
+    def run(chance: Chance) -> tuple[int, ...]:
+        nonlocal rejected
+        [output] = decode_all(
+            target,
+            drafter,
+            FixedLength(1),
+            RejectionSampling(),
+            [toy_source()],
+            sampling,
+            chance,
+            max_new_tokens=3,
+        )
+        rejected += sum(len(r.drafted) - len(r.path) for r in output.rounds)
+        return tuple(output.tokens)
+
+    assert distance(enumerate_law(run), autoregressive_law(target, sampling, 3)) < 1e-12
+    assert rejected == 0
+
+
+class SameRows:
+    """The target's rows for a drafter's first slot (whose path ends with the slot's mark)."""
+
+    def __init__(self, table) -> None:
+        self._table = table
+
+    def __getitem__(self, slot: list[int]) -> Tensor:
+        return self._table[slot[:-1]]
+
+
+@pytest.mark.parametrize("sampling", list(SAMPLINGS.values())[:5], ids=list(SAMPLINGS)[:5])
+def test_plain_sampling_follows_the_target_exactly(sampling):
+    target = ToyTarget(3, vocabulary=4)
+    law = output_law(target, NoDrafter(), sampling, k=2, max_new_tokens=4)
+    assert distance(law, autoregressive_law(target, sampling, 4)) < 1e-12
+
+
+def test_sequences_decoded_in_one_group_are_independent_and_exact():
+    target, sampling = ToyTarget(4, vocabulary=2), Sampling(temperature=1.0)
+
+    def run(chance: Chance) -> tuple:
+        outputs = decode_all(
+            target,
+            ToyDrafter(9, vocabulary=2),
+            FixedLength(1),
+            RejectionSampling(),
+            [toy_source(), toy_source()],
+            sampling,
+            chance,
+            max_new_tokens=2,
+            batch_size=2,
+        )
+        return tuple(tuple(output.tokens) for output in outputs)
+
+    one = autoregressive_law(target, sampling, 2)
+    product = {(a, b): one[a] * one[b] for a in one for b in one}
+    assert distance(enumerate_law(run), product) < 1e-12
+
+
+class NoResidual(RejectionSampling):
+    """Wrong on purpose: after a rejection it samples target itself."""
+
+    def verify(
+        self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, chance: Chance
+    ) -> Verdict:
+        verdict = super().verify(proposal, target_logits, sampling, chance)
+        if len(verdict.path) == len(proposal.tokens):
+            return verdict
+        row = warp(target_logits, sampling)[len(verdict.path)]
+        return Verdict(verdict.path, int(chance.categorical(row[None])))
+
+
+@dataclass
+class DropsByValue(ToyDrafter):
+    """Wrong on purpose: leaves out its last token when it is token 2."""
+
+    def start(self, source, sampling, chance) -> ToySession:
+        return DroppingSession(self, sampling, chance)
+
+
+class DroppingSession(ToySession):
+    def propose(
+        self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
+    ) -> Proposal:
+        proposal = super().propose(tokens, target_state, stop)
+        if len(proposal.tokens) == 0 or int(proposal.tokens[-1]) != 2:
+            return proposal
+        if len(proposal.tokens) == 1:
+            return Proposal.empty()
+        return Proposal.chain(proposal.tokens[:-1], proposal.draft_probs[:-1])
+
+
+def test_control_a_verifier_without_residual_is_found_out():
+    target, sampling = ToyTarget(1), Sampling(temperature=1.0)
+    law = output_law(target, ToyDrafter(2), sampling, 2, 3, verifier=NoResidual())
+    assert total_variation(law, autoregressive_law(target, sampling, 3)) > 0.01
+
+
+def test_control_a_drafter_that_drops_tokens_by_their_value_is_found_out():
+    target, sampling = ToyTarget(1), Sampling(temperature=1.0)
+    law = output_law(target, DropsByValue(2), sampling, 2, 3)
+    assert total_variation(law, autoregressive_law(target, sampling, 3)) > 0.01
+
+
+def test_sampled_chance_has_the_law_that_is_enumerated():
+    """The production generator against the enumerated law, within five standard errors."""
+    target, sampling = ToyTarget(1, vocabulary=2), Sampling(temperature=1.0)
+    chance = SampledChance(torch.Generator().manual_seed(0))
+    runs = 2000
+    counts: dict[tuple[int, ...], int] = {}
+    outputs = decode_all(
+        target,
+        ToyDrafter(2, vocabulary=2),
+        FixedLength(2),
+        RejectionSampling(),
+        [toy_source()] * runs,
+        sampling,
+        chance,
+        max_new_tokens=3,
+    )
+    for output in outputs:
+        counts[tuple(output.tokens)] = counts.get(tuple(output.tokens), 0) + 1
+    for tokens, probability in autoregressive_law(target, sampling, 3).items():
+        error = (probability * (1.0 - probability) / runs) ** 0.5
+        assert abs(counts.get(tokens, 0) / runs - probability) < 5.0 * error + 1e-9

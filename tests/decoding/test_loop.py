@@ -1,0 +1,314 @@
+"""The one loop: the same tokens as plain decoding and `generate`, and right ends."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from drafttrain.decoding.cached_model import CachedModel, make_source
+from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.loop import decode, decode_all
+from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.types import Drafter, Output, Proposal, Sampling, Source
+from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
+from tests.decoding.drafts import HalfRight
+from tests.decoding.toys import ToyDrafter, ToyTarget, toy_source
+from tests.tiny_models import EOS, FAMILIES, VOCAB, tiny_model
+
+GREEDY = Sampling()
+
+
+def sources_for(model: PreTrainedModel, count: int = 6) -> list[Source]:
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(1, 12, (count,), generator=generator).tolist()
+    return [
+        make_source(torch.randint(4, VOCAB, (length,), generator=generator), model)
+        for length in lengths
+    ]
+
+
+def generate(model: PreTrainedModel, sources: list[Source], max_new_tokens: int) -> list[list[int]]:
+    return [
+        model.generate(
+            source.input_ids[None], do_sample=False, num_beams=1, max_new_tokens=max_new_tokens
+        )[0, len(source.prefix) :].tolist()
+        for source in sources
+    ]
+
+
+def run(
+    model: PreTrainedModel,
+    sources: list[Source],
+    drafter: Drafter,
+    max_new_tokens: int = 24,
+    k: int = 4,
+    batch_size: int = 1,
+    verifier=None,
+) -> list[Output]:
+    return decode_all(
+        CachedModel(model),
+        drafter,
+        FixedLength(k),
+        verifier or GreedyMatch(),
+        sources,
+        GREEDY,
+        SampledChance(torch.Generator().manual_seed(0)),
+        max_new_tokens,
+        batch_size,
+    )
+
+
+def tokens_of(outputs: list[Output]) -> list[list[int]]:
+    return [output.tokens for output in outputs]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_speculation_equals_plain_decoding_and_generate(family):
+    model = tiny_model(family)
+    sources = sources_for(model)
+    expected = generate(model, sources, 24)
+    assert tokens_of(run(model, sources, NoDrafter())) == expected
+    for k in (1, 4, 9):
+        drafter = HalfRight(expected, VOCAB, seed=k)
+        outputs = run(model, sources, drafter, k=k)
+        assert tokens_of(outputs) == expected
+        rounds = sum(len(output.rounds) for output in outputs)
+        assert rounds < sum(len(tokens) for tokens in expected)  # some drafts were accepted
+
+
+@pytest.mark.parametrize("verifier", [RejectionSampling(), SpecVerification(1, 0.0)], ids=str)
+def test_rules_that_reduce_to_greedy_give_the_same_tokens(verifier):
+    model = tiny_model("bart")
+    sources = sources_for(model)
+    expected = generate(model, sources, 24)
+    drafter = HalfRight(expected, VOCAB)
+    assert tokens_of(run(model, sources, drafter, verifier=verifier)) == expected
+
+
+@pytest.mark.parametrize("batch_size", [2, 4, 10])
+def test_interleaved_sequences_do_not_disturb_each_other(batch_size):
+    model = tiny_model("marian")
+    sources = sources_for(model)
+    expected = generate(model, sources, 24)
+    outputs = run(model, sources, HalfRight(expected, VOCAB), batch_size=batch_size)
+    assert tokens_of(outputs) == expected
+    assert all(output.seconds > 0 for output in outputs)
+
+
+def test_rounds_account_for_every_token():
+    model = tiny_model("mbart")
+    sources = sources_for(model)
+    expected = generate(model, sources, 24)
+    for output in run(model, sources, HalfRight(expected, VOCAB)):
+        assert [token for played in output.rounds for token in played.emitted] == output.tokens
+        assert [played.finished for played in output.rounds] == [False] * (
+            len(output.rounds) - 1
+        ) + [True]
+        for played in output.rounds[:-1]:
+            accepted = [played.drafted[node] for node in played.path]
+            assert list(played.emitted[:-1]) == accepted
+            assert played.target_seconds > 0
+
+
+@pytest.mark.parametrize("max_new_tokens", [1, 2, 5, 7])
+def test_max_length_is_reached_exactly_also_inside_a_block(max_new_tokens):
+    model = tiny_model("bart")
+    sources = sources_for(model)
+    expected = generate(model, sources, max_new_tokens)
+    answers = generate(model, sources, 24)
+    outputs = run(model, sources, HalfRight(answers, VOCAB, right=1.0), max_new_tokens, k=4)
+    assert tokens_of(outputs) == expected
+    for output in outputs:
+        left = max_new_tokens
+        for played in output.rounds:
+            assert len(played.drafted) <= min(4, left - 1)
+            left -= len(played.emitted)
+
+
+def test_decoding_ends_where_the_decoders_positions_do():
+    model = tiny_model("marian", seed=1, max_position_embeddings=16)
+    model.generation_config.eos_token_id = None
+    sources = [make_source([5, 6, 7], model)]
+    expected = generate(model, sources, 16)
+    outputs = run(model, sources, HalfRight(expected, VOCAB, right=0.9), max_new_tokens=1000)
+    assert tokens_of(outputs) == expected
+    assert len(outputs[0].tokens) == 16
+
+
+class Scripted(ToyTarget):
+    """A toy target whose greedy path is given."""
+
+    def __init__(self, path: list[int], eos_ids: set[int]) -> None:
+        super().__init__(0, vocabulary=6)
+        self.eos_ids = frozenset(eos_ids)
+        self.table = ScriptedRows(path)
+
+
+class ScriptedRows:
+    def __init__(self, path: list[int]) -> None:
+        self._path = path
+
+    def __getitem__(self, tokens: list[int]) -> torch.Tensor:
+        return torch.eye(6)[self._path[min(len(tokens), len(self._path)) - 1]]
+
+
+class Fixed:
+    """Proposes the continuation of a fixed list."""
+
+    name = "fixed"
+
+    def __init__(self, path: list[int]) -> None:
+        self._path = path
+
+    def draw(self, sampling):
+        return "deterministic"
+
+    def start(self, source, sampling, chance):
+        return self
+
+    def propose(self, tokens, target_state, stop):
+        first = len(tokens) - 1
+        return Proposal.chain(torch.tensor(self._path[first : first + stop.longest]))
+
+
+def scripted(path: list[int], draft: list[int], k: int, eos_ids=(EOS,), longest=20) -> Output:
+    [output] = decode_all(
+        Scripted(path, set(eos_ids)),
+        Fixed(draft),
+        FixedLength(k),
+        GreedyMatch(),
+        [toy_source()],
+        GREEDY,
+        SampledChance(torch.Generator()),
+        longest,
+    )
+    return output
+
+
+def test_an_accepted_eos_ends_the_sequence_and_drops_what_follows():
+    output = scripted([2, 3, EOS, 4, 5], draft=[2, 3, EOS, 4, 5], k=4)
+    assert output.tokens == [2, 3, EOS]
+    [played] = output.rounds
+    assert (played.drafted, played.path) == ([2, 3, EOS, 4], [0, 1, 2, 3])
+    assert (played.emitted, played.finished) == ([2, 3, EOS], True)
+
+
+def test_eos_as_correction_and_as_bonus_ends_the_sequence():
+    correction = scripted([2, EOS, 4], draft=[2, 3, 4], k=3)
+    assert (correction.tokens, correction.rounds[0].path) == ([2, EOS], [0])
+    bonus = scripted([2, 3, EOS, 4], draft=[2, 3, 5, 5], k=2)
+    assert (bonus.tokens, len(bonus.rounds)) == ([2, 3, EOS], 1)
+
+
+def test_any_of_several_eos_ids_ends_the_sequence():
+    assert scripted([2, 5, EOS], draft=[2, 5, EOS], k=3, eos_ids=(EOS, 5)).tokens == [2, 5]
+
+
+def test_an_eos_at_the_last_possible_token_counts_as_the_end():
+    output = scripted([2, 3, EOS, 4], draft=[2, 3, EOS, 4], k=5, longest=3)
+    assert output.tokens == [2, 3, EOS]
+    assert output.rounds[-1].drafted == [2, 3]
+
+
+def test_rounds_stream_one_at_a_time():
+    model = tiny_model("marian")
+    rounds = decode(
+        CachedModel(model),
+        NoDrafter(),
+        FixedLength(3),
+        GreedyMatch(),
+        sources_for(model),
+        GREEDY,
+        SampledChance(torch.Generator()),
+        5,
+    )
+    assert [next(rounds).sequence for _ in range(5)] == [0] * 5
+    assert next(rounds).sequence == 1
+    assert torch.zeros(1).is_inference() is False  # the caller's own mode is left alone
+
+
+def test_wrong_pairings_are_refused_before_anything_runs():
+    model = tiny_model("marian")
+    for verifier, sampling in [(GreedyMatch(), Sampling(temperature=1.0))]:
+        with pytest.raises(ValueError, match="temperature"):
+            decode(
+                CachedModel(model),
+                NoDrafter(),
+                FixedLength(3),
+                verifier,
+                [],
+                sampling,
+                SampledChance(torch.Generator()),
+                5,
+            )
+
+
+def test_a_drafter_that_ignores_the_stop_policy_is_refused():
+    class Ignores(Fixed):
+        def propose(self, tokens, target_state, stop):
+            return Proposal.chain(torch.tensor([2, 3, 4]))
+
+    with pytest.raises(ValueError, match="proposed 3 tokens where 2"):
+        decode_all(
+            Scripted([2, 3, 4], {EOS}),
+            Ignores([]),
+            FixedLength(3),
+            GreedyMatch(),
+            [toy_source()],
+            GREEDY,
+            SampledChance(torch.Generator()),
+            3,
+        )
+
+
+def test_no_sources_give_no_outputs():
+    assert run(tiny_model("marian"), [], NoDrafter()) == []
+
+
+def test_the_drafter_sees_the_targets_state_at_the_last_verified_row():
+    model = tiny_model("bart")
+    sources = sources_for(model)[:1]
+    expected = generate(model, sources, 24)
+    seen: list[tuple[list[int], torch.Tensor | None]] = []
+
+    class Watches(HalfRight):
+        def start(self, source, sampling, chance):
+            session = super().start(source, sampling, chance)
+            propose = session.propose
+
+            def watched(tokens, target_state, stop):
+                seen.append((tokens.tolist(), target_state and target_state.hidden.clone()))
+                return propose(tokens, target_state, stop)
+
+            session.propose = watched
+            return session
+
+    run(model, sources, Watches(expected, VOCAB))
+    assert seen[0][1] is None
+    for tokens, hidden in seen[1:]:
+        with torch.inference_mode():
+            reference = model(
+                input_ids=sources[0].input_ids[None],
+                decoder_input_ids=torch.tensor([tokens[:-1]]),
+                output_hidden_states=True,
+            ).decoder_hidden_states[-1][0, -1]
+        torch.testing.assert_close(hidden, reference, rtol=1e-10, atol=1e-10)
+
+
+def test_sampling_with_a_drafter_follows_the_seed():
+    def sample(seed: int) -> list[list[int]]:
+        outputs = decode_all(
+            ToyTarget(0, vocabulary=4),
+            ToyDrafter(1, vocabulary=4),
+            FixedLength(2),
+            RejectionSampling(),
+            [toy_source()] * 20,
+            Sampling(temperature=1.0),
+            SampledChance(torch.Generator().manual_seed(seed)),
+            6,
+        )
+        return tokens_of(outputs)
+
+    assert sample(0) == sample(0) != sample(1)

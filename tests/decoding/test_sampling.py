@@ -1,0 +1,63 @@
+"""Warping is Transformers' warping, and the production generator draws what it is told."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from drafttrain.decoding.sampling import SampledChance, warp
+from drafttrain.decoding.types import Sampling
+
+
+def transformers_probs(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    scores = TemperatureLogitsWarper(sampling.temperature)(None, logits)
+    if sampling.top_k:
+        scores = TopKLogitsWarper(sampling.top_k)(None, scores)
+    if sampling.top_p < 1.0:
+        scores = TopPLogitsWarper(sampling.top_p)(None, scores)
+    return scores.softmax(dim=-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
+@pytest.mark.parametrize("top_k", [0, 1, 3, 50])
+@pytest.mark.parametrize("top_p", [1e-6, 0.5, 0.9, 1.0])
+def test_warping_equals_the_warpers_of_transformers(dtype, temperature, top_k, top_p):
+    logits = torch.randn(20, 12, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    logits[3:6] = logits[3:6].round()  # ties
+    logits[6:9, ::2] = -torch.inf  # tokens that a processor ruled out
+    sampling = Sampling(temperature, top_k, top_p)
+    assert torch.equal(warp(logits, sampling), transformers_probs(logits, sampling))
+
+
+def test_top_k_keeps_every_token_that_ties_the_last_one_kept():
+    probs = warp(torch.tensor([[2.0, 1.0, 1.0, 0.0]]), Sampling(temperature=1.0, top_k=2))
+    assert (probs > 0).tolist() == [[True, True, True, False]]
+
+
+def test_temperature_zero_is_the_point_mass_on_the_first_arg_max():
+    probs = warp(torch.tensor([[0.0, 2.0, 2.0], [1.0, 0.0, 0.0]]), Sampling(temperature=0.0))
+    assert probs.tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
+
+
+def test_half_precision_is_warped_in_float32_and_float64_is_kept():
+    sampling = Sampling(temperature=0.7)
+    assert warp(torch.zeros(1, 4, dtype=torch.bfloat16), sampling).dtype == torch.float32
+    assert warp(torch.zeros(1, 4, dtype=torch.float64), sampling).dtype == torch.float64
+
+
+def test_sure_and_impossible_events_are_never_mistaken():
+    chance = SampledChance(torch.Generator().manual_seed(0))
+    for _ in range(200):
+        assert chance.accept_run(torch.tensor([1.0, 1.0, 0.0, 1.0])) == 2
+        assert chance.categorical(torch.tensor([[0.0, 1.0], [1.0, 0.0]])).tolist() == [1, 0]
+    assert chance.accept_run(torch.empty(0)) == 0
+
+
+def test_the_same_seed_gives_the_same_choices():
+    def choices(seed: int) -> list[int]:
+        chance = SampledChance(torch.Generator().manual_seed(seed))
+        return [int(chance.categorical(torch.full((1, 50), 0.02))) for _ in range(20)]
+
+    assert choices(1) == choices(1) != choices(2)

@@ -1,0 +1,172 @@
+"""A target and drafters on a vocabulary of three or four tokens, with laws known exactly.
+
+`ToyTarget` has the interface of `CachedModel`; its logits are a random table over whole paths, so
+that a wrong row, path or rollback changes the law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from drafttrain.decoding.cached_model import Score
+from drafttrain.decoding.logits_processing import RowProcessors
+from drafttrain.decoding.sampling import warp
+from drafttrain.decoding.types import (
+    Chance,
+    DraftState,
+    Draw,
+    Proposal,
+    Sampling,
+    Source,
+    StopPolicy,
+    TargetState,
+)
+
+START, EOS = 0, 1
+
+
+class LogitsTable:
+    """Random logits for every path of tokens, the same on every call."""
+
+    def __init__(self, seed: int, vocabulary: int, excluded: float = 0.0) -> None:
+        self._seed, self._vocabulary, self._excluded = seed, vocabulary, excluded
+        self._rows: dict[tuple[int, ...], Tensor] = {}
+
+    def __getitem__(self, path: Sequence[int]) -> Tensor:
+        """[V] logits after a path; each token but one is excluded with a set probability."""
+        key = tuple(path)
+        if key not in self._rows:
+            generator = torch.Generator().manual_seed(hash((self._seed, *key)) % 2**31)
+            draw = {"generator": generator, "dtype": torch.float64}
+            row = 1.5 * torch.randn(self._vocabulary, **draw)
+            out = torch.rand(self._vocabulary, **draw) < self._excluded
+            out[int(torch.randint(self._vocabulary, (), generator=generator))] = False
+            self._rows[key] = row.masked_fill(out, -torch.inf)
+        return self._rows[key]
+
+
+class NoProcessors:
+    def start(self, source: Source, max_new_tokens: int) -> RowProcessors:
+        return RowProcessors([])
+
+
+class ToyTarget:
+    """Scores chains from a table. A state is the tokens that `keep` left in the cache."""
+
+    def __init__(self, seed: int, vocabulary: int = 3, excluded: float = 0.0) -> None:
+        self.table = LogitsTable(seed, vocabulary, excluded)
+        self.eos_ids = frozenset([EOS])
+
+    def processors(self, sampling: Sampling) -> NoProcessors:
+        return NoProcessors()
+
+    def max_new_tokens(self, source: Source, wanted: int) -> int:
+        return wanted
+
+    def encode(self, source: Source) -> list[int]:
+        return []
+
+    def score(
+        self, states: Sequence[list[int]], tokens: Sequence[Tensor], proposals: Sequence[Proposal]
+    ) -> list[Score]:
+        scores = []
+        for state, committed, proposal in zip(states, tokens, proposals, strict=True):
+            assert committed[: len(state)].tolist() == state, "the cache holds other tokens"
+            state += committed[len(state) :].tolist()
+            path = state + proposal.tokens.tolist()
+            rows = [self.table[path[:end]] for end in range(len(state), len(path) + 1)]
+            state += proposal.tokens.tolist()
+            state.append(-1 - len(proposal.tokens))  # how many of the last are drafts
+            scores.append(Score(torch.stack(rows), torch.zeros(len(rows), 1)))
+        return scores
+
+    def keep(self, state: list[int], path: Tensor) -> None:
+        drafted = -1 - state.pop()
+        first = len(state) - drafted
+        kept = [state[first + node] for node in path.tolist()]
+        del state[first:]
+        state += kept
+
+
+@dataclass
+class ToyDrafter:
+    """Independent rows for each slot, given the committed tokens: as a block drafter has them.
+
+    point=True proposes each row's arg-max as a point mass instead of sampling it.
+    """
+
+    seed: int
+    vocabulary: int = 3
+    excluded: float = 0.0
+    point: bool = False
+    name: str = "toy"
+
+    def __post_init__(self) -> None:
+        self.table = LogitsTable(self.seed, self.vocabulary, self.excluded)
+
+    def draw(self, sampling: Sampling) -> Draw:
+        return "deterministic" if self.point else "iid"
+
+    def start(self, source: Source, sampling: Sampling, chance: Chance) -> ToySession:
+        return ToySession(self, sampling, chance)
+
+
+@dataclass
+class ToySession:
+    drafter: ToyDrafter
+    sampling: Sampling
+    chance: Chance
+
+    def propose(
+        self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
+    ) -> Proposal:
+        rows = []
+        while stop.admit(DraftState(depth=len(rows))):
+            slot = [*tokens.tolist(), -len(rows) - 1]
+            rows.append(self.drafter.table[slot])
+        if not rows:
+            return Proposal.empty()
+        draft_probs = warp(torch.stack(rows), self.sampling)
+        if self.drafter.point:
+            return Proposal.chain(draft_probs.argmax(dim=-1))
+        return Proposal.chain(self.chance.categorical(draft_probs), draft_probs)
+
+
+def autoregressive_law(
+    target: ToyTarget, sampling: Sampling, max_new_tokens: int
+) -> dict[tuple[int, ...], float]:
+    """The law of plain sampling, from the table and Transformers' own warpers."""
+    warpers = LogitsProcessorList()
+    if sampling.temperature != 1.0:
+        warpers.append(TemperatureLogitsWarper(sampling.temperature))
+    if sampling.top_k > 0:
+        warpers.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1.0:
+        warpers.append(TopPLogitsWarper(sampling.top_p))
+    law: dict[tuple[int, ...], float] = {}
+
+    def extend(tokens: tuple[int, ...], probability: float) -> None:
+        if len(tokens) == max_new_tokens or tokens[-1:] == (EOS,):
+            law[tokens] = probability
+            return
+        scores = target.table[(START, *tokens)][None]
+        for token, p in enumerate(warpers(None, scores).softmax(dim=-1)[0].tolist()):
+            if p > 0.0:
+                extend((*tokens, token), probability * p)
+
+    extend((), 1.0)
+    return law
+
+
+def toy_source() -> Source:
+    return Source(torch.tensor([2]), torch.tensor([START]))

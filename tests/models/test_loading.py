@@ -1,0 +1,97 @@
+"""Targets load, or say in one sentence what to change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
+
+from drafttrain.config import ConfigError, TargetConfig
+from drafttrain.models.loading import check_seq2seq, choose_device, load_target
+from tests.tiny_models import VOCAB, tiny_model
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A tiny Marian model with a word-level tokenizer, as save_pretrained writes them."""
+    words = {"<pad>": 0, "</s>": 1, "<unk>": 2} | {f"w{i}": i for i in range(3, VOCAB)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
+    )
+    tiny_model("marian").save_pretrained(tmp_path)
+    fast.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def config(path: Path | str, **settings) -> TargetConfig:
+    return TargetConfig(path=str(path), device="cpu", **settings)
+
+
+def test_a_saved_model_loads_with_its_tokenizer_in_eval_mode(folder):
+    target = load_target(config(folder))
+    assert target.tokenizer("w5 w6")["input_ids"] == [5, 6]
+    assert (target.model.training, target.model.dtype) == (False, torch.float32)
+    assert target.path == str(folder)
+    assert load_target(config(folder, dtype="bfloat16")).model.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("path", ["/no/such/folder", "./nowhere", "a/b/c"])
+def test_a_missing_folder_is_named_without_asking_the_network(path):
+    with pytest.raises(ConfigError, match=f"target.path = '{path}': no such folder"):
+        load_target(config(path))
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="holds no config.json"):
+        load_target(config(tmp_path))
+
+
+@pytest.mark.parametrize("settings", [{"model_type": "gpt2"}, {"model_type": "bert"}], ids=str)
+def test_a_model_that_is_no_encoder_decoder_is_refused_from_its_configuration(tmp_path, settings):
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ConfigError, match=f"'{settings['model_type']}' model, not an encoder"):
+        check_seq2seq(config(tmp_path))
+
+
+def test_an_unknown_model_type_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "nothing-known"}))
+    with pytest.raises(ConfigError, match="no model configuration"):
+        check_seq2seq(config(tmp_path))
+
+
+def test_a_missing_tokenizer_is_named_before_weights_are_read(folder):
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="tokenizer"):
+        load_target(config(folder))
+
+
+def test_weights_that_are_not_safetensors_are_refused(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match="safetensors are needed"):
+        load_target(config(folder))
+
+
+def test_an_unknown_device_is_refused():
+    with pytest.raises(ConfigError, match="'gpu' is no device"):
+        choose_device("gpu")
+
+
+def test_a_cuda_device_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ConfigError, match="0 usable CUDA devices"):
+        choose_device("cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigError, match="target.device = 'cuda:1'"):
+        choose_device("cuda:1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto") == torch.device("cpu")

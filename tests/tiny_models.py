@@ -1,0 +1,88 @@
+"""Tiny random encoder-decoder models in float64, one a family, that produce varied text."""
+
+from __future__ import annotations
+
+import torch
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
+    MBartConfig,
+    MBartForConditionalGeneration,
+    PegasusConfig,
+    PegasusForConditionalGeneration,
+    PretrainedConfig,
+    PreTrainedModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+PAD, EOS, UNK, BOS = 0, 1, 2, 3
+VOCAB = 40
+SPECIAL = {
+    "pad_token_id": PAD,
+    "eos_token_id": EOS,
+    "vocab_size": VOCAB,
+    "tie_word_embeddings": False,
+}
+BART_SHAPE = SPECIAL | {
+    "bos_token_id": BOS,
+    "d_model": 16,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+    "max_position_embeddings": 64,
+    "init_std": 0.15,
+    "forced_eos_token_id": None,
+}
+T5_SHAPE = SPECIAL | {
+    "d_model": 16,
+    "d_kv": 8,
+    "d_ff": 32,
+    "num_layers": 2,
+    "num_heads": 2,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 16,
+    "decoder_start_token_id": PAD,
+}
+FAMILIES = ("marian", "bart", "mbart", "pegasus", "t5", "flan-t5")
+
+
+def tiny_model(family: str, seed: int = 3, **changes: object) -> PreTrainedModel:
+    """A random model of a family, in eval mode. `changes` go into its configuration."""
+    kind, config_kind, settings = _shape(family)
+    config: PretrainedConfig = config_kind(**(settings | changes))
+    torch.manual_seed(seed)
+    model = kind(config).double().eval()
+    # a head of its own: one tied to the embeddings makes random models repeat their last token
+    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+    model.get_input_embeddings().weight.data.normal_()
+    if family in ("marian", "bart", "mbart", "pegasus"):
+        model.final_logits_bias.normal_(std=0.5)  # so that leaving it out is noticed
+        model.final_logits_bias[0, EOS] += 2.0  # some sequences end early
+    return model
+
+
+def _shape(family: str):
+    if family == "marian":
+        start = {"decoder_start_token_id": PAD, "scale_embedding": True}
+        return MarianMTModel, MarianConfig, BART_SHAPE | start
+    if family == "bart":
+        return BartForConditionalGeneration, BartConfig, BART_SHAPE | {"decoder_start_token_id": 1}
+    if family == "mbart":
+        start = {"decoder_start_token_id": EOS, "scale_embedding": True}
+        return MBartForConditionalGeneration, MBartConfig, BART_SHAPE | start
+    if family == "pegasus":
+        start = {"decoder_start_token_id": PAD}
+        return PegasusForConditionalGeneration, PegasusConfig, BART_SHAPE | start
+    if family == "t5":
+        return T5ForConditionalGeneration, T5Config, T5_SHAPE | {"scale_decoder_outputs": True}
+    gated = {
+        "feed_forward_proj": "gated-gelu",
+        "scale_decoder_outputs": False,
+    }
+    return T5ForConditionalGeneration, T5Config, T5_SHAPE | gated
