@@ -15,6 +15,7 @@ from drafttrain.config import (
     DistillConfig,
     EvalConfig,
     GenerateConfig,
+    check_settings,
     load_settings,
     merge_values,
     validate_settings,
@@ -32,6 +33,7 @@ TYPER_STYLE: dict[str, Any] = {
 }
 app = typer.Typer(**TYPER_STYLE)
 
+# Numbers are text here: their types are those of the settings, which also word the errors.
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file of settings.")]
 Target = Annotated[
     str | None, typer.Option("--target", help="Hub name or folder of the target model.")
@@ -43,22 +45,32 @@ Drafter = Annotated[
 Data = Annotated[
     str | None, typer.Option("--data", help="Inputs: Hub name, file (txt, jsonl, ...) or folder.")
 ]
-Limit = Annotated[int | None, typer.Option("--limit", help="Most rows to use.")]
-DraftLength = Annotated[int | None, typer.Option("--k", help="Tokens drafted in a round.")]
-Seed = Annotated[int | None, typer.Option("--seed", help="Seed of every random choice.")]
+Limit = Annotated[str | None, typer.Option("--limit", metavar="INT", help="Most rows to use.")]
+DraftLength = Annotated[
+    str | None, typer.Option("--k", metavar="INT", help="Tokens drafted in a round.")
+]
+Seed = Annotated[
+    str | None, typer.Option("--seed", metavar="INT", help="Seed of every random choice.")
+]
 Temperature = Annotated[
-    float | None, typer.Option("--temperature", help="0: greedy; above: sampling.")
+    str | None,
+    typer.Option("--temperature", metavar="FLOAT", help="0: greedy; above: sampling."),
 ]
 VerifierKind = Annotated[
     str | None,
     typer.Option("--verifier", help="auto, greedy, rejection or spec-verification (lossy)."),
 ]
 Beta = Annotated[
-    int | None, typer.Option("--beta", help="Spec-Verification: among the target's top beta.")
+    str | None,
+    typer.Option(
+        "--beta", metavar="INT", help="Spec-Verification: among the target's top beta tokens."
+    ),
 ]
 Tau = Annotated[
-    float | None,
-    typer.Option("--tau", help="Spec-Verification: largest log-probability gap to its first."),
+    str | None,
+    typer.Option(
+        "--tau", metavar="FLOAT", help="Spec-Verification: largest log-probability gap to the top."
+    ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 """Read by run_command before the command itself runs; declared to be listed in the help."""
@@ -181,9 +193,9 @@ def evaluate(
     values = merge_values(config, overrides or (), flags)
     if sweep:
         values["sweep"] = parse_sweep(sweep)
-    written = validate_settings(EvalConfig, values)  # before any run is looked at
-    expand_sweep(written.decode, written.sweep)
+    check_settings(EvalConfig, values)
     settings = validate_settings(EvalConfig, fill_data(fill_from_run(values)))
+    expand_sweep(settings.decode, settings.sweep)
     if settings.report is None:
         run = run_of(str(settings.decode.drafter))
         folder = Path() if run is None else run.folder
@@ -239,7 +251,7 @@ def generate(
     if show_rounds and json_lines:
         raise ConfigError("--json holds the rounds already; leave --show-rounds out")
     values = merge_values(config, overrides or (), flags)
-    validate_settings(GenerateConfig, values)
+    check_settings(GenerateConfig, values)
     settings = validate_settings(GenerateConfig, fill_from_run(values))
     texts = _given_texts(text, settings)
     quiet_libraries()
@@ -291,7 +303,7 @@ def run_command(command: typer.Typer, name: str, arguments: Sequence[str]) -> No
         _fail(name, f"{type(error).__name__}: {error} (a bug; --debug shows where)", BUG)
     if code == INTERRUPTED:
         _fail(name, "interrupted", INTERRUPTED)
-    raise SystemExit(code)
+    raise SystemExit(code or 0)
 
 
 def _fail(name: str, message: str, code: int) -> NoReturn:
@@ -301,12 +313,12 @@ def _fail(name: str, message: str, code: int) -> NoReturn:
 
 def _decode_flags(
     drafter: str | None,
-    k: int | None,
+    k: str | None,
     verifier: str | None,
-    beta: int | None,
-    tau: float | None,
-    temperature: float | None,
-    seed: int | None,
+    beta: str | None,
+    tau: str | None,
+    temperature: str | None,
+    seed: str | None,
 ) -> dict[str, Any]:
     return {
         "decode.drafter": drafter,

@@ -351,6 +351,15 @@ def validate_settings(kind: type[Settings], values: Mapping[str, Any]) -> Settin
         raise ConfigError(_explain(kind, error)) from None
 
 
+def check_settings(kind: type[Config], values: Mapping[str, Any]) -> None:
+    """Raise ConfigError for what is wrong, but not for what is missing: a run may fill it in."""
+    try:
+        kind.model_validate(values)
+    except ValidationError as error:
+        if any(one["type"] != "missing" for one in error.errors()):
+            raise ConfigError(_explain(kind, error)) from None
+
+
 def dump_settings(settings: Config) -> str:
     """The settings as YAML, every field written out."""
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
@@ -395,8 +404,9 @@ def _assign(values: dict[str, Any], key: str, value: Any, shown: str) -> None:
 
 def _explain(kind: type[Config], error: ValidationError) -> str:
     errors = error.errors()
-    # A misspelt key is also a missing one; the misspelling is what the user must mend.
-    first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
+    # A misspelt key leaves another one missing; the misspelling is what the user must mend.
+    order = {"extra_forbidden": 0, "missing": 2}
+    first = min(errors, key=lambda one: order.get(one["type"], 1))
     location = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         known = sorted(_names_beside(kind, first["loc"]))

@@ -33,6 +33,8 @@ from drafttrain.evaluation.tables import main_table, parity_lines, trade_off_tab
 from drafttrain.models.spec_drafter import SpecDrafter
 from drafttrain.runs import PLAIN
 
+LOG_WIDTH = 132
+
 
 def measure(settings: EvalConfig) -> None:
     """Run the evaluation that the settings describe, write its files, print its tables.
@@ -144,6 +146,8 @@ def check_teacher_forced(settings: EvalConfig, variants: list[DecodeConfig]) -> 
 def print_report(report: Report, path: Path) -> None:
     """The tables, what parity showed, and where the files lie."""
     console = Console()
+    if not console.is_terminal:  # a log file has room for whole columns
+        console = Console(width=LOG_WIDTH)
     console.print(main_table(report))
     trade_off = trade_off_table(report)
     if trade_off is not None:

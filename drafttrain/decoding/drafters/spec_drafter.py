@@ -16,6 +16,7 @@ from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import (
     Chance,
     DraftState,
+    Draw,
     Proposal,
     Sampling,
     Source,
@@ -36,6 +37,9 @@ class SpecDrafterDrafter:
 
     def __init__(self, model: SpecDrafter):
         self.model = model.eval()
+
+    def draw(self, sampling: Sampling) -> Draw:
+        return "deterministic" if sampling.greedy else "iid"
 
     def start(self, source: Source, sampling: Sampling, chance: Chance) -> BlockSession:
         return BlockSession(self.model, source, sampling, chance)

@@ -1,0 +1,342 @@
+"""The command line: help, one-line errors, and all commands on a tiny random pair."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from drafttrain.cli import main, recipe_command
+from drafttrain.config import (
+    ConfigError,
+    DataConfig,
+    DrafterConfig,
+    SpecDrafterRecipe,
+    TargetConfig,
+    dump_settings,
+)
+from drafttrain.models.initialise import initialise, make_config
+from drafttrain.models.spec_drafter import SpecDrafter
+from drafttrain.runs import newest_run, run_of
+from tests.tiny_models import VOCAB, tiny_model
+
+TRAINED_K = 4
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    words = ["<pad>", "</s>", "<unk>", "<mask>", *(f"w{i}" for i in range(4, VOCAB))]
+    level = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    level.pre_tokenizer = pre_tokenizers.Whitespace()
+    level.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 1)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=level,
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        mask_token="<mask>",
+    )
+
+
+def save_target(folder: Path, **changes: object) -> Path:
+    model = tiny_model("marian", **changes).float()
+    model.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def save_run(folder: Path, target: Path, held_out: Path | None) -> Path:
+    """A finished run: an untrained drafter that starts from the target."""
+    recipe = SpecDrafterRecipe(
+        run=folder,
+        target=TargetConfig(path=str(target)),
+        data=DataConfig(path="train.txt"),
+        held_out=None if held_out is None else DataConfig(path=str(held_out)),
+        drafter=DrafterConfig(k=TRAINED_K, decoder_layers=1),
+    )
+    model = tiny_model("marian").float()
+    identity = {"path": str(target), "revision": None}
+    drafter = SpecDrafter(make_config(model.config, recipe.drafter, 3, identity))
+    initialise(drafter, model, "both")
+    drafter.save_pretrained(folder / "final")
+    make_tokenizer().save_pretrained(folder / "final")
+    (folder / "run.yaml").write_text(dump_settings(recipe))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Path:
+    """A folder with a target, one finished run and two inputs."""
+    root = tmp_path_factory.mktemp("project")
+    torch.manual_seed(0)
+    rows = [{"source": "w5 w6 w7", "reference": "w8"}, {"source": "w9 w4", "reference": "w7 w6"}]
+    (root / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    save_target(root / "target")
+    save_run(root / "checkpoints" / "tiny", root / "target", root / "test.jsonl")
+    return root
+
+
+@pytest.fixture
+def inside(project, monkeypatch) -> Path:
+    monkeypatch.chdir(project)
+    return project
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    return ended.value.code
+
+
+def refused(capsys, *arguments: str) -> str:
+    """The one line that a wrong input ends in."""
+    assert run(*arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    lines = printed.err.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("drafttrain: ")
+    return lines[0].removeprefix("drafttrain: ")
+
+
+# help and mistakes
+
+
+@pytest.mark.parametrize("command", ["distill", "eval", "generate"])
+def test_help_shows_examples(capsys, command):
+    assert run(command, "--help") == 0
+    text = capsys.readouterr().out
+    assert "Examples:" in text and f"drafttrain {command} --target" in text
+
+
+def test_no_arguments_show_the_help(capsys):
+    assert run() == 0
+    text = capsys.readouterr().out
+    assert all(command in text for command in ("distill", "eval", "generate"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["evaluate"], ["evaluate"]),
+        (["eval", "--drafer", "x"], ["--drafer"]),
+        (["eval", "--k", "ten"], ["decode.stop.k = 'ten'", "integer"]),
+        (["eval", "--k", "0"], ["decode.stop.k = '0'", "greater than 0"]),
+        (["eval", "decode.stop.kk=3"], ["decode.stop.kk", "did you mean 'k'"]),
+        (["eval", "--mode", "fast"], ["mode = 'fast'", "'decode' or 'teacher-forced'"]),
+        (["eval", "--verifier", "strict"], ["decode.verifier.kind = 'strict'", "'greedy'"]),
+        (["eval", "--sweep", "k"], ["sweep 'k'", "k=5,10"]),
+        (["eval", "--config", "absent.yaml"], ["absent.yaml"]),
+        (["eval", "seed"], ["'seed'", "key=value"]),
+        (["distill", "--target", "t", "--data", "d"], ["'out'", "out=VALUE"]),
+        (["distill", "--target", "t", "--data", "d", "--out", "o", "--method", "x"], ["method"]),
+        (["generate", "--text", "a", "--json", "--show-rounds"], ["--json", "--show-rounds"]),
+        (["generate", "--text", "a", "--temperature", "-1"], ["temperature = '-1'"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_wrong_arguments_end_in_one_line(capsys, tmp_path, monkeypatch, arguments, says):
+    monkeypatch.chdir(tmp_path)
+    line = refused(capsys, *arguments)
+    assert all(word in line for word in says), line
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["eval", "--target", "target", "--data", "test.jsonl"], ["--drafter none"]),
+        (["eval", "--drafter", "./absent", "--target", "target"], ["--data"]),
+        (
+            ["eval", "--drafter", "./absent", "--target", "target", "--data", "test.jsonl"],
+            ["'./absent'", "no such folder"],
+        ),
+        (["eval", "--drafter", "./absent"], ["./absent", "--target"]),
+        (["eval", "--drafter", "target", "--target", "target", "--data", "test.jsonl"], ["marian"]),
+        (["eval", "--target", "./absent", "--drafter", "checkpoints/tiny"], ["--data"]),
+        (["eval", "--data", "absent.txt"], ["absent.txt"]),
+        (["eval", "--report", "report.txt"], ["report.txt", ".json"]),
+        (["eval", "--report", "test.jsonl/report.json"], ["test.jsonl", "is a file"]),
+        (["eval", "--sweep", "gamma=1"], ["gamma", "k, beta, tau"]),
+        (["eval", "--sweep", "k=0"], ["k", "0"]),
+        (["eval", "--beta", "3"], ["beta = 3", "--verifier spec-verification"]),
+        (["eval", "--verifier", "greedy", "--temperature", "1"], ["greedy", "temperature"]),
+        (["eval", "--mode", "teacher-forced", "--temperature", "1"], ["--mode decode"]),
+        (["eval", "--mode", "teacher-forced", "--drafter", "none"], ["--mode decode"]),
+        (["eval", "--mode", "teacher-forced", "--k", "9"], ["k = 9", "--mode decode"]),
+        (["generate", "--text", "w5", "--data", "test.jsonl"], ["--text and --data"]),
+        (["generate", "--text", " "], ["input 0 is empty"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_wrong_pairings_end_in_one_line_and_write_nothing(capsys, inside, arguments, says):
+    before = sorted(inside.rglob("*"))
+    line = refused(capsys, *arguments)
+    assert all(word in line for word in says), line
+    assert sorted(inside.rglob("*")) == before
+
+
+def test_a_drafter_of_another_vocabulary_is_refused_before_weights_are_read(
+    capsys, inside, tmp_path
+):
+    other = save_target(tmp_path / "other", vocab_size=VOCAB + 8)
+    (other / "model.safetensors").unlink()
+    line = refused(
+        capsys, "generate", "--text", "w5", "--target", str(other), "--drafter", "checkpoints/tiny"
+    )
+    assert f"{VOCAB} tokens" in line and str(VOCAB + 8) in line
+    assert str(other) in line and "checkpoints/tiny" in line
+
+
+def test_eval_without_any_run_says_how_to_make_one(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "train_spec_drafter.py" in refused(capsys, "eval")
+
+
+def test_debug_shows_the_traceback(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError):
+        main(["eval", "--debug"])
+
+
+def test_interruption_is_one_line_and_exit_code_130(capsys, monkeypatch):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("drafttrain.cli.load_settings", interrupt)
+    assert run("distill") == 130
+    assert capsys.readouterr().err == "drafttrain: interrupted\n"
+
+
+def test_a_bug_is_told_apart_from_a_mistake_in_input(capsys, monkeypatch):
+    def fail(*_: object) -> None:
+        raise KeyError("lost")
+
+    monkeypatch.setattr("drafttrain.cli.load_settings", fail)
+    assert run("distill") == 1
+    assert "KeyError" in capsys.readouterr().err
+
+
+def test_recipes_end_in_one_line_too(capsys):
+    @recipe_command
+    def recipe(name: str) -> None:
+        raise ConfigError(f"{name} is\nwrong")
+
+    with pytest.raises(SystemExit) as ended:
+        recipe(["this"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "test_cli.py: this is wrong\n"
+
+
+# runs
+
+
+def test_the_newest_run_is_the_one_finished_last(project, tmp_path):
+    for age, name in ((30, "older"), (10, "newer"), (0, "unfinished"), (0, "target-run")):
+        folder = save_run(tmp_path / name, project / "target", None)
+        config = folder / "final" / "config.json"
+        then = time.time() - age
+        os.utime(config, (then, then))
+        if name == "unfinished":
+            config.unlink()
+        if name == "target-run":
+            config.write_text('{"model_type": "marian"}')
+    assert newest_run(tmp_path).folder == tmp_path / "newer"
+
+
+def test_a_drafter_is_found_in_its_run_by_either_folder(project):
+    folder = project / "checkpoints" / "tiny"
+    assert run_of(str(folder)) == run_of(str(folder / "final"))
+    assert run_of(str(folder)).drafter == folder / "final"
+    assert run_of(str(project / "target")) is None
+
+
+# the commands, end to end
+
+
+def test_eval_of_the_newest_run_leaves_report_samples_and_plot(capsys, inside):
+    assert run("eval", "repeats=1", "warmup=0", "bootstrap=20", "num_beams=2") == 0
+    report = json.loads((inside / "checkpoints/tiny/report.json").read_text())
+    names = [one["name"] for one in report["runs"]]
+    assert names[:2] == ["plain", f"spec-drafter k={TRAINED_K} greedy"]
+    assert report["runs"][1]["metrics"]["identical"]["value"] == 1.0
+    assert (inside / "checkpoints/tiny/samples.jsonl").read_text().count("\n") == 2
+    assert (inside / "checkpoints/tiny/report.png").stat().st_size > 0
+    assert "tokens a round" in capsys.readouterr().out
+
+
+def test_eval_sweeps_k_and_verification(inside, tmp_path):
+    report = tmp_path / "sweep.json"
+    quick = ["repeats=1", "warmup=0", "bootstrap=20", "baselines=[]", "--report", str(report)]
+    assert run("eval", "--sweep", "k=2,3", "--sweep", "tau=1,2", "--limit", "1", *quick) == 0
+    names = [one["name"] for one in json.loads(report.read_text())["runs"]]
+    assert names == ["plain"] + [
+        f"spec-drafter k={k} {verifier}"
+        for k in (2, 3)
+        for verifier in ("greedy", "spec-verification(3,1.0)", "spec-verification(3,2.0)")
+    ]
+
+
+def test_teacher_forced_estimate_equals_decoding(inside, tmp_path):
+    quick = ["repeats=1", "warmup=0", "bootstrap=20", "baselines=[]"]
+    found = []
+    for mode in ("decode", "teacher-forced"):
+        report = tmp_path / f"{mode}.json"
+        assert run("eval", "--mode", mode, "--report", str(report), *quick) == 0
+        found.append(json.loads(report.read_text())["runs"][-1]["metrics"]["tokens_per_round"])
+    assert found[0]["value"] == pytest.approx(found[1]["value"], abs=1e-12)
+
+
+def test_plain_decoding_alone_can_be_measured(inside, tmp_path):
+    report = tmp_path / "plain.json"
+    quick = ["repeats=1", "warmup=0", "bootstrap=20", "baselines=[]", "--report", str(report)]
+    assert (
+        run("eval", "--drafter", "none", "--target", "target", "--data", "test.jsonl", *quick) == 0
+    )
+    assert [one["name"] for one in json.loads(report.read_text())["runs"]] == ["plain"]
+
+
+def generated(capsys, *arguments: str) -> str:
+    assert run("generate", *arguments, "decode.sampling.max_new_tokens=12") == 0
+    return capsys.readouterr().out
+
+
+def test_generate_writes_the_same_text_with_and_without_a_drafter(capsys, inside):
+    given = ["--text", "w5 w6 w7", "--text", "w9 w4"]
+    drafted = generated(capsys, *given)
+    assert drafted == generated(capsys, *given, "--drafter", "none")
+    assert drafted.count("\n") == 2
+
+
+def test_generate_reads_standard_input_and_files_alike(capsys, inside, monkeypatch):
+    from_file = generated(capsys, "--data", "test.jsonl")
+    monkeypatch.setattr("sys.stdin", io.StringIO("w5 w6 w7\nw9 w4\n"))
+    assert generated(capsys) == from_file
+
+
+def test_json_rounds_add_up_to_the_tokens(capsys, inside):
+    line = json.loads(generated(capsys, "--text", "w5 w6 w7", "--json"))
+    assert line["tokens"] == [token for one in line["rounds"] for token in one["emitted"]]
+    for one in line["rounds"]:
+        accepted = one["accepted"]
+        assert one["drafted"][:accepted] == one["emitted"][:accepted]
+        assert len(one["emitted"]) - accepted in (0, 1)
+    assert line["tokens_per_round"] == len(line["tokens"]) / len(line["rounds"])
+
+
+def test_rounds_are_shown_one_a_line_with_a_count_of_them(capsys, inside):
+    text = generated(capsys, "--text", "w5 w6 w7", "--show-rounds")
+    numbered = [line for line in text.splitlines() if line[:3].strip().isdigit()]
+    assert f"tokens in {len(numbered)} rounds" in text
+
+
+def test_sampling_follows_the_seed(capsys, inside):
+    given = ["--text", "w5 w6 w7", "--temperature", "1.5"]
+    first = generated(capsys, *given, "--seed", "1")
+    assert first == generated(capsys, *given, "--seed", "1")
+    assert any(first != generated(capsys, *given, "--seed", str(seed)) for seed in (2, 3, 4))
