@@ -1,0 +1,438 @@
+"""Distillation: the target's own outputs for many inputs, as shards that a drafter learns from.
+
+Shards are shared out among processes by number; each process decodes its shards in batches of rows
+of like length and writes each shard when it is whole. Re-running continues with the shards that are
+missing, and gives the same shards as an uninterrupted run, whatever the number of processes.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy
+import torch
+import transformers
+from accelerate import PartialState
+from filelock import FileLock, Timeout
+from tqdm import tqdm
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PretrainedConfig
+
+from drafttrain.config import ConfigError, DistillConfig
+from drafttrain.data.batch_generation import decodes_alone, generate_batch
+from drafttrain.data.prompts import load_inputs
+from drafttrain.data.shards import (
+    TRUNCATED,
+    Manifest,
+    ShardRow,
+    check_same_settings,
+    count_rows,
+    hash_inputs,
+    hash_tokenizer,
+    hash_weights,
+    load_distilled,
+    missing_shards,
+    read_manifest,
+    remove_leftovers,
+    shard_path,
+    write_manifest,
+    write_shard,
+)
+from drafttrain.decoding.logits_processing import check_generation_config
+from drafttrain.decoding.types import Sampling
+from drafttrain.models.loading import LoadedTarget, check_seq2seq, load_target
+
+__all__ = [
+    "DistillPlan",
+    "Manifest",
+    "distill",
+    "load_distilled",
+    "plan_distillation",
+    "read_manifest",
+]
+
+LOCK = ".writing.lock"
+PATIENCE = timedelta(days=7)
+"""How long a process waits for the others' shards."""
+ROWS_NAMED = 20
+"""Most skipped or failed rows that are printed; the shards name them all."""
+
+
+def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manifest:
+    """Writes the missing shards of `config.out` and returns the finished manifest.
+
+    Runs in every process of an `accelerate launch`. Raises ConfigError, before anything is
+    written, for settings that contradict each other, the target or the folder's manifest.
+    """
+    _check_settings(config)
+    state = PartialState(timeout=PATIENCE)  # first: it assigns each process its device
+    inputs = load_inputs(config.data)
+    if target is None:
+        check_lengths(config, check_seq2seq(config.target))
+        target = load_target(config.target)
+    check_lengths(config, target.model.config)
+    with ExitStack() as stack:
+        if state.is_main_process:
+            stack.enter_context(_only_writer(config.out))
+            _begin(config, target, inputs)
+        state.wait_for_everyone()
+        manifest = read_manifest(config.out)
+        missing = missing_shards(config.out, manifest)
+        state.wait_for_everyone()  # all have listed before anyone writes
+        mine = missing[state.process_index :: state.num_processes]
+        try:
+            _write_shards(mine, config, target, inputs, quiet=not state.is_main_process)
+            state.wait_for_everyone()
+        except KeyboardInterrupt:
+            if state.is_main_process:
+                there = manifest.shards - len(missing_shards(config.out, manifest))
+                _say(
+                    f"interrupted: {there} of {manifest.shards} shards are in {config.out}; "
+                    "run the same command again, it continues"
+                )
+            raise
+        if state.is_main_process:
+            finished = manifest.model_copy(update={"counts": count_rows(config.out, manifest)})
+            write_manifest(config.out, finished)
+            _report(config.out, finished)
+        state.wait_for_everyone()
+    return read_manifest(config.out)
+
+
+@dataclass(frozen=True)
+class DistillPlan:
+    """What a distillation will take, known before any weights are loaded."""
+
+    rows: int
+    shards: int
+    shards_there: int
+    """Shards that an earlier run has left."""
+    batches: int
+    """Estimated from the sample."""
+    source_tokens: int
+    """Estimated from the sample."""
+    target_tokens: int
+    """Estimated: outputs as long as their inputs, but for max_new_tokens."""
+    longest_source: int
+    """Tokens of the longest input in the sample."""
+    sampled_rows: int
+    disk_bytes: int
+    """Estimated."""
+    parameters: int
+    weight_bytes: int
+    cache_bytes: int
+    """Keys and values of one full batch (times the beams), at max_new_tokens."""
+
+    def __str__(self) -> str:
+        mib = 2**20
+        return (
+            f"{self.rows:,} rows, about {self.source_tokens:,} source tokens (longest of "
+            f"{self.sampled_rows:,} sampled: {self.longest_source}), {self.batches:,} batches in "
+            f"{self.shards} shards ({self.shards_there} there), about "
+            f"{self.disk_bytes / mib:,.1f} MiB on disk; target of {self.parameters:,} parameters, "
+            f"{self.weight_bytes / mib:,.0f} MiB, at most {self.cache_bytes / mib:,.0f} MiB of "
+            "keys and values"
+        )
+
+
+def plan_distillation(config: DistillConfig, sample: int = 1000) -> DistillPlan:
+    """Rows, tokens, batches, disk and memory of a run. Loads the inputs and the tokenizer only."""
+    _check_settings(config)
+    model_config = check_seq2seq(config.target)
+    check_lengths(config, model_config)
+    inputs = load_inputs(config.data)
+    tokenizer = AutoTokenizer.from_pretrained(
+        config.target.path,
+        revision=config.target.revision,
+        trust_remote_code=config.target.trust_remote_code,
+    )
+    step = max(1, len(inputs) // sample)
+    chosen = inputs.select(range(0, len(inputs), step))
+    lengths = [len(ids) for ids in tokenizer(chosen["source"][:], verbose=False)["input_ids"]]
+    tokens = round(sum(lengths) * len(inputs) / len(lengths))
+    cut = sum(min(length, config.sampling.max_new_tokens) for length in lengths)
+    with torch.device("meta"):
+        model = AutoModelForSeq2SeqLM.from_config(
+            model_config, trust_remote_code=config.target.trust_remote_code
+        )
+    width = torch.finfo(getattr(torch, config.target.dtype)).bits // 8
+    shards = -(-len(inputs) // config.shard_rows)
+    rows_a_batch = max(1, config.batch_tokens * len(lengths) // max(1, sum(lengths)))
+    positions = rows_a_batch * config.sampling.max_new_tokens + config.batch_tokens
+    beams = config.num_beams if config.method == "beam" else 1
+    layers, hidden = model_config.num_hidden_layers, model_config.hidden_size
+    return DistillPlan(
+        rows=len(inputs),
+        shards=shards,
+        shards_there=sum(shard_path(config.out, i).is_file() for i in range(shards)),
+        batches=sum(
+            -(-min(config.shard_rows, len(inputs) - i * config.shard_rows) // rows_a_batch)
+            for i in range(shards)
+        ),
+        source_tokens=tokens,
+        target_tokens=round(cut * len(inputs) / len(lengths)),
+        longest_source=max(lengths),
+        sampled_rows=len(lengths),
+        disk_bytes=round(2 * tokens * 2.0 + 8 * len(inputs)),  # two bytes a token after zstd
+        parameters=model.num_parameters(),
+        weight_bytes=model.num_parameters() * width,
+        cache_bytes=2 * layers * hidden * positions * beams * width,
+    )
+
+
+def check_lengths(config: DistillConfig, model_config: PretrainedConfig) -> None:
+    """The target must have positions for `max_new_tokens`. Raises ConfigError."""
+    positions = _positions(model_config)
+    wanted = config.sampling.max_new_tokens
+    if positions is not None and wanted > positions:
+        raise ConfigError(
+            f"sampling.max_new_tokens = {wanted}, but the target has only {positions} positions; "
+            f"use sampling.max_new_tokens={positions} or less"
+        )
+
+
+def _check_settings(config: DistillConfig) -> None:
+    sampling = config.sampling
+    if config.method == "sample" and sampling.temperature == 0:
+        raise ConfigError(
+            "sampling.temperature = 0.0 with method = 'sample' would be greedy decoding; "
+            "use sampling.temperature=1.0, or method=greedy"
+        )
+    if config.method == "beam" and config.num_beams == 1:
+        raise ConfigError(
+            "num_beams = 1 with method = 'beam' would be greedy decoding; use num_beams=5, "
+            "or method=greedy"
+        )
+    if sampling.seed < 0:
+        raise ConfigError(f"sampling.seed = {sampling.seed}; use a seed of 0 or more")
+    if config.out.exists() and not config.out.is_dir():
+        raise ConfigError(f"out = {str(config.out)!r} is a file; give a folder")
+
+
+def _positions(model_config: PretrainedConfig) -> int | None:
+    """Most tokens on either side; None for relative positions (T5)."""
+    return model_config.to_dict().get("max_position_embeddings")
+
+
+def generate_settings(config: DistillConfig) -> dict[str, Any]:
+    """What is asked of `generate`; the rest is as the target's generation_config says."""
+    sampled = config.method == "sample"
+    sampling = config.sampling
+    return {
+        "max_new_tokens": sampling.max_new_tokens,
+        "max_length": None,
+        "num_beams": config.num_beams if config.method == "beam" else 1,
+        "do_sample": sampled,
+        "temperature": sampling.temperature if sampled else None,
+        "top_k": sampling.top_k if sampled else None,
+        "top_p": sampling.top_p if sampled else None,
+        "num_return_sequences": 1,
+        "return_dict_in_generate": False,
+        "use_cache": True,
+    } | ({} if config.method == "beam" else {"early_stopping": None, "length_penalty": None})
+
+
+def _only_writer(folder: Path) -> FileLock:
+    """A lock that the operating system drops when its holder dies. Raises ConfigError if held."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ConfigError(
+            f"another process is writing to {str(folder)!r} ({LOCK} is locked); wait until it "
+            "ends, stop it, or give another folder with out="
+        ) from None
+    return lock
+
+
+def _begin(config: DistillConfig, target: LoadedTarget, inputs: datasets.Dataset) -> None:
+    """Compares with what an earlier run has begun here, or begins."""
+    wanted = _describe(config, target, inputs)
+    try:
+        check_generation_config(target.model.generation_config, _sampling(config))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if (config.out / "manifest.json").is_file():
+        check_same_settings(config.out, read_manifest(config.out), wanted)
+        remove_leftovers(config.out)
+        return
+    strangers = sorted(path.name for path in config.out.glob("shard-*.parquet"))
+    if strangers:
+        raise ConfigError(
+            f"{str(config.out)!r} holds {strangers[0]} but no manifest.json; give another folder "
+            "with out="
+        )
+    write_manifest(config.out, wanted)
+
+
+def _sampling(config: DistillConfig) -> Sampling:
+    if config.method != "sample":
+        return Sampling()
+    return Sampling(config.sampling.temperature, config.sampling.top_k, config.sampling.top_p)
+
+
+def _describe(config: DistillConfig, target: LoadedTarget, inputs: datasets.Dataset) -> Manifest:
+    sampled = config.method == "sample"
+    settings = generate_settings(config)
+    own = target.model.generation_config.to_dict()
+    ignored = settings.keys() | {"transformers_version", "_from_model_config"}
+    sampling = config.sampling
+    return Manifest(
+        target=target.path,
+        revision=config.target.revision,
+        commit=getattr(target.model.config, "_commit_hash", None),  # set for Hub models only
+        weights_sha256=hash_weights(target.model),
+        dtype=str(target.model.dtype).removeprefix("torch."),
+        tokenizer_sha256=hash_tokenizer(target.tokenizer),
+        generation_config={k: v for k, v in own.items() if k not in ignored and v is not None},
+        method=config.method,
+        num_beams=settings["num_beams"],
+        max_new_tokens=sampling.max_new_tokens,
+        temperature=sampling.temperature if sampled else None,
+        top_k=sampling.top_k if sampled else None,
+        top_p=sampling.top_p if sampled else None,
+        seed=sampling.seed if sampled else None,
+        batch_tokens=config.batch_tokens,
+        shard_rows=config.shard_rows,
+        max_source_tokens=config.max_source_tokens,
+        data=config.data.model_dump(mode="json"),
+        inputs_sha256=hash_inputs(inputs),
+        rows=len(inputs),
+        versions={"torch": torch.__version__, "transformers": transformers.__version__},
+    )
+
+
+def _write_shards(
+    shards: Sequence[int],
+    config: DistillConfig,
+    target: LoadedTarget,
+    inputs: datasets.Dataset,
+    quiet: bool,
+) -> None:
+    sizes = [min(config.shard_rows, len(inputs) - i * config.shard_rows) for i in shards]
+    with tqdm(total=sum(sizes), unit="row", desc="distil", disable=quiet) as bar:
+        tokens, start = 0, time.perf_counter()
+        for shard, size in zip(shards, sizes, strict=True):
+            first = shard * config.shard_rows
+            rows = []
+            for done in _decode_rows(inputs.select(range(first, first + size)), config, target):
+                rows.extend(done)
+                tokens += sum(len(row.target_ids) for row in done)
+                rate = tokens / (time.perf_counter() - start)
+                bar.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
+                bar.update(len(done))
+            write_shard(shard_path(config.out, shard), sorted(rows, key=lambda row: row.row))
+
+
+def _decode_rows(
+    inputs: datasets.Dataset, config: DistillConfig, target: LoadedTarget
+) -> Iterator[list[ShardRow]]:
+    """Rows of one shard in batches of like length; those that cannot be decoded come first."""
+    texts = inputs["source"][:]
+    tokenized = target.tokenizer(texts, verbose=False)["input_ids"]
+    positions = _positions(target.model.config)
+    ready, skipped = [], []
+    for row, text, ids in zip(inputs["row"][:], texts, tokenized, strict=True):
+        reason = ""
+        if not text.removeprefix(config.data.prefix).strip():
+            reason = "empty"
+        elif len(ids) > config.max_source_tokens:
+            reason = f"{len(ids)} tokens, max_source_tokens is {config.max_source_tokens}"
+        elif positions is not None and len(ids) > positions:
+            reason = f"{len(ids)} tokens, the target has {positions} positions"
+        if reason:
+            skipped.append(ShardRow(row, status="skipped", reason=reason))
+        else:
+            ready.append(ShardRow(row, source_ids=ids))
+    yield skipped
+    budget = 1 if decodes_alone(target.model.generation_config) else config.batch_tokens
+    for batch in batches_by_length(ready, budget):
+        yield _decode_batch(batch, config, target)
+
+
+def batches_by_length(rows: Sequence[ShardRow], batch_tokens: int) -> Iterator[list[ShardRow]]:
+    """Longest first, as many rows as fit: rows x longest row <= batch_tokens, but at least one."""
+    ordered = sorted(rows, key=lambda row: (-len(row.source_ids), row.row))
+    while ordered:
+        fit = max(1, batch_tokens // len(ordered[0].source_ids))
+        yield ordered[:fit]
+        ordered = ordered[fit:]
+
+
+def _decode_batch(
+    batch: list[ShardRow], config: DistillConfig, target: LoadedTarget
+) -> list[ShardRow]:
+    """Decodes; where memory does not suffice, in halves. A single row that fails is an error."""
+    uniforms = None
+    if config.method == "sample":
+        uniforms = torch.stack([row_uniforms(config, row.row) for row in batch])
+    try:
+        outputs = generate_batch(
+            target.model, [row.source_ids for row in batch], generate_settings(config), uniforms
+        )
+    except torch.OutOfMemoryError:
+        outputs = None
+    if outputs is None:
+        if len(batch) == 1:
+            reason = "out of memory; use a smaller max_source_tokens or max_new_tokens"
+            return [ShardRow(batch[0].row, batch[0].source_ids, status="error", reason=reason)]
+        half = len(batch) // 2
+        return _decode_batch(batch[:half], config, target) + _decode_batch(
+            batch[half:], config, target
+        )
+    return [
+        _finish(row, tokens, config, target) for row, tokens in zip(batch, outputs, strict=True)
+    ]
+
+
+def row_uniforms(config: DistillConfig, row: int) -> torch.Tensor:
+    """A row's own random numbers: they depend on the seed and its number alone."""
+    generator = numpy.random.default_rng([config.sampling.seed, row])
+    return torch.from_numpy(generator.random(config.sampling.max_new_tokens))
+
+
+def _finish(
+    row: ShardRow, tokens: list[int] | None, config: DistillConfig, target: LoadedTarget
+) -> ShardRow:
+    if tokens is None:
+        reason = f"scores are not finite in {target.model.dtype}; try target.dtype=float32"
+        return ShardRow(row.row, row.source_ids, status="error", reason=reason)
+    generation = target.model.generation_config
+    ends = generation.eos_token_id
+    ended = tokens[-1] in (ends if isinstance(ends, list) else [ends])
+    full = len(tokens) == config.sampling.max_new_tokens
+    cut = full and (not ended or generation.forced_eos_token_id is not None)
+    return ShardRow(row.row, row.source_ids, tokens, reason=TRUNCATED if cut else "")
+
+
+def _report(folder: Path, manifest: Manifest) -> None:
+    """The account, and the numbers of the rows that gave no output."""
+    counts = manifest.counts
+    assert counts is not None
+    _say(
+        f"{folder}: {manifest.rows} rows = {counts.ok} ok + {counts.skipped} skipped + "
+        f"{counts.error} failed; {counts.target_tokens} tokens, {counts.truncated} outputs cut at "
+        f"max_new_tokens = {manifest.max_new_tokens}"
+    )
+    if counts.skipped + counts.error:
+        columns = ["row", "status", "reason"]
+        paths = [str(shard_path(folder, shard)) for shard in range(manifest.shards)]
+        lost = datasets.Dataset.from_parquet(
+            paths, columns=columns, filters=[("status", "!=", "ok")], keep_in_memory=True
+        )
+        for row in lost.select(range(min(ROWS_NAMED, len(lost)))):
+            _say(f"  row {row['row']}: {row['status']}, {row['reason']}")
+        if len(lost) > ROWS_NAMED:
+            _say(f"  and {len(lost) - ROWS_NAMED} more: see column `reason` of the shards")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
