@@ -27,6 +27,9 @@ class Environment(BaseModel):
     cores: int
     threads: int
     """Threads that torch computes with."""
+    load: float | None = None
+    """Processes that ran or waited in the last minute (load average): more than the threads
+    above means that others shared the machine."""
     gpu: str | None
     python: str
     versions: dict[str, str]
@@ -42,6 +45,7 @@ def describe_environment(command: str | None = None) -> Environment:
         cpu=_cpu_model(),
         cores=os.cpu_count() or 1,
         threads=torch.get_num_threads(),
+        load=round(os.getloadavg()[0], 2) if os.name == "posix" else None,
         gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         python=platform.python_version(),
         versions=_versions(),

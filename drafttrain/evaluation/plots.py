@@ -15,8 +15,15 @@ from drafttrain.evaluation.report import Report, Run
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A7A7A", "#B8A800")
 """Okabe and Ito's palette, which colour-blind readers can tell apart, and two more."""
 GREY = "#9A9A9A"
+QUALITY = {
+    "bleu_difference": "BLEU, difference to plain decoding",
+    "consistency_bleu": "BLEU against plain decoding",
+}
+"""Quality metrics of the trade-off panel, best first."""
 MOST_LINES = len(COLOURS)
 """Methods drawn by position; more would not be told apart."""
+FEWEST_ROUNDS = 10
+"""Rounds that must have reached a position for it to be drawn."""
 
 Panel = Callable[[Axes, Report], None]
 
@@ -24,8 +31,10 @@ Panel = Callable[[Axes, Report], None]
 def plot_report(report: Report, path: Path) -> None:
     """Write a PNG with the panels that the report has numbers for."""
     panels = choose_panels(report)
-    figure = Figure(figsize=(5.6 * len(panels), 4.6), dpi=150, layout="constrained")
-    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    columns = len(panels) if len(panels) < 4 else 2
+    lines = -(-len(panels) // columns)
+    figure = Figure(figsize=(5.8 * columns, 4.4 * lines), dpi=150, layout="constrained")
+    axes = figure.subplots(lines, columns, squeeze=False).flat
     for axis, panel in zip(axes, panels, strict=True):
         panel(axis, report)
         _tidy(axis)
@@ -62,50 +71,51 @@ def choose_panels(report: Report) -> list[Panel]:
 
 def acceptance_panel(axis: Axes, report: Report) -> None:
     """Conditional acceptance by draft position (solid), and accepted up to there (dashed)."""
-    runs = [run for run in _methods(report) if run.by_position][:MOST_LINES]
+    runs = longest_drafts(report)[:MOST_LINES]
     for colour, run in zip(COLOURS, runs, strict=False):
         rates = run.by_position
-        assert rates is not None, "chosen above"
-        known = [(i + 1, rate) for i, rate in enumerate(rates.conditional) if rate is not None]
-        xs = [x for x, _ in known]
+        assert rates is not None, "chosen so"
+        points = [
+            (i + 1, rate)
+            for i, (rate, reached) in enumerate(zip(rates.conditional, rates.reached, strict=True))
+            if rate is not None and reached >= FEWEST_ROUNDS
+        ]
+        xs = [x for x, _ in points]
         axis.plot(
-            xs, [rate.value for _, rate in known], "o-", color=colour, markersize=4,
+            xs, [rate.value for _, rate in points], "o-", color=colour, markersize=4.5,
             label=_label(run), markerfacecolor="white" if run.lossy else colour,
         )  # fmt: skip
-        if len(runs) <= 3:
-            lows, highs = [rate.low for _, rate in known], [rate.high for _, rate in known]
-            axis.fill_between(xs, lows, highs, color=colour, alpha=0.15, linewidth=0)
-            upto = [rate.value for rate in rates.acceptance]
-            axis.plot(range(1, len(upto) + 1), upto, "--", color=colour, linewidth=1)
-    axis.set(title="Acceptance by draft position", xlabel="position in the draft", ylim=(0, 1.02))
-    axis.set_ylabel(
-        "of rounds that got there (– – of all rounds)"
-        if len(runs) <= 3
-        else "of rounds that got there"
-    )
+        lows, highs = [rate.low for _, rate in points], [rate.high for _, rate in points]
+        axis.fill_between(xs, lows, highs, color=colour, alpha=0.12, linewidth=0)
+        upto = [rate.value for rate in rates.acceptance]
+        axis.plot(range(1, len(upto) + 1), upto, "--", color=colour, linewidth=1, alpha=0.8)
+    axis.plot([], [], "--", color=GREY, linewidth=1, label="of all rounds, accepted up to there")
+    axis.set(
+        title="Acceptance by draft position", xlabel="position in the draft",
+        ylabel="share of rounds that got there", ylim=(0, 1.02),
+    )  # fmt: skip
     axis.xaxis.get_major_locator().set_params(integer=True)
-    axis.legend(fontsize=7.5, frameon=False, loc="lower left")
+    _legend(axis)
 
 
 def tokens_against_k(axis: Axes, report: Report) -> None:
     """Tokens a round against draft length, a line for each verifier."""
     _curves_over_k(axis, report, "tokens_per_round")
     axis.set(title="Tokens per round", xlabel="draft length k", ylabel="tokens per target call")
+    axis.set_ylim(bottom=1.0)
+    _legend(axis)
 
 
 def speed_against_k(axis: Axes, report: Report) -> None:
     """Speed-up against draft length, a line for each verifier."""
     _curves_over_k(axis, report, "speedup")
-    axis.axhline(1.0, color=GREY, linewidth=1)
     for run in report.runs:
-        if run.kind == "baseline" and "speedup" in run.metrics:
+        if run.kind != "method" and "speedup" in run.metrics:
             value = run.metrics["speedup"].value
-            axis.axhline(value, color=GREY, linewidth=1, linestyle=":")
-            axis.annotate(
-                run.name, (1, value), xycoords=("axes fraction", "data"), ha="right", va="bottom",
-                fontsize=7.5, color="#666666",
-            )  # fmt: skip
+            _level(axis, value, run.name, below=value < 1.0)
     axis.set(title="Speed-up", xlabel="draft length k", ylabel="times plain decoding")
+    axis.set_ylim(bottom=0.0)
+    _legend(axis)
 
 
 def speed_bars(axis: Axes, report: Report) -> None:
@@ -124,33 +134,31 @@ def tokens_bars(axis: Axes, report: Report) -> None:
 
 
 def trade_off_panel(axis: Axes, report: Report) -> None:
-    """Quality against tokens a round; hollow points are lossy."""
+    """What lossy acceptance costs and gains; hollow points are lossy."""
     metric = _quality(report)
-    assert metric is not None, "chosen above"
+    assert metric is not None, "chosen so"
     runs = [run for run in _methods(report) if metric in run.metrics]
-    plain = report.runs[0].metrics.get(metric)
-    if plain is not None:
-        axis.axhline(plain.value, color=GREY, linewidth=1)
-        axis.annotate("plain decoding", (1, plain.value), xycoords=("axes fraction", "data"),
-                      ha="right", va="bottom", fontsize=7.5, color="#666666")  # fmt: skip
-    families = sorted({run.verifier.partition("(")[0] for run in runs if run.verifier})
-    for colour, family in zip(COLOURS, families, strict=False):
+    if metric == "bleu_difference":
+        _level(axis, 0.0, "plain decoding")
+    for colour, family in zip(COLOURS, _families(runs), strict=False):
         points = [run for run in runs if run.verifier and run.verifier.startswith(family)]
-        for run in points:
+        lossy = points[0].lossy
+        face = "white" if lossy else colour
+        for place, run in enumerate(points):
             x, y = run.metrics["tokens_per_round"], run.metrics[metric]
             axis.errorbar(
-                x.value, y.value, xerr=_error(x), yerr=_error(y), fmt="o", color=colour,
-                ecolor="#D0D0D0", elinewidth=1, markerfacecolor="white" if run.lossy else colour,
+                x.value, y.value, xerr=_errors([x]), yerr=_errors([y]), fmt="o", color=colour,
+                ecolor="#DADADA", elinewidth=1, markerfacecolor=face,
             )  # fmt: skip
-            axis.annotate(_point_label(run), (x.value, y.value), xytext=(5, 5),
-                          textcoords="offset points", fontsize=7.5)  # fmt: skip
-        label = f"{family} (lossy)" if points[0].lossy else family
-        axis.plot([], [], "o", color=colour, label=label,
-                  markerfacecolor="white" if points[0].lossy else colour)  # fmt: skip
-    names = {"bleu": "BLEU", "consistency_bleu": "BLEU against plain decoding"}
+            axis.annotate(
+                _point_label(run, points), (x.value, y.value), textcoords="offset points",
+                xytext=(6, 5 if place % 2 == 0 else -11), fontsize=7.5,
+            )  # fmt: skip
+        label = f"{family} (lossy)" if lossy else family
+        axis.plot([], [], "o", color=colour, label=label, markerfacecolor=face)
     axis.margins(x=0.15, y=0.15)
-    axis.set(title="Quality and speed", xlabel="tokens per target call", ylabel=names[metric])
-    axis.legend(fontsize=7.5, frameon=False, loc="lower left")
+    axis.set(title="Quality and speed", xlabel="tokens per target call", ylabel=QUALITY[metric])
+    _legend(axis)
 
 
 def _curves_over_k(axis: Axes, report: Report, metric: str) -> None:
@@ -170,7 +178,6 @@ def _curves_over_k(axis: Axes, report: Report, metric: str) -> None:
             label=f"{verifier} (lossy)" if lossy else verifier,
         )  # fmt: skip
     axis.set_xticks(sorted({run.settings["k"] for run in runs}))
-    axis.legend(fontsize=7.5, frameon=False, loc="best")
 
 
 def _bars(axis: Axes, runs: Sequence[Run], metric: str, suffix: str) -> None:
@@ -199,27 +206,55 @@ def _methods(report: Report) -> list[Run]:
     return [run for run in report.runs if run.kind == "method"]
 
 
+def longest_drafts(report: Report) -> list[Run]:
+    """The methods that drafted, each drafter and verifier with its longest draft only.
+
+    Shorter drafts have the same conditional acceptance, up to chance.
+    """
+    longest: dict[tuple[str | None, str | None], Run] = {}
+    for run in _methods(report):
+        key = (run.drafter, run.verifier)
+        if run.by_position and (key not in longest or _depth(run) > _depth(longest[key])):
+            longest[key] = run
+    return list(longest.values())
+
+
+def _depth(run: Run) -> int:
+    return len(run.by_position.drafted) if run.by_position else 0
+
+
 def _quality(report: Report) -> str | None:
     """The best quality metric that the methods have."""
-    for metric in ("bleu", "consistency_bleu"):
+    for metric in QUALITY:
         if any(metric in run.metrics for run in _methods(report)):
             return metric
     return None
+
+
+def _families(runs: Sequence[Run]) -> list[str]:
+    """Verifiers without their settings, in order of appearance."""
+    return list(dict.fromkeys(run.verifier.partition("(")[0] for run in runs if run.verifier))
 
 
 def _label(run: Run) -> str:
     return f"{run.name} (lossy)" if run.lossy else run.name
 
 
-def _point_label(run: Run) -> str:
+def _point_label(run: Run, beside: Sequence[Run]) -> str:
+    """The settings in which a point differs from those beside it."""
     names = {"k": "k", "beta": "β", "tau": "τ"}
-    return " ".join(
-        f"{names[name]}={run.settings[name]:g}" for name in names if name in run.settings
-    )
+    varied = [n for n in names if len({other.settings.get(n) for other in beside}) > 1]
+    return " ".join(f"{names[n]}={run.settings[n]:g}" for n in varied if n in run.settings)
 
 
-def _error(estimate: Estimate) -> list[list[float]]:
-    return _errors([estimate])
+def _level(axis: Axes, value: float, label: str, below: bool = False) -> None:
+    """A horizontal line with its name at the right end, above or below it."""
+    axis.axhline(value, color=GREY, linewidth=1, linestyle=":", zorder=1)
+    axis.annotate(
+        label, (0.995, value), xycoords=("axes fraction", "data"), xytext=(0, -2 if below else 2),
+        textcoords="offset points", ha="right", va="top" if below else "bottom",
+        fontsize=7.5, color="#666666",
+    )  # fmt: skip
 
 
 def _errors(estimates: Sequence[Estimate]) -> list[list[float]]:
@@ -227,6 +262,10 @@ def _errors(estimates: Sequence[Estimate]) -> list[list[float]]:
     below = [max(0.0, estimate.value - estimate.low) for estimate in estimates]
     above = [max(0.0, estimate.high - estimate.value) for estimate in estimates]
     return [below, above]
+
+
+def _legend(axis: Axes) -> None:
+    axis.legend(fontsize=8, frameon=True, framealpha=0.85, edgecolor="none", loc="best")
 
 
 def _tidy(axis: Axes) -> None:

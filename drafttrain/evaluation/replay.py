@@ -91,6 +91,19 @@ def replay_outputs(
     return outputs
 
 
+def plain_outputs(pairs: Iterable[tuple[Sequence[int], Sequence[int]]]) -> list[Output]:
+    """The same outputs as plain decoding makes them: one token a round."""
+    outputs = []
+    for sequence, (_, target_ids) in enumerate(pairs):
+        tokens = [int(token) for token in target_ids]
+        rounds = [
+            Round(sequence, drafted=[], path=[], emitted=[token], finished=i == len(tokens) - 1)
+            for i, token in enumerate(tokens)
+        ]
+        outputs.append(Output(tokens=tokens, rounds=rounds))
+    return outputs
+
+
 def _common_beginning(block: Sequence[int], reference: Sequence[int]) -> int:
     for position, (drafted, expected) in enumerate(zip(block, reference, strict=False)):
         if drafted != expected:

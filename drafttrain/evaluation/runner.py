@@ -101,7 +101,7 @@ class Decoded:
     kind: Literal["plain", "method", "baseline"]
     method: Method | None
     outputs: list[Output]
-    """[P], of the first repeat."""
+    """[P], each of the repeat that took the median time."""
     seconds: Array
     """[R, P], wall clock of each repeat and prompt."""
 
@@ -173,7 +173,7 @@ def decode_interleaved(
     for prompt in range(min(options.warmup, len(prompts))):
         for job in jobs:
             job.decode(prompt)
-    outputs: list[list[Output]] = [[] for _ in jobs]
+    found: list[list[list[Output]]] = [[[] for _ in prompts] for _ in jobs]
     seconds = np.zeros((len(jobs), options.repeats, len(prompts)))
     bar = tqdm(
         total=options.repeats * len(prompts), desc="decode", unit="input", disable=not progress
@@ -184,13 +184,12 @@ def decode_interleaved(
                 job = (turn + prompt + repeat) % len(jobs)
                 output = _timed(jobs[job], prompt, model.device)
                 seconds[job, repeat, prompt] = output.seconds
-                if repeat == 0:
-                    outputs[job].append(output)
+                found[job][prompt].append(output)
             bar.update()
     bar.close()
     return [
-        Decoded(job.name, job.kind, job.method, found, times)
-        for job, found, times in zip(jobs, outputs, seconds, strict=True)
+        Decoded(job.name, job.kind, job.method, [_median(repeats) for repeats in outputs], times)
+        for job, outputs, times in zip(jobs, found, seconds, strict=True)
     ]
 
 
@@ -310,6 +309,11 @@ def _timed(job: Job, prompt: int, device: torch.device) -> Output:
     _wait(device)
     output.seconds = perf_counter() - started
     return output
+
+
+def _median(repeats: Sequence[Output]) -> Output:
+    """The output that took the (lower) median time; all have the same tokens."""
+    return sorted(repeats, key=lambda output: output.seconds)[(len(repeats) - 1) // 2]
 
 
 def _wait(device: torch.device) -> None:

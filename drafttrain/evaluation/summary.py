@@ -32,7 +32,7 @@ from drafttrain.evaluation.metrics import (
 )
 from drafttrain.evaluation.plots import plot_report
 from drafttrain.evaluation.quality import CorpusStatistics, bleu_statistics, quality_metrics
-from drafttrain.evaluation.replay import PredictBlocks, replay_outputs
+from drafttrain.evaluation.replay import PredictBlocks, plain_outputs, replay_outputs
 from drafttrain.evaluation.report import (
     DataFacts,
     Difference,
@@ -140,6 +140,7 @@ def evaluate_teacher_forced(
     pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
     options: EvaluationOptions,
     data_name: str,
+    skipped: Sequence[Skipped] = (),
 ) -> Report:
     """Acceptance of greedy verification from one parallel pass a sentence; no speed, no texts.
 
@@ -147,30 +148,42 @@ def evaluate_teacher_forced(
     ValueError where there are no pairs.
     """
     resamples = draw_resamples(len(pairs), options.bootstrap, options.seed)
-    runs = []
+    runs = [_replayed_run(PLAIN, "none", None, plain_outputs(pairs), resamples, options)]
     for name, k, predict_blocks in drafters:
         outputs = replay_outputs(predict_blocks, pairs, options.max_new_tokens)
-        run = Run(
-            name=f"{name} k={k} greedy",
-            kind="method",
-            drafter=name,
-            stop=f"k={k}",
-            verifier="greedy",
-            sampling=sampling_facts(options),
-            lossless=True,
-            settings={"k": k},
-            metrics=acceptance_metrics(count_rounds(outputs), resamples),
-            by_position=position_rates(count_positions(outputs), resamples),
-            totals=totals(count_rounds(outputs)),
-        )
-        runs.append(run)
+        run_name = f"{name} k={k} greedy"
+        runs.append(_replayed_run(run_name, name, k, outputs, resamples, options))
     return Report(
         mode="teacher-forced",
         target=target_facts(target),
-        data=data_facts(data_name, [None] * len(pairs), []),
+        data=data_facts(data_name, [None] * len(pairs), skipped),
         environment=describe_environment(),
         options=options_facts(options),
         runs=runs,
+    )
+
+
+def _replayed_run(
+    name: str,
+    drafter: str,
+    k: int | None,
+    outputs: Sequence[Output],
+    resamples: Array,
+    options: EvaluationOptions,
+) -> Run:
+    counts = count_rounds(outputs)
+    return Run(
+        name=name,
+        kind="plain" if k is None else "method",
+        drafter=drafter,
+        stop=None if k is None else f"k={k}",
+        verifier="greedy",
+        sampling=sampling_facts(options),
+        lossless=True,
+        settings={} if k is None else {"k": k},
+        metrics=acceptance_metrics(counts, resamples),
+        by_position=position_rates(count_positions(outputs), resamples),
+        totals=totals(counts),
     )
 
 
@@ -286,8 +299,8 @@ def compare_outputs(context: Context, outputs: Sequence[Output], other: Decoded)
 
 
 def time_shares(run: Decoded) -> TimeShares:
-    """Where the first repeat's time went; the rounds are of that repeat."""
-    total = float(run.seconds[0].sum())
+    """Where the time went, by the rounds' own clocks."""
+    total = sum(output.seconds for output in run.outputs)
     rounds = [round for output in run.outputs for round in output.rounds]
     draft = sum(round.draft_seconds for round in rounds) / total
     target = sum(round.target_seconds for round in rounds) / total

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions
 from rich.table import Table
 from rich.text import Text
 
@@ -13,6 +16,8 @@ from drafttrain.evaluation.report import GAP_TOLERANCE, Report, Run
 
 LOSSY = "lossy"
 """Mark of methods whose output is not the target's own."""
+WIDE = 110
+"""Columns of a terminal from which on intervals are printed; report.json always has them."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +31,16 @@ class Column:
     suffix: str = ""
 
     def number(self, value: float) -> str:
-        return f"{100 * value if self.percent else value:.{self.digits}f}{self.suffix}"
+        shown = f"{100 * value if self.percent else value:.{self.digits}f}{self.suffix}"
+        return shown.replace("-", "−")
 
     def interval(self, estimate: Estimate) -> str:
         low, high = self.number(estimate.low), self.number(estimate.high)
-        return f"{low.removesuffix(self.suffix) if self.suffix else low}–{high}"
+        between = " to " if "−" in low else "–"
+        return f"{low.removesuffix(self.suffix)}{between}{high}"
 
 
-TOKENS = Column("tokens_per_round", "tokens/round")
+TOKENS = Column("tokens_per_round", "tokens a round")
 SPEEDUP = Column("speedup", "speed-up", suffix="×")
 BLEU = Column("bleu", "BLEU", digits=1)
 BLEU_DIFFERENCE = Column("bleu_difference", "ΔBLEU to plain")
@@ -42,10 +49,9 @@ VS_GENERATE = Column("speedup_vs_generate", "vs generate", suffix="×")
 VS_BEAM = Column("speedup_vs_beam", "vs beam", suffix="×")
 MAIN = (
     TOKENS,
-    Column("acceptance_rate", "accepted %", digits=1, percent=True),
-    Column("identical", "identical %", digits=1, percent=True),
+    Column("identical", "equal %", digits=1, percent=True),
     BLEU,
-    Column("tokens_per_second", "tokens/s", digits=0),
+    Column("tokens_per_second", "tok/s", digits=0),
     SPEEDUP,
     VS_GENERATE,
     VS_BEAM,
@@ -60,40 +66,29 @@ def columns_present(report: Report, columns: Sequence[Column]) -> list[Column]:
     ]
 
 
-def main_table(report: Report) -> Table:
-    """All runs, one a row; 95 % intervals dimmed."""
-    columns = columns_present(report, MAIN)
-    table = Table(title=_title(report), caption=_caption(report), title_justify="left")
-    table.add_column("method", overflow="fold")
-    for column in columns:
-        table.add_column(column.title, justify="right")
-    for run in report.runs:
-        name = Text(run.name)
-        if run.lossy:
-            name.append(f" {LOSSY}", style="bold yellow")
-        table.add_row(name, *[_terminal_cell(run, column) for column in columns])
-    return table
+@dataclass(frozen=True)
+class FittedTable:
+    """A table that shows intervals where the terminal has room for them."""
+
+    build: Callable[[bool], Table]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        yield self.build(options.max_width >= WIDE)
 
 
-def trade_off_table(report: Report) -> Table | None:
+def main_table(report: Report) -> FittedTable:
+    """All runs, one a row; 95 % intervals below the values, dimmed."""
+    return FittedTable(partial(_main_table, report))
+
+
+def trade_off_table(report: Report) -> FittedTable | None:
     """k or (beta, tau) against tokens a round, quality and speed (SpecDec Tables 3 and 4).
 
     None where fewer than two methods were measured.
     """
-    runs = swept_runs(report)
-    if len(runs) < 2:
+    if len(swept_runs(report)) < 2:
         return None
-    table = Table(title="Trade-off", title_justify="left")
-    names = setting_names(runs)
-    for name in names:
-        table.add_column(name, justify="right")
-    columns = columns_present(report, TRADE_OFF)
-    for column in columns:
-        table.add_column(column.title, justify="right")
-    for run in runs:
-        cells = [_setting(run, name) for name in names]
-        table.add_row(*cells, *[_terminal_cell(run, column) for column in columns])
-    return table
+    return FittedTable(partial(_trade_off_table, report))
 
 
 def markdown_table(report: Report, intervals: bool = True) -> str:
@@ -149,18 +144,63 @@ def setting_names(runs: Sequence[Run]) -> list[str]:
     return [name for name in ("k", "beta", "tau") if any(name in run.settings for run in runs)]
 
 
+def _main_table(report: Report, intervals: bool) -> Table:
+    table = _table(_title(report))
+    table.caption = _caption(report, intervals)
+    columns = columns_present(report, MAIN)
+    table.add_column("method", no_wrap=True)
+    for column in columns:
+        table.add_column(column.title, justify="right")
+    for run in report.runs:
+        cells = [_terminal_cell(run, column, intervals) for column in columns]
+        table.add_row(_terminal_name(run), *cells)
+    return table
+
+
+def _trade_off_table(report: Report, intervals: bool) -> Table:
+    runs = swept_runs(report)
+    table = _table("Trade-off")
+    names, columns = setting_names(runs), columns_present(report, TRADE_OFF)
+    for title in [*names, *[column.title for column in columns]]:
+        table.add_column(title, justify="right")
+    for run in runs:
+        settings = [_setting(run, name) for name in names]
+        table.add_row(*settings, *[_terminal_cell(run, column, intervals) for column in columns])
+    return table
+
+
+def _terminal_name(run: Run) -> Text:
+    """The name with its mark, a long one on two lines."""
+    mark = (f" {LOSSY}", "bold yellow") if run.lossy else ""
+    if len(run.name) <= 26 or run.verifier is None:
+        return Text.assemble(run.name, mark)
+    first = run.name.removesuffix(run.verifier).rstrip()
+    return Text.assemble(first, mark, f"\n {run.verifier}")
+
+
 def _setting(run: Run, name: str) -> str:
     if name in run.settings:
         return f"{run.settings[name]:g}"
     return "strict" if name == "beta" and run.lossless else "–"
 
 
-def _terminal_cell(run: Run, column: Column) -> Text:
+def _table(title: str) -> Table:
+    return Table(
+        title=title,
+        title_justify="left",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+
+
+def _terminal_cell(run: Run, column: Column, intervals: bool) -> Text:
     estimate = run.metrics.get(column.metric)
     if estimate is None:
         return Text("–", style="dim")
     cell = Text(column.number(estimate.value))
-    if estimate.low < estimate.high:
+    if intervals and estimate.low < estimate.high:
         cell.append(f"\n{column.interval(estimate)}", style="dim")
     return cell
 
@@ -184,10 +224,12 @@ def _title(report: Report) -> str:
     return f"{report.target.path} on {report.data.path}, {report.data.prompts} inputs"
 
 
-def _caption(report: Report) -> str:
+def _caption(report: Report, intervals: bool) -> str:
     machine = report.environment.gpu if "cuda" in report.target.device else None
     machine = machine or f"{report.environment.cpu}, {report.environment.threads} threads"
-    note = f"95 % bootstrap intervals over inputs. {report.target.dtype}, {machine}."
+    note = f"{report.target.dtype}, {machine}."
+    if intervals:
+        note = f"95 % bootstrap intervals over inputs. {note}"
     if report.mode == "teacher-forced":
         note += " Teacher-forced: acceptance along the target's own outputs; no speed."
     if report.data.skipped:

@@ -1,0 +1,126 @@
+"""How fast is plain decoding in this engine, and what does the loop cost beside the model?
+
+    python benchmarks/engine.py --target FOLDER --data FILE [--limit 50] [--repeats 5]
+
+Every input is decoded by plain decoding and by Transformers' `generate` (greedy) in turn; medians
+over the repeats. The time of plain decoding is split by its own clocks: the target's calls (with
+verification), drafting, and the rest (encoding included), and the encoder is timed alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from drafttrain.config import DataConfig, TargetConfig
+from drafttrain.data.prompts import load_inputs
+from drafttrain.decoding.cached_model import CachedModel
+from drafttrain.decoding.types import Proposal
+from drafttrain.evaluation.environment import describe_environment
+from drafttrain.evaluation.runner import EvaluationOptions, Prompt, decode_interleaved, read_prompts
+from drafttrain.models.loading import load_target
+
+LENGTHS = (1, 5, 11, 26)
+"""New tokens fed in one decoder call: a draft of k and the last committed token make k + 1."""
+CACHED = 8
+"""Tokens in the cache before such a call."""
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    target = load_target(TargetConfig(path=arguments.target))
+    rows = load_inputs(DataConfig(path=arguments.data, limit=arguments.limit))
+    model = CachedModel(target.model)
+    prompts, _ = read_prompts(target, model, rows)
+    options = EvaluationOptions(
+        max_new_tokens=arguments.max_new_tokens, repeats=arguments.repeats, baselines=("generate",)
+    )
+    plain, generate = decode_interleaved(target, model, [], prompts, options, progress=True)
+    rounds = [round for output in plain.outputs for round in output.rounds]
+    tokens = sum(len(output.tokens) for output in plain.outputs)
+    in_target = sum(round.target_seconds for round in rounds)
+    in_draft = sum(round.draft_seconds for round in rounds)
+    encoder = median_seconds(
+        [lambda p=prompt: model.encode(p.source) for prompt in prompts], arguments.repeats
+    )
+    loop = sum(output.seconds for output in plain.outputs) - in_target - in_draft - encoder
+    calls = call_seconds(model, prompts[0], arguments.repeats)
+    figures = {
+        "prompts": len(prompts),
+        "tokens": tokens,
+        "plain_ms_per_token": 1e3 * plain.median_seconds.sum() / tokens,
+        "generate_ms_per_token": 1e3 * generate.median_seconds.sum() / tokens,
+        "speedup_over_generate": generate.median_seconds.sum() / plain.median_seconds.sum(),
+        "target_ms_per_round": 1e3 * in_target / len(rounds),
+        "draft_ms_per_round": 1e3 * in_draft / len(rounds),
+        "loop_ms_per_round": 1e3 * loop / len(rounds),
+        "encoder_ms_per_prompt": 1e3 * encoder / len(prompts),
+        **{f"target_call_ms_{n}_tokens": 1e3 * seconds for n, seconds in calls.items()},
+    }
+    environment = describe_environment().model_dump()
+    report = {"target": arguments.target, "environment": environment, "figures": figures}
+    for name, value in figures.items():
+        print(f"{name:28} {value:10.3f}" if isinstance(value, float) else f"{name:28} {value:10}")
+    if arguments.out is not None:
+        arguments.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--target", required=True, help="folder or Hub name of the target")
+    parser.add_argument("--data", required=True, help="file of inputs")
+    parser.add_argument("--limit", type=int, default=50, help="most inputs")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--out", type=Path, help="also write the figures to this JSON file")
+    return parser.parse_args()
+
+
+def call_seconds(model: CachedModel, prompt: Prompt, repeats: int) -> dict[int, float]:
+    """Median time of a target call that feeds n new tokens after CACHED ones."""
+
+    def call(new: int) -> float:
+        state = model.encode(prompt.source)
+        committed = prompt.source.prefix.repeat(CACHED)
+        nothing = committed.new_empty(0)
+        model.score([state], [committed], [Proposal.empty()])
+        model.keep(state, nothing)
+        committed = prompt.source.prefix.repeat(CACHED + 1)
+        draft = Proposal.chain(committed[:1].repeat(new - 1))
+        wait(model)
+        started = perf_counter()
+        model.score([state], [committed], [draft])
+        wait(model)
+        return perf_counter() - started
+
+    times = {new: [] for new in LENGTHS}
+    for _ in range(10 * repeats):
+        for new in LENGTHS:
+            times[new].append(call(new))
+    return {new: float(np.median(found)) for new, found in times.items()}
+
+
+def median_seconds(calls: Sequence[Callable[[], object]], repeats: int) -> float:
+    """Sum over calls of the median time of each."""
+    times = np.zeros((repeats, len(calls)))
+    for repeat in range(repeats):
+        for i, call in enumerate(calls):
+            started = perf_counter()
+            call()
+            times[repeat, i] = perf_counter() - started
+    return float(np.median(times, axis=0).sum())
+
+
+def wait(model: CachedModel) -> None:
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
+
+
+if __name__ == "__main__":
+    main()
