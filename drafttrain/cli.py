@@ -15,6 +15,7 @@ from drafttrain.config import (
     DistillConfig,
     EvalConfig,
     GenerateConfig,
+    Interrupted,
     check_settings,
     load_settings,
     merge_values,
@@ -295,6 +296,8 @@ def run_command(command: typer.Typer, name: str, arguments: Sequence[str]) -> No
         _fail(name, error.format_message(), USER_ERROR)
     except KeyboardInterrupt:
         code = INTERRUPTED
+    except Interrupted as interruption:
+        _fail(name, str(interruption), INTERRUPTED)
     except Exception as error:
         if debug:
             raise

@@ -31,6 +31,10 @@ class ConfigError(ValueError):
     """A setting is wrong. The message names the field, the value and the remedy."""
 
 
+class Interrupted(Exception):
+    """Work was asked to stop and has been saved; the message says where."""
+
+
 class Config(BaseModel):
     """Base of all settings: frozen, unknown keys refused, docstrings under fields kept."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from drafttrain.config import (
     ConfigError,
     DataConfig,
     DrafterConfig,
+    Interrupted,
     SpecDrafterRecipe,
     TargetConfig,
     dump_settings,
@@ -213,6 +215,15 @@ def test_interruption_is_one_line_and_exit_code_130(capsys, monkeypatch):
     assert capsys.readouterr().err == "drafttrain: interrupted\n"
 
 
+def test_a_stop_that_was_saved_says_where(capsys, monkeypatch):
+    def stop(*_: object) -> None:
+        raise Interrupted("stopped at step 3 of 9; a checkpoint is in run")
+
+    monkeypatch.setattr("drafttrain.cli.load_settings", stop)
+    assert run("distill") == 130
+    assert "step 3 of 9" in capsys.readouterr().err
+
+
 def test_a_bug_is_told_apart_from_a_mistake_in_input(capsys, monkeypatch):
     def fail(*_: object) -> None:
         raise KeyError("lost")
@@ -257,6 +268,19 @@ def test_a_drafter_is_found_in_its_run_by_either_folder(project):
 
 
 # the commands, end to end
+
+
+def test_distill_shows_its_plan_without_writing_then_writes(capsys, inside):
+    given = ["--target", "target", "--data", "test.jsonl", "--out", "shards"]
+    given.append("sampling.max_new_tokens=12")
+    assert run("distill", *given, "--dry-run") == 0
+    assert "2" in capsys.readouterr().out
+    assert not (inside / "shards").exists()
+    assert run("distill", *given) == 0
+    account = json.loads((inside / "shards" / "manifest.json").read_text())
+    assert account["target"]
+    assert list((inside / "shards").glob("*.parquet"))
+    shutil.rmtree(inside / "shards")
 
 
 def test_eval_of_the_newest_run_leaves_report_samples_and_plot(capsys, inside):

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from drafttrain.config import TrainConfig
+from drafttrain.config import Interrupted, TrainConfig
 from drafttrain.data.collate import BatchPlan
 from drafttrain.training.checkpoints import (
     Progress,
@@ -40,10 +40,6 @@ from drafttrain.training.schedules import learning_rate
 
 Example = tuple[int, int, list[int], list[int]]
 """(epoch, row, source_ids, target_ids)"""
-
-
-class Interrupted(Exception):
-    """Training was asked to stop; a checkpoint was written first."""
 
 
 class Examples(Dataset):
