@@ -51,14 +51,39 @@ def drafter_shape(config: PretrainedConfig) -> dict:
     return reader(config)
 
 
+def has_own_output(target: PreTrainedModel) -> bool:
+    """Whether the target's output rows differ from its embeddings; its configuration can be wrong.
+
+    Raises ValueError where encoder and decoder embed tokens differently: a Spec-Drafter shares one
+    table.
+    """
+    embedding = target.get_input_embeddings().weight
+    for part in (target.get_encoder(), target.get_decoder()):
+        own = part.get_input_embeddings().weight
+        if own.shape != embedding.shape or not torch.equal(own, embedding):
+            raise ValueError(
+                "the target's encoder and decoder have embeddings of their own; a Spec-Drafter "
+                "needs a shared table"
+            )
+    output = target.get_output_embeddings().weight
+    return output.shape != embedding.shape or not torch.equal(output, embedding)
+
+
 def make_config(
     target: PretrainedConfig,
     settings: DrafterConfig,
     mask_id: int | None,
     identity: dict | None = None,
+    untied_output: bool | None = None,
 ) -> SpecDrafterConfig:
-    """The drafter's configuration for a target. `identity` records which target it is for."""
+    """The drafter's configuration for a target. `identity` records which target it is for.
+
+    untied_output is read off the target's configuration where it is not given; `has_own_output`
+    reads it off the weights.
+    """
     shape = drafter_shape(target)
+    if untied_output is not None:
+        shape["untied_output"] = untied_output
     if settings.encoder_layers is not None:
         shape["encoder_layers"] = settings.encoder_layers
     return SpecDrafterConfig(
@@ -142,6 +167,11 @@ def _homeless(name: str, used: set[str], theirs: dict[str, Tensor], parts: str) 
 
 
 def _bart_shape(config: PretrainedConfig) -> dict:
+    if config.model_type == "marian" and not config.share_encoder_decoder_embeddings:
+        raise ValueError(
+            "this Marian model has separate source and target vocabularies "
+            "(share_encoder_decoder_embeddings=false); a Spec-Drafter needs a shared one"
+        )
     pre_norm = config.model_type in ("mbart", "pegasus")
     learned = config.model_type in ("bart", "mbart")
     return {
@@ -159,6 +189,7 @@ def _bart_shape(config: PretrainedConfig) -> dict:
         "position_offset": 2 if learned else 0,
         "embedding_scale": config.d_model**0.5 if config.scale_embedding else 1.0,
         "embedding_norm": learned,
+        "untied_output": not config.tie_word_embeddings,
         "logits_bias": True,
     }
 
@@ -191,6 +222,7 @@ def _t5_shape(config: PretrainedConfig) -> dict:
 def _bart_names(own: SpecDrafterConfig, target: PretrainedConfig) -> dict[str, list[str]]:
     names = {
         "embedding.weight": ["model.shared.weight"],
+        "output.weight": ["lm_head.weight"],
         "logits_bias": ["final_logits_bias"],
     }
     for part, depth, target_depth in (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -28,5 +29,7 @@ def smoothed_cross_entropy(
 
     Shapes: logits [N, V], labels [N] (no ignored ones), weights [N]. N = 0 keeps a graph.
     """
-    losses = F.cross_entropy(logits.float(), labels, reduction="none", label_smoothing=smoothing)
+    if logits.dtype in (torch.bfloat16, torch.float16):
+        logits = logits.float()
+    losses = F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
     return (losses * weights).sum(), weights.sum()

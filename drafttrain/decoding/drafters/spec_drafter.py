@@ -17,6 +17,7 @@ from drafttrain.decoding.types import (
     Chance,
     DraftState,
     Draw,
+    Draw,
     Proposal,
     Sampling,
     Source,
@@ -37,6 +38,9 @@ class SpecDrafterDrafter:
 
     def __init__(self, model: SpecDrafter):
         self.model = model.eval()
+
+    def draw(self, sampling: Sampling) -> Draw:
+        return "deterministic" if sampling.greedy else "iid"
 
     def draw(self, sampling: Sampling) -> Draw:
         return "deterministic" if sampling.greedy else "iid"
@@ -134,7 +138,7 @@ class BlockSession:
 
     def _draw(self, hidden: Tensor, last: int, stop: StopPolicy) -> Proposal:
         model, coupled = self.model, bool(self.model.config.coupling_rank)
-        probs = None if coupled else warp(model.project(hidden).float(), self.sampling)
+        probs = None if coupled else warp(model.project(hidden), self.sampling)
         from_hidden = model.coupling_hidden(hidden) if coupled else None
         drafted: list[Tensor] = []
         rows: list[Tensor] = []
@@ -142,7 +146,7 @@ class BlockSession:
         for depth in range(len(hidden)):
             if probs is None:
                 slot = model.couple(hidden[depth], from_hidden[depth], previous)
-                row = warp(model.project(slot).float(), self.sampling)
+                row = warp(model.project(slot), self.sampling)
             else:
                 row = probs[depth]
             if not stop.admit(DraftState(depth, next_probs=row, hidden=hidden[depth])):

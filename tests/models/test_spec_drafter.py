@@ -1,0 +1,213 @@
+"""Spec-Drafter computes what its target computes, and every way of running it agrees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModel, PreTrainedModel
+
+from drafttrain.config import DrafterConfig
+from drafttrain.models.initialise import (
+    drafter_shape,
+    has_own_output,
+    initialise,
+    make_config,
+    spread,
+)
+from drafttrain.models.slots import lay_out
+from drafttrain.models.spec_drafter import PREFIX, Rows, SpecDrafter, SpecDrafterConfig
+from tests.tiny_models import FAMILIES, VOCAB, tiny_model
+
+# T5 computes its norms and position buckets in float32, whatever the dtype
+TOLERANCE = {"t5": 1e-5, "flan-t5": 1e-5}
+
+
+def shared(family: str) -> PreTrainedModel:
+    """A tiny target whose encoder and decoder share their embeddings, with a head of its own."""
+    return tiny_model(family, tie_word_embeddings=True)
+
+
+def tiny_drafter(family: str = "marian", parts: str = "both", **settings) -> SpecDrafter:
+    target = shared(family)
+    settings = DrafterConfig(**{"k": 4} | settings)
+    config = make_config(target.config, settings, None, untied_output=has_own_output(target))
+    torch.manual_seed(0)
+    drafter = SpecDrafter(config).double().eval()
+    initialise(drafter, target, parts)
+    return drafter
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_drafter_of_equal_depth_computes_what_its_target_computes(family: str) -> None:
+    target, drafter = shared(family), tiny_drafter(family, decoder_layers=2)
+    ids, tokens = torch.randint(4, VOCAB, (2, 7)), torch.randint(4, VOCAB, (2, 6))
+    mask = torch.ones(2, 7, dtype=torch.long)
+    mask[1, 5:] = 0
+    positions = torch.arange(6).expand(2, -1)
+    rows = Rows(tokens, positions, torch.full_like(tokens, PREFIX), positions)
+    with torch.no_grad():
+        expected = target(input_ids=ids, attention_mask=mask, decoder_input_ids=tokens).logits
+        logits = drafter.logits(drafter(ids, mask, rows))
+    assert (logits - expected).abs().max() < TOLERANCE.get(family, 1e-12)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_parameter_is_accounted_for(family: str) -> None:
+    target = shared(family)
+    config = make_config(
+        target.config, DrafterConfig(coupling_rank=2), None, untied_output=has_own_output(target)
+    )
+    account = initialise(SpecDrafter(config).double(), target, "both")
+    assert all(name.startswith("coupling") for name in account.missing)
+    assert account.unexpected == []
+    encoder_only = initialise(SpecDrafter(config).double(), target, "encoder")
+    assert any(name.startswith("decoder.") for name in encoder_only.missing)
+    assert not any(name.startswith("encoder.") for name in encoder_only.missing)
+
+
+def test_target_with_two_embedding_tables_is_refused() -> None:
+    with pytest.raises(ValueError, match="shared table"):
+        has_own_output(tiny_model("bart", tie_word_embeddings=False))
+
+
+def test_unknown_family_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="spec-drafter"):
+        drafter_shape(SpecDrafterConfig())
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs", "expected"),
+    [
+        (3, 3, [0, 1, 2]),
+        (12, 6, [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]),  # SpecDec: floor(i * 6 / 12)
+        (2, 6, [0, 5]),
+        (2, 3, [0, 2]),
+        (1, 6, [5]),
+    ],
+)
+def test_layers_are_spread_as_stated(own: int, theirs: int, expected: list[int]) -> None:
+    assert spread(own, theirs) == expected
+
+
+def test_anchored_rows_by_hand() -> None:
+    """y = 5 6 7 1, k = 3, one block after y_1: masks stand at positions 2 and 3."""
+    config = SpecDrafterConfig(vocab_size=10, k=3, mask_id=9, decoder_start_token_id=0)
+    layout = lay_out(torch.tensor([[5, 6, 7, 1]]), torch.tensor([4]), torch.tensor([[1]]), config)
+    assert layout.rows.tokens.tolist() == [[0, 5, 6, 7, 9, 9]]
+    assert layout.rows.positions.tolist() == [[0, 1, 2, 3, 2, 3]]
+    assert layout.labels.tolist() == [[5, 6, 7, 1, 7, 1]]
+    assert layout.fill.tolist() == [[-1, -1, -1, -1, 6, 7]]
+    assert layout.previous.tolist() == [[0, 5, 6, 7, 6, 7]]
+    visible = layout.rows.visible(bidirectional=False)[0, 0].int().tolist()
+    assert visible == [
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0],
+        [1, 1, 0, 0, 1, 1],  # a slot sees the start token, y_1 and its own block
+        [1, 1, 0, 0, 1, 1],
+    ]
+
+
+def test_paper_rows_by_hand_with_masks_past_the_end() -> None:
+    """y = 5 6 1, k = 3, a block after y_1: slots at positions 1 to 3, the last past EOS."""
+    config = SpecDrafterConfig(
+        vocab_size=10, k=3, mask_id=9, decoder_start_token_id=0, slots="paper"
+    )
+    layout = lay_out(torch.tensor([[5, 6, 1]]), torch.tensor([3]), torch.tensor([[1]]), config)
+    assert layout.of_blocks(layout.rows.positions).tolist() == [[[1, 2, 3]]]
+    assert layout.of_blocks(layout.labels).tolist() == [[[6, 1, -100]]]
+    assert layout.of_blocks(layout.fill).tolist() == [[[6, 1, -1]]]
+    assert layout.of_blocks(layout.previous)[0, 0, :2].tolist() == [5, 6]
+    assert layout.of_prefix(layout.labels).tolist() == [[-100, -100, -100]]
+    visible = layout.rows.visible(bidirectional=False)[0, 0].int()
+    assert visible[3].tolist() == [1, 0, 0, 1, 1, 1]
+
+
+def test_bidirectional_prefix_sees_the_block_and_nothing_after_the_prefix() -> None:
+    config = SpecDrafterConfig(
+        vocab_size=10,
+        k=2,
+        mask_id=9,
+        decoder_start_token_id=0,
+        slots="paper",
+        prefix_attention="bidirectional",
+    )
+    layout = lay_out(torch.tensor([[5, 6, 7, 1]]), torch.tensor([4]), torch.tensor([[2]]), config)
+    visible = layout.rows.visible(bidirectional=True)[0, 0].int()
+    for row in (0, 1, 4, 5):
+        assert visible[row].tolist() == [1, 1, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("slots", ["anchored", "paper"])
+def test_a_block_among_many_equals_the_block_alone(slots: str) -> None:
+    drafter = tiny_drafter("t5", slots=slots)
+    ids, targets = torch.randint(4, VOCAB, (1, 5)), torch.randint(4, VOCAB, (1, 6))
+    lengths, prefixes = torch.tensor([6]), torch.tensor([[0, 2, 5]])
+    together = lay_out(targets, lengths, prefixes, drafter.config)
+    with torch.no_grad():
+        hidden = together.of_blocks(drafter(ids, None, together.rows))
+        for i, prefix in enumerate(prefixes[0]):
+            alone = lay_out(targets, lengths, prefix.view(1, 1), drafter.config)
+            one = alone.of_blocks(drafter(ids, None, alone.rows))
+            assert (hidden[:, i] - one[:, 0]).abs().max() < 1e-12
+
+
+def test_padding_changes_nothing() -> None:
+    drafter = tiny_drafter("bart")
+    ids, targets = torch.randint(4, VOCAB, (2, 5)), torch.randint(4, VOCAB, (2, 6))
+    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    lengths, prefixes = torch.tensor([3, 6]), torch.tensor([[1, -1], [2, 4]])
+    layout = lay_out(targets, lengths, prefixes, drafter.config)
+    alone = lay_out(targets[:1, :3], lengths[:1], prefixes[:1, :1], drafter.config)
+    with torch.no_grad():
+        padded = layout.of_blocks(drafter(ids, mask, layout.rows))[0, 0]
+        bare = alone.of_blocks(drafter(ids[:1, :3], None, alone.rows))[0, 0]
+    assert (padded - bare).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_saved_drafter_loads_with_the_auto_class_and_computes_the_same(
+    family: str, tmp_path: Path
+) -> None:
+    drafter = tiny_drafter(family, coupling_rank=3)
+    drafter.save_pretrained(tmp_path)
+    assert [file.suffix for file in tmp_path.iterdir() if "model" in file.name] == [".safetensors"]
+    loaded = AutoModel.from_pretrained(tmp_path, dtype=torch.float64).eval()
+    ids, targets = torch.randint(4, VOCAB, (1, 5)), torch.randint(4, VOCAB, (1, 6))
+    layout = lay_out(targets, torch.tensor([6]), torch.tensor([[2]]), drafter.config)
+    with torch.no_grad():
+        for model in (drafter, loaded):
+            model.expected = model.logits(model(ids, None, layout.rows), layout.previous)
+    assert torch.equal(drafter.expected, loaded.expected)
+    assert loaded.config.mask_id == VOCAB  # a row of its own, past the vocabulary
+
+
+def test_soft_copy_mixes_source_embeddings_into_masked_slots_only() -> None:
+    drafter = tiny_drafter("bart", soft_copy=True)
+    ids, targets = torch.randint(4, VOCAB, (1, 5)), torch.randint(4, VOCAB, (1, 6))
+    layout = lay_out(targets, torch.tensor([6]), torch.tensor([[2]]), drafter.config)
+    rows = layout.rows
+    with torch.no_grad():
+        memory = drafter.encode(ids)
+        embedded = drafter.embed(rows.tokens)
+        copied = drafter._copy_source(embedded, rows.tokens, rows.positions, memory)
+    masked = rows.tokens == drafter.config.mask_id
+    assert torch.equal(copied[~masked], embedded[~masked])
+    source = memory.source[0][0]
+    assert (copied[masked] <= source.max(0).values + 1e-9).all()
+    assert (copied[masked] >= source.min(0).values - 1e-9).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"prefix_attention": "bidirectional"}, "drafter.slots=paper"),
+        ({"soft_copy": True, "positions": "relative"}, "drafter.soft_copy=false"),
+    ],
+)
+def test_impossible_shapes_are_refused_with_the_remedy(settings: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SpecDrafter(SpecDrafterConfig(d_model=16, attention_heads=2, **settings))
