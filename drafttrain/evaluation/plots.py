@@ -22,6 +22,8 @@ QUALITY = {
 """Quality metrics of the trade-off panel, best first."""
 MOST_LINES = len(COLOURS)
 """Methods drawn by position; more would not be told apart."""
+MOST_BANDS = 2
+"""Methods up to which intervals are drawn by position; more would hide each other."""
 FEWEST_ROUNDS = 10
 """Rounds that must have reached a position for it to be drawn."""
 
@@ -85,8 +87,9 @@ def acceptance_panel(axis: Axes, report: Report) -> None:
             xs, [rate.value for _, rate in points], "o-", color=colour, markersize=4.5,
             label=_label(run), markerfacecolor="white" if run.lossy else colour,
         )  # fmt: skip
-        lows, highs = [rate.low for _, rate in points], [rate.high for _, rate in points]
-        axis.fill_between(xs, lows, highs, color=colour, alpha=0.12, linewidth=0)
+        if len(runs) <= MOST_BANDS:
+            lows, highs = [rate.low for _, rate in points], [rate.high for _, rate in points]
+            axis.fill_between(xs, lows, highs, color=colour, alpha=0.12, linewidth=0)
         upto = [rate.value for rate in rates.acceptance]
         axis.plot(range(1, len(upto) + 1), upto, "--", color=colour, linewidth=1, alpha=0.8)
     axis.plot([], [], "--", color=GREY, linewidth=1, label="of all rounds, accepted up to there")
@@ -195,7 +198,7 @@ def _bars(axis: Axes, runs: Sequence[Run], metric: str, suffix: str) -> None:
             f"{estimate.value:.2f}{suffix}", (estimate.high, place), xytext=(6, 0),
             textcoords="offset points", va="center", fontsize=9,
         )  # fmt: skip
-    axis.set_yticks(range(len(runs)), [_label(run).replace(" ", "\n", 1) for run in runs])
+    axis.set_yticks(range(len(runs)), [_two_lines(run) for run in runs])
     axis.tick_params(axis="y", labelsize=8)
     axis.invert_yaxis()
     axis.margins(x=0.14)
@@ -238,6 +241,14 @@ def _families(runs: Sequence[Run]) -> list[str]:
 
 def _label(run: Run) -> str:
     return f"{run.name} (lossy)" if run.lossy else run.name
+
+
+def _two_lines(run: Run) -> str:
+    """The label with the verifier on a line of its own."""
+    if run.kind != "method" or run.verifier is None:
+        return run.name
+    first = run.name.removesuffix(run.verifier).rstrip()
+    return f"{first}\n{_label(run)[len(first) + 1 :]}"
 
 
 def _point_label(run: Run, beside: Sequence[Run]) -> str:

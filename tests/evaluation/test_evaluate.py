@@ -209,7 +209,9 @@ def test_quality_is_compared_with_plain_decoding_in_pairs(report):
 
 def test_sampling_makes_no_identity_claim_and_repeats_with_its_seed(target):
     drafter, _ = script(target)
-    options = replace(OPTIONS, sampling=Sampling(temperature=1.0))
+    options = replace(
+        OPTIONS, sampling=Sampling(temperature=1.0), baselines=("generate",), repeats=1
+    )
     model = CachedModel(target.model)
     method = Method(drafter, FixedLength(4), RejectionSampling())
     first, second = (evaluate(target, model, [method], rows(), options, "d") for _ in range(2))
