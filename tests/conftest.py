@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 from tests.tiny_models import tiny_model
+from tests.tiny_targets import save_target
 
 torch.set_num_threads(1)
 
@@ -27,3 +30,9 @@ def tiny_bart() -> PreTrainedModel:
 def tiny_t5() -> PreTrainedModel:
     """A random T5 model, float64, 40 tokens, pad = decoder start = 0, EOS 1."""
     return tiny_model("t5")
+
+
+@pytest.fixture
+def tiny_target(tiny_marian: PreTrainedModel, tmp_path: Path) -> Path:
+    """A folder with the tiny Marian and a tokenizer over the words w4 ... w39."""
+    return save_target(tiny_marian, tmp_path / "target")

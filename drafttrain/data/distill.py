@@ -7,6 +7,7 @@ missing, and gives the same shards as an uninterrupted run, whatever the number 
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ import numpy
 import torch
 import transformers
 from accelerate import PartialState
+from accelerate.utils import parse_flag_from_env
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PretrainedConfig
@@ -38,6 +40,7 @@ from drafttrain.data.shards import (
     hash_tokenizer,
     hash_weights,
     load_distilled,
+    lost_rows,
     missing_shards,
     read_manifest,
     remove_leftovers,
@@ -72,7 +75,7 @@ def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manife
     written, for settings that contradict each other, the target or the folder's manifest.
     """
     _check_settings(config)
-    state = PartialState(timeout=PATIENCE)  # first: it assigns each process its device
+    state = _join_processes()  # first: it assigns each process its device
     inputs = load_inputs(config.data)
     if target is None:
         check_lengths(config, check_seq2seq(config.target))
@@ -185,6 +188,18 @@ def plan_distillation(config: DistillConfig, sample: int = 1000) -> DistillPlan:
         weight_bytes=model.num_parameters() * width,
         cache_bytes=2 * layers * hidden * positions * beams * width,
     )
+
+
+def _join_processes() -> PartialState:
+    """All processes of a launch. Raises ConfigError if each believes to be alone."""
+    state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"), timeout=PATIENCE)
+    launched = int(os.environ.get("WORLD_SIZE", 1))
+    if launched != state.num_processes:
+        raise ConfigError(
+            f"{launched} processes were launched, but Accelerate sees {state.num_processes}; on a "
+            "machine without a GPU use `accelerate launch --cpu`, or set ACCELERATE_USE_CPU=true"
+        )
+    return state
 
 
 def check_lengths(config: DistillConfig, model_config: PretrainedConfig) -> None:
@@ -318,7 +333,7 @@ def _write_shards(
     quiet: bool,
 ) -> None:
     sizes = [min(config.shard_rows, len(inputs) - i * config.shard_rows) for i in shards]
-    with tqdm(total=sum(sizes), unit="row", desc="distil", disable=quiet) as bar:
+    with tqdm(total=sum(sizes), unit="row", desc="distil", disable=quiet or not shards) as bar:
         tokens, start = 0, time.perf_counter()
         for shard, size in zip(shards, sizes, strict=True):
             first = shard * config.shard_rows
@@ -422,16 +437,11 @@ def _report(folder: Path, manifest: Manifest) -> None:
         f"{counts.error} failed; {counts.target_tokens} tokens, {counts.truncated} outputs cut at "
         f"max_new_tokens = {manifest.max_new_tokens}"
     )
-    if counts.skipped + counts.error:
-        columns = ["row", "status", "reason"]
-        paths = [str(shard_path(folder, shard)) for shard in range(manifest.shards)]
-        lost = datasets.Dataset.from_parquet(
-            paths, columns=columns, filters=[("status", "!=", "ok")], keep_in_memory=True
-        )
-        for row in lost.select(range(min(ROWS_NAMED, len(lost)))):
-            _say(f"  row {row['row']}: {row['status']}, {row['reason']}")
-        if len(lost) > ROWS_NAMED:
-            _say(f"  and {len(lost) - ROWS_NAMED} more: see column `reason` of the shards")
+    lost = lost_rows(folder, manifest)
+    for row in lost[:ROWS_NAMED]:
+        _say(f"  row {row['row']}: {row['status']}, {row['reason']}")
+    if len(lost) > ROWS_NAMED:
+        _say(f"  and {len(lost) - ROWS_NAMED} more: see column `reason` of the shards")
 
 
 def _say(line: str) -> None:

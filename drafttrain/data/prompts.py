@@ -18,6 +18,7 @@ from typing import IO, Any
 
 import datasets
 import pyarrow
+import pyarrow.parquet
 
 from drafttrain.config import ConfigError, DataConfig
 
@@ -132,6 +133,9 @@ def _load_file(path: Path, name: str) -> datasets.Dataset:
         )
     builder, options = BUILDERS.get(suffix, ("text", {}))
     try:
+        if builder == "parquet" and path.suffix == ".gz":  # a builder needs to seek in the file
+            packed = pyarrow.BufferReader(gzip.decompress(path.read_bytes()))
+            return datasets.Dataset(pyarrow.parquet.read_table(packed))
         return datasets.load_dataset(builder, data_files=str(path), split="train", **options)
     except LOADING_ERRORS as error:
         broken = _find_broken_json(path) if builder == "json" else None

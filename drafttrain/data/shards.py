@@ -190,6 +190,12 @@ def count_rows(folder: Path, manifest: Manifest) -> Counts:
     return _count(_read_shards(folder, manifest))
 
 
+def lost_rows(folder: Path, manifest: Manifest) -> list[dict[str, Any]]:
+    """Number, status and reason of the rows that gave no output."""
+    table = _read_shards(folder, manifest).select(["row", "status", "reason"])
+    return table.filter(compute.not_equal(table["status"], "ok")).to_pylist()
+
+
 def load_distilled(folder: Path | str) -> datasets.Dataset:
     """The ok rows of a finished folder: row, source_ids and target_ids. Raises ConfigError."""
     folder = Path(folder)

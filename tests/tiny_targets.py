@@ -1,0 +1,43 @@
+"""A tiny target on disk: a random model and a tokenizer over the words w4 ... w39."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from tests.tiny_models import BOS, EOS, PAD, UNK, VOCAB
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a word, EOS at the end of every input."""
+    words = {"<pad>": PAD, "</s>": EOS, "<unk>": UNK, "<s>": BOS}
+    words |= {f"w{token}": token for token in range(len(words), VOCAB)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", EOS)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        bos_token="<s>",
+    )
+
+
+def save_target(model: PreTrainedModel, folder: Path) -> Path:
+    """A folder that `load_target` reads."""
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def random_sentences(count: int, longest: int = 9) -> list[str]:
+    """Sentences of the words that the tokenizer knows, of 1 to `longest` words."""
+    return [
+        " ".join(f"w{4 + (7 * i + 11 * j * (i + 1)) % (VOCAB - 4)}" for j in range(1 + i % longest))
+        for i in range(count)
+    ]
