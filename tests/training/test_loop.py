@@ -1,0 +1,178 @@
+"""Training: the same result however it is cut up, and after any interruption."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from drafttrain.config import ObjectiveConfig, TrainConfig
+from drafttrain.data.collate import SlotCollator
+from drafttrain.training.checkpoints import (
+    CheckpointError,
+    average_weights,
+    checkpoint_folders,
+)
+from drafttrain.training.loop import Interrupted, Task, count_steps, make_accelerator, make_plan
+from drafttrain.training.loop import train as train_task
+from drafttrain.training.objectives import MaskPredict
+from drafttrain.training.schedules import learning_rate
+from tests.training.test_objectives import examples, small_drafter
+
+SETTINGS = TrainConfig(
+    max_steps=6,
+    batch_tokens=120,
+    learning_rate=1e-3,
+    warmup=2,
+    checkpoint_every=2,
+    keep_checkpoints=2,
+    validate_every=3,
+    log_every=1,
+)
+
+
+def make_task(dropout: float = 0.0, validate=None) -> Task:
+    rows = [{"source_ids": s, "target_ids": t} for _, _, s, t in examples(12)]
+    drafter = small_drafter(dropout).float()
+    lengths = np.array([len(r["source_ids"]) + len(r["target_ids"]) for r in rows]) + 6
+    collate = SlotCollator(drafter.config, 2, seed=0)
+    objective = MaskPredict(drafter, ObjectiveConfig())
+    return Task(objective, datasets.Dataset.from_list(rows), lengths, collate, validate)
+
+
+def train(task: Task, settings: TrainConfig, run: Path) -> dict[str, torch.Tensor]:
+    run.mkdir(parents=True, exist_ok=True)
+    train_task(make_accelerator(settings, run), task, settings, run)
+    return {name: value.clone() for name, value in task.objective.model.state_dict().items()}
+
+
+def logged(run: Path, name: str) -> list[float]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line[name] for line in lines if name in line]
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path) -> None:
+    whole = train(make_task(dropout=0.2), SETTINGS, tmp_path / "whole")
+    run = tmp_path / "cut"
+    task = make_task(dropout=0.2, validate=stop_at(3))
+    with pytest.raises(Interrupted, match="step 3 of 6"):
+        train(task, SETTINGS, run)
+    assert [folder.name for folder in checkpoint_folders(run)][-1] == "step-00000003"
+    resumed = train(make_task(dropout=0.2), SETTINGS, run)
+    assert equal(whole, resumed)
+    assert logged(run, "loss") == logged(tmp_path / "whole", "loss")
+
+
+def stop_at(step: int):
+    """A validation that sends SIGTERM to this process: the step is finished, then it leaves."""
+
+    def validate(_) -> dict[str, float]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return {}
+
+    return validate
+
+
+def test_accumulated_batches_give_the_step_of_the_same_batches_at_once(tmp_path: Path) -> None:
+    """Two accumulated batches of unequal weight: the sum divided once, not a mean of means."""
+    settings = SETTINGS.model_copy(update={"max_steps": 1, "accumulation": 2, "clip": None})
+    task = make_task()
+    plan = make_plan(task, settings)
+    keys = [key for batch in plan.stream(0, 2) for key in batch]
+    batches = list(plan.stream(0, 2))
+    assert len(batches[0]) != len(batches[1]) or len(set(task.lengths)) > 1
+    by_hand = make_task()
+    sums = [
+        by_hand.objective.train()(
+            by_hand.collate([(e, r, *by_hand.rows[r].values()) for e, r in batch]), 0.0
+        )
+        for batch in batches
+    ]
+    (sum(s.loss for s in sums) / sum(s.weight for s in sums)).backward()
+    expected = {n: p.grad.clone() for n, p in by_hand.objective.named_parameters()}
+    seen = {}
+    step = torch.optim.AdamW.step
+
+    def spy(optimizer, *args, **kwargs):
+        seen.update({n: p.grad.clone() for n, p in task.objective.named_parameters()})
+        return step(optimizer, *args, **kwargs)
+
+    torch.optim.AdamW.step = spy
+    try:
+        train(task, settings, tmp_path)
+    finally:
+        torch.optim.AdamW.step = step
+    assert len(keys) > 2
+    for name, gradient in expected.items():
+        assert (seen[name] - gradient).abs().max() < 1e-5
+
+
+def test_newest_checkpoints_are_kept_and_averaged(tmp_path: Path) -> None:
+    settings = SETTINGS.model_copy(update={"average": 2})
+    final = train(make_task(), settings, tmp_path)
+    folders = checkpoint_folders(tmp_path)
+    assert [folder.name for folder in folders] == ["step-00000004", "step-00000006"]
+    states = [load_file(folder / "weights.safetensors") for folder in folders]
+    for name, value in final.items():
+        if name in states[0]:
+            assert torch.allclose(value, (states[0][name] + states[1][name]) / 2, atol=1e-7)
+    mean = average_weights([folder / "weights.safetensors" for folder in folders])
+    assert mean.keys() == states[0].keys()
+
+
+def test_other_settings_do_not_continue_a_run(tmp_path: Path) -> None:
+    train(make_task(), SETTINGS, tmp_path)
+    other = SETTINGS.model_copy(update={"learning_rate": 2e-3})
+    with pytest.raises(CheckpointError, match="other settings"):
+        train(make_task(), other, tmp_path)
+
+
+def test_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    train(make_task(), SETTINGS, tmp_path)
+    (checkpoint_folders(tmp_path)[-1] / "progress.json").write_text("{")
+    with pytest.raises(CheckpointError, match="step-00000006 cannot be read"):
+        train(make_task(), SETTINGS, tmp_path)
+
+
+def test_half_written_checkpoint_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / ".writing-step-00000002").mkdir(parents=True)
+    assert checkpoint_folders(tmp_path) == []
+
+
+def test_validation_is_logged_with_its_step(tmp_path: Path) -> None:
+    train(make_task(validate=lambda objective: {"answer": 42.0}), SETTINGS, tmp_path)
+    assert logged(tmp_path, "answer") == [42.0, 42.0]
+
+
+def test_steps_follow_from_epochs_and_processes() -> None:
+    plan = make_plan(make_task(), SETTINGS)
+    epochs = SETTINGS.model_copy(update={"max_steps": None, "epochs": 4})
+    assert count_steps(plan, epochs, world_size=1) == 4 * plan.batches_per_epoch
+    assert count_steps(plan, epochs, world_size=2) == 2 * plan.batches_per_epoch
+
+
+@pytest.mark.parametrize(
+    ("schedule", "step", "expected"),
+    [
+        ("inverse-sqrt", 0, 1e-7 + (1.0 - 1e-7) / 4),
+        ("inverse-sqrt", 3, 1.0),
+        ("inverse-sqrt", 15, 0.5),
+        ("cosine", 11, 0.5),
+        ("cosine", 19, 0.0),
+        ("constant", 19, 1.0),
+    ],
+)
+def test_learning_rates_by_hand(schedule: str, step: int, expected: float) -> None:
+    settings = TrainConfig(learning_rate=1.0, warmup=4, schedule=schedule)
+    assert learning_rate(settings, step, 20) == pytest.approx(expected)
