@@ -94,6 +94,7 @@ def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass
         tiny_drafter(family, decoder_layers=2, **settings),
     )
     target.model.generation_config.min_new_tokens = 10  # random BART ends at once
+    torch.manual_seed(0)
     for parameter in drafter.parameters():
         parameter.data += 0.02 * torch.randn_like(parameter)
     source = make_source(torch.tensor([5, 9, 20, 7, 1]), target.model)
@@ -107,7 +108,8 @@ def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass
     plain = decode(NoDrafter(), 1)
     drafted = decode(SpecDrafterDrafter(drafter), 4)
     assert drafted.tokens == plain.tokens
-    assert len(drafted.rounds) < len(plain.rounds)  # something was accepted
+    if settings["slots"] == "anchored":  # starts from the target's decoder: something is accepted
+        assert len(drafted.rounds) < len(plain.rounds)
     blocks = predict_blocks(drafter, source.input_ids, torch.tensor(plain.tokens))
     replayed = replay_rounds(blocks, plain.tokens)
     whole = [r for r in drafted.rounds if len(r.drafted) == 4]  # not cut at the maximal length

@@ -1,0 +1,199 @@
+"""Distil a target into a Spec-Drafter (SpecDec, Xia et al. 2023).
+
+    accelerate launch recipes/train_spec_drafter.py
+    accelerate launch recipes/train_spec_drafter.py --config recipes/multi30k_en_de.yaml \\
+        target.path=MODEL data.path=train.en run=checkpoints/mine
+
+Without arguments it trains on the embedded default (recipes/quickstart.yaml). Missing distilled
+outputs are made first. Running the same command again goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import datasets
+import numpy as np
+import torch
+import typer
+from accelerate import Accelerator
+from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
+
+from drafttrain.cli import recipe_command
+from drafttrain.config import (
+    ConfigError,
+    DataConfig,
+    DistillConfig,
+    SpecDrafterRecipe,
+    load_settings,
+)
+from drafttrain.data.collate import SlotCollator
+from drafttrain.data.distill import distill, load_distilled, plan_distillation
+from drafttrain.decoding.drafters.spec_drafter import predict_blocks
+from drafttrain.evaluation.replay import tokens_per_round_from_predictions
+from drafttrain.models.initialise import has_own_output, initialise, make_config
+from drafttrain.models.loading import LoadedTarget, check_seq2seq, load_target
+from drafttrain.models.spec_drafter import SpecDrafter, SpecDrafterConfig
+from drafttrain.training.loop import Task, count_steps, make_accelerator, make_plan, train
+from drafttrain.training.objectives import MaskPredict
+from drafttrain.training.run import is_finished, open_run, save_final
+
+
+@recipe_command
+def main(
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value settings")] = None,
+    config: Annotated[Path, typer.Option(help="YAML settings")] = Path("recipes/quickstart.yaml"),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print sizes, steps, disk and memory; write nothing")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks")] = False,
+) -> None:
+    settings = load_settings(SpecDrafterRecipe, config, overrides or ())
+    target_config = check_seq2seq(settings.target)
+    tokenizer = AutoTokenizer.from_pretrained(
+        settings.target.path, revision=settings.target.revision
+    )
+    drafter_config = make_config(
+        target_config, settings.drafter, choose_mask(tokenizer, target_config), identity(settings)
+    )
+    if dry_run:
+        print_plan(settings, drafter_config)
+        return
+    if is_finished(settings.run):
+        print(f"{settings.run} is finished: its drafter is {settings.run / 'final'}")
+        return
+    accelerator = make_accelerator(settings.train, settings.run)
+    if accelerator.is_main_process:
+        open_run(settings.run, settings)
+    accelerator.wait_for_everyone()
+    target = load_target(settings.target)
+    rows, held_out = distilled_rows(settings, target)
+    torch.manual_seed(settings.train.seed)
+    drafter_config.untied_output = has_own_output(target.model)
+    drafter = SpecDrafter(drafter_config)
+    account = initialise(drafter, target.model, settings.drafter.initialise)
+    del target
+    accelerator.print(f"{drafter.num_parameters():,} parameters; {account}")
+    task = make_task(settings, drafter, rows, held_out)
+    train(accelerator, task, settings.train, settings.run)
+    if accelerator.is_main_process:
+        print(f"saved {save_final(settings.run, drafter.cpu(), tokenizer)}")
+
+
+def choose_mask(tokenizer: PreTrainedTokenizerBase, target: PretrainedConfig) -> int | None:
+    """The tokenizer's mask token, else an unused id of the vocabulary, else None: a row more."""
+    mask = tokenizer.mask_token_id
+    if mask is not None and mask != tokenizer.unk_token_id and mask < target.vocab_size:
+        return mask
+    return len(tokenizer) if len(tokenizer) < target.vocab_size else None
+
+
+def identity(settings: SpecDrafterRecipe) -> dict:
+    """Which target the drafter is for, written to its config.json."""
+    return {"path": settings.target.path, "revision": settings.target.revision}
+
+
+def distill_settings(settings: SpecDrafterRecipe, data: DataConfig, out: Path) -> DistillConfig:
+    fixed = {"target": settings.target, "data": data, "out": out}
+    if clash := fixed.keys() & settings.distill.keys():
+        raise ConfigError(f"distill.{min(clash)}: give it as {min(clash)}= at the top level")
+    return DistillConfig(**fixed, **settings.distill)
+
+
+def distilled_rows(
+    settings: SpecDrafterRecipe, target: LoadedTarget
+) -> tuple[datasets.Dataset, datasets.Dataset | None]:
+    """The target's own outputs, for training and for validation; made where they are missing."""
+    out = settings.distilled or settings.run / "distilled"
+    distill(distill_settings(settings, settings.data, out), target)
+    rows = load_distilled(out)
+    if settings.held_out is None:
+        return rows, None
+    out = settings.run / "held_out"
+    most = settings.validation_rows
+    limit = min(settings.held_out.limit or most, most)
+    data = settings.held_out.model_copy(update={"limit": limit})
+    distill(distill_settings(settings, data, out), target)
+    return rows, load_distilled(out)
+
+
+def make_task(
+    settings: SpecDrafterRecipe,
+    drafter: SpecDrafter,
+    rows: datasets.Dataset,
+    held_out: datasets.Dataset | None,
+) -> Task:
+    collate = SlotCollator(drafter.config, settings.objective.blocks, settings.train.seed)
+    objective = MaskPredict(drafter, settings.objective)
+    validate = Validation(held_out, collate) if held_out is not None else None
+    return Task(objective, rows, row_lengths(rows, settings, drafter.config), collate, validate)
+
+
+def row_lengths(
+    rows: datasets.Dataset, settings: SpecDrafterRecipe, config: SpecDrafterConfig
+) -> np.ndarray:
+    """Rows of encoder and decoder that a sentence costs, its masked blocks included."""
+    masks = settings.objective.blocks * config.mask_rows
+    columns = rows.with_format("arrow")
+    sizes = [
+        np.concatenate([np.diff(c.offsets) for c in columns[:][name].chunks])
+        for name in ("source_ids", "target_ids")
+    ]
+    return sizes[0] + sizes[1] + masks
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Teacher-forced tokens per round (exact for greedily distilled rows), loss, slot accuracy."""
+
+    rows: datasets.Dataset
+    collate: SlotCollator
+
+    def __call__(self, objective: MaskPredict) -> dict[str, float]:
+        drafter, device = objective.model, objective.model.device
+        tokens = rounds = 0
+        sums = torch.zeros(4, dtype=torch.float64)
+        for start in range(0, len(self.rows), 64):
+            chunk = self.rows[start : start + 64]
+            pairs = list(zip(chunk["source_ids"], chunk["target_ids"], strict=True))
+            batch = self.collate([(0, start + i, s, t) for i, (s, t) in enumerate(pairs)])
+            sums += torch.stack([x.double().cpu() for x in objective(batch.to(device), 1.0)])
+            for source, target in pairs:
+                blocks = predict_blocks(drafter, torch.tensor(source), torch.tensor(target))
+                emitted, walked = tokens_per_round_from_predictions(blocks, target)
+                tokens, rounds = tokens + emitted, rounds + walked
+        loss, weight, correct, counted = sums.tolist()
+        return {
+            "tokens_per_round": tokens / rounds,
+            "held_out_loss": loss / weight,
+            "slot_accuracy": correct / counted,
+        }
+
+
+def print_plan(settings: SpecDrafterRecipe, config: SpecDrafterConfig) -> None:
+    """What a run would do, without loading weights or writing anything."""
+    with torch.device("meta"):
+        drafter = SpecDrafter(config)
+    parameters = drafter.num_parameters()
+    out = settings.distilled or settings.run / "distilled"
+    plan = plan_distillation(distill_settings(settings, settings.data, out))
+    masks = settings.objective.blocks * config.mask_rows
+    tokens = plan.source_tokens + plan.target_tokens + masks * plan.rows
+    batches = max(1, round(tokens / settings.train.batch_tokens))
+    lengths = np.full(plan.rows, max(1, tokens // max(plan.rows, 1)))
+    task = Task(drafter, None, lengths, None)
+    world = Accelerator().num_processes
+    steps = count_steps(make_plan(task, settings.train), settings.train, world)
+    keep = max(settings.train.keep_checkpoints, settings.train.average)
+    print(f"drafter      {parameters:,} parameters")
+    print(f"distillation {plan}")
+    print(f"batches      {batches:,} an epoch of about {settings.train.batch_tokens:,} tokens")
+    print(f"steps        {steps:,} of {settings.train.accumulation * world} batches")
+    print(f"disk         {(keep * 16 + 4) * parameters / 2**20:,.0f} MiB for {keep} checkpoints")
+    print(f"memory       {16 * parameters / 2**20:,.0f} MiB for weights, gradients and optimizer")
+
+
+if __name__ == "__main__":
+    main()
