@@ -30,7 +30,8 @@ def open_run(run: Path, settings: Config, loose: tuple[str, ...] = ("trackers",)
     """
     file = run / "run.yaml"
     if file.exists():
-        before, now = yaml.safe_load(file.read_text(encoding="utf-8")), settings.model_dump(mode="json")
+        before = yaml.safe_load(file.read_text(encoding="utf-8"))
+        now = settings.model_dump(mode="json")
         if difference := _first_difference(before, now, loose):
             key, old, new = difference
             raise ConfigError(

@@ -17,7 +17,6 @@ from drafttrain.decoding.types import (
     Chance,
     DraftState,
     Draw,
-    Draw,
     Proposal,
     Sampling,
     Source,
@@ -38,9 +37,6 @@ class SpecDrafterDrafter:
 
     def __init__(self, model: SpecDrafter):
         self.model = model.eval()
-
-    def draw(self, sampling: Sampling) -> Draw:
-        return "deterministic" if sampling.greedy else "iid"
 
     def draw(self, sampling: Sampling) -> Draw:
         return "deterministic" if sampling.greedy else "iid"
