@@ -44,7 +44,8 @@ class Score:
     """What the target says about one proposal."""
 
     logits: Tensor
-    """[N + 1, V] row 0 follows the last committed token, row i + 1 follows draft token i."""
+    """[N + 1, V] row 0 follows the last committed token, row i + 1 follows draft token i; float32
+    at least."""
     hidden: Tensor
     """[N + 1, D] last hidden state of each row."""
 
@@ -52,8 +53,8 @@ class Score:
 class SequenceState:
     """What the target has computed for one sequence."""
 
-    def __init__(self, encoder_hidden: Tensor) -> None:
-        self.encoder_hidden = encoder_hidden  # [1, S, D]
+    def __init__(self, encoder_outputs: BaseModelOutput) -> None:
+        self.encoder_outputs = encoder_outputs  # its first entry: [1, S, D]
         # without a configuration: with one, sliding-window layers would drop states
         self.cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         self.cached = 0  # tokens of the decoder that are cached, all of them committed
@@ -63,8 +64,8 @@ class SequenceState:
 class CachedModel:
     """An encoder-decoder language model of Transformers, decoding with a KV cache.
 
-    Families known to have a plain cache call their decoder and output head directly; others run
-    through the model's own `forward` and are refused if their cache turns out not to be plain.
+    BART, mBART, Pegasus, Marian and T5 are known to have a plain cache. Others are tried on a few
+    tokens first, and refused if drafting and dropping tokens changes what they say.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -79,6 +80,10 @@ class CachedModel:
         self.eos_ids = _token_ids(model.generation_config.eos_token_id)
         """Tokens that end a sequence."""
         self._causal = torch.empty(0, 0)
+        known = isinstance(model, BART_LIKE + T5_LIKE)
+        self._takes_masks = known and model.config._attn_implementation == "sdpa"
+        if not known:
+            _probe(self)
 
     def processors(self, sampling: Sampling) -> TargetProcessors:
         """The model's own logits processors. Raises ValueError where one cannot be honoured."""
@@ -102,8 +107,7 @@ class CachedModel:
                 f"the source has {length} tokens but the target takes {self.max_positions}; "
                 "shorten it or leave it out"
             )
-        hidden = self._encoder(input_ids=source.input_ids[None].to(self.device))[0]
-        return SequenceState(hidden)
+        return SequenceState(self._encoder(input_ids=source.input_ids[None].to(self.device)))
 
     @torch.inference_mode()
     def score(
@@ -133,6 +137,9 @@ class CachedModel:
         state.cached += state.fed
         state.fed = 0
         length = state.cached + accepted
+        if length == state.cache.get_seq_length():  # nothing to forget
+            state.cached = length
+            return
         is_prefix = accepted == 0 or int(path[-1]) == accepted - 1
         for layer in state.cache.self_attention_cache.layers:
             if is_prefix:
@@ -154,7 +161,10 @@ class CachedModel:
         if drafted > 0:
             fed = torch.cat([fed, proposal.tokens.to(fed.device)])
         logits, hidden = self._forward(state, fed[None])
-        return Score(logits[0, -drafted - 1 :], hidden[0, -drafted - 1 :])
+        rows = logits[0, -drafted - 1 :]
+        if rows.dtype in (torch.float16, torch.bfloat16):
+            rows = rows.float()
+        return Score(rows, hidden[0, -drafted - 1 :])
 
     def _forward(self, state: SequenceState, input_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Feed tokens after the cached ones.
@@ -162,29 +172,24 @@ class CachedModel:
         Shapes: input_ids [1, N] -> logits [1, N, V], hidden [1, N, D].
         """
         model = self.model
-        if not isinstance(model, BART_LIKE + T5_LIKE):
-            return self._forward_whole(state, input_ids)
-        hidden = self._decoder(
-            input_ids=input_ids,
-            attention_mask=self._mask(state.cached, input_ids.shape[1]),
-            encoder_hidden_states=state.encoder_hidden,
-            past_key_values=state.cache,
-            use_cache=True,
-        )[0]
+        mask = self._mask(state.cached, input_ids.shape[1])
         if isinstance(model, BART_LIKE):
+            hidden = self._decoder(
+                input_ids=input_ids,
+                attention_mask=mask,
+                encoder_hidden_states=state.encoder_outputs[0],
+                past_key_values=state.cache,
+                use_cache=True,
+            )[0]
             return model.lm_head(hidden) + model.final_logits_bias, hidden
-        scaled = hidden * model.model_dim**-0.5 if model.config.scale_decoder_outputs else hidden
-        return model.lm_head(scaled), hidden
-
-    def _forward_whole(self, state: SequenceState, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-        output = self.model(
-            encoder_outputs=BaseModelOutput(last_hidden_state=state.encoder_hidden),
+        output = model(
+            encoder_outputs=state.encoder_outputs,
             decoder_input_ids=input_ids,
+            decoder_attention_mask=mask,
             past_key_values=state.cache,
             use_cache=True,
             output_hidden_states=True,
         )
-        _check_plain(self.model, state, state.cached + input_ids.shape[1])
         return output.logits, output.decoder_hidden_states[-1]
 
     def _mask(self, cached: int, new: int) -> Tensor | None:
@@ -192,9 +197,9 @@ class CachedModel:
 
         None where the attention needs none or makes its own.
         """
-        total = cached + new
-        if self.model.config._attn_implementation != "sdpa":
+        if not self._takes_masks:
             return None
+        total = cached + new
         if total > self._causal.shape[0]:
             size = max(256, 2 * total)
             self._causal = torch.ones(size, size, dtype=torch.bool, device=self.device).tril()
@@ -243,19 +248,38 @@ def check_architecture(model: PreTrainedModel) -> None:
         _refuse(model, "it keeps a state that cannot be rolled back")
 
 
+def _probe(target: CachedModel) -> None:
+    """Draft, keep, draft again, and compare with one pass: a cache that is not plain differs.
+
+    For families that are not known: some feed their last token only, or number positions by it.
+    Raises ValueError.
+    """
+    model = target.model
+    ids = torch.arange(8, device=model.device) + len(model.get_output_embeddings().weight) // 2
+    source = make_source(ids, model)
+    state = target.encode(source)
+    path = torch.cat([source.prefix, ids])
+    target.score([state], [path[:1]], [Proposal.chain(ids[:3])])
+    target.keep(state, torch.arange(1))
+    [cached] = target.score([state], [path[:3]], [Proposal.chain(path[3:])])
+    _check_plain(model, state, len(path))
+    [fresh] = target.score([target.encode(source)], [path[:1]], [Proposal.chain(path[1:])])
+    seen, expected = cached.logits, fresh.logits[2:]
+    if seen.shape != expected.shape or not torch.allclose(
+        seen.float(), expected.float(), rtol=0.02, atol=0.02 * float(expected.float().std())
+    ):
+        _refuse(model, "with its cache it gives other logits than without")
+
+
 def _check_plain(model: PreTrainedModel, state: SequenceState, length: int) -> None:
     """The cache must hold every fed token and the cross-attention's own part, nothing else."""
-    layers = state.cache.self_attention_cache.layers
-    if not layers or any(
-        type(layer) is not DynamicLayer or layer.get_seq_length() != length for layer in layers
+    for name, cache, wanted in (
+        ("self-attention", state.cache.self_attention_cache, length),
+        ("cross-attention", state.cache.cross_attention_cache, state.encoder_outputs[0].shape[1]),
     ):
-        _refuse(model, "its self-attention cache does not hold one state a token")
-    source_length = state.encoder_hidden.shape[1]
-    if any(
-        type(layer) is not DynamicLayer or layer.get_seq_length() != source_length
-        for layer in state.cache.cross_attention_cache.layers
-    ):
-        _refuse(model, "its cross-attention cache does not hold one state a source token")
+        for layer in cache.layers or [None]:
+            if type(layer) is not DynamicLayer or layer.get_seq_length() != wanted:
+                _refuse(model, f"its {name} cache does not hold one state a token")
 
 
 def _refuse(model: PreTrainedModel, reason: str) -> None:

@@ -59,28 +59,28 @@ class TargetProcessors:
 
     def __init__(self, model: PreTrainedModel, sampling: Sampling) -> None:
         check_generation_config(model.generation_config, sampling)
+        config = copy.deepcopy(model.generation_config)
+        # temperature, top-k and top-p are the user's, not the target's; beams do not apply
+        config.update(do_sample=False, num_beams=1, renormalize_logits=False)
+        self._config, _ = model._prepare_generation_config(config)
+        model._prepare_special_tokens(self._config, device=model.device)
         self._model = model
+        anything = torch.zeros(1, dtype=torch.long, device=model.device)
+        self._needed = bool(self._build(Source(anything, anything), max_new_tokens=1))
 
     def start(self, source: Source, max_new_tokens: int) -> RowProcessors:
         """The processors for one sequence (some look at its source or its maximal length)."""
-        config = copy.deepcopy(self._model.generation_config)
-        config.update(
-            max_new_tokens=max_new_tokens,
-            max_length=len(source.prefix) + max_new_tokens,
-            do_sample=False,
-            num_beams=1,
-            renormalize_logits=False,
-        )
-        device = source.input_ids.device
-        config, _ = self._model._prepare_generation_config(config)
-        self._model._prepare_special_tokens(config, device=device)
-        processors = self._model._get_logits_processor(
+        return RowProcessors(self._build(source, max_new_tokens) if self._needed else [])
+
+    def _build(self, source: Source, max_new_tokens: int) -> Sequence[LogitsProcessor]:
+        config = copy.copy(self._config)
+        config.max_length = len(source.prefix) + max_new_tokens
+        return self._model._get_logits_processor(
             generation_config=config,
             input_ids_seq_length=len(source.prefix),
             encoder_input_ids=source.input_ids[None],
-            device=device,
+            device=source.input_ids.device,
         )
-        return RowProcessors(processors)
 
 
 class RowProcessors:
@@ -96,7 +96,7 @@ class RowProcessors:
         """
         if not self._processors:
             return logits
-        path = torch.cat([tokens, draft])[None]
+        path = torch.cat([tokens, draft.to(tokens.device)])[None]
         for processor in self._processors:
             if isinstance(processor, PATH_FREE):
                 logits = processor(path, logits)

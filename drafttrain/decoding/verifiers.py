@@ -6,7 +6,9 @@ drafted token, row i + 1 the token after token i (algorithms: Section 1 of each 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -48,10 +50,10 @@ class GreedyMatch:
         self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, chance: Chance
     ) -> Verdict:
         """Shapes: target_logits [N + 1, V]."""
-        best = target_logits.argmax(dim=-1)
-        if len(proposal.tokens) == 0:
-            return Verdict(_chain_path(0), int(best))
-        matches = best[:-1] == proposal.tokens
+        best = target_logits.argmax(dim=-1).tolist()
+        matches = (
+            token == wanted for token, wanted in zip(proposal.tokens.tolist(), best, strict=False)
+        )
         return _accept_leading(matches, best)
 
 
@@ -87,14 +89,12 @@ class SpecVerification:
         self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, chance: Chance
     ) -> Verdict:
         """Shapes: target_logits [N + 1, V]."""
-        best = target_logits.argmax(dim=-1)
-        if len(proposal.tokens) == 0:
-            return Verdict(_chain_path(0), int(best))
+        best = target_logits.argmax(dim=-1).tolist()
         rows = target_logits[:-1]
         top = rows.topk(min(self.beta, rows.shape[-1]), dim=-1).values
         at_token = rows.gather(-1, proposal.tokens[:, None])[:, 0]
         accepted = (at_token >= top[:, -1]) & (top[:, 0] - at_token <= self.tau)
-        return _accept_leading(accepted, best)
+        return _accept_leading(accepted.tolist(), best)
 
 
 class RejectionSampling:
@@ -158,10 +158,10 @@ def _draft_rows(proposal: Proposal, target_probs: Tensor) -> Tensor:
     return rows if proposal.rows is None else rows[proposal.rows]
 
 
-def _accept_leading(accepted: Tensor, best: Tensor) -> Verdict:
+def _accept_leading(accepted: Iterable[bool], best: list[int]) -> Verdict:
     """The leading run of accepted tokens, then the arg-max of the row after it."""
-    count = int(accepted.cumprod(dim=0).sum())
-    return Verdict(_chain_path(count), int(best[count]))
+    count = sum(1 for _ in takewhile(bool, accepted))
+    return Verdict(_chain_path(count), best[count])
 
 
 def _chain_path(length: int) -> Tensor:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from transformers import (
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
@@ -72,7 +73,7 @@ def check_seq2seq(config: TargetConfig) -> PretrainedConfig:
             f"target.path = {config.path!r}: no model configuration ({_first_line(error)}); "
             "give a local model folder or a name on the Hub"
         ) from error
-    known = type(model_config) in AutoModelForSeq2SeqLM._model_mapping
+    known = type(model_config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
     if not model_config.is_encoder_decoder or not (known or config.trust_remote_code):
         raise ConfigError(
             f"target.path = {config.path!r} is a {model_config.model_type!r} model, not an "

@@ -5,17 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 from transformers import (
+    FSMTConfig,
+    FSMTForConditionalGeneration,
     LEDConfig,
     LEDForConditionalGeneration,
     M2M100Config,
     M2M100ForConditionalGeneration,
+    MT5Config,
+    MT5ForConditionalGeneration,
     PreTrainedModel,
 )
-from transformers.modeling_outputs import BaseModelOutput
 
 from drafttrain.decoding.cached_model import CachedModel, SequenceState, make_source
 from drafttrain.decoding.types import Proposal, Source
-from tests.tiny_models import BART_SHAPE, FAMILIES, VOCAB, tiny_model
+from tests.tiny_models import BART_SHAPE, FAMILIES, T5_SHAPE, VOCAB, tiny_model
 
 SOURCE = [5, 9, 17, 30, 8, 21]
 KEPT = [(3, 0), (4, 4), (2, 1), (1, 1), (5, 3), (0, 0), (3, 3)]
@@ -33,15 +36,22 @@ def fresh(model: PreTrainedModel, source: Source, tokens: list[int]):
         )
 
 
-def m2m100(seed: int = 0) -> PreTrainedModel:
-    torch.manual_seed(seed)
-    return M2M100ForConditionalGeneration(M2M100Config(**BART_SHAPE)).double().eval()
+def any_model(family: str) -> PreTrainedModel:
+    torch.manual_seed(3)
+    if family == "m2m100":
+        start = {"decoder_start_token_id": 1}
+        model = M2M100ForConditionalGeneration(M2M100Config(**(BART_SHAPE | start)))
+    elif family == "mt5":
+        model = MT5ForConditionalGeneration(MT5Config(**T5_SHAPE))
+    else:
+        return tiny_model(family)
+    return model.double().eval()
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "m2m100"])
+@pytest.mark.parametrize("family", [*FAMILIES, "mt5", "m2m100"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_scores_and_caches_equal_a_fresh_prefill_after_every_round(family, attention):
-    model = m2m100() if family == "m2m100" else tiny_model(family)
+    model = any_model(family)
     model.set_attn_implementation(attention)
     target, source = CachedModel(model), make_source(SOURCE, model)
     state = target.encode(source)
@@ -127,7 +137,7 @@ def test_the_families_called_directly_agree_with_the_models_own_forward():
         [score] = target.score([state], [source.prefix], [Proposal.chain(torch.tensor([5, 6]))])
         with torch.inference_mode():
             expected = model(
-                encoder_outputs=BaseModelOutput(last_hidden_state=state.encoder_hidden),
+                encoder_outputs=state.encoder_outputs,
                 decoder_input_ids=torch.tensor([[*source.prefix.tolist(), 5, 6]]),
             ).logits[0]
         close(score.logits, expected)
@@ -177,6 +187,16 @@ def test_models_without_a_plain_cache_are_refused():
     ).eval()
     with pytest.raises(ValueError, match="'led' target .* attention_window"):
         CachedModel(led)
+
+
+def test_models_that_answer_otherwise_with_a_cache_are_found_out():
+    """FSMT feeds only its last token when it has a cache: it would judge drafts by wrong rows."""
+    shape = BART_SHAPE | {"decoder_start_token_id": 1, "langs": ["a", "b"]}
+    shape |= {"src_vocab_size": VOCAB, "tgt_vocab_size": VOCAB}
+    torch.manual_seed(0)
+    model = FSMTForConditionalGeneration(FSMTConfig(**shape)).eval()
+    with pytest.raises(ValueError, match="'fsmt' target .* other logits than without"):
+        CachedModel(model)
 
 
 def test_a_model_in_training_mode_is_refused():

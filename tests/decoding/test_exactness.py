@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from drafttrain.decoding.cached_model import CachedModel, make_source
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.loop import decode_all
 from drafttrain.decoding.sampling import SampledChance, warp
@@ -17,6 +18,7 @@ from drafttrain.decoding.types import (
     Drafter,
     Proposal,
     Sampling,
+    Source,
     StopPolicy,
     TargetState,
     Verdict,
@@ -25,12 +27,14 @@ from drafttrain.decoding.types import (
 from drafttrain.decoding.verifiers import RejectionSampling
 from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.decoding.toys import (
+    EOS,
     ToyDrafter,
     ToySession,
     ToyTarget,
     autoregressive_law,
     toy_source,
 )
+from tests.tiny_models import tiny_model
 
 SAMPLINGS = {
     "temperature 1": Sampling(temperature=1.0),
@@ -43,12 +47,13 @@ SAMPLINGS = {
 
 
 def output_law(
-    target: ToyTarget,
+    target: ToyTarget | CachedModel,
     drafter: Drafter,
     sampling: Sampling,
     k: int,
     max_new_tokens: int,
     verifier: Verifier | None = None,
+    source: Source | None = None,
 ) -> dict[tuple[int, ...], float]:
     def run(chance: Chance) -> tuple[int, ...]:
         outputs = decode_all(
@@ -56,7 +61,7 @@ def output_law(
             drafter,
             FixedLength(k),
             verifier or RejectionSampling(),
-            [toy_source()],
+            [source or toy_source()],
             sampling,
             chance,
             max_new_tokens,
@@ -84,7 +89,7 @@ def test_rejection_sampling_follows_the_target_exactly(sampling, point):
 
 def autoregressive_law_greedy(target: ToyTarget, max_new_tokens: int) -> dict:
     tokens: list[int] = []
-    while len(tokens) < max_new_tokens and tokens[-1:] != [1]:
+    while len(tokens) < max_new_tokens and tokens[-1:] != [EOS]:
         tokens.append(int(target.table[(0, *tokens)].argmax()))
     return {tuple(tokens): 1.0}
 
@@ -167,6 +172,33 @@ def test_sequences_decoded_in_one_group_are_independent_and_exact():
     one = autoregressive_law(target, sampling, 2)
     product = {(a, b): one[a] * one[b] for a in one for b in one}
     assert distance(enumerate_law(run), product) < 1e-12
+
+
+def test_a_real_model_with_its_cache_and_its_bad_words_is_exact():
+    """Marian with four tokens, one of them ruled out: caches are rolled back on every path."""
+    model = tiny_model("marian", vocab_size=4, decoder_vocab_size=4)
+    model.generation_config.bad_words_ids = [[0]]
+    target, sampling = CachedModel(model), Sampling(temperature=1.2)
+    source = make_source([2, 3, 3], model)
+    law = output_law(target, ToyDrafter(2, vocabulary=4), sampling, 2, 3, source=source)
+
+    expected: dict[tuple[int, ...], float] = {}
+
+    def extend(tokens: tuple[int, ...], probability: float) -> None:
+        if len(tokens) == 3 or tokens[-1:] == (EOS,):
+            expected[tokens] = probability
+            return
+        with torch.no_grad():
+            path = torch.tensor([[0, *tokens]])
+            logits = model(input_ids=source.input_ids[None], decoder_input_ids=path).logits[0, -1]
+        logits[0] = -torch.inf
+        for token, p in enumerate((logits / 1.2).softmax(dim=-1).tolist()):
+            if p > 0.0:
+                extend((*tokens, token), probability * p)
+
+    extend((), 1.0)
+    assert len(expected) > 10
+    assert distance(law, expected) < 1e-12
 
 
 class NoResidual(RejectionSampling):
