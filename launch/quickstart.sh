@@ -24,6 +24,6 @@ step "1/3 Distil the target, train a drafter on its outputs" \
 step "2/3 One sentence, round by round" \
   drafttrain generate --drafter "$run" --data "$test" --limit 1 --show-rounds
 step "3/3 Measure it on sentences it has never seen" \
-  drafttrain eval --drafter "$run" --data "$test" --limit 250 --report "$run/report.json" \
+  drafttrain eval --drafter "$run" --data "$test" --report "$run/report.json" \
   repeats=1 "baselines=[generate]"
 printf '\nDone in %d s: %s, samples.jsonl and report.png\n' "$SECONDS" "$run/report.json"
