@@ -525,9 +525,10 @@ class SpecDrafter(PreTrainedModel):
         )
         return F.linear(hidden, weight, self.logits_bias)
 
-    def output_rows(self, tokens: Tensor) -> Tensor:
-        """Rows of the output projection. Shapes: [...] -> [..., D]."""
-        return F.embedding(tokens, (self.output or self.embedding).weight)
+    def coupled_rows(self) -> Tensor:
+        """What one unit of the coupling adds to each token's score. Shapes: -> [V, rank]."""
+        weight = (self.output or self.embedding).weight[: self.config.vocab_size]
+        return weight @ self.coupling_out.weight * self.config.logit_scale
 
     def forward(
         self,

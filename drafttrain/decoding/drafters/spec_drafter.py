@@ -26,7 +26,7 @@ from drafttrain.decoding.types import (
 from drafttrain.models.slots import lay_out
 from drafttrain.models.spec_drafter import SpecDrafter
 
-CANDIDATES = 32
+CANDIDATES = 16
 """Tokens a slot that are scored again with the token before them, in greedy drafting."""
 
 
@@ -37,19 +37,30 @@ class SpecDrafterDrafter:
 
     def __init__(self, model: SpecDrafter):
         self.model = model.eval()
+        with torch.inference_mode():
+            self.coupled_rows = model.coupled_rows() if model.config.coupling_rank else None
 
     def draw(self, sampling: Sampling) -> Draw:
         return "deterministic" if sampling.greedy else "iid"
 
     def start(self, source: Source, sampling: Sampling, chance: Chance) -> BlockSession:
-        return BlockSession(self.model, source, sampling, chance)
+        return BlockSession(self.model, source, sampling, chance, self.coupled_rows)
 
 
 class BlockSession:
     """One sequence: the encoded source and, with a causal prefix, its keys and values."""
 
     @torch.inference_mode()
-    def __init__(self, model: SpecDrafter, source: Source, sampling: Sampling, chance: Chance):
+    def __init__(
+        self,
+        model: SpecDrafter,
+        source: Source,
+        sampling: Sampling,
+        chance: Chance,
+        coupled_rows: Tensor | None,
+    ):
+        self.coupled_rows = coupled_rows
+        self.candidates = min(CANDIDATES, model.config.vocab_size)
         self.model, self.sampling, self.chance = model, sampling, chance
         self.anchored = model.config.slots == "anchored"
         self.causal = model.config.prefix_attention == "causal"
@@ -115,21 +126,26 @@ class BlockSession:
         return self._coupled_arg_max(hidden, last, stop)
 
     def _coupled_arg_max(self, hidden: Tensor, last: int, stop: StopPolicy) -> list[int]:
-        """Left to right over the slots, among the best candidates of each slot alone."""
+        """Left to right over the slots, among the best candidates of each slot alone.
+
+        The best successor of every candidate is found at once; the walk then only looks up.
+        """
         model = self.model
-        from_hidden = model.coupling_hidden(hidden)
-        alone = model.project(hidden)
-        scores, candidates = alone.topk(min(CANDIDATES, alone.shape[-1]), dim=-1)
-        rows = model.output_rows(candidates) @ model.coupling_out.weight * model.config.logit_scale
+        count = len(hidden)
+        scores, candidates = model.project(hidden).topk(self.candidates, dim=-1)  # [K, C]
+        before = candidates.roll(1, dims=0)
+        before[0] = last
+        gate = F.silu(model.coupling_hidden(hidden)[:, None] + model.coupling_previous(before))
+        pairs = gate @ F.embedding(candidates, self.coupled_rows).transpose(1, 2)  # [K, C, C]
+        successor = (pairs + scores[:, None]).argmax(-1).tolist()
+        tokens = candidates.tolist()
         drafted: list[int] = []
-        previous = torch.tensor(last, device=self.device)
-        for depth in range(len(hidden)):
+        chosen = 0
+        for depth in range(count):
             if not stop.admit(DraftState(depth, hidden=hidden[depth])):
                 break
-            gate = F.silu(from_hidden[depth] + model.coupling_previous.weight[previous])
-            best = (scores[depth] + rows[depth] @ gate).argmax()
-            previous = candidates[depth, best]
-            drafted.append(int(previous))
+            chosen = successor[depth][chosen]
+            drafted.append(tokens[depth][chosen])
         return drafted
 
     def _draw(self, hidden: Tensor, last: int, stop: StopPolicy) -> Proposal:
