@@ -92,7 +92,8 @@ class SpecVerification:
         best = target_logits.argmax(dim=-1).tolist()
         rows = target_logits[:-1]
         top = rows.topk(min(self.beta, rows.shape[-1]), dim=-1).values
-        at_token = rows.gather(-1, proposal.tokens[:, None])[:, 0]
+        tokens = proposal.tokens.to(rows.device)
+        at_token = rows.gather(-1, tokens[:, None])[:, 0]
         accepted = (at_token >= top[:, -1]) & (top[:, 0] - at_token <= self.tau)
         return _accept_leading(accepted.tolist(), best)
 
@@ -121,9 +122,10 @@ class RejectionSampling:
         drafted = len(proposal.tokens)
         accepted = 0
         if drafted > 0:
-            draft_probs = _draft_rows(proposal, target_probs)
+            tokens = proposal.tokens.to(target_probs.device)
+            draft_probs = _draft_rows(proposal, tokens, target_probs)
             accepted = chance.accept_run(
-                acceptance_probability(target_probs[:-1], draft_probs, proposal.tokens)
+                acceptance_probability(target_probs[:-1], draft_probs, tokens)
             )
         next_probs = target_probs[accepted]
         if accepted < drafted:
@@ -150,12 +152,12 @@ def residual(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
     return torch.where(total > 0.0, excess / total, target_probs)
 
 
-def _draft_rows(proposal: Proposal, target_probs: Tensor) -> Tensor:
+def _draft_rows(proposal: Proposal, tokens: Tensor, target_probs: Tensor) -> Tensor:
     """The distribution each token was drawn from. Shape: [N, V]."""
     if proposal.draft_probs is None:
-        return torch.zeros_like(target_probs[:-1]).scatter_(-1, proposal.tokens[:, None], 1.0)
-    rows = proposal.draft_probs.to(target_probs.dtype)
-    return rows if proposal.rows is None else rows[proposal.rows]
+        return torch.zeros_like(target_probs[:-1]).scatter_(-1, tokens[:, None], 1.0)
+    rows = proposal.draft_probs.to(target_probs)
+    return rows if proposal.rows is None else rows[proposal.rows.to(rows.device)]
 
 
 def _accept_leading(accepted: Iterable[bool], best: list[int]) -> Verdict:
