@@ -180,12 +180,12 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
                 bar.close()
                 raise Interrupted(f"stopped at step {step} of {total}; a checkpoint is in {run}")
     bar.close()
-    accelerator.end_training()
     if accelerator.is_main_process:
         newest = checkpoint_folders(run)[-settings.average :]
         weights = average_weights([folder / "weights.safetensors" for folder in newest])
         task.objective.model.load_state_dict(weights)
     accelerator.wait_for_everyone()
+    accelerator.end_training()
 
 
 def make_optimizer(task: Task, settings: TrainConfig) -> torch.optim.Optimizer:
