@@ -253,6 +253,9 @@ class TrainConfig(Config):
     clip: PositiveFloat | None = 5.0
     """Largest gradient norm."""
     precision: Literal["fp32", "bf16"] = "fp32"
+    threads: PositiveInt | None = None
+    """CPU threads of a process. Default: the cores it may use, shared among the processes of this
+    machine (`accelerate launch` alone would give it one)."""
     seed: int = 0
     validate_every: PositiveInt = 500
     """Steps between validations."""

@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +38,7 @@ from drafttrain.training.checkpoints import (
     save_checkpoint,
 )
 from drafttrain.training.losses import LossSums
+from drafttrain.training.run import LOOSE
 from drafttrain.training.schedules import learning_rate
 
 Example = tuple[int, int, list[int], list[int]]
@@ -116,6 +119,9 @@ def make_accelerator(settings: TrainConfig, run: Path) -> Accelerator:
         log_with=list(settings.trackers) or None,
         project_dir=str(run),
     )
+    if accelerator.device.type == "cpu":
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        torch.set_num_threads(settings.threads or max(1, _usable_cores() // local))
     deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
     if deepspeed and settings.accumulation > 1:
         raise ValueError(
@@ -340,6 +346,12 @@ class _StopSignal:
         return bool(accelerator.reduce(flag, reduction="sum") > 0)
 
 
+def _usable_cores() -> int:
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _mix(seed: int, number: int) -> int:
     digest = hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
@@ -347,7 +359,7 @@ def _mix(seed: int, number: int) -> int:
 
 def _fingerprint(plan: BatchPlan, settings: TrainConfig, total: int, world: int) -> str:
     """Of everything that decides what the next step computes."""
-    loose = {"validate_every", "checkpoint_every", "keep_checkpoints", "trackers", "log_every"}
-    decisive = settings.model_dump(mode="json", exclude=loose | {"average", "epochs", "max_steps"})
+    loose = LOOSE | {"average", "epochs", "max_steps"}
+    decisive = settings.model_dump(mode="json", exclude=set(loose))
     text = json.dumps([decisive, total, world, len(plan.lengths), int(plan.lengths.sum())])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import sys
+from collections.abc import Collection
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,6 +16,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from drafttrain.config import Config, ConfigError, dump_settings
 
+LOOSE = frozenset(
+    {"threads", "trackers", "validate_every", "checkpoint_every", "keep_checkpoints", "log_every"}
+)
+"""Settings of a run that may change when it goes on: they do not decide what is computed."""
 PACKAGES = ("torch", "transformers", "datasets", "accelerate", "safetensors", "drafttrain")
 
 
@@ -22,7 +27,7 @@ def is_finished(run: Path) -> bool:
     return (run / "final" / "config.json").is_file()
 
 
-def open_run(run: Path, settings: Config, loose: tuple[str, ...] = ("trackers",)) -> None:
+def open_run(run: Path, settings: Config, loose: Collection[str] = LOOSE) -> None:
     """Create the run folder and record settings and versions; call it on one process.
 
     Re-running continues an unfinished run. Raises ConfigError where the folder belongs to a run
@@ -63,7 +68,7 @@ def _write(file: Path, text: str) -> None:
     temporary.replace(file)
 
 
-def _first_difference(before: dict, now: dict, loose: tuple[str, ...], path: str = ""):
+def _first_difference(before: dict, now: dict, loose: Collection[str], path: str = ""):
     for key in sorted(before.keys() | now.keys()):
         old, new, name = before.get(key), now.get(key), f"{path}{key}"
         if key in loose or old == new:
