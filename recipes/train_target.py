@@ -7,6 +7,7 @@ Not for targets that you serve: point drafttrain at those as they are.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -119,7 +120,7 @@ def main(
     if settings.held_out is not None:
         held_out = tokenize(load_inputs(settings.held_out), tokenizer, settings.max_tokens)
         held_out = held_out.select(range(min(settings.validation_rows, len(held_out))))
-        validate = lambda objective: perplexity(objective, held_out)  # noqa: E731
+        validate = partial(perplexity, rows=held_out)
     objective = SequenceToSequence(model, settings.label_smoothing)
     collate = PairCollator(tokenizer.pad_token_id)
     task = Task(objective, pairs, lengths, collate, validate)

@@ -113,7 +113,7 @@ def average_weights(files: Sequence[Path]) -> dict[str, Tensor]:
     dtypes: dict[str, torch.dtype] = {}
     for file in files:
         with safe_open(file, framework="pt") as weights:
-            for name in weights.keys():  # noqa: SIM118 (not a mapping)
+            for name in weights.keys():
                 tensor = weights.get_tensor(name)
                 dtypes[name] = tensor.dtype
                 total[name] = total[name] + tensor.double() if name in total else tensor.double()
