@@ -21,6 +21,7 @@ from transformers import (
 from transformers.configuration_utils import PretrainedConfig
 
 from drafttrain.config import ConfigError, TargetConfig
+from drafttrain.models.layout import store_column_major
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,9 @@ def load_target(config: TargetConfig) -> LoadedTarget:
             f"target.path = {config.path!r}: its weights cannot be read ({_first_line(error)}); "
             "safetensors are needed: save the model once with save_pretrained"
         ) from error
-    return LoadedTarget(model.to(device).eval(), tokenizer, config.path)
+    model = model.to(device).eval()
+    store_column_major(model)
+    return LoadedTarget(model, tokenizer, config.path)
 
 
 def check_seq2seq(config: TargetConfig) -> PretrainedConfig:

@@ -211,21 +211,25 @@ class SpecDrafter(PreTrainedModel):
         """The correction of one slot's hidden state by the token before it."""
         return hidden + self.coupling_out(F.silu(from_hidden + self.coupling_previous(previous)))
 
-    def project(self, hidden: Tensor) -> Tensor:
-        """Output projection, after any coupling. Shapes: [..., D] -> [..., V]."""
+    def project(self, hidden: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Output projection, after any coupling; `weight` may hold the output rows otherwise.
+
+        Shapes: [..., D] -> [..., V].
+        """
         if self.config.logit_scale != 1.0:
             hidden = hidden * self.config.logit_scale
-        weight = (
-            self.embedding.weight[: self.config.vocab_size]
-            if self.output is None
-            else self.output.weight
-        )
+        weight = self.output_weight() if weight is None else weight
         return F.linear(hidden, weight, self.logits_bias)
+
+    def output_weight(self) -> Tensor:
+        """Rows of the output projection. Shapes: -> [V, D]."""
+        if self.output is not None:
+            return self.output.weight
+        return self.embedding.weight[: self.config.vocab_size]
 
     def coupled_rows(self) -> Tensor:
         """What one unit of the coupling adds to each token's score. Shapes: -> [V, rank]."""
-        weight = (self.output or self.embedding).weight[: self.config.vocab_size]
-        return weight @ self.coupling_out.weight * self.config.logit_scale
+        return self.output_weight() @ self.coupling_out.weight * self.config.logit_scale
 
     def forward(
         self,

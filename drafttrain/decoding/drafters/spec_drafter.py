@@ -23,6 +23,7 @@ from drafttrain.decoding.types import (
     StopPolicy,
     TargetState,
 )
+from drafttrain.models.layout import column_major, store_column_major
 from drafttrain.models.slots import lay_out
 from drafttrain.models.spec_drafter import SpecDrafter
 
@@ -37,14 +38,20 @@ class SpecDrafterDrafter:
 
     def __init__(self, model: SpecDrafter):
         self.model = model.eval()
+        store_column_major(model)
         with torch.inference_mode():
+            self.output_weight = column_major(model.output_weight())
             self.coupled_rows = model.coupled_rows() if model.config.coupling_rank else None
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Scores of every token. Shapes: [..., D] -> [..., V]."""
+        return self.model.project(hidden, self.output_weight)
 
     def draw(self, sampling: Sampling) -> Draw:
         return "deterministic" if sampling.greedy else "iid"
 
     def start(self, source: Source, sampling: Sampling, chance: Chance) -> BlockSession:
-        return BlockSession(self.model, source, sampling, chance, self.coupled_rows)
+        return BlockSession(self, source, sampling, chance)
 
 
 class BlockSession:
@@ -52,16 +59,11 @@ class BlockSession:
 
     @torch.inference_mode()
     def __init__(
-        self,
-        model: SpecDrafter,
-        source: Source,
-        sampling: Sampling,
-        chance: Chance,
-        coupled_rows: Tensor | None,
+        self, drafter: SpecDrafterDrafter, source: Source, sampling: Sampling, chance: Chance
     ):
-        self.coupled_rows = coupled_rows
+        model = drafter.model
+        self.drafter, self.model, self.sampling, self.chance = drafter, model, sampling, chance
         self.candidates = min(CANDIDATES, model.config.vocab_size)
-        self.model, self.sampling, self.chance = model, sampling, chance
         self.anchored = model.config.slots == "anchored"
         self.causal = model.config.prefix_attention == "causal"
         self.skipped = len(source.prefix) if not self.anchored else 0  # paper slots: no start token
@@ -118,7 +120,7 @@ class BlockSession:
     def _arg_max(self, hidden: Tensor, last: int, stop: StopPolicy) -> list[int]:
         model = self.model
         if not model.config.coupling_rank:
-            drafted = model.project(hidden).argmax(-1).tolist()
+            drafted = self.drafter.project(hidden).argmax(-1).tolist()
             depth = 0
             while depth < len(drafted) and stop.admit(DraftState(depth, hidden=hidden[depth])):
                 depth += 1
@@ -132,11 +134,13 @@ class BlockSession:
         """
         model = self.model
         count = len(hidden)
-        scores, candidates = model.project(hidden).topk(self.candidates, dim=-1)  # [K, C]
+        scores, candidates = self.drafter.project(hidden).topk(self.candidates, dim=-1)  # [K, C]
         before = candidates.roll(1, dims=0)
         before[0] = last
         gate = F.silu(model.coupling_hidden(hidden)[:, None] + model.coupling_previous(before))
-        pairs = gate @ F.embedding(candidates, self.coupled_rows).transpose(1, 2)  # [K, C, C]
+        pairs = gate @ F.embedding(candidates, self.drafter.coupled_rows).transpose(
+            1, 2
+        )  # [K, C, C]
         successor = (pairs + scores[:, None]).argmax(-1).tolist()
         tokens = candidates.tolist()
         drafted: list[int] = []
@@ -150,7 +154,7 @@ class BlockSession:
 
     def _draw(self, hidden: Tensor, last: int, stop: StopPolicy) -> Proposal:
         model, coupled = self.model, bool(self.model.config.coupling_rank)
-        probs = None if coupled else warp(model.project(hidden), self.sampling)
+        probs = None if coupled else warp(self.drafter.project(hidden), self.sampling)
         from_hidden = model.coupling_hidden(hidden) if coupled else None
         drafted: list[Tensor] = []
         rows: list[Tensor] = []
@@ -158,7 +162,7 @@ class BlockSession:
         for depth in range(len(hidden)):
             if probs is None:
                 slot = model.couple(hidden[depth], from_hidden[depth], previous)
-                row = warp(model.project(slot), self.sampling)
+                row = warp(self.drafter.project(slot), self.sampling)
             else:
                 row = probs[depth]
             if not stop.admit(DraftState(depth, next_probs=row, hidden=hidden[depth])):
