@@ -110,25 +110,29 @@ class Layer(nn.Module):
         self.pre_norm = config.norm_position == "pre"
         self.dropout = nn.Dropout(config.dropout)
 
-    def _residual(self, x: Tensor, norm: Norm, function) -> Tensor:
-        if self.pre_norm:
-            return x + self.dropout(function(norm(x)))
-        return norm(x + self.dropout(function(x)))
-
-    def forward(self, x, mask, memory=None, memory_mask=None, past=None):
-        new: list = []
-
-        def self_attention(rows: Tensor) -> Tensor:
-            mixed, keys_values = self.self_attention(rows, mask, past)
-            new.append(keys_values)
-            return mixed
-
-        x = self._residual(x, self.self_norm, self_attention)
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        memory: tuple[Tensor, Tensor] | None = None,
+        memory_mask: Tensor | None = None,
+        past: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Shapes: x [B, T, D] -> [B, T, D], and the rows' keys and values [B, H, T, C]."""
+        mixed, new = self.self_attention(self._before(x, self.self_norm), mask, past)
+        x = self._after(x, mixed, self.self_norm)
         if self.cross_attention is not None:
-            x = self._residual(
-                x, self.cross_norm, lambda rows: self.cross_attention(rows, memory, memory_mask)
-            )
-        return self._residual(x, self.feed_forward_norm, self.feed_forward), new[0]
+            mixed = self.cross_attention(self._before(x, self.cross_norm), memory, memory_mask)
+            x = self._after(x, mixed, self.cross_norm)
+        mixed = self.feed_forward(self._before(x, self.feed_forward_norm))
+        return self._after(x, mixed, self.feed_forward_norm), new
+
+    def _before(self, x: Tensor, norm: Norm) -> Tensor:
+        return norm(x) if self.pre_norm else x
+
+    def _after(self, x: Tensor, update: Tensor, norm: Norm) -> Tensor:
+        x = x + (self.dropout(update) if self.training else update)
+        return x if self.pre_norm else norm(x)
 
 
 class RelativeBias(nn.Module):
