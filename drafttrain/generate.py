@@ -16,7 +16,7 @@ from drafttrain.build import build_chance, build_method, build_sampling, load_pa
 from drafttrain.config import ConfigError, GenerateConfig
 from drafttrain.data.prompts import load_inputs
 from drafttrain.decoding.cached_model import CachedModel, make_source
-from drafttrain.decoding.loop import decode
+from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.types import Round
 
 Display = Literal["text", "rounds", "json"]
@@ -42,16 +42,9 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
     screen = SCREENS[display](target.tokenizer)
     for row, text in inputs:
         source = make_source(target.tokenizer(text).input_ids, target.model)
-        rounds = decode(
-            cached,
-            method.drafter,
-            method.stop,
-            method.verifier,
-            [source],
-            sampling,
-            chance,
-            settings.decode.sampling.max_new_tokens,
-        )
+        rounds = Decoder(
+            cached, method.drafter, method.stop, method.verifier, sampling, chance
+        ).decode([source], settings.decode.sampling.max_new_tokens)
         try:
             screen.show(row, text, rounds)
         except ValueError as error:

@@ -15,7 +15,7 @@ from drafttrain.data.prompts import load_inputs
 from drafttrain.decoding.cached_model import CachedModel
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.spec_drafter import predict_blocks
-from drafttrain.decoding.loop import decode_all
+from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.evaluation.plots import plot_report
@@ -91,16 +91,14 @@ def measure_teacher_forced(
     options = build_options(settings)
     cached = CachedModel(pair.target.model)
     prompts, _ = read_prompts(pair.target, cached, rows)
-    outputs = decode_all(
+    outputs = Decoder(
         cached,
         NoDrafter(),
         FixedLength(1),
         GreedyMatch(),
-        [prompt.source for prompt in prompts],
         options.sampling,
         build_chance(options.seed, pair.target.model.device),
-        options.max_new_tokens,
-    )
+    ).decode_all([prompt.source for prompt in prompts], options.max_new_tokens)
     pairs = [
         (prompt.source.input_ids.tolist(), output.tokens)
         for prompt, output in zip(prompts, outputs, strict=True)

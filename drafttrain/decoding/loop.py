@@ -30,68 +30,8 @@ from drafttrain.decoding.verifiers import check_pairing
 NOTHING = Proposal.empty()
 
 
-def decode(
-    target: CachedModel,
-    drafter: Drafter,
-    stop: StopPolicy,
-    verifier: Verifier,
-    sources: Sequence[Source],
-    sampling: Sampling,
-    chance: Chance,
-    max_new_tokens: int,
-    batch_size: int = 1,
-) -> Iterator[Round]:
-    """Decode every source, yielding each round as it is done.
-
-    Sequences run in groups of batch_size, whose rounds interleave. Raises ValueError at once,
-    before any model runs, for a verifier that does not fit the drafter or the sampling, and for
-    settings of the target that cannot be honoured.
-    """
-    if max_new_tokens < 1 or batch_size < 1:
-        raise ValueError(
-            f"max_new_tokens={max_new_tokens} and batch_size={batch_size} must be at least 1"
-        )
-    check_pairing(drafter, verifier, sampling)
-    processors = target.processors(sampling)
-    method = Method(target, drafter, stop, verifier, sampling, chance, processors)
-    return _decode_groups(method, sources, max_new_tokens, batch_size)
-
-
-def decode_all(
-    target: CachedModel,
-    drafter: Drafter,
-    stop: StopPolicy,
-    verifier: Verifier,
-    sources: Sequence[Source],
-    sampling: Sampling,
-    chance: Chance,
-    max_new_tokens: int,
-    batch_size: int = 1,
-) -> list[Output]:
-    """Decode every source; one Output each, in order.
-
-    Output.seconds counts from the start of the sequence's group to its own end.
-    """
-    outputs = [Output() for _ in sources]
-    rounds = decode(
-        target, drafter, stop, verifier, sources, sampling, chance, max_new_tokens, batch_size
-    )
-    done, started = 0, perf_counter()
-    for played in rounds:
-        output = outputs[played.sequence]
-        output.tokens.extend(played.emitted)
-        output.rounds.append(played)
-        if played.finished:
-            now = perf_counter()
-            output.seconds = now - started
-            done += 1
-            if done % batch_size == 0:  # the next group starts
-                started = now
-    return outputs
-
-
 @dataclass(frozen=True)
-class Method:
+class Decoder:
     """A target and the triple that decodes it: drafter, stop policy, verifier."""
 
     target: CachedModel
@@ -100,19 +40,63 @@ class Method:
     verifier: Verifier
     sampling: Sampling
     chance: Chance
-    processors: TargetProcessors
+
+    def decode(
+        self, sources: Sequence[Source], max_new_tokens: int, batch_size: int = 1
+    ) -> Iterator[Round]:
+        """Decode every source, yielding each round as it is done.
+
+        Sequences run in groups of batch_size, whose rounds interleave. Raises ValueError at once,
+        before any model runs, for a verifier that does not fit the drafter or the sampling, and
+        for settings of the target that cannot be honoured.
+        """
+        if max_new_tokens < 1 or batch_size < 1:
+            raise ValueError(
+                f"max_new_tokens={max_new_tokens} and batch_size={batch_size} must be at least 1"
+            )
+        check_pairing(self.drafter, self.verifier, self.sampling)
+        processors = self.target.processors(self.sampling)
+        return _decode_groups(self, processors, sources, max_new_tokens, batch_size)
+
+    def decode_all(
+        self, sources: Sequence[Source], max_new_tokens: int, batch_size: int = 1
+    ) -> list[Output]:
+        """Decode every source; one Output each, in order. Errors as in `decode`.
+
+        Output.seconds counts from the start of the sequence's group to its own end.
+        """
+        outputs = [Output() for _ in sources]
+        done, started = 0, perf_counter()
+        for played in self.decode(sources, max_new_tokens, batch_size):
+            output = outputs[played.sequence]
+            output.tokens.extend(played.emitted)
+            output.rounds.append(played)
+            if played.finished:
+                now = perf_counter()
+                output.seconds = now - started
+                done += 1
+                if done % batch_size == 0:  # the next group starts
+                    started = now
+        return outputs
 
 
 class RunningSequence:
     """One sequence under way: its committed tokens, its drafting session, the target's state."""
 
-    def __init__(self, method: Method, index: int, source: Source, max_new_tokens: int) -> None:
-        target = method.target
+    def __init__(
+        self,
+        decoder: Decoder,
+        processors: TargetProcessors,
+        index: int,
+        source: Source,
+        max_new_tokens: int,
+    ) -> None:
+        target = decoder.target
         self.index = index
         self.remaining = target.max_new_tokens(source, max_new_tokens)
-        self.process = method.processors.start(source, self.remaining)
+        self.process = processors.start(source, self.remaining)
         self.state = target.encode(source)
-        self.draft = method.drafter.start(source, method.sampling, method.chance)
+        self.draft = decoder.drafter.start(source, decoder.sampling, decoder.chance)
         self.target_state: TargetState | None = None
         self._length = len(source.prefix)
         self._tokens = source.prefix.new_empty(self._length + self.remaining)
@@ -156,20 +140,13 @@ class RunningSequence:
 
 
 @torch.inference_mode()
-def start_group(
-    method: Method, sources: Sequence[Source], group: range, max_new_tokens: int
-) -> list[RunningSequence]:
-    return [RunningSequence(method, i, sources[i], max_new_tokens) for i in group]
-
-
-@torch.inference_mode()
-def play_round(method: Method, active: Sequence[RunningSequence]) -> list[Round]:
+def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Round]:
     """One round of every active sequence: draft, score in shared calls, verify, commit."""
-    target, verifier = method.target, method.verifier
+    target, verifier = decoder.target, decoder.verifier
     proposals, draft_seconds = [], []
     for sequence in active:
         began = perf_counter()
-        proposals.append(sequence.propose(method.stop))
+        proposals.append(sequence.propose(decoder.stop))
         draft_seconds.append(perf_counter() - began)
     began = perf_counter()
     scores = target.score(
@@ -182,7 +159,7 @@ def play_round(method: Method, active: Sequence[RunningSequence]) -> list[Round]
     for i, (sequence, proposal, score) in enumerate(zip(active, proposals, scores, strict=True)):
         began = perf_counter()
         logits = sequence.process(sequence.tokens, proposal.tokens, score.logits)
-        verdict = verifier.verify(proposal, logits, method.sampling, method.chance)
+        verdict = verifier.verify(proposal, logits, decoder.sampling, decoder.chance)
         target.keep(sequence.state, verdict.path)
         drafted = proposal.tokens.tolist()
         emitted = sequence.commit(drafted, verdict, score, target.eos_ids)
@@ -202,11 +179,18 @@ def play_round(method: Method, active: Sequence[RunningSequence]) -> list[Round]
 
 
 def _decode_groups(
-    method: Method, sources: Sequence[Source], max_new_tokens: int, batch_size: int
+    decoder: Decoder,
+    processors: TargetProcessors,
+    sources: Sequence[Source],
+    max_new_tokens: int,
+    batch_size: int,
 ) -> Iterator[Round]:
     for first in range(0, len(sources), batch_size):
         group = range(first, min(first + batch_size, len(sources)))
-        active = start_group(method, sources, group, max_new_tokens)
+        with torch.inference_mode():
+            active = [
+                RunningSequence(decoder, processors, i, sources[i], max_new_tokens) for i in group
+            ]
         while active:
-            yield from play_round(method, active)
+            yield from play_round(decoder, active)
             active = [sequence for sequence in active if sequence.remaining > 0]

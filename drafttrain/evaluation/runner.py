@@ -21,7 +21,7 @@ from tqdm import tqdm
 from drafttrain.decoding.cached_model import CachedModel, make_source
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.logits_processing import TargetProcessors
-from drafttrain.decoding.loop import decode_all
+from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledChance
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import (
@@ -250,16 +250,14 @@ def _engine(
     """Decoding by this engine; each prompt has random choices of its own, whatever the order."""
 
     def decode(prompt: int) -> Output:
-        return decode_all(
+        return Decoder(
             model,
             method.drafter,
             method.stop,
             method.verifier,
-            [prompts[prompt].source],
             options.sampling,
             SampledChance(_generator(model.device, options.seed, prompts[prompt].row)),
-            options.max_new_tokens,
-        )[0]
+        ).decode_all([prompts[prompt].source], options.max_new_tokens)[0]
 
     return decode
 

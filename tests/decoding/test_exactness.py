@@ -10,7 +10,7 @@ from torch import Tensor
 
 from drafttrain.decoding.cached_model import CachedModel, make_source
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.loop import decode_all
+from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledChance, warp
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import (
@@ -56,16 +56,9 @@ def output_law(
     source: Source | None = None,
 ) -> dict[tuple[int, ...], float]:
     def run(chance: Chance) -> tuple[int, ...]:
-        outputs = decode_all(
-            target,
-            drafter,
-            FixedLength(k),
-            verifier or RejectionSampling(),
-            [source or toy_source()],
-            sampling,
-            chance,
-            max_new_tokens,
-        )
+        outputs = Decoder(
+            target, drafter, FixedLength(k), verifier or RejectionSampling(), sampling, chance
+        ).decode_all([source or toy_source()], max_new_tokens)
         return tuple(outputs[0].tokens)
 
     return enumerate_law(run)
@@ -118,16 +111,9 @@ def test_a_drafter_that_knows_the_target_is_never_rejected_and_exact():
 
     def run(chance: Chance) -> tuple[int, ...]:
         nonlocal rejected
-        [output] = decode_all(
-            target,
-            drafter,
-            FixedLength(1),
-            RejectionSampling(),
-            [toy_source()],
-            sampling,
-            chance,
-            max_new_tokens=3,
-        )
+        [output] = Decoder(
+            target, drafter, FixedLength(1), RejectionSampling(), sampling, chance
+        ).decode_all([toy_source()], 3)
         rejected += sum(len(r.drafted) - len(r.path) for r in output.rounds)
         return tuple(output.tokens)
 
@@ -156,17 +142,14 @@ def test_sequences_decoded_in_one_group_are_independent_and_exact():
     target, sampling = ToyTarget(4, vocabulary=2), Sampling(temperature=1.0)
 
     def run(chance: Chance) -> tuple:
-        outputs = decode_all(
+        outputs = Decoder(
             target,
             ToyDrafter(9, vocabulary=2),
             FixedLength(1),
             RejectionSampling(),
-            [toy_source(), toy_source()],
             sampling,
             chance,
-            max_new_tokens=2,
-            batch_size=2,
-        )
+        ).decode_all([toy_source(), toy_source()], 2, batch_size=2)
         return tuple(tuple(output.tokens) for output in outputs)
 
     one = autoregressive_law(target, sampling, 2)
@@ -252,16 +235,9 @@ def test_sampled_chance_has_the_law_that_is_enumerated():
     chance = SampledChance(torch.Generator().manual_seed(0))
     runs = 2000
     counts: dict[tuple[int, ...], int] = {}
-    outputs = decode_all(
-        target,
-        ToyDrafter(2, vocabulary=2),
-        FixedLength(2),
-        RejectionSampling(),
-        [toy_source()] * runs,
-        sampling,
-        chance,
-        max_new_tokens=3,
-    )
+    outputs = Decoder(
+        target, ToyDrafter(2, vocabulary=2), FixedLength(2), RejectionSampling(), sampling, chance
+    ).decode_all([toy_source()] * runs, 3)
     for output in outputs:
         counts[tuple(output.tokens)] = counts.get(tuple(output.tokens), 0) + 1
     for tokens, probability in autoregressive_law(target, sampling, 3).items():

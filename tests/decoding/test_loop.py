@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from drafttrain.decoding.cached_model import CachedModel, make_source
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.loop import decode, decode_all
+from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledChance
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Drafter, Output, Proposal, Sampling, Source
@@ -47,17 +47,14 @@ def run(
     batch_size: int = 1,
     verifier=None,
 ) -> list[Output]:
-    return decode_all(
+    return Decoder(
         CachedModel(model),
         drafter,
         FixedLength(k),
         verifier or GreedyMatch(),
-        sources,
         GREEDY,
         SampledChance(torch.Generator().manual_seed(0)),
-        max_new_tokens,
-        batch_size,
-    )
+    ).decode_all(sources, max_new_tokens, batch_size=batch_size)
 
 
 def tokens_of(outputs: list[Output]) -> list[list[int]]:
@@ -174,16 +171,14 @@ class Fixed:
 
 
 def scripted(path: list[int], draft: list[int], k: int, eos_ids=(EOS,), longest=20) -> Output:
-    [output] = decode_all(
+    [output] = Decoder(
         Scripted(path, set(eos_ids)),
         Fixed(draft),
         FixedLength(k),
         GreedyMatch(),
-        [toy_source()],
         GREEDY,
         SampledChance(torch.Generator()),
-        longest,
-    )
+    ).decode_all([toy_source()], longest)
     return output
 
 
@@ -214,16 +209,14 @@ def test_an_eos_at_the_last_possible_token_counts_as_the_end():
 
 def test_rounds_stream_one_at_a_time():
     model = tiny_model("marian")
-    rounds = decode(
+    rounds = Decoder(
         CachedModel(model),
         NoDrafter(),
         FixedLength(3),
         GreedyMatch(),
-        sources_for(model),
         GREEDY,
         SampledChance(torch.Generator()),
-        5,
-    )
+    ).decode(sources_for(model), 5)
     assert [next(rounds).sequence for _ in range(5)] == [0] * 5
     assert next(rounds).sequence == 1
     assert torch.zeros(1).is_inference() is False  # the caller's own mode is left alone
@@ -233,16 +226,14 @@ def test_wrong_pairings_are_refused_before_anything_runs():
     model = tiny_model("marian")
     for verifier, sampling in [(GreedyMatch(), Sampling(temperature=1.0))]:
         with pytest.raises(ValueError, match="temperature"):
-            decode(
+            Decoder(
                 CachedModel(model),
                 NoDrafter(),
                 FixedLength(3),
                 verifier,
-                [],
                 sampling,
                 SampledChance(torch.Generator()),
-                5,
-            )
+            ).decode([], 5)
 
 
 def test_a_drafter_that_ignores_the_stop_policy_is_refused():
@@ -251,16 +242,14 @@ def test_a_drafter_that_ignores_the_stop_policy_is_refused():
             return Proposal.chain(torch.tensor([2, 3, 4]))
 
     with pytest.raises(ValueError, match="proposed 3 tokens where 2"):
-        decode_all(
+        Decoder(
             Scripted([2, 3, 4], {EOS}),
             Ignores([]),
             FixedLength(3),
             GreedyMatch(),
-            [toy_source()],
             GREEDY,
             SampledChance(torch.Generator()),
-            3,
-        )
+        ).decode_all([toy_source()], 3)
 
 
 def test_no_sources_give_no_outputs():
@@ -299,16 +288,14 @@ def test_the_drafter_sees_the_targets_state_at_the_last_verified_row():
 
 def test_sampling_with_a_drafter_follows_the_seed():
     def sample(seed: int) -> list[list[int]]:
-        outputs = decode_all(
+        outputs = Decoder(
             ToyTarget(0, vocabulary=4),
             ToyDrafter(1, vocabulary=4),
             FixedLength(2),
             RejectionSampling(),
-            [toy_source()] * 20,
             Sampling(temperature=1.0),
             SampledChance(torch.Generator().manual_seed(seed)),
-            6,
-        )
+        ).decode_all([toy_source()] * 20, 6)
         return tokens_of(outputs)
 
     assert sample(0) == sample(0) != sample(1)

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from drafttrain.decoding.cached_model import CachedModel, make_source
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.loop import decode_all
+from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledChance
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Proposal, Sampling, Source
@@ -46,10 +46,9 @@ def plain_tokens(model: PreTrainedModel, ids: list[int], max_new_tokens: int) ->
     """The target's own greedy output."""
     chance = SampledChance(torch.Generator().manual_seed(0))
     sources = [make_source(ids, model)]
-    output = decode_all(
-        CachedModel(model), NoDrafter(), FixedLength(1), GreedyMatch(), sources, Sampling(),
-        chance, max_new_tokens,
-    )  # fmt: skip
+    output = Decoder(
+        CachedModel(model), NoDrafter(), FixedLength(1), GreedyMatch(), Sampling(), chance
+    ).decode_all(sources, max_new_tokens)
     return output[0].tokens
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from drafttrain.decoding.cached_model import CachedModel, make_source
-from drafttrain.decoding.loop import decode_all
+from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledChance
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Sampling
@@ -52,16 +52,14 @@ def test_replayed_rounds_equal_those_of_decoding(tiny_marian, seed, max_new_toke
     ids = torch.randint(2, 40, (6,), generator=generator).tolist()
     tokens = plain_tokens(tiny_marian, ids, max_new_tokens)
     blocks = noisy_blocks(tokens, k=4, wrong=0.3, seed=seed)
-    decoded = decode_all(
+    decoded = Decoder(
         CachedModel(tiny_marian),
         ScriptedDrafter({tuple(ids): blocks}),
         FixedLength(4),
         GreedyMatch(),
-        [make_source(ids, tiny_marian)],
         Sampling(),
         SampledChance(torch.Generator()),
-        max_new_tokens,
-    )[0]
+    ).decode_all([make_source(ids, tiny_marian)], max_new_tokens)[0]
     replayed = replay_outputs(lambda source, target: blocks, [(ids, tokens)], max_new_tokens)[0]
     assert replayed.tokens == decoded.tokens
     assert facts(replayed.rounds) == facts(decoded.rounds)

@@ -9,7 +9,7 @@ from drafttrain.decoding.cached_model import CachedModel, make_source
 from drafttrain.decoding.drafters import spec_drafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.spec_drafter import SpecDrafterDrafter, predict_blocks
-from drafttrain.decoding.loop import decode_all
+from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledChance
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Chance, Sampling
@@ -65,16 +65,9 @@ def test_sampling_from_slots_follows_the_target_exactly(settings: dict, sampling
     target, drafter = ToyTarget(vocabulary=4, seed=1), toy_drafter(**settings)
 
     def run(chance: Chance) -> tuple[int, ...]:
-        outputs = decode_all(
-            target,
-            drafter,
-            FixedLength(2),
-            RejectionSampling(),
-            [toy_source()],
-            sampling,
-            chance,
-            max_new_tokens=3,
-        )
+        outputs = Decoder(
+            target, drafter, FixedLength(2), RejectionSampling(), sampling, chance
+        ).decode_all([toy_source()], 3)
         return tuple(outputs[0].tokens)
 
     law = enumerate_law(run)
@@ -101,9 +94,9 @@ def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass
     chance = SampledChance(torch.Generator())
 
     def decode(drafter, k: int):
-        return decode_all(
-            target, drafter, FixedLength(k), GreedyMatch(), [source], Sampling(), chance, 24
-        )[0]
+        return Decoder(
+            target, drafter, FixedLength(k), GreedyMatch(), Sampling(), chance
+        ).decode_all([source], 24)[0]
 
     plain = decode(NoDrafter(), 1)
     drafted = decode(SpecDrafterDrafter(drafter), 4)
