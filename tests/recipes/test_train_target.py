@@ -1,0 +1,85 @@
+"""A small target from scratch: trained, saved, and ready to be distilled."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "train_target.py"
+ENVIRONMENT = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+SHAPES = {
+    "marian": {
+        "d_model": 16,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "encoder_ffn_dim": 16,
+        "decoder_ffn_dim": 16,
+    },
+    "t5": {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2},
+}
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict:
+    """Sixty pairs of a sentence and the same in capitals."""
+    words = ["one", "two", "three", "four", "five", "six"]
+    rows = []
+    for i in range(60):
+        text = " ".join(words[(i * j + j) % 6] for j in range(1, 3 + i % 4))
+        rows.append(json.dumps({"source": text, "reference": text.upper() + "."}))
+    (tmp_path / "pairs.jsonl").write_text("\n".join(rows) + "\n")
+    return {
+        "run": str(tmp_path / "run"),
+        "data": {"path": str(tmp_path / "pairs.jsonl")},
+        "held_out": {"path": str(tmp_path / "pairs.jsonl"), "limit": 10},
+        "vocab_size": 80,
+        "train": {"max_steps": 6, "batch_tokens": 300, "warmup": 2, "checkpoint_every": 3},
+    }
+
+
+def run(settings: dict, tmp_path: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(settings))
+    command = [sys.executable, str(RECIPE), "--config", str(file), *overrides]
+    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize("family", SHAPES)
+def test_trained_target_loads_and_its_perplexity_was_logged(
+    family: str, settings: dict, tmp_path: Path
+) -> None:
+    settings["model"] = {"model_type": family} | SHAPES[family]
+    done = run(settings, tmp_path, "save_dtype=float16")
+    assert done.returncode == 0, done.stderr
+    final = tmp_path / "run" / "final"
+    model = AutoModelForSeq2SeqLM.from_pretrained(final, use_safetensors=True)
+    tokenizer = AutoTokenizer.from_pretrained(final)
+    assert model.config.decoder_start_token_id == tokenizer.pad_token_id
+    ids = tokenizer("one two").input_ids
+    assert ids[-1] == tokenizer.eos_token_id == model.generation_config.eos_token_id
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "one two"
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert any(json.loads(line).get("perplexity", 0) > 1 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [({}, "model.model_type"), ({"model_type": "no-such-model"}, "no-such-model")],
+)
+def test_wrong_family_ends_in_one_line(
+    model: dict, message: str, settings: dict, tmp_path: Path
+) -> None:
+    settings["model"] = model
+    done = run(settings, tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
