@@ -275,7 +275,8 @@ def recipe_command(recipe: Callable[..., None]) -> Callable[..., None]:
     """
     module = sys.modules[recipe.__module__]
     single = typer.Typer(**TYPER_STYLE)
-    single.command(help=f"\b\n{module.__doc__}")(recipe)
+    paragraphs = str(module.__doc__).replace("\n\n", "\n\n\b\n")
+    single.command(help=f"\b\n{paragraphs}")(recipe)
 
     @wraps(recipe)
     def run(arguments: Sequence[str] | None = None) -> None:
