@@ -1,1 +1,0 @@
-"""Folders that servers and Transformers load."""
