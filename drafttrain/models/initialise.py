@@ -144,14 +144,17 @@ def spread(own: int, theirs: int) -> list[int]:
 
 @torch.no_grad()
 def _copy(own: Tensor, value: Tensor, name: str, sources: list[str]) -> None:
-    if name in ("embedding.weight",):  # the mask row, where it is one of its own, stays random
+    if name == "embedding.weight":  # the mask row, where it is one of its own, stays random
         rows = min(len(own), len(value))
         own[:rows].copy_(value[:rows])
         return
-    if name.endswith("learned_positions.weight") and own.shape != value.shape:
-        raise ValueError(f"{name} has shape {tuple(own.shape)}, {sources[0]} {tuple(value.shape)}")
+    if name == "logits_bias":  # [1, V] in the target
+        value = value.squeeze(0)
     if own.shape != value.shape:
-        value = value.reshape(own.shape)
+        raise ValueError(
+            f"drafter parameter {name} has shape {tuple(own.shape)}, but {' + '.join(sources)} of "
+            f"the target has {tuple(value.shape)}; set drafter.initialise=none or report the model"
+        )
     own.copy_(value)
 
 

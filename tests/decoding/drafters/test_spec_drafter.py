@@ -10,7 +10,7 @@ from drafttrain.decoding.drafters import spec_drafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.spec_drafter import SpecDrafterDrafter, predict_blocks
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.sampling import SampledChance, warp
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Chance, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
@@ -111,6 +111,22 @@ def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass
         assert list(played.path) == list(expected.path)
         first_wrong = len(played.path) + 1
         assert played.drafted[:first_wrong] == expected.drafted[:first_wrong]
+
+
+@pytest.mark.parametrize("slots", ["anchored", "paper"])
+def test_drawn_rows_are_coupled_to_the_token_drawn_before(slots: str) -> None:
+    """Exactness cannot see this: a row without its coupling is valid, and accepted less."""
+    drafter, sampling = toy_drafter(slots=slots, coupling_rank=3), Sampling(temperature=1.0)
+    chance = SampledChance(torch.Generator().manual_seed(0))
+    session = drafter.start(toy_source(), sampling, chance)
+    tokens = torch.cat((toy_source().prefix, torch.tensor([2, 3])))
+    proposal = session.propose(tokens, None, FixedLength(3))
+    fresh = drafter.start(toy_source(), sampling, chance)
+    with torch.inference_mode():
+        hidden = fresh._slot_states(tokens[fresh.skipped :], 3)
+        previous = torch.cat((tokens[-1:], proposal.tokens[:-1]))
+        expected = warp(drafter.model.logits(hidden, previous), sampling)
+    assert (proposal.draft_probs - expected).abs().max() < 1e-12
 
 
 def test_masked_slots_are_never_proposed_past_the_vocabulary() -> None:
