@@ -24,7 +24,7 @@ import re
 import sys
 import sysconfig
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 PYTHON_VERSION = "3.11.7"
@@ -157,14 +157,14 @@ def collect(library: Path) -> list[dict[str, str]]:
     return rows
 
 
-def split_rows(rows: list[dict[str, str]]) -> dict[str, list[dict[str, str]]]:
-    """Splits by the hash of the source: a sentence's split does not depend on the other files."""
-    ranked = sorted(rows, key=lambda row: hashlib.sha256(row["source"].encode()).hexdigest())
-    val = {row["source"] for row in ranked[:VAL_ROWS]}
-    test = {row["source"] for row in ranked[VAL_ROWS : VAL_ROWS + TEST_ROWS]}
+def split_rows(rows: list[dict[str, str]], column: str) -> dict[str, list[dict[str, str]]]:
+    """Splits by the hash of a column: a row's split does not depend on the other files."""
+    ranked = sorted(rows, key=lambda row: hashlib.sha256(row[column].encode()).hexdigest())
+    val = {row[column] for row in ranked[:VAL_ROWS]}
+    test = {row[column] for row in ranked[VAL_ROWS : VAL_ROWS + TEST_ROWS]} - val
     splits: dict[str, list[dict[str, str]]] = {"train": [], "val": [], "test": []}
     for row in rows:
-        name = "val" if row["source"] in val else "test" if row["source"] in test else "train"
+        name = "val" if row[column] in val else "test" if row[column] in test else "train"
         splits[name].append(row)
     return splits
 
@@ -175,16 +175,18 @@ def pack(rows: list[dict[str, str]]) -> bytes:
     return gzip.compress(lines.encode(), compresslevel=9, mtime=0)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def run(about: str, collect: Callable[[Path], list[dict[str, str]]], column: str, out: Path) -> int:
+    """The command line of a script that makes a data set: write its files, or compare them."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare with the files, write none")
     check = parser.parse_args().check
     if platform.python_version() != PYTHON_VERSION:
         note = f"note: this is Python {platform.python_version()}, the files are from"
         print(f"{note} {PYTHON_VERSION}: the rows will differ", file=sys.stderr)
     same = True
-    for name, rows in split_rows(collect(Path(sysconfig.get_paths()["stdlib"]))).items():
-        path, packed = OUT / f"{name}.jsonl.gz", pack(rows)
+    rows_of = split_rows(collect(Path(sysconfig.get_paths()["stdlib"])), column)
+    for name, rows in rows_of.items():
+        path, packed = out / f"{name}.jsonl.gz", pack(rows)
         verdict = "written"
         if check:
             # compare what is inside: zlib builds may compress the same lines to other bytes
@@ -192,11 +194,11 @@ def main() -> int:
             same &= equal
             verdict = "same" if equal else "DIFFERENT"
         else:
-            OUT.mkdir(exist_ok=True)
+            out.mkdir(exist_ok=True)
             path.write_bytes(packed)
         print(f"{path.name}: {len(rows)} rows, {len(packed)} bytes, {verdict}")
     return 0 if same else 1
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run(__doc__, collect, "source", OUT))

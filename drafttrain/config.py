@@ -80,6 +80,8 @@ class DataConfig(Config):
     """For rows of {"translation": {LANG: text}}: language of the references."""
     prefix: str = ""
     """Text put before every input (T5: "translate English to German: ")."""
+    suffix: str = ""
+    """Text put after every input ("\\nAnswer:")."""
     skip: NonNegativeInt = 0
     """Rows to leave out at the start."""
     limit: PositiveInt | None = None
@@ -125,10 +127,22 @@ class DistillConfig(Config):
 class StopConfig(Config):
     """When a round of drafting ends."""
 
-    kind: Literal["fixed"] = "fixed"
-    """fixed: always k tokens."""
+    kind: Literal["fixed", "entropy", "confidence", "head"] = "fixed"
+    """fixed: always k tokens. head: a trained acceptance head says when a token of the draft was
+    probably rejected (SpecDec++). entropy: after a row of high entropy. confidence: after a token
+    of low probability (as Transformers does); greedy decoding only. None changes the output."""
     k: PositiveInt = 10
-    """Tokens drafted in a round."""
+    """fixed: tokens drafted in a round."""
+    max_draft: PositiveInt = 20
+    """Most tokens drafted in a round by the other kinds."""
+    head: str | None = None
+    """Folder of the acceptance head. Default: the one beside the drafter, if there is one."""
+    h: float | None = Field(default=None, gt=0.0, lt=1.0)
+    """head: stop when a rejection is likelier than this. Default: policy.json's, else 0.7."""
+    entropy: PositiveFloat = 2.0
+    """entropy: stop after a row of more than so many nats."""
+    confidence: float = Field(default=0.4, gt=0.0, lt=1.0)
+    """confidence: stop after a token of less than this probability."""
 
 
 class VerifierConfig(Config):
@@ -291,6 +305,103 @@ class SpecDrafterRecipe(Config):
     train: TrainConfig = TrainConfig()
 
 
+class CacheConfig(Config):
+    """`drafttrain cache`: what acceptance heads are trained on, computed once.
+
+    Distilled outputs -> a teacher-forced pass of target and drafter -> drafted tokens and how
+    likely each is accepted -> the drafter's hidden states at them, as safetensors shards.
+    """
+
+    target: TargetConfig
+    drafter: str
+    """Folder or Hub name of the drafter."""
+    distilled: Path
+    """Folder of the target's outputs, made by `drafttrain distill`."""
+    out: Path
+    """Folder for the shards and manifest.json."""
+    sampling: SamplingConfig | None = None
+    """The warping (temperature, top_k, top_p) that decoding will use; labels are made under it.
+    Default: as the outputs were decoded."""
+    mixing: float = Field(default=0.15, ge=0.0, le=1.0)
+    """r: share of positions that keep the target's own token; the others are drafted and in the
+    loss (SpecDec++ Section 3.2)."""
+    mixes: PositiveInt = 1
+    """R: how often drafted tokens and mixing are drawn anew; epochs cycle over them."""
+    dtype: Literal["float32", "float16"] = "float32"
+    """Storage of hidden states."""
+    seed: NonNegativeInt = 0
+    batch_tokens: PositiveInt = 4096
+    """Tokens (rows x longest row) in a forward pass."""
+    shard_rows: PositiveInt = 512
+    """Distilled rows a shard."""
+    k: PositiveInt = 10
+    """Slots of a block, where the drafter drafts blocks."""
+
+
+class HeadConfig(Config):
+    """The acceptance heads to train, all at once: every depth with every weight."""
+
+    depths: tuple[NonNegativeInt, ...] = (3,)
+    """D: residual blocks before the last linear layer."""
+    rejection_weights: tuple[PositiveFloat, ...] = (6.0,)
+    """w_rej: weight of rejections in the loss; acceptances weigh 1."""
+
+
+class HeadRecipe(Config):
+    """`recipes/train_acceptance_head.py`: distil and cache if need be, then train heads."""
+
+    run: Path
+    """Folder of the run: checkpoints, run.yaml, metrics.jsonl and final/ with a folder a head."""
+    target: TargetConfig
+    drafter: str
+    """Folder or Hub name of the drafter."""
+    data: DataConfig
+    """Training prompts."""
+    held_out: DataConfig | None = None
+    """Prompts for validation, and for choosing heads and h."""
+    distill: dict[str, Any] = {}
+    """Settings of `drafttrain distill` (method, sampling, batch_tokens, ...)."""
+    cache: dict[str, Any] = {}
+    """Settings of `drafttrain cache` (mixing, mixes, dtype, ...)."""
+    heads: HeadConfig = HeadConfig()
+    train: TrainConfig = TrainConfig()
+
+
+class TuneConfig(Config):
+    """`drafttrain tune`: replay one logged trace under every stop policy, and choose."""
+
+    target: TargetConfig | None = None
+    """Default: the target of the run that the heads come from."""
+    drafter: str | None = None
+    """Default: the drafter of that run."""
+    heads: Path | None = None
+    """A head, or the run of a sweep. Default: the newest run of heads."""
+    data: DataConfig | None = None
+    """Prompts to choose on. Default: the held-out prompts of the run."""
+    report_data: DataConfig | None = None
+    """Prompts to report on; never used to choose. Default: report on `data`, and say so."""
+    sampling: SamplingConfig | None = None
+    """Default: as the heads' labels were made."""
+    lengths: tuple[PositiveInt, ...] = (2, 4, 6, 8, 10, 12, 14)
+    """Fixed draft lengths to compare with."""
+    h: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
+    """Thresholds of the heads."""
+    entropy: tuple[PositiveFloat, ...] = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
+    """Thresholds of the entropy policy."""
+    max_draft: PositiveInt = 20
+    """Most tokens a policy may draft in a round."""
+    replicates: PositiveInt = 4
+    """How often the coins of acceptance are tossed for each output (sampling only)."""
+    timing_prompts: PositiveInt = 20
+    """Prompts that are decoded to measure t_draft and t_target."""
+    bootstrap: PositiveInt = 1000
+    """Resamples of the prompts for the 95 % intervals."""
+    report: Path | None = None
+    """Where the report goes (JSON); its plots lie beside it. Default: tune.json in the run."""
+    policy: Path | None = None
+    """Where policy.json goes. Default: beside the chosen head."""
+
+
 class TargetRecipe(Config):
     """`recipes/train_target.py`: a small target from scratch, for demos and tests."""
 
@@ -307,7 +418,8 @@ class TargetRecipe(Config):
     """Type of the weights in final/."""
     label_smoothing: float = Field(default=0.1, ge=0.0, lt=1.0)
     max_tokens: PositiveInt = 96
-    """Pairs with more tokens on either side are left out, and counted."""
+    """Pairs with more tokens (encoder-decoder: on either side; decoder-only: in both together)
+    are left out, and counted."""
     validation_rows: PositiveInt = 500
     train: TrainConfig = TrainConfig()
 

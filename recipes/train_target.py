@@ -1,8 +1,11 @@
-"""Train a small encoder-decoder target from scratch, for demos and tests.
+"""Train a small language model from scratch, for demos and tests: a target, or a drafter for one.
 
     accelerate launch recipes/train_target.py --config recipes/docstrings_target.yaml
+    accelerate launch recipes/train_target.py --config recipes/functions_target.yaml
+    accelerate launch recipes/train_target.py --config recipes/functions_drafter.yaml
 
-Not for targets that you serve: point drafttrain at those as they are.
+Encoder-decoder families learn to map the input to the reference; decoder-only families learn both
+as one text. Not for targets that you serve: point drafttrain at those as they are.
 """
 
 from __future__ import annotations
@@ -24,21 +27,28 @@ from tokenizers import (
     processors,
     trainers,
 )
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from drafttrain.cli import recipe_command
 from drafttrain.config import ConfigError, TargetRecipe, load_settings
-from drafttrain.data.collate import PairCollator, pad
+from drafttrain.data.collate import PairCollator, TextCollator
 from drafttrain.data.prompts import load_inputs
 from drafttrain.training.loop import Task, count_steps, make_accelerator, make_plan, train
-from drafttrain.training.objectives import SequenceToSequence
+from drafttrain.training.objectives import NextToken, SequenceToSequence
 from drafttrain.training.run import is_finished, open_run, save_final
 
 SPECIAL = ["<pad>", "</s>", "<unk>", "<mask>"]
-"""Ids 0 to 3 of a tokenizer trained here; the decoder starts from <pad>."""
+"""Ids 0 to 3 of a tokenizer trained here; an encoder-decoder's decoder starts from <pad>."""
 
 
-def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFast:
+def train_pair_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """A BPE over NFKC text with the Metaspace marker; every text ends with </s>."""
     bpe = Tokenizer(models.BPE(unk_token="<unk>"))
     bpe.normalizer = normalizers.NFKC()
@@ -51,6 +61,28 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFas
     )
     bpe.train_from_iterator(texts, trainer)
     bpe.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 1)])
+    return _wrap(bpe)
+
+
+def train_text_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE, digits apart; it adds nothing, so that a prompt can be continued."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        min_frequency=2,
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
+    return _wrap(bpe)
+
+
+def _wrap(bpe: Tokenizer) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         pad_token="<pad>",
@@ -60,7 +92,7 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFas
     )
 
 
-def tokenize(rows: datasets.Dataset, tokenizer, most: int) -> datasets.Dataset:
+def tokenize_pairs(rows: datasets.Dataset, tokenizer, most: int) -> datasets.Dataset:
     """source_ids and target_ids of the pairs with at most `most` tokens on either side."""
     if rows[0]["reference"] is None:
         raise ConfigError("data: no references found; give data.reference_column or reference_path")
@@ -72,26 +104,36 @@ def tokenize(rows: datasets.Dataset, tokenizer, most: int) -> datasets.Dataset:
     return tokenized.filter(lambda row: max(len(row["source_ids"]), len(row["target_ids"])) <= most)
 
 
+def tokenize_texts(rows: datasets.Dataset, tokenizer, most: int) -> datasets.Dataset:
+    """source_ids and target_ids, ending with EOS, of the texts with at most `most` tokens."""
+    references = [reference or "" for reference in rows["reference"]]
+    end = [tokenizer.eos_token_id]
+    texts = {
+        "source_ids": tokenizer(list(rows["source"])).input_ids,
+        "target_ids": [ids + end for ids in tokenizer(references).input_ids],
+    }
+    tokenized = datasets.Dataset.from_dict(texts)
+    return tokenized.filter(lambda row: len(row["source_ids"]) + len(row["target_ids"]) <= most)
+
+
 @torch.no_grad()
-def perplexity(objective: SequenceToSequence, rows: datasets.Dataset) -> dict[str, float]:
-    """Per-token perplexity and accuracy on held-out pairs, without label smoothing."""
-    device = objective.model.device
-    total = count = correct = 0.0
-    pad_id = objective.model.config.pad_token_id
-    for start in range(0, len(rows), 64):
-        chunk = rows[start : start + 64]
-        ids, lengths = pad(chunk["source_ids"], pad_id)
-        labels, _ = pad(chunk["target_ids"], -100)
-        mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
-        logits = objective.model(
-            input_ids=ids.to(device), attention_mask=mask.to(device), labels=labels.to(device)
-        ).logits
-        counted = labels != -100
-        picked = logits.cpu()[counted]
-        total += torch.nn.functional.cross_entropy(picked, labels[counted], reduction="sum").item()
-        correct += (picked.argmax(-1) == labels[counted]).sum().item()
-        count += counted.sum().item()
-    return {"perplexity": float(np.exp(total / count)), "held_out_accuracy": correct / count}
+def perplexity(
+    objective: SequenceToSequence | NextToken,
+    rows: datasets.Dataset,
+    collate: PairCollator | TextCollator,
+) -> dict[str, float]:
+    """Per-token perplexity and accuracy on held-out rows, without label smoothing."""
+    sums = torch.zeros(4, dtype=torch.float64)
+    smoothing, objective.label_smoothing = objective.label_smoothing, 0.0
+    for start in range(0, len(rows), 32):
+        chunk = rows[start : start + 32]
+        pairs = zip(chunk["source_ids"], chunk["target_ids"], strict=True)
+        batch = collate([(0, 0, source, target) for source, target in pairs])
+        batch = batch.to(objective.model.device)
+        sums += torch.stack([value.double().cpu() for value in objective(batch, 1.0)])
+    objective.label_smoothing = smoothing
+    loss, weight, correct, counted = sums.tolist()
+    return {"perplexity": float(np.exp(loss / weight)), "held_out_accuracy": correct / counted}
 
 
 @recipe_command
@@ -107,28 +149,31 @@ def main(
     if is_finished(run):
         print(f"{run} is finished; see {run / 'final'}")
         return
+    pairs = check_family(settings)
+    tokenize = tokenize_pairs if pairs else tokenize_texts
     rows = load_inputs(settings.data)
     if settings.tokenizer is not None:
         tokenizer = AutoTokenizer.from_pretrained(settings.tokenizer)
     else:
         texts = list(rows["source"]) + [text for text in rows["reference"] if text is not None]
+        train_tokenizer = train_pair_tokenizer if pairs else train_text_tokenizer
         tokenizer = train_tokenizer(texts, settings.vocab_size)
-    pairs = tokenize(rows, tokenizer, settings.max_tokens)
-    model = _build(settings, tokenizer)
-    lengths = np.array([len(r["source_ids"]) + len(r["target_ids"]) for r in pairs])
+    tokenized = tokenize(rows, tokenizer, settings.max_tokens)
+    model = _build(settings, tokenizer, pairs)
+    lengths = np.array([len(r["source_ids"]) + len(r["target_ids"]) for r in tokenized])
+    collate = (PairCollator if pairs else TextCollator)(tokenizer.pad_token_id)
+    objective = (SequenceToSequence if pairs else NextToken)(model, settings.label_smoothing)
     validate = None
     if settings.held_out is not None:
         held_out = tokenize(load_inputs(settings.held_out), tokenizer, settings.max_tokens)
         held_out = held_out.select(range(min(settings.validation_rows, len(held_out))))
-        validate = partial(perplexity, rows=held_out)
-    objective = SequenceToSequence(model, settings.label_smoothing)
-    collate = PairCollator(tokenizer.pad_token_id)
-    task = Task(objective, pairs, lengths, collate, validate)
+        validate = partial(perplexity, rows=held_out, collate=collate)
+    task = Task(objective, tokenized, lengths, collate, validate)
     accelerator = make_accelerator(settings.train, run)
     plan = make_plan(task, settings.train)
     accelerator.print(
-        f"{model.num_parameters():,} parameters, {len(pairs):,} of {len(rows):,} pairs, "
-        f"{plan.batches_per_epoch} batches an epoch, "
+        f"{model.num_parameters():,} parameters, {len(tokenized):,} of {len(rows):,} rows, "
+        f"{lengths.sum():,} tokens, {plan.batches_per_epoch} batches an epoch, "
         f"{count_steps(plan, settings.train, accelerator.num_processes)} steps"
     )
     if dry_run:
@@ -142,24 +187,33 @@ def main(
         print(f"saved {save_final(run, final, tokenizer)}")
 
 
-def _build(settings: TargetRecipe, tokenizer) -> AutoModelForSeq2SeqLM:
-    fields = dict(settings.model)
-    family = fields.pop("model_type", None)
+def check_family(settings: TargetRecipe) -> bool:
+    """Whether model.model_type is an encoder-decoder. Raises ConfigError if it is not known."""
+    family = settings.model.get("model_type")
     if family is None:
-        raise ConfigError("model.model_type is missing; give one, such as marian, bart or t5")
-    fields |= {
+        raise ConfigError("model.model_type is missing; give one, such as marian, t5 or llama")
+    try:
+        return AutoConfig.for_model(family).is_encoder_decoder
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"model.model_type = {family!r}: {error}") from None
+
+
+def _build(settings: TargetRecipe, tokenizer, pairs: bool) -> PreTrainedModel:
+    fields = dict(settings.model) | {
         "vocab_size": len(tokenizer),
         "pad_token_id": tokenizer.pad_token_id,
         "eos_token_id": tokenizer.eos_token_id,
-        "decoder_start_token_id": tokenizer.pad_token_id,
         "bos_token_id": None,
-        "forced_eos_token_id": None,
     }
+    family = fields.pop("model_type")
+    if pairs:
+        fields |= {"decoder_start_token_id": tokenizer.pad_token_id, "forced_eos_token_id": None}
     if family == "marian":
         fields["decoder_vocab_size"] = len(tokenizer)
     torch.manual_seed(settings.train.seed)
+    kind = AutoModelForSeq2SeqLM if pairs else AutoModelForCausalLM
     try:
-        return AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(family, **fields))
+        return kind.from_config(AutoConfig.for_model(family, **fields))
     except (KeyError, ValueError) as error:
         raise ConfigError(f"model: {error}") from None
 

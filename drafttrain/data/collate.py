@@ -145,3 +145,30 @@ class PairCollator:
         labels, _ = pad([e[3] for e in examples], -100)
         mask = torch.arange(input_ids.shape[1]) < lengths[:, None]
         return PairBatch(input_ids, mask.long(), labels)
+
+
+@dataclass(frozen=True)
+class TextBatch:
+    """Texts for ordinary next-token training."""
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    labels: Tensor
+    """[B, T], -100 on padding."""
+
+    def to(self, device: torch.device) -> TextBatch:
+        return TextBatch(*(x.to(device) for x in vars(self).values()))
+
+
+@dataclass(frozen=True)
+class TextCollator:
+    """Input and output of each row as one text, all of which is learned."""
+
+    pad_token_id: int
+
+    def __call__(self, examples: Sequence[tuple[int, int, list[int], list[int]]]) -> TextBatch:
+        texts = [source + target for _, _, source, target in examples]
+        input_ids, lengths = pad(texts, self.pad_token_id)
+        labels, _ = pad(texts, -100)
+        mask = torch.arange(input_ids.shape[1]) < lengths[:, None]
+        return TextBatch(input_ids, mask.long(), labels)

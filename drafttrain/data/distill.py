@@ -357,7 +357,8 @@ def _decode_rows(
     ready, skipped = [], []
     for row, text, ids in zip(inputs["row"][:], texts, tokenized, strict=True):
         reason = ""
-        if not text.removeprefix(config.data.prefix).strip():
+        own = text.removeprefix(config.data.prefix).removesuffix(config.data.suffix)
+        if not own.strip():
             reason = "empty"
         elif len(ids) > config.max_source_tokens:
             reason = f"{len(ids)} tokens, max_source_tokens is {config.max_source_tokens}"

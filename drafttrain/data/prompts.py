@@ -57,7 +57,7 @@ def load_inputs(config: DataConfig) -> datasets.Dataset:
     """The inputs as rows of `row`, `source` and `reference` (None where there is none).
 
     `row` counts the records of the original file from 0; `skip` and `limit` do not renumber.
-    `source` has the prefix applied; a missing text is the prefix alone, and later skipped by its
+    `source` has prefix and suffix applied; a missing text is these alone, and later skipped by its
     number. Raises ConfigError naming the field, the value and the remedy.
     """
     path = Path(config.path)
@@ -184,7 +184,7 @@ def _as_inputs(rows: datasets.Dataset, config: DataConfig) -> datasets.Dataset:
     source_key, reference_key = config.source_language, config.target_language
     if reference_column == "translation" and reference_key is None:
         reference_column = None
-    skip, prefix = config.skip, config.prefix
+    skip, prefix, suffix = config.skip, config.prefix, config.suffix
 
     def convert(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
         sources = [_text(value, source_key) for value in batch[column]]
@@ -194,7 +194,7 @@ def _as_inputs(rows: datasets.Dataset, config: DataConfig) -> datasets.Dataset:
         ]
         return {
             "row": [skip + index for index in indices],
-            "source": [prefix + (source or "") for source in sources],
+            "source": [prefix + (source or "") + suffix for source in sources],
             "reference": references,
         }
 

@@ -54,9 +54,10 @@ class Source:
     """What one sequence is decoded from. Each encoder-decoder model encodes it for itself."""
 
     input_ids: Tensor
-    """[S] token ids of the source, without padding."""
+    """[S] token ids of the source or prompt, without padding."""
     prefix: Tensor
-    """[P] token ids that every model's decoder starts from (the decoder start token)."""
+    """[P] token ids that every model's decoder starts from: the decoder start token, or the whole
+    prompt where models are decoder-only."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,9 @@ class Proposal:
     """[N] i.i.d. paths through the node; None = one each."""
     passes: int = 0
     """Sequential drafter calls that this draft cost."""
+    hidden: Tensor | None = None
+    """[M, D] the states a stop policy was, or could have been, shown for this draft (`DraftState`),
+    for logs; a drafter without such states has None."""
 
     @staticmethod
     def empty() -> Proposal:
@@ -104,14 +108,21 @@ class Proposal:
 
 @dataclass(frozen=True)
 class DraftState:
-    """What a stop policy may look at before a token is drafted; never that token itself."""
+    """What a stop policy may look at before a token is drafted; never that token itself.
+
+    A policy is asked before the drafter call that would draft token number depth + 1. A drafter
+    that proposes one token a call knows, at that point, the rows of tokens 1..depth and the states
+    of tokens 1..depth - 1: the last token has not been fed to it yet (the lag of SpecDec++
+    Algorithm 2). A block drafter knows the rows and slot states of tokens 1..depth + 1.
+    """
 
     depth: int
     """Tokens drafted so far in this round (this token would be number depth + 1)."""
-    next_probs: Tensor | None = None
-    """[V] the row the token would be drawn from, where it is known."""
-    hidden: Tensor | None = None
-    """[D] the slot's hidden state, where the drafter has slots."""
+    logits: Sequence[Tensor] = ()
+    """[V] each: the drafter's rows that are known, in order, before temperature."""
+    hidden: Sequence[Tensor] = ()
+    """[D] each: the states that acceptance heads read, as far as they are known, in order: of each
+    drafted token at its own position, or of each slot."""
 
 
 class StopPolicy(Protocol):
@@ -125,6 +136,10 @@ class StopPolicy(Protocol):
     @property
     def longest(self) -> int:
         """Most tokens a round may draft, whatever is seen (block drafters compute that many)."""
+        ...
+
+    def check_sampling(self, sampling: Sampling) -> None:
+        """Raise ValueError if the policy would bias decoding of this kind."""
         ...
 
     def admit(self, state: DraftState) -> bool: ...

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from drafttrain.config import ObjectiveConfig
-from drafttrain.data.collate import PairBatch, SlotBatch
+from drafttrain.data.collate import PairBatch, SlotBatch, TextBatch
 from drafttrain.data.glancing import choose_revealed, glancing_ratio, reveal
 from drafttrain.models.slots import IGNORED
 from drafttrain.models.spec_drafter import Memory, Rows, SpecDrafter
@@ -98,6 +98,27 @@ class SequenceToSequence(nn.Module):
         ).logits
         counted = batch.labels != IGNORED
         labels, logits = batch.labels[counted], logits[counted]
+        loss, weight = smoothed_cross_entropy(
+            logits, labels, torch.ones_like(labels, dtype=torch.float), self.label_smoothing
+        )
+        return LossSums(loss, weight, (logits.argmax(-1) == labels).sum(), counted.sum())
+
+
+class NextToken(nn.Module):
+    """Ordinary next-token training of a decoder-only model."""
+
+    def __init__(self, model: PreTrainedModel, label_smoothing: float):
+        super().__init__()
+        self.model = model
+        self.label_smoothing = label_smoothing
+
+    def forward(self, batch: TextBatch, progress: float) -> LossSums:
+        logits = self.model(
+            input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False
+        ).logits[:, :-1]
+        labels = batch.labels[:, 1:]
+        counted = labels != IGNORED
+        labels, logits = labels[counted], logits[counted]
         loss, weight = smoothed_cross_entropy(
             logits, labels, torch.ones_like(labels, dtype=torch.float), self.label_smoothing
         )
