@@ -4,10 +4,10 @@ BIN := .venv/bin
 STAMP := .venv/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint quickstart
+.PHONY: help install test lint quickstart quickstart-heads
 
 help:  ## Show this list
-	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 22
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 30
 
 install: $(STAMP)  ## Make .venv with the pinned dependencies (again only when they change)
 
@@ -32,3 +32,6 @@ test: lint  ## Check style and run all tests
 
 quickstart: $(STAMP)  ## Distil, train and measure a small drafter on the embedded data (10 min)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash launch/quickstart.sh
+
+quickstart-heads: $(STAMP)  ## Train acceptance heads for the embedded code pair, measure (10 min)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" bash launch/quickstart_heads.sh

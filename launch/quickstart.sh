@@ -3,21 +3,11 @@
 # Run by `make quickstart`. Running it again continues: what is finished is not done twice.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source launch/step.sh
 
 run=checkpoints/quickstart
 test=data/docstrings/test.jsonl.gz
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(getconf _NPROCESSORS_ONLN)}"
-
-step() {  # step TITLE COMMAND...: print, run, and say how long it took
-  local title="$1" began=$SECONDS
-  shift
-  printf '\n== %s\n   %s\n\n' "$title" "$*"
-  "$@"
-  printf '\n   (%d s)\n' $((SECONDS - began))
-}
-
-launch=(accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no
-  --dynamo_backend no)
 
 step "1/3 Distil the target, train a drafter on its outputs" \
   "${launch[@]}" recipes/train_spec_drafter.py --config recipes/quickstart.yaml

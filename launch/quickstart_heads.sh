@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Train acceptance heads for the embedded code pair, choose one, measure it against fixed lengths.
+# Run by `make quickstart-heads`. Running it again continues: what is finished is not done twice.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source launch/step.sh
+
+run=checkpoints/quickstart-heads
+test=data/functions/test.jsonl.gz
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(getconf _NPROCESSORS_ONLN)}"
+
+step "1/3 Sample the target, cache the drafter's states, train the heads" \
+  "${launch[@]}" recipes/train_acceptance_head.py --config recipes/functions_heads.yaml
+step "2/3 Replay held-out prompts under every policy, choose, report on unseen ones" \
+  drafttrain tune --heads "$run" report_data.path="$test" report_data.limit=150
+step "3/3 Decode unseen prompts with the chosen head and with fixed lengths, interleaved" \
+  drafttrain eval --drafter checkpoints/functions-drafter --heads "$run" --data "$test" \
+  --limit 60 --report "$run/report.json"
+printf '\nDone in %d s: %s, tune.json and plots\n' "$SECONDS" "$run/report.json"
