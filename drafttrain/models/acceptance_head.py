@@ -1,0 +1,132 @@
+"""The acceptance head: how likely is a drafted token to be accepted? (SpecDec++, Section 3.2.)
+
+It reads the drafter's last hidden state (after the final norm) at the drafted token's own position
+(`state` = token), or at a slot of a block drafter (`state` = slot). A head lies in a folder of its
+own; a trained sweep is a folder of such folders.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+
+from drafttrain.config import ConfigError
+
+
+class AcceptanceHeadConfig(PretrainedConfig):
+    """Shape of a head, and which drafter, target and decoding it was trained for."""
+
+    model_type = "acceptance-head"
+
+    def __init__(
+        self,
+        hidden_size: int = 8,
+        depth: int = 3,
+        rejection_weight: float = 6.0,
+        state: Literal["token", "slot"] = "token",
+        drafter: dict[str, Any] | None = None,
+        target: dict[str, Any] | None = None,
+        sampling: dict[str, Any] | None = None,
+        mixing: float | None = None,
+        drafttrain_version: str | None = None,
+        **kwargs,
+    ):
+        if depth < 0:
+            raise ValueError(f"depth = {depth}: a head has 0 residual blocks or more")
+        self.hidden_size = hidden_size
+        self.depth = depth
+        self.rejection_weight = rejection_weight
+        self.state = state
+        self.drafter = drafter
+        self.target = target
+        self.sampling = sampling
+        self.mixing = mixing
+        self.drafttrain_version = drafttrain_version
+        super().__init__(**kwargs)
+
+    @property
+    def name(self) -> str:
+        """How reports and folders call the head: D3-w6."""
+        return head_name(self.depth, self.rejection_weight)
+
+
+class AcceptanceHead(PreTrainedModel):
+    """`depth` blocks x + SiLU(Linear(x)), each with its own weights, then Linear(h, 1)."""
+
+    config_class = AcceptanceHeadConfig
+    base_model_prefix = "head"
+    main_input_name = "hidden"
+
+    def __init__(self, config: AcceptanceHeadConfig):
+        super().__init__(config)
+        width = config.hidden_size
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(config.depth))
+        self.out = nn.Linear(width, 1)
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            nn.init.zeros_(module.bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Logits of acceptance. Shapes: hidden [..., D] -> [...]; computed in the head's dtype."""
+        x = hidden.to(self.out.weight.dtype)
+        for block in self.blocks:
+            x = x + F.silu(block(x))
+        return self.out(x).squeeze(-1)
+
+    def acceptance(self, hidden: Tensor) -> Tensor:
+        """Predicted probability that the target accepts. Shapes: hidden [..., D] -> [...]."""
+        return self(hidden).sigmoid()
+
+
+def head_name(depth: int, rejection_weight: float) -> str:
+    return f"D{depth}-w{rejection_weight:g}"
+
+
+def load_heads(folder: str | Path) -> dict[str, AcceptanceHead]:
+    """Heads by name, in eval mode: of one head's folder, of a final/, or of a run.
+
+    Raises ConfigError where there is none, or where something else lies there.
+    """
+    folder = Path(folder)
+    if (folder / "config.json").is_file():
+        return dict([_load_head(folder)])
+    holder = folder / "final" if (folder / "final").is_dir() else folder
+    inside = sorted(file.parent for file in holder.glob("*/config.json"))
+    if not inside:
+        raise ConfigError(
+            f"no acceptance head in {str(folder)!r}; give the folder of a head, or the run of "
+            "recipes/train_acceptance_head.py"
+        )
+    return dict(_load_head(head) for head in inside)
+
+
+def _load_head(folder: Path) -> tuple[str, AcceptanceHead]:
+    try:
+        config = AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder / 'config.json'} cannot be read: {error}") from None
+    if config.model_type != AcceptanceHeadConfig.model_type:
+        raise ConfigError(
+            f"{str(folder)!r} holds a {config.model_type!r} model, not an acceptance head; give "
+            "the folder of a head, or the run of recipes/train_acceptance_head.py"
+        )
+    try:
+        head = AcceptanceHead.from_pretrained(
+            folder, config=config, dtype=torch.float32, use_safetensors=True
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise ConfigError(f"the weights of head {str(folder)!r} cannot be read: {reason}") from None
+    return config.name, head.eval()
+
+
+AutoConfig.register(AcceptanceHeadConfig.model_type, AcceptanceHeadConfig)
+AutoModel.register(AcceptanceHeadConfig, AcceptanceHead)

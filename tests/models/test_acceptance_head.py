@@ -1,0 +1,90 @@
+"""Acceptance heads: the formula, own weights in every block, and their folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModel
+
+from drafttrain.config import ConfigError
+from drafttrain.models.acceptance_head import (
+    AcceptanceHead,
+    AcceptanceHeadConfig,
+    load_heads,
+)
+from tests.tiny_models import tiny_model
+
+
+def make_head(depth: int = 3, weight: float = 6.0, hidden_size: int = 8) -> AcceptanceHead:
+    torch.manual_seed(depth)
+    return AcceptanceHead(AcceptanceHeadConfig(hidden_size, depth, weight)).eval()
+
+
+def test_every_block_has_weights_of_its_own() -> None:
+    """The original's Linear(h, 2) gives 234 at h = 8 and D = 3 (its shared blocks only 90).
+
+    One output instead of two saves a row of 8 weights and a bias: 225.
+    """
+    head = make_head(depth=3)
+    assert head.num_parameters() + 8 + 1 == 234
+    assert len({block.weight.data_ptr() for block in head.blocks}) == 3
+    assert not torch.equal(head.blocks[0].weight, head.blocks[1].weight)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_logits_follow_the_formula(depth: int) -> None:
+    head = make_head(depth)
+    x = torch.randn(2, 5, 8)
+    expected = x
+    for block in head.blocks:
+        inner = expected @ block.weight.T + block.bias
+        expected = expected + inner * torch.sigmoid(inner)
+    expected = (expected @ head.out.weight.T + head.out.bias)[..., 0]
+    assert head(x).shape == (2, 5)
+    assert (head(x) - expected).abs().max() < 1e-5
+    assert torch.equal(head.acceptance(x), torch.sigmoid(head(x)))
+
+
+def test_half_precision_states_are_read_in_float32() -> None:
+    x = torch.randn(4, 8).half()
+    head = make_head()
+    assert head(x).dtype == torch.float32
+    assert torch.equal(head(x), head(x.float()))
+
+
+def test_saved_head_loads_alone_in_a_sweep_and_in_a_run(tmp_path: Path) -> None:
+    heads = [make_head(0, 1.0), make_head(3, 6.0), make_head(1, 0.5)]
+    for head in heads:
+        head.save_pretrained(tmp_path / "final" / head.config.name)
+    for folder in (tmp_path, tmp_path / "final"):
+        loaded = load_heads(folder)
+        assert set(loaded) == {"D0-w1", "D3-w6", "D1-w0.5"}
+    x = torch.randn(4, 8)
+    for head in heads:
+        alone = load_heads(tmp_path / "final" / head.config.name)
+        assert list(alone) == [head.config.name]
+        assert torch.equal(alone[head.config.name](x), head(x))
+        assert not alone[head.config.name].training
+    assert isinstance(AutoModel.from_pretrained(tmp_path / "final" / "D3-w6"), AcceptanceHead)
+
+
+def test_a_folder_without_heads_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no acceptance head in"):
+        load_heads(tmp_path)
+    tiny_model("marian").save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="'marian' model, not an acceptance head"):
+        load_heads(tmp_path)
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    make_head(2).save_pretrained(tmp_path)
+    AcceptanceHeadConfig(8, 3).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="blocks.2"):
+        load_heads(tmp_path)
+
+
+def test_negative_depth_is_refused() -> None:
+    with pytest.raises(ValueError, match="depth = -1"):
+        AcceptanceHeadConfig(8, -1)
