@@ -336,6 +336,9 @@ class CacheConfig(Config):
     """Distilled rows a shard."""
     k: PositiveInt = 10
     """Slots of a block, where the drafter drafts blocks."""
+    blocks_per_row: PositiveInt | None = None
+    """Blocks drawn from each output, where the drafter drafts blocks. Default: one at every
+    prefix."""
 
 
 class HeadConfig(Config):
