@@ -1,9 +1,11 @@
 """The target's outputs for a batch of inputs, finished rows leaving the batch.
 
-Transformers' `generate` prepares everything (encoder, cache, logits processors, stopping criteria).
-Beam search is its own; greedy decoding and sampling run the loop below, because `generate` carries
-finished rows along to the end of a batch. Sampling turns a row's own uniform numbers into tokens,
-so that a row's output does not depend on its batch, its shard or the number of processes.
+Transformers' `generate` prepares everything (encoder, cache, positions, logits processors, stopping
+criteria). Beam search is its own; greedy decoding and sampling run the loop below, because
+`generate` carries finished rows along to the end of a batch. Sampling turns a row's own uniform
+numbers into tokens, so that a row's output does not depend on its batch, its shard or the number
+of processes. The prompts of decoder-only models are padded on the left, so that all rows go on
+from the same column; masks and positions leave the padding out.
 """
 
 from __future__ import annotations
@@ -32,6 +34,16 @@ def decodes_alone(config: GenerationConfig) -> bool:
     return bool(ngram) or penalty not in (None, 1.0)
 
 
+def needs_equal_lengths(model: PreTrainedModel) -> bool:
+    """Whether logits processors would take the padding before a prompt for a part of the text."""
+    if model.config.is_encoder_decoder:
+        return False
+    config = model.generation_config
+    penalty = config.repetition_penalty not in (None, 1.0)
+    path = (config.no_repeat_ngram_size, config.min_length, config.bad_words_ids)
+    return penalty or any(path) or bool(config.sequence_bias)
+
+
 @torch.inference_mode()
 def generate_batch(
     model: PreTrainedModel,
@@ -39,25 +51,30 @@ def generate_batch(
     settings: dict[str, Any],
     uniforms: Tensor | None = None,
 ) -> list[list[int] | None]:
-    """Tokens generated for each source after the decoder start token, EOS included, no padding.
+    """Tokens generated for each source, EOS included, no padding.
+
+    Encoder-decoder models: those after the decoder start token; decoder-only ones: those after the
+    prompt, which the sources are.
 
     settings: keyword arguments of `generate`. None stands for a row whose scores were not finite.
     Shapes: uniforms [B, max_new_tokens] in [0, 1), where settings say do_sample.
     """
     rows = [torch.tensor(source) for source in sources]
-    pad = model.config.pad_token_id or 0  # masked: any token will do
-    inputs = pad_sequence(rows, batch_first=True, padding_value=pad).to(model.device)
-    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).to(model.device)
+    pad = model.generation_config.pad_token_id or 0  # masked: any token will do
+    side = "right" if model.config.is_encoder_decoder else "left"
+    inputs = pad_sequence(rows, batch_first=True, padding_value=pad, padding_side=side)
+    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side=side)
+    inputs, mask = inputs.to(model.device), mask.to(model.device)
     if settings["num_beams"] > 1:
         sequences = model.generate(inputs, attention_mask=mask, **settings)
-        return trim(sequences, model)
+        return trim(sequences, model, 1 if model.config.is_encoder_decoder else inputs.shape[1])
     return model.generate(
         inputs, attention_mask=mask, custom_generate=_decode, uniforms=uniforms, **settings
     )
 
 
-def trim(sequences: Tensor, model: PreTrainedModel) -> list[list[int]]:
-    """Drops the decoder start token and all that follows the first EOS after it.
+def trim(sequences: Tensor, model: PreTrainedModel, prefix: int = 1) -> list[list[int]]:
+    """Drops the first `prefix` tokens and all that follows the first EOS after them.
 
     What `generate` appends to a finished row is padding, whichever token that is; a row without
     EOS was cut at the maximal length and has none. Shapes: [B, T].
@@ -65,7 +82,7 @@ def trim(sequences: Tensor, model: PreTrainedModel) -> list[list[int]]:
     eos = model.generation_config.eos_token_id
     ends = set(eos if isinstance(eos, list) else [eos])
     trimmed = []
-    for tokens in sequences[:, 1:].tolist():
+    for tokens in sequences[:, prefix:].tolist():
         last = next((i for i, token in enumerate(tokens) if token in ends), len(tokens) - 1)
         trimmed.append(tokens[: last + 1])
     return trimmed
@@ -84,20 +101,16 @@ def _decode(
 
     A parameter named here is taken out of what `generate` itself sees, so the mask is not one.
     """
-    tokens, cache, mask = input_ids, prepared["past_key_values"], prepared["attention_mask"]
-    hidden = prepared["encoder_outputs"].last_hidden_state
+    tokens = input_ids
     prefix = fed = tokens.shape[1]
     rows = torch.arange(len(tokens), device=tokens.device)
     going = torch.ones_like(rows, dtype=torch.bool)
     outputs: list[list[int] | None] = [None] * len(rows)
     while True:
-        logits = model(
-            encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
-            attention_mask=mask,
-            decoder_input_ids=tokens[:, -fed:],
-            past_key_values=cache,
-            use_cache=True,
-        ).logits[:, -1]
+        inputs = model.prepare_inputs_for_generation(
+            tokens, next_sequence_length=fed, is_first_iteration=fed == prefix, **prepared
+        )
+        logits = model(**inputs).logits[:, -1]
         fed = 1
         scores = logits_processor(tokens, logits.float())
         finite = scores.amax(dim=-1).isfinite()
@@ -111,11 +124,34 @@ def _decode(
         left = int(going.sum())
         if left == 0:
             return outputs
+        _append_column(prepared, model.config.is_encoder_decoder)
         if left <= (1 - LEAVE_SHARE) * len(rows):
             keep = going.nonzero().flatten()
-            cache.batch_select_indices(keep)
             rows, tokens, going = rows[keep], tokens[keep], going[keep]
-            hidden, mask = hidden[keep], mask[keep]
+            _keep_rows(prepared, keep)
+
+
+def _append_column(prepared: dict[str, Any], is_encoder_decoder: bool) -> None:
+    """Masks and positions of one more token, for the side that is decoded."""
+    side = "decoder_" if is_encoder_decoder else ""
+    mask = prepared.get(f"{side}attention_mask")  # none where nothing is padded
+    if mask is not None:
+        prepared[f"{side}attention_mask"] = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=-1)
+    positions = prepared.get(f"{side}position_ids")
+    if positions is not None:
+        prepared[f"{side}position_ids"] = torch.cat([positions, positions[:, -1:] + 1], dim=-1)
+
+
+def _keep_rows(prepared: dict[str, Any], keep: Tensor) -> None:
+    """All other rows leave: cache, masks, positions and encoder states."""
+    prepared["past_key_values"].batch_select_indices(keep)
+    for side in ("", "decoder_"):
+        for name in (f"{side}attention_mask", f"{side}position_ids"):
+            if prepared.get(name) is not None:
+                prepared[name] = prepared[name][keep]
+    if "encoder_outputs" in prepared:
+        hidden = prepared["encoder_outputs"].last_hidden_state[keep]
+        prepared["encoder_outputs"] = BaseModelOutput(last_hidden_state=hidden)
 
 
 def choose(scores: Tensor, uniforms: Tensor | None) -> Tensor:
