@@ -9,9 +9,7 @@ there: ok + skipped + error = rows.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,11 +20,11 @@ import datasets
 import pyarrow
 import pyarrow.compute as compute
 import pyarrow.parquet
-import torch
 from pydantic import ValidationError
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from drafttrain.config import Config, ConfigError
+from drafttrain.models.identity import hash_tokenizer as hash_tokenizer
+from drafttrain.models.identity import hash_weights as hash_weights
 
 MANIFEST = "manifest.json"
 TEMPORARY = ".part"
@@ -287,32 +285,4 @@ def hash_inputs(inputs: datasets.Dataset) -> str:
     for batch in inputs.select_columns(["row", "source"]).iter(batch_size=4096):
         for row, source in zip(batch["row"], batch["source"], strict=True):
             digest.update(f"{row}\t{len(source)}\t{source}\n".encode())
-    return digest.hexdigest()
-
-
-def hash_weights(model: PreTrainedModel) -> str:
-    """SHA-256 of the names and bytes of all weights: the same from a folder and from the Hub."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()
-
-
-def hash_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
-    """SHA-256 of the files that the tokenizer saves, but for paths, padding and truncation."""
-    digest = hashlib.sha256()
-    with tempfile.TemporaryDirectory() as folder:
-        tokenizer.save_pretrained(folder)
-        for path in sorted(Path(folder).rglob("*")):
-            if not path.is_file() or path.name == "tokenizer_config.json":
-                continue
-            content = path.read_bytes()
-            if path.name == "tokenizer.json":
-                state = json.loads(content)
-                kept = {k: v for k, v in state.items() if k not in ("padding", "truncation")}
-                content = json.dumps(kept, sort_keys=True).encode()
-            digest.update(path.name.encode() + content)
-    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
-    digest.update(json.dumps(special, sort_keys=True).encode())
     return digest.hexdigest()

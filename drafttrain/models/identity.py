@@ -1,0 +1,44 @@
+"""What a model or tokenizer is, whatever it is called and wherever it lies: hashes of content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def hash_weights(model: PreTrainedModel, dtype: torch.dtype | None = None) -> str:
+    """SHA-256 of the names and bytes of all weights: the same from a folder and from the Hub.
+
+    The type counts: with `dtype`, floating-point weights are hashed as if loaded in it.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        if dtype is not None and tensor.is_floating_point():
+            tensor = tensor.to(dtype)
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def hash_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
+    """SHA-256 of the files that the tokenizer saves, but for paths, padding and truncation."""
+    digest = hashlib.sha256()
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        for path in sorted(Path(folder).rglob("*")):
+            if not path.is_file() or path.name == "tokenizer_config.json":
+                continue
+            content = path.read_bytes()
+            if path.name == "tokenizer.json":
+                state = json.loads(content)
+                kept = {k: v for k, v in state.items() if k not in ("padding", "truncation")}
+                content = json.dumps(kept, sort_keys=True).encode()
+            digest.update(path.name.encode() + content)
+    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+    digest.update(json.dumps(special, sort_keys=True).encode())
+    return digest.hexdigest()
