@@ -1,4 +1,4 @@
-"""Load a target model and its tokenizer, with errors that say what to change.
+"""Load targets, tokenizers and drafters, with errors that say what to change.
 
 Weights are read from safetensors only; Python code beside the weights runs only where the user
 asked for it (`target.trust_remote_code`).
@@ -11,8 +11,10 @@ from pathlib import Path
 
 import torch
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     AutoConfig,
+    AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     PreTrainedModel,
@@ -35,16 +37,17 @@ class LoadedTarget:
 
 
 def load_target(config: TargetConfig) -> LoadedTarget:
-    """Load an encoder-decoder target and its tokenizer.
+    """Load an encoder-decoder or decoder-only target and its tokenizer.
 
     Raises ConfigError, before any weights are read, for a missing folder, a model that is no
-    encoder-decoder, a missing tokenizer, or a device that is not there.
+    language model, a missing tokenizer, or a device that is not there.
     """
     device = choose_device(config.device)
-    check_seq2seq(config)
+    model_config = check_target(config)
     tokenizer = _load_tokenizer(config)
+    kind = AutoModelForSeq2SeqLM if model_config.is_encoder_decoder else AutoModelForCausalLM
     try:
-        model = AutoModelForSeq2SeqLM.from_pretrained(
+        model = kind.from_pretrained(
             config.path,
             revision=config.revision,
             dtype=getattr(torch, config.dtype),
@@ -56,19 +59,58 @@ def load_target(config: TargetConfig) -> LoadedTarget:
             f"target.path = {config.path!r}: its weights cannot be read ({_first_line(error)}); "
             "safetensors are needed: save the model once with save_pretrained"
         ) from error
+    return LoadedTarget(ready_to_decode(model, device), tokenizer, config.path)
+
+
+def ready_to_decode(model: PreTrainedModel, device: torch.device | str) -> PreTrainedModel:
+    """The model in eval mode on a device, its weights laid out for small matrix products."""
     model = model.to(device).eval()
     store_column_major(model)
-    return LoadedTarget(model, tokenizer, config.path)
+    return model
+
+
+def check_target(config: TargetConfig) -> PretrainedConfig:
+    """Refuse what is no encoder-decoder or decoder-only language model, from config.json alone.
+
+    Returns the model's configuration. Raises ConfigError.
+    """
+    model_config = _read_config(config)
+    if not (is_language_model(model_config) or config.trust_remote_code):
+        raise ConfigError(
+            f"target.path = {config.path!r} is a {model_config.model_type!r} model, not a language "
+            "model that generates; give an encoder-decoder (T5, BART, Marian, ...) or decoder-only "
+            "one (Llama, Qwen, GPT-2, ...)"
+        )
+    return model_config
 
 
 def check_seq2seq(config: TargetConfig) -> PretrainedConfig:
     """Refuse what is no encoder-decoder language model, from config.json alone.
 
-    Returns the model's configuration. Raises ConfigError.
+    For Spec-Drafters: they encode the source by themselves and start from a target's encoder and
+    decoder. Returns the model's configuration. Raises ConfigError.
     """
+    model_config = check_target(config)
+    if not model_config.is_encoder_decoder:
+        raise ConfigError(
+            f"target.path = {config.path!r} is a {model_config.model_type!r} model, not an "
+            "encoder-decoder language model; a Spec-Drafter starts from a target's encoder and "
+            "decoder (T5, BART, Marian, ...)"
+        )
+    return model_config
+
+
+def is_language_model(config: PretrainedConfig) -> bool:
+    """Whether Transformers has a generating language model for this configuration."""
+    if config.is_encoder_decoder:
+        return type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+
+
+def _read_config(config: TargetConfig) -> PretrainedConfig:
     _check_path(config.path)
     try:
-        model_config = AutoConfig.from_pretrained(
+        return AutoConfig.from_pretrained(
             config.path, revision=config.revision, trust_remote_code=config.trust_remote_code
         )
     except (OSError, ValueError) as error:
@@ -76,14 +118,6 @@ def check_seq2seq(config: TargetConfig) -> PretrainedConfig:
             f"target.path = {config.path!r}: no model configuration ({_first_line(error)}); "
             "give a local model folder or a name on the Hub"
         ) from error
-    known = type(model_config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
-    if not model_config.is_encoder_decoder or not (known or config.trust_remote_code):
-        raise ConfigError(
-            f"target.path = {config.path!r} is a {model_config.model_type!r} model, not an "
-            "encoder-decoder language model; only those (T5, BART, Marian, ...) can be targets "
-            "for now"
-        )
-    return model_config
 
 
 def choose_device(name: str) -> torch.device:
