@@ -25,10 +25,17 @@ from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
 from filelock import FileLock, Timeout
 from tqdm import tqdm
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PretrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+)
 
 from drafttrain.config import ConfigError, DistillConfig
-from drafttrain.data.batch_generation import decodes_alone, generate_batch
+from drafttrain.data.batch_generation import decodes_alone, generate_batch, needs_equal_lengths
+from drafttrain.data.prompt_tokens import CHATS, check_chats, max_positions, tokenize_prompts
 from drafttrain.data.prompts import load_inputs
 from drafttrain.data.shards import (
     TRUNCATED,
@@ -50,7 +57,7 @@ from drafttrain.data.shards import (
 )
 from drafttrain.decoding.logits_processing import check_generation_config
 from drafttrain.decoding.types import Sampling
-from drafttrain.models.loading import LoadedTarget, check_seq2seq, load_target
+from drafttrain.models.loading import LoadedTarget, check_target, load_target
 
 __all__ = [
     "DistillPlan",
@@ -78,9 +85,13 @@ def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manife
     state = _join_processes()  # first: it assigns each process its device
     inputs = load_inputs(config.data)
     if target is None:
-        check_lengths(config, check_seq2seq(config.target))
+        model_config = check_target(config.target)
+        check_lengths(config, model_config)
+        if CHATS in inputs.column_names:
+            check_chats(_tokenizer(config), inputs, not model_config.is_encoder_decoder)
         target = load_target(config.target)
     check_lengths(config, target.model.config)
+    check_chats(target.tokenizer, inputs, not target.model.config.is_encoder_decoder)
     with ExitStack() as stack:
         if state.is_main_process:
             stack.enter_context(_only_writer(config.out))
@@ -122,7 +133,8 @@ class DistillPlan:
     source_tokens: int
     """Estimated from the sample."""
     target_tokens: int
-    """Estimated: outputs as long as their inputs, but for max_new_tokens."""
+    """Estimated: outputs as long as their inputs, but for max_new_tokens; decoder-only targets:
+    at most, all outputs of max_new_tokens."""
     longest_source: int
     """Tokens of the longest input in the sample."""
     sampled_rows: int
@@ -137,7 +149,8 @@ class DistillPlan:
         mib = 2**20
         return (
             f"{self.rows:,} rows, about {self.source_tokens:,} source tokens (longest of "
-            f"{self.sampled_rows:,} sampled: {self.longest_source}), {self.batches:,} batches in "
+            f"{self.sampled_rows:,} sampled: {self.longest_source}) and {self.target_tokens:,} "
+            f"generated ones, {self.batches:,} batches in "
             f"{self.shards} shards ({self.shards_there} there), about "
             f"{self.disk_bytes / mib:,.1f} MiB on disk; target of {self.parameters:,} parameters, "
             f"{self.weight_bytes / mib:,.0f} MiB, at most {self.cache_bytes / mib:,.0f} MiB of "
@@ -148,29 +161,26 @@ class DistillPlan:
 def plan_distillation(config: DistillConfig, sample: int = 1000) -> DistillPlan:
     """Rows, tokens, batches, disk and memory of a run. Loads the inputs and the tokenizer only."""
     _check_settings(config)
-    model_config = check_seq2seq(config.target)
+    model_config = check_target(config.target)
+    decoder_only = not model_config.is_encoder_decoder
     check_lengths(config, model_config)
     inputs = load_inputs(config.data)
-    tokenizer = AutoTokenizer.from_pretrained(
-        config.target.path,
-        revision=config.target.revision,
-        trust_remote_code=config.target.trust_remote_code,
-    )
+    tokenizer = _tokenizer(config)
     step = max(1, len(inputs) // sample)
     chosen = inputs.select(range(0, len(inputs), step))
-    lengths = [len(ids) for ids in tokenizer(chosen["source"][:], verbose=False)["input_ids"]]
+    lengths = [len(ids) for ids in tokenize_prompts(tokenizer, chosen, decoder_only)]
     tokens = round(sum(lengths) * len(inputs) / len(lengths))
-    cut = sum(min(length, config.sampling.max_new_tokens) for length in lengths)
+    most = config.sampling.max_new_tokens
+    outputs = [most if decoder_only else min(length, most) for length in lengths]
+    new_tokens = round(sum(outputs) * len(inputs) / len(lengths))
+    kind = AutoModelForCausalLM if decoder_only else AutoModelForSeq2SeqLM
     with torch.device("meta"):
-        model = AutoModelForSeq2SeqLM.from_config(
-            model_config, trust_remote_code=config.target.trust_remote_code
-        )
+        model = kind.from_config(model_config, trust_remote_code=config.target.trust_remote_code)
     width = torch.finfo(getattr(torch, config.target.dtype)).bits // 8
     shards = -(-len(inputs) // config.shard_rows)
     rows_a_batch = max(1, config.batch_tokens * len(lengths) // max(1, sum(lengths)))
-    positions = rows_a_batch * config.sampling.max_new_tokens + config.batch_tokens
+    positions = rows_a_batch * most + config.batch_tokens
     beams = config.num_beams if config.method == "beam" else 1
-    layers, hidden = model_config.num_hidden_layers, model_config.hidden_size
     return DistillPlan(
         rows=len(inputs),
         shards=shards,
@@ -180,13 +190,30 @@ def plan_distillation(config: DistillConfig, sample: int = 1000) -> DistillPlan:
             for i in range(shards)
         ),
         source_tokens=tokens,
-        target_tokens=round(cut * len(inputs) / len(lengths)),
+        target_tokens=new_tokens,
         longest_source=max(lengths),
         sampled_rows=len(lengths),
-        disk_bytes=round(2 * tokens * 2.0 + 8 * len(inputs)),  # two bytes a token after zstd
+        disk_bytes=2 * (tokens + new_tokens) + 8 * len(inputs),  # two bytes a token after zstd
         parameters=model.num_parameters(),
         weight_bytes=model.num_parameters() * width,
-        cache_bytes=2 * layers * hidden * positions * beams * width,
+        cache_bytes=_cache_numbers(model_config) * positions * beams * width,
+    )
+
+
+def _cache_numbers(model_config: PretrainedConfig) -> int:
+    """Numbers in the keys and values of one position; fewer heads where queries share them."""
+    hidden, heads = model_config.hidden_size, model_config.num_attention_heads
+    settings = model_config.to_dict()
+    shared = settings.get("num_key_value_heads") or heads
+    head = settings.get("head_dim") or hidden // heads
+    return 2 * model_config.num_hidden_layers * shared * head
+
+
+def _tokenizer(config: DistillConfig) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(
+        config.target.path,
+        revision=config.target.revision,
+        trust_remote_code=config.target.trust_remote_code,
     )
 
 
@@ -204,12 +231,14 @@ def _join_processes() -> PartialState:
 
 def check_lengths(config: DistillConfig, model_config: PretrainedConfig) -> None:
     """The target must have positions for `max_new_tokens`. Raises ConfigError."""
-    positions = _positions(model_config)
+    positions = max_positions(model_config)
     wanted = config.sampling.max_new_tokens
-    if positions is not None and wanted > positions:
+    most = positions if model_config.is_encoder_decoder or positions is None else positions - 1
+    if most is not None and wanted > most:
+        prompt = "" if model_config.is_encoder_decoder else ", prompt included"
         raise ConfigError(
-            f"sampling.max_new_tokens = {wanted}, but the target has only {positions} positions; "
-            f"use sampling.max_new_tokens={positions} or less"
+            f"sampling.max_new_tokens = {wanted}, but the target has only {positions} positions"
+            f"{prompt}; use sampling.max_new_tokens={most} or less"
         )
 
 
@@ -229,11 +258,6 @@ def _check_settings(config: DistillConfig) -> None:
         raise ConfigError(f"sampling.seed = {sampling.seed}; use a seed of 0 or more")
     if config.out.exists() and not config.out.is_dir():
         raise ConfigError(f"out = {str(config.out)!r} is a file; give a folder")
-
-
-def _positions(model_config: PretrainedConfig) -> int | None:
-    """Most tokens on either side; None for relative positions (T5)."""
-    return model_config.to_dict().get("max_position_embeddings")
 
 
 def generate_settings(config: DistillConfig) -> dict[str, Any]:
@@ -351,34 +375,45 @@ def _decode_rows(
     inputs: datasets.Dataset, config: DistillConfig, target: LoadedTarget
 ) -> Iterator[list[ShardRow]]:
     """Rows of one shard in batches of like length; those that cannot be decoded come first."""
+    model = target.model
     texts = inputs["source"][:]
-    tokenized = target.tokenizer(texts, verbose=False)["input_ids"]
-    positions = _positions(target.model.config)
+    tokenized = tokenize_prompts(target.tokenizer, inputs, not model.config.is_encoder_decoder)
+    positions = max_positions(model.config)
+    new = 0 if model.config.is_encoder_decoder else config.sampling.max_new_tokens
     ready, skipped = [], []
     for row, text, ids in zip(inputs["row"][:], texts, tokenized, strict=True):
-        reason = ""
         own = text.removeprefix(config.data.prefix).removesuffix(config.data.suffix)
-        if not own.strip():
+        reason = ""
+        if not own.strip() or not ids:
             reason = "empty"
         elif len(ids) > config.max_source_tokens:
             reason = f"{len(ids)} tokens, max_source_tokens is {config.max_source_tokens}"
-        elif positions is not None and len(ids) > positions:
-            reason = f"{len(ids)} tokens, the target has {positions} positions"
+        elif positions is not None and len(ids) + new > positions:
+            more = f" and {new} new ones" if new else ""
+            reason = f"{len(ids)} tokens{more}, the target has {positions} positions"
         if reason:
             skipped.append(ShardRow(row, status="skipped", reason=reason))
         else:
             ready.append(ShardRow(row, source_ids=ids))
     yield skipped
-    budget = 1 if decodes_alone(target.model.generation_config) else config.batch_tokens
-    for batch in batches_by_length(ready, budget):
+    budget = 1 if decodes_alone(model.generation_config) else config.batch_tokens
+    for batch in batches_by_length(ready, budget, equal=needs_equal_lengths(model)):
         yield _decode_batch(batch, config, target)
 
 
-def batches_by_length(rows: Sequence[ShardRow], batch_tokens: int) -> Iterator[list[ShardRow]]:
-    """Longest first, as many rows as fit: rows x longest row <= batch_tokens, but at least one."""
+def batches_by_length(
+    rows: Sequence[ShardRow], batch_tokens: int, equal: bool = False
+) -> Iterator[list[ShardRow]]:
+    """Longest first, as many rows as fit: rows x longest row <= batch_tokens, but at least one.
+
+    equal: rows of one length only, so that none is padded.
+    """
     ordered = sorted(rows, key=lambda row: (-len(row.source_ids), row.row))
     while ordered:
-        fit = max(1, batch_tokens // len(ordered[0].source_ids))
+        longest = len(ordered[0].source_ids)
+        fit = max(1, batch_tokens // longest)
+        if equal:
+            fit = min(fit, sum(len(row.source_ids) == longest for row in ordered[:fit]))
         yield ordered[:fit]
         ordered = ordered[fit:]
 
