@@ -405,6 +405,56 @@ class TuneConfig(Config):
     """Where policy.json goes. Default: beside the chosen head."""
 
 
+class Policy(Config):
+    """policy.json: the stop policy that was chosen for a drafter, and for which decoding.
+
+    It lies beside the acceptance head's folder; other keys in it are facts about the choice.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+    stop: Literal["fixed", "entropy", "confidence", "head"]
+    """As StopConfig.kind, and so are the values below."""
+    k: PositiveInt | None = None
+    max_draft: PositiveInt = 20
+    head: str | None = None
+    """Name of the head (D3-w6): its folder in a run of heads."""
+    h: float | None = Field(default=None, gt=0.0, lt=1.0)
+    entropy: PositiveFloat | None = None
+    confidence: float | None = Field(default=None, gt=0.0, lt=1.0)
+    sampling: dict[str, float] = {}
+    """Temperature, top_k and top_p that it was chosen for; under others the output is as exact."""
+
+
+class ExportConfig(Config):
+    """`drafttrain export`: a drafter, its head and its policy as one folder for other programs."""
+
+    drafter: str
+    """Folder or Hub name of the drafter."""
+    head: Path | None = None
+    """Folder of the acceptance head."""
+    heads: Path | None = None
+    """A run of heads, instead of one head: policy.json in it says which."""
+    policy: Path | None = None
+    """The policy.json. Default: the one beside the head, if there is one."""
+    h: float | None = Field(default=None, gt=0.0, lt=1.0)
+    """Stop when a rejection is likelier than this. Default: policy.json's, else 0.7."""
+    target: str | None = None
+    """The target's name in the model card. Default: as the head or the drafter recorded it."""
+    report: Path | None = None
+    """Measured numbers for the model card, written by `drafttrain eval` or `drafttrain tune`."""
+    out: Path
+    """The folder to write."""
+    num_assistant_tokens: PositiveInt | None = None
+    """Draft length of Transformers' own assisted generation, and of the commands in the card.
+    Default: the policy's k, else 20."""
+    assistant_confidence_threshold: float | None = Field(default=None, ge=0.0, lt=1.0)
+    """Transformers' own stop in assisted generation; 0: none. Default: 0 for a policy of fixed
+    length, else the policy's confidence, else 0.4."""
+    force: bool = False
+    """Replace an earlier export."""
+
+
 class TargetRecipe(Config):
     """`recipes/train_target.py`: a small target from scratch, for demos and tests."""
 
