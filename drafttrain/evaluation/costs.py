@@ -1,0 +1,141 @@
+"""What a drafted token and a target call cost on this machine, and what policies cost with it.
+
+SpecDec++ Eq. 2.1: T = t_draft N_draft + t_target N_target, fitted by least squares over decoding
+runs (its Table 2), here with a constant a prompt for the encoder or the prompt's own pass. Where a
+drafter makes one token a pass, N_draft counts passes and drafted tokens alike. A block drafter
+makes one pass a round: t_target is then the cost of a round, its pass included, and t_draft that of
+a drafted token more. A token more to verify is part of t_draft either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from drafttrain.decoding.types import DraftState, Output, StopPolicy
+from drafttrain.evaluation.bootstrap import Array, Estimate, Ratio, with_interval
+from drafttrain.evaluation.metrics import Counts, count_rounds
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds, fitted and by direct means."""
+
+    t_draft: float
+    """A drafted token."""
+    t_target: float
+    """A target call (with its drafter pass, where one pass drafts a block)."""
+    constant: float
+    """A prompt, before its first round."""
+    r_squared: float
+    """Share of the variance of the prompts' seconds that the fit explains."""
+    runs: int
+    """Decoding runs fitted: prompts times methods times repeats."""
+    draft_mean: float | None = None
+    """Mean seconds of drafting over drafter passes, from the rounds' own clocks."""
+    target_mean: float | None = None
+    """Mean seconds of scoring and verifying over target calls."""
+
+    @property
+    def ratio(self) -> float:
+        """t_target / t_draft."""
+        return self.t_target / self.t_draft
+
+    def seconds(self, drafted: Array, calls: Array) -> Array:
+        """Eq. 2.1, without the constant."""
+        return self.t_draft * drafted + self.t_target * calls
+
+
+def fit_costs(outputs: Sequence[Output], constant: bool = True) -> Costs:
+    """t_draft and t_target from decoded outputs with their seconds and rounds.
+
+    Raises ValueError where the runs do not tell the two apart, or the fit gives no positive costs.
+    """
+    counts = count_rounds(outputs)
+    seconds = np.array([output.seconds for output in outputs])
+    columns = [counts.drafted, counts.rounds]
+    if constant:
+        columns.append(np.ones(len(seconds)))
+    facts = np.stack(columns, axis=1)
+    if np.linalg.matrix_rank(facts) < facts.shape[1]:
+        raise ValueError(
+            f"{len(outputs)} timed runs do not tell t_draft and t_target apart; time more prompts "
+            "(timing_prompts) at more than one length (lengths)"
+        )
+    solution = np.linalg.lstsq(facts, seconds, rcond=None)[0]
+    if constant and solution[2] < 0:  # a prompt costs nothing less than nothing
+        return fit_costs(outputs, constant=False)
+    t_draft, t_target = float(solution[0]), float(solution[1])
+    if t_draft <= 0 or t_target <= 0:
+        raise ValueError(
+            f"the timed runs give t_draft = {t_draft:.2e} s and t_target = {t_target:.2e} s, which "
+            "cannot be; time more prompts (timing_prompts), with nothing else running"
+        )
+    residual = seconds - facts @ solution
+    spread = ((seconds - seconds.mean()) ** 2).sum()
+    rounds = [round for output in outputs for round in output.rounds]
+    passes = counts.passes.sum()
+    return Costs(
+        t_draft=t_draft,
+        t_target=t_target,
+        constant=float(solution[2]) if constant else 0.0,
+        r_squared=float(1.0 - (residual**2).sum() / spread),
+        runs=len(outputs),
+        draft_mean=sum(r.draft_seconds for r in rounds) / float(passes) if passes else None,
+        target_mean=sum(r.target_seconds for r in rounds) / len(rounds),
+    )
+
+
+def threshold_from_costs(t_draft: float, t_target: float, delta: float = 0.0) -> float:
+    """Theorem 3.1: stop when a rejection is at least as likely as (c2 + D) / (c1 + c2 + D).
+
+    c1 = t_draft, c2 = t_target - t_draft. The condition is sufficient, and D depends on the policy
+    itself: D = 0 is a starting point for h.
+    """
+    c1, c2 = t_draft, t_target - t_draft
+    return (c2 + delta) / (c1 + c2 + delta)
+
+
+def latency(costs: Costs, discard_rate: float, verification_rate: float) -> float:
+    """Eq. 2.3: seconds a token, for a drafter that makes one token a pass."""
+    c2 = costs.t_target - costs.t_draft
+    return costs.t_draft + costs.t_draft * discard_rate + c2 * verification_rate
+
+
+def throughput(counts: Counts, costs: Costs, overhead: Array | float = 0.0) -> Ratio:
+    """Modelled tokens a second (Eq. 2.1): tokens over seconds, for each prompt.
+
+    overhead [P]: seconds spent on deciding when to stop.
+    """
+    return Ratio(counts.tokens, costs.seconds(counts.drafted, counts.rounds) + overhead)
+
+
+def estimate_gain(ours: Ratio, theirs: Ratio, resamples: Array) -> Estimate:
+    """Paired relative gain of one ratio over another, 0.07 for 7 % more.
+
+    Both are resampled with the same prompts.
+    """
+
+    def rate(ratio: Ratio) -> tuple[float, Array]:
+        value = ratio.numerators.sum() / ratio.denominators.sum()
+        return float(value), (resamples @ ratio.numerators) / (resamples @ ratio.denominators)
+
+    (our_value, our_resampled), (their_value, their_resampled) = rate(ours), rate(theirs)
+    return with_interval(our_value / their_value - 1.0, our_resampled / their_resampled - 1.0)
+
+
+def decision_seconds(
+    policy: StopPolicy, hidden: torch.Tensor, logits: torch.Tensor, repeats: int = 50
+) -> float:
+    """Seconds that a policy takes to judge one more token, the median of several. [D], [V]."""
+    times = []
+    for _ in range(repeats):
+        state = DraftState(depth=2, logits=(logits, logits), hidden=(hidden,))
+        started = perf_counter()
+        policy.admit(state)
+        times.append(perf_counter() - started)
+    return float(np.median(times))
