@@ -119,12 +119,22 @@ def _load_head(folder: Path) -> tuple[str, AcceptanceHead]:
             "the folder of a head, or the run of recipes/train_acceptance_head.py"
         )
     try:
-        head = AcceptanceHead.from_pretrained(
-            folder, config=config, dtype=torch.float32, use_safetensors=True
+        head, account = AcceptanceHead.from_pretrained(
+            folder,
+            config=config,
+            dtype=torch.float32,
+            use_safetensors=True,
+            output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise ConfigError(f"the weights of head {str(folder)!r} cannot be read: {reason}") from None
+    wrong = sorted(account["missing_keys"]) + sorted(account["unexpected_keys"])
+    if wrong:
+        raise ConfigError(
+            f"head {str(folder)!r}: its config.json says depth {config.depth}, but {wrong[0]!r} is "
+            "in only one of weights and model; train the head anew"
+        )
     return config.name, head.eval()
 
 
