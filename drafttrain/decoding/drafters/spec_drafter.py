@@ -8,6 +8,9 @@ and is again just what the token is drawn from.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -182,21 +185,38 @@ def predict_blocks(model: SpecDrafter, source_ids: Tensor, target_ids: Tensor) -
     With coupling, slot i is given y_{i-1}: a slot counts only where all earlier ones were right,
     so this is what decoding would have drafted there. Shapes: [S], [L] -> [L, k].
     """
-    config, device = model.config, model.embedding.weight.device
-    length = len(target_ids)
+    prefixes = range(len(target_ids))
+    states, previous = block_states(model, source_ids, target_ids, prefixes, model.config.k)
+    return model.logits(states, previous).argmax(-1).cpu()
+
+
+@torch.inference_mode()
+def block_states(
+    model: SpecDrafter, source_ids: Tensor, target_ids: Tensor, prefixes: Sequence[int], k: int
+) -> tuple[Tensor, Tensor]:
+    """The slots of blocks at some prefix lengths of a known output, in one pass.
+
+    Hidden states before any coupling, and the token of the output before each one predicted.
+    Shapes: [S], [L], A prefix lengths in 0..L-1 -> [A, k, D], [A, k].
+    """
+    config, device = copy.copy(model.config), model.embedding.weight.device
+    config.k = k
+    starts = torch.tensor(prefixes)
+    count, length = len(starts), len(target_ids)
     if config.prefix_attention == "bidirectional":
-        prefixes = torch.arange(length)[:, None]
-        sources, targets = source_ids.expand(length, -1), target_ids.expand(length, -1)
+        starts = starts[:, None]
+        sources, targets = source_ids.expand(count, -1), target_ids.expand(count, -1)
     else:
-        prefixes = torch.arange(length)[None]
+        starts = starts[None]
         sources, targets = source_ids[None], target_ids[None]
     lengths = torch.full((len(targets),), length)
-    layout = lay_out(targets, lengths, prefixes, config).to(device)
+    layout = lay_out(targets, lengths, starts, config).to(device)
     hidden = model(sources.to(device), None, layout.rows)
     previous = layout.previous
-    blocks = layout.of_blocks(hidden).reshape(length, -1, config.d_model)
-    before = layout.of_blocks(previous).reshape(length, -1)
+    states = layout.of_blocks(hidden).reshape(count, config.mask_rows, config.d_model)
+    before = layout.of_blocks(previous).reshape(count, config.mask_rows)
     if config.slots == "anchored":
-        blocks = torch.cat((layout.of_prefix(hidden).reshape(length, 1, -1), blocks), dim=1)
-        before = torch.cat((layout.of_prefix(previous).reshape(length, 1), before), dim=1)
-    return model.logits(blocks, before).argmax(-1).cpu()
+        first = starts[0].to(device)  # the row of the last committed token is the first slot
+        states = torch.cat((layout.of_prefix(hidden)[0, first][:, None], states), dim=1)
+        before = torch.cat((layout.of_prefix(previous)[0, first][:, None], before), dim=1)
+    return states, before
