@@ -11,6 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from drafttrain.config import (
+    CacheConfig,
     ConfigError,
     DistillConfig,
     EvalConfig,
@@ -140,6 +141,61 @@ def distill(
         typer.echo(distillation.plan_distillation(settings))
     else:
         distillation.distill(settings)
+
+
+@app.command()
+def cache(
+    overrides: Overrides = None,
+    config: ConfigFile = None,
+    target: Target = None,
+    drafter: Annotated[
+        str | None, typer.Option("--drafter", help="Folder or Hub name of the drafter.")
+    ] = None,
+    distilled: Annotated[
+        str | None, typer.Option("--distilled", help="Folder made by `drafttrain distill`.")
+    ] = None,
+    out: Annotated[str | None, typer.Option("--out", help="Folder for the shards.")] = None,
+    mixing: Annotated[
+        str | None,
+        typer.Option("--mixing", metavar="FLOAT", help="Share of the output's own tokens."),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="float32, or float16: half the disk.")
+    ] = None,
+    seed: Seed = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be done, write nothing.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Compute once what acceptance heads learn from: a drafter's hidden states, with labels.
+
+    Running it again continues where it stopped.
+
+    \b
+    Examples:
+      drafttrain cache --target gpt2-large --drafter gpt2 --distilled shards --out cache --dry-run
+      drafttrain cache --target gpt2-large --drafter gpt2 --distilled shards --out cache
+      drafttrain cache --config cache.yaml mixes=2 sampling.temperature=1 sampling.top_k=50
+      accelerate launch -m drafttrain.cli cache --config cache.yaml
+    """
+    flags = {
+        "target.path": target,
+        "drafter": drafter,
+        "distilled": distilled,
+        "out": out,
+        "mixing": mixing,
+        "dtype": dtype,
+        "seed": seed,
+    }
+    settings = load_settings(CacheConfig, config, overrides or (), flags)
+    quiet_libraries()
+    from drafttrain.data import hidden_cache
+
+    if dry_run:
+        typer.echo(hidden_cache.plan_cache(settings))
+    else:
+        hidden_cache.build_cache(settings)
 
 
 @app.command("eval")
