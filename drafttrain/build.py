@@ -105,12 +105,12 @@ def build_verifier(config: VerifierConfig, sampling: Sampling) -> Verifier:
 def build_method(config: DecodeConfig, pair: Pair) -> Method:
     """Drafter, stop policy and verifier. Raises ValueError for a pairing that is not valid."""
     sampling = build_sampling(config.sampling)
-    verifier = build_verifier(config.verifier, sampling)
-    check_pairing(pair.drafter, verifier, sampling)
+    stop, verifier = build_stop(config.stop), build_verifier(config.verifier, sampling)
+    check_pairing(pair.drafter, stop, verifier, sampling)
     varied = {"k": float(config.stop.k)}
     if isinstance(verifier, SpecVerification):
         varied |= {"beta": float(verifier.beta), "tau": verifier.tau}
-    return Method(pair.drafter, build_stop(config.stop), verifier, pair.parameter_ratio, varied)
+    return Method(pair.drafter, stop, verifier, pair.parameter_ratio, varied)
 
 
 def build_options(config: EvalConfig) -> EvaluationOptions:

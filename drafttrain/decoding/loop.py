@@ -54,7 +54,7 @@ class Decoder:
             raise ValueError(
                 f"max_new_tokens={max_new_tokens} and batch_size={batch_size} must be at least 1"
             )
-        check_pairing(self.drafter, self.verifier, self.sampling)
+        check_pairing(self.drafter, self.stop, self.verifier, self.sampling)
         processors = self.target.processors(self.sampling)
         return _decode_groups(self, processors, sources, max_new_tokens, batch_size)
 

@@ -1,10 +1,21 @@
-"""Stop policies: how far to draft in a round. None of them sees the token it decides about."""
+"""Stop policies: how far to draft in a round. None of them sees the token it decides about.
+
+Rejection sampling stays exact if and only if whether a token is submitted depends on the prefix,
+on earlier tokens of the draft and on independent randomness, never on that token's own value.
+`DraftState` holds nothing else, so every policy here is exact; in greedy decoding a draft is a
+point mass, and any truncation of it is.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from drafttrain.decoding.types import DraftState, StopPolicy
+import torch
+from torch import Tensor
+
+from drafttrain.decoding.types import DraftState, Sampling, StopPolicy
+from drafttrain.models.acceptance_head import AcceptanceHead
 
 
 @dataclass(frozen=True)
@@ -21,8 +32,112 @@ class FixedLength:
     def longest(self) -> int:
         return self.k
 
+    def check_sampling(self, sampling: Sampling) -> None:
+        """Any sampling is right: a count knows no values."""
+
     def admit(self, state: DraftState) -> bool:
         return state.depth < self.k
+
+
+@dataclass(frozen=True)
+class Entropy:
+    """Stop after a row of more than `nats` of entropy, before temperature, top-k and top-p.
+
+    It looks at the newest row that is known: with a drafter of one token a call that of the last
+    drafted token, with a block drafter that of the token to be drafted.
+    """
+
+    nats: float
+    max_draft: int
+
+    @property
+    def name(self) -> str:
+        return f"entropy({self.nats:g})"
+
+    @property
+    def longest(self) -> int:
+        return self.max_draft
+
+    def check_sampling(self, sampling: Sampling) -> None:
+        """Any sampling is right: a row is known before a token is drawn from it."""
+
+    def admit(self, state: DraftState) -> bool:
+        if state.depth >= self.max_draft:
+            return False
+        return not state.logits or entropy(state.logits[-1]) <= self.nats
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """Stop after a token of less probability than `threshold`; greedy decoding only.
+
+    As Transformers' assistant_confidence_threshold. In greedy decoding the token's probability is
+    the largest of its row, of the newest row that is known.
+    """
+
+    threshold: float
+    max_draft: int
+
+    @property
+    def name(self) -> str:
+        return f"confidence({self.threshold:g})"
+
+    @property
+    def longest(self) -> int:
+        return self.max_draft
+
+    def check_sampling(self, sampling: Sampling) -> None:
+        """Raise ValueError where tokens are sampled."""
+        if not sampling.greedy:
+            raise ValueError(
+                f"stop policy {self.name!r} goes by the probability of the drafted token itself, "
+                f"but temperature is {sampling.temperature}: whether a sampled token is submitted "
+                "may not depend on its own value (dropping unlikely tokens would change the "
+                "output's distribution); use the entropy or head policy, or temperature 0"
+            )
+
+    def admit(self, state: DraftState) -> bool:
+        if state.depth >= self.max_draft:
+            return False
+        return not state.logits or largest_probability(state.logits[-1]) >= self.threshold
+
+
+@dataclass(frozen=True)
+class HeadPolicy:
+    """Stop when some drafted token was probably rejected: 1 - prod_j P_j > h.
+
+    SpecDec++ (Huang et al. 2024), Algorithm 2; P_j is the acceptance head's probability at the
+    j-th known state. With a drafter of one token a call the last drafted token has no state yet
+    and is submitted unscored; with a block drafter the product runs over the slots up to the one
+    asked about, so that a block ends before verification. Without any state it goes on.
+    """
+
+    head: AcceptanceHead
+    h: float
+    max_draft: int
+
+    def __post_init__(self) -> None:
+        self.head.requires_grad_(False).eval()
+
+    @property
+    def name(self) -> str:
+        return f"head({self.h:g})"
+
+    @property
+    def longest(self) -> int:
+        return self.max_draft
+
+    def check_sampling(self, sampling: Sampling) -> None:
+        """Any sampling is right: states are of tokens already drafted, or of masks."""
+
+    def admit(self, state: DraftState) -> bool:
+        if state.depth >= self.max_draft:
+            return False
+        return not state.hidden or self.rejection(state.hidden) <= self.h
+
+    def rejection(self, hidden: Sequence[Tensor]) -> float:
+        """Predicted probability that at least one of the tokens is rejected. Shapes: [D] each."""
+        return 1.0 - self.head.acceptance(torch.stack(tuple(hidden))).prod().item()
 
 
 @dataclass(frozen=True)
@@ -43,5 +158,18 @@ class Capped:
     def longest(self) -> int:
         return min(self.policy.longest, self.limit)
 
+    def check_sampling(self, sampling: Sampling) -> None:
+        self.policy.check_sampling(sampling)
+
     def admit(self, state: DraftState) -> bool:
         return state.depth < self.limit and self.policy.admit(state)
+
+
+def entropy(logits: Tensor) -> float:
+    """Of the softmax of a row, in nats; excluded tokens count nothing. Shapes: [V]."""
+    return torch.special.entr(logits.softmax(dim=-1)).sum().item()
+
+
+def largest_probability(logits: Tensor) -> float:
+    """Of the softmax of a row. Shapes: [V]."""
+    return (logits.max() - logits.logsumexp(dim=-1)).exp().item()

@@ -96,10 +96,15 @@ class Proposal:
         return Proposal(tokens=nothing, parents=nothing)
 
     @staticmethod
-    def chain(tokens: Tensor, draft_probs: Tensor | None = None, passes: int = 1) -> Proposal:
+    def chain(
+        tokens: Tensor,
+        draft_probs: Tensor | None = None,
+        passes: int = 1,
+        hidden: Tensor | None = None,
+    ) -> Proposal:
         parents = torch.arange(-1, len(tokens) - 1)
         draw: Draw = "deterministic" if draft_probs is None else "iid"
-        return Proposal(tokens, parents, draw, draft_probs, passes=passes)
+        return Proposal(tokens, parents, draw, draft_probs, passes=passes, hidden=hidden)
 
     @property
     def is_chain(self) -> bool:

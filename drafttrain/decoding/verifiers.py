@@ -14,16 +14,28 @@ import torch
 from torch import Tensor
 
 from drafttrain.decoding.sampling import warp
-from drafttrain.decoding.types import Chance, Drafter, Draw, Proposal, Sampling, Verdict, Verifier
+from drafttrain.decoding.types import (
+    Chance,
+    Drafter,
+    Draw,
+    Proposal,
+    Sampling,
+    StopPolicy,
+    Verdict,
+    Verifier,
+)
 
 ANY_DRAW: frozenset[Draw] = frozenset({"deterministic", "iid", "without_replacement"})
 
 
-def check_pairing(drafter: Drafter, verifier: Verifier, sampling: Sampling) -> None:
+def check_pairing(
+    drafter: Drafter, stop: StopPolicy, verifier: Verifier, sampling: Sampling
+) -> None:
     """Refuse a verifier that is not valid for how the drafter draws or how the target decodes.
 
-    Raises ValueError, before any model runs.
+    The same for a stop policy that would bias the output. Raises ValueError, before any model runs.
     """
+    stop.check_sampling(sampling)
     verifier.check_sampling(sampling)
     draw = drafter.draw(sampling)
     if draw not in verifier.accepts_draws:

@@ -210,7 +210,7 @@ def make_jobs(
         raise ValueError(f"methods of the same name: {', '.join(repeated)}; give each once")
     jobs = [Job(PLAIN, "plain", _engine(model, plain, prompts, options), plain)]
     for method in methods:
-        check_pairing(method.drafter, method.verifier, options.sampling)
+        check_pairing(method.drafter, method.stop, method.verifier, options.sampling)
         jobs.append(Job(method.name, "method", _engine(model, method, prompts, options), method))
     if "generate" in options.baselines:
         jobs.append(Job(GENERATE, "baseline", _generate(target, model, prompts, options, 1)))

@@ -9,6 +9,7 @@ import torch
 
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Proposal, Sampling, Verdict
 from drafttrain.decoding.verifiers import (
     GreedyMatch,
@@ -161,7 +162,7 @@ def test_emitted_rows_are_targets_rows_up_to_the_next_token():
 @pytest.mark.parametrize("verifier", [GreedyMatch(), SpecVerification(3, 1.0)], ids=str)
 def test_a_greedy_rule_with_a_temperature_is_refused(verifier):
     with pytest.raises(ValueError, match="temperature is 0.7"):
-        check_pairing(NoDrafter(), verifier, Sampling(temperature=0.7))
+        check_pairing(NoDrafter(), FixedLength(1), verifier, Sampling(temperature=0.7))
 
 
 def test_a_draw_that_a_rule_is_not_valid_for_is_refused():
@@ -170,8 +171,8 @@ def test_a_draw_that_a_rule_is_not_valid_for_is_refused():
             return "without_replacement"
 
     with pytest.raises(ValueError, match="without_replacement"):
-        check_pairing(Tree(0), RejectionSampling(), Sampling(temperature=1.0))
-    check_pairing(Tree(0), GreedyMatch(), GREEDY)
+        check_pairing(Tree(0), FixedLength(1), RejectionSampling(), Sampling(temperature=1.0))
+    check_pairing(Tree(0), FixedLength(1), GreedyMatch(), GREEDY)
 
 
 def test_names_are_those_of_reports():

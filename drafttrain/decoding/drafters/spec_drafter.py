@@ -84,10 +84,10 @@ class BlockSession:
             return Proposal.empty()
         hidden = self._slot_states(tokens.to(self.device)[self.skipped :], slots)
         last = int(tokens[-1])
-        if self.sampling.greedy:
-            drafted = self._arg_max(hidden, last, stop)
-            return Proposal.chain(torch.tensor(drafted, dtype=torch.long))
-        return self._draw(hidden, last, stop)
+        if not self.sampling.greedy:
+            return self._draw(hidden, last, stop)
+        drafted = self._arg_max(hidden, last, stop)
+        return Proposal.chain(torch.tensor(drafted, dtype=torch.long), hidden=hidden)
 
     def _slot_states(self, prefix: Tensor, slots: int) -> Tensor:
         """Hidden states that predict the next `slots` tokens, [K, D]; caches the prefix."""
@@ -123,11 +123,8 @@ class BlockSession:
     def _arg_max(self, hidden: Tensor, last: int, stop: StopPolicy) -> list[int]:
         model = self.model
         if not model.config.coupling_rank:
-            drafted = self.drafter.project(hidden).argmax(-1).tolist()
-            depth = 0
-            while depth < len(drafted) and stop.admit(DraftState(depth, hidden=hidden[depth])):
-                depth += 1
-            return drafted[:depth]
+            logits = self.drafter.project(hidden)
+            return logits.argmax(-1).tolist()[: _admitted(stop, logits, hidden)]
         return self._coupled_arg_max(hidden, last, stop)
 
     def _coupled_arg_max(self, hidden: Tensor, last: int, stop: StopPolicy) -> list[int]:
@@ -136,8 +133,8 @@ class BlockSession:
         The best successor of every candidate is found at once; the walk then only looks up.
         """
         model = self.model
-        count = len(hidden)
-        scores, candidates = self.drafter.project(hidden).topk(self.candidates, dim=-1)  # [K, C]
+        logits = self.drafter.project(hidden)
+        scores, candidates = logits.topk(self.candidates, dim=-1)  # [K, C]
         before = candidates.roll(1, dims=0)
         before[0] = last
         gate = F.silu(model.coupling_hidden(hidden)[:, None] + model.coupling_previous(before))
@@ -148,34 +145,45 @@ class BlockSession:
         tokens = candidates.tolist()
         drafted: list[int] = []
         chosen = 0
-        for depth in range(count):
-            if not stop.admit(DraftState(depth, hidden=hidden[depth])):
-                break
+        for depth in range(_admitted(stop, logits, hidden)):
             chosen = successor[depth][chosen]
             drafted.append(tokens[depth][chosen])
         return drafted
 
     def _draw(self, hidden: Tensor, last: int, stop: StopPolicy) -> Proposal:
         model, coupled = self.model, bool(self.model.config.coupling_rank)
-        probs = None if coupled else warp(self.drafter.project(hidden), self.sampling)
+        logits = None if coupled else self.drafter.project(hidden)
+        probs = None if coupled else warp(logits, self.sampling)
         from_hidden = model.coupling_hidden(hidden) if coupled else None
+        states, known = hidden.unbind(), [] if coupled else list(logits.unbind())
         drafted: list[Tensor] = []
         rows: list[Tensor] = []
         previous = torch.tensor(last, device=self.device)
-        for depth in range(len(hidden)):
-            if probs is None:
-                slot = model.couple(hidden[depth], from_hidden[depth], previous)
-                row = warp(self.drafter.project(slot), self.sampling)
-            else:
-                row = probs[depth]
-            if not stop.admit(DraftState(depth, next_probs=row, hidden=hidden[depth])):
+        for depth in range(len(states)):
+            if coupled:
+                slot = model.couple(states[depth], from_hidden[depth], previous)
+                known.append(self.drafter.project(slot))
+            if not stop.admit(DraftState(depth, known[: depth + 1], states[: depth + 1])):
                 break
+            row = warp(known[depth], self.sampling) if coupled else probs[depth]
             previous = self.chance.categorical(row[None])[0]
             drafted.append(previous)
             rows.append(row)
         if not drafted:
-            return Proposal.empty()
-        return Proposal.chain(torch.stack(drafted).cpu(), torch.stack(rows))
+            nothing = torch.empty(0, dtype=torch.long)
+            return Proposal.chain(nothing, hidden=hidden)
+        return Proposal.chain(torch.stack(drafted).cpu(), torch.stack(rows), hidden=hidden)
+
+
+def _admitted(stop: StopPolicy, logits: Tensor, hidden: Tensor) -> int:
+    """How many slots of a block a policy admits. Shapes: logits [K, V], hidden [K, D]."""
+    rows, states = logits.unbind(), hidden.unbind()
+    depth = 0
+    while depth < len(rows) and stop.admit(
+        DraftState(depth, rows[: depth + 1], states[: depth + 1])
+    ):
+        depth += 1
+    return depth
 
 
 @torch.inference_mode()
