@@ -71,9 +71,11 @@ class DataConfig(Config):
     split: str = "train"
     """Split of a Hub data set or `datasets` folder."""
     input_column: str | None = None
-    """Column of the inputs. Default: source, prompt, text or document, whichever exists."""
+    """Column of the inputs, texts or chats. Default: messages (chats), source, prompt, text,
+    document or turns (the first of each list), whichever exists."""
     reference_column: str | None = None
-    """Column of the references. Default: reference, target, response, summary, if one exists."""
+    """Column of the references. Default: reference, target, response, summary or
+    canonical_solution, if one exists; of chats, the assistant's turn at the end."""
     source_language: str | None = None
     """For rows of {"translation": {LANG: text}}: language of the inputs."""
     target_language: str | None = None
@@ -82,6 +84,12 @@ class DataConfig(Config):
     """Text put before every input (T5: "translate English to German: ")."""
     suffix: str = ""
     """Text put after every input ("\\nAnswer:")."""
+    chat: bool = False
+    """Put every text as a user's message through the tokenizer's chat template (decoder-only
+    targets). Rows that are chats are rendered with it in any case."""
+    where: dict[str, str | int | float | bool] = {}
+    """Keep only the rows with these values, as {category: math_reasoning}; skip and limit count
+    what is kept."""
     skip: NonNegativeInt = 0
     """Rows to leave out at the start."""
     limit: PositiveInt | None = None

@@ -35,8 +35,9 @@ from transformers import (
 
 from drafttrain.config import ConfigError, DistillConfig
 from drafttrain.data.batch_generation import decodes_alone, generate_batch, needs_equal_lengths
-from drafttrain.data.prompt_tokens import CHATS, check_chats, max_positions, tokenize_prompts
+from drafttrain.data.prompt_tokens import check_chats, max_positions, tokenize_prompts
 from drafttrain.data.prompts import load_inputs
+from drafttrain.data.rows import CHATS
 from drafttrain.data.shards import (
     TRUNCATED,
     Manifest,
@@ -380,12 +381,13 @@ def _decode_rows(
     tokenized = tokenize_prompts(target.tokenizer, inputs, not model.config.is_encoder_decoder)
     positions = max_positions(model.config)
     new = 0 if model.config.is_encoder_decoder else config.sampling.max_new_tokens
+    chats = CHATS in inputs.column_names
     ready, skipped = [], []
     for row, text, ids in zip(inputs["row"][:], texts, tokenized, strict=True):
         own = text.removeprefix(config.data.prefix).removesuffix(config.data.suffix)
         reason = ""
         if not own.strip() or not ids:
-            reason = "empty"
+            reason = "no user turn, or one without text" if chats else "empty"
         elif len(ids) > config.max_source_tokens:
             reason = f"{len(ids)} tokens, max_source_tokens is {config.max_source_tokens}"
         elif positions is not None and len(ids) + new > positions:

@@ -15,9 +15,7 @@ from jinja2 import TemplateError
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from drafttrain.config import ConfigError
-
-CHATS = "messages"
-"""Column of rows that are chats."""
+from drafttrain.data.rows import CHATS
 
 
 def tokenize_prompts(

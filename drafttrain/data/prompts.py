@@ -1,4 +1,4 @@
-"""Inputs: any of the places people keep texts in -> rows of (row, source, reference).
+"""Inputs: any of the places people keep texts or chats in -> rows of (row, source, reference).
 
 Read with `datasets`: a Hub name, a local file (json, jsonl, parquet, csv, tsv, txt, each also .gz),
 two line-aligned files, a folder written by `save_to_disk`, or a folder of data files.
@@ -21,14 +21,7 @@ import pyarrow
 import pyarrow.parquet
 
 from drafttrain.config import ConfigError, DataConfig
-
-INPUT_COLUMNS = ("source", "prompt", "text", "document")
-REFERENCE_COLUMNS = ("reference", "target", "response", "summary")
-FEATURES = datasets.Features(
-    row=datasets.Value("int64"),
-    source=datasets.Value("string"),
-    reference=datasets.Value("string"),
-)
+from drafttrain.data.rows import as_inputs, select_rows
 
 BUILDERS: dict[str, tuple[str, dict[str, Any]]] = {
     ".json": ("json", {}),
@@ -56,22 +49,18 @@ HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 def load_inputs(config: DataConfig) -> datasets.Dataset:
     """The inputs as rows of `row`, `source` and `reference` (None where there is none).
 
-    `row` counts the records of the original file from 0; `skip` and `limit` do not renumber.
-    `source` has prefix and suffix applied; a missing text is these alone, and later skipped by its
-    number. Raises ConfigError naming the field, the value and the remedy.
+    `row` counts the records of the original file from 0; `where`, `skip` and `limit` do not
+    renumber. `source` has prefix and suffix applied; a missing text is these alone, and later
+    skipped by its number. Chats have a column `messages` too, and `source` is the user's last turn:
+    `prompt_tokens.tokenize_prompts` renders them. Raises ConfigError naming the field, the value
+    and the remedy.
     """
     path = Path(config.path)
     with _quiet(path.exists()):
         rows = _load_rows(config, path)
         if len(rows) == 0:
             raise ConfigError(f"data.path = {config.path!r} holds no rows; give a file with inputs")
-        if config.skip >= len(rows):
-            raise ConfigError(
-                f"data.skip = {config.skip} leaves nothing: {config.path!r} has {len(rows)} rows"
-            )
-        stop = len(rows) if config.limit is None else min(len(rows), config.skip + config.limit)
-        chosen = rows.select(range(config.skip, stop))
-        return _as_inputs(chosen, config)
+        return as_inputs(rows, select_rows(rows, config), config)
 
 
 def _load_rows(config: DataConfig, path: Path) -> datasets.Dataset:
@@ -172,95 +161,6 @@ def _load_hub(config: DataConfig) -> datasets.Dataset:
             f"set (data.config_name = {config.config_name!r}, data.split = {config.split!r}) "
             f"could not be loaded: {_innermost(error)}"
         ) from None
-
-
-def _as_inputs(rows: datasets.Dataset, config: DataConfig) -> datasets.Dataset:
-    """Chooses and renames the columns; numbers the rows; applies the prefix."""
-    if config.input_column is None and "translation" in rows.column_names:
-        column, reference_column = "translation", "translation"
-        _check_languages(rows, config)
-    else:
-        column, reference_column = _choose_columns(rows, config)
-    source_key, reference_key = config.source_language, config.target_language
-    if reference_column == "translation" and reference_key is None:
-        reference_column = None
-    skip, prefix, suffix = config.skip, config.prefix, config.suffix
-
-    def convert(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
-        sources = [_text(value, source_key) for value in batch[column]]
-        references = [
-            None if reference_column is None else _text(value, reference_key)
-            for value in batch[reference_column or column]
-        ]
-        return {
-            "row": [skip + index for index in indices],
-            "source": [prefix + (source or "") + suffix for source in sources],
-            "reference": references,
-        }
-
-    return rows.map(
-        convert,
-        batched=True,
-        with_indices=True,
-        remove_columns=rows.column_names,
-        features=FEATURES,
-    )
-
-
-def _choose_columns(rows: datasets.Dataset, config: DataConfig) -> tuple[str, str | None]:
-    there = ", ".join(rows.column_names)
-    for field in ("source_language", "target_language"):
-        if (value := getattr(config, field)) is not None:
-            raise ConfigError(
-                f"data.{field} = {value!r} is for rows with a translation column; "
-                f"the columns of {config.path!r} are: {there}"
-            )
-    if config.input_column is None and "messages" in rows.column_names:
-        raise ConfigError(
-            f"{config.path!r} holds chat rows (messages); a sequence-to-sequence target needs one "
-            f"text a row: name its column with data.input_column (there are: {there})"
-        )
-    chosen = []
-    for field, defaults in (
-        ("input_column", INPUT_COLUMNS),
-        ("reference_column", REFERENCE_COLUMNS),
-    ):
-        named = getattr(config, field)
-        if named is not None and named not in rows.column_names:
-            raise ConfigError(f"data.{field} = {named!r} is not in {config.path!r}: {there}")
-        found = [name for name in defaults if name in rows.column_names]
-        column = named or (found[0] if found else None)
-        if column is not None and not isinstance(rows.features[column], datasets.Value):
-            raise ConfigError(
-                f"column {column!r} of {config.path!r} holds {rows.features[column]}, not text; "
-                f"choose another with data.{field} (there are: {there})"
-            )
-        chosen.append(column)
-    if chosen[0] is None:
-        raise ConfigError(
-            f"{config.path!r} has none of the columns {', '.join(INPUT_COLUMNS)}; name the inputs "
-            f"with data.input_column (there are: {there})"
-        )
-    return chosen[0], chosen[1]
-
-
-def _check_languages(rows: datasets.Dataset, config: DataConfig) -> None:
-    languages = sorted(rows[0]["translation"])
-    for field in ("source_language", "target_language"):
-        value = getattr(config, field)
-        if value is None and field == "target_language":
-            continue
-        if value not in languages:
-            raise ConfigError(
-                f"data.{field} = {value!r}, but the translations in {config.path!r} are in: "
-                f"{', '.join(languages)}"
-            )
-
-
-def _text(value: Any, key: str | None) -> str | None:
-    if isinstance(value, dict):
-        value = value.get(key)
-    return None if value is None else str(value)
 
 
 def _kind_suffix(path: Path) -> str:

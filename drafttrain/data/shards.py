@@ -9,6 +9,7 @@ there: ok + skipped + error = rows.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,8 @@ import pyarrow.compute as compute
 import pyarrow.parquet
 from pydantic import ValidationError
 
-from drafttrain.config import Config, ConfigError
+from drafttrain.config import Config, ConfigError, DataConfig
+from drafttrain.data.rows import CHATS
 from drafttrain.models.identity import hash_tokenizer as hash_tokenizer
 from drafttrain.models.identity import hash_weights as hash_weights
 
@@ -170,6 +172,8 @@ def check_same_settings(folder: Path, there: Manifest, wanted: Manifest) -> None
 
 def _differences(there: Manifest, wanted: Manifest) -> Iterator[tuple[str, Any, Any]]:
     old, new = there.model_dump(mode="json"), wanted.model_dump(mode="json")
+    defaults = DataConfig(path="").model_dump(mode="json")
+    old["data"] = defaults | old["data"]  # begun before a setting of the inputs existed
     last = [name for name in ("inputs_sha256", "rows") if name in old]  # causes before effects
     for field in [name for name in old if name not in last] + last:
         if field in MAY_DIFFER or old[field] == new[field]:
@@ -280,9 +284,12 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def hash_inputs(inputs: datasets.Dataset) -> str:
-    """SHA-256 of the row numbers and texts, in order."""
+    """SHA-256 of the row numbers and texts (of chats, all turns), in order."""
     digest = hashlib.sha256()
-    for batch in inputs.select_columns(["row", "source"]).iter(batch_size=4096):
-        for row, source in zip(batch["row"], batch["source"], strict=True):
-            digest.update(f"{row}\t{len(source)}\t{source}\n".encode())
+    for batch in inputs.iter(batch_size=4096):
+        texts = batch["source"]
+        if CHATS in batch:
+            texts = [json.dumps(chat, sort_keys=True) for chat in batch[CHATS]]
+        for row, text in zip(batch["row"], texts, strict=True):
+            digest.update(f"{row}\t{len(text)}\t{text}\n".encode())
     return digest.hexdigest()

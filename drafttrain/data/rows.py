@@ -1,0 +1,204 @@
+"""Rows of any data set -> rows of `row`, `source`, `reference` and, for chats, `messages`.
+
+Which columns hold inputs and references is found by their usual names or told by the settings.
+Chats are [{"role": ..., "content": ...}, ...]; an assistant's turn at the end is the reference,
+what comes before it is the prompt. Rows with several questions (`turns`, as in Spec-Bench) give
+the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import datasets
+
+from drafttrain.config import ConfigError, DataConfig
+
+INPUT_COLUMNS = ("source", "prompt", "text", "document")
+REFERENCE_COLUMNS = ("reference", "target", "response", "summary", "canonical_solution")
+CHATS = "messages"
+"""Column of rows that are chats, in what is read and in what comes out."""
+TURNS = "turns"
+"""Column of lists of questions."""
+FEATURES = datasets.Features(
+    row=datasets.Value("int64"),
+    source=datasets.Value("string"),
+    reference=datasets.Value("string"),
+)
+LISTS = (datasets.List, datasets.LargeList)
+TURN = {"role": datasets.Value("string"), "content": datasets.Value("string")}
+
+
+def select_rows(rows: datasets.Dataset, config: DataConfig) -> Sequence[int]:
+    """Numbers of the rows that `where`, then `skip` and `limit` leave. Raises ConfigError."""
+    numbers: Sequence[int] = range(len(rows))
+    for name, wanted in config.where.items():
+        if name not in rows.column_names:
+            raise ConfigError(
+                f"data.where names a column {name!r} that is not in {config.path!r}: "
+                f"{', '.join(rows.column_names)}"
+            )
+        values = [str(value) for value in rows[name][:]]
+        numbers = [number for number in numbers if values[number] == str(wanted)]
+        if not numbers:
+            there = sorted(set(values))
+            more = f" and {len(there) - 20} more" if len(there) > 20 else ""
+            raise ConfigError(
+                f"data.where leaves nothing: no row of {config.path!r} with {name} = "
+                f"{str(wanted)!r}; there are: {', '.join(there[:20])}{more}"
+            )
+    if config.skip >= len(numbers):
+        left = " that data.where leaves" if config.where else ""
+        raise ConfigError(
+            f"data.skip = {config.skip} leaves nothing: {config.path!r} has {len(numbers)} rows"
+            f"{left}"
+        )
+    stop = None if config.limit is None else config.skip + config.limit
+    return numbers[config.skip : stop]
+
+
+def as_inputs(
+    rows: datasets.Dataset, numbers: Sequence[int], config: DataConfig
+) -> datasets.Dataset:
+    """The chosen columns of the numbered rows, renamed; prefix and suffix applied.
+
+    Raises ConfigError for columns that are not there or hold something else.
+    """
+    column, reference_column = _choose_columns(rows, config)
+    source_key, reference_key = config.source_language, config.target_language
+    chats = _is_chat(rows.features[column])
+    prefix, suffix = config.prefix, config.suffix
+
+    def convert(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
+        prompts = [_split_chat(value) if chats else (value, None) for value in batch[column]]
+        references = [answer for _, answer in prompts]
+        if reference_column is not None:
+            references = [_text(value, reference_key) for value in batch[reference_column]]
+        found: dict[str, list[Any]] = {
+            "row": [numbers[index] for index in indices],
+            "reference": references,
+        }
+        if chats:
+            wrapped = [_wrap_chat(chat, prefix, suffix) for chat, _ in prompts]
+            found["source"] = [text for text, _ in wrapped]
+            return found | {CHATS: [chat for _, chat in wrapped]}
+        texts = [_text(value, source_key) or "" for value, _ in prompts]
+        found["source"] = [prefix + text + suffix for text in texts]
+        if config.chat:
+            found[CHATS] = [
+                [{"role": "user", "content": source}] if text.strip() else []
+                for text, source in zip(texts, found["source"], strict=True)
+            ]
+        return found
+
+    features = FEATURES
+    if chats or config.chat:
+        features = datasets.Features({**FEATURES, CHATS: datasets.List(TURN)})
+    return rows.select(numbers).map(
+        convert,
+        batched=True,
+        with_indices=True,
+        remove_columns=rows.column_names,
+        features=features,
+    )
+
+
+def _choose_columns(rows: datasets.Dataset, config: DataConfig) -> tuple[str, str | None]:
+    if config.input_column is None and "translation" in rows.column_names:
+        _check_languages(rows, config)
+        return "translation", None if config.target_language is None else "translation"
+    there = ", ".join(rows.column_names)
+    for field in ("source_language", "target_language"):
+        if (value := getattr(config, field)) is not None:
+            raise ConfigError(
+                f"data.{field} = {value!r} is for rows with a translation column; "
+                f"the columns of {config.path!r} are: {there}"
+            )
+    usual = (CHATS, *INPUT_COLUMNS, TURNS)
+    inputs = _find_column(rows, config, "input_column", usual)
+    if inputs is None:
+        raise ConfigError(
+            f"{config.path!r} has none of the columns {', '.join(usual)}; name the inputs with "
+            f"data.input_column (there are: {there})"
+        )
+    references = _find_column(rows, config, "reference_column", REFERENCE_COLUMNS)
+    for field, column in (("input_column", inputs), ("reference_column", references)):
+        if column is None:
+            continue
+        kind = rows.features[column]
+        readable = isinstance(kind, datasets.Value) or (inputs == TURNS and _is_texts(kind))
+        if not readable and not (field == "input_column" and _is_chat(kind)):
+            wanted = 'chats of {"role", "content"} turns' if column == CHATS else "text"
+            raise ConfigError(
+                f"column {column!r} of {config.path!r} holds {kind}, not {wanted}; choose another "
+                f"with data.{field} (there are: {there})"
+            )
+    return inputs, references
+
+
+def _find_column(
+    rows: datasets.Dataset, config: DataConfig, field: str, defaults: Sequence[str]
+) -> str | None:
+    named = getattr(config, field)
+    if named is not None and named not in rows.column_names:
+        there = ", ".join(rows.column_names)
+        raise ConfigError(f"data.{field} = {named!r} is not in {config.path!r}: {there}")
+    return named or next((name for name in defaults if name in rows.column_names), None)
+
+
+def _check_languages(rows: datasets.Dataset, config: DataConfig) -> None:
+    languages = sorted(rows[0]["translation"])
+    for field in ("source_language", "target_language"):
+        value = getattr(config, field)
+        if value is None and field == "target_language":
+            continue
+        if value not in languages:
+            raise ConfigError(
+                f"data.{field} = {value!r}, but the translations in {config.path!r} are in: "
+                f"{', '.join(languages)}"
+            )
+
+
+def _is_texts(kind: Any) -> bool:
+    return isinstance(kind, LISTS) and isinstance(kind.feature, datasets.Value)
+
+
+def _is_chat(kind: Any) -> bool:
+    """Whether a column holds lists of turns, each with a role and a content that are text."""
+    if not isinstance(kind, LISTS) or not isinstance(kind.feature, dict):
+        return False
+    texts = [kind.feature.get(name) for name in TURN]
+    return all(isinstance(text, datasets.Value) for text in texts)
+
+
+def _split_chat(chat: list[dict[str, Any]] | None) -> tuple[list[dict[str, str]], str | None]:
+    """The prompt, and the assistant's turn that ends the chat, if one does."""
+    turns = [{name: turn[name] for name in TURN} for turn in chat or ()]
+    if turns and turns[-1]["role"] == "assistant":
+        return turns[:-1], turns[-1]["content"]
+    return turns, None
+
+
+def _wrap_chat(
+    chat: list[dict[str, str]], prefix: str, suffix: str
+) -> tuple[str, list[dict[str, str]]]:
+    """The user's last turn, prefix and suffix applied, and the chat with it.
+
+    Nothing of both where no turn is the user's, or a turn has no text.
+    """
+    users = [place for place, turn in enumerate(chat) if turn["role"] == "user"]
+    whole = all(turn["role"] and (turn["content"] or "").strip() for turn in chat)
+    if not users or not whole:
+        return "", []
+    text = prefix + chat[users[-1]]["content"] + suffix
+    return text, [*chat[: users[-1]], {"role": "user", "content": text}, *chat[users[-1] + 1 :]]
+
+
+def _text(value: Any, key: str | None) -> str | None:
+    """Text of a cell: of a translation, the language's; of a list, the first."""
+    if isinstance(value, dict):
+        value = value.get(key)
+    if isinstance(value, list):
+        value = value[0] if value else None
+    return None if value is None else str(value)
