@@ -1,0 +1,117 @@
+"""An ordinary language model as a drafter: a chain of tokens, one a call.
+
+Speculative sampling (Leviathan et al. 2023; Chen et al. 2023). Greedy decoding proposes the
+drafter's arg-max; under sampling tokens are drawn from its rows, warped as the target's are. A
+decoder-only model continues the same prompt; an encoder-decoder model encodes the source itself.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from drafttrain.decoding.cached_model import CachedModel, make_source
+from drafttrain.decoding.sampling import warp
+from drafttrain.decoding.types import (
+    Chance,
+    DraftState,
+    Draw,
+    Proposal,
+    Sampling,
+    Source,
+    StopPolicy,
+    TargetState,
+)
+
+
+class CausalDrafter:
+    """Drafts chains with a language model, decoder-only or encoder-decoder."""
+
+    name = "causal"
+
+    def __init__(self, model: CachedModel) -> None:
+        self.model = model
+
+    def draw(self, sampling: Sampling) -> Draw:
+        return "deterministic" if sampling.greedy else "iid"
+
+    def start(self, source: Source, sampling: Sampling, chance: Chance) -> CausalSession:
+        """Open a session. Raises ValueError for a source longer than the drafter's positions."""
+        return CausalSession(self.model, source, sampling, chance)
+
+
+class CausalSession:
+    """One sequence: what the drafter has cached of the committed tokens and its own drafts.
+
+    After a round the cache still holds its drafts; the next `catch_up` keeps those that were
+    accepted and feeds what is missing.
+    """
+
+    def __init__(
+        self, model: CachedModel, source: Source, sampling: Sampling, chance: Chance
+    ) -> None:
+        length, limit = len(source.input_ids), model.max_positions
+        if limit is not None and length > limit:
+            raise ValueError(
+                f"the source has {length} tokens but the drafter takes {limit}; shorten it, leave "
+                "it out, or use a drafter with more positions"
+            )
+        self.model, self.sampling, self.chance = model, sampling, chance
+        own = make_source(source.input_ids, model.model)
+        # a decoder start token of its own takes the place of the target's
+        self.replaced = 0 if torch.equal(own.prefix, source.prefix) else len(source.prefix)
+        self.prefix = own.prefix
+        self.state = model.encode(own)
+
+    @torch.inference_mode()
+    def propose(
+        self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
+    ) -> Proposal:
+        tokens = self._own(tokens)
+        longest = self._longest(stop, len(tokens))
+        if longest == 0 or not stop.admit(DraftState(0)):
+            return Proposal.empty()
+        ends = self.model.eos_ids
+        drafted: list[Tensor] = []
+        probs: list[Tensor] = []
+        logits: list[Tensor] = []
+        hidden: list[Tensor] = []
+        score = self.model.catch_up(self.state, tokens)
+        while True:
+            row = score.logits[-1]
+            token = self._choose(row, probs)
+            logits.append(row)
+            drafted.append(token)
+            depth = len(drafted)
+            if depth == longest or token.item() in ends:
+                break
+            if not stop.admit(DraftState(depth, logits, hidden)):
+                break
+            score = self.model.feed(self.state, token)
+            hidden.append(score.hidden[-1])
+        return Proposal.chain(
+            torch.cat(drafted),
+            torch.cat(probs) if probs else None,
+            passes=len(drafted),
+            hidden=torch.stack(hidden) if hidden else None,
+        )
+
+    def _own(self, tokens: Tensor) -> Tensor:
+        """The committed tokens as this model's decoder is fed them. Shapes: [T] -> [T]."""
+        if not self.replaced:
+            return tokens
+        return torch.cat((self.prefix, tokens[self.replaced :].to(self.prefix.device)))
+
+    def _longest(self, stop: StopPolicy, committed: int) -> int:
+        """Most tokens of a draft. The last is never fed, so it needs no position of its own."""
+        limit = self.model.max_positions
+        if limit is None:
+            return stop.longest
+        return max(0, min(stop.longest, limit + 1 - committed))
+
+    def _choose(self, row: Tensor, probs: list[Tensor]) -> Tensor:
+        """The next token of the draft, [1]; the row it is drawn from is put into probs. [V]."""
+        if self.sampling.greedy:
+            return row.argmax(dim=-1, keepdim=True).cpu()
+        probs.append(warp(row[None], self.sampling))
+        return self.chance.categorical(probs[-1]).cpu()
