@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal
 
+from datasets import Dataset
 from rich.console import Console
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from drafttrain.build import build_chance, build_method, build_sampling, load_pair
 from drafttrain.config import ConfigError, GenerateConfig
+from drafttrain.data.prompt_tokens import tokenize_prompts
 from drafttrain.data.prompts import load_inputs
 from drafttrain.decoding.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
@@ -30,8 +32,9 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
 
     Raises ConfigError before any model loads for inputs that cannot be read or are empty.
     """
-    inputs = _read_inputs(settings) if texts is None else list(enumerate(texts))
-    for row, text in inputs:
+    inputs = load_inputs(settings.data) if texts is None else _as_rows(texts)
+    rows = list(zip(inputs["row"], inputs["source"], strict=True))
+    for row, text in rows:
         if not text.strip():
             raise ConfigError(f"input {row} is empty; leave it out (inputs are counted from 0)")
     pair = load_pair(settings.target, str(settings.decode.drafter))
@@ -40,8 +43,11 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
     chance = build_chance(settings.decode.sampling.seed, target.model.device)
     cached = CachedModel(target.model)
     screen = SCREENS[display](target.tokenizer)
-    for row, text in inputs:
-        source = make_source(target.tokenizer(text).input_ids, target.model)
+    tokenized = tokenize_prompts(
+        target.tokenizer, inputs, decoder_only=not target.model.config.is_encoder_decoder
+    )
+    for (row, text), ids in zip(rows, tokenized, strict=True):
+        source = make_source(ids, target.model)
         rounds = Decoder(
             cached, method.drafter, method.stop, method.verifier, sampling, chance
         ).decode([source], settings.decode.sampling.max_new_tokens)
@@ -51,9 +57,8 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
             raise ValueError(f"input {row}: {error}") from error
 
 
-def _read_inputs(settings: GenerateConfig) -> list[tuple[int, str]]:
-    rows = load_inputs(settings.data)
-    return list(zip(rows["row"], rows["source"], strict=True))
+def _as_rows(texts: Sequence[str]) -> Dataset:
+    return Dataset.from_dict({"row": list(range(len(texts))), "source": list(texts)})
 
 
 class TextStream:

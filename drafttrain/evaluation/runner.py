@@ -18,6 +18,7 @@ import torch
 from datasets import Dataset
 from tqdm import tqdm
 
+from drafttrain.data.prompt_tokens import tokenize_prompts
 from drafttrain.decoding.cached_model import CachedModel, make_source
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.logits_processing import TargetProcessors
@@ -131,12 +132,16 @@ class Job:
 def read_prompts(
     target: LoadedTarget, model: CachedModel, rows: Dataset
 ) -> tuple[list[Prompt], list[Skipped]]:
-    """Tokenise the rows (columns row, source, reference); those that do not fit are set aside."""
+    """Tokenise the rows of `load_inputs`, texts or chats; those that do not fit are set aside.
+
+    Raises ConfigError for chats without a template, ValueError where no row is left.
+    """
     prompts: list[Prompt] = []
     skipped: list[Skipped] = []
-    for row in rows:
-        ids = target.tokenizer(row["source"]).input_ids
-        if not row["source"].strip():
+    decoder_only = not target.model.config.is_encoder_decoder
+    tokenized = tokenize_prompts(target.tokenizer, rows, decoder_only)
+    for row, ids in zip(rows, tokenized, strict=True):
+        if not row["source"].strip() or not ids:
             skipped.append(Skipped(row["row"], "the source is empty"))
         elif model.max_positions is not None and len(ids) > model.max_positions:
             skipped.append(
