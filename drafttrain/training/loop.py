@@ -3,7 +3,8 @@
 A step is `world size x accumulation` batches of the plan. Its loss is the sum over all of them
 divided by the sum of their weights, so the result does not depend on how the step is cut up. Every
 batch seeds its own randomness from (seed, batch number), so a resumed run repeats the uninterrupted
-one bit for bit.
+one bit for bit. Several models that share nothing may be trained at once (`Task.parts`): each has
+a loss, a normaliser and a gradient norm of its own, as if it were trained alone.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,35 +71,40 @@ class Task:
 
     objective: nn.Module
     """Maps (batch, progress) to LossSums; its `model` is what is saved."""
-    rows: datasets.Dataset
+    rows: datasets.Dataset | Dataset
+    """Rows of source_ids and target_ids, or anything else that is fetched as `Examples` are."""
     lengths: Any
     """[rows] tokens of each row, for batches by token budget."""
     collate: Callable[[Sequence[Example]], Any]
     validate: Callable[[nn.Module], dict[str, float]] | None = None
     """Metrics of the model on held-out rows; called in evaluation mode on the main process."""
+    parts: Mapping[str, nn.Module] | None = None
+    """Where several models are trained at once: each by name, in the order of LossSums' vectors."""
 
 
 @dataclass
 class Meter:
-    """Sums since the last log line."""
+    """Sums since the last log line; of each part, where there are several."""
 
-    loss: float = 0.0
-    weight: float = 0.0
-    correct: float = 0.0
-    counted: float = 0.0
+    parts: Sequence[str] | None = None
+    sums: Tensor | float = 0.0
+    """[4] or [4, parts]: loss, weight, correct, counted."""
     since: float = field(default_factory=time.perf_counter)
 
-    def add(self, totals: Sequence[float]) -> None:
-        self.loss += totals[0]
-        self.weight += totals[1]
-        self.correct += totals[2]
-        self.counted += totals[3]
+    def add(self, totals: Tensor) -> None:
+        self.sums = self.sums + totals
 
     def rates(self) -> dict[str, float]:
-        return {
-            "loss": self.loss / max(self.weight, 1e-9),
-            "accuracy": self.correct / max(self.counted, 1.0),
+        """Mean loss and accuracy; with parts, their means over the parts and then each part's."""
+        loss, weight, correct, counted = self.sums
+        rates = {
+            "loss": loss / weight.clamp(min=1e-9),
+            "accuracy": correct / counted.clamp(min=1.0),
         }
+        found = {name: float(rate.mean()) for name, rate in rates.items()}
+        for index, part in enumerate(self.parts or ()):
+            found |= {f"{name}/{part}": float(rate[index]) for name, rate in rates.items()}
+        return found
 
 
 def make_plan(task: Task, settings: TrainConfig) -> BatchPlan:
@@ -150,7 +156,8 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
     log = MetricsLog(accelerator, run, step, settings)
     keep = max(settings.keep_checkpoints, settings.average)
     stop = _StopSignal()
-    meter = Meter()
+    names = None if task.parts is None else list(task.parts)
+    meter = Meter(names)
     bar = tqdm(
         total=total,
         initial=step,
@@ -167,17 +174,17 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(settings, step, total)
             progress = step / max(total - 1, 1)
-            meter.add(_step(accelerator, objective, optimizer, batches, settings, step, progress))
+            meter.add(_step(accelerator, task, objective, optimizer, batches, settings, progress))
             step += 1
             bar.update()
             last = step == total
             if step % settings.log_every == 0 or last:
                 shown |= meter.rates()
                 log.write(step, meter.rates() | {"learning_rate": optimizer.param_groups[0]["lr"]})
-                meter = Meter()
+                meter = Meter(names)
             if task.validate is not None and (step % settings.validate_every == 0 or last):
                 shown |= _validate(accelerator, objective, task.validate, log, step)
-            bar.set_postfix({k: f"{v:.3f}" for k, v in shown.items() if k != "learning_rate"})
+            bar.set_postfix({k: f"{v:.3f}" for k, v in shown.items() if "/" not in k})
             stopping = stop.seen(accelerator)
             if step % settings.checkpoint_every == 0 or last or stopping:
                 where = Progress(step, accelerator.num_processes, fingerprint)
@@ -227,7 +234,9 @@ def _batches(
         if number % world == rank
     ]
     loader = DataLoader(
-        Examples(task.rows), batch_sampler=[keys for _, keys in mine], collate_fn=task.collate
+        Examples(task.rows) if isinstance(task.rows, datasets.Dataset) else task.rows,
+        batch_sampler=[keys for _, keys in mine],
+        collate_fn=task.collate,
     )
     for (number, _), batch in zip(mine, loader, strict=True):
         yield number, batch.to(accelerator.device)
@@ -235,20 +244,21 @@ def _batches(
 
 def _step(
     accelerator: Accelerator,
+    task: Task,
     objective: nn.Module,
     optimizer: torch.optim.Optimizer,
     batches: Iterator[tuple[int, Any]],
     settings: TrainConfig,
-    step: int,
     progress: float,
-) -> list[float]:
+) -> Tensor:
     """One optimizer step; returns the global sums of loss, weight, correct and counted.
 
     Gradients are added up relative to the first batch's global weight, which is right as it stands
     where a step is one batch, and rescaled to the whole step's weight where it is more.
+    Shapes: -> [4], or [4, parts].
     """
     world = accelerator.num_processes
-    totals = torch.zeros(4, dtype=torch.float64, device=accelerator.device)
+    totals: Tensor | float = 0.0
     reference = None
     for index in range(settings.accumulation):
         number, batch = next(batches)
@@ -259,23 +269,27 @@ def _step(
             gathered = accelerator.reduce(own, reduction="sum")
             if reference is None:
                 reference = gathered[1].clamp(min=1e-9)
-            accelerator.backward(sums.loss * (world / reference).float())
-        totals += gathered
+            accelerator.backward((sums.loss * (world / reference).float()).sum())
+        totals = totals + gathered
+    parts = [objective] if task.parts is None else list(task.parts.values())
     if settings.accumulation > 1:
-        _rescale(objective, (reference / totals[1].clamp(min=1e-9)).float())
+        factors = (reference / totals[1].clamp(min=1e-9)).float().reshape(len(parts))
+        for part, factor in zip(parts, factors, strict=True):
+            _rescale(part, factor)
     if settings.clip is not None:
-        accelerator.clip_grad_norm_(objective.parameters(), settings.clip)
+        for part in parts:
+            accelerator.clip_grad_norm_(part.parameters(), settings.clip)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return totals.tolist()
+    return totals.cpu()
 
 
 def _syncing(accelerator: Accelerator, objective: nn.Module, last: bool):
     return contextlib.nullcontext() if last else accelerator.no_sync(objective)
 
 
-def _rescale(objective: nn.Module, factor: Tensor) -> None:
-    for parameter in objective.parameters():
+def _rescale(part: nn.Module, factor: Tensor) -> None:
+    for parameter in part.parameters():
         if parameter.grad is not None:
             parameter.grad.mul_(factor)
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 
 class LossSums(NamedTuple):
-    """What one batch adds to a step. All are scalars on the model's device."""
+    """What one batch adds to a step: scalars on the model's device, or vectors [M] where M models
+    that share nothing are trained at once, each with a loss and a normaliser of its own."""
 
     loss: Tensor
     """Weighted sum of the losses, with gradient."""
@@ -33,3 +34,37 @@ def smoothed_cross_entropy(
         logits = logits.float()
     losses = F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
     return (losses * weights).sum(), weights.sum()
+
+
+def acceptance_loss(
+    logits: Tensor, acceptance: Tensor, rejection_weight: Tensor | float
+) -> tuple[Tensor, Tensor]:
+    """Weighted binary cross entropy with soft labels, and the weights, position by position.
+
+    P * -log(P^) + w_rej * (1 - P) * -log(1 - P^), where P^ = sigmoid(logit) and acceptances weigh 1
+    (SpecDec++ Section 3.2); a position's weight is P + w_rej * (1 - P). From logits, so finite for
+    any finite logit, and 0 * log 0 = 0.
+    Shapes: logits [..., N], acceptance [N] (labels P), rejection_weight [..., 1] or a number ->
+    [..., N] both.
+    """
+    of_rejection = rejection_weight * (1 - acceptance)
+    losses = -acceptance * F.logsigmoid(logits) - of_rejection * F.logsigmoid(-logits)
+    return losses, (acceptance + of_rejection).expand_as(losses)
+
+
+def acceptance_loss_slope(
+    logits: Tensor, acceptance: Tensor, rejection_weight: Tensor | float
+) -> Tensor:
+    """Derivative of `acceptance_loss` by the logits: weight * P^ - P. Shapes: as there."""
+    weights = acceptance + rejection_weight * (1 - acceptance)
+    return weights * logits.sigmoid() - acceptance
+
+
+def binary_kl(logits: Tensor, acceptance: Tensor) -> Tensor:
+    """KL(P || P^) between Bernoulli distributions at each position, in nats; 0 * log 0 = 0.
+
+    Shapes: logits [..., N], acceptance [N] (labels P) -> [..., N].
+    """
+    losses, _ = acceptance_loss(logits, acceptance, 1.0)
+    entropy = -torch.xlogy(acceptance, acceptance) - torch.xlogy(1 - acceptance, 1 - acceptance)
+    return losses - entropy

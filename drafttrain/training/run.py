@@ -7,7 +7,8 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import yaml
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from drafttrain.config import Config, ConfigError, dump_settings
+from drafttrain.models.acceptance_head import AcceptanceHead
 
 LOOSE = frozenset(
     {"threads", "trackers", "validate_every", "checkpoint_every", "keep_checkpoints", "log_every"}
@@ -24,7 +26,9 @@ PACKAGES = ("torch", "transformers", "datasets", "accelerate", "safetensors", "d
 
 
 def is_finished(run: Path) -> bool:
-    return (run / "final" / "config.json").is_file()
+    """Whether `final/` is there: a model, or a folder for each of several heads."""
+    final = run / "final"
+    return (final / "config.json").is_file() or any(final.glob("*/config.json"))
 
 
 def open_run(run: Path, settings: Config, loose: Collection[str] = LOOSE) -> None:
@@ -52,14 +56,29 @@ def open_run(run: Path, settings: Config, loose: Collection[str] = LOOSE) -> Non
 
 def save_final(run: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Path:
     """Write `final/`, loadable by `from_pretrained`, whole or not at all."""
+    with _whole_final(run) as folder:
+        model.save_pretrained(folder, safe_serialization=True)
+        tokenizer.save_pretrained(folder)
+    return run / "final"
+
+
+def save_heads(run: Path, heads: Iterable[AcceptanceHead]) -> Path:
+    """Write `final/` with a folder for each head, such as D3-w6, whole or not at all."""
+    with _whole_final(run) as folder:
+        for head in heads:
+            head.save_pretrained(folder / head.config.name, safe_serialization=True)
+    return run / "final"
+
+
+@contextmanager
+def _whole_final(run: Path) -> Iterator[Path]:
+    """A temporary folder that becomes `final/` when the block ends well."""
     final, temporary = run / "final", run / ".writing-final"
     shutil.rmtree(temporary, ignore_errors=True)
-    model.save_pretrained(temporary, safe_serialization=True)
-    tokenizer.save_pretrained(temporary)
+    yield temporary
     if final.exists():
         shutil.rmtree(final)
     os.replace(temporary, final)
-    return final
 
 
 def _write(file: Path, text: str) -> None:
