@@ -1,0 +1,198 @@
+"""From a target and a drafter to heads in one command, and what is refused on the way."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModel
+
+from drafttrain.data.cache_shards import read_cache_manifest
+from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig, load_heads
+from drafttrain.training.head_sweep import HeadSweep
+from recipes.train_acceptance_head import Validation, main
+from tests.tiny_models import tiny_model
+from tests.tiny_targets import random_sentences, save_target
+
+HEADS = {"D0-w1", "D0-w6", "D2-w1", "D2-w6"}
+
+
+def run_recipe(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as leaving:
+        main(list(arguments))
+    return leaving.value.code or 0
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A finished run on 30 sentences and 6 held-out ones: two mixes, four heads, 8 steps."""
+    folder = tmp_path_factory.mktemp("heads")
+    save_target(tiny_model("marian"), folder / "target")
+    tiny_model("marian", seed=5).save_pretrained(folder / "drafter")
+    for name, count in (("train", 30), ("val", 6)):
+        (folder / f"{name}.txt").write_text("\n".join(random_sentences(count)) + "\n")
+    settings = {
+        "run": str(folder / "run"),
+        "target": {"path": str(folder / "target")},
+        "drafter": str(folder / "drafter"),
+        "data": {"path": str(folder / "train.txt")},
+        "held_out": {"path": str(folder / "val.txt")},
+        "distill": {
+            "method": "sample",
+            "sampling": {"temperature": 1.0, "top_k": 20, "max_new_tokens": 8},
+        },
+        "cache": {"mixing": 0.2, "mixes": 2},
+        "heads": {"depths": [0, 2], "rejection_weights": [1.0, 6.0]},
+        "train": {"max_steps": 8, "batch_tokens": 60, "learning_rate": 1e-3, "log_every": 4},
+    }
+    file = folder / "recipe.yaml"
+    file.write_text(yaml.safe_dump(settings))
+    code = run_recipe("--config", str(file))
+    return SimpleNamespace(folder=folder, file=file, run=folder / "run", code=code)
+
+
+def test_one_command_leaves_every_head_with_what_it_is_for(made: SimpleNamespace) -> None:
+    assert made.code == 0
+    heads = load_heads(made.run)
+    assert set(heads) == HEADS
+    manifest = read_cache_manifest(made.run / "cache")
+    assert manifest.mixes == 2 and len(manifest.counts) == 2
+    for name, head in heads.items():
+        config = head.config
+        assert config.name == name and config.hidden_size == 16 and config.state == "token"
+        assert config.drafter["path"] == str(made.folder / "drafter")
+        assert config.drafter["weights_sha256"] == manifest.drafter.weights_sha256
+        assert config.target["weights_sha256"] == manifest.target.weights_sha256
+        assert config.drafter["weights_sha256"] != config.target["weights_sha256"]
+        assert config.sampling == {"temperature": 1.0, "top_k": 20, "top_p": 1.0}
+        assert config.mixing == 0.2
+    again = AutoModel.from_pretrained(made.run / "final" / "D2-w6")
+    assert isinstance(again, AcceptanceHead)
+
+
+def test_held_out_measures_of_every_head_are_logged(made: SimpleNamespace) -> None:
+    lines = [json.loads(x) for x in (made.run / "metrics.jsonl").read_text().splitlines()]
+    last = {key: value for line in lines for key, value in line.items()}
+    for name in HEADS:
+        for measure in ("loss", "accuracy", "held_out_kl", "held_out_loss", "mean_predicted"):
+            assert math.isfinite(last[f"{measure}/{name}"])
+    assert last["best_kl"] == min(last[f"held_out_kl/{name}"] for name in HEADS)
+    assert 0 < last["mean_acceptance"] < 1
+    assert read_cache_manifest(made.run / "held_out_cache").mixes == 1
+
+
+def test_a_finished_run_says_so(made: SimpleNamespace, capsys: pytest.CaptureFixture) -> None:
+    assert run_recipe("--config", str(made.file)) == 0
+    assert "is finished" in capsys.readouterr().out
+
+
+def test_without_held_out_prompts_heads_are_trained_all_the_same(
+    made: SimpleNamespace, tmp_path: Path
+) -> None:
+    code = run_recipe(
+        "--config",
+        str(made.file),
+        f"run={tmp_path / 'run'}",
+        f"cache.distilled={made.run / 'distilled'}",
+        f"cache.out={made.run / 'cache'}",
+        "held_out=null",
+        "heads.depths=[2]",
+        "train.max_steps=2",
+    )
+    assert code == 0
+    assert set(load_heads(tmp_path / "run")) == {"D2-w1", "D2-w6"}
+    assert not (tmp_path / "run" / "cache").exists()
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(
+    made: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    assert run_recipe("--config", str(made.file), f"run={run}", "--dry-run") == 0
+    printed = capsys.readouterr().out
+    for word in ("heads", "distillation", "positions", "steps", "disk", "memory"):
+        assert word in printed
+    assert "4, 1,156 parameters" in printed  # 2 * 17 + 2 * (2 * 16 * 17 + 17)
+    assert not run.exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("heads.depths=[-1]", "heads.depths.0 = -1"),
+        ("heads.depths=[]", "heads.depths is empty"),
+        ("heads.rejection_weights=[1.0,0.0]", "heads.rejection_weights.1 = 0.0"),
+        ("cache.mixing=1.5", "mixing = 1.5"),
+        ("cache.mixin=0.1", "did you mean 'mixing'"),
+        ("cache.drafter=x", "give it as drafter="),
+        ("train.precision=bf16", "heads are trained in fp32"),
+        ("drafter=/nowhere", "/nowhere"),
+    ],
+)
+def test_wrong_settings_end_in_one_line_before_anything_is_written(
+    override: str,
+    message: str,
+    made: SimpleNamespace,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    run = tmp_path / "run"
+    assert run_recipe("--config", str(made.file), f"run={run}", override) == 2
+    assert_one_line(capsys.readouterr().err, message)
+    assert not run.exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("cache.mixing=0.3", "mixing = 0.2, but the settings now say 0.3"),
+        ("cache.sampling.top_k=5", "top_k = 20, but the settings now say 5"),
+        ("drafter=OTHER", "drafter.weights_sha256"),
+    ],
+)
+def test_a_cache_made_otherwise_is_refused_by_the_first_difference(
+    override: str,
+    message: str,
+    made: SimpleNamespace,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    if "OTHER" in override:
+        other = tmp_path / "other"
+        tiny_model("marian", seed=6).save_pretrained(other)
+        override = f"drafter={other}"
+    places = [f"cache.out={made.run / 'cache'}", f"cache.distilled={made.run / 'distilled'}"]
+    temperature = ["cache.sampling.temperature=1.0"] if "sampling" in override else []
+    code = run_recipe(
+        "--config", str(made.file), f"run={tmp_path / 'run'}", *places, override, *temperature
+    )
+    assert code == 2
+    assert_one_line(capsys.readouterr().err, message)
+
+
+def assert_one_line(printed: str, message: str) -> None:
+    said = [line for line in printed.splitlines() if "train_acceptance_head.py:" in line]
+    assert len(said) == 1 and message in said[0], printed
+    assert "Traceback" not in printed
+
+
+def test_validation_by_hand() -> None:
+    """P^ = 3/4 everywhere; labels 1 and 1/2; w_rej = 3."""
+    head = AcceptanceHead(AcceptanceHeadConfig(4, 0, 3.0))
+    torch.nn.init.zeros_(head.out.weight)
+    torch.nn.init.constant_(head.out.bias, math.log(3.0))
+    labels = torch.tensor([1.0, 0.5])
+    cache = SimpleNamespace(row_numbers=[0], read=lambda mix, rows: (torch.randn(2, 4), labels))
+    with torch.no_grad():
+        found = Validation(cache)(HeadSweep([head]))
+    kl = (math.log(4 / 3) + 0.5 * math.log(2 / 3) + 0.5 * math.log(2.0)) / 2
+    loss = 1.5 * math.log(4 / 3) + 1.5 * math.log(4.0)
+    assert found["held_out_kl/D0-w3"] == pytest.approx(kl)
+    assert found["held_out_loss/D0-w3"] == pytest.approx(loss / 3.0)
+    assert found["mean_predicted/D0-w3"] == pytest.approx(0.75)
+    assert found["mean_acceptance"] == pytest.approx(0.75)
