@@ -1,4 +1,4 @@
-"""Tiny random encoder-decoder models in float64, one a family, that produce varied text."""
+"""Tiny random models in float64, one a family, that produce varied text."""
 
 from __future__ import annotations
 
@@ -6,14 +6,28 @@ import torch
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
     MarianConfig,
     MarianMTModel,
     MBartConfig,
     MBartForConditionalGeneration,
+    MistralConfig,
+    MistralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     PegasusConfig,
     PegasusForConditionalGeneration,
     PretrainedConfig,
     PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -49,6 +63,29 @@ T5_SHAPE = SPECIAL | {
     "relative_attention_max_distance": 16,
     "decoder_start_token_id": PAD,
 }
+CAUSAL_SHAPE = SPECIAL | {
+    "bos_token_id": BOS,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.15,
+}
+CAUSAL = {
+    "llama": (LlamaForCausalLM, LlamaConfig, {"num_key_value_heads": 2}),
+    "mistral": (
+        MistralForCausalLM,
+        MistralConfig,
+        {"num_key_value_heads": 2, "head_dim": 4, "sliding_window": None},
+    ),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {"num_key_value_heads": 2}),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"num_key_value_heads": 2, "head_dim": 4}),
+    "gpt2": (GPT2LMHeadModel, GPT2Config, {}),
+    "gpt-neox": (GPTNeoXForCausalLM, GPTNeoXConfig, {}),
+    "opt": (OPTForCausalLM, OPTConfig, {"ffn_dim": 32, "word_embed_proj_dim": 16}),
+}
+CAUSAL_FAMILIES = tuple(CAUSAL)
 FAMILIES = ("marian", "bart", "mbart", "pegasus", "t5", "flan-t5")
 
 
@@ -61,6 +98,8 @@ def tiny_model(family: str, seed: int = 3, **changes: object) -> PreTrainedModel
     # a head of its own: one tied to the embeddings makes random models repeat their last token
     model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
     model.get_input_embeddings().weight.data.normal_()
+    if family in CAUSAL:
+        model.lm_head.weight.data[EOS] *= 2.0  # some sequences end early
     if family in ("marian", "bart", "mbart", "pegasus"):
         model.final_logits_bias.normal_(std=0.5)  # so that leaving it out is noticed
         model.final_logits_bias[0, EOS] += 2.0  # some sequences end early
@@ -68,6 +107,9 @@ def tiny_model(family: str, seed: int = 3, **changes: object) -> PreTrainedModel
 
 
 def _shape(family: str):
+    if family in CAUSAL:
+        kind, config_kind, settings = CAUSAL[family]
+        return kind, config_kind, CAUSAL_SHAPE | settings
     if family == "marian":
         start = {"decoder_start_token_id": PAD, "scale_embedding": True}
         return MarianMTModel, MarianConfig, BART_SHAPE | start

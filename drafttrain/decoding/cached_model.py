@@ -1,9 +1,11 @@
-"""Encoder-decoder targets with a KV cache: the only code that touches caches and positions.
+"""Language models with a KV cache: the only code that keeps, forgets and gathers cached states.
 
-A state belongs to one sequence: its encoder output, the cross-attention keys and values
-(computed once) and the self-attention keys and values of the tokens fed so far. `score` feeds the
-committed tokens that are not cached yet, then the draft; `keep` gathers what the verifier
-accepted. `Cache.crop` is never used: its meaning changed between releases of Transformers.
+A state belongs to one sequence: the tokens whose keys and values are cached and, for
+encoder-decoder models, the encoder output and the cross-attention's keys and values (computed
+once). Targets and drafters share every path: `catch_up` keeps what the cache has in common with
+the committed tokens and feeds the rest, `feed` appends a chain, `extend` branches; `score` and
+`keep` are a target's round made of the same parts. `Cache.crop` is never used: its meaning changed
+between releases of Transformers.
 """
 
 from __future__ import annotations
@@ -13,77 +15,113 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import (
-    BartForConditionalGeneration,
-    DynamicCache,
-    EncoderDecoderCache,
-    MarianMTModel,
-    MBartForConditionalGeneration,
-    MT5ForConditionalGeneration,
-    PegasusForConditionalGeneration,
-    PreTrainedModel,
-    T5ForConditionalGeneration,
-)
-from transformers.cache_utils import DynamicLayer
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from drafttrain.decoding.architectures import KNOWN, check_architecture, position_limit, probe
+from drafttrain.decoding.forward import Forward
 from drafttrain.decoding.logits_processing import TargetProcessors
 from drafttrain.decoding.types import Proposal, Sampling, Source
-
-BART_LIKE = (
-    BartForConditionalGeneration,
-    MarianMTModel,
-    MBartForConditionalGeneration,
-    PegasusForConditionalGeneration,
-)
-T5_LIKE = (T5ForConditionalGeneration, MT5ForConditionalGeneration)
 
 
 @dataclass(frozen=True)
 class Score:
-    """What the target says about one proposal."""
+    """What a model says after the tokens it was fed; the last rows of both belong together."""
 
     logits: Tensor
-    """[N + 1, V] row 0 follows the last committed token, row i + 1 follows draft token i; float32
-    at least."""
+    """[R, V], float32 at least. Of a proposal (R = N + 1): row 0 follows the last committed token,
+    row i + 1 follows draft token i."""
     hidden: Tensor
-    """[N + 1, D] last hidden state of each row."""
+    """[F, D] last hidden state (after the final norm) of the rows; where only the last row's logits
+    were asked for, of every token fed."""
 
 
 class SequenceState:
-    """What the target has computed for one sequence."""
+    """What a model has computed for one sequence."""
 
-    def __init__(self, encoder_outputs: BaseModelOutput) -> None:
+    def __init__(self, encoder_outputs: BaseModelOutput | None = None) -> None:
         self.encoder_outputs = encoder_outputs  # its first entry: [1, S, D]
         # without a configuration: with one, sliding-window layers would drop states
-        self.cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        self.cached = 0  # tokens of the decoder that are cached, all of them committed
-        self.fed = 0  # committed tokens that the last call fed in front of its draft
+        self._own = DynamicCache()
+        """Self-attention's part of the cache, a column a token."""
+        self.cache: DynamicCache | EncoderDecoderCache = self._own
+        if encoder_outputs is not None:
+            self.cache = EncoderDecoderCache(self._own, DynamicCache())
+        self.tokens: list[int] = []
+        """Tokens that are cached, a column each."""
+        self.chain = 0
+        """So many of the first columns are a chain; those after them are branches."""
+        self.committed = 0
+        """Columns in front of the draft that was scored last."""
+
+    @property
+    def cached(self) -> int:
+        """Columns of the cache."""
+        return len(self.tokens)
+
+    def forget(self, columns_kept: int) -> None:
+        """Drop all columns but the first ones. Raises ValueError if there are fewer."""
+        if not 0 <= columns_kept <= self.cached:
+            raise ValueError(f"{columns_kept} columns cannot be kept; {self.cached} are cached")
+        self.chain = min(self.chain, columns_kept)
+        if columns_kept == self.cached:
+            return
+        del self.tokens[columns_kept:]
+        for layer in self._own.layers:
+            layer.keys = layer.keys[:, :, :columns_kept]
+            layer.values = layer.values[:, :, :columns_kept]
+
+    def gather(self, columns: Sequence[int]) -> None:
+        """Keep these columns, in this order, which are a chain."""
+        self.tokens = [self.tokens[column] for column in columns]
+        self.chain = len(columns)
+        for layer in self._own.layers:
+            index = torch.tensor(columns, device=layer.keys.device)
+            layer.keys = layer.keys.index_select(2, index)
+            layer.values = layer.values.index_select(2, index)
+
+    def align(self, tokens: list[int]) -> list[int]:
+        """Forget what differs from these tokens; those that are missing, at least the last one.
+
+        Raises ValueError while branches are cached.
+        """
+        if self.chain < self.cached:
+            raise ValueError(
+                f"{self.cached - self.chain} columns of branches are cached; forget them first "
+                f"(columns_kept = {self.chain} or fewer)"
+            )
+        common = min(self.cached, len(tokens) - 1)
+        if self.tokens[:common] != tokens[:common]:
+            pairs = zip(self.tokens, tokens, strict=False)
+            common = next(i for i, (old, new) in enumerate(pairs) if old != new)
+        self.forget(common)
+        return tokens[common:]
 
 
 class CachedModel:
-    """An encoder-decoder language model of Transformers, decoding with a KV cache.
+    """A language model of Transformers, encoder-decoder or decoder-only, with a KV cache.
 
-    BART, mBART, Pegasus, Marian and T5 are known to have a plain cache. Others are tried on a few
-    tokens first, and refused if drafting and dropping tokens changes what they say.
+    BART, mBART, Pegasus, Marian, T5, Llama, Mistral, Qwen2, Qwen3, GPT-2, GPT-NeoX and OPT are
+    known to have a plain cache. Others are tried on a few tokens first, and refused if drafting
+    and dropping tokens changes what they say.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         check_architecture(model)
         self.model = model
         self.device = model.device
-        self._decoder = model.get_decoder()
-        self._encoder = model.get_encoder()
-        settings = model.config.to_dict()
-        self.max_positions: int | None = settings.get("max_position_embeddings")
+        self.is_encoder_decoder: bool = model.config.is_encoder_decoder
+        self.max_positions = position_limit(model.config)
         """Most tokens that the encoder or the decoder can be fed; None = no limit."""
         self.eos_ids = _token_ids(model.generation_config.eos_token_id)
         """Tokens that end a sequence."""
-        self._causal = torch.empty(0, 0)
-        known = isinstance(model, BART_LIKE + T5_LIKE)
-        self._takes_masks = known and model.config._attn_implementation == "sdpa"
-        if not known:
-            _probe(self)
+        self._forward = Forward(model)
+        if type(model) not in KNOWN:
+            ids = (
+                torch.arange(12, device=self.device) + len(model.get_input_embeddings().weight) // 2
+            )
+            source = make_source(ids[:4], model)
+            probe(self, source, torch.cat([source.prefix, ids[4:]]))
 
     def processors(self, sampling: Sampling) -> TargetProcessors:
         """The model's own logits processors. Raises ValueError where one cannot be honoured."""
@@ -98,16 +136,56 @@ class CachedModel:
 
     @torch.inference_mode()
     def encode(self, source: Source) -> SequenceState:
-        """Run the encoder. Raises ValueError for an empty or over-long source."""
+        """A state with nothing cached; runs the encoder, where there is one.
+
+        Raises ValueError for an empty or over-long source.
+        """
         length = len(source.input_ids)
         if length == 0:
             raise ValueError("the source holds no tokens; leave empty inputs out")
         if self.max_positions is not None and length > self.max_positions:
             raise ValueError(
-                f"the source has {length} tokens but the target takes {self.max_positions}; "
+                f"the source has {length} tokens but the model takes {self.max_positions}; "
                 "shorten it or leave it out"
             )
-        return SequenceState(self._encoder(input_ids=source.input_ids[None].to(self.device)))
+        if not self.is_encoder_decoder:
+            return SequenceState()
+        encoder = self.model.get_encoder()
+        return SequenceState(encoder(input_ids=source.input_ids[None].to(self.device)))
+
+    @torch.inference_mode()
+    def catch_up(self, state: SequenceState, tokens: Tensor) -> Score:
+        """Cache exactly these tokens, feeding those that are missing, at least the last one.
+
+        What the cache has in common with them is kept. Shapes: tokens [T], all committed tokens ->
+        logits [1, V] after the last one, hidden [F, D] of those fed. Raises ValueError while
+        branches are cached (see `forget`).
+        """
+        return self._chain(state, state.align(tokens.tolist()), rows=1)
+
+    @torch.inference_mode()
+    def feed(self, state: SequenceState, tokens: Tensor) -> Score:
+        """Append a chain to what is cached. Shapes: [N] -> logits [N, V], hidden [N, D]."""
+        ids = tokens.tolist()
+        return self._chain(state, ids, rows=len(ids))
+
+    @torch.inference_mode()
+    def extend(
+        self, state: SequenceState, tokens: Tensor, visible: Tensor, positions: Tensor
+    ) -> Score:
+        """Append tokens that see only the columns marked visible, at positions of their own.
+
+        Shapes: tokens [N], visible [N, C + N] bool (C cached columns, then the new ones; each token
+        sees itself), positions [N] -> logits [N, V], hidden [N, D]. Raises ValueError for models
+        whose positions cannot be given.
+        """
+        ids = tokens.tolist()
+        return self._branches(state, ids, visible, positions, rows=len(ids))
+
+    @torch.inference_mode()
+    def forget(self, state: SequenceState, columns_kept: int) -> None:
+        """Drop all cached columns but the first ones."""
+        state.forget(columns_kept)
 
     @torch.inference_mode()
     def score(
@@ -116,11 +194,11 @@ class CachedModel:
         tokens: Sequence[Tensor],
         proposals: Sequence[Proposal],
     ) -> list[Score]:
-        """Logits and hidden states of each sequence's draft.
+        """Logits and hidden states of each sequence's draft, N + 1 rows each.
 
         tokens holds all committed tokens of each sequence ([T], decoder prefix included); those
-        not cached yet are fed in front of the draft. Raises ValueError for drafts that are no
-        chains.
+        not cached yet are fed in front of the draft. Raises ValueError for trees where the model's
+        positions cannot be given.
         """
         return [
             self._score_one(state, committed, proposal)
@@ -133,85 +211,85 @@ class CachedModel:
 
         path [A] holds indices of the last proposal in rising order.
         """
-        accepted = len(path)
-        state.cached += state.fed
-        state.fed = 0
-        length = state.cached + accepted
-        if length == state.cache.get_seq_length():  # nothing to forget
-            state.cached = length
-            return
-        is_prefix = accepted == 0 or int(path[-1]) == accepted - 1
-        for layer in state.cache.self_attention_cache.layers:
-            if is_prefix:
-                layer.keys = layer.keys[:, :, :length]
-                layer.values = layer.values[:, :, :length]
-            else:
-                index = torch.cat([torch.arange(state.cached), path + state.cached])
-                index = index.to(layer.keys.device)
-                layer.keys = layer.keys.index_select(2, index)
-                layer.values = layer.values.index_select(2, index)
-        state.cached = length
+        nodes = path.tolist()
+        first = state.committed
+        if not nodes or nodes[-1] == len(nodes) - 1:
+            state.forget(first + len(nodes))
+            state.chain = state.cached
+        else:
+            state.gather([*range(first), *(first + node for node in nodes)])
 
     def _score_one(self, state: SequenceState, tokens: Tensor, proposal: Proposal) -> Score:
-        drafted = len(proposal.tokens)
-        if drafted > 1 and not proposal.is_chain:
-            raise ValueError("this target scores chains; draft trees are not supported yet")
-        fed = tokens[state.cached :]
-        state.fed = len(fed)
-        if drafted > 0:
-            fed = torch.cat([fed, proposal.tokens.to(fed.device)])
-        logits, hidden = self._forward(state, fed[None])
-        rows = logits[0, -drafted - 1 :]
-        if rows.dtype in (torch.float16, torch.bfloat16):
-            rows = rows.float()
-        return Score(rows, hidden[0, -drafted - 1 :])
+        drafted = proposal.tokens.tolist()
+        rows = len(drafted) + 1
+        if rows > 2 and not proposal.is_chain:
+            self._check_branches()
+            return self._score_tree(state, tokens, proposal)
+        missing = state.align(tokens.tolist())
+        state.committed = state.cached + len(missing)
+        score = self._chain(state, missing + drafted, rows)
+        return Score(score.logits, score.hidden[-rows:])
 
-    def _forward(self, state: SequenceState, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Feed tokens after the cached ones.
+    def _score_tree(self, state: SequenceState, tokens: Tensor, proposal: Proposal) -> Score:
+        missing = state.align(tokens.tolist())
+        cached, length = state.cached, len(tokens)
+        nodes = proposal.tokens.tolist()
+        visible = torch.ones(len(missing) + len(nodes), length + len(nodes), dtype=torch.bool)
+        visible = visible.tril(cached)
+        visible[len(missing) :, length:] = ancestry(proposal.parents)
+        depths = ancestry(proposal.parents).sum(dim=1)
+        positions = torch.cat([torch.arange(cached, length), length - 1 + depths])
+        rows = len(nodes) + 1
+        score = self._branches(state, missing + nodes, visible, positions, rows)
+        state.chain = state.committed = length
+        return Score(score.logits, score.hidden[-rows:])
 
-        Shapes: input_ids [1, N] -> logits [1, N, V], hidden [1, N, D].
-        """
-        model = self.model
-        mask = self._mask(state.cached, input_ids.shape[1])
-        if isinstance(model, BART_LIKE):
-            hidden = self._decoder(
-                input_ids=input_ids,
-                attention_mask=mask,
-                encoder_hidden_states=state.encoder_outputs[0],
-                past_key_values=state.cache,
-                use_cache=True,
-            )[0]
-            return model.lm_head(hidden) + model.final_logits_bias, hidden
-        output = model(
-            encoder_outputs=state.encoder_outputs,
-            decoder_input_ids=input_ids,
-            decoder_attention_mask=mask,
-            past_key_values=state.cache,
-            use_cache=True,
-            output_hidden_states=True,
+    def _chain(self, state: SequenceState, tokens: list[int], rows: int) -> Score:
+        cached = state.cached
+        if state.chain < cached:
+            raise ValueError("branches are cached; forget them before feeding a chain")
+        self._check_room(cached + len(tokens))
+        logits, hidden = self._forward.chain(
+            tokens, rows, cached, state.cache, state.encoder_outputs
         )
-        return output.logits, output.decoder_hidden_states[-1]
+        state.tokens += tokens
+        state.chain = state.cached
+        return Score(logits, hidden)
 
-    def _mask(self, cached: int, new: int) -> Tensor | None:
-        """Causal mask of new tokens over cached and new ones, ready made: [1, 1, new, all].
+    def _branches(
+        self, state: SequenceState, tokens: list[int], visible: Tensor, positions: Tensor, rows: int
+    ) -> Score:
+        self._check_branches()
+        self._check_room(int(positions.max()) + 1)
+        logits, hidden = self._forward.tree(tokens, rows, visible, positions, state.cache)
+        state.tokens += tokens
+        return Score(logits, hidden)
 
-        None where the attention needs none or makes its own.
-        """
-        if not self._takes_masks:
-            return None
-        total = cached + new
-        if total > self._causal.shape[0]:
-            size = max(256, 2 * total)
-            self._causal = torch.ones(size, size, dtype=torch.bool, device=self.device).tril()
-        return self._causal[None, None, cached:total, :total]
+    def _check_branches(self) -> None:
+        if not self._forward.takes_positions:
+            raise ValueError(
+                f"a {self.model.config.model_type!r} model with "
+                f"{self.model.config._attn_implementation!r} attention cannot be given a draft "
+                "tree: its positions follow from the order of the cache; draft chains"
+            )
+
+    def _check_room(self, length: int) -> None:
+        if self.max_positions is not None and length > self.max_positions:
+            raise ValueError(
+                f"{length} tokens are more than the {self.max_positions} positions of this "
+                f"{self.model.config.model_type!r} model; generate or draft fewer"
+            )
 
 
 def make_source(input_ids: Sequence[int] | Tensor, model: PreTrainedModel) -> Source:
     """A source from the tokenizer's ids, on the model's device.
 
-    The decoder starts from decoder_start_token_id alone, as in `generate`; a forced first token
-    is a logits processor.
+    A decoder-only model continues the prompt itself. The decoder of an encoder-decoder model starts
+    from decoder_start_token_id alone, as in `generate`; a forced first token is a logits processor.
     """
+    ids = torch.as_tensor(input_ids, dtype=torch.long, device=model.device)
+    if not model.config.is_encoder_decoder:
+        return Source(ids, ids)
     config = model.generation_config
     start = config.decoder_start_token_id
     if start is None:
@@ -221,72 +299,19 @@ def make_source(input_ids: Sequence[int] | Tensor, model: PreTrainedModel) -> So
             f"the target's generation_config has decoder_start_token_id={start!r}; one token id "
             "is needed"
         )
-    ids = torch.as_tensor(input_ids, dtype=torch.long, device=model.device)
     return Source(ids, torch.tensor([start], device=model.device))
 
 
-def check_architecture(model: PreTrainedModel) -> None:
-    """Refuse models whose decoder has no plain KV cache, from their configuration.
+def ancestry(parents: Tensor) -> Tensor:
+    """Which nodes of a draft lie on the path to each: its ancestors and itself.
 
-    Raises ValueError naming the model type.
+    Shapes: parents [N], each before its children, -1 for roots -> [N, N] bool.
     """
-    config = model.config
-    if not config.is_encoder_decoder:
-        raise ValueError(
-            f"{config.model_type!r} is no encoder-decoder model; only those can be targets for now"
-        )
-    if model.training:
-        raise ValueError("the target is in training mode; call model.eval() first")
-    settings = config.get_text_config(decoder=True).to_dict()
-    for name in ("sliding_window", "attention_window", "num_state", "ngram"):
-        if settings.get(name):
-            _refuse(model, f"its configuration sets {name}")
-    odd = set(settings.get("layer_types") or ()) - {"full_attention"}
-    if odd:
-        _refuse(model, f"it has {', '.join(sorted(odd))} layers")
-    if model._is_stateful:
-        _refuse(model, "it keeps a state that cannot be rolled back")
-
-
-def _probe(target: CachedModel) -> None:
-    """Draft, keep, draft again, and compare with one pass: a cache that is not plain differs.
-
-    For families that are not known: some feed their last token only, or number positions by it.
-    Raises ValueError.
-    """
-    model = target.model
-    ids = torch.arange(8, device=model.device) + len(model.get_output_embeddings().weight) // 2
-    source = make_source(ids, model)
-    state = target.encode(source)
-    path = torch.cat([source.prefix, ids])
-    target.score([state], [path[:1]], [Proposal.chain(ids[:3])])
-    target.keep(state, torch.arange(1))
-    [cached] = target.score([state], [path[:3]], [Proposal.chain(path[3:])])
-    _check_plain(model, state, len(path))
-    [fresh] = target.score([target.encode(source)], [path[:1]], [Proposal.chain(path[1:])])
-    seen, expected = cached.logits, fresh.logits[2:]
-    if seen.shape != expected.shape or not torch.allclose(
-        seen.float(), expected.float(), rtol=0.02, atol=0.02 * float(expected.float().std())
-    ):
-        _refuse(model, "with its cache it gives other logits than without")
-
-
-def _check_plain(model: PreTrainedModel, state: SequenceState, length: int) -> None:
-    """The cache must hold every fed token and the cross-attention's own part, nothing else."""
-    for name, cache, wanted in (
-        ("self-attention", state.cache.self_attention_cache, length),
-        ("cross-attention", state.cache.cross_attention_cache, state.encoder_outputs[0].shape[1]),
-    ):
-        for layer in cache.layers or [None]:
-            if type(layer) is not DynamicLayer or layer.get_seq_length() != wanted:
-                _refuse(model, f"its {name} cache does not hold one state a token")
-
-
-def _refuse(model: PreTrainedModel, reason: str) -> None:
-    raise ValueError(
-        f"a {model.config.model_type!r} target cannot be decoded speculatively: {reason}; "
-        "families with a plain KV cache work (T5, BART, mBART, Pegasus, Marian, ...)"
-    )
+    lines = torch.eye(len(parents), dtype=torch.bool)
+    for node, parent in enumerate(parents.tolist()):
+        if parent >= 0:
+            lines[node] |= lines[parent]
+    return lines
 
 
 def _token_ids(value: int | Sequence[int] | None) -> frozenset[int]:

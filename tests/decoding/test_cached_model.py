@@ -155,7 +155,7 @@ def test_positions_run_out_one_token_after_the_decoder_is_full():
 def test_sources_that_do_not_fit_are_refused():
     model = tiny_model("bart")
     target = CachedModel(model)
-    with pytest.raises(ValueError, match="65 tokens but the target takes 64"):
+    with pytest.raises(ValueError, match="65 tokens but the model takes 64"):
         target.encode(make_source([5] * 65, model))
     with pytest.raises(ValueError, match="no tokens"):
         target.encode(make_source([], model))
@@ -185,7 +185,7 @@ def test_models_without_a_plain_cache_are_refused():
             attention_window=4,
         )
     ).eval()
-    with pytest.raises(ValueError, match="'led' target .* attention_window"):
+    with pytest.raises(ValueError, match="'led' model .* attention_window"):
         CachedModel(led)
 
 
@@ -195,7 +195,7 @@ def test_models_that_answer_otherwise_with_a_cache_are_found_out():
     shape |= {"src_vocab_size": VOCAB, "tgt_vocab_size": VOCAB}
     torch.manual_seed(0)
     model = FSMTForConditionalGeneration(FSMTConfig(**shape)).eval()
-    with pytest.raises(ValueError, match="'fsmt' target .* other logits than without"):
+    with pytest.raises(ValueError, match="'fsmt' model .* other logits than without"):
         CachedModel(model)
 
 

@@ -1,0 +1,171 @@
+"""One call of a model on tokens that follow what is cached: masks, positions, projection.
+
+Known families are called in the cheapest way that gives their own numbers: the masks are ready
+made, only rows that are asked for go through the output projection, and the layers of rotary
+families are called directly. Other families run whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import Cache, PreTrainedModel, T5ForConditionalGeneration
+from transformers.modeling_outputs import BaseModelOutput
+
+from drafttrain.decoding.architectures import BART_LIKE, KNOWN, PLAIN_CAUSAL, ROTARY
+
+STRIP = 64
+"""Most new tokens whose mask is cut from a strip that is kept."""
+
+
+class Forward:
+    """How one model is called. Nothing of a sequence is kept here."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.device = model.device
+        kind, ready = type(model), model.config._attn_implementation in ("sdpa", "eager")
+        self._decoder = model.get_decoder()
+        self._takes_masks = kind in KNOWN and ready
+        self.takes_positions = kind in PLAIN_CAUSAL and ready
+        """Whether masks and positions can be given for every token: trees and branches."""
+        self._additive = model.config._attn_implementation == "eager"
+        self._layers_alone = kind in ROTARY and ready
+        self._spare_masks = self._layers_alone and not self._additive
+        self._run = self._choose(kind)
+        config = model.config
+        scaled = kind is T5ForConditionalGeneration and config.scale_decoder_outputs
+        self._scale = config.d_model**-0.5 if scaled else None
+        self._keeps_rows = model._supports_logits_to_keep()
+        self._places = torch.empty(0, dtype=torch.long)
+        self._strip = torch.empty(STRIP, 0)
+
+    def chain(
+        self,
+        tokens: Sequence[int],
+        rows: int,
+        cached: int,
+        cache: Cache,
+        encoder_outputs: BaseModelOutput | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Feed a chain after `cached` tokens.
+
+        Shapes: tokens [N] -> logits [rows, V] of the last rows, hidden [N, D].
+        """
+        new = len(tokens)
+        mask = self._causal_mask(cached, new) if self._takes_masks else None
+        positions = self._positions(cached, new) if self.takes_positions else None
+        return self._call(tokens, rows, mask, positions, cache, encoder_outputs)
+
+    def tree(
+        self,
+        tokens: Sequence[int],
+        rows: int,
+        visible: Tensor,
+        positions: Tensor,
+        cache: Cache,
+    ) -> tuple[Tensor, Tensor]:
+        """Feed tokens that each see the columns marked visible, at positions of their own.
+
+        Shapes: tokens [N], visible [N, C + N], positions [N] -> as `chain`.
+        """
+        mask = self._as_mask(visible.to(self.device))[None, None]
+        return self._call(tokens, rows, mask, positions.to(self.device)[None], cache, None)
+
+    def _call(self, tokens, rows, mask, positions, cache, encoder_outputs) -> tuple[Tensor, Tensor]:
+        input_ids = torch.tensor([tokens], device=self.device)
+        logits, hidden = self._run(input_ids, rows, mask, positions, cache, encoder_outputs)
+        if logits.dtype in (torch.float16, torch.bfloat16):
+            logits = logits.float()
+        return logits, hidden
+
+    def _choose(self, kind: type[PreTrainedModel]):
+        if kind in (*BART_LIKE, T5ForConditionalGeneration):
+            return self._run_decoder
+        if self._layers_alone:
+            return self._run_layers
+        return self._run_body if kind in PLAIN_CAUSAL else self._run_whole
+
+    def _run_layers(self, input_ids, rows, mask, positions, cache, encoder_outputs):
+        body = self._decoder
+        hidden = body.embed_tokens(input_ids)
+        rotary = body.rotary_emb(hidden, position_ids=positions)
+        for layer in body.layers:
+            hidden = layer(
+                hidden, attention_mask=mask, position_embeddings=rotary, past_key_values=cache
+            )
+        hidden = body.norm(hidden)[0]
+        return self.model.lm_head(hidden[-rows:]), hidden
+
+    def _run_body(self, input_ids, rows, mask, positions, cache, encoder_outputs):
+        hidden = self._decoder(
+            input_ids=input_ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+        )[0][0]
+        return self.model.lm_head(hidden[-rows:]), hidden
+
+    def _run_decoder(self, input_ids, rows, mask, positions, cache, encoder_outputs):
+        model = self.model
+        hidden = self._decoder(
+            input_ids=input_ids,
+            attention_mask=mask,
+            encoder_hidden_states=encoder_outputs[0],
+            past_key_values=cache,
+            use_cache=True,
+        )[0][0]
+        asked = hidden[-rows:]
+        if isinstance(model, BART_LIKE):
+            return model.lm_head(asked) + model.final_logits_bias, hidden
+        if self._scale is not None:
+            asked = asked * self._scale
+        return model.lm_head(asked), hidden
+
+    def _run_whole(self, input_ids, rows, mask, positions, cache, encoder_outputs):
+        inputs = {"past_key_values": cache, "use_cache": True, "output_hidden_states": True}
+        if self._keeps_rows:
+            inputs["logits_to_keep"] = rows
+        if encoder_outputs is not None:
+            output = self.model(
+                encoder_outputs=encoder_outputs,
+                decoder_input_ids=input_ids,
+                decoder_attention_mask=mask,
+                **inputs,
+            )
+            return output.logits[0, -rows:], output.decoder_hidden_states[-1][0]
+        output = self.model(input_ids=input_ids, **inputs)
+        return output.logits[0, -rows:], output.hidden_states[-1][0]
+
+    def _positions(self, cached: int, new: int) -> Tensor:
+        """Positions of a chain after the cached tokens. [1, N]"""
+        if cached + new > len(self._places):
+            self._places = torch.arange(2 * (cached + new), device=self.device)
+        return self._places[None, cached : cached + new]
+
+    def _causal_mask(self, cached: int, new: int) -> Tensor | None:
+        """Mask of a chain over cached and new columns, [1, 1, new, all].
+
+        None where nothing is hidden, or where the attention knows by itself that all is causal.
+        """
+        if self._spare_masks and (new == 1 or cached == 0):
+            return None
+        if new > STRIP:
+            places = torch.arange(cached + new, device=self.device)
+            return self._as_mask(places <= places[cached:, None])[None, None]
+        reach = self._strip.shape[1] - STRIP
+        if cached > reach:
+            reach = 2 * cached
+            places = torch.arange(-reach, STRIP, device=self.device)
+            self._strip = self._as_mask(places <= places[reach:, None])
+        return self._strip[None, None, :new, reach - cached : reach + new]
+
+    def _as_mask(self, visible: Tensor) -> Tensor:
+        """What the attention takes: true where visible, or numbers to add where it is eager."""
+        if not self._additive:
+            return visible
+        hidden = torch.finfo(self.model.dtype).min
+        return torch.zeros_like(visible, dtype=self.model.dtype).masked_fill_(~visible, hidden)
