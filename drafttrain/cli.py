@@ -15,6 +15,7 @@ from drafttrain.config import (
     ConfigError,
     DistillConfig,
     EvalConfig,
+    ExportConfig,
     GenerateConfig,
     Interrupted,
     check_settings,
@@ -316,6 +317,59 @@ def generate(
 
     display = "json" if json_lines else "rounds" if show_rounds else "text"
     generate_texts(settings, texts, display)
+
+
+@app.command()
+def export(
+    overrides: Overrides = None,
+    config: ConfigFile = None,
+    drafter: Drafter = None,
+    head: Annotated[
+        str | None, typer.Option("--head", help="Folder of the acceptance head.")
+    ] = None,
+    heads: Annotated[
+        str | None, typer.Option("--heads", help="A run of heads; its policy.json chooses one.")
+    ] = None,
+    h: Annotated[
+        str | None,
+        typer.Option("--h", metavar="FLOAT", help="Stop when a rejection is likelier than this."),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", help="The target's name in the model card.")
+    ] = None,
+    report: Annotated[
+        str | None, typer.Option("--report", help="Measured numbers for the model card.")
+    ] = None,
+    out: Annotated[str | None, typer.Option("--out", help="The folder to write.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Write a drafter, its acceptance head and its stop policy as one folder.
+
+    Transformers, vLLM and SGLang load the plain drafter from it; with custom_generate Transformers
+    uses head and policy too. The folder is reloaded and compared before it gets its name.
+
+    \b
+    Examples:
+      drafttrain export --drafter checkpoints/my-run/final --out my-drafter
+      drafttrain export --drafter my-lm --head checkpoints/heads/final/D3-w6 --out my-drafter
+      drafttrain export --drafter my-lm --heads checkpoints/heads --report tune.json --out mine
+    """
+    flags = {
+        "drafter": drafter,
+        "head": head,
+        "heads": heads,
+        "h": h,
+        "target": target,
+        "report": report,
+        "out": out,
+        "force": force or None,
+    }
+    settings = load_settings(ExportConfig, config, overrides or (), flags)
+    quiet_libraries()
+    from drafttrain.export_command import export as write_export
+
+    write_export(settings)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,0 +1,1 @@
+"""Folders for other programs: drafter, acceptance head, policy, model card, custom_generate."""

@@ -1,0 +1,286 @@
+"""`generate` for Transformers' `custom_generate`: an export's drafter, policy and head at work.
+
+    target.generate(**inputs, assistant_model=drafter, custom_generate=DIR, trust_remote_code=True)
+
+Policy and head are those of the folder that the drafter was loaded from. Arguments mean what they
+mean in `generate`; what cannot be honoured is refused by name. Every row is decoded by itself, so
+padding changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
+from transformers.generation.streamers import BaseStreamer
+from transformers.utils import ModelOutput
+
+from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.types import Sampling, Source
+from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
+from drafttrain.export.pairing import prepare
+
+UNSUPPORTED = {
+    "logits_processor": "put what it does into model.generation_config, or decode without it",
+    "stopping_criteria": "use max_new_tokens and eos_token_id",
+    "prefix_allowed_tokens_fn": "decode without it",
+    "negative_prompt_ids": "decode without it",
+    "negative_prompt_attention_mask": "decode without it",
+    "assistant_tokenizer": "drafter and target must share one tokenizer",
+    "synced_gpus": "decode on one device",
+}
+"""Arguments of `generate` that cannot be honoured here, and what to do instead."""
+
+UNSUPPORTED_OUTPUTS = (
+    "output_scores",
+    "output_logits",
+    "output_attentions",
+    "output_hidden_states",
+)
+
+DEFAULT_NEW_TOKENS = 20
+"""Transformers' own default length."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call of `generate`, resolved."""
+
+    config: GenerationConfig
+    sources: Sequence[Source]
+    """A source a returned sequence."""
+    starts: Tensor
+    """[B, P] what each returned sequence starts with: the padded prompt, or the start token."""
+    max_new_tokens: int
+
+    @property
+    def sampling(self) -> Sampling:
+        config = self.config
+        if not config.do_sample:
+            return Sampling()
+        return Sampling(config.temperature, config.top_k or 0, config.top_p or 1.0)
+
+
+def generate(
+    model: PreTrainedModel,
+    inputs: Tensor | None = None,
+    generation_config: GenerationConfig | None = None,
+    assistant_model: PreTrainedModel | None = None,
+    streamer: BaseStreamer | None = None,
+    policy: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> Tensor | ModelOutput:
+    """What `model.generate` returns for the same arguments, with drafts of `assistant_model`.
+
+    Greedy decoding gives the same tokens; sampling draws from the same distribution, seeded by
+    torch's global generator. `policy` is another export's folder, or the content of a policy.json;
+    default: that of the folder the drafter was loaded from, else as many tokens a round as the
+    drafter's generation_config says. Raises ValueError, before anything runs, for arguments that
+    cannot be honoured and models that do not go together.
+    """
+    if assistant_model is None:
+        raise ValueError(
+            "assistant_model is missing: load the drafter and give assistant_model=drafter (a "
+            "callable custom_generate is not passed it: give the folder's name instead, or call "
+            "drafttrain.export.generation.generate(model, ...) itself)"
+        )
+    for name, remedy in UNSUPPORTED.items():
+        value = kwargs.pop(name, None)
+        if value is not None and value is not False and value != []:
+            raise ValueError(f"{name} cannot be honoured when drafts are verified; {remedy}")
+    request = read_request(model, inputs, generation_config, kwargs)
+    if streamer is not None and len(request.sources) > 1:
+        raise ValueError(
+            f"a streamer shows one sequence, but {len(request.sources)} are asked for; leave it out"
+        )
+    pair = prepare(model, assistant_model, policy)
+    sampling = request.sampling
+    seed = int(torch.randint(2**63 - 1, ()))
+    decoder = Decoder(
+        pair.target.under(request.config),
+        pair.drafter,
+        pair.stop,
+        GreedyMatch() if sampling.greedy else RejectionSampling(),
+        sampling,
+        SampledChance(torch.Generator(model.device).manual_seed(seed)),
+    )
+    return finish(model, request, run(decoder, request, streamer))
+
+
+def run(decoder: Decoder, request: Request, streamer: BaseStreamer | None) -> list[list[int]]:
+    """The new tokens of every sequence; a streamer gets each round's as it is done."""
+    outputs: list[list[int]] = [[] for _ in request.sources]
+    if streamer is not None:
+        streamer.put(request.starts.cpu())
+    for played in decoder.decode(request.sources, request.max_new_tokens):
+        outputs[played.sequence].extend(played.emitted)
+        if streamer is not None:
+            streamer.put(torch.tensor(played.emitted))
+    if streamer is not None:
+        streamer.end()
+    return outputs
+
+
+def finish(
+    model: PreTrainedModel, request: Request, outputs: Sequence[Sequence[int]]
+) -> Tensor | ModelOutput:
+    """Prompts with their new tokens, padded on the right; in a ModelOutput where asked for."""
+    longest = max(len(tokens) for tokens in outputs)
+    padding = _padding_id(request.config)
+    rows = [list(tokens) + [padding] * (longest - len(tokens)) for tokens in outputs]
+    sequences = torch.cat([request.starts, torch.tensor(rows, device=request.starts.device)], 1)
+    if not request.config.return_dict_in_generate:
+        return sequences
+    if model.config.is_encoder_decoder:
+        return GenerateEncoderDecoderOutput(sequences=sequences)
+    return GenerateDecoderOnlyOutput(sequences=sequences)
+
+
+def read_request(
+    model: PreTrainedModel,
+    inputs: Tensor | None,
+    generation_config: GenerationConfig | None,
+    arguments: Mapping[str, Any],
+) -> Request:
+    """Resolve arguments as Transformers does: call over generation_config over the model's own.
+
+    Raises ValueError naming the argument that cannot be honoured.
+    """
+    config, rest = model._prepare_generation_config(generation_config, **arguments)
+    input_ids = inputs if inputs is not None else rest.pop("input_ids", None)
+    mask = rest.pop("attention_mask", None)
+    rest.pop("tokenizer", None)  # Transformers needs it for stop_strings, which are refused
+    check_config(config)
+    left = [name for name, value in rest.items() if value is not None]
+    if left:
+        raise ValueError(
+            f"{left[0]} is not taken here; give input_ids and attention_mask, and the settings of "
+            "generate"
+        )
+    if input_ids is None or input_ids.dim() != 2 or input_ids.is_floating_point():
+        shown = "nothing" if input_ids is None else f"{input_ids.dtype} {tuple(input_ids.shape)}"
+        raise ValueError(f"input_ids must be integers of shape [batch, length], not {shown}")
+    rows = _without_padding(model, config, input_ids, mask)
+    if model.config.is_encoder_decoder:
+        start = torch.tensor([_start_id(config)], device=model.device)
+        starts = start.repeat(len(rows), 1)
+        sources = [Source(row, start) for row in rows]
+    else:
+        starts = input_ids
+        sources = [Source(row, row) for row in rows]
+    asked = (arguments, {} if generation_config is None else generation_config.to_dict())
+    limits = (*asked, model.generation_config.to_dict())
+    given = any(settings.get("max_length") is not None for settings in limits)
+    max_new_tokens = _lengths(config, starts.shape[1], given)
+    copies = config.num_return_sequences or 1
+    return Request(
+        config,
+        [source for source in sources for _ in range(copies)],
+        starts.repeat_interleave(copies, dim=0),
+        max_new_tokens,
+    )
+
+
+def check_config(config: GenerationConfig) -> None:
+    """Refuse by name what the settings ask for in vain (more: decoding/logits_processing.py)."""
+    if (config.num_beams or 1) > 1:
+        raise ValueError(
+            f"num_beams = {config.num_beams}, but drafts are verified along one sequence; give "
+            "num_beams=1"
+        )
+    if config.do_sample and not (config.temperature or 0.0) > 0.0:
+        raise ValueError(
+            f"temperature = {config.temperature} with do_sample=True; give one above 0, or "
+            "do_sample=False for greedy decoding"
+        )
+    if not config.do_sample and (config.num_return_sequences or 1) > 1:
+        raise ValueError(
+            f"num_return_sequences = {config.num_return_sequences}, but greedy decoding gives one "
+            "sequence; add do_sample=True"
+        )
+    for name in UNSUPPORTED_OUTPUTS:
+        if getattr(config, name):
+            raise ValueError(
+                f"{name} is not available when drafts are verified; leave it out (the sequences "
+                "are returned)"
+            )
+
+
+def _without_padding(
+    model: PreTrainedModel, config: GenerationConfig, input_ids: Tensor, mask: Tensor | None
+) -> list[Tensor]:
+    """Each row's tokens without its padding, on the model's device. Shapes: [B, T] -> [S] each."""
+    seq2seq = model.config.is_encoder_decoder
+    if mask is None:
+        mask = torch.ones_like(input_ids)
+        padding = config.pad_token_id
+        if not seq2seq and padding is not None and padding not in _ids(config.eos_token_id):
+            mask = input_ids != padding
+    if mask.shape != input_ids.shape:
+        raise ValueError(
+            f"attention_mask has shape {tuple(mask.shape)}, but input_ids {tuple(input_ids.shape)}"
+        )
+    mask = mask.bool()
+    before, after = mask[:, :-1], mask[:, 1:]
+    wrong = (after & ~before) if seq2seq else (before & ~after)
+    side = "right" if seq2seq else "left"
+    if wrong.any():
+        raise ValueError(
+            f"row {int(wrong.any(1).nonzero()[0])} of the inputs is not padded on the {side}; set "
+            f"tokenizer.padding_side = {side!r}"
+        )
+    if not mask.any(1).all():
+        row = int((~mask.any(1)).nonzero()[0])
+        raise ValueError(f"row {row} of the inputs holds no tokens; leave empty inputs out")
+    return [
+        ids[kept].to(model.device, torch.long) for ids, kept in zip(input_ids, mask, strict=True)
+    ]
+
+
+def _lengths(config: GenerationConfig, length: int, given: bool) -> int:
+    """Most new tokens after `length` given ones; a minimal length becomes one of new tokens.
+
+    Transformers counts padding into max_length and min_length, rows here have none.
+    """
+    if config.max_new_tokens is not None:
+        allowed = config.max_new_tokens
+    else:
+        allowed = config.max_length - length if given else DEFAULT_NEW_TOKENS
+    if allowed < 1:
+        raise ValueError(
+            f"max_length = {config.max_length} leaves no room after {length} tokens; give "
+            "max_new_tokens"
+        )
+    if config.min_new_tokens is None and (config.min_length or 0) > length:
+        config.min_new_tokens = config.min_length - length
+    config.min_length = 0
+    return allowed
+
+
+def _start_id(config: GenerationConfig) -> int:
+    start = config.decoder_start_token_id
+    if start is None:
+        start = config.bos_token_id
+    if not isinstance(start, int):
+        raise ValueError(f"decoder_start_token_id is {start!r}; one token id is needed")
+    return start
+
+
+def _padding_id(config: GenerationConfig) -> int:
+    """The padding token; the first EOS where there is none, as in Transformers."""
+    if config.pad_token_id is not None:
+        return config.pad_token_id
+    return next(iter(_ids(config.eos_token_id)), 0)
+
+
+def _ids(value: int | Sequence[int] | None) -> Sequence[int]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else value

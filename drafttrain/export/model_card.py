@@ -1,0 +1,262 @@
+"""The model card: what the folder is, what was measured, and how each program uses it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from transformers import PreTrainedModel
+
+from drafttrain.config import Policy
+from drafttrain.export.parts import Parts
+from drafttrain.export.policy import HEAD
+from drafttrain.models.acceptance_head import AcceptanceHead
+from drafttrain.models.spec_drafter import SpecDrafter
+
+UNKNOWN_TARGET = "TARGET"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Numbers of one report, and what a reader needs to judge them."""
+
+    table: str
+    """Markdown."""
+    notes: Sequence[str]
+    """Lines below the table (parity, how h was chosen)."""
+    command: str
+    data: str
+    machine: str
+    date: str
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a card says beyond the parts themselves."""
+
+    folder: str
+    """The export's name, as commands will give it."""
+    target: str | None
+    """Hub name or folder of the target; None if nobody recorded it."""
+    measured: Measured | None = None
+
+
+def write_card(card: Card, parts: Parts) -> str:
+    """The README.md of an export, as Markdown with the Hub's front matter."""
+    sections = [
+        _front_matter(parts),
+        _what(card, parts),
+        _measured(card.measured),
+        _uses_of_block_drafter(card) if _is_block_drafter(parts) else _uses(card, parts),
+    ]
+    return "\n\n".join(section.strip() for section in sections) + "\n"
+
+
+def _front_matter(parts: Parts) -> str:
+    tags = ["speculative-decoding", "drafter", "drafttrain"]
+    if parts.head is not None:
+        tags.append("acceptance-head")
+    listed = "\n".join(f"- {tag}" for tag in tags)
+    return f"---\nlibrary_name: transformers\ntags:\n{listed}\n---"
+
+
+def _what(card: Card, parts: Parts) -> str:
+    drafter = parts.drafter
+    target = f"`{card.target}`" if card.target else "a target with the same tokenizer"
+    shape = "mask-predict drafter of blocks" if _is_block_drafter(parts) else _shape(drafter)
+    lines = [
+        f"# {card.folder.rstrip('/').rsplit('/', 1)[-1]}",
+        "",
+        f"A drafter for speculative decoding of {target}: it proposes tokens, the target checks "
+        "several of them in one call, and with a lossless rule the output is the target's own, "
+        "token for token when decoding greedily and in distribution when sampling.",
+        "",
+        "| part | what |",
+        "| --- | --- |",
+        f"| drafter | `{drafter.config.model_type}`, {shape}, {drafter.num_parameters():,} "
+        f"parameters, {_type_name(drafter)}, vocabulary {_vocabulary(drafter):,} |",
+    ]
+    if parts.head is not None:
+        lines.append(f"| `{HEAD}/` | {_describe_head(parts.head)} |")
+    lines.append(f"| `policy.json` | {describe_policy(parts.policy)} |")
+    lines.append(f"| `custom_generate/` | drafttrain {version('drafttrain')} in Transformers |")
+    return "\n".join(lines)
+
+
+def describe_policy(policy: Policy) -> str:
+    """When a round of drafting ends, in words."""
+    cap = f", at most {policy.max_draft} tokens"
+    kinds = {
+        "fixed": f"always {policy.k} tokens a round",
+        "head": f"stop when the head thinks a rejection likelier than h = {policy.h}{cap}",
+        "entropy": f"stop after a row of more than {policy.entropy} nats{cap}",
+        "confidence": f"stop after a token of less than {policy.confidence} probability{cap}",
+    }
+    words = kinds[policy.stop]
+    if policy.sampling:
+        chosen = ", ".join(f"{name} {value:g}" for name, value in policy.sampling.items())
+        words += f"; chosen for {chosen}"
+    return words
+
+
+def _describe_head(head: AcceptanceHead) -> str:
+    config = head.config
+    trained = ""
+    if config.sampling:
+        warping = ", ".join(f"{name} {value:g}" for name, value in config.sampling.items())
+        trained = f", labels at {warping}"
+    return (
+        f"acceptance head (SpecDec++, arXiv 2405.19715): {config.depth} residual blocks, weight "
+        f"of rejections {config.rejection_weight:g}, {head.num_parameters():,} parameters{trained}"
+    )
+
+
+def _measured(measured: Measured | None) -> str:
+    if measured is None:
+        return "## Measured\n\nNothing yet: `drafttrain eval` measures a drafter on your inputs."
+    notes = "\n".join(f"- {note}" for note in measured.notes)
+    return (
+        f"## Measured\n\nOn {measured.data}, {measured.date}; {measured.machine}.\n\n"
+        f"    {measured.command}\n\n{measured.table.strip()}\n\n{notes}"
+    )
+
+
+def _uses(card: Card, parts: Parts) -> str:
+    sections = [_reach(parts), _use_custom(card, parts), _use_plain(card, parts)]
+    if not parts.drafter.config.is_encoder_decoder:
+        sections.append(_use_servers(card, parts))
+    return "## Use\n\n" + "\n\n".join(sections)
+
+
+def _reach(parts: Parts) -> str:
+    """Which way of using the folder uses what in it."""
+    rows = ["| with | drafter | `policy.json` | acceptance head |", "| --- | --- | --- | --- |"]
+    head = "yes" if parts.policy.stop == "head" else "not by this policy"
+    rows.append(
+        f"| Transformers, `custom_generate` (drafttrain) | yes | yes | {head} |"
+        if parts.head is not None
+        else "| Transformers, `custom_generate` (drafttrain) | yes | yes | none here |"
+    )
+    rows.append("| Transformers, `assistant_model` alone | yes | no | no |")
+    if not parts.drafter.config.is_encoder_decoder:
+        rows.append("| vLLM, SGLang | yes | no | no |")
+    return "\n".join(rows)
+
+
+def _use_custom(card: Card, parts: Parts) -> str:
+    target = card.target or UNKNOWN_TARGET
+    kind = _auto_class(parts.drafter)
+    return f"""### Transformers with custom_generate
+
+Needs `pip install drafttrain`; `trust_remote_code` runs `custom_generate/generate.py`, three
+lines that call it. Padded batches, greedy decoding and sampling.
+
+```python
+from transformers import {kind}, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{target}")
+target = {kind}.from_pretrained("{target}")
+drafter = {kind}.from_pretrained("{card.folder}")
+inputs = tokenizer("...", return_tensors="pt", return_token_type_ids=False)
+output = target.generate(
+    **inputs, assistant_model=drafter, max_new_tokens=256,{_sampling_arguments(parts.policy)}
+    custom_generate="{card.folder}", trust_remote_code=True,
+)
+```"""
+
+
+def _use_plain(card: Card, parts: Parts) -> str:
+    return f"""### Transformers alone
+
+The same call without `custom_generate` and `trust_remote_code` is Transformers' own assisted
+generation: batch 1, {parts.assisted.tokens} tokens a round, confidence threshold
+{parts.assisted.confidence:g} (both in `generation_config.json`). Pass no `assistant_tokenizer`:
+target and drafter share one."""
+
+
+def _use_servers(card: Card, parts: Parts) -> str:
+    target, tokens = card.target or UNKNOWN_TARGET, parts.assisted.tokens
+    settings = json.dumps(
+        {"method": "draft_model", "model": card.folder, "num_speculative_tokens": tokens}
+    )
+    return f"""### vLLM
+
+```bash
+vllm serve {target} --speculative-config '{settings}'
+```
+
+The target's `vocab_size` must be {_vocabulary(parts.drafter)} (compare the rows of both embeddings:
+a family may pad them differently).
+
+### SGLang
+
+```bash
+python -m sglang.launch_server --model-path {target} \\
+    --speculative-algorithm STANDALONE --speculative-draft-model-path {card.folder} \\
+    --speculative-num-steps {tokens} --speculative-eagle-topk 1 \\
+    --speculative-num-draft-tokens {tokens + 1}
+```
+
+Written for vLLM and SGLang as they were in 2026, and for Transformers {version("transformers")}."""
+
+
+def _uses_of_block_drafter(card: Card) -> str:
+    target = card.target or UNKNOWN_TARGET
+    return f"""## Use
+
+Only drafttrain knows this kind of drafter (`pip install drafttrain`). It decodes with it in
+Transformers; `trust_remote_code` runs `custom_generate/generate.py`, three lines that call it:
+
+```python
+from drafttrain.models.spec_drafter import SpecDrafter
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{target}")
+target = AutoModelForSeq2SeqLM.from_pretrained("{target}")
+drafter = SpecDrafter.from_pretrained("{card.folder}")
+inputs = tokenizer("...", return_tensors="pt", return_token_type_ids=False)
+output = target.generate(
+    **inputs, assistant_model=drafter, max_new_tokens=128,
+    custom_generate="{card.folder}", trust_remote_code=True,
+)
+```
+
+or on the command line:
+
+```bash
+drafttrain generate --target {target} --drafter {card.folder} --text "..."
+```"""
+
+
+def _sampling_arguments(policy: Policy) -> str:
+    """Sampling as the policy was chosen for, as arguments of generate."""
+    if not policy.sampling.get("temperature"):
+        return ""
+    values = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} | policy.sampling
+    return (
+        f"\n    do_sample=True, temperature={values['temperature']:g}, "
+        f"top_k={values['top_k']:.0f}, top_p={values['top_p']:g},"
+    )
+
+
+def _is_block_drafter(parts: Parts) -> bool:
+    return isinstance(parts.drafter, SpecDrafter)
+
+
+def _auto_class(drafter: PreTrainedModel) -> str:
+    seq2seq = drafter.config.is_encoder_decoder
+    return "AutoModelForSeq2SeqLM" if seq2seq else "AutoModelForCausalLM"
+
+
+def _shape(drafter: PreTrainedModel) -> str:
+    return "encoder-decoder" if drafter.config.is_encoder_decoder else "decoder-only"
+
+
+def _type_name(drafter: PreTrainedModel) -> str:
+    return str(drafter.dtype).removeprefix("torch.")
+
+
+def _vocabulary(drafter: PreTrainedModel) -> int:
+    return drafter.config.get_text_config(decoder=True).vocab_size

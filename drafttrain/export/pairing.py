@@ -1,0 +1,150 @@
+"""Target, drafter and stop policy of `generate`, wrapped once and kept with the target."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from pydantic import ValidationError
+from transformers import PreTrainedModel
+
+from drafttrain.config import Policy
+from drafttrain.decoding.cached_model import CachedModel
+from drafttrain.decoding.drafters.causal import CausalDrafter
+from drafttrain.decoding.drafters.spec_drafter import SpecDrafterDrafter
+from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.types import Drafter, StopPolicy
+from drafttrain.export.parts import DEFAULT_LENGTH, check_head_identity, check_head_shape
+from drafttrain.export.policy import HEAD, POLICY, check_policy, read_policy, stop_policy
+from drafttrain.models.acceptance_head import load_heads
+from drafttrain.models.spec_drafter import SpecDrafter
+
+Chosen = str | os.PathLike[str] | Mapping[str, Any] | None
+KEPT_AS = "_drafttrain_pair"
+
+
+@dataclass(frozen=True)
+class PreparedPair:
+    """A target and a drafter ready to decode, and when a round stops."""
+
+    target: CachedModel
+    assistant: PreTrainedModel
+    drafter: Drafter
+    stop: StopPolicy
+    policy: Chosen
+
+    def serves(self, model: PreTrainedModel, assistant: PreTrainedModel, policy: Chosen) -> bool:
+        """Whether nothing has changed since: the models, where they are, the policy."""
+        return (
+            self.target.model is model
+            and self.assistant is assistant
+            and self.policy == policy
+            and self.target.device == model.device
+            and not (model.training or assistant.training)
+        )
+
+
+def prepare(model: PreTrainedModel, assistant: PreTrainedModel, policy: Chosen) -> PreparedPair:
+    """Check and wrap a pair; the next call with the same pair finds it done.
+
+    It is kept as an attribute of the target, and so freed with it. Raises ValueError for models
+    that do not go together, and for a policy or head that cannot be used.
+    """
+    kept = vars(model).get(KEPT_AS)
+    if isinstance(kept, PreparedPair) and kept.serves(model, assistant, policy):
+        return kept
+    check_pair(model, assistant)
+    stop = choose_stop(assistant, policy)
+    if isinstance(assistant, SpecDrafter):
+        drafter: Drafter = SpecDrafterDrafter(assistant)
+    else:
+        drafter = CausalDrafter(CachedModel(assistant))
+    pair = PreparedPair(CachedModel(model), assistant, drafter, stop, policy)
+    setattr(model, KEPT_AS, pair)
+    return pair
+
+
+def check_pair(model: PreTrainedModel, assistant: PreTrainedModel) -> None:
+    """Both must be of one kind, with one vocabulary. Raises ValueError."""
+    kinds = [
+        "an encoder-decoder" if one.config.is_encoder_decoder else "a decoder-only"
+        for one in (model, assistant)
+    ]
+    if kinds[0] != kinds[1]:
+        raise ValueError(
+            f"the target is {kinds[0]} model, but assistant_model is {kinds[1]} one; give a "
+            "drafter of the target's kind"
+        )
+    sizes = [one.config.get_text_config(decoder=True).vocab_size for one in (model, assistant)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"assistant_model {assistant.name_or_path!r} has a vocabulary of {sizes[1]} tokens, "
+            f"but target {model.name_or_path!r} has {sizes[0]}; give a drafter for this target"
+        )
+
+
+def choose_stop(assistant: PreTrainedModel, policy: Chosen) -> StopPolicy:
+    """The stop policy given, or of the drafter's own folder, or a fixed length.
+
+    A head from another folder than the drafter's must have been trained for it; one from the same
+    folder was checked when it was exported. Raises ValueError.
+    """
+    own = _own_folder(assistant)
+    if isinstance(policy, Mapping):
+        return _build(_read_mapping(policy), own, assistant, elsewhere=False)
+    folder = own if policy is None else Path(policy)
+    if policy is not None and not (folder / POLICY).is_file():
+        raise ValueError(f"policy = {str(policy)!r} holds no {POLICY}; give an export's folder")
+    if folder is None or not (folder / POLICY).is_file():
+        return FixedLength(_default_length(assistant))
+    return _build(read_policy(folder / POLICY), folder, assistant, elsewhere=policy is not None)
+
+
+def _build(
+    policy: Policy, folder: Path | None, assistant: PreTrainedModel, elsewhere: bool
+) -> StopPolicy:
+    if policy.stop != "head" or folder is None or not (folder / HEAD).is_dir():
+        return stop_policy(policy, None)
+    [head] = load_heads(folder / HEAD).values()
+    check_head_shape(head, assistant.config, str(folder / HEAD))
+    if elsewhere:
+        check_head_identity(head, assistant, str(folder / HEAD))
+    return stop_policy(policy, head.to(assistant.device))
+
+
+def _read_mapping(values: Mapping[str, Any]) -> Policy:
+    try:
+        policy = Policy.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"policy: {where}: {first['msg']}; write it as policy.json is") from None
+    check_policy(policy, "policy")
+    return policy
+
+
+def _own_folder(assistant: PreTrainedModel) -> Path | None:
+    """Where the drafter was loaded from; None for a model that was never on disk."""
+    name = assistant.name_or_path
+    if not name:
+        return None
+    if Path(name).is_dir():
+        return Path(name)
+    commit = assistant.config._commit_hash
+    if commit is None:
+        raise ValueError(
+            f"assistant_model was loaded from {name!r}, which is no longer there; give "
+            "policy=FOLDER of an export"
+        )
+    files = [POLICY, f"{HEAD}/*"]
+    return Path(snapshot_download(name, revision=commit, allow_patterns=files))
+
+
+def _default_length(assistant: PreTrainedModel) -> int:
+    if isinstance(assistant, SpecDrafter):
+        return assistant.config.k
+    return assistant.generation_config.num_assistant_tokens or DEFAULT_LENGTH

@@ -1,0 +1,250 @@
+"""What an export is made of, loaded and checked: drafter, tokenizer, head and policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from drafttrain.config import ConfigError, ExportConfig, Policy
+from drafttrain.export.policy import DEFAULT_H, HEAD, POLICY, check_policy, read_policy
+from drafttrain.models.acceptance_head import AcceptanceHead, load_heads
+from drafttrain.models.drafter_config import SpecDrafterConfig
+from drafttrain.models.identity import hash_weights
+from drafttrain.models.loading import is_language_model
+from drafttrain.models.spec_drafter import SpecDrafter
+
+DEFAULT_LENGTH = 20
+"""Transformers' own default of num_assistant_tokens."""
+DEFAULT_CONFIDENCE = 0.4
+"""Transformers' own default of assistant_confidence_threshold."""
+MAX_DRAFT = 20
+IDENTITY_TYPES = (None, torch.float32, torch.bfloat16, torch.float16)
+"""A head's drafter may have been loaded in another type than the one its file holds."""
+
+
+@dataclass(frozen=True)
+class Assisted:
+    """How Transformers' own assisted generation drafts, in generation_config.json."""
+
+    tokens: int
+    """num_assistant_tokens, constant."""
+    confidence: float
+    """assistant_confidence_threshold; 0: none."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything that goes into a folder, but for the model card."""
+
+    drafter: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    head: AcceptanceHead | None
+    policy: Policy
+    assisted: Assisted
+
+
+def load_parts(settings: ExportConfig) -> Parts:
+    """Load and check what the settings name.
+
+    Raises ConfigError, before the drafter's weights are read where its settings tell, for what is
+    no drafter, for heads and policies that are missing or do not go together, and for a head that
+    was trained for another drafter.
+    """
+    config = read_drafter_config(settings.drafter)
+    head_folder, head = _open_head(settings)
+    policy = _choose_policy(settings, head_folder, head, config)
+    if head is not None:
+        check_head_shape(head, config, str(head_folder))
+    tokenizer = _load_tokenizer(settings.drafter)
+    drafter = load_drafter(settings.drafter, config)
+    if head is not None:
+        check_head_identity(head, drafter, str(head_folder))
+    return Parts(drafter, tokenizer, head, policy, _assisted(settings, policy))
+
+
+def read_drafter_config(path: str) -> PretrainedConfig:
+    """A drafter's config.json. Raises ConfigError where there is none or it is no drafter's."""
+    folder = Path(path)
+    if not folder.is_dir() and (path.startswith((".", "/", "~")) or path.count("/") > 1):
+        raise ConfigError(f"drafter {path!r}: no such folder; give an existing one")
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ConfigError(f"drafter {path!r} holds no config.json; give the final/ of a run")
+    try:
+        config = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"drafter {path!r}: its settings cannot be read ({_first_line(error)}); give a model "
+            "folder or a name on the Hub"
+        ) from error
+    if not (isinstance(config, SpecDrafterConfig) or is_language_model(config)):
+        raise ConfigError(
+            f"drafter {path!r} is a {config.model_type!r} model, which drafts nothing; give a "
+            "language model or a Spec-Drafter"
+        )
+    return config
+
+
+def load_drafter(path: str | Path, config: PretrainedConfig) -> PreTrainedModel:
+    """The drafter in eval mode, in the type its file holds. Raises ConfigError."""
+    if isinstance(config, SpecDrafterConfig):
+        kind = SpecDrafter
+    else:
+        kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    try:
+        return kind.from_pretrained(path, dtype="auto", use_safetensors=True).eval()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"drafter {str(path)!r}: its weights cannot be read ({_first_line(error)}); "
+            "safetensors are needed: save the model once with save_pretrained"
+        ) from error
+
+
+def check_head_shape(head: AcceptanceHead, drafter: PretrainedConfig, name: str) -> None:
+    """A head must read the kind of states, and the width, that the drafter has. ConfigError."""
+    state = "slot" if isinstance(drafter, SpecDrafterConfig) else "token"
+    if head.config.state != state:
+        raise ConfigError(
+            f"head {name!r} reads the states of {head.config.state}s, but a "
+            f"{drafter.model_type!r} drafter has states of {state}s; train a head for this drafter"
+        )
+    width = drafter.get_text_config(decoder=True).hidden_size
+    if head.config.hidden_size != width:
+        raise ConfigError(
+            f"head {name!r} reads {head.config.hidden_size} numbers a token, but the drafter's "
+            f"states have {width}; it was trained for another drafter: train one for this drafter"
+        )
+
+
+def check_head_identity(head: AcceptanceHead, drafter: PreTrainedModel, name: str) -> None:
+    """The drafter's weights must be those that the head was trained for. Raises ConfigError."""
+    trained_for = head.config.drafter or {}
+    wanted = trained_for.get("weights_sha256")
+    if wanted is None:
+        raise ConfigError(
+            f"head {name!r} does not say which drafter it was trained for; train it with "
+            "recipes/train_acceptance_head.py"
+        )
+    if all(hash_weights(drafter, dtype) != wanted for dtype in IDENTITY_TYPES):
+        raise ConfigError(
+            f"head {name!r} was trained for drafter {trained_for.get('path')!r} with other weights "
+            f"(sha256 {wanted[:12]}..., this drafter has {hash_weights(drafter)[:12]}...); train a "
+            "head for this drafter, or give the drafter it was trained for"
+        )
+
+
+def _open_head(settings: ExportConfig) -> tuple[Path | None, AcceptanceHead | None]:
+    """The head to export and its folder. None where none is asked for."""
+    if settings.head is not None and settings.heads is not None:
+        raise ConfigError("--head and --heads are both given; give one of them")
+    if settings.head is not None:
+        found = load_heads(settings.head)
+        if len(found) > 1:
+            raise ConfigError(
+                f"{str(settings.head)!r} holds {len(found)} heads; give the folder of one, or "
+                "--heads with the run and its policy.json"
+            )
+        [head] = found.values()
+        return settings.head, head
+    if settings.heads is None:
+        return None, None
+    file = settings.policy or _policy_in_run(settings.heads)
+    name = read_policy(file).head
+    found = load_heads(settings.heads)
+    if name not in found:
+        raise ConfigError(
+            f"{file} chose head {name!r}, but {str(settings.heads)!r} holds "
+            f"{', '.join(sorted(found))}; give one of them with --head"
+        )
+    final = settings.heads / "final"
+    return (final if final.is_dir() else settings.heads) / name, found[name]
+
+
+def _policy_in_run(run: Path) -> Path:
+    places = [run / POLICY, run / "final" / POLICY]
+    found = next((file for file in places if file.is_file()), None)
+    if found is None:
+        raise ConfigError(
+            f"{str(run)!r} holds no {POLICY} that says which head to take; run `drafttrain tune`, "
+            "or give one head's folder with --head"
+        )
+    return found
+
+
+def _choose_policy(
+    settings: ExportConfig,
+    head_folder: Path | None,
+    head: AcceptanceHead | None,
+    drafter: PretrainedConfig,
+) -> Policy:
+    """The policy given, or lying beside the head, or the defaults."""
+    file = settings.policy
+    if file is None and head_folder is not None:
+        beside = [head_folder.parent / POLICY, head_folder / POLICY]
+        file = next((place for place in beside if place.is_file()), None)
+    if file is not None:
+        policy = _for_this_head(read_policy(file), file, head)
+    elif head is not None:
+        policy = Policy(stop="head", h=DEFAULT_H, max_draft=MAX_DRAFT, head=head.config.name)
+    else:
+        trained = drafter.k if isinstance(drafter, SpecDrafterConfig) else DEFAULT_LENGTH
+        policy = Policy(stop="fixed", k=settings.num_assistant_tokens or trained)
+    if settings.h is not None:
+        if policy.stop != "head":
+            raise ConfigError(
+                f"h = {settings.h}, but the policy is {policy.stop!r}, which has none; leave h "
+                "out, or give a head"
+            )
+        policy = policy.model_copy(update={"h": settings.h})
+    check_policy(policy, POLICY if file is None else str(file))
+    return policy
+
+
+def _for_this_head(policy: Policy, file: Path, head: AcceptanceHead | None) -> Policy:
+    """A policy that stops by a head must have been chosen for the one exported."""
+    if policy.stop != "head":
+        return policy
+    if head is None:
+        raise ConfigError(
+            f"{file} stops by head {policy.head!r}, but no head is given; add --head FOLDER"
+        )
+    if policy.head not in (None, HEAD, head.config.name):
+        raise ConfigError(
+            f"{file} was chosen for head {policy.head!r}, but --head is {head.config.name!r}; give "
+            "that head, or another policy with --policy"
+        )
+    return policy.model_copy(update={"head": head.config.name})
+
+
+def _assisted(settings: ExportConfig, policy: Policy) -> Assisted:
+    confidence = settings.assistant_confidence_threshold
+    if confidence is None:
+        by_policy = policy.confidence if policy.stop == "confidence" else None
+        confidence = 0.0 if policy.stop == "fixed" else by_policy or DEFAULT_CONFIDENCE
+    length = policy.k if policy.stop == "fixed" else policy.max_draft
+    return Assisted(settings.num_assistant_tokens or length or DEFAULT_LENGTH, confidence)
+
+
+def _load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    try:
+        return AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError, ImportError, TypeError) as error:
+        raise ConfigError(
+            f"drafter {path!r}: its tokenizer cannot be loaded ({_first_line(error)}); put the "
+            "target's tokenizer files beside the weights"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
