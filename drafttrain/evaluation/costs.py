@@ -18,7 +18,7 @@ import torch
 
 from drafttrain.decoding.types import DraftState, Output, StopPolicy
 from drafttrain.evaluation.bootstrap import Array, Estimate, Ratio, with_interval
-from drafttrain.evaluation.metrics import Counts, count_rounds
+from drafttrain.evaluation.metrics import count_rounds
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,9 @@ class Costs:
     r_squared: float
     """Share of the variance of the prompts' seconds that the fit explains."""
     runs: int
-    """Decoding runs fitted: prompts times methods times repeats."""
+    """Decoding runs fitted: prompts times methods."""
+    t_slot: float = 0.0
+    """A slot of a block that is computed but not submitted."""
     draft_mean: float | None = None
     """Mean seconds of drafting over drafter passes, from the rounds' own clocks."""
     target_mean: float | None = None
@@ -45,15 +47,17 @@ class Costs:
         """t_target / t_draft."""
         return self.t_target / self.t_draft
 
-    def seconds(self, drafted: Array, calls: Array) -> Array:
-        """Eq. 2.1, without the constant."""
-        return self.t_draft * drafted + self.t_target * calls
+    def seconds(self, drafted: Array, calls: Array, computed: Array | None = None) -> Array:
+        """Eq. 2.1, without the constant; computed counts slots behind the stop too."""
+        spare = 0.0 if computed is None else self.t_slot * (computed - drafted)
+        return self.t_draft * drafted + self.t_target * calls + spare
 
 
-def fit_costs(outputs: Sequence[Output], constant: bool = True) -> Costs:
+def fit_costs(outputs: Sequence[Output], block: bool = False, constant: bool = True) -> Costs:
     """t_draft and t_target from decoded outputs with their seconds and rounds.
 
-    Raises ValueError where the runs do not tell the two apart, or the fit gives no positive costs.
+    block: whether one pass drafts a block; then what a slot costs is fitted to the rounds' own
+    clocks. Raises ValueError where the runs do not tell the two apart, or the costs are not above 0.
     """
     counts = count_rounds(outputs)
     seconds = np.array([output.seconds for output in outputs])
@@ -68,7 +72,7 @@ def fit_costs(outputs: Sequence[Output], constant: bool = True) -> Costs:
         )
     solution = np.linalg.lstsq(facts, seconds, rcond=None)[0]
     if constant and solution[2] < 0:  # a prompt costs nothing less than nothing
-        return fit_costs(outputs, constant=False)
+        return fit_costs(outputs, block, constant=False)
     t_draft, t_target = float(solution[0]), float(solution[1])
     if t_draft <= 0 or t_target <= 0:
         raise ValueError(
@@ -85,9 +89,21 @@ def fit_costs(outputs: Sequence[Output], constant: bool = True) -> Costs:
         constant=float(solution[2]) if constant else 0.0,
         r_squared=float(1.0 - (residual**2).sum() / spread),
         runs=len(outputs),
+        t_slot=_slot_seconds(outputs) if block else 0.0,
         draft_mean=sum(r.draft_seconds for r in rounds) / float(passes) if passes else None,
         target_mean=sum(r.target_seconds for r in rounds) / len(rounds),
     )
+
+
+def _slot_seconds(outputs: Sequence[Output]) -> float:
+    """What one slot more adds to a drafter pass; never less than nothing."""
+    rounds = [round for output in outputs for round in output.rounds if round.passes]
+    slots = np.array([len(round.drafted) for round in rounds], dtype=np.float64)
+    seconds = np.array([round.draft_seconds for round in rounds])
+    spread = ((slots - slots.mean()) ** 2).sum()
+    if spread == 0.0:
+        return 0.0
+    return max(0.0, float(((slots - slots.mean()) * seconds).sum() / spread))
 
 
 def threshold_from_costs(t_draft: float, t_target: float, delta: float = 0.0) -> float:
@@ -104,14 +120,6 @@ def latency(costs: Costs, discard_rate: float, verification_rate: float) -> floa
     """Eq. 2.3: seconds a token, for a drafter that makes one token a pass."""
     c2 = costs.t_target - costs.t_draft
     return costs.t_draft + costs.t_draft * discard_rate + c2 * verification_rate
-
-
-def throughput(counts: Counts, costs: Costs, overhead: Array | float = 0.0) -> Ratio:
-    """Modelled tokens a second (Eq. 2.1): tokens over seconds, for each prompt.
-
-    overhead [P]: seconds spent on deciding when to stop.
-    """
-    return Ratio(counts.tokens, costs.seconds(counts.drafted, counts.rounds) + overhead)
 
 
 def estimate_gain(ours: Ratio, theirs: Ratio, resamples: Array) -> Estimate:
@@ -134,7 +142,7 @@ def decision_seconds(
     """Seconds that a policy takes to judge one more token, the median of several. [D], [V]."""
     times = []
     for _ in range(repeats):
-        state = DraftState(depth=2, logits=(logits, logits), hidden=(hidden,))
+        state = DraftState(depth=4, logits=(logits,) * 4, hidden=(hidden,) * 3)
         started = perf_counter()
         policy.admit(state)
         times.append(perf_counter() - started)

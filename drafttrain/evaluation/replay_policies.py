@@ -54,8 +54,10 @@ class PolicyCounts:
     drafted: Array
     accepted: Array
     passes: Array
+    computed: Array
+    """Tokens or slots that the drafter computed: of a block also those behind the stop."""
     judged: Array
-    """States that the policy looked at."""
+    """States or rows that the policy looked at."""
 
     def of(self, candidate: int) -> Counts:
         """The counts of one policy, as those of decoding."""
@@ -108,7 +110,8 @@ def replay(
         rounds=total(np.ones_like(lengths)),
         drafted=total(lengths),
         accepted=total(accepted),
-        passes=total(lengths > 0 if trace.block else lengths),
+        passes=total(trace.longest > 0 if trace.block else lengths),
+        computed=total(trace.longest if trace.block else lengths),
         judged=total(judged * by_head[:, None, None]),
     )
 
@@ -140,7 +143,7 @@ def _lengths(
 ) -> Array:
     """[R, L]; survival and highest are monotone along the draft, so counting finds the stop."""
     if candidate.kind == "oracle":
-        return np.minimum(trace.run, trace.room - 1 - np.arange(trace.tokens))
+        return np.minimum(trace.run, trace.limit)
     if candidate.kind == "fixed":
         return np.minimum(int(candidate.value), trace.longest)
     if candidate.kind == "entropy":

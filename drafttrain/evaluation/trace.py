@@ -28,6 +28,8 @@ from drafttrain.config import ConfigError
 Array = np.ndarray
 NOTHING = -1
 """In `Trace.index`: no token can be drafted there, or no policy ever looks at it."""
+ARRAYS = ("entropies", "index", "run", "longest", "limit")
+UNENDED = np.iinfo(np.int32).max
 FORMAT = "drafttrain-traces-1"
 
 
@@ -43,8 +45,6 @@ class Trace:
     """Number of the input row."""
     tokens: int
     """L, the tokens of the output, EOS included."""
-    room: int
-    """Most tokens that could have been generated."""
     block: bool
     """Whether one pass drafts a block of slots (the states are then those of slots)."""
     states: Tensor
@@ -56,8 +56,10 @@ class Trace:
     run: Array
     """[R, L] int32: tokens accepted before the first rejection, were drafting never stopped."""
     longest: Array
-    """[R, L] int32: tokens drafted if no policy stops: what is left to generate less one, EOS in
-    the draft, K."""
+    """[R, L] int32: tokens drafted if no policy stops: the limit, EOS in the draft, K."""
+    limit: Array
+    """[L] int32: most tokens that a draft from each position may have, were K unlimited: what is
+    left to generate less one, and the drafter's own positions."""
 
     @property
     def replicates(self) -> int:
@@ -88,10 +90,10 @@ class AcceptedPath:
     """The drafter's side of an output that was accepted all along."""
 
     row: int
-    room: int
-    """Most tokens that could have been generated."""
-    ends: bool
-    """Whether the output ends with EOS."""
+    limit: Array
+    """[L] as in `Trace`."""
+    ends: Array
+    """[L] whether the token at each position is one that a drafter stops after."""
     states: Tensor
     """[L, D] state at each token of the output."""
     entropies: Tensor
@@ -124,18 +126,17 @@ def join(
                 states.append(torch.stack(list(branch.states)).cpu())
                 entropies.append(np.array(branch.entropies))
     run = first_rejection(accepted) - np.arange(length)
-    room = path.room - 1 - np.arange(length)
-    longest = np.minimum(_until_eos(run, drawn, ended, path.ends), np.minimum(room, depth))
+    longest = np.minimum(_until_eos(run, drawn, ended, path.ends), np.minimum(path.limit, depth))
     return Trace(
         row=path.row,
         tokens=length,
-        room=path.room,
         block=False,
         states=torch.cat(states),
         entropies=np.concatenate(entropies),
         index=_pool_entries(run, first, known, depth),
         run=run.astype(np.int32),
         longest=longest.astype(np.int32),
+        limit=path.limit.astype(np.int32),
     )
 
 
@@ -146,17 +147,17 @@ def first_rejection(accepted: Array) -> Array:
     return np.minimum.accumulate(rejected[:, ::-1], axis=1)[:, ::-1]
 
 
-def _until_eos(run: Array, drawn: Array, ended: Array, output_ends: bool) -> Array:
+def _until_eos(run: Array, drawn: Array, ended: Array, ends: Array) -> Array:
     """Tokens from each position to the first EOS in the draft, itself included. [R, L]."""
     length = run.shape[1]
     places = np.arange(length)
     rejected = places + run
-    far = np.iinfo(np.int32).max
-    at_end = length - places if output_ends else far
     inside = np.minimum(rejected, length - 1)
-    wrong = np.take_along_axis(ended, inside, axis=1)
-    stops = run + np.take_along_axis(drawn, inside, axis=1)
-    return np.where(rejected == length, at_end, np.where(wrong, stops, far))
+    wrong = (rejected < length) & np.take_along_axis(ended, inside, axis=1)
+    in_branch = run + np.take_along_axis(drawn, inside, axis=1)
+    stops = first_rejection(~ends[None])[0]  # the next position that holds an EOS
+    on_path = (stops < length) & (stops < rejected)
+    return np.where(on_path, stops - places + 1, np.where(wrong, in_branch, UNENDED))
 
 
 def _pool_entries(run: Array, first: Array, known: Array, depth: int) -> Array:
@@ -199,7 +200,6 @@ def load_traces(path: Path) -> Iterable[Trace]:
             yield Trace(
                 row=int(found["row"]),
                 tokens=int(found["tokens"]),
-                room=int(found["room"]),
                 block=bool(found["block"]),
                 states=found["states"],
                 **{name: found[name].numpy() for name in ("entropies", "index", "run", "longest")},

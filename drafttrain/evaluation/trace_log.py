@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.cached_model import CachedModel
+from drafttrain.decoding.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.stopping import FixedLength
@@ -77,40 +77,84 @@ def log_trace(
     row: int = 0,
 ) -> Trace:
     """The trace of a drafter that drafts one token a pass, along an output of the target."""
-    tokens = torch.tensor(output, dtype=torch.long, device=source.prefix.device)
-    path = torch.cat([source.prefix, tokens])
-    room = target.max_new_tokens(source, options.max_new_tokens)
-    state = drafter.encode(source)
-    before = drafter.catch_up(state, source.prefix)
-    along = drafter.feed(state, tokens)
-    draft_logits = torch.cat([before.logits[-1:], along.logits[:-1]])
-    judged = Judged(
-        target_probs=judge(target, source, tokens, options),
-        draft_probs=warp(draft_logits, options.sampling).to(target.device),
-        entropies=row_entropies(draft_logits),
+    own = make_source(source.input_ids, drafter.model)  # its decoder may start from another token
+    limit = draft_limits(target, drafter, source, len(own.prefix), len(output), options)
+    tokens = torch.tensor(output, dtype=torch.long, device=own.prefix.device)
+    fed = (
+        tokens
+        if drafter.max_positions is None
+        else tokens[: drafter.max_positions - len(own.prefix)]
     )
-    accepted = toss_coins(judged, tokens, room, options.tosses, chance)
-    branches = start_branches(judged, accepted, room, options.depth, chance)
+    state = drafter.encode(own)
+    before = drafter.catch_up(state, own.prefix)
+    along = drafter.feed(state, fed)
+    draft_logits = torch.cat([before.logits[-1:], along.logits])[: len(tokens)]
+    judged = Judged(
+        target_probs=judge(target, source, tokens.to(source.prefix.device), options),
+        draft_probs=_lengthen(warp(draft_logits, options.sampling), len(tokens)).to(target.device),
+        entropies=_lengthen(row_entropies(draft_logits), len(tokens)),
+    )
+    accepted = toss_coins(judged, tokens, limit, options.tosses, chance)
+    branches = start_branches(judged, accepted, limit, options.depth, chance)
 
     def pick(logits: Tensor) -> list[int]:
         return draw(warp(logits, options.sampling), options.sampling, chance)
 
     everything = [branch for found in branches for branch in found]
-    ends = target.eos_ids
+    ends = drafter.eos_ids
+    prefix = len(own.prefix)
     if drafter.takes_trees:
-        cached, first = len(path), len(source.prefix)
-        grow_as_tree(drafter, state, cached, first, everything, pick, ends)
+        grow_as_tree(drafter, state, prefix + len(fed), prefix, everything, pick, ends)
     else:
-        grow_one_by_one(drafter, state, path, len(source.prefix), everything, pick, ends)
+        path = torch.cat([own.prefix, fed])
+        grow_one_by_one(drafter, state, path, prefix, everything, pick, ends)
     finished: list[dict[int, WrongBranch]] = [
         {branch.position: branch.finished(ends) for branch in found} for found in branches
     ]
+    stops = np.array([token in ends for token in output])
+    states = _lengthen(along.hidden, len(tokens))
     return join(
-        AcceptedPath(row, room, output[-1] in ends, along.hidden, judged.entropies),
+        AcceptedPath(row, limit, stops, states, judged.entropies),
         accepted,
         finished,
         options.depth,
     )
+
+
+def check_ends(target: CachedModel, drafter: CachedModel) -> None:
+    """A drafter must stop drafting where the target's outputs end. Raises ValueError."""
+    missing = sorted(target.eos_ids - drafter.eos_ids)
+    if missing:
+        raise ValueError(
+            f"the target ends its outputs with token {missing[0]}, but the drafter's "
+            f"generation_config has eos_token_id = {sorted(drafter.eos_ids) or None}; add it there"
+        )
+
+
+def draft_limits(
+    target: CachedModel,
+    drafter: CachedModel,
+    source: Source,
+    prefix: int,
+    length: int,
+    options: TraceOptions,
+) -> Array:
+    """Most tokens that may be drafted from each position of an output. [L].
+
+    One token less than is left to generate, and what the drafter has positions for (the last
+    token of a draft is never fed).
+    """
+    places = np.arange(length)
+    limit = target.max_new_tokens(source, options.max_new_tokens) - 1 - places
+    if drafter.max_positions is not None:
+        limit = np.minimum(limit, drafter.max_positions + 1 - prefix - places)
+    return np.maximum(limit, 0)
+
+
+def _lengthen(rows: Tensor, length: int) -> Tensor:
+    """Rows of zeros for positions beyond the drafter's own, at which nothing is drafted."""
+    missing = length - len(rows)
+    return rows if missing <= 0 else torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
 
 
 def judge(target: CachedModel, source: Source, tokens: Tensor, options: TraceOptions) -> Tensor:
@@ -122,28 +166,36 @@ def judge(target: CachedModel, source: Source, tokens: Tensor, options: TraceOpt
     return warp(process(source.prefix, draft, score.logits), options.sampling)
 
 
-def toss_coins(judged: Judged, tokens: Tensor, room: int, tosses: int, chance: Chance) -> Array:
-    """Whether the token drafted at each position is accepted: min(1, draft / target) at X_i.
+def toss_coins(judged: Judged, tokens: Tensor, limit: Array, tosses: int, chance: Chance) -> Array:
+    """Whether the token drafted at each position is accepted. [R, L].
 
-    The last position that max_new_tokens allows is never drafted and has no coin. [R, L].
+    Positions at which nothing can be drafted have no coin.
     """
-    tokens = tokens.to(judged.target_probs.device)
-    at_target = judged.target_probs.gather(-1, tokens[:, None])[:, 0]
-    at_draft = judged.draft_probs.gather(-1, tokens[:, None])[:, 0].to(at_target)
-    smallest = torch.finfo(at_target.dtype).tiny
-    kept = (at_draft / at_target.clamp_min(smallest)).clamp_max(1.0)
+    kept = kept_probability(judged.draft_probs, judged.target_probs, tokens)
     accepted = np.zeros((tosses, len(tokens)), dtype=bool)
     for toss in range(tosses):
-        for position in range(min(len(tokens), room - 1)):
+        for position in np.flatnonzero(limit > 0):
             accepted[toss, position] = chance.accept_run(kept[position : position + 1]) == 1
     return accepted
 
 
+def kept_probability(draft_probs: Tensor, target_probs: Tensor, tokens: Tensor) -> Tensor:
+    """P(the drafted token was accepted | its position holds x) = min(1, draft / target) at x.
+
+    Shapes: [N, V], [N, V], [N] -> [N].
+    """
+    tokens = tokens.to(target_probs.device)[:, None]
+    at_target = target_probs.gather(-1, tokens)[:, 0]
+    at_draft = draft_probs.to(target_probs).gather(-1, tokens)[:, 0]
+    smallest = torch.finfo(at_target.dtype).tiny
+    return (at_draft / at_target.clamp_min(smallest)).clamp_max(1.0)
+
+
 def start_branches(
-    judged: Judged, accepted: Array, room: int, depth: int, chance: Chance
+    judged: Judged, accepted: Array, limit: Array, depth: int, chance: Chance
 ) -> list[list[GrowingBranch]]:
     """The rejected token at every position whose coin says no: Norm[(draft - target)+]."""
-    places = np.argwhere(~accepted[:, : max(room - 1, 0)])
+    places = np.argwhere(~accepted & (limit > 0))
     branches: list[list[GrowingBranch]] = [[] for _ in accepted]
     if len(places) == 0:
         return branches
@@ -152,7 +204,7 @@ def start_branches(
         rejected_law(judged.draft_probs[positions], judged.target_probs[positions])
     )
     for (toss, position), token in zip(places.tolist(), rejected.tolist(), strict=True):
-        most = min(depth, room - 1 - position)
+        most = min(depth, int(limit[position]))
         entropy = float(judged.entropies[position])
         branches[toss].append(GrowingBranch(position, most, [token], [entropy]))
     return branches
