@@ -1,4 +1,4 @@
-"""Settings to objects. A new kind of drafter, stop policy or verifier is one more line here."""
+"""Settings to objects. A new kind of drafter or verifier is one more line here."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ from drafttrain.config import (
     DecodeConfig,
     EvalConfig,
     SamplingConfig,
-    StopConfig,
     TargetConfig,
     VerifierConfig,
 )
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.spec_drafter import SpecDrafterDrafter
 from drafttrain.decoding.sampling import SampledChance
-from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import Chance, Drafter, Sampling, StopPolicy, Verifier
+from drafttrain.decoding.types import Chance, Drafter, Sampling, Verifier
 from drafttrain.decoding.verifiers import (
     GreedyMatch,
     RejectionSampling,
@@ -34,6 +32,7 @@ from drafttrain.evaluation.runner import EvaluationOptions, Method
 from drafttrain.models.loading import LoadedTarget, check_seq2seq, load_target
 from drafttrain.models.spec_drafter import SpecDrafter
 from drafttrain.runs import PLAIN
+from drafttrain.stops import build_stop, varied_settings
 
 
 @dataclass(frozen=True)
@@ -58,10 +57,6 @@ DRAFTERS: dict[str, tuple[type[PreTrainedModel], Callable[[Any], Drafter]]] = {
 }
 """model_type in the drafter's config.json -> its model, and what drafts with it."""
 
-STOPS: dict[str, Callable[[StopConfig], StopPolicy]] = {
-    "fixed": lambda config: FixedLength(config.k),
-}
-
 VERIFIERS: dict[str, Callable[[VerifierConfig], Verifier]] = {
     "greedy": lambda config: GreedyMatch(),
     "spec-verification": lambda config: SpecVerification(config.beta, config.tau),
@@ -76,10 +71,6 @@ def build_sampling(config: SamplingConfig) -> Sampling:
 def build_chance(seed: int, device: torch.device | str = "cpu") -> Chance:
     """Random choices that follow from the seed."""
     return SampledChance(torch.Generator(device).manual_seed(seed))
-
-
-def build_stop(config: StopConfig) -> StopPolicy:
-    return STOPS[config.kind](config)
 
 
 def build_verifier(config: VerifierConfig, sampling: Sampling) -> Verifier:
@@ -105,9 +96,10 @@ def build_verifier(config: VerifierConfig, sampling: Sampling) -> Verifier:
 def build_method(config: DecodeConfig, pair: Pair) -> Method:
     """Drafter, stop policy and verifier. Raises ValueError for a pairing that is not valid."""
     sampling = build_sampling(config.sampling)
-    stop, verifier = build_stop(config.stop), build_verifier(config.verifier, sampling)
+    verifier = build_verifier(config.verifier, sampling)
+    stop = build_stop(config, pair.drafter_model)
     check_pairing(pair.drafter, stop, verifier, sampling)
-    varied = {"k": float(config.stop.k)}
+    varied = varied_settings(stop)
     if isinstance(verifier, SpecVerification):
         varied |= {"beta": float(verifier.beta), "tau": verifier.tau}
     return Method(pair.drafter, stop, verifier, pair.parameter_ratio, varied)

@@ -142,7 +142,8 @@ class StopConfig(Config):
     k: PositiveInt = 10
     """fixed: tokens drafted in a round."""
     max_draft: PositiveInt = 20
-    """Most tokens drafted in a round by the other kinds."""
+    """Most tokens drafted in a round by the other kinds. Default: policy.json's for a head; where
+    one pass drafts a block, the slots that the drafter was trained with."""
     head: str | None = None
     """Folder of the acceptance head. Default: the one beside the drafter, if there is one."""
     h: float | None = Field(default=None, gt=0.0, lt=1.0)
@@ -151,6 +152,15 @@ class StopConfig(Config):
     """entropy: stop after a row of more than so many nats."""
     confidence: float = Field(default=0.4, gt=0.0, lt=1.0)
     """confidence: stop after a token of less than this probability."""
+
+
+STOP_SETTINGS: dict[str, set[str]] = {
+    "fixed": {"k"},
+    "entropy": {"entropy", "max_draft"},
+    "confidence": {"confidence", "max_draft"},
+    "head": {"head", "h", "max_draft"},
+}
+"""Settings that each kind of stop policy goes by."""
 
 
 class VerifierConfig(Config):
@@ -186,8 +196,9 @@ class EvalConfig(Config):
     mode: Literal["decode", "teacher-forced"] = "decode"
     """decode: the truth. teacher-forced: acceptance from one parallel pass, fast."""
     sweep: dict[str, list[float]] = {}
-    """Values to try, for example {k: [5, 10], beta: [3], tau: [1.0, 2.0]}. Every k is measured
-    with the verifier asked for; beta and tau add Spec-Verification at each of their pairs."""
+    """Values to try, for example {k: [5, 10], h: [0.5, 0.7], beta: [3], tau: [1.0, 2.0]}. Every k,
+    h, entropy and confidence is a stop policy, measured with the verifier asked for; beta and tau
+    add Spec-Verification at each of their pairs."""
     baselines: tuple[Literal["generate", "beam"], ...] = ("generate", "beam")
     """Transformers' own `generate` (greedy or sampling as asked) and beam search."""
     num_beams: PositiveInt = 5

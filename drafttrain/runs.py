@@ -75,7 +75,9 @@ def fill_from_run(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> di
         run = None if drafter == PLAIN else run_of(str(drafter))
     if run is not None and drafter != PLAIN:
         decode["drafter"] = str(run.drafter)
-        _group(decode, "stop").setdefault("k", run.recipe.drafter.k)
+        stop = _group(decode, "stop")
+        if stop.get("kind", "fixed") == "fixed":
+            stop.setdefault("k", run.recipe.drafter.k)
     if run is not None and target.get("path") is None:
         values["target"] = run.recipe.target.model_dump(mode="json") | target
     elif target.get("path") is None:
