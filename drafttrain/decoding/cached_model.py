@@ -10,12 +10,13 @@ between releases of Transformers.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from drafttrain.decoding.architectures import KNOWN, check_architecture, position_limit, probe
@@ -113,6 +114,7 @@ class CachedModel:
         self.is_encoder_decoder: bool = model.config.is_encoder_decoder
         self.max_positions = position_limit(model.config)
         """Most tokens that the encoder or the decoder can be fed; None = no limit."""
+        self._settings: GenerationConfig | None = None  # the model's own, as they are when decoding
         self.eos_ids = _token_ids(model.generation_config.eos_token_id)
         """Tokens that end a sequence."""
         self._forward = Forward(model)
@@ -125,7 +127,14 @@ class CachedModel:
 
     def processors(self, sampling: Sampling) -> TargetProcessors:
         """The model's own logits processors. Raises ValueError where one cannot be honoured."""
-        return TargetProcessors(self.model, sampling)
+        return TargetProcessors(self.model, sampling, self._settings)
+
+    def under(self, generation_config: GenerationConfig) -> CachedModel:
+        """The same model, decoding as another generation_config says instead of its own."""
+        other = copy.copy(self)
+        other._settings = generation_config
+        other.eos_ids = _token_ids(generation_config.eos_token_id)
+        return other
 
     def max_new_tokens(self, source: Source, wanted: int) -> int:
         """Tokens that can be generated: as many as wanted, within the decoder's positions."""

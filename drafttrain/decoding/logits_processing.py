@@ -57,9 +57,15 @@ class TargetProcessors:
     Raises ValueError where it asks for something that cannot be honoured row by row.
     """
 
-    def __init__(self, model: PreTrainedModel, sampling: Sampling) -> None:
-        check_generation_config(model.generation_config, sampling)
-        config = copy.deepcopy(model.generation_config)
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        sampling: Sampling,
+        generation_config: GenerationConfig | None = None,
+    ) -> None:
+        settings = model.generation_config if generation_config is None else generation_config
+        check_generation_config(settings, sampling)
+        config = copy.deepcopy(settings)
         # temperature, top-k and top-p are the user's, not the target's; beams do not apply
         config.update(do_sample=False, num_beams=1, renormalize_logits=False)
         self._config, _ = model._prepare_generation_config(config)
