@@ -44,8 +44,9 @@ def draw_tokens(probs: Tensor, uniforms: Tensor) -> Tensor:
     Tokens of probability zero are never drawn. Shapes: probs [L, V], uniforms [L, R] -> [L, R].
     """
     mass = probs.double().cumsum(dim=-1)
-    total = mass[:, -1:]
-    tokens = torch.searchsorted(mass, uniforms.to(mass) * total, right=True)
+    total = mass[:, -1:].contiguous()
+    asked = (uniforms.to(mass) * total).contiguous()
+    tokens = torch.searchsorted(mass, asked, right=True)
     last = torch.searchsorted(mass, total)  # first token that reaches the whole mass
     return tokens.minimum(last)
 
