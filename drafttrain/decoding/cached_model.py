@@ -125,6 +125,11 @@ class CachedModel:
             source = make_source(ids[:4], model)
             probe(self, source, torch.cat([source.prefix, ids[4:]]))
 
+    @property
+    def takes_branches(self) -> bool:
+        """Whether `extend` works: masks and positions can be given for every token."""
+        return self._forward.takes_positions
+
     def processors(self, sampling: Sampling) -> TargetProcessors:
         """The model's own logits processors. Raises ValueError where one cannot be honoured."""
         return TargetProcessors(self.model, sampling, self._settings)
