@@ -202,5 +202,5 @@ def load_traces(path: Path) -> Iterable[Trace]:
                 tokens=int(found["tokens"]),
                 block=bool(found["block"]),
                 states=found["states"],
-                **{name: found[name].numpy() for name in ("entropies", "index", "run", "longest")},
+                **{name: found[name].numpy() for name in ARRAYS},
             )

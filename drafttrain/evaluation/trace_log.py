@@ -103,7 +103,7 @@ def log_trace(
     everything = [branch for found in branches for branch in found]
     ends = drafter.eos_ids
     prefix = len(own.prefix)
-    if drafter.takes_trees:
+    if drafter.takes_branches:
         grow_as_tree(drafter, state, prefix + len(fed), prefix, everything, pick, ends)
     else:
         path = torch.cat([own.prefix, fed])
