@@ -127,8 +127,9 @@ def _choose_columns(rows: datasets.Dataset, config: DataConfig) -> tuple[str, st
         if column is None:
             continue
         kind = rows.features[column]
-        readable = isinstance(kind, datasets.Value) or (inputs == TURNS and _is_texts(kind))
-        if not readable and not (field == "input_column" and _is_chat(kind)):
+        plain = isinstance(kind, datasets.Value) and column != CHATS
+        listed = inputs == TURNS and _is_texts(kind)
+        if not (plain or listed or (field == "input_column" and _is_chat(kind))):
             wanted = 'chats of {"role", "content"} turns' if column == CHATS else "text"
             raise ConfigError(
                 f"column {column!r} of {config.path!r} holds {kind}, not {wanted}; choose another "

@@ -115,6 +115,87 @@ def test_translations_are_taken_by_language(tmp_path):
         load(path)
 
 
+def test_prefix_and_suffix_go_around_every_input(tmp_path):
+    path = write(tmp_path / "a.jsonl", '{"text": "x", "answer": "y"}\n')
+    settings = {"prefix": "Question: ", "suffix": "\nAnswer:", "reference_column": "answer"}
+    assert load(path, **settings) == [
+        {"row": 0, "source": "Question: x\nAnswer:", "reference": "y"}
+    ]
+
+
+CHAT = [
+    {"role": "system", "content": "be kind"},
+    {"role": "user", "content": "one?"},
+    {"role": "assistant", "content": "1"},
+    {"role": "user", "content": "two?"},
+    {"role": "assistant", "content": "2"},
+]
+
+
+def test_of_a_chat_the_assistants_last_turn_is_the_reference(tmp_path):
+    lines = [{"messages": chat} for chat in (CHAT, CHAT[:4], CHAT[:2])]
+    path = write(tmp_path / "a.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    rows = load(path)
+    assert [row["source"] for row in rows] == ["two?", "two?", "one?"]
+    assert [row["reference"] for row in rows] == ["2", None, None]
+    assert [row["messages"] for row in rows] == [CHAT[:4], CHAT[:4], CHAT[:2]]
+    wrapped = load(path, prefix="Q: ", suffix=" A:", limit=1)[0]
+    asked = {"role": "user", "content": "Q: two? A:"}
+    assert wrapped == {
+        "row": 0,
+        "source": "Q: two? A:",
+        "reference": "2",
+        "messages": [*CHAT[:3], asked],
+    }
+
+
+def test_a_chat_may_lie_in_a_column_of_any_name(tmp_path):
+    path = write(tmp_path / "a.jsonl", json.dumps({"talk": CHAT, "text": "x"}) + "\n")
+    assert load(path, input_column="talk")[0]["messages"] == CHAT[:4]
+    assert "messages" not in load(path)[0]
+
+
+def test_chats_without_a_users_text_keep_their_rows_and_hold_nothing(tmp_path):
+    nobody = [CHAT[0], CHAT[2]]
+    silent = [CHAT[0], {"role": "user", "content": None}]
+    lines = [{"messages": chat} for chat in (nobody, silent, [], CHAT)]
+    path = write(tmp_path / "a.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    rows = load(path, prefix="Q: ")
+    assert [(row["source"], row["messages"]) for row in rows[:3]] == [("", [])] * 3
+    assert rows[3]["messages"][-1]["content"] == "Q: two?"
+
+
+def test_a_text_becomes_a_users_message_where_asked(tmp_path):
+    path = write(tmp_path / "a.txt", "one\n\n")
+    rows = load(path, chat=True, suffix="?")
+    assert [row["messages"] for row in rows] == [[{"role": "user", "content": "one?"}], []]
+
+
+def test_of_several_turns_the_first_is_the_prompt(tmp_path):
+    """Spec-Bench's rows; two of three have references, in lists."""
+    lines = [
+        {"question_id": 81, "category": "writing", "turns": ["a", "b"]},
+        {"question_id": 82, "category": "math", "turns": ["c"], "reference": ["7"]},
+        {"question_id": 83, "category": "math", "turns": ["d"], "reference": ["8"]},
+    ]
+    path = write(tmp_path / "a.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    rows = load(path)
+    assert [(row["source"], row["reference"]) for row in rows] == [
+        ("a", None),
+        ("c", "7"),
+        ("d", "8"),
+    ]
+    assert load(path, where={"category": "math"}) == rows[1:]
+    assert load(path, where={"category": "math"}, skip=1) == rows[2:]
+    assert load(path, where={"category": "math", "question_id": 82}) == rows[1:2]
+
+
+def test_programs_have_their_solutions_as_references(tmp_path):
+    line = {"task_id": "HumanEval/0", "prompt": "def f():", "canonical_solution": "    pass"}
+    path = write(tmp_path / "a.jsonl", json.dumps(line) + "\n")
+    assert load(path) == [{"row": 0, "source": "def f():", "reference": "    pass"}]
+
+
 MISTAKES = {
     "missing": ("nowhere.jsonl", None, {}, r"no such file"),
     "empty": ("a.txt", "", {}, r"is empty"),
@@ -125,7 +206,33 @@ MISTAKES = {
     "broken json in gz": ("a.jsonl.gz", '{"text": "x"}\n\n{"tex\n', {}, r"line 3 is broken"),
     "no object": ("a.jsonl", '{"text": "x"}\n7\n', {}, r"line 2 is no JSON object"),
     "skips all": ("a.txt", "x\ny\n", {"skip": 2}, r"data.skip = 2.*2 rows"),
-    "chat": ("a.jsonl", '{"messages": [{"role": "user", "content": "x"}]}\n', {}, r"chat rows"),
+    "no chat": ("a.jsonl", '{"messages": "hello"}\n', {}, r"'messages'.*not chats of"),
+    "other chat": (
+        "a.jsonl",
+        '{"messages": [{"from": "human", "value": "x"}]}\n',
+        {},
+        r"'messages'.*not chats of .\"role\", \"content\". turns",
+    ),
+    "chat of parts": (
+        "a.jsonl",
+        '{"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}\n',
+        {},
+        r"'messages'.*not chats of",
+    ),
+    "where no column": ("a.csv", "text,n\nx,1\n", {"where": {"m": 1}}, r"'m'.*text, n"),
+    "where nothing": (
+        "a.csv",
+        "text,n\nx,1\ny,2\n",
+        {"where": {"n": 3}},
+        r"leaves nothing.*n = '3'; there are: 1, 2",
+    ),
+    "skips all that where leaves": (
+        "a.csv",
+        "text,n\nx,1\ny,2\n",
+        {"where": {"n": 1}, "skip": 1},
+        r"data.skip = 1.* has 1 rows that data.where leaves",
+    ),
+    "list of lists": ("a.jsonl", '{"turns": [["x"]]}\n', {}, r"column 'turns'.*not text"),
     "list": ("a.jsonl", '{"text": ["x"]}\n', {}, r"column 'text'.*not text"),
     "split of a file": ("a.txt", "x\n", {"split": "test"}, r"data.split = 'test'"),
     "language of no translation": ("a.txt", "x\n", {"source_language": "de"}, r"source_language"),
