@@ -52,6 +52,19 @@ Limit = Annotated[str | None, typer.Option("--limit", metavar="INT", help="Most 
 DraftLength = Annotated[
     str | None, typer.Option("--k", metavar="INT", help="Tokens drafted in a round.")
 ]
+StopKind = Annotated[
+    str | None,
+    typer.Option("--stop", help="fixed (k), head, entropy, or confidence (greedy only)."),
+]
+Head = Annotated[
+    str | None, typer.Option("--head", help="Folder of the acceptance head, for --stop head.")
+]
+Threshold = Annotated[
+    str | None,
+    typer.Option(
+        "--h", metavar="FLOAT", help="--stop head: stop when a rejection is likelier than this."
+    ),
+]
 Seed = Annotated[
     str | None, typer.Option("--seed", metavar="INT", help="Seed of every random choice.")
 ]
@@ -217,9 +230,14 @@ def evaluate(
     ] = None,
     sweep: Annotated[
         list[str] | None,
-        typer.Option("--sweep", help="Values of k, beta or tau, as k=5,10; may be repeated."),
+        typer.Option(
+            "--sweep", help="Values of k, h, entropy, beta or tau, as k=5,10; may be repeated."
+        ),
     ] = None,
     k: DraftLength = None,
+    stop: StopKind = None,
+    head: Head = None,
+    h: Threshold = None,
     verifier: VerifierKind = None,
     beta: Beta = None,
     tau: Tau = None,
@@ -236,6 +254,7 @@ def evaluate(
       drafttrain eval
       drafttrain eval --drafter checkpoints/my-run --data test.txt --limit 200
       drafttrain eval --sweep k=5,10,15,25 --sweep beta=3,5 --sweep tau=1,2
+      drafttrain eval --head HEAD --sweep k=2,4,6,8 --sweep h=0.3,0.5,0.7
       drafttrain eval --target t5-small --drafter none --data test.txt
     """
     flags = {
@@ -244,7 +263,8 @@ def evaluate(
         "data.limit": limit,
         "report": report,
         "mode": mode,
-        **_decode_flags(drafter, k, verifier, beta, tau, temperature, seed),
+        **_stop_flags(stop, k, head, h),
+        **_decode_flags(drafter, verifier, beta, tau, temperature, seed),
     }
     from drafttrain.evaluation.sweep import expand_sweep, parse_sweep
 
@@ -282,6 +302,9 @@ def generate(
         bool, typer.Option("--json", help="One JSON object a line, with all rounds.")
     ] = False,
     k: DraftLength = None,
+    stop: StopKind = None,
+    head: Head = None,
+    h: Threshold = None,
     verifier: VerifierKind = None,
     beta: Beta = None,
     tau: Tau = None,
@@ -304,7 +327,8 @@ def generate(
         "target.path": target,
         "data.path": data,
         "data.limit": limit,
-        **_decode_flags(drafter, k, verifier, beta, tau, temperature, seed),
+        **_stop_flags(stop, k, head, h),
+        **_decode_flags(drafter, verifier, beta, tau, temperature, seed),
     }
     if show_rounds and json_lines:
         raise ConfigError("--json holds the rounds already; leave --show-rounds out")
@@ -425,9 +449,17 @@ def _fail(name: str, message: str, code: int) -> NoReturn:
     raise SystemExit(code) from None
 
 
+def _stop_flags(stop: str | None, k: str | None, head: str | None, h: str | None) -> dict[str, Any]:
+    return {
+        "decode.stop.kind": stop,
+        "decode.stop.k": k,
+        "decode.stop.head": head,
+        "decode.stop.h": h,
+    }
+
+
 def _decode_flags(
     drafter: str | None,
-    k: str | None,
     verifier: str | None,
     beta: str | None,
     tau: str | None,
@@ -436,7 +468,6 @@ def _decode_flags(
 ) -> dict[str, Any]:
     return {
         "decode.drafter": drafter,
-        "decode.stop.k": k,
         "decode.verifier.kind": verifier,
         "decode.verifier.beta": beta,
         "decode.verifier.tau": tau,

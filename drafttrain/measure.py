@@ -9,7 +9,7 @@ from datasets import Dataset
 from rich.console import Console
 from torch import Tensor
 
-from drafttrain.build import Pair, build_chance, build_method, build_options, load_pair
+from drafttrain.build import build_chance, build_method, build_options
 from drafttrain.config import ConfigError, DecodeConfig, EvalConfig
 from drafttrain.data.prompts import load_inputs
 from drafttrain.decoding.cached_model import CachedModel
@@ -31,7 +31,9 @@ from drafttrain.evaluation.summary import Evaluation, evaluate, evaluate_teacher
 from drafttrain.evaluation.sweep import expand_sweep
 from drafttrain.evaluation.tables import main_table, parity_lines, trade_off_table
 from drafttrain.models.spec_drafter import SpecDrafter
+from drafttrain.pairs import Pair, load_pair
 from drafttrain.runs import PLAIN
+from drafttrain.stops import check_stop
 
 LOG_WIDTH = 132
 
@@ -47,6 +49,8 @@ def measure(settings: EvalConfig) -> None:
     if settings.mode == "teacher-forced":
         check_teacher_forced(settings, variants)
     rows = load_inputs(settings.data)
+    for variant in variants:
+        check_stop(variant)
     pair = load_pair(settings.target, str(settings.decode.drafter))
     if settings.mode == "decode":
         evaluation = measure_decoding(settings, variants, pair, rows)
@@ -138,6 +142,11 @@ def check_teacher_forced(settings: EvalConfig, variants: list[DecodeConfig]) -> 
             raise ConfigError(
                 f"verifier {variant.verifier.kind!r} accepts other tokens than the target's own, "
                 f"which teacher-forced acceptance cannot follow{remedy}"
+            )
+        if variant.stop.kind != "fixed":
+            raise ConfigError(
+                f"stop policy {variant.stop.kind!r} drafts different lengths, but teacher-forced "
+                f"acceptance is of fixed ones{remedy}"
             )
 
 

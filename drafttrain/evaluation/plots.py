@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.report import Report, Run
+from drafttrain.evaluation.sweep import SWEEPABLE
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A7A7A", "#B8A800")
 """Okabe and Ito's palette, which colour-blind readers can tell apart, and two more."""
@@ -253,7 +254,7 @@ def _two_lines(run: Run) -> str:
 
 def _point_label(run: Run, beside: Sequence[Run]) -> str:
     """The settings in which a point differs from those beside it."""
-    names = {"k": "k", "beta": "β", "tau": "τ"}
+    names = {name: name for name in SWEEPABLE} | {"beta": "β", "tau": "τ"}
     varied = [n for n in names if len({other.settings.get(n) for other in beside}) > 1]
     return " ".join(f"{names[n]}={run.settings[n]:g}" for n in varied if n in run.settings)
 

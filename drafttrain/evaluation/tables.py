@@ -13,6 +13,7 @@ from rich.text import Text
 
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.report import GAP_TOLERANCE, Report, Run
+from drafttrain.evaluation.sweep import SWEEPABLE
 
 LOSSY = "lossy"
 """Mark of methods whose output is not the target's own."""
@@ -141,7 +142,7 @@ def swept_runs(report: Report) -> list[Run]:
 
 def setting_names(runs: Sequence[Run]) -> list[str]:
     """Settings that some run has, in the usual order."""
-    return [name for name in ("k", "beta", "tau") if any(name in run.settings for run in runs)]
+    return [name for name in SWEEPABLE if any(name in run.settings for run in runs)]
 
 
 def _main_table(report: Report, intervals: bool) -> Table:
