@@ -59,7 +59,8 @@ class CausalSession:
         self.model, self.sampling, self.chance = model, sampling, chance
         own = make_source(source.input_ids, model.model)
         # a decoder start token of its own takes the place of the target's
-        self.replaced = 0 if torch.equal(own.prefix, source.prefix) else len(source.prefix)
+        same = own.prefix.tolist() == source.prefix.tolist()
+        self.replaced = 0 if same else len(source.prefix)
         self.prefix = own.prefix
         self.state = model.encode(own)
 
