@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from drafttrain.config import (
     ConfigError,
     DecodeConfig,
     EvalConfig,
     SamplingConfig,
-    TargetConfig,
     VerifierConfig,
 )
-from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.drafters.spec_drafter import SpecDrafterDrafter
 from drafttrain.decoding.sampling import SampledChance
-from drafttrain.decoding.types import Chance, Drafter, Sampling, Verifier
+from drafttrain.decoding.types import Chance, Sampling, Verifier
 from drafttrain.decoding.verifiers import (
     GreedyMatch,
     RejectionSampling,
@@ -29,33 +22,8 @@ from drafttrain.decoding.verifiers import (
     check_pairing,
 )
 from drafttrain.evaluation.runner import EvaluationOptions, Method
-from drafttrain.models.loading import LoadedTarget, check_seq2seq, load_target
-from drafttrain.models.spec_drafter import SpecDrafter
-from drafttrain.runs import PLAIN
+from drafttrain.pairs import Pair
 from drafttrain.stops import build_stop, varied_settings
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A target and a drafter for it, loaded."""
-
-    target: LoadedTarget
-    drafter: Drafter
-    drafter_model: PreTrainedModel | None
-    """None for plain decoding."""
-
-    @property
-    def parameter_ratio(self) -> float | None:
-        """The drafter's parameters over the target's."""
-        if self.drafter_model is None:
-            return None
-        return self.drafter_model.num_parameters() / self.target.model.num_parameters()
-
-
-DRAFTERS: dict[str, tuple[type[PreTrainedModel], Callable[[Any], Drafter]]] = {
-    "spec-drafter": (SpecDrafter, SpecDrafterDrafter),
-}
-"""model_type in the drafter's config.json -> its model, and what drafts with it."""
 
 VERIFIERS: dict[str, Callable[[VerifierConfig], Verifier]] = {
     "greedy": lambda config: GreedyMatch(),
@@ -117,59 +85,3 @@ def build_options(config: EvalConfig) -> EvaluationOptions:
         bootstrap=config.bootstrap,
         bleu_tokenizer=config.bleu_tokenizer,
     )
-
-
-def load_pair(target: TargetConfig, drafter: str) -> Pair:
-    """Target and drafter, checked against each other before the weights of either are read."""
-    target_settings = check_seq2seq(target)
-    if drafter == PLAIN:
-        return Pair(load_target(target), NoDrafter(), None)
-    drafter_settings = read_drafter_settings(drafter)
-    check_vocabularies(target.path, target_settings, drafter, drafter_settings)
-    loaded = load_target(target)
-    model_class, drafter_class = DRAFTERS[drafter_settings.model_type]
-    model = model_class.from_pretrained(drafter, dtype=loaded.model.dtype, use_safetensors=True)
-    model = model.to(loaded.model.device).eval()
-    return Pair(loaded, drafter_class(model), model)
-
-
-def read_drafter_settings(path: str) -> PretrainedConfig:
-    """The drafter's config.json. Raises ConfigError where there is none or it is no drafter's."""
-    folder = Path(path)
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise ConfigError(
-            f"drafter {path!r} holds no config.json; give the final/ folder of a run, or "
-            f"{PLAIN!r} for plain decoding"
-        )
-    if not folder.is_dir() and (path.startswith((".", "/", "~")) or path.count("/") != 1):
-        raise ConfigError(
-            f"drafter {path!r}: no such folder; give an existing one, a name on the Hub, or "
-            f"{PLAIN!r} for plain decoding"
-        )
-    try:
-        settings = AutoConfig.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().split("\n")[0].rstrip(".")
-        raise ConfigError(f"drafter {path!r}: its settings cannot be read ({reason})") from error
-    if settings.model_type not in DRAFTERS:
-        raise ConfigError(
-            f"drafter {path!r} is a {settings.model_type!r} model; known drafters: "
-            f"{', '.join(DRAFTERS)}, or {PLAIN!r} for plain decoding"
-        )
-    return settings
-
-
-def check_vocabularies(
-    target_name: str,
-    target_settings: PretrainedConfig,
-    drafter_name: str,
-    drafter_settings: PretrainedConfig,
-) -> None:
-    """Drafter and target must share one vocabulary. Raises ConfigError with both sizes."""
-    drafter_size, target_size = drafter_settings.vocab_size, target_settings.vocab_size
-    if drafter_size != target_size:
-        raise ConfigError(
-            f"drafter {drafter_name!r} has a vocabulary of {drafter_size} tokens but target "
-            f"{target_name!r} has {target_size}; train a drafter for this target, or give the "
-            "target that the drafter was trained for"
-        )

@@ -44,10 +44,9 @@ def load_target(config: TargetConfig) -> LoadedTarget:
     """
     device = choose_device(config.device)
     model_config = check_target(config)
-    tokenizer = _load_tokenizer(config)
-    kind = AutoModelForSeq2SeqLM if model_config.is_encoder_decoder else AutoModelForCausalLM
+    tokenizer = load_tokenizer(config)
     try:
-        model = kind.from_pretrained(
+        model = auto_class(model_config).from_pretrained(
             config.path,
             revision=config.revision,
             dtype=getattr(torch, config.dtype),
@@ -60,6 +59,11 @@ def load_target(config: TargetConfig) -> LoadedTarget:
             "safetensors are needed: save the model once with save_pretrained"
         ) from error
     return LoadedTarget(ready_to_decode(model, device), tokenizer, config.path)
+
+
+def auto_class(config: PretrainedConfig) -> type[AutoModelForCausalLM | AutoModelForSeq2SeqLM]:
+    """What loads a language model of this configuration."""
+    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
 
 
 def ready_to_decode(model: PreTrainedModel, device: torch.device | str) -> PreTrainedModel:
@@ -153,7 +157,8 @@ def _check_path(path: str) -> None:
         raise ConfigError(f"target.path = {path!r}: no such folder; give an existing model folder")
 
 
-def _load_tokenizer(config: TargetConfig) -> PreTrainedTokenizerBase:
+def load_tokenizer(config: TargetConfig) -> PreTrainedTokenizerBase:
+    """The target's tokenizer. Raises ConfigError where there is none."""
     try:
         return AutoTokenizer.from_pretrained(
             config.path, revision=config.revision, trust_remote_code=config.trust_remote_code
