@@ -15,9 +15,8 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ from drafttrain.training.checkpoints import (
     save_checkpoint,
 )
 from drafttrain.training.losses import LossSums
+from drafttrain.training.metrics_log import Meter, MetricsLog
 from drafttrain.training.run import LOOSE
 from drafttrain.training.schedules import learning_rate
 
@@ -82,29 +82,20 @@ class Task:
     """Where several models are trained at once: each by name, in the order of LossSums' vectors."""
 
 
-@dataclass
-class Meter:
-    """Sums since the last log line; of each part, where there are several."""
+@dataclass(frozen=True)
+class Prepared:
+    """A task whose objective and optimizer Accelerate has made ready for its processes."""
 
-    parts: Sequence[str] | None = None
-    sums: Tensor | float = 0.0
-    """[4] or [4, parts]: loss, weight, correct, counted."""
-    since: float = field(default_factory=time.perf_counter)
+    accelerator: Accelerator
+    task: Task
+    settings: TrainConfig
+    plan: BatchPlan
+    objective: nn.Module
+    optimizer: torch.optim.Optimizer
 
-    def add(self, totals: Tensor) -> None:
-        self.sums = self.sums + totals
-
-    def rates(self) -> dict[str, float]:
-        """Mean loss and accuracy; with parts, their means over the parts and then each part's."""
-        loss, weight, correct, counted = self.sums
-        rates = {
-            "loss": loss / weight.clamp(min=1e-9),
-            "accuracy": correct / counted.clamp(min=1.0),
-        }
-        found = {name: float(rate.mean()) for name, rate in rates.items()}
-        for index, part in enumerate(self.parts or ()):
-            found |= {f"{name}/{part}": float(rate[index]) for name, rate in rates.items()}
-        return found
+    @property
+    def batches_per_step(self) -> int:
+        return self.accelerator.num_processes * self.settings.accumulation
 
 
 def make_plan(task: Task, settings: TrainConfig) -> BatchPlan:
@@ -144,10 +135,9 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
     Leaves checkpoints and metrics.jsonl in `run`, and the averaged weights in the objective's
     model. Raises Interrupted on SIGTERM or SIGINT, after a checkpoint.
     """
-    plan = make_plan(task, settings)
+    prepared = prepare(accelerator, task, settings)
+    plan, objective, optimizer = prepared.plan, prepared.objective, prepared.optimizer
     total = count_steps(plan, settings, accelerator.num_processes)
-    set_seed(settings.seed)
-    objective, optimizer = accelerator.prepare(task.objective, make_optimizer(task, settings))
     fingerprint = _fingerprint(plan, settings, total, accelerator.num_processes)
     step = 0
     if existing := checkpoint_folders(run):
@@ -169,12 +159,12 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
     shown: dict[str, float] = {}
     objective.train()
     with stop:
-        batches = _batches(accelerator, task, plan, settings, step, total)
+        batches = batches_of(prepared, step, total)
         while step < total:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(settings, step, total)
             progress = step / max(total - 1, 1)
-            meter.add(_step(accelerator, task, objective, optimizer, batches, settings, progress))
+            meter.add(take_step(prepared, batches, progress))
             step += 1
             bar.update()
             last = step == total
@@ -201,6 +191,14 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
     accelerator.end_training()
 
 
+def prepare(accelerator: Accelerator, task: Task, settings: TrainConfig) -> Prepared:
+    """The plan of batches, and the optimizer; seeds everything."""
+    plan = make_plan(task, settings)
+    set_seed(settings.seed)
+    objective, optimizer = accelerator.prepare(task.objective, make_optimizer(task, settings))
+    return Prepared(accelerator, task, settings, plan, objective, optimizer)
+
+
 def make_optimizer(task: Task, settings: TrainConfig) -> torch.optim.Optimizer:
     """AdamW; norms and biases are not decayed."""
     trained = [p for p in task.objective.parameters() if p.requires_grad]
@@ -216,21 +214,14 @@ def make_optimizer(task: Task, settings: TrainConfig) -> torch.optim.Optimizer:
     )
 
 
-def _batches(
-    accelerator: Accelerator,
-    task: Task,
-    plan: BatchPlan,
-    settings: TrainConfig,
-    step: int,
-    total: int,
-) -> Iterator[tuple[int, Any]]:
-    """(batch number, batch) of this process, from a step on."""
+def batches_of(prepared: Prepared, step: int, total: int) -> Iterator[tuple[int, Any]]:
+    """(batch number, batch) of this process, for the steps from `step` to `total`."""
+    accelerator, task = prepared.accelerator, prepared.task
     world, rank = accelerator.num_processes, accelerator.process_index
-    per_step = world * settings.accumulation
-    first, last = step * per_step, total * per_step
+    first, last = step * prepared.batches_per_step, total * prepared.batches_per_step
     mine = [
         (number, keys)
-        for number, keys in enumerate(plan.stream(first, last), start=first)
+        for number, keys in enumerate(prepared.plan.stream(first, last), start=first)
         if number % world == rank
     ]
     loader = DataLoader(
@@ -242,21 +233,15 @@ def _batches(
         yield number, batch.to(accelerator.device)
 
 
-def _step(
-    accelerator: Accelerator,
-    task: Task,
-    objective: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batches: Iterator[tuple[int, Any]],
-    settings: TrainConfig,
-    progress: float,
-) -> Tensor:
+def take_step(prepared: Prepared, batches: Iterator[tuple[int, Any]], progress: float) -> Tensor:
     """One optimizer step; returns the global sums of loss, weight, correct and counted.
 
     Gradients are added up relative to the first batch's global weight, which is right as it stands
     where a step is one batch, and rescaled to the whole step's weight where it is more.
     Shapes: -> [4], or [4, parts].
     """
+    accelerator, task, settings = prepared.accelerator, prepared.task, prepared.settings
+    objective, optimizer = prepared.objective, prepared.optimizer
     world = accelerator.num_processes
     totals: Tensor | float = 0.0
     reference = None
@@ -311,27 +296,6 @@ def _validate(
     log.write(step, values)
     accelerator.wait_for_everyone()
     return values
-
-
-class MetricsLog:
-    """metrics.jsonl in the run folder, and the trackers asked for."""
-
-    def __init__(self, accelerator: Accelerator, run: Path, step: int, settings: TrainConfig):
-        self.accelerator, self.file = accelerator, run / "metrics.jsonl"
-        if settings.trackers:
-            accelerator.init_trackers("drafttrain", config={"run": run.name})
-        if accelerator.is_main_process and self.file.exists():  # drop what a resumed run repeats
-            lines = self.file.read_text(encoding="utf-8").splitlines()
-            kept = [x for x in lines if x.endswith("}") and json.loads(x)["step"] <= step]
-            temporary = self.file.with_suffix(".writing")
-            temporary.write_text("".join(f"{x}\n" for x in kept), encoding="utf-8")
-            temporary.replace(self.file)
-
-    def write(self, step: int, values: dict[str, float]) -> None:
-        self.accelerator.log(values, step=step)
-        if self.accelerator.is_main_process and values:
-            with self.file.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": step} | values) + "\n")
 
 
 class _StopSignal:

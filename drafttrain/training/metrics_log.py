@@ -1,0 +1,58 @@
+"""What a run says about itself while it trains: metrics.jsonl and the trackers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from accelerate import Accelerator
+from torch import Tensor
+
+from drafttrain.config import TrainConfig
+
+
+@dataclass
+class Meter:
+    """Sums since the last log line; of each part, where there are several."""
+
+    parts: Sequence[str] | None = None
+    sums: Tensor | float = 0.0
+    """[4] or [4, parts]: loss, weight, correct, counted."""
+
+    def add(self, totals: Tensor) -> None:
+        self.sums = self.sums + totals
+
+    def rates(self) -> dict[str, float]:
+        """Mean loss and accuracy; with parts, their means over the parts and then each part's."""
+        loss, weight, correct, counted = self.sums
+        rates = {
+            "loss": loss / weight.clamp(min=1e-9),
+            "accuracy": correct / counted.clamp(min=1.0),
+        }
+        found = {name: float(rate.mean()) for name, rate in rates.items()}
+        for index, part in enumerate(self.parts or ()):
+            found |= {f"{name}/{part}": float(rate[index]) for name, rate in rates.items()}
+        return found
+
+
+class MetricsLog:
+    """metrics.jsonl in the run folder, and the trackers asked for."""
+
+    def __init__(self, accelerator: Accelerator, run: Path, step: int, settings: TrainConfig):
+        self.accelerator, self.file = accelerator, run / "metrics.jsonl"
+        if settings.trackers:
+            accelerator.init_trackers("drafttrain", config={"run": run.name})
+        if accelerator.is_main_process and self.file.exists():  # drop what a resumed run repeats
+            lines = self.file.read_text(encoding="utf-8").splitlines()
+            kept = [x for x in lines if x.endswith("}") and json.loads(x)["step"] <= step]
+            temporary = self.file.with_suffix(".writing")
+            temporary.write_text("".join(f"{x}\n" for x in kept), encoding="utf-8")
+            temporary.replace(self.file)
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        self.accelerator.log(values, step=step)
+        if self.accelerator.is_main_process and values:
+            with self.file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": step} | values) + "\n")
