@@ -11,11 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drafttrain.config import ConfigError, SpecDrafterRecipe, load_settings
+from drafttrain.config import ConfigError, HeadRecipe, SpecDrafterRecipe, load_settings
 
 CHECKPOINTS = Path("checkpoints")
 PLAIN = "none"
 """The drafter that proposes nothing: plain decoding."""
+LAYOUT = {
+    "input_column",
+    "reference_column",
+    "source_language",
+    "target_language",
+    "prefix",
+    "suffix",
+    "chat",
+}
+"""Settings of prompts that say how they are read, not which they are."""
 
 
 @dataclass(frozen=True)
@@ -130,10 +140,104 @@ def _trained_for(drafter: str) -> dict[str, Any]:
 
 
 def _holds_drafter(run: Path) -> bool:
-    config = run / "final" / "config.json"
-    if not config.is_file() or not (run / "run.yaml").is_file():
-        return False
+    return (run / "run.yaml").is_file() and _model_type(run / "final") == "spec-drafter"
+
+
+@dataclass(frozen=True)
+class HeadRun:
+    """A finished run of acceptance heads: final/ holds a folder a head."""
+
+    folder: Path
+    recipe: HeadRecipe
+
+
+def newest_head_run(folder: Path = CHECKPOINTS) -> HeadRun:
+    """The run whose heads were finished last. Raises ConfigError where there is none."""
+    finished = [file.parent for file in folder.rglob("run.yaml") if head_folders(file.parent)]
+    if not finished:
+        raise ConfigError(
+            f"no finished run of heads in {str(folder)!r}; train one with `accelerate launch "
+            "recipes/train_acceptance_head.py`, or give --heads"
+        )
+    newest = max(finished, key=lambda run: head_folders(run)[0].stat().st_mtime)
+    return HeadRun(newest, load_settings(HeadRecipe, newest / "run.yaml"))
+
+
+def head_run_of(heads: Path) -> HeadRun | None:
+    """The run that heads (RUN, RUN/final, or a head's folder in it) belong to, if any."""
+    for run in (heads, heads.parent, heads.parent.parent):
+        if (run / "run.yaml").is_file() and head_folders(run):
+            return HeadRun(run, load_settings(HeadRecipe, run / "run.yaml"))
+    return None
+
+
+def head_folders(place: Path) -> list[Path]:
+    """Folders of acceptance heads: the place itself, or those in it or in its final/."""
+    holders = [[place], sorted(place.glob("*")), sorted((place / "final").glob("*"))]
+    for folders in holders:
+        found = [folder for folder in folders if _model_type(folder) == "acceptance-head"]
+        if found:
+            return found
+    return []
+
+
+def fill_from_heads(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> dict[str, Any]:
+    """Target, drafter, prompts and sampling of `tune`, where the run of the heads knows them.
+
+    What the user gave wins. Prompts given without columns, prefix or suffix are read as the run's
+    own. Raises ConfigError where nothing says what is needed.
+    """
+    values = deepcopy(values)
+    heads = values.get("heads")
+    run = newest_head_run(checkpoints) if heads is None else head_run_of(Path(heads))
+    if run is not None:
+        values.setdefault("heads", str(run.folder))
+        values.setdefault("drafter", run.recipe.drafter)
+        if _group(values, "target").get("path") is None:
+            target = run.recipe.target.model_dump(mode="json")
+            values["target"] = target | _group(values, "target")
+        _fill_prompts(values, run.recipe)
+    folders = head_folders(Path(values["heads"]))
+    if not folders:
+        raise ConfigError(
+            f"heads = {str(values['heads'])!r} holds no acceptance head; give a head's folder, or "
+            "the run of recipes/train_acceptance_head.py"
+        )
+    trained = json.loads((folders[0] / "config.json").read_text(encoding="utf-8"))
+    known = dict(trained.get("sampling") or {})
+    if run is not None:
+        limit = (run.recipe.distill.get("sampling") or {}).get("max_new_tokens")
+        known |= {} if limit is None else {"max_new_tokens": limit}
+    values["sampling"] = known | _group(values, "sampling")
+    for name in ("target.path", "drafter", "data.path"):
+        group, _, key = name.partition(".")
+        if (_group(values, group).get(key) if key else values.get(group)) is None:
+            raise ConfigError(
+                f"heads = {str(values['heads'])!r} lie in no run that says which {group} to use; "
+                f"give {name}="
+            )
+    return values
+
+
+def _fill_prompts(values: dict[str, Any], recipe: HeadRecipe) -> None:
+    known = recipe.held_out or recipe.data
+    layout = known.model_dump(mode="json", include=LAYOUT)
+    for name in ("data", "report_data"):
+        given = _group(values, name)
+        if given.get("path") is not None:
+            values[name] = layout | given
+        elif name == "data" and recipe.held_out is not None:
+            values[name] = known.model_dump(mode="json") | given
+        elif not given:
+            del values[name]
+
+
+def _model_type(folder: Path) -> str | None:
+    """What the config.json in a folder says, if there is one."""
+    config = folder / "config.json"
+    if not config.is_file():
+        return None
     try:
-        return json.loads(config.read_text(encoding="utf-8")).get("model_type") == "spec-drafter"
+        return json.loads(config.read_text(encoding="utf-8")).get("model_type")
     except ValueError:
-        return False
+        return None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions
@@ -58,6 +59,13 @@ MAIN = (
     VS_BEAM,
 )
 TRADE_OFF = (TOKENS, BLEU, BLEU_DIFFERENCE, CONSISTENCY, SPEEDUP, VS_GENERATE, VS_BEAM)
+
+
+class Measured(Protocol):
+    """Anything with metrics by name: a run of a report, a replayed policy."""
+
+    @property
+    def metrics(self) -> Mapping[str, Estimate]: ...
 
 
 def columns_present(report: Report, columns: Sequence[Column]) -> list[Column]:
@@ -146,27 +154,27 @@ def setting_names(runs: Sequence[Run]) -> list[str]:
 
 
 def _main_table(report: Report, intervals: bool) -> Table:
-    table = _table(_title(report))
+    table = new_table(_title(report))
     table.caption = _caption(report, intervals)
     columns = columns_present(report, MAIN)
     table.add_column("method", no_wrap=True)
     for column in columns:
         table.add_column(column.title, justify="right")
     for run in report.runs:
-        cells = [_terminal_cell(run, column, intervals) for column in columns]
+        cells = [terminal_cell(run, column, intervals) for column in columns]
         table.add_row(_terminal_name(run), *cells)
     return table
 
 
 def _trade_off_table(report: Report, intervals: bool) -> Table:
     runs = swept_runs(report)
-    table = _table("Trade-off")
+    table = new_table("Trade-off")
     names, columns = setting_names(runs), columns_present(report, TRADE_OFF)
     for title in [*names, *[column.title for column in columns]]:
         table.add_column(title, justify="right")
     for run in runs:
         settings = [_setting(run, name) for name in names]
-        table.add_row(*settings, *[_terminal_cell(run, column, intervals) for column in columns])
+        table.add_row(*settings, *[terminal_cell(run, column, intervals) for column in columns])
     return table
 
 
@@ -185,7 +193,8 @@ def _setting(run: Run, name: str) -> str:
     return "strict" if name == "beta" and run.lossless else "–"
 
 
-def _table(title: str) -> Table:
+def new_table(title: str) -> Table:
+    """An empty table in the style of all reports."""
     return Table(
         title=title,
         title_justify="left",
@@ -196,7 +205,8 @@ def _table(title: str) -> Table:
     )
 
 
-def _terminal_cell(run: Run, column: Column, intervals: bool) -> Text:
+def terminal_cell(run: Measured, column: Column, intervals: bool) -> Text:
+    """A value, with its interval below it where it has one."""
     estimate = run.metrics.get(column.metric)
     if estimate is None:
         return Text("–", style="dim")
