@@ -18,12 +18,13 @@ from drafttrain.config import (
     ExportConfig,
     GenerateConfig,
     Interrupted,
+    TuneConfig,
     check_settings,
     load_settings,
     merge_values,
     validate_settings,
 )
-from drafttrain.runs import fill_data, fill_from_run, run_of
+from drafttrain.runs import fill_data, fill_from_heads, fill_from_run, head_run_of, run_of
 
 USER_ERROR, BUG, INTERRUPTED = 2, 1, 130
 """Exit codes."""
@@ -394,6 +395,70 @@ def export(
     from drafttrain.export_command import export as write_export
 
     write_export(settings)
+
+
+@app.command()
+def tune(
+    overrides: Overrides = None,
+    config: ConfigFile = None,
+    heads: Annotated[
+        str | None, typer.Option("--heads", help="A head's folder, or a run of heads.")
+    ] = None,
+    target: Target = None,
+    drafter: Drafter = None,
+    data: Annotated[
+        str | None, typer.Option("--data", help="Prompts to choose on; default: held-out ones.")
+    ] = None,
+    report_data: Annotated[
+        str | None, typer.Option("--report-data", help="Prompts to report on, never to choose on.")
+    ] = None,
+    limit: Limit = None,
+    report: Annotated[
+        str | None, typer.Option("--report", help="JSON to write; its plot lies beside it.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be done, load no weights.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Choose when to stop drafting: acceptance head, threshold, or a fixed length.
+
+    Costs are measured on this machine; every prompt is decoded once, and its trace replayed under
+    every policy. Writes a report and policy.json beside the heads. Without --heads: the newest run
+    of heads in checkpoints/, on its own held-out prompts.
+
+    \b
+    Examples:
+      drafttrain tune
+      drafttrain tune --heads checkpoints/gsm8k-heads --report-data test.jsonl.gz
+      drafttrain tune --heads checkpoints/gsm8k-heads --limit 100 max_draft=30 h=[0.5,0.6,0.7]
+      drafttrain tune --heads my-head --target gpt2-xl --drafter gpt2 --data prompts.txt --dry-run
+    """
+    flags = {
+        "heads": heads,
+        "target.path": target,
+        "drafter": drafter,
+        "data.path": data,
+        "data.limit": limit,
+        "report_data.path": report_data,
+        "report": report,
+    }
+    values = merge_values(config, overrides or (), flags)
+    check_settings(TuneConfig, values)
+    settings = validate_settings(TuneConfig, fill_from_heads(values))
+    if settings.report is None:
+        place = Path(str(settings.heads))
+        run = head_run_of(place)
+        file = (place if run is None else run.folder) / "tune.json"
+        settings = settings.model_copy(update={"report": file})
+    quiet_libraries()
+    from drafttrain import tune as tuning
+    from drafttrain.tune_bench import plan_tuning
+
+    if dry_run:
+        typer.echo(plan_tuning(settings))
+    else:
+        tuning.tune(settings)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -19,7 +19,17 @@ MAY_IMPORT = {
 }
 """Parts of drafttrain that a part may import besides itself."""
 
-MAY_IMPORT_ALL = {"build", "cli", "export_command", "generate", "measure", "pairs", "stops"}
+MAY_IMPORT_ALL = {
+    "build",
+    "cli",
+    "export_command",
+    "generate",
+    "measure",
+    "pairs",
+    "stops",
+    "tune",
+    "tune_bench",
+}
 
 LIGHT = {"config", "runs", "cli"}
 """Parts that are loaded before any argument is checked, so nothing heavy at module level."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from drafttrain.decoding.cached_model import CachedModel
+from drafttrain.decoding.drafters.spec_drafter import SpecDrafterDrafter
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import (
@@ -62,9 +63,14 @@ class OnPolicy:
 
 @dataclass
 class RecordingVerifier:
-    """Another verifier that notes what heads could have seen, and how likely acceptance was."""
+    """Another verifier that notes what heads could have seen, and how likely acceptance was.
+
+    slots: whether states are those of slots, which do not know the token drawn; the label is then
+    the expected acceptance sum_v min(target, draft).
+    """
 
     verifier: Verifier
+    slots: bool = False
     hidden: list[Tensor] = field(default_factory=list)
     acceptance: list[Tensor] = field(default_factory=list)
     rejected_before: list[Tensor] = field(default_factory=list)
@@ -84,18 +90,23 @@ class RecordingVerifier:
         if proposal.hidden is not None and len(proposal.tokens) > 0:
             known = min(len(proposal.hidden), len(proposal.tokens))
             self.hidden.append(proposal.hidden[:known].float().cpu())
-            self.acceptance.append(_acceptance(proposal, target_logits, sampling)[:known])
+            likely = _acceptance(proposal, target_logits, sampling, self.slots)
+            self.acceptance.append(likely[:known])
             self.rejected_before.append(torch.arange(known) > len(verdict.path))
         return verdict
 
 
-def _acceptance(proposal: Proposal, target_logits: Tensor, sampling: Sampling) -> Tensor:
-    """min(1, target / draft) at each drafted token, given the drafted path. [N], float64."""
+def _acceptance(
+    proposal: Proposal, target_logits: Tensor, sampling: Sampling, slots: bool
+) -> Tensor:
+    """Acceptance of each drafted token (or slot), given the drafted path. [N], float64."""
     target_probs = warp(target_logits, sampling)[:-1]
     tokens = proposal.tokens.to(target_probs.device)
     if proposal.draft_probs is None:
         return target_probs.gather(-1, tokens[:, None])[:, 0].double().cpu()
     draft_probs = proposal.draft_probs.to(target_probs)
+    if slots:
+        return torch.minimum(draft_probs, target_probs).sum(-1).clamp_max(1.0).double().cpu()
     return acceptance_probability(target_probs, draft_probs, tokens).double().cpu()
 
 
@@ -114,8 +125,9 @@ def record_positions(
     Raises ValueError for a drafter that shows no states.
     """
     found = []
+    slots = isinstance(drafter, SpecDrafterDrafter)
     for number, source in enumerate(sources):
-        recorder = RecordingVerifier(verifier)
+        recorder = RecordingVerifier(verifier, slots)
         Decoder(target, drafter, stop, recorder, sampling, chance).decode_all(
             [source], max_new_tokens
         )

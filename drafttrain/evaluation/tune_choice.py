@@ -68,16 +68,15 @@ def candidates_of(
 
 def best_of(
     counts: PolicyCounts, candidates: Sequence[Candidate], prices: Prices, kinds: Sequence[str]
-) -> Candidate | None:
+) -> Candidate:
     """The policy of some kinds with the most modelled tokens a second; the first on ties."""
-    best, most = None, -np.inf
-    for place, candidate in enumerate(candidates):
-        if candidate.kind in kinds:
-            ratio = throughput(counts, place, candidate, prices)
-            rate = ratio.numerators.sum() / ratio.denominators.sum()
-            if rate > most:
-                best, most = candidate, rate
-    return best
+
+    def rate(place: int) -> float:
+        ratio = throughput(counts, place, candidates[place], prices)
+        return float(ratio.numerators.sum() / ratio.denominators.sum())
+
+    places = [place for place, candidate in enumerate(candidates) if candidate.kind in kinds]
+    return candidates[max(places, key=rate)]
 
 
 def policy_results(
