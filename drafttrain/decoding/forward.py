@@ -14,7 +14,13 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel, T5ForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
-from drafttrain.decoding.architectures import BART_LIKE, KNOWN, PLAIN_CAUSAL, ROTARY
+from drafttrain.decoding.architectures import (
+    BART_LIKE,
+    KNOWN,
+    PLAIN_CAUSAL,
+    ROTARY,
+    position_limit,
+)
 
 STRIP = 64
 """Most new tokens whose mask is cut from a strip that is kept."""
@@ -39,7 +45,9 @@ class Forward:
         scaled = kind is T5ForConditionalGeneration and config.scale_decoder_outputs
         self._scale = config.d_model**-0.5 if scaled else None
         self._keeps_rows = model._supports_logits_to_keep()
-        self._places = torch.empty(0, dtype=torch.long)
+        self._limit = position_limit(model.config)
+        self._places = torch.empty(1, 0, dtype=torch.long)
+        self._rotations: tuple[Tensor, Tensor] = (torch.empty(1, 0), torch.empty(1, 0))
         self._strip = torch.empty(STRIP, 0)
 
     def chain(
@@ -56,7 +64,10 @@ class Forward:
         """
         new = len(tokens)
         mask = self._causal_mask(cached, new) if self._takes_masks else None
-        positions = self._positions(cached, new) if self.takes_positions else None
+        positions = None
+        if self.takes_positions:
+            self._know_positions(cached + new)
+            positions = slice(cached, cached + new)
         return self._call(tokens, rows, mask, positions, cache, encoder_outputs)
 
     def tree(
@@ -72,7 +83,8 @@ class Forward:
         Shapes: tokens [N], visible [N, C + N], positions [N] -> as `chain`.
         """
         mask = self._as_mask(visible.to(self.device))[None, None]
-        return self._call(tokens, rows, mask, positions.to(self.device)[None], cache, None)
+        self._know_positions(int(positions.max()) + 1)
+        return self._call(tokens, rows, mask, positions.to(self.device), cache, None)
 
     def _call(self, tokens, rows, mask, positions, cache, encoder_outputs) -> tuple[Tensor, Tensor]:
         input_ids = torch.tensor([tokens], device=self.device)
@@ -91,7 +103,8 @@ class Forward:
     def _run_layers(self, input_ids, rows, mask, positions, cache, encoder_outputs):
         body = self._decoder
         hidden = body.embed_tokens(input_ids)
-        rotary = body.rotary_emb(hidden, position_ids=positions)
+        cos, sin = self._rotations
+        rotary = cos[:, positions], sin[:, positions]
         for layer in body.layers:
             hidden = layer(
                 hidden, attention_mask=mask, position_embeddings=rotary, past_key_values=cache
@@ -103,7 +116,7 @@ class Forward:
         hidden = self._decoder(
             input_ids=input_ids,
             attention_mask=mask,
-            position_ids=positions,
+            position_ids=self._places[:, positions],
             past_key_values=cache,
             use_cache=True,
         )[0][0]
@@ -140,11 +153,21 @@ class Forward:
         output = self.model(input_ids=input_ids, **inputs)
         return output.logits[0, -rows:], output.hidden_states[-1][0]
 
-    def _positions(self, cached: int, new: int) -> Tensor:
-        """Positions of a chain after the cached tokens. [1, N]"""
-        if cached + new > len(self._places):
-            self._places = torch.arange(2 * (cached + new), device=self.device)
-        return self._places[None, cached : cached + new]
+    def _know_positions(self, length: int) -> None:
+        """Have positions, and the rotations that belong to them, for `length` tokens or more.
+
+        Rotations depend on nothing but the position: where they change with the length of the
+        text, `position_limit` ends before they do.
+        """
+        if length <= self._places.shape[1]:
+            return
+        size = max(256, 2 * length)
+        if self._limit is not None:
+            size = min(size, self._limit)
+        self._places = torch.arange(max(size, length), device=self.device)[None]
+        if self._layers_alone:
+            like = torch.empty(0, dtype=self.model.dtype, device=self.device)
+            self._rotations = self._decoder.rotary_emb(like, position_ids=self._places)
 
     def _causal_mask(self, cached: int, new: int) -> Tensor | None:
         """Mask of a chain over cached and new columns, [1, 1, new, all].
