@@ -48,7 +48,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
         },
         "cache": {"mixing": 0.2, "mixes": 2},
         "heads": {"depths": [0, 2], "rejection_weights": [1.0, 6.0]},
-        "train": {"max_steps": 8, "batch_tokens": 60, "learning_rate": 1e-3, "log_every": 4},
+        "train": {
+            "threads": 1,
+            "max_steps": 8,
+            "batch_tokens": 60,
+            "learning_rate": 1e-3,
+            "log_every": 4,
+        },
     }
     file = folder / "recipe.yaml"
     file.write_text(yaml.safe_dump(settings))

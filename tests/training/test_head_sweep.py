@@ -22,6 +22,7 @@ WIDTH = 6
 SWEEP = HeadConfig(depths=(0, 1, 3), rejection_weights=(1.0, 6.0))
 SETTINGS = TrainConfig(
     max_steps=6,
+    threads=1,
     batch_tokens=40,
     learning_rate=1e-2,
     warmup=2,

@@ -28,6 +28,7 @@ from tests.training.test_objectives import examples, small_drafter
 
 SETTINGS = TrainConfig(
     max_steps=6,
+    threads=1,
     batch_tokens=120,
     learning_rate=1e-3,
     warmup=2,
