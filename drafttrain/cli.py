@@ -130,6 +130,7 @@ def distill(
 ) -> None:
     """Write the target's own outputs as training data: Parquet shards with a manifest.
 
+    Targets are encoder-decoder (T5, BART, ...) or decoder-only (Llama, Qwen, GPT-2, ...).
     Running it again continues where it stopped.
 
     \b
@@ -137,6 +138,10 @@ def distill(
       drafttrain distill --target t5-small --data texts.txt.gz --out shards
       drafttrain distill --target t5-small --data rows.jsonl --out shards --dry-run
       drafttrain distill --config distill.yaml method=beam num_beams=5
+      drafttrain distill --target gpt2 --data prompts.jsonl --out shards \\
+          --method sample --temperature 1 sampling.top_k=50 batch_tokens=16384
+      drafttrain distill --target Qwen/Qwen3-0.6B --data chats.jsonl --out shards
+      drafttrain distill --target Qwen/Qwen3-0.6B --data questions.txt --out shards data.chat=true
       accelerate launch -m drafttrain.cli distill --config distill.yaml
     """
     flags = {

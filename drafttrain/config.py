@@ -125,7 +125,8 @@ class DistillConfig(Config):
     sampling: SamplingConfig = SamplingConfig()
     """Temperature, top-k and top-p count where method is sample; max_new_tokens always."""
     batch_tokens: PositiveInt = 4096
-    """Source tokens (rows x longest row) decoded at once by a process."""
+    """Source tokens (rows x longest row) decoded at once by a process. The keys and values of
+    these and of the rows' new tokens are held in memory: see --dry-run."""
     shard_rows: PositiveInt = 2048
     """Input rows a shard; a shard is the unit that is written, resumed and shared out."""
     max_source_tokens: PositiveInt = 512
