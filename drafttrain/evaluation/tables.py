@@ -107,8 +107,8 @@ def markdown_table(report: Report, intervals: bool = True) -> str:
     rows = []
     for run in report.runs:
         name = f"{run.name} ({LOSSY})" if run.lossy else run.name
-        rows.append([name, *[_plain_cell(run, column, intervals) for column in columns]])
-    return _markdown(header, rows)
+        rows.append([name, *[plain_cell(run, column, intervals) for column in columns]])
+    return markdown(header, rows)
 
 
 def markdown_trade_off(report: Report, intervals: bool = True) -> str:
@@ -120,10 +120,10 @@ def markdown_trade_off(report: Report, intervals: bool = True) -> str:
     header = [*names, *[column.title for column in columns]]
     rows = [
         [_setting(run, name) for name in names]
-        + [_plain_cell(run, column, intervals) for column in columns]
+        + [plain_cell(run, column, intervals) for column in columns]
         for run in runs
     ]
-    return _markdown(header, rows)
+    return markdown(header, rows)
 
 
 def parity_lines(report: Report) -> list[str]:
@@ -216,7 +216,8 @@ def terminal_cell(run: Measured, column: Column, intervals: bool) -> Text:
     return cell
 
 
-def _plain_cell(run: Run, column: Column, intervals: bool) -> str:
+def plain_cell(run: Measured, column: Column, intervals: bool) -> str:
+    """A figure with its interval, for Markdown."""
     estimate = run.metrics.get(column.metric)
     if estimate is None:
         return "–"
@@ -226,7 +227,8 @@ def _plain_cell(run: Run, column: Column, intervals: bool) -> str:
     return f"{number} ({column.interval(estimate)})"
 
 
-def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, all columns but the first aligned to the right."""
     lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 

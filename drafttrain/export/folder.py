@@ -85,18 +85,15 @@ def write_export(out: Path, parts: Parts, card: str, force: bool = False) -> Non
 def write_parts(folder: Path, parts: Parts) -> None:
     """Everything but the model card, into a new folder."""
     folder.mkdir()
-    before = parts.drafter.generation_config
-    try:
-        if parts.drafter.can_generate():
-            parts.drafter.generation_config = copy.deepcopy(before)
-            parts.drafter.generation_config.update(
-                num_assistant_tokens=parts.assisted.tokens,
-                num_assistant_tokens_schedule="constant",
-                assistant_confidence_threshold=parts.assisted.confidence,
-            )
-        parts.drafter.save_pretrained(folder)
-    finally:
-        parts.drafter.generation_config = before
+    parts.drafter.save_pretrained(folder)
+    if parts.drafter.can_generate():
+        config = copy.deepcopy(parts.drafter.generation_config)
+        config.update(
+            num_assistant_tokens=parts.assisted.tokens,
+            num_assistant_tokens_schedule="constant",
+            assistant_confidence_threshold=parts.assisted.confidence,
+        )
+        config.save_pretrained(folder)
     parts.tokenizer.save_pretrained(folder)
     if parts.head is not None:
         parts.head.save_pretrained(folder / HEAD)

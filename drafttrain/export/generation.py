@@ -54,18 +54,13 @@ class Request:
     """One call of `generate`, resolved."""
 
     config: GenerationConfig
+    """Resolved, as for one greedy sequence: the next two say how many, and how to sample."""
+    sampling: Sampling
     sources: Sequence[Source]
     """A source a returned sequence."""
     starts: Tensor
     """[B, P] what each returned sequence starts with: the padded prompt, or the start token."""
     max_new_tokens: int
-
-    @property
-    def sampling(self) -> Sampling:
-        config = self.config
-        if not config.do_sample:
-            return Sampling()
-        return Sampling(config.temperature, config.top_k or 0, config.top_p or 1.0)
 
 
 def generate(
@@ -179,9 +174,11 @@ def read_request(
     limits = (*asked, model.generation_config.to_dict())
     given = any(settings.get("max_length") is not None for settings in limits)
     max_new_tokens = _lengths(config, starts.shape[1], given)
-    copies = config.num_return_sequences or 1
+    sampling, copies = _take_sampling(config), config.num_return_sequences or 1
+    config.num_return_sequences = 1
     return Request(
         config,
+        sampling,
         [source for source in sources for _ in range(copies)],
         starts.repeat_interleave(copies, dim=0),
         max_new_tokens,
@@ -200,17 +197,21 @@ def check_config(config: GenerationConfig) -> None:
             f"temperature = {config.temperature} with do_sample=True; give one above 0, or "
             "do_sample=False for greedy decoding"
         )
-    if not config.do_sample and (config.num_return_sequences or 1) > 1:
-        raise ValueError(
-            f"num_return_sequences = {config.num_return_sequences}, but greedy decoding gives one "
-            "sequence; add do_sample=True"
-        )
     for name in UNSUPPORTED_OUTPUTS:
         if getattr(config, name):
             raise ValueError(
                 f"{name} is not available when drafts are verified; leave it out (the sequences "
                 "are returned)"
             )
+
+
+def _take_sampling(config: GenerationConfig) -> Sampling:
+    """How to sample. The config is left greedy: these three are not the logits processors'."""
+    if not config.do_sample:
+        return Sampling()
+    sampling = Sampling(config.temperature, config.top_k or 0, config.top_p or 1.0)
+    config.do_sample, config.temperature, config.top_k, config.top_p = False, 1.0, 50, 1.0
+    return sampling
 
 
 def _without_padding(

@@ -195,17 +195,16 @@ def _choose_policy(
     if file is not None:
         policy = _for_this_head(read_policy(file), file, head)
     elif head is not None:
-        policy = Policy(stop="head", h=DEFAULT_H, max_draft=MAX_DRAFT, head=head.config.name)
+        longest = drafter.k if isinstance(drafter, SpecDrafterConfig) else MAX_DRAFT
+        policy = Policy(stop="head", h=DEFAULT_H, max_draft=longest, head=head.config.name)
     else:
         trained = drafter.k if isinstance(drafter, SpecDrafterConfig) else DEFAULT_LENGTH
         policy = Policy(stop="fixed", k=settings.num_assistant_tokens or trained)
     if settings.h is not None:
-        if policy.stop != "head":
-            raise ConfigError(
-                f"h = {settings.h}, but the policy is {policy.stop!r}, which has none; leave h "
-                "out, or give a head"
-            )
-        policy = policy.model_copy(update={"h": settings.h})
+        if head is None:
+            raise ConfigError(f"h = {settings.h} is a head's threshold; add --head, or leave h out")
+        chosen = {"stop": "head", "h": settings.h, "head": head.config.name}
+        policy = policy.model_copy(update=chosen)
     check_policy(policy, POLICY if file is None else str(file))
     return policy
 

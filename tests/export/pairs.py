@@ -1,0 +1,61 @@
+"""Tiny pairs for exports: a random target, a drafter that often agrees with it, a head for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from drafttrain.config import ExportConfig
+from drafttrain.export.folder import write_export
+from drafttrain.export.model_card import Card, write_card
+from drafttrain.export.parts import load_parts
+from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
+from drafttrain.models.identity import hash_weights
+from tests.tiny_models import tiny_model
+from tests.tiny_targets import tiny_tokenizer
+
+SAMPLING = {"temperature": 1.0, "top_k": 20, "top_p": 1.0}
+
+
+def noisy_copy(family: str, noise: float = 0.3) -> PreTrainedModel:
+    """The target of the family with noise in its output weights: often right, not always."""
+    model = tiny_model(family)
+    torch.manual_seed(17)
+    model.lm_head.weight.data += noise * torch.randn_like(model.lm_head.weight)
+    return model
+
+
+def save_drafter(folder: Path, family: str = "llama", dtype: torch.dtype = torch.float64) -> Path:
+    noisy_copy(family).to(dtype).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def make_head(model: PreTrainedModel, depth: int = 1, **changes: object) -> AcceptanceHead:
+    """A random head whose predictions vary from token to token."""
+    settings = {
+        "hidden_size": model.config.get_text_config(decoder=True).hidden_size,
+        "depth": depth,
+        "drafter": {"path": "tiny-drafter", "weights_sha256": hash_weights(model)},
+        "target": {"path": "org/tiny-target", "weights_sha256": "0" * 64},
+        "sampling": SAMPLING,
+    }
+    torch.manual_seed(5)
+    head = AcceptanceHead(AcceptanceHeadConfig(**(settings | changes)))
+    head.out.bias.data += 1.0
+    return head
+
+
+def export_to(out: Path, **settings: object) -> Path:
+    """What `drafttrain export` does, without its report."""
+    config = ExportConfig(out=out, **settings)
+    parts = load_parts(config)
+    write_export(out, parts, write_card(Card(str(out), config.target), parts), config.force)
+    return out
+
+
+def save_head(folder: Path, model: PreTrainedModel, **changes: object) -> Path:
+    make_head(model, **changes).save_pretrained(folder)
+    return folder

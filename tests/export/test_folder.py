@@ -1,0 +1,238 @@
+"""Exports: what lies where, what loads what, and that a failed one leaves nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from drafttrain.config import ConfigError, ExportConfig, Policy
+from drafttrain.export import folder as export_folder
+from drafttrain.export.folder import write_parts
+from drafttrain.export.parts import load_drafter, load_parts, read_drafter_config
+from drafttrain.export.policy import read_policy
+from drafttrain.export.verify import verify
+from drafttrain.models.acceptance_head import load_heads
+from drafttrain.models.identity import hash_weights
+from tests.export.pairs import (
+    export_to,
+    make_head,
+    noisy_copy,
+    save_drafter,
+    save_head,
+)
+from tests.tiny_models import tiny_model
+
+PROMPT = torch.tensor([[3, 9, 14, 22]])
+
+
+@pytest.fixture
+def drafter(tmp_path: Path) -> Path:
+    return save_drafter(tmp_path / "drafter")
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Path:
+    return save_head(tmp_path / "run" / "final" / "D1-w6", noisy_copy("llama"))
+
+
+def test_an_export_holds_drafter_head_policy_code_and_card(tmp_path, drafter, head):
+    out = export_to(tmp_path / "out", drafter=str(drafter), head=head)
+    names = {str(file.relative_to(out)) for file in out.rglob("*") if file.is_file()}
+    assert names >= {
+        "config.json",
+        "model.safetensors",
+        "generation_config.json",
+        "tokenizer.json",
+        "acceptance_head/config.json",
+        "acceptance_head/model.safetensors",
+        "policy.json",
+        "custom_generate/generate.py",
+        "custom_generate/requirements.txt",
+        "README.md",
+    }
+    assert (out / "custom_generate" / "requirements.txt").read_text().startswith("drafttrain>=")
+    written = read_policy(out / "policy.json")
+    assert written == Policy(stop="head", h=0.7, max_draft=20, head="D1-w6")
+
+
+def test_the_drafters_file_holds_nothing_of_the_head(tmp_path, drafter, head):
+    out = export_to(tmp_path / "out", drafter=str(drafter), head=head)
+    with safe_open(out / "model.safetensors", "pt") as exported:
+        with safe_open(drafter / "model.safetensors", "pt") as original:
+            assert set(exported.keys()) == set(original.keys())
+
+
+def test_drafter_head_and_tokenizer_are_those_that_went_in(tmp_path, drafter, head):
+    out = export_to(tmp_path / "out", drafter=str(drafter), head=head)
+    original = noisy_copy("llama")
+    reloaded = AutoModelForCausalLM.from_pretrained(out, use_safetensors=True).eval()
+    assert torch.equal(reloaded(PROMPT).logits, original(PROMPT).logits)
+    states = torch.randn(6, 16)
+    [exported] = load_heads(out / "acceptance_head").values()
+    assert torch.equal(exported.acceptance(states), make_head(original).acceptance(states))
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert tokenizer("w9 w14").input_ids == [9, 14, 1]
+
+
+def test_transformers_own_assisted_generation_loads_the_plain_drafter(tmp_path, drafter, head):
+    out = export_to(tmp_path / "out", drafter=str(drafter), head=head, num_assistant_tokens=4)
+    assistant = AutoModelForCausalLM.from_pretrained(out).eval()
+    settings = assistant.generation_config
+    assert settings.num_assistant_tokens == 4
+    assert settings.num_assistant_tokens_schedule == "constant"
+    assert settings.assistant_confidence_threshold == 0.4
+    target = tiny_model("llama")
+    asked = {"max_new_tokens": 24, "do_sample": False}
+    plain = target.generate(PROMPT, **asked)
+    assert torch.equal(target.generate(PROMPT, assistant_model=assistant, **asked), plain)
+
+
+def test_a_policy_of_fixed_length_turns_transformers_own_stop_off(tmp_path, drafter):
+    policy = tmp_path / "policy.json"
+    policy.write_text(json.dumps({"stop": "fixed", "k": 6, "regret": 0.02}))
+    out = export_to(tmp_path / "out", drafter=str(drafter), policy=policy)
+    written = json.loads((out / "generation_config.json").read_text())
+    assert written["num_assistant_tokens"] == 6
+    assert written["assistant_confidence_threshold"] == 0.0
+    assert read_policy(out / "policy.json") == Policy(stop="fixed", k=6)
+
+
+def test_a_run_of_heads_is_exported_with_the_one_its_policy_chose(tmp_path, drafter):
+    final = tmp_path / "run" / "final"
+    model = noisy_copy("llama")
+    for depth in (0, 2):
+        save_head(final / f"D{depth}-w6", model, depth=depth)
+    policy = {"stop": "head", "head": "D2-w6", "h": 0.4, "max_draft": 12}
+    (final / "policy.json").write_text(json.dumps(policy))
+    out = export_to(tmp_path / "out", drafter=str(drafter), heads=tmp_path / "run")
+    [exported] = load_heads(out / "acceptance_head").values()
+    assert exported.config.depth == 2
+    assert read_policy(out / "policy.json") == Policy(**policy)
+    changed = export_to(tmp_path / "b", drafter=str(drafter), heads=tmp_path / "run", h=0.6)
+    assert read_policy(changed / "policy.json").h == 0.6
+
+
+def test_a_head_trained_in_float32_fits_a_drafter_stored_in_half_precision(tmp_path):
+    drafter = save_drafter(tmp_path / "half", dtype=torch.float16)
+    in_float32 = load_drafter(drafter, read_drafter_config(str(drafter))).float()
+    head = save_head(tmp_path / "head", in_float32)
+    out = export_to(tmp_path / "out", drafter=str(drafter), head=head)
+    config = json.loads((out / "config.json").read_text())
+    assert config["dtype"] == "float16"
+
+
+def test_hashes_as_if_loaded_in_a_type_are_those_of_loading_in_it():
+    model = noisy_copy("llama")
+    assert hash_weights(model, torch.float32) == hash_weights(noisy_copy("llama").float())
+    assert hash_weights(model, torch.float32) != hash_weights(model)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"drafter": {"path": "other", "weights_sha256": "ab" * 32}}, "'other' with other weights"),
+        ({"drafter": None}, "does not say which drafter"),
+        ({"hidden_size": 24}, "reads 24 numbers a token, but the drafter's states have 16"),
+        ({"state": "slot"}, "reads the states of slots"),
+    ],
+)
+def test_a_head_for_another_drafter_is_refused(tmp_path, drafter, changes, says):
+    head = save_head(tmp_path / "head", noisy_copy("llama"), **changes)
+    with pytest.raises(ConfigError, match=says):
+        export_to(tmp_path / "out", drafter=str(drafter), head=head)
+    assert not (tmp_path / "out").exists()
+
+
+def test_parts_that_do_not_go_together_are_refused(tmp_path, drafter, head):
+    def refused(says: str, **settings: object) -> None:
+        with pytest.raises(ConfigError, match=says):
+            load_parts(ExportConfig(out=tmp_path / "out", drafter=str(drafter), **settings))
+
+    refused("give one of them", head=head, heads=head.parent)
+    refused("holds no policy.json that says", heads=head.parent)
+    refused("no acceptance head in", head=tmp_path / "nothing")
+    refused("h = 0.5 is a head's threshold", h=0.5)
+    policy = tmp_path / "policy.json"
+    policy.write_text('{"stop": "head", "head": "D3-w6", "h": 0.7}')
+    refused("chosen for head 'D3-w6', but --head is 'D1-w6'", head=head, policy=policy)
+    refused("no head is given; add --head", policy=policy)
+    refused("chose head 'D3-w6', but .* holds D1-w6", heads=head.parent, policy=policy)
+    for text, says in [
+        ("{}", "stop: Field required"),
+        ('{"stop": "head", "h": 1.5}', "h: Input should be less than 1"),
+        ('{"stop": "fixed"}', "stop is 'fixed' but there is no k; add k"),
+    ]:
+        policy.write_text(text)
+        refused(says, head=head, policy=policy)
+
+
+@pytest.mark.parametrize("trap", ["my-eagle-drafter", "Eagle3", "dflash", "a-dspark-b"])
+def test_names_that_mislead_vllm_are_refused(tmp_path, drafter, trap):
+    with pytest.raises(ConfigError, match="choose another name"):
+        export_to(tmp_path / trap, drafter=str(drafter))
+
+
+def test_only_an_earlier_export_is_replaced_and_only_when_asked_to(tmp_path, drafter, head):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.txt").write_text("years of work")
+    with pytest.raises(ConfigError, match="exists and is no earlier export"):
+        export_to(out, drafter=str(drafter), force=True)
+    assert (out / "thesis.txt").is_file()
+    (out / "thesis.txt").unlink()
+    export_to(out, drafter=str(drafter), head=head)
+    with pytest.raises(ConfigError, match="add --force"):
+        export_to(out, drafter=str(drafter))
+    export_to(out, drafter=str(drafter), force=True)
+    assert not (out / "acceptance_head").exists()
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_broken_write_leaves_nothing_and_keeps_the_earlier_export(tmp_path, drafter, monkeypatch):
+    def fail(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    out = tmp_path / "exports" / "mine"
+    monkeypatch.setattr(export_folder, "verify", fail)
+    with pytest.raises(OSError):
+        export_to(out, drafter=str(drafter))
+    assert list(out.parent.iterdir()) == []
+    monkeypatch.undo()
+    export_to(out, drafter=str(drafter))
+    before = (out / "README.md").read_text()
+    monkeypatch.setattr(export_folder, "verify", fail)
+    with pytest.raises(OSError):
+        export_to(out, drafter=str(drafter), num_assistant_tokens=3, force=True)
+    assert (out / "README.md").read_text() == before
+    assert list(out.parent.iterdir()) == [out]
+
+
+def test_verification_notices_changed_weights_head_and_policy(tmp_path, drafter, head):
+    parts = load_parts(ExportConfig(out=tmp_path / "out", drafter=str(drafter), head=head))
+    for i, (spoil, says) in enumerate(
+        [
+            (lambda at: tiny_model("llama").save_pretrained(at), "weights changed"),
+            (
+                lambda at: make_head(noisy_copy("llama"), depth=2).save_pretrained(
+                    at / "acceptance_head"
+                ),
+                "acceptance head changed",
+            ),
+            (
+                lambda at: (at / "policy.json").write_text('{"stop": "fixed", "k": 2}'),
+                "policy.json changed",
+            ),
+        ]
+    ):
+        written = tmp_path / f"written-{i}"
+        write_parts(written, parts)
+        verify(written, parts)
+        spoil(written)
+        with pytest.raises(ValueError, match=says):
+            verify(written, parts)
+    assert parts.drafter.generation_config.num_assistant_tokens is None

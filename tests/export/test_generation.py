@@ -1,0 +1,257 @@
+"""custom_generate: the tokens of `generate`, from a folder that holds drafter, head and policy."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    LogitsProcessorList,
+    MaxTimeCriteria,
+    PreTrainedModel,
+    TemperatureLogitsWarper,
+    dynamic_module_utils,
+)
+from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.streamers import BaseStreamer
+
+from drafttrain.config import DrafterConfig
+from drafttrain.export.generation import generate
+from drafttrain.export.pairing import prepare
+from drafttrain.models.initialise import initialise, make_config
+from drafttrain.models.spec_drafter import SpecDrafter
+from tests.export.pairs import export_to, make_head, noisy_copy, save_drafter, save_head
+from tests.tiny_models import PAD, tiny_model
+from tests.tiny_targets import tiny_tokenizer
+
+LEFT_PADDED = {
+    "input_ids": torch.tensor([[PAD, PAD, 9, 14], [3, 22, 8, 31], [PAD, 5, 5, 17]]),
+    "attention_mask": torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1], [0, 1, 1, 1]]),
+}
+RIGHT_PADDED = {
+    "input_ids": torch.tensor([[9, 14, 1, PAD], [22, 8, 31, 1], [17, 1, PAD, PAD]]),
+    "attention_mask": torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 0, 0]]),
+}
+ONE = {"input_ids": torch.tensor([[3, 9, 22]])}
+GREEDY = {"max_new_tokens": 16, "do_sample": False}
+SAMPLED = {"max_new_tokens": 16, "do_sample": True, "top_k": 10}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory) -> Path:
+    """A decoder-only drafter with a head that stops some drafts early."""
+    root = tmp_path_factory.mktemp("pair")
+    head = save_head(root / "head", noisy_copy("llama"))
+    return export_to(root / "out", drafter=str(save_drafter(root / "drafter")), head=head)
+
+
+@pytest.fixture
+def assistant(exported: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(exported).eval()
+
+
+@pytest.fixture
+def modules(tmp_path, monkeypatch) -> None:
+    """Transformers copies custom_generate into a folder of modules; not into the user's own."""
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def test_custom_generate_of_the_folder_equals_greedy_generate(exported, assistant, modules):
+    target = tiny_model("llama")
+    plain = target.generate(**LEFT_PADDED, **GREEDY)
+    drafted = target.generate(
+        **LEFT_PADDED,
+        **GREEDY,
+        assistant_model=assistant,
+        custom_generate=str(exported),
+        trust_remote_code=True,
+    )
+    assert torch.equal(drafted, plain)
+
+
+def test_policy_and_head_of_the_drafters_folder_are_used(exported, assistant):
+    pair = prepare(tiny_model("llama"), assistant, None)
+    assert pair.stop.name == "head(0.7)"
+    states = torch.randn(3, 16)
+    expected = make_head(noisy_copy("llama")).acceptance(states)
+    assert torch.equal(pair.stop.head.acceptance(states), expected)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt-neox"])
+def test_left_padded_batches_equal_greedy_generate(family):
+    target, drafter = tiny_model(family), noisy_copy(family)
+    plain = target.generate(**LEFT_PADDED, **GREEDY)
+    assert torch.equal(generate(target, **LEFT_PADDED, **GREEDY, assistant_model=drafter), plain)
+
+
+@pytest.mark.parametrize("family", ["t5", "marian"])
+def test_encoder_decoder_pairs_equal_greedy_generate(tmp_path, family):
+    root = save_drafter(tmp_path / "drafter", family)
+    head = save_head(tmp_path / "head", noisy_copy(family))
+    out = export_to(tmp_path / "out", drafter=str(root), head=head)
+    target, drafter = tiny_model(family), AutoModelForSeq2SeqLM.from_pretrained(out).eval()
+    plain = target.generate(**RIGHT_PADDED, **GREEDY)
+    assert torch.equal(generate(target, **RIGHT_PADDED, **GREEDY, assistant_model=drafter), plain)
+
+
+def test_an_exported_spec_drafter_equals_greedy_generate(tmp_path):
+    target = tiny_model("marian")
+    drafter = SpecDrafter(make_config(target.config, DrafterConfig(k=4, decoder_layers=1), 3))
+    initialise(drafter, target, "both")
+    drafter.double().save_pretrained(tmp_path / "drafter")
+    tiny_tokenizer().save_pretrained(tmp_path / "drafter")
+    out = export_to(tmp_path / "out", drafter=str(tmp_path / "drafter"))
+    reloaded = SpecDrafter.from_pretrained(out)
+    plain = target.generate(**RIGHT_PADDED, **GREEDY)
+    assert torch.equal(generate(target, **RIGHT_PADDED, **GREEDY, assistant_model=reloaded), plain)
+    assert prepare(target, reloaded, None).stop.name == "k=4"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_length": 11, "do_sample": False},
+        {"do_sample": False},
+        GREEDY | {"eos_token_id": [7, 12]},
+        GREEDY | {"repetition_penalty": 1.7},
+        GREEDY | {"min_new_tokens": 9},
+        GREEDY | {"min_length": 12},
+        GREEDY | {"bad_words_ids": [[20], [11]], "no_repeat_ngram_size": 2},
+    ],
+    ids=lambda settings: ",".join(settings.keys() - {"do_sample"}) or "defaults",
+)
+def test_settings_of_the_call_mean_what_they_mean_in_generate(assistant, settings):
+    target = tiny_model("llama")
+    plain = target.generate(**ONE, **settings)
+    assert torch.equal(generate(target, **ONE, **settings, assistant_model=assistant), plain)
+
+
+@pytest.mark.parametrize(
+    ("policy", "name"),
+    [
+        ({"stop": "fixed", "k": 3}, "k=3"),
+        ({"stop": "entropy", "entropy": 1.5, "max_draft": 8}, "entropy(1.5)"),
+        ({"stop": "confidence", "confidence": 0.3}, "confidence(0.3)"),
+        ({"stop": "head", "h": 0.4, "max_draft": 6}, "head(0.4)"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_another_policy_changes_the_rounds_but_not_the_tokens(assistant, policy, name):
+    target = tiny_model("llama")
+    plain = target.generate(**ONE, **GREEDY)
+    drafted = generate(target, **ONE, **GREEDY, assistant_model=assistant, policy=policy)
+    assert torch.equal(drafted, plain)
+    assert prepare(target, assistant, policy).stop.name == name
+
+
+def test_sampling_follows_torchs_seed(assistant):
+    target = tiny_model("llama")
+
+    def sample(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        return generate(target, **ONE, **SAMPLED, num_return_sequences=4, assistant_model=assistant)
+
+    first = sample(1)
+    assert len(first) == 4
+    assert torch.equal(first, sample(1))
+    assert not torch.equal(first, sample(2))
+    assert len({tuple(row.tolist()) for row in first}) > 1
+
+
+def test_sampling_from_the_single_best_token_is_greedy(assistant):
+    target = tiny_model("llama")
+    drafted = generate(target, **ONE, **(SAMPLED | {"top_k": 1}), assistant_model=assistant)
+    assert torch.equal(drafted, target.generate(**ONE, **GREEDY))
+
+
+def test_a_streamer_gets_the_prompt_and_every_token_once(assistant):
+    class Collector(BaseStreamer):
+        def __init__(self) -> None:
+            self.seen: list[int] = []
+            self.ended = False
+
+        def put(self, value: torch.Tensor) -> None:
+            self.seen.extend(value.flatten().tolist())
+
+        def end(self) -> None:
+            self.ended = True
+
+    streamer = Collector()
+    output = generate(
+        tiny_model("llama"), **ONE, **GREEDY, assistant_model=assistant, streamer=streamer
+    )
+    assert streamer.seen == output[0].tolist()
+    assert streamer.ended
+
+
+def test_a_model_output_is_returned_where_asked_for(assistant):
+    target = tiny_model("llama")
+    output = generate(
+        target, **ONE, **GREEDY, assistant_model=assistant, return_dict_in_generate=True
+    )
+    assert isinstance(output, GenerateDecoderOnlyOutput)
+    assert torch.equal(output.sequences, target.generate(**ONE, **GREEDY))
+
+
+def test_a_pair_is_wrapped_once_until_something_changes(assistant):
+    target = tiny_model("llama")
+    first = prepare(target, assistant, None)
+    assert prepare(target, assistant, None) is first
+    assert prepare(target, assistant, {"stop": "fixed", "k": 2}) is not first
+    other = noisy_copy("llama")
+    assert prepare(target, other, None).assistant is other
+    assert prepare(target, other, None).stop.name == "k=20"
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"num_beams": 4}, "num_beams = 4"),
+        ({"logits_processor": LogitsProcessorList([TemperatureLogitsWarper(2.0)])}, "logits_proc"),
+        ({"stopping_criteria": [MaxTimeCriteria(1.0)]}, "stopping_criteria cannot be honoured"),
+        ({"assistant_tokenizer": "any"}, "must share one tokenizer"),
+        ({"output_scores": True}, "output_scores is not available"),
+        ({"past_key_values": "any"}, "past_key_values is not taken here"),
+        ({"max_new_tokenz": 3}, "max_new_tokenz is not taken here"),
+        ({"num_return_sequences": 2}, "do not support `num_return_sequences`"),
+        ({"do_sample": True, "min_p": 0.1}, "min_p"),
+        ({"do_sample": True, "temperature": 0.0}, "do_sample=False for greedy"),
+        ({"do_sample": True, "policy": {"stop": "confidence", "confidence": 0.4}}, "own value"),
+        ({"policy": {"stop": "head"}}, "no h; add h"),
+        ({"policy": {"stop": "heads"}}, "policy: stop:"),
+        ({"policy": "no-such-folder"}, "give an export's folder"),
+        ({"max_length": 2}, "leaves no room"),
+        ({"attention_mask": torch.ones(1, 2)}, "attention_mask has shape"),
+        ({"attention_mask": torch.tensor([[1, 1, 0]])}, "padding_side = 'left'"),
+        ({"attention_mask": torch.zeros(1, 3)}, "row 0 of the inputs holds no tokens"),
+        ({"input_ids": torch.tensor([3, 9])}, "must be integers of shape"),
+        ({"input_ids": None}, "not nothing"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_cannot_be_honoured_is_refused_by_name(assistant, settings, says):
+    with pytest.raises(ValueError, match=says) as error:
+        generate(tiny_model("llama"), **(ONE | settings), assistant_model=assistant)
+    assert "\n" not in str(error.value)
+
+
+def test_models_that_do_not_go_together_are_refused(assistant):
+    target = tiny_model("llama")
+    with pytest.raises(ValueError, match="assistant_model is missing"):
+        generate(target, **ONE)
+    with pytest.raises(ValueError, match="vocabulary of 48 tokens, but target .* has 40"):
+        generate(target, **ONE, assistant_model=tiny_model("llama", vocab_size=48))
+    with pytest.raises(ValueError, match="is an encoder-decoder one"):
+        generate(target, **ONE, assistant_model=tiny_model("t5"))
+
+
+def test_a_head_from_another_folder_must_be_for_this_drafter(tmp_path, exported):
+    other = tiny_model("llama", seed=8)
+    with pytest.raises(ValueError, match="with other weights"):
+        prepare(tiny_model("llama"), other, str(exported))
+    assert prepare(tiny_model("llama"), noisy_copy("llama"), str(exported)).stop.h == 0.7
