@@ -7,13 +7,10 @@ missing, and gives the same shards as an uninterrupted run, whatever the number 
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +18,6 @@ import datasets
 import numpy
 import torch
 import transformers
-from accelerate import PartialState
-from accelerate.utils import parse_flag_from_env
-from filelock import FileLock, Timeout
 from tqdm import tqdm
 from transformers import (
     AutoModelForCausalLM,
@@ -51,11 +45,11 @@ from drafttrain.data.shards import (
     lost_rows,
     missing_shards,
     read_manifest,
-    remove_leftovers,
     shard_path,
     write_manifest,
     write_shard,
 )
+from drafttrain.data.writing import join_processes, only_writer, remove_leftovers, say
 from drafttrain.decoding.logits_processing import check_generation_config
 from drafttrain.decoding.types import Sampling
 from drafttrain.models.loading import LoadedTarget, check_target, load_target
@@ -69,9 +63,6 @@ __all__ = [
     "read_manifest",
 ]
 
-LOCK = ".writing.lock"
-PATIENCE = timedelta(days=7)
-"""How long a process waits for the others' shards."""
 ROWS_NAMED = 20
 """Most skipped or failed rows that are printed; the shards name them all."""
 
@@ -83,7 +74,7 @@ def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manife
     written, for settings that contradict each other, the target or the folder's manifest.
     """
     _check_settings(config)
-    state = _join_processes()  # first: it assigns each process its device
+    state = join_processes()  # first: it assigns each process its device
     inputs = load_inputs(config.data)
     if target is None:
         model_config = check_target(config.target)
@@ -95,7 +86,7 @@ def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manife
     check_chats(target.tokenizer, inputs, not target.model.config.is_encoder_decoder)
     with ExitStack() as stack:
         if state.is_main_process:
-            stack.enter_context(_only_writer(config.out))
+            stack.enter_context(only_writer(config.out))
             _begin(config, target, inputs)
         state.wait_for_everyone()
         manifest = read_manifest(config.out)
@@ -108,7 +99,7 @@ def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manife
         except KeyboardInterrupt:
             if state.is_main_process:
                 there = manifest.shards - len(missing_shards(config.out, manifest))
-                _say(
+                say(
                     f"interrupted: {there} of {manifest.shards} shards are in {config.out}; "
                     "run the same command again, it continues"
                 )
@@ -218,18 +209,6 @@ def _tokenizer(config: DistillConfig) -> PreTrainedTokenizerBase:
     )
 
 
-def _join_processes() -> PartialState:
-    """All processes of a launch. Raises ConfigError if each believes to be alone."""
-    state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"), timeout=PATIENCE)
-    launched = int(os.environ.get("WORLD_SIZE", 1))
-    if launched != state.num_processes:
-        raise ConfigError(
-            f"{launched} processes were launched, but Accelerate sees {state.num_processes}; on a "
-            "machine without a GPU use `accelerate launch --cpu`, or set ACCELERATE_USE_CPU=true"
-        )
-    return state
-
-
 def check_lengths(config: DistillConfig, model_config: PretrainedConfig) -> None:
     """The target must have positions for `max_new_tokens`. Raises ConfigError."""
     positions = max_positions(model_config)
@@ -277,20 +256,6 @@ def generate_settings(config: DistillConfig) -> dict[str, Any]:
         "return_dict_in_generate": False,
         "use_cache": True,
     } | ({} if config.method == "beam" else {"early_stopping": None, "length_penalty": None})
-
-
-def _only_writer(folder: Path) -> FileLock:
-    """A lock that the operating system drops when its holder dies. Raises ConfigError if held."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise ConfigError(
-            f"another process is writing to {str(folder)!r} ({LOCK} is locked); wait until it "
-            "ends, stop it, or give another folder with out="
-        ) from None
-    return lock
 
 
 def _begin(config: DistillConfig, target: LoadedTarget, inputs: datasets.Dataset) -> None:
@@ -470,17 +435,13 @@ def _report(folder: Path, manifest: Manifest) -> None:
     """The account, and the numbers of the rows that gave no output."""
     counts = manifest.counts
     assert counts is not None
-    _say(
+    say(
         f"{folder}: {manifest.rows} rows = {counts.ok} ok + {counts.skipped} skipped + "
         f"{counts.error} failed; {counts.target_tokens} tokens, {counts.truncated} outputs cut at "
         f"max_new_tokens = {manifest.max_new_tokens}"
     )
     lost = lost_rows(folder, manifest)
     for row in lost[:ROWS_NAMED]:
-        _say(f"  row {row['row']}: {row['status']}, {row['reason']}")
+        say(f"  row {row['row']}: {row['status']}, {row['reason']}")
     if len(lost) > ROWS_NAMED:
-        _say(f"  and {len(lost) - ROWS_NAMED} more: see column `reason` of the shards")
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+        say(f"  and {len(lost) - ROWS_NAMED} more: see column `reason` of the shards")

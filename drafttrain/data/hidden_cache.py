@@ -290,7 +290,8 @@ def _begin(config: CacheConfig, wanted: CacheManifest) -> None:
     """Compares with what an earlier run has begun here, or begins."""
     if (config.out / MANIFEST).is_file():
         check_same_settings(config.out, read_cache_manifest(config.out), wanted)
-        remove_leftovers(config.out)
+        for folder in (config.out, *config.out.glob("mix-*")):
+            remove_leftovers(folder)
         return
     strangers = sorted(path.name for path in config.out.glob("mix-*"))
     if strangers:

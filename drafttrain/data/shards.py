@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,11 +23,11 @@ from pydantic import ValidationError
 
 from drafttrain.config import Config, ConfigError, DataConfig
 from drafttrain.data.rows import CHATS
+from drafttrain.data.writing import renamed_when_whole
 from drafttrain.models.identity import hash_tokenizer as hash_tokenizer
 from drafttrain.models.identity import hash_weights as hash_weights
 
 MANIFEST = "manifest.json"
-TEMPORARY = ".part"
 TRUNCATED = "no end within max_new_tokens"
 SCHEMA = pyarrow.schema(
     [
@@ -131,12 +129,12 @@ def write_shard(path: Path, rows: Sequence[ShardRow]) -> None:
     """One shard, whole or not at all."""
     columns = {name: [getattr(row, name) for row in rows] for name in SCHEMA.names}
     table = pyarrow.table(columns, schema=SCHEMA)
-    with _renamed_when_whole(path) as temporary:
+    with renamed_when_whole(path) as temporary:
         pyarrow.parquet.write_table(table, temporary, compression="zstd")
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    with _renamed_when_whole(folder / MANIFEST) as temporary:
+    with renamed_when_whole(folder / MANIFEST) as temporary:
         temporary.write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
@@ -262,25 +260,6 @@ def _count(table: pyarrow.Table) -> Counts:
         source_tokens=tokens["source"],
         target_tokens=tokens["target"],
     )
-
-
-@contextmanager
-def _renamed_when_whole(path: Path) -> Iterator[Path]:
-    """A temporary path that gets its final name when the block ends well, else disappears."""
-    temporary = path.with_name(f".{path.name}-{os.getpid()}{TEMPORARY}")
-    try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Half-written files of a run that was killed. Only while no other run writes here."""
-    for path in folder.glob(f".*{TEMPORARY}"):
-        path.unlink()
 
 
 def hash_inputs(inputs: datasets.Dataset) -> str:

@@ -62,7 +62,7 @@ def renamed_when_whole(path: Path) -> Iterator[Path]:
 
 def remove_leftovers(folder: Path) -> None:
     """Half-written files of a run that was killed. Only while no other run writes here."""
-    for path in folder.rglob(f".*{TEMPORARY}"):
+    for path in folder.glob(f".*{TEMPORARY}"):
         path.unlink()
 
 
