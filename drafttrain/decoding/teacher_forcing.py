@@ -13,44 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import (
-    BartForConditionalGeneration,
-    GPT2LMHeadModel,
-    GPTNeoXForCausalLM,
-    LlamaForCausalLM,
-    MarianMTModel,
-    MBartForConditionalGeneration,
-    MistralForCausalLM,
-    MT5ForConditionalGeneration,
-    OPTForCausalLM,
-    PegasusForConditionalGeneration,
-    PreTrainedModel,
-    Qwen2ForCausalLM,
-    Qwen3ForCausalLM,
-    T5ForConditionalGeneration,
-)
+from transformers import PreTrainedModel, T5ForConditionalGeneration
 
+from drafttrain.decoding.architectures import BART_LIKE, KNOWN
 from drafttrain.decoding.cached_model import make_source
-
-PLAIN_CAUSAL = (
-    LlamaForCausalLM,
-    MistralForCausalLM,
-    Qwen2ForCausalLM,
-    Qwen3ForCausalLM,
-    GPT2LMHeadModel,
-    GPTNeoXForCausalLM,
-    OPTForCausalLM,
-)
-"""Logits are the output embeddings' product with the decoder's last hidden state."""
-BIASED = (
-    BartForConditionalGeneration,
-    MarianMTModel,
-    MBartForConditionalGeneration,
-    PegasusForConditionalGeneration,
-)
-"""The same, plus `final_logits_bias`."""
-SCALED = (T5ForConditionalGeneration, MT5ForConditionalGeneration)
-"""The same, of the hidden state divided by sqrt(d_model) where the configuration says so."""
 
 
 @dataclass(frozen=True)
@@ -109,11 +75,8 @@ def _rows(
     not known to be plain; else None.
     """
     device = model.device
-    plain = type(model) in PLAIN_CAUSAL + BIASED + SCALED
-    if model.config.is_encoder_decoder:
-        prefixes = [make_source(source, model).prefix for source in sources]
-    else:
-        prefixes = [torch.tensor(source, device=device) for source in sources]
+    plain = type(model) in KNOWN
+    prefixes = [make_source(source, model).prefix for source in sources]
     fed = [
         torch.cat([prefix, torch.tensor(target, dtype=torch.long, device=device)])
         for prefix, target in zip(prefixes, targets, strict=True)
@@ -153,10 +116,10 @@ def _pad(sequences: Sequence[Tensor], model: PreTrainedModel) -> Tensor:
 
 def _project(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     """Logits of the chosen rows. Shapes: [N, D] -> [N, V]."""
-    if isinstance(model, SCALED) and model.config.scale_decoder_outputs:
+    if type(model) is T5ForConditionalGeneration and model.config.scale_decoder_outputs:
         hidden = hidden * model.config.d_model**-0.5
     logits = model.get_output_embeddings()(hidden)
-    return logits + model.final_logits_bias if isinstance(model, BIASED) else logits
+    return logits + model.final_logits_bias if isinstance(model, BART_LIKE) else logits
 
 
 def _at_least_float32(logits: Tensor) -> Tensor:
