@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -98,6 +99,34 @@ class ToyTarget:
         state += kept
 
 
+class ToyModel:
+    """A decoder-only `CachedModel` for the causal drafter: logits and states from tables of paths.
+
+    The state at a token depends on the whole path, the token included. A sequence's state is the
+    tokens that are cached.
+    """
+
+    def __init__(
+        self, seed: int, vocabulary: int = 3, excluded: float = 0.0, width: int = 4
+    ) -> None:
+        self.model = SimpleNamespace(device="cpu", config=SimpleNamespace(is_encoder_decoder=False))
+        self.max_positions: int | None = None
+        self.eos_ids = frozenset([EOS])
+        self.table = LogitsTable(seed, vocabulary, excluded)
+        self.hidden = LogitsTable(seed + 1000, width)
+
+    def encode(self, source: Source) -> list[int]:
+        return []
+
+    def catch_up(self, state: list[int], tokens: Tensor) -> Score:
+        state[:] = tokens.tolist()
+        return Score(self.table[state][None], self.hidden[state][None])
+
+    def feed(self, state: list[int], tokens: Tensor) -> Score:
+        state += tokens.tolist()
+        return Score(self.table[state][None], self.hidden[state][None])
+
+
 @dataclass
 class ToyDrafter:
     """Independent rows for each slot, given the committed tokens: as a block drafter has them.
@@ -170,3 +199,8 @@ def autoregressive_law(
 
 def toy_source() -> Source:
     return Source(torch.tensor([2]), torch.tensor([START]))
+
+
+def toy_prompt() -> Source:
+    """The same for decoder-only models: the prompt is what they continue."""
+    return Source(torch.tensor([START]), torch.tensor([START]))

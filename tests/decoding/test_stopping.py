@@ -1,0 +1,270 @@
+"""Stop policies against stops worked out by hand, the lag of Algorithm 2 included."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from drafttrain.decoding.drafters.causal import CausalDrafter
+from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.sampling import SampledChance, warp
+from drafttrain.decoding.stopping import (
+    Capped,
+    Confidence,
+    Entropy,
+    FixedLength,
+    HeadPolicy,
+    entropy,
+    largest_probability,
+)
+from drafttrain.decoding.types import DraftState, Sampling, Source
+from drafttrain.decoding.verifiers import (
+    GreedyMatch,
+    RejectionSampling,
+    acceptance_probability,
+    check_pairing,
+)
+from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
+from tests.decoding.toys import EOS, ToyModel, ToyTarget, toy_prompt
+
+ACCEPTANCE = {1: 1.0, 2: 0.9, 3: 0.5, 4: 1.0}
+"""Probability that the target accepts each token of the pair below, whatever came before."""
+GREEDY, SAMPLED = Sampling(), Sampling(temperature=1.0)
+
+
+class OneHot:
+    """States that are the last token's own number."""
+
+    def __getitem__(self, path: Sequence[int]) -> Tensor:
+        return torch.eye(5)[path[-1]]
+
+
+class SameRow:
+    """The same probabilities after every path."""
+
+    def __init__(self, probs: Sequence[float]) -> None:
+        self._row = torch.tensor(probs, dtype=torch.float64).log()
+
+    def __getitem__(self, path: Sequence[int]) -> Tensor:
+        return self._row
+
+
+class Scripted:
+    """Rows whose arg-max follows a script, by the length of the path."""
+
+    def __init__(self, tokens: Sequence[int], start: int = 1) -> None:
+        self._tokens, self._start = tokens, start
+
+    def __getitem__(self, path: Sequence[int]) -> Tensor:
+        return 3.0 * torch.eye(5)[self._tokens[len(path) - self._start]]
+
+
+def knowing_head(acceptance: dict[int, float] = ACCEPTANCE) -> AcceptanceHead:
+    """Reads the token off its state and knows how likely it is accepted."""
+    head = AcceptanceHead(AcceptanceHeadConfig(hidden_size=5, depth=0))
+    for token, probability in acceptance.items():
+        logit = torch.tensor(min(probability, 1.0 - 1e-7)).logit()
+        head.out.weight.data[0, token] = logit
+    return head
+
+
+def scripted_drafter(tokens: Sequence[int]) -> CausalDrafter:
+    model = ToyModel(0)
+    model.table, model.hidden = Scripted(tokens), OneHot()
+    return CausalDrafter(model)
+
+
+def draft(drafter: CausalDrafter, stop, sampling: Sampling = GREEDY):
+    chance = SampledChance(torch.Generator().manual_seed(0))
+    return drafter.start(toy_prompt(), sampling, chance).propose(torch.tensor([0]), None, stop)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "h", "wanted"),
+    [
+        # a token's factor is known two questions after it was drafted: 1 - .5 > h stops after one
+        ([3, 2, 2, 2], 0.45, [3, 2]),
+        ([2, 3, 2, 2], 0.45, [2, 3, 2]),
+        ([2, 2, 2, 3, 2, 2], 0.45, [2, 2, 2, 3, 2]),
+        # .9 -> .1, .81 -> .19, .729 -> .271, .6561 -> .3439, .59049 -> .40951, .531441 -> .468559
+        ([2] * 9, 0.45, [2] * 7),
+        ([2] * 9, 0.40, [2] * 6),
+        # 2 3 2 2: .45 -> .55 after the second, .405 -> .595, .3645 -> .6355, .295 -> .705 by six
+        ([2, 3, 2, 2, 2, 2, 2, 2, 2], 0.7, [2, 3, 2, 2, 2, 2, 2]),
+        ([4] * 9, 0.05, [4] * 8),  # sure of every token: the cap ends it, inclusive
+        ([2, EOS, 2, 2], 0.9, [2, EOS]),  # EOS ends a draft and is submitted
+    ],
+)
+def test_stops_match_those_worked_out_by_hand(tokens, h, wanted):
+    proposal = draft(scripted_drafter(tokens), HeadPolicy(knowing_head(), h, max_draft=8))
+    assert proposal.tokens.tolist() == wanted
+    assert proposal.passes == len(wanted)
+    # the last token is submitted without ever having been fed: no state, no factor
+    states = [] if proposal.hidden is None else proposal.hidden.argmax(dim=-1).tolist()
+    assert states == wanted[:-1]
+
+
+def test_the_first_factor_is_known_after_two_tokens():
+    hopeless = knowing_head(dict.fromkeys(ACCEPTANCE, 1e-6))
+    assert len(draft(scripted_drafter([2] * 9), HeadPolicy(hopeless, 0.1, 8)).tokens) == 2
+    assert len(draft(scripted_drafter([2] * 9), HeadPolicy(hopeless, 0.1, 1)).tokens) == 1
+
+
+def test_acceptance_of_the_pair_is_what_its_head_says():
+    target, drafter = known_pair()
+    target_probs = warp(target.table[[0]], SAMPLED).expand(3, -1)
+    draft_probs = warp(drafter.model.table[[0]], SAMPLED).expand(3, -1)
+    tokens = torch.tensor([2, 3, 4])
+    accepted = acceptance_probability(target_probs, draft_probs, tokens)
+    assert accepted.tolist() == pytest.approx([0.9, 0.5, 1.0])
+    states = torch.stack([drafter.model.hidden[[0, token]] for token in (2, 3, 4)])
+    assert knowing_head().acceptance(states).tolist() == pytest.approx(accepted.tolist(), abs=1e-6)
+
+
+def known_pair() -> tuple[ToyTarget, CausalDrafter]:
+    """The drafter draws 2, 3 and 4 alike; the target accepts 9, 5 and 10 in ten of them."""
+    target, model = ToyTarget(0), ToyModel(0)
+    target.table = SameRow([0.1, 0.1, 0.3, 0.5 / 3, 1.0 / 3])
+    model.table, model.hidden = SameRow([0.0, 0.0, 1.0 / 3, 1.0 / 3, 1.0 / 3]), OneHot()
+    return target, CausalDrafter(model)
+
+
+def test_every_sampled_round_stops_where_the_rule_says_and_is_accepted_as_often():
+    target, drafter = known_pair()
+    chance = SampledChance(torch.Generator().manual_seed(0))
+    h, cap, longest = 0.6, 6, 30
+    outputs = Decoder(
+        target, drafter, HeadPolicy(knowing_head(), h, cap), RejectionSampling(), SAMPLED, chance
+    ).decode_all([toy_prompt()] * 60, longest)
+    tried, accepted, lengths = 0, 0, set()
+    for output in outputs:
+        left = longest
+        for played in output.rounds:
+            assert len(played.drafted) == length_by_hand(played.drafted, h, min(cap, left - 1))
+            assert played.passes == len(played.drafted)
+            left -= len(played.emitted)
+            lengths.add(len(played.drafted))
+            if played.drafted:
+                tried += 1
+                accepted += len(played.path) > 0
+    assert len(lengths) > 3
+    expected = (0.9 + 0.5 + 1.0) / 3
+    assert abs(accepted / tried - expected) < 5.0 * math.sqrt(expected * (1 - expected) / tried)
+
+
+def length_by_hand(drafted: Sequence[int], h: float, room: int) -> int:
+    """Algorithm 2 along a draft: before token d + 1, the factors of tokens 1..d - 1 are known."""
+    for depth in range(len(drafted) + 1):
+        survives = math.prod(ACCEPTANCE[token] for token in drafted[: max(0, depth - 1)])
+        if depth == room or 1.0 - survives > h:
+            return depth
+    return -1  # it should have gone on
+
+
+def states(*tokens: int) -> tuple[Tensor, ...]:
+    return tuple(torch.eye(5)[token] for token in tokens)
+
+
+def test_a_head_on_slots_judges_the_slot_it_is_asked_about():
+    policy = HeadPolicy(knowing_head(), 0.45, 8)
+    assert policy.rejection(states(2, 3)) == pytest.approx(0.55)
+    assert policy.admit(DraftState(0, hidden=states(2)))
+    assert not policy.admit(DraftState(0, hidden=states(2, 3)))
+    assert policy.admit(DraftState(3))  # nothing known: go on
+    assert not policy.admit(DraftState(8, hidden=states(4)))
+
+
+def test_a_rejection_exactly_as_likely_as_h_goes_on():
+    even = knowing_head({3: 0.5})
+    assert HeadPolicy(even, 0.5, 8).admit(DraftState(2, hidden=states(3)))
+    assert not HeadPolicy(even, 0.4999, 8).admit(DraftState(2, hidden=states(3)))
+
+
+def test_a_head_computes_in_its_own_type_and_without_gradients():
+    head = knowing_head().train()
+    policy = HeadPolicy(head, 0.5, 8)
+    half = DraftState(2, hidden=[torch.eye(5, dtype=torch.float16)[2]])
+    assert policy.admit(half)
+    assert not head.training
+    assert not any(parameter.requires_grad for parameter in head.parameters())
+
+
+def test_entropy_looks_at_the_newest_row_before_temperature():
+    sure, even = torch.tensor([9.0, 0.0, 0.0, 0.0]), torch.zeros(4)
+    policy = Entropy(math.log(4.0) - 0.01, 5)
+    assert policy.admit(DraftState(0))
+    assert policy.admit(DraftState(2, logits=[even, sure]))
+    assert not policy.admit(DraftState(2, logits=[sure, even]))
+    assert Entropy(math.log(4.0) + 0.01, 5).admit(DraftState(1, logits=[even]))
+    assert not policy.admit(DraftState(5, logits=[sure]))
+
+
+def test_entropy_of_excluded_tokens_counts_nothing():
+    row = torch.tensor([0.0, 0.0, -torch.inf])
+    assert entropy(row) == pytest.approx(math.log(2.0))
+    assert entropy(torch.tensor([1.0, -torch.inf])) == 0.0
+    assert largest_probability(row) == pytest.approx(0.5)
+
+
+def test_confidence_stops_after_a_token_of_low_probability():
+    policy = Confidence(0.4, 5)
+    high, low = torch.tensor([0.5, 0.25, 0.25]).log(), torch.full((3,), 1.0 / 3).log()
+    assert policy.admit(DraftState(0))
+    assert policy.admit(DraftState(1, logits=[high]))
+    assert not policy.admit(DraftState(1, logits=[low]))
+    rows = ToyModel(0)
+    rows.table, rows.hidden = SameRow([1 / 3, 0.0, 1 / 3, 1 / 3, 0.0]), OneHot()
+    assert len(draft(CausalDrafter(rows), policy).tokens) == 1  # it is submitted, no other is
+
+
+def test_confidence_is_refused_where_tokens_are_sampled():
+    with pytest.raises(ValueError, match="temperature is 0.7.*its own value.*entropy or head"):
+        check_pairing(NoDrafter(), Confidence(0.4, 5), RejectionSampling(), Sampling(0.7))
+    check_pairing(NoDrafter(), Confidence(0.4, 5), GreedyMatch(), GREEDY)
+    with pytest.raises(ValueError, match="its own value"):
+        Decoder(
+            ToyTarget(0),
+            scripted_drafter([2]),
+            Capped(Confidence(0.4, 5), 3),
+            RejectionSampling(),
+            SAMPLED,
+            SampledChance(torch.Generator()),
+        ).decode([toy_prompt()], 3)
+    for stop in (FixedLength(3), Entropy(1.0, 3), HeadPolicy(knowing_head(), 0.5, 3)):
+        check_pairing(NoDrafter(), stop, RejectionSampling(), SAMPLED)
+
+
+def test_names_and_caps_are_those_of_reports():
+    stops = [
+        FixedLength(10),
+        Entropy(2.0, 7),
+        Confidence(0.4, 8),
+        HeadPolicy(knowing_head(), 0.7, 9),
+    ]
+    assert [stop.name for stop in stops] == ["k=10", "entropy(2)", "confidence(0.4)", "head(0.7)"]
+    assert [stop.longest for stop in stops] == [10, 7, 8, 9]
+    assert [Capped(stop, 8).longest for stop in stops] == [8, 7, 8, 8]
+
+
+def test_a_source_longer_than_the_drafters_positions_is_refused_with_both_numbers():
+    drafter = scripted_drafter([2])
+    drafter.model.max_positions = 4
+    with pytest.raises(ValueError, match="5 tokens but the drafter takes 4"):
+        source = Source(torch.zeros(5, dtype=torch.long), torch.zeros(5, dtype=torch.long))
+        drafter.start(source, GREEDY, SampledChance(torch.Generator()))
+
+
+@pytest.mark.parametrize(("committed", "wanted"), [(1, 4), (3, 2), (4, 1), (5, 0), (9, 0)])
+def test_drafts_end_where_the_drafters_positions_do(committed, wanted):
+    """Four positions: the last drafted token is never fed, so it needs none."""
+    drafter = scripted_drafter([2] * 20)
+    drafter.model.max_positions = 4
+    session = drafter.start(toy_prompt(), GREEDY, SampledChance(torch.Generator()))
+    proposal = session.propose(torch.zeros(committed, dtype=torch.long), None, FixedLength(9))
+    assert len(proposal.tokens) == proposal.passes == wanted
+    assert len(session.state) <= 4
