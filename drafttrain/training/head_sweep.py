@@ -23,9 +23,11 @@ from drafttrain.data.head_batches import HeadBatch
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig, head_name
 from drafttrain.training.losses import LossSums, acceptance_loss, acceptance_loss_slope
 
-PIECE_BYTES = {"cpu": 2**18}
+PIECE_BYTES = {"cpu": 2**21}
 """Size of one activation (all heads' rows of one block) in a piece, by kind of device."""
 OTHER_PIECE_BYTES = 2**28
+LEAST_ROWS = 512
+"""Rows of a piece, whatever their size: products of fewer are slow."""
 
 
 def make_heads(
@@ -161,7 +163,7 @@ class _SweepLoss(torch.autograd.Function):
 
 def _rows_in_piece(heads: int, hidden: Tensor) -> int:
     size = PIECE_BYTES.get(hidden.device.type, OTHER_PIECE_BYTES)
-    return max(64, size // (4 * heads * max(hidden.shape[1], 1)))
+    return max(LEAST_ROWS, size // (4 * heads * max(hidden.shape[1], 1)))
 
 
 def _run_heads(

@@ -108,11 +108,12 @@ def test_slope_is_the_derivative_of_the_loss() -> None:
 @pytest.mark.parametrize(
     "depths", [(0,), (1,), (4,), (0, 2), (3, 0, 1, 4), (2, 3)], ids=lambda d: f"D{d}"
 )
-@pytest.mark.parametrize("piece_bytes", [1, 2**20], ids=["many pieces", "one piece"])
+@pytest.mark.parametrize("rows", [64, 512], ids=["many pieces", "one piece"])
 def test_sums_and_gradients_are_those_of_each_head_by_itself(
-    depths: tuple[int, ...], piece_bytes: int, monkeypatch: pytest.MonkeyPatch
+    depths: tuple[int, ...], rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(head_sweep, "PIECE_BYTES", {"cpu": piece_bytes})
+    monkeypatch.setattr(head_sweep, "PIECE_BYTES", {"cpu": 1})
+    monkeypatch.setattr(head_sweep, "LEAST_ROWS", rows)
     settings = HeadConfig(depths=depths, rejection_weights=(1.0, 6.0))
     sweep = HeadSweep(make_heads(settings, WIDTH, seed=0)).double()
     batch = batch_of(150)
