@@ -50,6 +50,9 @@ CASES = [("bart", name) for name in SETTINGS] + [
     ("t5", "no repeat"),
     ("t5", "bad words"),
 ]
+PROMPTED = ("repetition", "no repeat", "suppressed", "forced last", "decay", "several eos")
+CASES += [("qwen2", name) for name in PROMPTED]
+CASES += [("opt", "several eos"), ("gpt2", "minimal new tokens"), ("llama", "repetition")]
 
 
 @pytest.mark.parametrize(("family", "name"), CASES)

@@ -7,15 +7,17 @@ import torch
 from transformers import PreTrainedModel
 
 from drafttrain.decoding.cached_model import CachedModel, make_source
+from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.loop import Decoder, RunningSequence, play_round
 from drafttrain.decoding.sampling import SampledChance
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Drafter, Output, Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
 from tests.decoding.drafts import HalfRight
+from tests.decoding.test_cached_model import close_caches, fresh
 from tests.decoding.toys import ToyDrafter, ToyTarget, toy_source
-from tests.tiny_models import EOS, FAMILIES, VOCAB, tiny_model
+from tests.tiny_models import CAUSAL_FAMILIES, EOS, FAMILIES, VOCAB, tiny_model
 
 GREEDY = Sampling()
 
@@ -32,7 +34,11 @@ def sources_for(model: PreTrainedModel, count: int = 6) -> list[Source]:
 def generate(model: PreTrainedModel, sources: list[Source], max_new_tokens: int) -> list[list[int]]:
     return [
         model.generate(
-            source.input_ids[None], do_sample=False, num_beams=1, max_new_tokens=max_new_tokens
+            source.input_ids[None],
+            attention_mask=torch.ones_like(source.input_ids[None]),
+            do_sample=False,
+            num_beams=1,
+            max_new_tokens=max_new_tokens,
         )[0, len(source.prefix) :].tolist()
         for source in sources
     ]
@@ -61,7 +67,7 @@ def tokens_of(outputs: list[Output]) -> list[list[int]]:
     return [output.tokens for output in outputs]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *CAUSAL_FAMILIES])
 def test_speculation_equals_plain_decoding_and_generate(family):
     model = tiny_model(family)
     sources = sources_for(model)
@@ -110,8 +116,9 @@ def test_rounds_account_for_every_token():
 
 
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 5, 7])
-def test_max_length_is_reached_exactly_also_inside_a_block(max_new_tokens):
-    model = tiny_model("bart")
+@pytest.mark.parametrize("family", ["bart", "qwen2"])
+def test_max_length_is_reached_exactly_also_inside_a_block(family, max_new_tokens):
+    model = tiny_model(family)
     sources = sources_for(model)
     expected = generate(model, sources, max_new_tokens)
     answers = generate(model, sources, 24)
@@ -132,6 +139,56 @@ def test_decoding_ends_where_the_decoders_positions_do():
     outputs = run(model, sources, HalfRight(expected, VOCAB, right=0.9), max_new_tokens=1000)
     assert tokens_of(outputs) == expected
     assert len(outputs[0].tokens) == 16
+
+
+@pytest.mark.parametrize("family", CAUSAL_FAMILIES)
+def test_a_prompt_and_its_continuation_share_the_positions(family):
+    model = tiny_model(family, seed=1, max_position_embeddings=16)
+    model.generation_config.eos_token_id = None
+    sources = [make_source(range(4, 4 + length), model) for length in (3, 15, 16)]
+    expected = [generate(model, [source], 17 - len(source.prefix))[0] for source in sources]
+    outputs = run(model, sources, HalfRight(expected, VOCAB, right=0.9), max_new_tokens=1000)
+    assert tokens_of(outputs) == expected
+    assert [len(output.tokens) for output in outputs] == [14, 2, 1]
+
+
+@pytest.mark.parametrize(("target", "drafter"), [("llama", "qwen3"), ("gpt2", "opt"), ("t5", "t5")])
+def test_caches_of_target_and_drafter_hold_committed_tokens_only(target, drafter):
+    """After every round both equal a fresh prefill, also where all drafts were accepted."""
+    model = tiny_model(target)
+    draft_model = tiny_model(drafter, seed=8)
+    for name, weight in draft_model.state_dict().items():  # near the target: drafts get accepted
+        if target == drafter:
+            weight += 0.9 * (model.state_dict()[name] - weight)
+    cached = CachedModel(model)
+    decoder = Decoder(
+        cached,
+        CausalDrafter(CachedModel(draft_model)),
+        FixedLength(3),
+        GreedyMatch(),
+        GREEDY,
+        SampledChance(torch.Generator()),
+    )
+    accepted = set()
+    for source in sources_for(model):
+        sequence = RunningSequence(decoder, cached.processors(GREEDY), 0, source, 20)
+        while sequence.remaining > 0:
+            [played] = play_round(decoder, [sequence])
+            accepted.add(len(played.path))
+            tokens = sequence.tokens.tolist()
+            held = sequence.state.cached
+            if not played.finished:
+                assert held == len(tokens) - 1  # the last token has no row yet
+            close_caches(
+                sequence.state, fresh(model, source, sequence.state.tokens).past_key_values
+            )
+            state = sequence.draft.state
+            assert (
+                state.tokens
+                == (tokens[: len(tokens) - len(played.emitted)] + played.drafted)[: state.cached]
+            )
+            close_caches(state, fresh(draft_model, source, state.tokens).past_key_values)
+    assert 0 in accepted and (target != drafter or 3 in accepted)
 
 
 class Scripted(ToyTarget):
