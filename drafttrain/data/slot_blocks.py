@@ -13,6 +13,7 @@ decoding it is 1 where the slot's arg-max is x_i, else 0.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from drafttrain.data.token_states import Labelling, Output, grouped, target_rows
 from drafttrain.decoding.drafters.spec_drafter import block_states
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.teacher_forcing import teacher_force
+from drafttrain.decoding.types import Sampling
 from drafttrain.models.spec_drafter import SpecDrafter
 
 
@@ -37,39 +39,72 @@ def label_slots(labelling: Labelling, outputs: Sequence[Output]) -> Iterator[lis
         judged = teacher_force(labelling.target, sources, [output.target_ids for output in group])
         for output, forced in zip(group, judged, strict=True):
             target_probs = target_rows(labelling, output, forced.logits)
-            yield [
-                _label_blocks(labelling, drafter, output, target_probs, mix)
-                for mix in range(labelling.mixes)
-            ]
+            yield _label_blocks(labelling, drafter, output, target_probs)
 
 
 def _label_blocks(
-    labelling: Labelling, drafter: SpecDrafter, output: Output, target_probs: Tensor, mix: int
-) -> Labelled:
-    """The slots that decoding would have seen in blocks along one output."""
+    labelling: Labelling, drafter: SpecDrafter, output: Output, target_probs: Tensor
+) -> list[Labelled]:
+    """The slots that decoding would have seen in blocks along one output, for every mix."""
     length, k = len(output.target_ids), labelling.k
-    numbers = row_uniforms(labelling.seed, mix, output.row, length, k + 1)
-    prefixes = draw_prefixes(numbers[:, 0], labelling.blocks_per_row)
-    tokens = torch.tensor(output.target_ids)
-    blocks, previous = block_states(drafter, torch.tensor(output.source_ids), tokens, prefixes, k)
-    target_probs, tokens = target_probs.to(blocks.device), tokens.to(blocks.device)
-    coins = torch.from_numpy(numbers[:, 1:]).to(blocks.device)
-    alive = torch.arange(len(prefixes), device=blocks.device)
-    places = torch.tensor(prefixes, device=blocks.device)
+    source_ids, target_ids = torch.tensor(output.source_ids), torch.tensor(output.target_ids)
+    prefixes: list[int] = []
+    labelled = []
+    for mix in range(labelling.mixes):
+        numbers = row_uniforms(labelling.seed, mix, output.row, length, k + 1)
+        chosen = draw_prefixes(numbers[:, 0], labelling.blocks_per_row)
+        if chosen != prefixes:  # with all blocks, one pass serves all mixes
+            prefixes = chosen
+            states, previous = block_states(drafter, source_ids, target_ids, prefixes, k)
+        device = states.device
+        walk = _Walk(
+            states,
+            previous,
+            torch.tensor(prefixes, device=device),
+            target_ids.to(device),
+            target_probs.to(device),
+            torch.from_numpy(numbers[prefixes, 1:]).to(device),
+        )
+        labelled.append(_walk_blocks(walk, drafter, labelling.sampling, output.row))
+    return labelled
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """Blocks along one output, to be walked slot by slot."""
+
+    states: Tensor
+    """[A, k, D]"""
+    previous: Tensor
+    """[A, k] token of the output before each slot's."""
+    prefixes: Tensor
+    """[A]"""
+    tokens: Tensor
+    """[L]"""
+    target_probs: Tensor
+    """[L, V]"""
+    coins: Tensor
+    """[A, k] in [0, 1)"""
+
+
+def _walk_blocks(walk: _Walk, drafter: SpecDrafter, sampling: Sampling, row: int) -> Labelled:
+    """All first slots, then the second slots of the blocks whose first was accepted, and so on."""
+    alive = torch.arange(len(walk.prefixes), device=walk.prefixes.device)
     positions, hidden, acceptance = [], [], []
-    for slot in range(k):
-        alive = alive[places[alive] + slot < length]
-        place = places[alive] + slot
-        states = blocks[alive, slot]
-        draft_probs = warp(drafter.logits(states, previous[alive, slot]), labelling.sampling)
-        overlap = torch.minimum(draft_probs, target_probs[place])
+    for slot in range(walk.states.shape[1]):
+        alive = alive[walk.prefixes[alive] + slot < len(walk.tokens)]
+        place, states = walk.prefixes[alive] + slot, walk.states[alive, slot]
+        draft_probs = warp(drafter.logits(states, walk.previous[alive, slot]), sampling)
+        overlap = torch.minimum(draft_probs, walk.target_probs[place])
         positions.append(place)
         hidden.append(states.float())
         acceptance.append(overlap.sum(dim=-1).clamp(max=1.0))
-        emitted = tokens[place][:, None]
-        survival = _survival(overlap.gather(1, emitted), target_probs[place].gather(1, emitted))
-        alive = alive[coins[places[alive], slot] < survival]
-    return Labelled(output.row, torch.cat(positions), torch.cat(hidden), torch.cat(acceptance))
+        emitted = walk.tokens[place][:, None]
+        survival = _survival(
+            overlap.gather(1, emitted), walk.target_probs[place].gather(1, emitted)
+        )
+        alive = alive[walk.coins[alive, slot] < survival]
+    return Labelled(row, torch.cat(positions), torch.cat(hidden), torch.cat(acceptance))
 
 
 def _survival(overlap: Tensor, target: Tensor) -> Tensor:
