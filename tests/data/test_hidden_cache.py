@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, ViTConf
 
 from drafttrain.cli import main
 from drafttrain.config import CacheConfig, ConfigError, DistillConfig
-from drafttrain.data import hidden_cache
+from drafttrain.data import cache_plan, hidden_cache
 from drafttrain.data.distill import distill, load_distilled
 from drafttrain.data.hidden_cache import build_cache, open_cache, plan_cache
 from drafttrain.data.mixing import row_uniforms
@@ -351,7 +351,7 @@ def test_wrong_input_is_refused_before_weights_are_loaded(pair, monkeypatch):
 
 def test_a_disk_that_is_too_small_is_refused_with_both_sizes(pair, monkeypatch):
     usage = namedtuple("usage", "total used free")(0, 0, 65 * 2**20)
-    monkeypatch.setattr(hidden_cache.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(cache_plan.shutil, "disk_usage", lambda path: usage)
     assert plan_cache(settings(pair)).free_bytes == usage.free
     with pytest.raises(ConfigError, match="takes about [0-9]+ MiB, but 65 MiB are free"):
         plan_cache(settings(pair, mixes=1000))

@@ -1,0 +1,127 @@
+"""What a hidden cache will take, and what forbids it, before any weights are loaded."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+
+import torch
+from transformers import PretrainedConfig
+
+from drafttrain.config import CacheConfig, ConfigError
+from drafttrain.data.cache_shards import shard_path
+from drafttrain.data.shards import load_distilled, read_manifest
+from drafttrain.models.drafter_config import SpecDrafterConfig
+from drafttrain.models.drafters import check_drafter
+from drafttrain.models.loading import check_target
+
+SLOTS_SEEN = 4
+"""Slots of a block that are kept, as a guess: up to the first rejection, inclusive."""
+SPARE = 64 * 2**20
+"""Bytes of the disk that a cache leaves free."""
+
+
+@dataclass(frozen=True)
+class CachePlan:
+    """What a cache will take, known before any weights are loaded."""
+
+    state: str
+    rows: int
+    shards: int
+    shards_there: int
+    """Shards that an earlier run has left."""
+    tokens: int
+    """Tokens of the outputs."""
+    positions: int
+    """In all mixes, estimated."""
+    hidden_size: int
+    disk_bytes: int
+    """Of all shards, estimated."""
+    free_bytes: int
+
+    @property
+    def needed_bytes(self) -> int:
+        """Of the shards that are not there yet."""
+        return self.disk_bytes * (self.shards - self.shards_there) // max(1, self.shards)
+
+    def __str__(self) -> str:
+        mib = 2**20
+        return (
+            f"{self.rows:,} rows, {self.tokens:,} output tokens, about {self.positions:,} "
+            f"{self.state} states of {self.hidden_size} numbers in {self.shards} shards "
+            f"({self.shards_there} there), about {self.disk_bytes / mib:,.1f} MiB on disk; "
+            f"{self.free_bytes / mib:,.0f} MiB are free"
+        )
+
+
+def plan_cache(config: CacheConfig) -> CachePlan:
+    """Rows, positions and disk of a cache; nothing is written and no weights are loaded.
+
+    Raises ConfigError for settings that contradict each other, outputs that are not there, models
+    that do not fit together, and a disk that is too small.
+    """
+    distilled = read_manifest(config.distilled)
+    target_settings = check_target(config.target)
+    settings = check_drafter(config.drafter, config.target.path, target_settings)
+    slots = isinstance(settings, SpecDrafterConfig)
+    _check_settings(config, slots)
+    rows = len(load_distilled(config.distilled))
+    assert distilled.counts is not None
+    tokens = distilled.counts.target_tokens
+    if slots:
+        blocks = min(tokens, rows * (config.blocks_per_row or tokens))
+        positions = blocks * min(config.k, SLOTS_SEEN) * config.mixes
+    else:
+        positions = round(tokens * (1 - config.mixing)) * config.mixes
+    width = torch.finfo(getattr(torch, config.dtype)).bits // 8
+    shards = -(-rows // config.shard_rows)
+    mixes = range(config.mixes)
+    existing = next(path for path in (config.out, *config.out.absolute().parents) if path.is_dir())
+    plan = CachePlan(
+        state="slot" if slots else "token",
+        rows=rows,
+        shards=shards,
+        shards_there=sum(
+            all(shard_path(config.out, mix, shard).is_file() for mix in mixes)
+            for shard in range(shards)
+        ),
+        tokens=tokens,
+        positions=positions,
+        hidden_size=state_size(settings),
+        disk_bytes=positions * (state_size(settings) * width + 4 + 8 + 4),
+        free_bytes=shutil.disk_usage(existing).free,
+    )
+    if plan.needed_bytes + SPARE > plan.free_bytes:
+        raise ConfigError(
+            f"out = {str(config.out)!r}: the cache takes about {plan.needed_bytes / 2**20:,.0f} "
+            f"MiB, but {plan.free_bytes / 2**20:,.0f} MiB are free there; use dtype=float16, fewer "
+            f"mixes or {'blocks_per_row' if slots else 'distilled rows'}, or another disk"
+        )
+    return plan
+
+
+def state_size(settings: PretrainedConfig) -> int:
+    """Numbers in a hidden state after the final norm."""
+    if isinstance(settings, SpecDrafterConfig):
+        return settings.d_model
+    text = settings.get_text_config(decoder=True)
+    return text.to_dict().get("word_embed_proj_dim") or text.hidden_size  # OPT projects its states
+
+
+def _check_settings(config: CacheConfig, slots: bool) -> None:
+    if not slots and config.mixing == 1.0:
+        raise ConfigError(
+            "mixing = 1.0 keeps the target's own token everywhere, so that no drafted position is "
+            "left to learn from; use mixing=0.15"
+        )
+    if not slots and config.blocks_per_row is not None:
+        raise ConfigError(
+            f"blocks_per_row = {config.blocks_per_row} counts for drafters of blocks only, but "
+            f"{config.drafter!r} drafts token by token; leave it out"
+        )
+    if config.out.exists() and not config.out.is_dir():
+        raise ConfigError(f"out = {str(config.out)!r} is a file; give a folder")
+    if config.out.absolute() == config.distilled.absolute():
+        raise ConfigError(
+            f"out = {str(config.out)!r} is the folder of the outputs; give one of its own"
+        )
