@@ -297,6 +297,7 @@ def _generate(
                 input_ids,
                 attention_mask=torch.ones_like(input_ids),
                 max_new_tokens=model.max_new_tokens(source, options.max_new_tokens),
+                max_length=None,  # the target's own would only be warned about
                 **settings,
             )
         tokens = generated[0, len(source.prefix) :].tolist()

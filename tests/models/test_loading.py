@@ -10,11 +10,17 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from drafttrain.config import ConfigError, TargetConfig
-from drafttrain.models.loading import check_seq2seq, choose_device, load_target
+from drafttrain.models.loading import (
+    check_seq2seq,
+    check_target,
+    choose_device,
+    load_target,
+)
 from tests.tiny_models import VOCAB, tiny_model
+from tests.tiny_targets import save_target
 
 
 @pytest.fixture
@@ -43,6 +49,12 @@ def test_a_saved_model_loads_with_its_tokenizer_in_eval_mode(folder):
     assert load_target(config(folder, dtype="bfloat16")).model.dtype == torch.bfloat16
 
 
+def test_a_decoder_only_model_loads_as_one(tmp_path):
+    target = load_target(config(save_target(tiny_model("llama"), tmp_path), dtype="float32"))
+    assert type(target.model) is LlamaForCausalLM
+    assert (target.model.training, target.model.dtype) == (False, torch.float32)
+
+
 @pytest.mark.parametrize("path", ["/no/such/folder", "./nowhere", "a/b/c"])
 def test_a_missing_folder_is_named_without_asking_the_network(path):
     with pytest.raises(ConfigError, match=f"target.path = '{path}': no such folder"):
@@ -59,6 +71,13 @@ def test_a_model_that_is_no_encoder_decoder_is_refused_from_its_configuration(tm
     (tmp_path / "config.json").write_text(json.dumps(settings))
     with pytest.raises(ConfigError, match=f"'{settings['model_type']}' model, not an encoder"):
         check_seq2seq(config(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["vit", "clip"])
+def test_a_model_that_generates_no_text_is_refused_from_its_configuration(tmp_path, kind):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    with pytest.raises(ConfigError, match=f"'{kind}' model, not a language model"):
+        check_target(config(tmp_path))
 
 
 def test_an_unknown_model_type_is_refused(tmp_path):
