@@ -54,6 +54,18 @@ def estimate_ratio(ratio: Ratio, resamples: Array) -> Estimate | None:
     return with_interval(float(ratio.numerators.sum()) / denominator, values)
 
 
+def estimate_quotient(above: Ratio, below: Ratio, resamples: Array) -> Estimate | None:
+    """One ratio over another, both resampled with the same prompts; None where one is empty."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        value, resampled = (
+            (counts @ above.numerators)
+            / (counts @ above.denominators)
+            / ((counts @ below.numerators) / (counts @ below.denominators))
+            for counts in (np.ones(len(above.numerators)), resamples)
+        )
+    return with_interval(float(value), resampled) if np.isfinite(value) else None
+
+
 def estimate_mean(values: Array, resamples: Array) -> Estimate | None:
     """Mean over prompts. Shapes: values [P]."""
     return estimate_ratio(Ratio(values, np.ones(len(values))), resamples)

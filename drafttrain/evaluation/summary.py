@@ -17,6 +17,7 @@ from drafttrain.evaluation.bootstrap import (
     Ratio,
     draw_resamples,
     estimate_mean,
+    estimate_quotient,
     estimate_ratio,
 )
 from drafttrain.evaluation.environment import describe_environment
@@ -225,22 +226,31 @@ def summarise_run(context: Context, index: int) -> Run:
 def speed_metrics(context: Context, run: Decoded) -> dict[str, Estimate]:
     """Tokens a second and speed-ups; times are medians over the repeats, summed over prompts.
 
-    A speed-up compares the time for the same inputs, whatever the lengths of the outputs.
+    A speed-up compares the time for the same inputs, whatever the lengths of the outputs; where
+    outputs are sampled, and differ in length by chance alone, it compares tokens a second.
     """
-    seconds = run.median_seconds
-    tokens = np.array([float(len(output.tokens)) for output in run.outputs])
-    metrics = {
-        "tokens_per_second": _known(estimate_ratio(Ratio(tokens, seconds), context.resamples))
-    }
+    sampled = not context.options.sampling.greedy
+    speed = token_rate(run)
+    metrics = {"tokens_per_second": _known(estimate_ratio(speed, context.resamples))}
     for name, baseline in (
         ("speedup", context.find(PLAIN)),
         ("speedup_vs_generate", context.find(GENERATE)),
         ("speedup_vs_beam", context.find(f"{GENERATE} beam {context.options.num_beams}")),
     ):
         if baseline is not None:
-            ratio = Ratio(baseline.median_seconds, seconds)
-            metrics[name] = _known(estimate_ratio(ratio, context.resamples))
+            if sampled:
+                found = estimate_quotient(speed, token_rate(baseline), context.resamples)
+            else:
+                times = Ratio(baseline.median_seconds, run.median_seconds)
+                found = estimate_ratio(times, context.resamples)
+            metrics[name] = _known(found)
     return metrics
+
+
+def token_rate(run: Decoded) -> Ratio:
+    """Tokens over seconds."""
+    tokens = np.array([float(len(output.tokens)) for output in run.outputs])
+    return Ratio(tokens, run.median_seconds)
 
 
 def text_metrics(context: Context, index: int) -> dict[str, Estimate]:

@@ -7,6 +7,7 @@ from drafttrain.evaluation.bootstrap import (
     Ratio,
     draw_resamples,
     estimate_mean,
+    estimate_quotient,
     estimate_ratio,
     estimate_score_difference,
 )
@@ -40,6 +41,14 @@ def test_a_ratio_of_sums_is_not_a_mean_of_ratios():
     estimate = estimate_ratio(ratio, draw_resamples(2, 100))
     assert estimate.value == pytest.approx(31 / 11)
     assert (estimate.low, estimate.high) == pytest.approx((1.0, 3.0))
+
+
+def test_a_quotient_of_rates_does_not_depend_on_how_much_each_side_did():
+    ours = Ratio(np.array([10.0, 50.0]), np.array([1.0, 5.0]))
+    theirs = Ratio(np.array([100.0, 20.0]), np.array([20.0, 4.0]))
+    estimate = estimate_quotient(ours, theirs, draw_resamples(2, 100))
+    assert (estimate.value, estimate.low, estimate.high) == pytest.approx((2.0, 2.0, 2.0))
+    assert estimate_quotient(ours, Ratio(np.zeros(2), np.zeros(2)), draw_resamples(2, 9)) is None
 
 
 def test_a_ratio_without_a_denominator_has_no_value():
