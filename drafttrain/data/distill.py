@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +18,17 @@ import numpy
 import torch
 import transformers
 from tqdm import tqdm
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    PretrainedConfig,
-    PreTrainedTokenizerBase,
-)
 
 from drafttrain.config import ConfigError, DistillConfig
 from drafttrain.data.batch_generation import decodes_alone, generate_batch, needs_equal_lengths
-from drafttrain.data.prompt_tokens import check_chats, max_positions, tokenize_prompts
+from drafttrain.data.distill_plan import (
+    DistillPlan,
+    check_distill_settings,
+    check_lengths,
+    load_tokenizer,
+    plan_distillation,
+)
+from drafttrain.data.prompt_tokens import check_chats, tokenize_prompts
 from drafttrain.data.prompts import load_inputs
 from drafttrain.data.rows import CHATS
 from drafttrain.data.shards import (
@@ -50,6 +49,7 @@ from drafttrain.data.shards import (
     write_shard,
 )
 from drafttrain.data.writing import join_processes, only_writer, remove_leftovers, say
+from drafttrain.decoding.architectures import position_limit
 from drafttrain.decoding.logits_processing import check_generation_config
 from drafttrain.decoding.types import Sampling
 from drafttrain.models.loading import LoadedTarget, check_target, load_target
@@ -73,14 +73,14 @@ def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manife
     Runs in every process of an `accelerate launch`. Raises ConfigError, before anything is
     written, for settings that contradict each other, the target or the folder's manifest.
     """
-    _check_settings(config)
+    check_distill_settings(config)
     state = join_processes()  # first: it assigns each process its device
     inputs = load_inputs(config.data)
     if target is None:
         model_config = check_target(config.target)
         check_lengths(config, model_config)
         if CHATS in inputs.column_names:
-            check_chats(_tokenizer(config), inputs, not model_config.is_encoder_decoder)
+            check_chats(load_tokenizer(config), inputs, not model_config.is_encoder_decoder)
         target = load_target(config.target)
     check_lengths(config, target.model.config)
     check_chats(target.tokenizer, inputs, not target.model.config.is_encoder_decoder)
@@ -110,134 +110,6 @@ def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manife
             _report(config.out, finished)
         state.wait_for_everyone()
     return read_manifest(config.out)
-
-
-@dataclass(frozen=True)
-class DistillPlan:
-    """What a distillation will take, known before any weights are loaded."""
-
-    rows: int
-    shards: int
-    shards_there: int
-    """Shards that an earlier run has left."""
-    batches: int
-    """Estimated from the sample."""
-    source_tokens: int
-    """Estimated from the sample."""
-    target_tokens: int
-    """Estimated: outputs as long as their inputs, but for max_new_tokens; decoder-only targets:
-    at most, all outputs of max_new_tokens."""
-    longest_source: int
-    """Tokens of the longest input in the sample."""
-    sampled_rows: int
-    disk_bytes: int
-    """Estimated."""
-    parameters: int
-    weight_bytes: int
-    cache_bytes: int
-    """Keys and values of one full batch (times the beams), at max_new_tokens."""
-
-    def __str__(self) -> str:
-        mib = 2**20
-        return (
-            f"{self.rows:,} rows, about {self.source_tokens:,} source tokens (longest of "
-            f"{self.sampled_rows:,} sampled: {self.longest_source}) and {self.target_tokens:,} "
-            f"generated ones, {self.batches:,} batches in "
-            f"{self.shards} shards ({self.shards_there} there), about "
-            f"{self.disk_bytes / mib:,.1f} MiB on disk; target of {self.parameters:,} parameters, "
-            f"{self.weight_bytes / mib:,.0f} MiB, at most {self.cache_bytes / mib:,.0f} MiB of "
-            "keys and values"
-        )
-
-
-def plan_distillation(config: DistillConfig, sample: int = 1000) -> DistillPlan:
-    """Rows, tokens, batches, disk and memory of a run. Loads the inputs and the tokenizer only."""
-    _check_settings(config)
-    model_config = check_target(config.target)
-    decoder_only = not model_config.is_encoder_decoder
-    check_lengths(config, model_config)
-    inputs = load_inputs(config.data)
-    tokenizer = _tokenizer(config)
-    step = max(1, len(inputs) // sample)
-    chosen = inputs.select(range(0, len(inputs), step))
-    lengths = [len(ids) for ids in tokenize_prompts(tokenizer, chosen, decoder_only)]
-    tokens = round(sum(lengths) * len(inputs) / len(lengths))
-    most = config.sampling.max_new_tokens
-    outputs = [most if decoder_only else min(length, most) for length in lengths]
-    new_tokens = round(sum(outputs) * len(inputs) / len(lengths))
-    kind = AutoModelForCausalLM if decoder_only else AutoModelForSeq2SeqLM
-    with torch.device("meta"):
-        model = kind.from_config(model_config, trust_remote_code=config.target.trust_remote_code)
-    width = torch.finfo(getattr(torch, config.target.dtype)).bits // 8
-    shards = -(-len(inputs) // config.shard_rows)
-    rows_a_batch = max(1, config.batch_tokens * len(lengths) // max(1, sum(lengths)))
-    positions = rows_a_batch * most + config.batch_tokens
-    beams = config.num_beams if config.method == "beam" else 1
-    return DistillPlan(
-        rows=len(inputs),
-        shards=shards,
-        shards_there=sum(shard_path(config.out, i).is_file() for i in range(shards)),
-        batches=sum(
-            -(-min(config.shard_rows, len(inputs) - i * config.shard_rows) // rows_a_batch)
-            for i in range(shards)
-        ),
-        source_tokens=tokens,
-        target_tokens=new_tokens,
-        longest_source=max(lengths),
-        sampled_rows=len(lengths),
-        disk_bytes=2 * (tokens + new_tokens) + 8 * len(inputs),  # two bytes a token after zstd
-        parameters=model.num_parameters(),
-        weight_bytes=model.num_parameters() * width,
-        cache_bytes=_cache_numbers(model_config) * positions * beams * width,
-    )
-
-
-def _cache_numbers(model_config: PretrainedConfig) -> int:
-    """Numbers in the keys and values of one position; fewer heads where queries share them."""
-    hidden, heads = model_config.hidden_size, model_config.num_attention_heads
-    settings = model_config.to_dict()
-    shared = settings.get("num_key_value_heads") or heads
-    head = settings.get("head_dim") or hidden // heads
-    return 2 * model_config.num_hidden_layers * shared * head
-
-
-def _tokenizer(config: DistillConfig) -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(
-        config.target.path,
-        revision=config.target.revision,
-        trust_remote_code=config.target.trust_remote_code,
-    )
-
-
-def check_lengths(config: DistillConfig, model_config: PretrainedConfig) -> None:
-    """The target must have positions for `max_new_tokens`. Raises ConfigError."""
-    positions = max_positions(model_config)
-    wanted = config.sampling.max_new_tokens
-    most = positions if model_config.is_encoder_decoder or positions is None else positions - 1
-    if most is not None and wanted > most:
-        prompt = "" if model_config.is_encoder_decoder else ", prompt included"
-        raise ConfigError(
-            f"sampling.max_new_tokens = {wanted}, but the target has only {positions} positions"
-            f"{prompt}; use sampling.max_new_tokens={most} or less"
-        )
-
-
-def _check_settings(config: DistillConfig) -> None:
-    sampling = config.sampling
-    if config.method == "sample" and sampling.temperature == 0:
-        raise ConfigError(
-            "sampling.temperature = 0.0 with method = 'sample' would be greedy decoding; "
-            "use sampling.temperature=1.0, or method=greedy"
-        )
-    if config.method == "beam" and config.num_beams == 1:
-        raise ConfigError(
-            "num_beams = 1 with method = 'beam' would be greedy decoding; use num_beams=5, "
-            "or method=greedy"
-        )
-    if sampling.seed < 0:
-        raise ConfigError(f"sampling.seed = {sampling.seed}; use a seed of 0 or more")
-    if config.out.exists() and not config.out.is_dir():
-        raise ConfigError(f"out = {str(config.out)!r} is a file; give a folder")
 
 
 def generate_settings(config: DistillConfig) -> dict[str, Any]:
@@ -344,7 +216,7 @@ def _decode_rows(
     model = target.model
     texts = inputs["source"][:]
     tokenized = tokenize_prompts(target.tokenizer, inputs, not model.config.is_encoder_decoder)
-    positions = max_positions(model.config)
+    positions = position_limit(model.config)
     new = 0 if model.config.is_encoder_decoder else config.sampling.max_new_tokens
     chats = CHATS in inputs.column_names
     ready, skipped = [], []

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import datasets
 from jinja2 import TemplateError
-from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from drafttrain.config import ConfigError
 from drafttrain.data.rows import CHATS
@@ -68,12 +68,6 @@ def check_chats(
             "template; put a chat_template.jinja beside it, or give plain texts "
             "(data.input_column, and data.chat=false)"
         )
-
-
-def max_positions(config: PretrainedConfig) -> int | None:
-    """Most tokens of a text, on either side; None for relative positions without an end (T5)."""
-    name = "max_position_embeddings"
-    return config.to_dict().get(config.attribute_map.get(name, name))
 
 
 def _without_end(ids: list[int], added: list[int]) -> list[int]:
