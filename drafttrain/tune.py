@@ -251,7 +251,9 @@ def cost_facts(
         lengths=lengths,
         prompts=prompts,
         entropy_seconds=prices.entropy,
-        suggested_h=threshold_from_costs(costs.t_draft, costs.t_target),
+        suggested_h=threshold_from_costs(costs.t_draft, costs.t_target)
+        if costs.t_target > costs.t_draft
+        else None,
     )
 
 

@@ -140,6 +140,8 @@ def _line(
 def _iso_time(axis: Axes, report: TuneReport, replayed: Replayed) -> None:
     """Along these lines time is the same (Eq. 2.3): through the best fixed length and policy."""
     costs = report.costs
+    if costs.t_target <= costs.t_draft:
+        return
     slope = -(costs.t_target - costs.t_draft) / costs.t_draft
     low, high = axis.get_xlim()
     bounds = axis.get_ylim()

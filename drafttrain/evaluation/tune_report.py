@@ -37,8 +37,8 @@ class CostFacts(Part):
     prompts: int
     entropy_seconds: float
     """What the entropy policy takes to judge a token."""
-    suggested_h: float
-    """Theorem 3.1 with Delta = 0: a starting point for h."""
+    suggested_h: float | None
+    """Theorem 3.1 with Delta = 0: a starting point for h; None where the target is the faster."""
 
 
 class HeadFacts(Part):

@@ -78,8 +78,10 @@ def cost_lines(report: TuneReport) -> list[str]:
     if costs.draft_mean is not None and costs.target_mean is not None:
         lines.append(
             f"direct means: a drafter pass {_ms(costs.draft_mean)}, a target call "
-            f"{_ms(costs.target_mean)}; Theorem 3.1 suggests h = {costs.suggested_h:.2f} to start"
+            f"{_ms(costs.target_mean)}"
         )
+    if costs.suggested_h is not None:
+        lines.append(f"Theorem 3.1 suggests h = {costs.suggested_h:.2f} to start with")
     if report.head_facts:
         slowest = max(report.head_facts, key=lambda head: head.seconds)
         lines.append(
@@ -93,22 +95,28 @@ def verdict_lines(report: TuneReport) -> list[str]:
     replayed = report.reported
     where = f"{replayed.data.prompts} prompts of {replayed.data.path}"
     if report.reported_on is None:
-        where += ", on which it was also chosen (give report_data for an unbiased figure)"
+        where += ", on which it was also chosen (give --report-data for an unbiased figure)"
     lines = [f"best: {report.best}, chosen on {report.chosen_on.data.prompts} prompts"]
-    names = [
-        name for name in (report.best, report.best_head) if name not in (None, report.best_fixed)
+    names = [report.best, report.best_head]
+    lines += [
+        _against_fixed(report, name, where)
+        for name in dict.fromkeys(names)
+        if name not in (None, report.best_fixed)
     ]
-    for name in dict.fromkeys(names):
-        policy = replayed.find(name)
-        gain = policy.metrics["gain"]
-        line = f"{name}: {_percent(gain)} over {report.best_fixed} on {where}"
-        share = policy.metrics.get("oracle_share")
-        if share is not None:
-            line += f"; {share.value:.0%} of the oracle's gain".replace("-", "−")
-        lines.append(line)
-        if gain.low <= 0.0:
-            lines.append(f"  {report.best_fixed} is as good there: the interval does not exclude 0")
     return lines + _why_fixed(report)
+
+
+def _against_fixed(report: TuneReport, name: str, where: str) -> str:
+    policy, oracle = report.reported.find(name), report.reported.find("oracle")
+    gain = policy.metrics["gain"]
+    line = f"{name}: {_percent(gain)} over {report.best_fixed} on {where}"
+    if gain.low > 0.0 and oracle.metrics["gain"].low > 0.0:
+        line += f"; {policy.metrics['oracle_share'].value:.0%} of the oracle's gain"
+    elif gain.high < 0.0:
+        line += f"; {report.best_fixed} is better there"
+    elif gain.low <= 0.0:
+        line += f"; {report.best_fixed} is as good there: the interval holds 0"
+    return line
 
 
 def best_policy(replayed: Replayed, head: str) -> PolicyResult:
