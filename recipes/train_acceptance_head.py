@@ -34,10 +34,12 @@ from drafttrain.config import (
     load_settings,
     validate_settings,
 )
+from drafttrain.data.cache_plan import SLOTS_SEEN, plan_cache, state_size
 from drafttrain.data.cache_shards import CacheManifest, HiddenCache, open_cache
-from drafttrain.data.distill import DistillPlan, distill, plan_distillation
+from drafttrain.data.distill import distill
+from drafttrain.data.distill_plan import DistillPlan, plan_distillation
 from drafttrain.data.head_batches import CachedRows, whole_batch
-from drafttrain.data.hidden_cache import SLOTS_SEEN, build_cache, plan_cache, state_size
+from drafttrain.data.hidden_cache import build_cache
 from drafttrain.data.shards import MANIFEST, read_manifest
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.drafter_config import SpecDrafterConfig

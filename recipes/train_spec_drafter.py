@@ -30,7 +30,8 @@ from drafttrain.config import (
     load_settings,
 )
 from drafttrain.data.collate import SlotCollator
-from drafttrain.data.distill import distill, load_distilled, plan_distillation
+from drafttrain.data.distill import distill, load_distilled
+from drafttrain.data.distill_plan import plan_distillation
 from drafttrain.decoding.drafters.spec_drafter import predict_blocks
 from drafttrain.evaluation.replay import tokens_per_round_from_predictions
 from drafttrain.models.initialise import has_own_output, initialise, make_config
