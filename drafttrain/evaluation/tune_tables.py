@@ -110,8 +110,9 @@ def _against_fixed(report: TuneReport, name: str, where: str) -> str:
     policy, oracle = report.reported.find(name), report.reported.find("oracle")
     gain = policy.metrics["gain"]
     line = f"{name}: {_percent(gain)} over {report.best_fixed} on {where}"
-    if gain.low > 0.0 and oracle.metrics["gain"].low > 0.0:
-        line += f"; {policy.metrics['oracle_share'].value:.0%} of the oracle's gain"
+    share = policy.metrics.get("oracle_share")
+    if gain.low > 0.0 and oracle.metrics["gain"].low > 0.0 and share is not None:
+        line += f"; {share.value:.0%} of the oracle's gain"
     elif gain.high < 0.0:
         line += f"; {report.best_fixed} is better there"
     elif gain.low <= 0.0:
