@@ -405,9 +405,9 @@ class TuneConfig(Config):
     """Prompts to report on; never used to choose. Default: report on `data`, and say so."""
     sampling: SamplingConfig | None = None
     """Default: as the heads' labels were made."""
-    lengths: tuple[PositiveInt, ...] = (2, 4, 6, 8, 10, 12, 14)
+    lengths: tuple[PositiveInt, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14)
     """Fixed draft lengths to compare with."""
-    h: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
+    h: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
     """Thresholds of the heads."""
     entropy: tuple[PositiveFloat, ...] = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
     """Thresholds of the entropy policy."""
@@ -573,6 +573,8 @@ def _read_yaml(file: Path) -> dict[str, Any]:
 
 def _parse_value(text: str) -> Any:
     value = yaml.safe_load(text) if text else None
+    if isinstance(value, dict) and not text.lstrip().startswith("{"):
+        return text  # data.prefix="Question: " is meant as text
     if isinstance(value, str):  # YAML 1.1 reads 3e-4 as a string
         try:
             return float(value)
