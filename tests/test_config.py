@@ -73,6 +73,14 @@ def test_an_override_may_hold_an_equals_sign():
     assert settings.data.prefix == "a=b"
 
 
+def test_an_override_with_a_colon_is_text():
+    settings = load_settings(
+        DistillConfig, overrides=[*NEEDED, "data.prefix=Question: ", "data.where={category: math}"]
+    )
+    assert settings.data.prefix == "Question: "
+    assert settings.data.where == {"category": "math"}
+
+
 def test_an_unknown_name_is_refused_with_the_nearest_one():
     assert message(*NEEDED, "batch_token=1") == (
         "unknown setting 'batch_token'; did you mean 'batch_tokens'?"

@@ -128,7 +128,7 @@ def _choose_columns(rows: datasets.Dataset, config: DataConfig) -> tuple[str, st
             continue
         kind = rows.features[column]
         plain = isinstance(kind, datasets.Value) and column != CHATS
-        listed = inputs == TURNS and _is_texts(kind)
+        listed = inputs == TURNS and isinstance(kind, LISTS)
         if not (plain or listed or (field == "input_column" and _is_chat(kind))):
             wanted = 'chats of {"role", "content"} turns' if column == CHATS else "text"
             raise ConfigError(
@@ -159,10 +159,6 @@ def _check_languages(rows: datasets.Dataset, config: DataConfig) -> None:
                 f"data.{field} = {value!r}, but the translations in {config.path!r} are in: "
                 f"{', '.join(languages)}"
             )
-
-
-def _is_texts(kind: Any) -> bool:
-    return isinstance(kind, LISTS) and isinstance(kind.feature, datasets.Value)
 
 
 def _is_chat(kind: Any) -> bool:
@@ -197,9 +193,10 @@ def _wrap_chat(
 
 
 def _text(value: Any, key: str | None) -> str | None:
-    """Text of a cell: of a translation, the language's; of a list, the first."""
+    """Text of a cell: of a translation, the language's; of a list, the first; else none."""
     if isinstance(value, dict):
         value = value.get(key)
     if isinstance(value, list):
         value = value[0] if value else None
-    return None if value is None else str(value)
+    # a column of mixed lists comes as JSON, in which the text "7" has become a number
+    return None if value is None or isinstance(value, dict | list) else str(value)

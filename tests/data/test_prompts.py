@@ -172,11 +172,12 @@ def test_a_text_becomes_a_users_message_where_asked(tmp_path):
 
 
 def test_of_several_turns_the_first_is_the_prompt(tmp_path):
-    """Spec-Bench's rows; two of three have references, in lists."""
+    """Spec-Bench's rows: some have references, in lists, and not all of these are text."""
     lines = [
         {"question_id": 81, "category": "writing", "turns": ["a", "b"]},
         {"question_id": 82, "category": "math", "turns": ["c"], "reference": ["7"]},
         {"question_id": 83, "category": "math", "turns": ["d"], "reference": ["8"]},
+        {"question_id": 84, "category": "qa", "turns": ["e"], "reference": [{"aliases": ["f"]}]},
     ]
     path = write(tmp_path / "a.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     rows = load(path)
@@ -184,9 +185,10 @@ def test_of_several_turns_the_first_is_the_prompt(tmp_path):
         ("a", None),
         ("c", "7"),
         ("d", "8"),
+        ("e", None),
     ]
-    assert load(path, where={"category": "math"}) == rows[1:]
-    assert load(path, where={"category": "math"}, skip=1) == rows[2:]
+    assert load(path, where={"category": "math"}) == rows[1:3]
+    assert load(path, where={"category": "math"}, skip=1) == rows[2:3]
     assert load(path, where={"category": "math", "question_id": 82}) == rows[1:2]
 
 
@@ -232,7 +234,7 @@ MISTAKES = {
         {"where": {"n": 1}, "skip": 1},
         r"data.skip = 1.* has 1 rows that data.where leaves",
     ),
-    "list of lists": ("a.jsonl", '{"turns": [["x"]]}\n', {}, r"column 'turns'.*not text"),
+    "turns in no list": ("a.jsonl", '{"turns": {"a": "x"}}\n', {}, r"column 'turns'.*not text"),
     "list": ("a.jsonl", '{"text": ["x"]}\n', {}, r"column 'text'.*not text"),
     "split of a file": ("a.txt", "x\n", {"split": "test"}, r"data.split = 'test'"),
     "language of no translation": ("a.txt", "x\n", {"source_language": "de"}, r"source_language"),
