@@ -140,7 +140,7 @@ def test_every_sampled_round_stops_where_the_rule_says_and_is_accepted_as_often(
     h, cap, longest = 0.6, 6, 30
     outputs = Decoder(
         target, drafter, HeadPolicy(knowing_head(), h, cap), RejectionSampling(), SAMPLED, chance
-    ).decode_all([toy_prompt()] * 60, longest)
+    ).decode_all([toy_prompt()] * 40, longest)
     tried, accepted, lengths = 0, 0, set()
     for output in outputs:
         left = longest

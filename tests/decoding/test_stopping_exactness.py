@@ -1,0 +1,247 @@
+"""Stopping never changes the output: production code, every random outcome, every policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from drafttrain.config import DrafterConfig
+from drafttrain.decoding.cached_model import CachedModel, make_source
+from drafttrain.decoding.drafters.causal import CausalDrafter, CausalSession
+from drafttrain.decoding.drafters.spec_drafter import SpecDrafterDrafter
+from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.sampling import warp
+from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength, HeadPolicy
+from drafttrain.decoding.types import (
+    Chance,
+    Drafter,
+    Proposal,
+    Sampling,
+    Source,
+    StopPolicy,
+    TargetState,
+)
+from drafttrain.decoding.verifiers import RejectionSampling
+from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
+from drafttrain.models.initialise import initialise, make_config
+from drafttrain.models.spec_drafter import SpecDrafter
+from tests.decoding.enumeration import enumerate_law, total_variation
+from tests.decoding.toys import (
+    EOS,
+    ToyModel,
+    ToyTarget,
+    autoregressive_law,
+    toy_prompt,
+    toy_source,
+)
+from tests.tiny_models import tiny_model
+
+Law = dict[tuple[int, ...], float]
+
+WIDE = Sampling(temperature=1.0)
+SAMPLINGS = {
+    "temperature 1": WIDE,
+    "temperature 0.6": Sampling(temperature=0.6),
+    "top-k": Sampling(temperature=1.3, top_k=2),
+    "top-p": Sampling(temperature=1.5, top_p=0.8),
+    "all": Sampling(temperature=1.3, top_k=3, top_p=0.9),
+}
+
+
+def random_head(width: int, seed: int, depth: int) -> AcceptanceHead:
+    """Weights large enough that its opinion swings from state to state."""
+    torch.manual_seed(seed)
+    head = AcceptanceHead(AcceptanceHeadConfig(hidden_size=width, depth=depth))
+    for parameter in head.parameters():
+        parameter.data.normal_()
+    return head
+
+
+CHAIN_STOPS: dict[str, StopPolicy] = {
+    "fixed": FixedLength(3),
+    "entropy": Entropy(0.6, 3),
+    "head": HeadPolicy(random_head(4, seed=0, depth=2), 0.5, 3),
+}
+BLOCK_STOPS: dict[str, StopPolicy] = {
+    "entropy": Entropy(0.9, 3),
+    "head": HeadPolicy(random_head(16, seed=1, depth=1), 0.6, 3),
+}
+
+
+@dataclass
+class Played:
+    """The output's law, and whether drafts ended before they had to: some did, some did not."""
+
+    law: Law
+    early: set[bool]
+
+
+def play(
+    target: ToyTarget | CachedModel,
+    drafter: Drafter,
+    stop: StopPolicy,
+    sampling: Sampling,
+    max_new_tokens: int,
+    source: Source,
+) -> Played:
+    early: set[bool] = set()
+
+    def run(chance: Chance) -> tuple[int, ...]:
+        [output] = Decoder(target, drafter, stop, RejectionSampling(), sampling, chance).decode_all(
+            [source], max_new_tokens
+        )
+        left = max_new_tokens
+        for played in output.rounds:
+            if left > 1 and EOS not in played.drafted:
+                early.add(len(played.drafted) < min(stop.longest, left - 1))
+            left -= len(played.emitted)
+        return tuple(output.tokens)
+
+    law = enumerate_law(run)
+    assert abs(sum(law.values()) - 1.0) < 1e-12
+    return Played(law, early)
+
+
+def distance(law: Law, other: Law) -> float:
+    return max(abs(law.get(x, 0.0) - other.get(x, 0.0)) for x in law.keys() | other.keys())
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
+@pytest.mark.parametrize("kind", ["fixed", "entropy", "head"])
+def test_a_causal_drafter_is_exact_under_every_policy(kind, sampling):
+    target, drafter = ToyTarget(1), CausalDrafter(ToyModel(2))
+    played = play(target, drafter, CHAIN_STOPS[kind], sampling, 4, toy_prompt())
+    assert distance(played.law, autoregressive_law(target, sampling, 4)) < 1e-12
+    if sampling == WIDE:
+        assert played.early == ({False} if kind == "fixed" else {True, False})
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", ["entropy", "head"])
+def test_supports_that_do_not_contain_each_other_stay_exact(kind, seed):
+    target = ToyTarget(10 + seed, vocabulary=4, excluded=0.4)
+    drafter = CausalDrafter(ToyModel(20 + seed, vocabulary=4, excluded=0.4))
+    played = play(target, drafter, CHAIN_STOPS[kind], WIDE, 4, toy_prompt())
+    assert distance(played.law, autoregressive_law(target, WIDE, 4)) < 1e-12
+    assert played.early == {True, False}
+
+
+@pytest.mark.parametrize("name", ["temperature 1", "top-k", "top-p", "all"])
+@pytest.mark.parametrize("coupling", [0, 3])
+@pytest.mark.parametrize("kind", ["entropy", "head"])
+def test_a_block_that_ends_before_verification_is_exact(kind, coupling, name):
+    target, drafter, sampling = ToyTarget(3, vocabulary=4), block_drafter(coupling), SAMPLINGS[name]
+    played = play(target, drafter, BLOCK_STOPS[kind], sampling, 3, toy_source())
+    assert distance(played.law, autoregressive_law(target, sampling, 3)) < 1e-12
+    if sampling == WIDE:
+        assert played.early == {True, False}
+
+
+def block_drafter(coupling: int) -> SpecDrafterDrafter:
+    small = {"vocab_size": 4, "decoder_vocab_size": 4, "tie_word_embeddings": True}
+    target = tiny_model("marian", **small)
+    settings = DrafterConfig(k=3, coupling_rank=coupling)
+    torch.manual_seed(0)
+    model = SpecDrafter(make_config(target.config, settings, None, untied_output=True)).double()
+    initialise(model, target, "both")
+    if coupling:
+        model.coupling_out.weight.data.normal_(std=0.3)
+    return SpecDrafterDrafter(model)
+
+
+@pytest.mark.parametrize("kind", ["entropy", "head"])
+def test_two_real_models_with_their_caches_are_exact(kind):
+    """Llama on Llama, four tokens: both caches are rolled back on every path."""
+    model = tiny_model("llama", vocab_size=4)
+    other = tiny_model("llama", seed=8, vocab_size=4)
+    other.lm_head.weight.data *= 0.2  # less sure of itself
+    source, sampling = make_source([2, 3, 3], model), Sampling(temperature=1.5, top_k=2)
+    head = HeadPolicy(random_head(16, seed=0, depth=1), 0.5, 3)
+    stop = {"entropy": Entropy(0.6, 3), "head": head}[kind]
+    drafter = CausalDrafter(CachedModel(other))
+    played = play(CachedModel(model), drafter, stop, sampling, 4, source)
+    assert distance(played.law, law_of_model(model, source, sampling, 4)) < 1e-12
+    assert played.early == {True, False}
+
+
+def law_of_model(model: PreTrainedModel, source: Source, sampling: Sampling, longest: int) -> Law:
+    """Plain sampling from the model's own forward, no cache."""
+    law: Law = {}
+
+    def extend(tokens: tuple[int, ...], probability: float) -> None:
+        if len(tokens) == longest or tokens[-1:] == (EOS,):
+            law[tokens] = probability
+            return
+        with torch.no_grad():
+            path = torch.cat([source.prefix, torch.tensor(tokens, dtype=torch.long)])
+            row = model(input_ids=path[None]).logits[0, -1]
+        for token, p in enumerate(warp(row, sampling).tolist()):
+            if p > 0.0:
+                extend((*tokens, token), probability * p)
+
+    extend((), 1.0)
+    return law
+
+
+@pytest.mark.parametrize("kind", ["fixed", "entropy", "head", "confidence"])
+def test_at_temperature_zero_every_policy_gives_the_one_greedy_output(kind):
+    target, sampling = ToyTarget(1), Sampling()
+    stops = CHAIN_STOPS | {"confidence": Confidence(0.5, 3)}
+    drafter = CausalDrafter(ToyModel(2))
+    played = play(target, drafter, stops[kind], sampling, 4, toy_prompt())
+    tokens: list[int] = []
+    while len(tokens) < 4 and tokens[-1:] != [EOS]:
+        tokens.append(int(target.table[(0, *tokens)].argmax()))
+    assert played.law == {tuple(tokens): 1.0}
+
+
+class LooksAtOwnValue(CausalDrafter):
+    """Ends a draft at its first token of less probability than 0.4, which it has seen.
+
+    Keeping that token is exact; dropping it is wrong on purpose.
+    """
+
+    def __init__(self, model: ToyModel, keep: bool) -> None:
+        super().__init__(model)
+        self.keep = keep
+
+    def start(self, source: Source, sampling: Sampling, chance: Chance) -> CuttingSession:
+        return CuttingSession(super().start(source, sampling, chance), self.keep)
+
+
+@dataclass
+class CuttingSession:
+    inner: CausalSession
+    keep: bool
+
+    def propose(
+        self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
+    ) -> Proposal:
+        draft = self.inner.propose(tokens, target_state, stop)
+        if draft.draft_probs is None:
+            return draft
+        own = draft.draft_probs.gather(1, draft.tokens[:, None])[:, 0]
+        unsure = (own < 0.4).nonzero()
+        if len(unsure) == 0:
+            return draft
+        length = int(unsure[0]) + self.keep
+        shorter = Proposal.chain(draft.tokens[:length], draft.draft_probs[:length])
+        return shorter if length else Proposal.empty()
+
+
+def test_control_dropping_a_token_for_its_own_value_is_found_out():
+    target, sampling = ToyTarget(1), WIDE
+    drafter = LooksAtOwnValue(ToyModel(2), keep=False)
+    played = play(target, drafter, FixedLength(2), sampling, 3, toy_prompt())
+    assert total_variation(played.law, autoregressive_law(target, sampling, 3)) > 0.01
+
+
+def test_stopping_after_a_token_for_its_own_value_is_exact():
+    target, sampling = ToyTarget(1), WIDE
+    drafter = LooksAtOwnValue(ToyModel(2), keep=True)
+    played = play(target, drafter, FixedLength(2), sampling, 3, toy_prompt())
+    assert distance(played.law, autoregressive_law(target, sampling, 3)) < 1e-12
