@@ -30,8 +30,9 @@ from drafttrain.evaluation.runner import read_prompts
 from drafttrain.evaluation.summary import Evaluation, evaluate, evaluate_teacher_forced
 from drafttrain.evaluation.sweep import expand_sweep
 from drafttrain.evaluation.tables import main_table, parity_lines, trade_off_table
+from drafttrain.models.drafter_config import SpecDrafterConfig
 from drafttrain.models.spec_drafter import SpecDrafter
-from drafttrain.pairs import Pair, load_pair
+from drafttrain.pairs import Pair, load_pair, read_drafter_settings
 from drafttrain.runs import PLAIN
 from drafttrain.stops import check_stop
 
@@ -136,6 +137,12 @@ def check_teacher_forced(settings: EvalConfig, variants: list[DecodeConfig]) -> 
         raise ConfigError(
             f"temperature = {settings.decode.sampling.temperature} is sampling, but teacher-forced "
             f"acceptance is of greedy decoding{remedy}"
+        )
+    drafter = read_drafter_settings(str(settings.decode.drafter))
+    if not isinstance(drafter, SpecDrafterConfig):
+        raise ConfigError(
+            f"drafter {settings.decode.drafter!r} is a {drafter.model_type!r} model, but "
+            "teacher-forced acceptance is of blocks, which Spec-Drafters draft; use --mode decode"
         )
     for variant in variants:
         if variant.verifier.kind not in ("auto", "greedy"):

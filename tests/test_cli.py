@@ -159,12 +159,20 @@ def test_wrong_arguments_end_in_one_line(capsys, tmp_path, monkeypatch, argument
             ["'./absent'", "no such folder"],
         ),
         (["eval", "--drafter", "./absent"], ["./absent", "--target"]),
-        (["eval", "--drafter", "target", "--target", "target", "--data", "test.jsonl"], ["marian"]),
+        (
+            ["eval", "--drafter", "target", "--mode", "teacher-forced"]
+            + ["--target", "target", "--data", "test.jsonl"],
+            ["'marian'", "--mode decode"],
+        ),
+        (
+            ["eval", "--drafter", "test.jsonl", "--target", "target", "--data", "test.jsonl"],
+            ["'test.jsonl'"],
+        ),
         (["eval", "--target", "./absent", "--drafter", "checkpoints/tiny"], ["--data"]),
         (["eval", "--data", "absent.txt"], ["absent.txt"]),
         (["eval", "--report", "report.txt"], ["report.txt", ".json"]),
         (["eval", "--report", "test.jsonl/report.json"], ["test.jsonl", "is a file"]),
-        (["eval", "--sweep", "gamma=1"], ["gamma", "k, beta, tau"]),
+        (["eval", "--sweep", "gamma=1"], ["gamma", "known: k, "]),
         (["eval", "--sweep", "k=0"], ["k", "0"]),
         (["eval", "--beta", "3"], ["beta = 3", "--verifier spec-verification"]),
         (["eval", "--verifier", "greedy", "--temperature", "1"], ["greedy", "temperature"]),
