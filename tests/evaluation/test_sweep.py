@@ -44,6 +44,44 @@ def test_a_sweep_over_k_and_tau_measures_every_verifier_at_every_k():
     assert found[1].verifier.beta == METHOD.verifier.beta
 
 
+def stops(decode: DecodeConfig, sweep: dict) -> list[tuple[str, dict]]:
+    found = [method.stop.model_dump(exclude_unset=True) for method in expand_sweep(decode, sweep)]
+    return [(stop.pop("kind", "fixed"), stop) for stop in found]
+
+
+def test_every_swept_number_is_a_policy_of_its_own_kind():
+    found = stops(METHOD, {"k": [2, 4], "h": [0.3, 0.7], "entropy": [1.5], "confidence": [0.4]})
+    assert found == [
+        ("fixed", {"k": 2}),
+        ("fixed", {"k": 4}),
+        ("head", {"h": 0.3}),
+        ("head", {"h": 0.7}),
+        ("entropy", {"entropy": 1.5}),
+        ("confidence", {"confidence": 0.4}),
+    ]
+
+
+def test_a_policy_takes_only_its_own_settings_into_a_sweep():
+    given = {"stop": {"k": 7, "head": "folder", "max_draft": 12}}
+    found = stops(DecodeConfig.model_validate(given), {"k": [2], "h": [0.5], "entropy": [1.0]})
+    assert found == [
+        ("fixed", {"k": 2}),
+        ("head", {"head": "folder", "max_draft": 12, "h": 0.5}),
+        ("entropy", {"max_draft": 12, "entropy": 1.0}),
+    ]
+
+
+def test_the_policy_asked_for_is_measured_beside_a_sweep_over_others():
+    head = {"stop": {"kind": "head", "h": 0.7, "head": "folder"}}
+    found = stops(DecodeConfig.model_validate(head), {"k": [2, 4]})
+    assert found[0] == ("head", {"h": 0.7, "head": "folder"})
+    assert found[1:] == [("fixed", {"k": 2}), ("fixed", {"k": 4})]
+    assert [h for _, h in stops(DecodeConfig.model_validate(head), {"h": [0.1, 0.3]})] == [
+        {"h": 0.1, "head": "folder"},
+        {"h": 0.3, "head": "folder"},
+    ]
+
+
 def test_settings_that_were_not_given_stay_not_given():
     strict, loose = expand_sweep(METHOD, {"beta": [2], "tau": [1]})
     assert not strict.verifier.model_fields_set & {"beta", "tau"}
@@ -62,6 +100,7 @@ def test_repeated_values_are_measured_once():
         ({"k": [2.5]}, "k=2.5"),
         ({"k": [0]}, "k=0"),
         ({"tau": [-1]}, "tau=-1"),
+        ({"h": [1.0]}, "h=1"),
     ],
 )
 def test_impossible_sweeps_are_refused_by_name(sweep, message):
