@@ -47,7 +47,7 @@ from drafttrain.data.shards import load_distilled
 from drafttrain.decoding.teacher_forcing import forced_states
 from drafttrain.evaluation.bootstrap import with_interval
 from drafttrain.evaluation.environment import describe_environment
-from drafttrain.models.drafters import load_drafter_model
+from drafttrain.models.drafters import load_drafter_beside
 from drafttrain.models.identity import hash_weights
 from drafttrain.models.loading import load_target
 from drafttrain.training.head_sweep import HeadSweep, make_heads
@@ -258,7 +258,7 @@ def attention_flops(query: tuple, key: tuple, value: tuple, *_, **__) -> int:
 def load_drafter(path: str, manifest: CacheManifest) -> PreTrainedModel:
     """The drafter that the cache was made with."""
     target = load_target(TargetConfig(path=manifest.target.path))
-    drafter = load_drafter_model(path, target)
+    drafter = load_drafter_beside(target, path)
     if hash_weights(drafter) != manifest.drafter.weights_sha256:
         raise SystemExit(f"--drafter {path} is not the drafter that the cache was made with")
     return drafter

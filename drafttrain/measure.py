@@ -31,8 +31,9 @@ from drafttrain.evaluation.summary import Evaluation, evaluate, evaluate_teacher
 from drafttrain.evaluation.sweep import expand_sweep
 from drafttrain.evaluation.tables import main_table, parity_lines, trade_off_table
 from drafttrain.models.drafter_config import SpecDrafterConfig
+from drafttrain.models.drafters import read_drafter_settings
 from drafttrain.models.spec_drafter import SpecDrafter
-from drafttrain.pairs import Pair, load_pair, read_drafter_settings
+from drafttrain.pairs import Pair, load_pair
 from drafttrain.runs import PLAIN
 from drafttrain.stops import check_stop
 

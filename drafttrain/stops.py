@@ -21,15 +21,15 @@ from drafttrain.config import (
 )
 from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength, HeadPolicy
 from drafttrain.decoding.types import Sampling, StopPolicy
-from drafttrain.export.parts import (
+from drafttrain.export.policy import DEFAULT_H, HEAD, POLICY, read_policy
+from drafttrain.models.acceptance_head import (
+    AcceptanceHead,
     check_head_identity,
     check_head_shape,
-    load_drafter,
-    read_drafter_config,
+    load_heads,
 )
-from drafttrain.export.policy import DEFAULT_H, HEAD, POLICY, read_policy
-from drafttrain.models.acceptance_head import AcceptanceHead, load_heads
 from drafttrain.models.drafter_config import SpecDrafterConfig
+from drafttrain.models.drafters import load_drafter, read_drafter_settings
 from drafttrain.runs import PLAIN
 
 
@@ -56,7 +56,7 @@ def check_stop(decode: DecodeConfig) -> None:
             "stopped; leave --stop out, or give a drafter"
         )
     if decode.stop.kind == "head":
-        find_head(decode.stop, str(decode.drafter), read_drafter_config(str(decode.drafter)))
+        find_head(decode.stop, str(decode.drafter), read_drafter_settings(str(decode.drafter)))
     elif decode.stop.kind == "confidence":
         sampling = decode.sampling
         Confidence(decode.stop.confidence, 1).check_sampling(Sampling(sampling.temperature))
@@ -136,8 +136,8 @@ def find_head(config: StopConfig, drafter: str, settings: PretrainedConfig) -> H
                 f"no {POLICY} there chooses one; give the folder of one head"
             )
     check_head_shape(heads[name], settings, str(folder))
-    if policy is not None and (policy.stop != "head" or policy.head not in (None, HEAD, name)):
-        policy = None  # it speaks of something else
+    if policy is not None and (policy.h is None or policy.head not in (None, HEAD, name)):
+        policy = None  # it speaks of something else; h counts even where a fixed length won
     return HeadChoice(heads[name], str(folder) if alone else f"{folder}: {name}", policy)
 
 

@@ -17,10 +17,15 @@ from drafttrain.decoding.stopping import FixedLength
 from drafttrain.evaluation.runner import Method, Prompt, Skipped, read_prompts
 from drafttrain.evaluation.tune_choice import candidates_of
 from drafttrain.evaluation.tune_replay import check_traceable
-from drafttrain.export.parts import check_head_identity, check_head_shape
 from drafttrain.measure import check_report_path
-from drafttrain.models.acceptance_head import AcceptanceHead, load_heads
-from drafttrain.pairs import Pair, load_pair, read_drafter_settings
+from drafttrain.models.acceptance_head import (
+    AcceptanceHead,
+    check_head_identity,
+    check_head_shape,
+    load_heads,
+)
+from drafttrain.models.drafters import read_drafter_settings
+from drafttrain.pairs import Pair, load_pair
 from drafttrain.runs import head_folders
 
 TIMING_REPEATS = 3

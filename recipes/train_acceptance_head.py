@@ -43,7 +43,7 @@ from drafttrain.data.hidden_cache import build_cache
 from drafttrain.data.shards import MANIFEST, read_manifest
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.drafter_config import SpecDrafterConfig
-from drafttrain.models.drafters import check_drafter, load_drafter_model
+from drafttrain.models.drafters import check_drafter, load_drafter_beside
 from drafttrain.models.loading import check_target, load_target
 from drafttrain.training.head_sweep import HeadSweep, make_heads
 from drafttrain.training.loop import Task, count_steps, make_accelerator, make_plan, train
@@ -134,7 +134,7 @@ def cached_rows(settings: HeadRecipe) -> tuple[HiddenCache, HiddenCache | None]:
     target = load_target(settings.target)
     for held_out in splits:
         distill(distill_settings(settings, held_out), target)
-    drafter = load_drafter_model(settings.drafter, target)
+    drafter = load_drafter_beside(target, settings.drafter)
     for held_out in splits:
         build_cache(cache_settings(settings, held_out), target, drafter)
     caches = [open_cache(cache_settings(settings, held_out).out) for held_out in splits]

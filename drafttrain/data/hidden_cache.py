@@ -47,7 +47,7 @@ from drafttrain.data.writing import join_processes, only_writer, remove_leftover
 from drafttrain.decoding.cached_model import CachedModel, make_source
 from drafttrain.decoding.types import Sampling
 from drafttrain.models.drafter_config import SpecDrafterConfig
-from drafttrain.models.drafters import load_drafter_model
+from drafttrain.models.drafters import load_drafter_beside
 from drafttrain.models.identity import hash_tokenizer, hash_weights
 from drafttrain.models.loading import LoadedTarget, load_target
 
@@ -79,7 +79,7 @@ def build_cache(
     if state.is_main_process:
         say(str(plan))
     target = load_target(config.target) if target is None else target
-    drafter = load_drafter_model(config.drafter, target) if drafter is None else drafter
+    drafter = load_drafter_beside(target, config.drafter) if drafter is None else drafter
     check_same_target(config, distilled, target)
     labelling = _labelling(config, distilled, target, drafter)
     with ExitStack() as stack:

@@ -18,9 +18,9 @@ from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.spec_drafter import SpecDrafterDrafter
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Drafter, StopPolicy
-from drafttrain.export.parts import DEFAULT_LENGTH, check_head_identity, check_head_shape
+from drafttrain.export.parts import DEFAULT_LENGTH
 from drafttrain.export.policy import HEAD, POLICY, check_policy, read_policy, stop_policy
-from drafttrain.models.acceptance_head import load_heads
+from drafttrain.models.acceptance_head import check_head_identity, check_head_shape, load_heads
 from drafttrain.models.spec_drafter import SpecDrafter
 
 Chosen = str | os.PathLike[str] | Mapping[str, Any] | None

@@ -5,11 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
     AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
@@ -18,19 +14,20 @@ from transformers import (
 
 from drafttrain.config import ConfigError, ExportConfig, Policy
 from drafttrain.export.policy import DEFAULT_H, HEAD, POLICY, check_policy, read_policy
-from drafttrain.models.acceptance_head import AcceptanceHead, load_heads
+from drafttrain.models.acceptance_head import (
+    AcceptanceHead,
+    check_head_identity,
+    check_head_shape,
+    load_heads,
+)
 from drafttrain.models.drafter_config import SpecDrafterConfig
-from drafttrain.models.identity import hash_weights
-from drafttrain.models.loading import is_language_model
-from drafttrain.models.spec_drafter import SpecDrafter
+from drafttrain.models.drafters import load_drafter, read_drafter_settings
 
 DEFAULT_LENGTH = 20
 """Transformers' own default of num_assistant_tokens."""
 DEFAULT_CONFIDENCE = 0.4
 """Transformers' own default of assistant_confidence_threshold."""
 MAX_DRAFT = 20
-IDENTITY_TYPES = (None, torch.float32, torch.bfloat16, torch.float16)
-"""A head's drafter may have been loaded in another type than the one its file holds."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ def load_parts(settings: ExportConfig) -> Parts:
     no drafter, for heads and policies that are missing or do not go together, and for a head that
     was trained for another drafter.
     """
-    config = read_drafter_config(settings.drafter)
+    config = read_drafter_settings(settings.drafter)
     head_folder, head = _open_head(settings)
     policy = _choose_policy(settings, head_folder, head, config)
     if head is not None:
@@ -71,76 +68,6 @@ def load_parts(settings: ExportConfig) -> Parts:
     if head is not None:
         check_head_identity(head, drafter, str(head_folder))
     return Parts(drafter, tokenizer, head, policy, _assisted(settings, policy))
-
-
-def read_drafter_config(path: str) -> PretrainedConfig:
-    """A drafter's config.json. Raises ConfigError where there is none or it is no drafter's."""
-    folder = Path(path)
-    if not folder.is_dir() and (path.startswith((".", "/", "~")) or path.count("/") > 1):
-        raise ConfigError(f"drafter {path!r}: no such folder; give an existing one")
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise ConfigError(f"drafter {path!r} holds no config.json; give the final/ of a run")
-    try:
-        config = AutoConfig.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"drafter {path!r}: its settings cannot be read ({_first_line(error)}); give a model "
-            "folder or a name on the Hub"
-        ) from error
-    if not (isinstance(config, SpecDrafterConfig) or is_language_model(config)):
-        raise ConfigError(
-            f"drafter {path!r} is a {config.model_type!r} model, which drafts nothing; give a "
-            "language model or a Spec-Drafter"
-        )
-    return config
-
-
-def load_drafter(path: str | Path, config: PretrainedConfig) -> PreTrainedModel:
-    """The drafter in eval mode, in the type its file holds. Raises ConfigError."""
-    if isinstance(config, SpecDrafterConfig):
-        kind = SpecDrafter
-    else:
-        kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    try:
-        return kind.from_pretrained(path, dtype="auto", use_safetensors=True).eval()
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ConfigError(
-            f"drafter {str(path)!r}: its weights cannot be read ({_first_line(error)}); "
-            "safetensors are needed: save the model once with save_pretrained"
-        ) from error
-
-
-def check_head_shape(head: AcceptanceHead, drafter: PretrainedConfig, name: str) -> None:
-    """A head must read the kind of states, and the width, that the drafter has. ConfigError."""
-    state = "slot" if isinstance(drafter, SpecDrafterConfig) else "token"
-    if head.config.state != state:
-        raise ConfigError(
-            f"head {name!r} reads the states of {head.config.state}s, but a "
-            f"{drafter.model_type!r} drafter has states of {state}s; train a head for this drafter"
-        )
-    width = drafter.get_text_config(decoder=True).hidden_size
-    if head.config.hidden_size != width:
-        raise ConfigError(
-            f"head {name!r} reads {head.config.hidden_size} numbers a token, but the drafter's "
-            f"states have {width}; it was trained for another drafter: train one for this drafter"
-        )
-
-
-def check_head_identity(head: AcceptanceHead, drafter: PreTrainedModel, name: str) -> None:
-    """The drafter's weights must be those that the head was trained for. Raises ConfigError."""
-    trained_for = head.config.drafter or {}
-    wanted = trained_for.get("weights_sha256")
-    if wanted is None:
-        raise ConfigError(
-            f"head {name!r} does not say which drafter it was trained for; train it with "
-            "recipes/train_acceptance_head.py"
-        )
-    if all(hash_weights(drafter, dtype) != wanted for dtype in IDENTITY_TYPES):
-        raise ConfigError(
-            f"head {name!r} was trained for drafter {trained_for.get('path')!r} with other weights "
-            f"(sha256 {wanted[:12]}..., this drafter has {hash_weights(drafter)[:12]}...); train a "
-            "head for this drafter, or give the drafter it was trained for"
-        )
 
 
 def _open_head(settings: ExportConfig) -> tuple[Path | None, AcceptanceHead | None]:

@@ -9,9 +9,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 from drafttrain.decoding.drafters.spec_drafter import block_states
-from drafttrain.export.parts import Parts, load_drafter
+from drafttrain.export.parts import Parts
 from drafttrain.export.policy import HEAD, POLICY, read_policy
 from drafttrain.models.acceptance_head import AcceptanceHead, load_heads
+from drafttrain.models.drafters import load_drafter
 from drafttrain.models.identity import hash_tokenizer, hash_weights
 from drafttrain.models.spec_drafter import SpecDrafter
 

@@ -16,6 +16,11 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 
 from drafttrain.config import ConfigError
+from drafttrain.models.drafter_config import SpecDrafterConfig
+from drafttrain.models.identity import hash_weights
+
+IDENTITY_TYPES = (None, torch.float32, torch.bfloat16, torch.float16)
+"""A head's drafter may have been loaded in another type than the one its file holds."""
 
 
 class AcceptanceHeadConfig(PretrainedConfig):
@@ -106,6 +111,39 @@ def load_heads(folder: str | Path) -> dict[str, AcceptanceHead]:
             "recipes/train_acceptance_head.py"
         )
     return dict(_load_head(head) for head in inside)
+
+
+def check_head_shape(head: AcceptanceHead, drafter: PretrainedConfig, name: str) -> None:
+    """A head must read the kind of states, and the width, that the drafter has. ConfigError."""
+    state = "slot" if isinstance(drafter, SpecDrafterConfig) else "token"
+    if head.config.state != state:
+        raise ConfigError(
+            f"head {name!r} reads the states of {head.config.state}s, but a "
+            f"{drafter.model_type!r} drafter has states of {state}s; train a head for this drafter"
+        )
+    width = drafter.get_text_config(decoder=True).hidden_size
+    if head.config.hidden_size != width:
+        raise ConfigError(
+            f"head {name!r} reads {head.config.hidden_size} numbers a token, but the drafter's "
+            f"states have {width}; it was trained for another drafter: train one for this drafter"
+        )
+
+
+def check_head_identity(head: AcceptanceHead, drafter: PreTrainedModel, name: str) -> None:
+    """The drafter's weights must be those that the head was trained for. Raises ConfigError."""
+    trained_for = head.config.drafter or {}
+    wanted = trained_for.get("weights_sha256")
+    if wanted is None:
+        raise ConfigError(
+            f"head {name!r} does not say which drafter it was trained for; train it with "
+            "recipes/train_acceptance_head.py"
+        )
+    if all(hash_weights(drafter, dtype) != wanted for dtype in IDENTITY_TYPES):
+        raise ConfigError(
+            f"head {name!r} was trained for drafter {trained_for.get('path')!r} with other weights "
+            f"(sha256 {wanted[:12]}..., this drafter has {hash_weights(drafter)[:12]}...); train a "
+            "head for this drafter, or give the drafter it was trained for"
+        )
 
 
 def _load_head(folder: Path) -> tuple[str, AcceptanceHead]:

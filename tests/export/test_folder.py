@@ -13,10 +13,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from drafttrain.config import ConfigError, ExportConfig, Policy
 from drafttrain.export import folder as export_folder
 from drafttrain.export.folder import write_parts
-from drafttrain.export.parts import load_drafter, load_parts, read_drafter_config
+from drafttrain.export.parts import load_parts
 from drafttrain.export.policy import read_policy
 from drafttrain.export.verify import verify
 from drafttrain.models.acceptance_head import load_heads
+from drafttrain.models.drafters import load_drafter, read_drafter_settings
 from drafttrain.models.identity import hash_weights
 from tests.export.pairs import (
     export_to,
@@ -119,7 +120,7 @@ def test_a_run_of_heads_is_exported_with_the_one_its_policy_chose(tmp_path, draf
 
 def test_a_head_trained_in_float32_fits_a_drafter_stored_in_half_precision(tmp_path):
     drafter = save_drafter(tmp_path / "half", dtype=torch.float16)
-    in_float32 = load_drafter(drafter, read_drafter_config(str(drafter))).float()
+    in_float32 = load_drafter(drafter, read_drafter_settings(str(drafter))).float()
     head = save_head(tmp_path / "head", in_float32)
     out = export_to(tmp_path / "out", drafter=str(drafter), head=head)
     config = json.loads((out / "config.json").read_text())
