@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "train_target.py"
 ENVIRONMENT = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
@@ -25,6 +26,13 @@ SHAPES = {
         "decoder_ffn_dim": 16,
     },
     "t5": {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2},
+}
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
 }
 
 
@@ -69,6 +77,27 @@ def test_trained_target_loads_and_its_perplexity_was_logged(
     assert tokenizer.decode(ids, skip_special_tokens=True) == "one two"
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert any(json.loads(line).get("perplexity", 0) > 1 for line in lines)
+
+
+def test_decoder_only_target_continues_its_prompts_with_their_references(
+    settings: dict, tmp_path: Path
+) -> None:
+    settings |= {"model": LLAMA, "vocab_size": 300, "label_smoothing": 0.0}
+    settings["data"]["suffix"] = " -> "
+    settings["held_out"]["suffix"] = " -> "
+    settings["train"] |= {"max_steps": 150, "learning_rate": 2e-2, "checkpoint_every": 150}
+    done = run(settings, tmp_path)
+    assert done.returncode == 0, done.stderr
+    final = tmp_path / "run" / "final"
+    model = AutoModelForCausalLM.from_pretrained(final, use_safetensors=True)
+    tokenizer = AutoTokenizer.from_pretrained(final)
+    prompt = tokenizer("one -> ", return_tensors="pt")
+    assert prompt.input_ids[0, -1] != tokenizer.eos_token_id  # nothing is put after a prompt
+    new = model.generate(**prompt, max_new_tokens=20)[0, prompt.input_ids.shape[1] :]
+    assert re.fullmatch(r"ONE[A-Z ]*\.</s>", tokenizer.decode(new))
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    found = [json.loads(line)["perplexity"] for line in lines if "perplexity" in line]
+    assert 1 < found[-1] < 3
 
 
 @pytest.mark.parametrize(
