@@ -8,7 +8,6 @@ point mass, and any truncation of it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -133,11 +132,16 @@ class HeadPolicy:
     def admit(self, state: DraftState) -> bool:
         if state.depth >= self.max_draft:
             return False
-        return not state.hidden or self.rejection(state.hidden) <= self.h
+        return not state.hidden or self.rejection(state) <= self.h
 
-    def rejection(self, hidden: Sequence[Tensor]) -> float:
-        """Predicted probability that at least one of the tokens is rejected. Shapes: [D] each."""
-        return 1.0 - self.head.acceptance(torch.stack(tuple(hidden))).prod().item()
+    def rejection(self, state: DraftState) -> float:
+        """Predicted probability that at least one of the tokens with a state is rejected."""
+        notes = state.notes
+        judged, survival = int(notes.get("judged", 0)), notes.get("survival", 1.0)
+        for hidden in state.hidden[judged:]:
+            survival *= self.head.judge(hidden)
+        notes.update(judged=len(state.hidden), survival=survival)
+        return 1.0 - survival
 
 
 @dataclass(frozen=True)

@@ -128,6 +128,9 @@ class DraftState:
     hidden: Sequence[Tensor] = ()
     """[D] each: the states that acceptance heads read, as far as they are known, in order: of each
     drafted token at its own position, or of each slot."""
+    notes: dict[str, float] = field(default_factory=dict)
+    """What the policy has worked out in this round so far: a drafter hands the same notes back at
+    every question of a round, so that nothing is worked out twice."""
 
 
 class StopPolicy(Protocol):

@@ -90,6 +90,16 @@ class AcceptanceHead(PreTrainedModel):
         """Predicted probability that the target accepts. Shapes: hidden [..., D] -> [...]."""
         return self(hidden).sigmoid()
 
+    def judge(self, hidden: Tensor) -> float:
+        """`acceptance` of a single state, in few operations: drafting asks it before each token.
+
+        Shapes: hidden [D].
+        """
+        x = hidden.to(self.out.weight.dtype)
+        for block in self.blocks:
+            x = x + F.silu(torch.addmv(block.bias, block.weight, x), inplace=True)
+        return torch.addmv(self.out.bias, self.out.weight, x).sigmoid().item()
+
 
 def head_name(depth: int, rejection_weight: float) -> str:
     return f"D{depth}-w{rejection_weight:g}"

@@ -77,6 +77,7 @@ class CausalSession:
         probs: list[Tensor] = []
         logits: list[Tensor] = []
         hidden: list[Tensor] = []
+        notes: dict[str, float] = {}
         score = self.model.catch_up(self.state, tokens)
         while True:
             row = score.logits[-1]
@@ -86,7 +87,7 @@ class CausalSession:
             depth = len(drafted)
             if depth == longest or token.item() in ends:
                 break
-            if not stop.admit(DraftState(depth, logits, hidden)):
+            if not stop.admit(DraftState(depth, logits, hidden, notes)):
                 break
             score = self.model.feed(self.state, token)
             hidden.append(score.hidden[-1])

@@ -158,12 +158,14 @@ class BlockSession:
         states, known = hidden.unbind(), [] if coupled else list(logits.unbind())
         drafted: list[Tensor] = []
         rows: list[Tensor] = []
+        notes: dict[str, float] = {}
         previous = torch.tensor(last, device=self.device)
         for depth in range(len(states)):
             if coupled:
                 slot = model.couple(states[depth], from_hidden[depth], previous)
                 known.append(self.drafter.project(slot))
-            if not stop.admit(DraftState(depth, known[: depth + 1], states[: depth + 1])):
+            state = DraftState(depth, known[: depth + 1], states[: depth + 1], notes)
+            if not stop.admit(state):
                 break
             row = warp(known[depth], self.sampling) if coupled else probs[depth]
             previous = self.chance.categorical(row[None])[0]
@@ -178,12 +180,12 @@ class BlockSession:
 def _admitted(stop: StopPolicy, logits: Tensor, hidden: Tensor) -> int:
     """How many slots of a block a policy admits. Shapes: logits [K, V], hidden [K, D]."""
     rows, states = logits.unbind(), hidden.unbind()
-    depth = 0
-    while depth < len(rows) and stop.admit(
-        DraftState(depth, rows[: depth + 1], states[: depth + 1])
-    ):
-        depth += 1
-    return depth
+    notes: dict[str, float] = {}
+    for depth in range(len(rows)):
+        known = depth + 1
+        if not stop.admit(DraftState(depth, rows[:known], states[:known], notes)):
+            return depth
+    return len(rows)
 
 
 @torch.inference_mode()
