@@ -258,18 +258,20 @@ def cost_facts(
 
 
 def head_seconds(bench: Workbench, head: AcceptanceHead) -> float:
-    """What a head takes to judge a token, as the policy asks it."""
-    return decision_seconds(HeadPolicy(head, 1.0 - 1e-9, 100), *example(bench))
+    """What a head takes to judge a token, or all slots of a block, as the policy asks it."""
+    hidden, logits = example(bench)
+    slots = bench.settings.max_draft if bench.block else 1
+    return decision_seconds(HeadPolicy(head, 1.0 - 1e-9, 100), hidden.expand(slots, -1), logits)
 
 
 def example(bench: Workbench) -> tuple[torch.Tensor, torch.Tensor]:
-    """A hidden state and a row of logits of the drafter's sizes, for timing. [D], [V]."""
+    """A hidden state and a row of logits of the drafter's sizes, for timing. [1, D], [V]."""
     model = bench.pair.drafter_model
     assert model is not None
     width = next(iter(bench.heads.values())).config.hidden_size
     vocabulary = bench.pair.target.model.config.get_text_config(decoder=True).vocab_size
     like = {"dtype": model.dtype, "device": model.device}
-    return torch.zeros(width, **like), torch.zeros(vocabulary, **like)
+    return torch.zeros(1, width, **like), torch.zeros(vocabulary, **like)
 
 
 def judge_heads(bench: Workbench, prompts: Sequence[Prompt], prices: Prices) -> list[HeadFacts]:

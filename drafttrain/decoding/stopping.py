@@ -8,6 +8,7 @@ point mass, and any truncation of it is.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -106,9 +107,10 @@ class HeadPolicy:
     """Stop when some drafted token was probably rejected: 1 - prod_j P_j > h.
 
     SpecDec++ (Huang et al. 2024), Algorithm 2; P_j is the acceptance head's probability at the
-    j-th known state. With a drafter of one token a call the last drafted token has no state yet
-    and is submitted unscored; with a block drafter the product runs over the slots up to the one
-    asked about, so that a block ends before verification. Without any state it goes on.
+    j-th state. With a drafter of one token a call the last drafted token has no state yet and is
+    submitted unscored; with a block drafter all slots are judged in one call and the product runs
+    up to the one asked about, so that a block ends before verification. Without any state it goes
+    on.
     """
 
     head: AcceptanceHead
@@ -135,13 +137,14 @@ class HeadPolicy:
         return not state.hidden or self.rejection(state) <= self.h
 
     def rejection(self, state: DraftState) -> float:
-        """Predicted probability that at least one of the tokens with a state is rejected."""
-        notes = state.notes
-        judged, survival = int(notes.get("judged", 0)), notes.get("survival", 1.0)
-        for hidden in state.hidden[judged:]:
-            survival *= self.head.judge(hidden)
-        notes.update(judged=len(state.hidden), survival=survival)
-        return 1.0 - survival
+        """Predicted probability that at least one token, up to the one asked about, is rejected."""
+        judged = state.notes.setdefault("acceptance", [])
+        new = state.hidden[len(judged) :]
+        if len(new) == 1:
+            judged.append(self.head.judge(new[0]))
+        elif new:
+            judged.extend(self.head.acceptance(torch.stack(tuple(new))).tolist())
+        return 1.0 - math.prod(judged[: state.depth + 1])
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,8 @@ class DraftState:
     A policy is asked before the drafter call that would draft token number depth + 1. A drafter
     that proposes one token a call knows, at that point, the rows of tokens 1..depth and the states
     of tokens 1..depth - 1: the last token has not been fed to it yet (the lag of SpecDec++
-    Algorithm 2). A block drafter knows the rows and slot states of tokens 1..depth + 1.
+    Algorithm 2). A block drafter knows the rows of tokens 1..depth + 1, and all its slots' states:
+    they are there before any token is drawn.
     """
 
     depth: int
@@ -128,7 +129,7 @@ class DraftState:
     hidden: Sequence[Tensor] = ()
     """[D] each: the states that acceptance heads read, as far as they are known, in order: of each
     drafted token at its own position, or of each slot."""
-    notes: dict[str, float] = field(default_factory=dict)
+    notes: dict[str, list[float]] = field(default_factory=dict)
     """What the policy has worked out in this round so far: a drafter hands the same notes back at
     every question of a round, so that nothing is worked out twice."""
 

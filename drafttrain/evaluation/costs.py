@@ -125,11 +125,15 @@ def latency(costs: Costs, discard_rate: float, verification_rate: float) -> floa
 def decision_seconds(
     policy: StopPolicy, hidden: torch.Tensor, logits: torch.Tensor, repeats: int = 50
 ) -> float:
-    """Seconds that a policy takes to judge one more token, the median of several. [D], [V]."""
+    """Seconds that a policy takes to judge what is new to it, the median of several.
+
+    Shapes: hidden [N, D], one more token's state or those of all slots; logits [V].
+    """
+    states = hidden.unbind()
     times = []
     for _ in range(repeats):
         # states before the newest were judged at earlier questions (`DraftState.notes`)
-        state = DraftState(depth=2, logits=(logits,) * 2, hidden=(hidden,))
+        state = DraftState(depth=2, logits=(logits,) * 2, hidden=states)
         started = perf_counter()
         policy.admit(state)
         times.append(perf_counter() - started)

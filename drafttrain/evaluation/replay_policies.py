@@ -57,7 +57,7 @@ class PolicyCounts:
     computed: Array
     """Tokens or slots that the drafter computed: of a block also those behind the stop."""
     judged: Array
-    """States or rows that the policy looked at."""
+    """How often the policy worked something out: for each state or row, or once for a block."""
 
     def of(self, candidate: int) -> Counts:
         """The counts of one policy, as those of decoding."""
@@ -98,8 +98,7 @@ def replay(
     """
     lengths = draft_lengths(trace, acceptance, candidates)
     rounds = play(trace, lengths)
-    by_head = np.array([candidate.kind in ("head", "entropy") for candidate in candidates])
-    judged = np.minimum(lengths + 1, trace.depth) if trace.block else np.maximum(lengths - 1, 0)
+    judged = np.stack([_judged(trace, c, own) for c, own in zip(candidates, lengths, strict=True)])
 
     def total(fact: Array) -> Array:
         return np.where(rounds, fact, 0).sum(axis=(1, 2), dtype=np.float64)[None]
@@ -112,8 +111,19 @@ def replay(
         accepted=total(accepted),
         passes=total(trace.longest > 0 if trace.block else lengths),
         computed=total(trace.longest if trace.block else lengths),
-        judged=total(judged * by_head[:, None, None]),
+        judged=total(judged),
     )
+
+
+def _judged(trace: Trace, candidate: Candidate, lengths: Array) -> Array:
+    """How often a policy works something out in a round from each position. [R, L] -> [R, L]."""
+    if candidate.kind not in ("head", "entropy"):
+        return np.zeros_like(lengths)
+    if not trace.block:
+        return np.maximum(lengths - 1, 0)
+    if candidate.kind == "head":  # all slots at once
+        return (trace.longest > 0).astype(lengths.dtype)
+    return np.minimum(lengths + 1, trace.depth)
 
 
 def draft_lengths(

@@ -332,8 +332,11 @@ def test_wrong_input_is_refused_before_weights_are_loaded(pair, monkeypatch):
     wrong = [
         ({"drafter": str(pair / "small")}, "/small' has a vocabulary of 36 tokens .*/target.* 40"),
         ({"drafter": str(pair / "vit")}, "'vit' model, which drafts nothing"),
-        ({"drafter": str(pair / "llama")}, "a decoder-only model but target .* encoder-decoder"),
-        ({"drafter": str(pair / "none")}, "holds no config.json"),
+        (
+            {"drafter": str(pair / "llama")},
+            "is a decoder-only model .*, but target .* encoder-decoder",
+        ),
+        ({"drafter": str(pair / "none")}, "/none': no such folder"),
         ({"distilled": pair / "none"}, "holds no manifest.json; make it with .drafttrain distill"),
         ({"mixing": 1.0}, "mixing = 1.0 .* no drafted position"),
         ({"blocks_per_row": 2}, "blocks_per_row = 2 counts for drafters of blocks only"),

@@ -172,21 +172,25 @@ def states(*tokens: int) -> tuple[Tensor, ...]:
 
 def test_a_head_on_slots_judges_the_slot_it_is_asked_about():
     policy = HeadPolicy(knowing_head(), 0.45, 8)
-    assert policy.rejection(DraftState(1, hidden=states(2, 3))) == pytest.approx(0.55)
+    block = states(2, 3, 4)
+    assert policy.rejection(DraftState(0, hidden=block)) == policy.rejection(
+        DraftState(0, hidden=states(2))
+    )
+    assert policy.rejection(DraftState(1, hidden=block)) == pytest.approx(0.55)
     assert policy.admit(DraftState(0, hidden=states(2)))
-    assert not policy.admit(DraftState(0, hidden=states(2, 3)))
+    assert not policy.admit(DraftState(1, hidden=states(2, 3)))
     assert policy.admit(DraftState(3))  # nothing known: go on
     assert not policy.admit(DraftState(8, hidden=states(4)))
 
 
 def test_notes_of_a_round_change_nothing_but_the_work():
     policy, notes = HeadPolicy(knowing_head(), 0.45, 8), {}
-    for tokens in ((2,), (2, 2), (2, 2, 3), (2, 2, 3, 4)):
+    for tokens in ((2,), (2, 2), (2, 2, 3, 4)):
         with_notes = DraftState(5, hidden=states(*tokens), notes=notes)
         assert policy.rejection(with_notes) == policy.rejection(
             DraftState(5, hidden=states(*tokens))
         )
-    assert notes == {"judged": 4, "survival": pytest.approx(0.405)}
+    assert math.prod(notes["acceptance"]) == pytest.approx(0.405) and len(notes["acceptance"]) == 4
 
 
 def test_a_rejection_exactly_as_likely_as_h_goes_on():

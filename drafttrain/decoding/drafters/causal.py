@@ -77,7 +77,7 @@ class CausalSession:
         probs: list[Tensor] = []
         logits: list[Tensor] = []
         hidden: list[Tensor] = []
-        notes: dict[str, float] = {}
+        notes: dict[str, list[float]] = {}
         score = self.model.catch_up(self.state, tokens)
         while True:
             row = score.logits[-1]

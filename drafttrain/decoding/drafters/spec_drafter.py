@@ -158,13 +158,13 @@ class BlockSession:
         states, known = hidden.unbind(), [] if coupled else list(logits.unbind())
         drafted: list[Tensor] = []
         rows: list[Tensor] = []
-        notes: dict[str, float] = {}
+        notes: dict[str, list[float]] = {}
         previous = torch.tensor(last, device=self.device)
         for depth in range(len(states)):
             if coupled:
                 slot = model.couple(states[depth], from_hidden[depth], previous)
                 known.append(self.drafter.project(slot))
-            state = DraftState(depth, known[: depth + 1], states[: depth + 1], notes)
+            state = DraftState(depth, known[: depth + 1], states, notes)
             if not stop.admit(state):
                 break
             row = warp(known[depth], self.sampling) if coupled else probs[depth]
@@ -180,10 +180,9 @@ class BlockSession:
 def _admitted(stop: StopPolicy, logits: Tensor, hidden: Tensor) -> int:
     """How many slots of a block a policy admits. Shapes: logits [K, V], hidden [K, D]."""
     rows, states = logits.unbind(), hidden.unbind()
-    notes: dict[str, float] = {}
+    notes: dict[str, list[float]] = {}
     for depth in range(len(rows)):
-        known = depth + 1
-        if not stop.admit(DraftState(depth, rows[:known], states[:known], notes)):
+        if not stop.admit(DraftState(depth, rows[: depth + 1], states, notes)):
             return depth
     return len(rows)
 
