@@ -116,6 +116,16 @@ def test_a_policy_for_another_head_says_nothing_about_this_one(tmp_path, drafter
     assert (chosen.h, chosen.longest) == (0.7, 20)
 
 
+def test_h_of_a_head_counts_where_a_fixed_length_was_better(tmp_path, drafter):
+    save_head(tmp_path / "run" / "final" / "D1-w6", drafter)
+    (tmp_path / "run" / "final" / "policy.json").write_text(
+        json.dumps({"stop": "fixed", "k": 3, "head": "D1-w6", "h": 0.25, "max_draft": 11})
+    )
+    stop = {"kind": "head", "head": str(tmp_path / "run")}
+    policy = build_stop(decode(tmp_path, stop), drafter)
+    assert (policy.h, policy.longest) == (0.25, 11)
+
+
 def test_policy_json_chooses_among_the_heads_of_a_run(tmp_path, drafter):
     for depth in (0, 2):
         save_head(tmp_path / f"run/final/D{depth}-w6", drafter, depth=depth)
