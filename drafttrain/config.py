@@ -476,7 +476,7 @@ class ExportConfig(Config):
 
 
 class TargetRecipe(Config):
-    """`recipes/train_target.py`: a small target from scratch, for demos and tests."""
+    """`recipes/train_target.py`: a small target from scratch, or a drafter that follows one."""
 
     run: Path
     data: DataConfig
@@ -484,7 +484,10 @@ class TargetRecipe(Config):
     model: dict[str, Any]
     """Fields of the Transformers configuration; model_type names the family."""
     tokenizer: str | None = None
-    """Existing tokenizer; default: a BPE trained on the data."""
+    """Existing tokenizer; default: the teacher's, else a BPE trained on the data."""
+    teacher: TargetConfig | None = None
+    """A target whose distribution over each reference's tokens is learned, instead of the tokens:
+    for drafters. It reads every batch too, without gradient."""
     vocab_size: PositiveInt = 4000
     """Size of the BPE trained on the data."""
     save_dtype: Precision = "float32"

@@ -5,7 +5,8 @@
     accelerate launch recipes/train_target.py --config recipes/functions_drafter.yaml
 
 Encoder-decoder families learn to map the input to the reference; decoder-only families learn both
-as one text. Not for targets that you serve: point drafttrain at those as they are.
+as one text. A drafter is given its target as the `teacher` and learns the target's distribution at
+every position, which acceptance depends on, instead of the reference's token. Not for targets that you serve: point drafttrain at those as they are.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ from drafttrain.cli import recipe_command
 from drafttrain.config import ConfigError, TargetRecipe, load_settings
 from drafttrain.data.collate import PairCollator, TextCollator
 from drafttrain.data.prompts import load_inputs
+from drafttrain.models.drafters import check_tokenizers
+from drafttrain.models.loading import check_target, load_target, load_tokenizer
 from drafttrain.training.loop import Task, count_steps, make_accelerator, make_plan, train
 from drafttrain.training.objectives import NextToken, SequenceToSequence
 from drafttrain.training.run import is_finished, open_run, save_final
@@ -122,8 +125,10 @@ def perplexity(
     rows: datasets.Dataset,
     collate: PairCollator | TextCollator,
 ) -> dict[str, float]:
-    """Per-token perplexity and accuracy on held-out rows, without label smoothing."""
+    """Per-token perplexity and accuracy on held-out rows, without label smoothing; with a teacher,
+    also the mean probability that it accepts a token drawn from the model."""
     sums = torch.zeros(4, dtype=torch.float64)
+    accepted = 0.0
     smoothing, objective.label_smoothing = objective.label_smoothing, 0.0
     for start in range(0, len(rows), 32):
         chunk = rows[start : start + 32]
@@ -131,9 +136,12 @@ def perplexity(
         batch = collate([(0, 0, source, target) for source, target in pairs])
         batch = batch.to(objective.model.device)
         sums += torch.stack([value.double().cpu() for value in objective(batch, 1.0)])
+        if objective.has_teacher:
+            accepted += float(objective.acceptance(batch).sum())
     objective.label_smoothing = smoothing
     loss, weight, correct, counted = sums.tolist()
-    return {"perplexity": float(np.exp(loss / weight)), "held_out_accuracy": correct / counted}
+    values = {"perplexity": float(np.exp(loss / weight)), "held_out_accuracy": correct / counted}
+    return values | ({"acceptance": accepted / counted} if objective.has_teacher else {})
 
 
 @recipe_command
@@ -150,10 +158,13 @@ def main(
         print(f"{run} is finished; see {run / 'final'}")
         return
     pairs = check_family(settings)
+    check_teacher(settings, pairs)
     tokenize = tokenize_pairs if pairs else tokenize_texts
     rows = load_inputs(settings.data)
     if settings.tokenizer is not None:
         tokenizer = AutoTokenizer.from_pretrained(settings.tokenizer)
+    elif settings.teacher is not None:
+        tokenizer = load_tokenizer(settings.teacher)
     else:
         texts = list(rows["source"]) + [text for text in rows["reference"] if text is not None]
         train_tokenizer = train_pair_tokenizer if pairs else train_text_tokenizer
@@ -162,7 +173,9 @@ def main(
     model = _build(settings, tokenizer, pairs)
     lengths = np.array([len(r["source_ids"]) + len(r["target_ids"]) for r in tokenized])
     collate = (PairCollator if pairs else TextCollator)(tokenizer.pad_token_id)
-    objective = (SequenceToSequence if pairs else NextToken)(model, settings.label_smoothing)
+    teacher = None if settings.teacher is None else load_target(settings.teacher).model
+    kind = SequenceToSequence if pairs else NextToken
+    objective = kind(model, settings.label_smoothing, teacher)
     validate = None
     if settings.held_out is not None:
         held_out = tokenize(load_inputs(settings.held_out), tokenizer, settings.max_tokens)
@@ -196,6 +209,20 @@ def check_family(settings: TargetRecipe) -> bool:
         return AutoConfig.for_model(family).is_encoder_decoder
     except (KeyError, ValueError) as error:
         raise ConfigError(f"model.model_type = {family!r}: {error}") from None
+
+
+def check_teacher(settings: TargetRecipe, pairs: bool) -> None:
+    """A teacher is of the trained model's kind and has its tokenizer. Raises ConfigError."""
+    if settings.teacher is None:
+        return
+    if check_target(settings.teacher).is_encoder_decoder != pairs:
+        other = "decoder-only" if pairs else "an encoder-decoder"
+        raise ConfigError(
+            f"teacher.path = {settings.teacher.path!r} is {other}, unlike model.model_type = "
+            f"{settings.model['model_type']!r}; give a model_type of the teacher's kind"
+        )
+    if settings.tokenizer is not None:
+        check_tokenizers(settings.teacher, settings.tokenizer)
 
 
 def _build(settings: TargetRecipe, tokenizer, pairs: bool) -> PreTrainedModel:

@@ -36,6 +36,20 @@ def smoothed_cross_entropy(
     return (losses * weights).sum(), weights.sum()
 
 
+def followed_cross_entropy(
+    logits: Tensor, teacher_probs: Tensor, weights: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Sum over rows of weight * -sum(teacher_probs * log probs), and the sum of weights.
+
+    Ids that only one of the two vocabularies has (padding up to a round size) take no part.
+    Shapes: logits [N, V], teacher_probs [N, V'], weights [N]. N = 0 keeps a graph.
+    """
+    shared = min(logits.shape[-1], teacher_probs.shape[-1])
+    log_probs = logits.float().log_softmax(-1)[:, :shared]
+    losses = -(teacher_probs[:, :shared] * log_probs).sum(-1)
+    return (losses * weights).sum(), weights.sum()
+
+
 def acceptance_loss(
     logits: Tensor, acceptance: Tensor, rejection_weight: Tensor | float
 ) -> tuple[Tensor, Tensor]:
