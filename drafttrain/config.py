@@ -444,13 +444,17 @@ class Policy(Config):
     confidence: float | None = Field(default=None, gt=0.0, lt=1.0)
     sampling: dict[str, float] = {}
     """Temperature, top_k and top_p that it was chosen for; under others the output is as exact."""
+    drafter: str | None = None
+    """What proposes: in an export the drafter's model_type (spec-drafter, llama, ...)."""
+    verifier: VerifierConfig = VerifierConfig()
+    """How drafted tokens are accepted; spec-verification counts in greedy decoding only."""
 
 
 class ExportConfig(Config):
     """`drafttrain export`: a drafter, its head and its policy as one folder for other programs."""
 
     drafter: str
-    """Folder or Hub name of the drafter."""
+    """Folder or Hub name of the drafter; a run of recipes/train_spec_drafter.py is its final/."""
     head: Path | None = None
     """Folder of the acceptance head."""
     heads: Path | None = None
@@ -459,10 +463,24 @@ class ExportConfig(Config):
     """The policy.json. Default: the one beside the head, if there is one."""
     h: float | None = Field(default=None, gt=0.0, lt=1.0)
     """Stop when a rejection is likelier than this. Default: policy.json's, else 0.7."""
+    verifier: VerifierConfig | None = None
+    """The verifier in policy.json; kind=spec-verification makes greedy decoding lossy. Default: the
+    policy's, else auto (lossless)."""
     target: str | None = None
-    """The target's name in the model card. Default: as the head or the drafter recorded it."""
+    """Hub name or folder of the target, for the model card and the check of decoding. Default: as
+    the head or the drafter recorded it."""
+    license: str | None = None
+    """Licence of the drafter, as the Hub names it (apache-2.0, cc-by-4.0, other)."""
+    target_license: str | None = None
+    """Licence of the target, for the model card: it may bind what was trained from it."""
+    training_data: str | None = None
+    """What the drafter was trained on, for the model card: a Hub name or words. Default: as its
+    run recorded it."""
+    data_license: str | None = None
+    """Licence of the training data, for the model card."""
     report: Path | None = None
-    """Measured numbers for the model card, written by `drafttrain eval` or `drafttrain tune`."""
+    """Measured numbers for the model card, written by `drafttrain eval` or `drafttrain tune`; the
+    plot beside it goes along. Default: report.json in the drafter's run, if there is one."""
     out: Path
     """The folder to write."""
     num_assistant_tokens: PositiveInt | None = None
@@ -471,8 +489,18 @@ class ExportConfig(Config):
     assistant_confidence_threshold: float | None = Field(default=None, ge=0.0, lt=1.0)
     """Transformers' own stop in assisted generation; 0: none. Default: 0 for a policy of fixed
     length, else the policy's confidence, else 0.4."""
+    check: Literal["auto", "target", "drafter"] = "auto"
+    """What is decoded on 20 inputs before the folder gets its name. target: the target with
+    custom_generate, against plain greedy `generate` (loads the target). drafter: drafts alone,
+    against those of the original. auto: target, where it is a folder on this machine."""
+    data: DataConfig | None = None
+    """Inputs of that check. Default: the held-out rows of the drafter's run, else random tokens."""
     force: bool = False
     """Replace an earlier export."""
+    push: str | None = None
+    """Repository on the Hub (USER/NAME) that the verified folder is pushed to."""
+    private: bool = False
+    """Make that repository private, where it does not exist yet."""
 
 
 class TargetRecipe(Config):
