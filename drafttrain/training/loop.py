@@ -13,23 +13,24 @@ import contextlib
 import hashlib
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import datasets
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, set_seed
+from accelerate.utils import set_seed
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from drafttrain.config import Interrupted, TrainConfig
 from drafttrain.data.collate import BatchPlan
+from drafttrain.data.relaunch import launch_command
+from drafttrain.data.writing import join_processes
 from drafttrain.training.checkpoints import (
     Progress,
     average_weights,
@@ -41,6 +42,13 @@ from drafttrain.training.losses import LossSums
 from drafttrain.training.metrics_log import Meter, MetricsLog
 from drafttrain.training.run import LOOSE
 from drafttrain.training.schedules import learning_rate
+from drafttrain.training.sharding import (
+    check_sharding,
+    copy_to_shard,
+    is_sharded,
+    whole_objective,
+)
+from drafttrain.training.stop_signal import StopSignal
 
 Example = tuple[int, int, list[int], list[int]]
 """(epoch, row, source_ids, target_ids)"""
@@ -111,6 +119,7 @@ def count_steps(plan: BatchPlan, settings: TrainConfig, world_size: int) -> int:
 
 
 def make_accelerator(settings: TrainConfig, run: Path) -> Accelerator:
+    join_processes()  # first: it lets processes wait for each other's distillation
     accelerator = Accelerator(
         mixed_precision="bf16" if settings.precision == "bf16" else "no",
         log_with=list(settings.trackers) or None,
@@ -119,13 +128,7 @@ def make_accelerator(settings: TrainConfig, run: Path) -> Accelerator:
     if accelerator.device.type == "cpu":
         local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         torch.set_num_threads(settings.threads or max(1, _usable_cores() // local))
-    deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
-    if deepspeed and settings.accumulation > 1:
-        raise ValueError(
-            f"train.accumulation={settings.accumulation} under DeepSpeed: a step's loss is divided "
-            f"by the slots counted in all its batches, which DeepSpeed's own accumulation cannot "
-            f"do; set train.accumulation=1 and raise train.batch_tokens"
-        )
+    check_sharding(accelerator, settings)
     return accelerator
 
 
@@ -145,7 +148,7 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
         accelerator.print(f"resuming {run} at step {step} of {total}")
     log = MetricsLog(accelerator, run, step, settings)
     keep = max(settings.keep_checkpoints, settings.average)
-    stop = _StopSignal()
+    stop = StopSignal()
     names = None if task.parts is None else list(task.parts)
     meter = Meter(names)
     bar = tqdm(
@@ -173,7 +176,7 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
                 log.write(step, meter.rates() | {"learning_rate": optimizer.param_groups[0]["lr"]})
                 meter = Meter(names)
             if task.validate is not None and (step % settings.validate_every == 0 or last):
-                shown |= _validate(accelerator, objective, task.validate, log, step)
+                shown |= _validate(prepared, task, log, step)
             bar.set_postfix({k: f"{v:.3f}" for k, v in shown.items() if "/" not in k})
             stopping = stop.seen(accelerator)
             if step % settings.checkpoint_every == 0 or last or stopping:
@@ -181,20 +184,30 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
                 save_checkpoint(accelerator, objective, run, where, keep)
             if stopping and not last:
                 bar.close()
-                raise Interrupted(f"stopped at step {step} of {total}; a checkpoint is in {run}")
+                raise Interrupted(
+                    f"stopped at step {step} of {total}; its checkpoint is in {run}; go on with: "
+                    f"{launch_command()}"
+                )
     bar.close()
     if accelerator.is_main_process:
         newest = checkpoint_folders(run)[-settings.average :]
-        weights = average_weights([folder / "weights.safetensors" for folder in newest])
+        weights = average_weights(newest)
         task.objective.model.load_state_dict(weights)
     accelerator.wait_for_everyone()
     accelerator.end_training()
 
 
 def prepare(accelerator: Accelerator, task: Task, settings: TrainConfig) -> Prepared:
-    """The plan of batches, and the optimizer; seeds everything."""
+    """The plan of batches, and the optimizer; seeds everything.
+
+    FSDP and DeepSpeed cut up or convert the modules they are given. They get a copy, so that the
+    task's own objective stays whole: for validation, and for the final weights.
+    """
     plan = make_plan(task, settings)
     set_seed(settings.seed)
+    if is_sharded(accelerator):
+        objective, parts = copy_to_shard(accelerator, settings, task.objective, task.parts)
+        task = replace(task, objective=objective, parts=parts)
     objective, optimizer = accelerator.prepare(task.objective, make_optimizer(task, settings))
     return Prepared(accelerator, task, settings, plan, objective, optimizer)
 
@@ -279,49 +292,19 @@ def _rescale(part: nn.Module, factor: Tensor) -> None:
             parameter.grad.mul_(factor)
 
 
-def _validate(
-    accelerator: Accelerator,
-    objective: nn.Module,
-    validate: Callable[[nn.Module], dict[str, float]],
-    log: MetricsLog,
-    step: int,
-) -> dict[str, float]:
+def _validate(prepared: Prepared, task: Task, log: MetricsLog, step: int) -> dict[str, float]:
+    """The task's measures of the whole model, on the main process while the others wait."""
+    accelerator = prepared.accelerator
+    module = whole_objective(accelerator, prepared.objective, task.objective)
     values: dict[str, float] = {}
-    if accelerator.is_main_process:
-        module = accelerator.unwrap_model(objective)
+    if accelerator.is_main_process and task.validate is not None:
         module.eval()
         with torch.no_grad():
-            values = validate(module)
+            values = task.validate(module)
         module.train()
     log.write(step, values)
     accelerator.wait_for_everyone()
     return values
-
-
-class _StopSignal:
-    """Remembers SIGTERM and the first SIGINT until the step is done; a second SIGINT kills."""
-
-    def __init__(self) -> None:
-        self.received = False
-
-    def __enter__(self) -> _StopSignal:
-        self.before = {s: signal.signal(s, self._note) for s in (signal.SIGTERM, signal.SIGINT)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, _: object) -> None:
-        self.received = True
-        signal.signal(number, signal.SIG_DFL)
-
-    def seen(self, accelerator: Accelerator) -> bool:
-        """Whether any process was asked to stop."""
-        if accelerator.num_processes == 1:
-            return self.received
-        flag = torch.tensor(float(self.received), device=accelerator.device)
-        return bool(accelerator.reduce(flag, reduction="sum") > 0)
 
 
 def _usable_cores() -> int:

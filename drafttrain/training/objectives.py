@@ -17,6 +17,9 @@ from drafttrain.training.losses import LossSums, followed_cross_entropy, smoothe
 class MaskPredict(nn.Module):
     """Predict all slots of a block at once, with glancing (SpecDec Equation 5, Section 3.1.3)."""
 
+    _no_split_modules = ("SelfAttention", "FeedForward")
+    """FSDP gathers these one at a time; not whole layers, as `encode` enters the decoder's."""
+
     def __init__(self, drafter: SpecDrafter, settings: ObjectiveConfig):
         super().__init__()
         self.model = drafter
@@ -97,6 +100,7 @@ class LanguageModelling(nn.Module):
     ):
         super().__init__()
         self.model = model
+        self._no_split_modules = model._no_split_modules  # FSDP gathers these one at a time
         self.label_smoothing = label_smoothing
         self._teacher = () if teacher is None else (teacher.requires_grad_(False).eval(),)
 

@@ -1,0 +1,86 @@
+"""What FSDP and DeepSpeed need of the loop, and plain data-parallel training does not.
+
+Both cut up or convert the module they are given, so they get a copy; the task's own objective stays
+whole, and receives the weights where a whole model is called for.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+from accelerate import Accelerator
+from accelerate.utils import DistributedType, parse_flag_from_env
+from torch import nn
+
+from drafttrain.config import ConfigError, TrainConfig
+from drafttrain.training.checkpoints import trained_weights
+
+ASKED_BY = {
+    "ACCELERATE_USE_FSDP": DistributedType.FSDP,
+    "ACCELERATE_USE_DEEPSPEED": DistributedType.DEEPSPEED,
+}
+Parts = Mapping[str, nn.Module] | None
+
+
+def is_sharded(accelerator: Accelerator) -> bool:
+    """Whether FSDP or DeepSpeed holds the weights."""
+    return accelerator.distributed_type in ASKED_BY.values()
+
+
+def check_sharding(accelerator: Accelerator, settings: TrainConfig) -> None:
+    """Refuse what would silently train otherwise than asked. Raises ConfigError."""
+    kind = accelerator.distributed_type
+    for variable, wanted in ASKED_BY.items():
+        if parse_flag_from_env(variable) and kind != wanted:
+            raise ConfigError(
+                f"{wanted.value} was asked for, but Accelerate offers it on GPUs only and fell "
+                f"back to {kind.value}; on this machine use launch/cpu.yaml or launch/cpu_2.yaml"
+            )
+    if kind == DistributedType.FSDP and not accelerator.is_fsdp2:
+        raise ConfigError(
+            "fsdp_version = 1: it flattens weights, and then norms and biases would be decayed; "
+            "set fsdp_version: 2, as launch/fsdp2.yaml does"
+        )
+    if kind == DistributedType.DEEPSPEED and settings.accumulation > 1:
+        raise ConfigError(
+            f"train.accumulation = {settings.accumulation} under DeepSpeed: a step's loss is "
+            f"divided by what was counted in all its batches, which DeepSpeed's own accumulation "
+            f"cannot do; set train.accumulation=1 and raise train.batch_tokens"
+        )
+
+
+def copy_to_shard(
+    accelerator: Accelerator, settings: TrainConfig, objective: nn.Module, parts: Parts
+) -> tuple[nn.Module, Parts]:
+    """A copy of the objective (and of its parts) that FSDP or DeepSpeed may take apart."""
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        _fit_deepspeed(accelerator, settings, parts)
+    return copy.deepcopy((objective, parts))
+
+
+def whole_objective(accelerator: Accelerator, objective: nn.Module, own: nn.Module) -> nn.Module:
+    """The objective with all its weights; right on the main process, called by all of them.
+
+    `own` is the task's objective, `objective` what Accelerate made of it or of its copy.
+    """
+    if not is_sharded(accelerator):
+        return accelerator.unwrap_model(objective)
+    weights = trained_weights(accelerator, objective)
+    if accelerator.is_main_process:
+        own.model.load_state_dict(weights)
+        own.to(accelerator.device)
+    return own
+
+
+def _fit_deepspeed(accelerator: Accelerator, settings: TrainConfig, parts: Parts) -> None:
+    """DeepSpeed clips, and gathers ZeRO-3 weights, by its own settings: make them follow ours."""
+    if parts is not None and len(parts) > 1 and settings.clip is not None:
+        raise ConfigError(
+            f"train.clip = {settings.clip}: DeepSpeed clips all {len(parts)} models together, but "
+            "each has a norm of its own; use launch/ddp.yaml, or set train.clip=null"
+        )
+    config = accelerator.state.deepspeed_plugin.deepspeed_config
+    config["gradient_clipping"] = settings.clip or 0.0
+    config["train_micro_batch_size_per_gpu"] = 1  # it wants a number; batches are cut by tokens
+    config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True

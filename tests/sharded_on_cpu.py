@@ -1,0 +1,46 @@
+"""Runs a recipe under an FSDP or DeepSpeed file of launch/ on CPU (gloo), for want of GPUs.
+
+    python -m torch.distributed.run --standalone --nproc_per_node 2 tests/sharded_on_cpu.py \\
+        launch/fsdp2.yaml recipes/train_spec_drafter.py --config ...
+
+Accelerate passes on to FSDP and DeepSpeed on accelerators only. This starts the processes with the
+environment that `accelerate launch --config_file FILE` gives them, joins them by gloo, and then
+lets Accelerate believe that it has found GPUs. Everything after that is as it is on GPUs.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+
+from accelerate import PartialState
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils import DistributedType
+from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+
+
+def launch_environment(file: str, *options: str) -> dict[str, str]:
+    """What `accelerate launch` would tell the processes that it starts."""
+    arguments = ["--config_file", file, "--main_process_port", "0", *options, "recipe.py"]
+    given, _, _ = _validate_launch_command(launch_command_parser().parse_args(arguments))
+    if given.use_deepspeed:
+        _, environment = prepare_deepspeed_cmd_env(given)
+    else:
+        environment = prepare_multi_gpu_env(given)
+    return {k: v for k, v in environment.items() if k.startswith(("ACCELERATE_", "FSDP_"))}
+
+
+def main() -> None:
+    file, recipe, *arguments = sys.argv[1:]
+    os.environ.pop("ACCELERATE_USE_CPU", None)
+    os.environ.update(launch_environment(file))
+    state = PartialState(backend="gloo")
+    if state.distributed_type == DistributedType.NO:  # DeepSpeed is asked for before devices are
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+    sys.argv = [recipe, *arguments]
+    runpy.run_path(recipe, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
