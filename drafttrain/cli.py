@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -372,18 +373,26 @@ def export(
     ] = None,
     out: Annotated[str | None, typer.Option("--out", help="The folder to write.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
+    license: Annotated[
+        str | None, typer.Option("--license", help="The drafter's licence, as the Hub names it.")
+    ] = None,
+    push: Annotated[
+        str | None, typer.Option("--push", help="Push the verified folder to USER/NAME on the Hub.")
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Write a drafter, its acceptance head and its stop policy as one folder.
 
     Transformers, vLLM and SGLang load the plain drafter from it; with custom_generate Transformers
-    uses head and policy too. The folder is reloaded and compared before it gets its name.
+    uses head and policy too. A fresh process loads the folder and compares it with the original,
+    with 20 inputs decoded, before it gets its name.
 
     \b
     Examples:
       drafttrain export --drafter checkpoints/my-run/final --out my-drafter
       drafttrain export --drafter my-lm --head checkpoints/heads/final/D3-w6 --out my-drafter
       drafttrain export --drafter my-lm --heads checkpoints/heads --report tune.json --out mine
+      drafttrain export --drafter checkpoints/my-run --out mine --license mit --push USER/NAME
     """
     flags = {
         "drafter": drafter,
@@ -394,6 +403,8 @@ def export(
         "report": report,
         "out": out,
         "force": force or None,
+        "license": license,
+        "push": push,
     }
     settings = load_settings(ExportConfig, config, overrides or (), flags)
     quiet_libraries()
@@ -486,13 +497,19 @@ def recipe_command(recipe: Callable[..., None]) -> Callable[..., None]:
     def run(arguments: Sequence[str] | None = None) -> None:
         quiet_libraries()
         given = sys.argv[1:] if arguments is None else arguments
-        run_command(single, Path(str(module.__file__)).name, given)
+        run_command(single, Path(str(module.__file__)).name, given, resumable=True)
 
     return run
 
 
-def run_command(command: typer.Typer, name: str, arguments: Sequence[str]) -> None:
-    """Run a command; mistakes in input end in one line on standard error and exit code 2."""
+def run_command(
+    command: typer.Typer, name: str, arguments: Sequence[str], resumable: bool = False
+) -> None:
+    """Run a command; mistakes in input end in one line on standard error and exit code 2.
+
+    resumable: run again, it continues. SIGTERM ends any command as Ctrl-C does.
+    """
+    signal.signal(signal.SIGTERM, _interrupt)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
@@ -510,8 +527,19 @@ def run_command(command: typer.Typer, name: str, arguments: Sequence[str]) -> No
             _fail(name, str(error), USER_ERROR)
         _fail(name, f"{type(error).__name__}: {error} (a bug; --debug shows where)", BUG)
     if code == INTERRUPTED:
-        _fail(name, "interrupted", INTERRUPTED)
+        _fail(name, f"interrupted{_way_on() if resumable else ''}", INTERRUPTED)
     raise SystemExit(code or 0)
+
+
+def _interrupt(number: int, _: object) -> None:
+    signal.signal(number, signal.SIG_IGN)  # a launcher may send it again: leaving has begun
+    raise KeyboardInterrupt
+
+
+def _way_on() -> str:
+    from drafttrain.data.relaunch import launch_command
+
+    return f"; go on with: {launch_command()}"
 
 
 def _fail(name: str, message: str, code: int) -> NoReturn:

@@ -19,7 +19,7 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from drafttrain.config import ConfigError, DistillConfig
+from drafttrain.config import ConfigError, DistillConfig, Interrupted
 from drafttrain.data.batch_generation import decodes_alone, generate_batch, needs_equal_lengths
 from drafttrain.data.distill_plan import (
     DistillPlan,
@@ -30,6 +30,7 @@ from drafttrain.data.distill_plan import (
 )
 from drafttrain.data.prompt_tokens import check_chats, tokenize_prompts
 from drafttrain.data.prompts import load_inputs
+from drafttrain.data.relaunch import launch_command
 from drafttrain.data.rows import CHATS
 from drafttrain.data.shards import (
     TRUNCATED,
@@ -99,10 +100,10 @@ def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manife
         except KeyboardInterrupt:
             if state.is_main_process:
                 there = manifest.shards - len(missing_shards(config.out, manifest))
-                say(
-                    f"interrupted: {there} of {manifest.shards} shards are in {config.out}; "
-                    "run the same command again, it continues"
-                )
+                raise Interrupted(
+                    f"interrupted: {there} of {manifest.shards} shards are in {config.out}; go on "
+                    f"with: {launch_command()}"
+                ) from None
             raise
         if state.is_main_process:
             finished = manifest.model_copy(update={"counts": count_rows(config.out, manifest)})

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +15,7 @@ from pathlib import Path
 from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 
 from drafttrain.config import ConfigError
 
@@ -19,6 +23,15 @@ TEMPORARY = ".part"
 LOCK = ".writing.lock"
 PATIENCE = timedelta(days=7)
 """How long a process waits for the others' shards."""
+NO_ROOM = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "a file is larger than this process may write (ulimit -f)",
+}
+
+
+class DiskFull(OSError):
+    """A file could not be written whole; the message names the folder and the remedy."""
 
 
 def join_processes() -> PartialState:
@@ -33,8 +46,11 @@ def join_processes() -> PartialState:
     return state
 
 
-def only_writer(folder: Path) -> FileLock:
-    """A lock that the operating system drops when its holder dies. Raises ConfigError if held."""
+def only_writer(folder: Path, setting: str = "out") -> FileLock:
+    """A lock that the operating system drops when its holder dies. Raises ConfigError if held.
+
+    setting: the one that names the folder.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK)
     try:
@@ -42,7 +58,7 @@ def only_writer(folder: Path) -> FileLock:
     except Timeout:
         raise ConfigError(
             f"another process is writing to {str(folder)!r} ({LOCK} is locked); wait until it "
-            "ends, stop it, or give another folder with out="
+            f"ends, stop it, or give another folder with {setting}="
         ) from None
     return lock
 
@@ -52,12 +68,49 @@ def renamed_when_whole(path: Path) -> Iterator[Path]:
     """A temporary path that gets its final name when the block ends well, else disappears."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}{TEMPORARY}")
     try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        with named_disk_errors(path.parent):
+            yield temporary
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def named_disk_errors(folder: Path) -> Iterator[None]:
+    """Whatever a library raises when the disk is full leaves as DiskFull, in one line.
+
+    Only for writers of whole files: what lay in the folder before must still lie there.
+    """
+    try:
+        yield
+    except DiskFull:
+        raise
+    except (OSError, SafetensorError, RuntimeError) as error:
+        reason = _no_room(error)
+        if reason is None:
+            raise
+        nearest = next(place for place in (folder, *folder.parents) if place.exists())
+        free = shutil.disk_usage(nearest).free / 2**20
+        raise DiskFull(
+            f"cannot write to {str(folder)!r}: {reason} ({free:,.1f} MiB free); what was finished "
+            "there is whole; make room and run the same command again, it continues"
+        ) from error
+
+
+def _no_room(error: Exception) -> str | None:
+    """Why there was no room, or None if the error is another one.
+
+    safetensors gives the system's number in its text only, and torch.save none at all.
+    """
+    if isinstance(error, OSError):
+        return NO_ROOM.get(error.errno or 0)
+    if number := re.search(r"os error (\d+)", str(error)):
+        return NO_ROOM.get(int(number[1]))
+    if "inline_container.cc" in str(error) or "PytorchStreamWriter" in str(error):
+        return "a file could not be written to its end"
+    return None
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -1,17 +1,19 @@
 """Checkpoints of a run: written whole or not at all, resumed exactly, rotated, averaged.
 
 A checkpoint folder holds `weights.safetensors` (the trained model, whole, whatever the sharding),
-`state/` (what Accelerate needs to go on: optimizer and sharded weights) and `progress.json`. It is
-written under a temporary name and renamed last, so that a folder that has its name is complete.
+`state/` (what Accelerate needs to go on: optimizer and sharded weights) and `progress.json`, which
+has the digests of all these files: what is read back is what was written. The folder is written
+under a temporary name and renamed last, so that one that has its name is complete.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -20,8 +22,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from drafttrain.data.writing import named_disk_errors
+
 WEIGHTS = "weights.safetensors"
 PROGRESS = "progress.json"
+UNFINISHED = (".writing-", ".deleting-")
+"""Beginnings of the names of folders that a killed run may leave."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,8 @@ class Progress:
     world_size: int
     fingerprint: str
     """Of the settings that decide what the next step computes."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of every other file, by its path in the checkpoint; of old checkpoints: none."""
 
 
 class CheckpointError(ValueError):
@@ -46,10 +54,20 @@ def checkpoint_folders(run: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if p.name.startswith("step-") and p.is_dir())
 
 
+def remove_unfinished(run: Path) -> None:
+    """Delete what a killed run left half-written. Only while no other run writes here."""
+    for path in (run / "checkpoints").glob(".*"):
+        if path.name.startswith(UNFINISHED):
+            shutil.rmtree(path)
+
+
 def save_checkpoint(
     accelerator: Accelerator, objective: nn.Module, run: Path, progress: Progress, keep: int
 ) -> None:
-    """Write step-N under a temporary name, rename it, then delete all but the newest `keep`."""
+    """Write step-N under a temporary name, rename it, then delete all but the newest `keep`.
+
+    Raises DiskFull where there is no room; the checkpoints before it are left as they are.
+    """
     folder = run / "checkpoints"
     final = folder / f"step-{progress.step:08d}"
     temporary = folder / f".writing-{final.name}"
@@ -58,11 +76,19 @@ def save_checkpoint(
         temporary.mkdir(parents=True)
     accelerator.wait_for_everyone()
     weights = trained_weights(accelerator, objective)
-    accelerator.save_state(str(temporary / "state"), safe_serialization=True)
+    try:
+        with named_disk_errors(run):
+            accelerator.save_state(str(temporary / "state"), safe_serialization=True)
+            accelerator.wait_for_everyone()  # every process has written its part
+            if accelerator.is_main_process:
+                save_file(weights, temporary / WEIGHTS)
+                progress = replace(progress, files=_digests(temporary))
+                (temporary / PROGRESS).write_text(json.dumps(asdict(progress)), encoding="utf-8")
+                _flush(temporary)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
     if accelerator.is_main_process:
-        save_file(weights, temporary / WEIGHTS)
-        (temporary / PROGRESS).write_text(json.dumps(asdict(progress)), encoding="utf-8")
-        _flush(temporary)
         if final.exists():
             shutil.rmtree(final)
         temporary.rename(final)
@@ -75,12 +101,7 @@ def save_checkpoint(
 
 def load_checkpoint(accelerator: Accelerator, folder: Path, fingerprint: str) -> Progress:
     """Put objective and optimizer back to a checkpoint. Raises CheckpointError."""
-    try:
-        progress = Progress(**json.loads((folder / PROGRESS).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(
-            f"checkpoint {folder} cannot be read ({error}); delete it to go on from the one before"
-        ) from None
+    progress = read_progress(folder)
     if progress.fingerprint != fingerprint:
         raise CheckpointError(
             f"checkpoint {folder} was made with other settings (see run.yaml beside it); "
@@ -91,8 +112,42 @@ def load_checkpoint(accelerator: Accelerator, folder: Path, fingerprint: str) ->
             f"checkpoint {folder} was made by {progress.world_size} processes, this run has "
             f"{accelerator.num_processes}; start as many, so that steps stay the same"
         )
+    if accelerator.is_main_process:
+        check_files(folder, progress)
     accelerator.load_state(str(folder / "state"))
     return progress
+
+
+def read_progress(folder: Path) -> Progress:
+    """Where the run stood at a checkpoint. Raises CheckpointError if that cannot be read."""
+    try:
+        return Progress(**json.loads((folder / PROGRESS).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"checkpoint {folder} cannot be read ({error}); {_remedy(folder)}"
+        ) from None
+
+
+def check_files(folder: Path, progress: Progress) -> None:
+    """Every file is as it was written. Raises CheckpointError."""
+    for name, digest in progress.files.items():
+        path = folder / name
+        if not path.is_file():
+            raise CheckpointError(f"checkpoint {folder} has lost its {name}; {_remedy(folder)}")
+        if _digest(path) != digest:
+            raise CheckpointError(
+                f"checkpoint {folder} is damaged: {name} is not what was written; {_remedy(folder)}"
+            )
+
+
+def _remedy(folder: Path) -> str:
+    """What to delete, and where the run will go on: each checkpoint builds on those before."""
+    folders = checkpoint_folders(folder.parent.parent)
+    before = [other for other in folders if other.name < folder.name]
+    later = " and every later one" if folders[-1].name > folder.name else ""
+    if not before:
+        return f"delete it{later}: the run starts from its beginning"
+    return f"delete it{later}: the run goes on from {before[-1].name}, to the same weights"
 
 
 def trained_weights(accelerator: Accelerator, objective: nn.Module) -> dict[str, Tensor]:
@@ -105,19 +160,33 @@ def trained_weights(accelerator: Accelerator, objective: nn.Module) -> dict[str,
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in own.items()}
 
 
-def average_weights(files: Sequence[Path]) -> dict[str, Tensor]:
-    """Arithmetic mean of the parameters in several files (SpecDec: the last 10 checkpoints)."""
-    if not files:
+def average_weights(folders: Sequence[Path]) -> dict[str, Tensor]:
+    """Arithmetic mean of the parameters of several checkpoints (SpecDec: of the last 10).
+
+    Raises CheckpointError for a damaged one.
+    """
+    if not folders:
         raise CheckpointError("no checkpoints to average")
     total: dict[str, Tensor] = {}
     dtypes: dict[str, torch.dtype] = {}
-    for file in files:
-        with safe_open(file, framework="pt") as weights:
+    for folder in folders:
+        check_files(folder, read_progress(folder))
+        with safe_open(folder / WEIGHTS, framework="pt") as weights:
             for name in weights.keys():
                 tensor = weights.get_tensor(name)
                 dtypes[name] = tensor.dtype
                 total[name] = total[name] + tensor.double() if name in total else tensor.double()
-    return {name: (value / len(files)).to(dtypes[name]) for name, value in total.items()}
+    return {name: (value / len(folders)).to(dtypes[name]) for name, value in total.items()}
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): _digest(path) for path in files}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _flush(folder: Path) -> None:

@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from drafttrain.config import TrainConfig
+from drafttrain.data.writing import named_disk_errors, renamed_when_whole
 
 
 @dataclass
@@ -47,12 +48,12 @@ class MetricsLog:
         if accelerator.is_main_process and self.file.exists():  # drop what a resumed run repeats
             lines = self.file.read_text(encoding="utf-8").splitlines()
             kept = [x for x in lines if x.endswith("}") and json.loads(x)["step"] <= step]
-            temporary = self.file.with_suffix(".writing")
-            temporary.write_text("".join(f"{x}\n" for x in kept), encoding="utf-8")
-            temporary.replace(self.file)
+            with renamed_when_whole(self.file) as temporary:
+                temporary.write_text("".join(f"{x}\n" for x in kept), encoding="utf-8")
 
     def write(self, step: int, values: dict[str, float]) -> None:
         self.accelerator.log(values, step=step)
         if self.accelerator.is_main_process and values:
-            with self.file.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": step} | values) + "\n")
+            line = json.dumps({"step": step} | values) + "\n"
+            with named_disk_errors(self.file.parent), self.file.open("a", encoding="utf-8") as file:
+                file.write(line)

@@ -13,15 +13,29 @@ from importlib.metadata import version
 from pathlib import Path
 
 import yaml
+from filelock import FileLock
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from drafttrain.config import Config, ConfigError, dump_settings
+from drafttrain.data.writing import (
+    named_disk_errors,
+    only_writer,
+    remove_leftovers,
+    renamed_when_whole,
+)
 from drafttrain.models.acceptance_head import AcceptanceHead
+from drafttrain.training.checkpoints import remove_unfinished
 
 LOOSE = frozenset(
     {"threads", "trackers", "validate_every", "checkpoint_every", "keep_checkpoints", "log_every"}
 )
 """Settings of a run that may change when it goes on: they do not decide what is computed."""
+OWNED: dict[Path, FileLock] = {}
+"""Locks of the runs that this process works on, by their absolute paths: held until it ends."""
+REMEDY = (
+    "delete this file to go on with the settings given now (the checkpoints check them), or give "
+    "run=ANOTHER_FOLDER"
+)
 PACKAGES = ("torch", "transformers", "datasets", "accelerate", "safetensors", "drafttrain")
 
 
@@ -35,11 +49,11 @@ def open_run(run: Path, settings: Config, loose: Collection[str] = LOOSE) -> Non
     """Create the run folder and record settings and versions; call it on one process.
 
     Re-running continues an unfinished run. Raises ConfigError where the folder belongs to a run
-    with other settings, naming the first that differs.
+    with other settings, naming the first that differs, or where another process works on it.
     """
     file = run / "run.yaml"
     if file.exists():
-        before = yaml.safe_load(file.read_text(encoding="utf-8"))
+        before = _read_settings(file)
         now = settings.model_dump(mode="json")
         if difference := _first_difference(before, now, loose):
             key, old, new = difference
@@ -47,11 +61,23 @@ def open_run(run: Path, settings: Config, loose: Collection[str] = LOOSE) -> Non
                 f"{run} was begun with {key}={old!r}, not {new!r}; give run=ANOTHER_FOLDER, or "
                 f"the old value to go on with it"
             )
-    run.mkdir(parents=True, exist_ok=True)
+    own_run(run)
+    remove_leftovers(run)
+    remove_unfinished(run)
     _write(file, dump_settings(settings))
     environment = {"python": platform.python_version(), "platform": platform.platform()}
     environment |= {name: version(name) for name in PACKAGES} | {"command": " ".join(sys.argv)}
     _write(run / "environment.json", json.dumps(environment, indent=2) + "\n")
+
+
+def own_run(run: Path) -> None:
+    """Keep all other processes from this run until this one ends.
+
+    Raises ConfigError where another one keeps it.
+    """
+    place = run.absolute()
+    if place not in OWNED:
+        OWNED[place] = only_writer(run, "run")
 
 
 def save_final(run: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Path:
@@ -75,16 +101,31 @@ def _whole_final(run: Path) -> Iterator[Path]:
     """A temporary folder that becomes `final/` when the block ends well."""
     final, temporary = run / "final", run / ".writing-final"
     shutil.rmtree(temporary, ignore_errors=True)
-    yield temporary
+    try:
+        with named_disk_errors(run):
+            yield temporary
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
     if final.exists():
         shutil.rmtree(final)
     os.replace(temporary, final)
 
 
 def _write(file: Path, text: str) -> None:
-    temporary = file.with_name(f".writing-{file.name}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(file)
+    with renamed_when_whole(file) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def _read_settings(file: Path) -> dict:
+    """The settings that a run was begun with. Raises ConfigError."""
+    try:
+        settings = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read ({error}); {REMEDY}") from None
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{file} holds no settings; {REMEDY}")
+    return settings
 
 
 def _first_difference(before: dict, now: dict, loose: Collection[str], path: str = ""):
