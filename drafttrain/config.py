@@ -342,9 +342,12 @@ class CacheConfig(Config):
     sampling: SamplingConfig | None = None
     """The warping (temperature, top_k, top_p) that decoding will use; labels are made under it.
     Default: as the outputs were decoded."""
-    mixing: float = Field(default=0.15, ge=0.0, le=1.0)
-    """r: share of positions that keep the target's own token; the others are drafted and in the
-    loss (SpecDec++ Section 3.2)."""
+    state: Literal["drawn", "token"] = "drawn"
+    """What heads read, where the drafter drafts token by token: what is known when a token is
+    drawn, or the hidden state at its own position, a pass later (SpecDec++)."""
+    mixing: float | None = Field(default=None, ge=0.0, le=1.0)
+    """r, for `token` states: share of positions that keep the target's own token; the others are
+    drafted and in the loss (SpecDec++ Section 3.2). Default: 0.15."""
     mixes: PositiveInt = 1
     """R: how often drafted tokens and mixing are drawn anew; epochs cycle over them."""
     dtype: Literal["float32", "float16"] = "float32"

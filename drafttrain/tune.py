@@ -196,6 +196,7 @@ def make_replaying(bench: Workbench, candidates: Sequence[Candidate]) -> Replayi
         max_new_tokens=bench.sampling.max_new_tokens,
         depth=max(settings.max_draft, *settings.lengths),
         replicates=settings.replicates,
+        reads=bench.reads,
     )
     return Replaying(
         target=bench.target,
@@ -276,7 +277,7 @@ def example(bench: Workbench) -> tuple[torch.Tensor, torch.Tensor]:
 
 def judge_heads(bench: Workbench, prompts: Sequence[Prompt], prices: Prices) -> list[HeadFacts]:
     """Calibration of every head on the positions of drafts that decoding really made."""
-    method = bench.method(max(bench.settings.lengths))
+    method = bench.method(max(bench.settings.lengths), bench.reads)
     positions = record_positions(
         bench.target,
         bench.pair.drafter,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from drafttrain.models.acceptance_head import (
     check_head_shape,
     load_heads,
 )
+from drafttrain.models.draft_states import StateKind
 from drafttrain.models.drafters import read_drafter_settings
 from drafttrain.pairs import Pair, load_pair
 from drafttrain.runs import head_folders
@@ -51,9 +52,15 @@ class Workbench:
     def block(self) -> bool:
         return isinstance(self.pair.drafter, SpecDrafterDrafter)
 
-    def method(self, k: int) -> Method:
+    def method(self, k: int, reads: StateKind | None = None) -> Method:
+        """Fixed length k, which shows states of a kind if asked to."""
         verifier = build_verifier(VerifierConfig(), build_sampling(self.sampling))
-        return Method(self.pair.drafter, FixedLength(k), verifier)
+        return Method(self.pair.drafter, FixedLength(k, reads), verifier)
+
+    @property
+    def reads(self) -> StateKind:
+        """The kind of states that the heads read."""
+        return next(iter(self.heads.values())).config.state
 
 
 def check_tuning(settings: TuneConfig) -> None:
@@ -76,6 +83,7 @@ def open_bench(settings: TuneConfig, rows: Dataset) -> Workbench:
     for name, head in heads.items():
         check_head_shape(head, drafter_settings, name)
         check_head_sampling(head, name, settings)
+    check_same_states(heads, str(settings.heads))
     pair = load_pair(settings.target, str(settings.drafter))
     assert pair.drafter_model is not None
     checked: set[str] = set()
@@ -89,6 +97,16 @@ def open_bench(settings: TuneConfig, rows: Dataset) -> Workbench:
     heads = {name: head.to(pair.drafter_model.device) for name, head in heads.items()}
     prompts, skipped = read_prompts(pair.target, target, rows)
     return Workbench(settings, pair, target, heads, prompts, skipped)
+
+
+def check_same_states(heads: Mapping[str, AcceptanceHead], folder: str) -> None:
+    """One trace logs states of one kind. Raises ConfigError for heads that read several."""
+    kinds = {head.config.state: name for name, head in heads.items()}
+    if len(kinds) > 1:
+        found = ", ".join(f"{name} reads {kind!r} states" for kind, name in kinds.items())
+        raise ConfigError(
+            f"heads = {folder!r} holds heads of several kinds: {found}; tune them one run at a time"
+        )
 
 
 def check_head_sampling(head: AcceptanceHead, name: str, settings: TuneConfig) -> None:

@@ -4,10 +4,11 @@
     accelerate launch recipes/train_acceptance_head.py --config recipes/gsm8k_heads.yaml \\
         heads.depths=[3] heads.rejection_weights=[6.0] run=checkpoints/mine
 
-A head learns how likely the target is to accept a drafted token, from the drafter's hidden state at
-it. All depths and rejection weights asked for are trained together, on one reading of the cache.
-Missing outputs of the target and a missing cache are made first. Running the same command again
-goes on where it was stopped.
+A head learns how likely the target is to accept a drafted token, from a state of the drafter: what
+is known when the token is drawn (default), or the hidden state at its own position, a pass later
+(cache.state=token, the paper's). All depths and rejection weights asked for are trained together,
+on one reading of the cache. Missing outputs of the target and a missing cache are made first.
+Running the same command again goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from drafttrain.config import (
     load_settings,
     validate_settings,
 )
-from drafttrain.data.cache_plan import SLOTS_SEEN, plan_cache, state_size
+from drafttrain.data.cache_plan import SLOTS_SEEN, kept_share, plan_cache, state_of
 from drafttrain.data.cache_shards import CacheManifest, HiddenCache, open_cache
 from drafttrain.data.distill import distill
 from drafttrain.data.distill_plan import DistillPlan, plan_distillation
@@ -42,7 +43,7 @@ from drafttrain.data.head_batches import CachedRows, whole_batch
 from drafttrain.data.hidden_cache import build_cache
 from drafttrain.data.shards import MANIFEST, read_manifest
 from drafttrain.models.acceptance_head import AcceptanceHead
-from drafttrain.models.drafter_config import SpecDrafterConfig
+from drafttrain.models.draft_states import state_size
 from drafttrain.models.drafters import check_drafter, load_drafter_beside
 from drafttrain.models.loading import check_target, load_target
 from drafttrain.training.head_sweep import HeadSweep, make_heads
@@ -217,9 +218,10 @@ def describe(task: Task, cache: HiddenCache) -> str:
 def print_plan(settings: HeadRecipe, drafter: PretrainedConfig) -> None:
     """What a run would do, without loading weights or writing anything."""
     with torch.device("meta"):
-        heads = make_heads(settings.heads, state_size(drafter), settings.train.seed)
+        cache = cache_settings(settings, held_out=False)
+        width = state_size(drafter, state_of(cache, drafter))
+        heads = make_heads(settings.heads, width, settings.train.seed)
     parameters = sum(head.num_parameters() for head in heads)
-    cache = cache_settings(settings, held_out=False)
     distillation = plan_distillation(distill_settings(settings, held_out=False))
     rows, positions, disk = distillation.rows, *plan_positions(cache, drafter, distillation)
     lengths = np.full(rows, max(1, positions // max(rows, 1)))
@@ -251,13 +253,14 @@ def plan_positions(
         plan = plan_cache(cache)
         return max(1, plan.positions // cache.mixes), plan.disk_bytes
     rows, tokens = distillation.rows, distillation.target_tokens
-    if isinstance(drafter, SpecDrafterConfig):
+    state = state_of(cache, drafter)
+    if state == "slot":
         blocks = min(tokens, rows * (cache.blocks_per_row or tokens))
         positions = blocks * min(cache.k, SLOTS_SEEN)
     else:
-        positions = round(tokens * (1 - cache.mixing))
+        positions = round(tokens * (1 - kept_share(cache, state)))
     width = torch.finfo(getattr(torch, cache.dtype)).bits // 8
-    return max(1, positions), positions * cache.mixes * (state_size(drafter) * width + 16)
+    return max(1, positions), positions * cache.mixes * (state_size(drafter, state) * width + 16)
 
 
 if __name__ == "__main__":

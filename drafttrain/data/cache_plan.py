@@ -11,12 +11,14 @@ from transformers import PretrainedConfig
 from drafttrain.config import CacheConfig, ConfigError
 from drafttrain.data.cache_shards import shard_path
 from drafttrain.data.shards import load_distilled, read_manifest
-from drafttrain.models.drafter_config import SpecDrafterConfig
+from drafttrain.models.draft_states import StateKind, kinds_of, state_size
 from drafttrain.models.drafters import check_drafter
 from drafttrain.models.loading import check_target
 
 SLOTS_SEEN = 4
 """Slots of a block that are kept, as a guess: up to the first rejection, inclusive."""
+PAPER_MIXING = 0.15
+"""r of token mixing (SpecDec++, Section 3.2)."""
 SPARE = 64 * 2**20
 """Bytes of the disk that a cache leaves free."""
 
@@ -25,7 +27,7 @@ SPARE = 64 * 2**20
 class CachePlan:
     """What a cache will take, known before any weights are loaded."""
 
-    state: str
+    state: StateKind
     rows: int
     shards: int
     shards_there: int
@@ -63,22 +65,22 @@ def plan_cache(config: CacheConfig) -> CachePlan:
     distilled = read_manifest(config.distilled)
     target_settings = check_target(config.target)
     settings = check_drafter(config.drafter, config.target.path, target_settings)
-    slots = isinstance(settings, SpecDrafterConfig)
-    _check_settings(config, slots)
+    state = state_of(config, settings)
+    _check_settings(config, state)
     rows = len(load_distilled(config.distilled))
     assert distilled.counts is not None
     tokens = distilled.counts.target_tokens
-    if slots:
+    if state == "slot":
         blocks = min(tokens, rows * (config.blocks_per_row or tokens))
         positions = blocks * min(config.k, SLOTS_SEEN) * config.mixes
     else:
-        positions = round(tokens * (1 - config.mixing)) * config.mixes
+        positions = round(tokens * (1 - kept_share(config, state))) * config.mixes
     width = torch.finfo(getattr(torch, config.dtype)).bits // 8
     shards = -(-rows // config.shard_rows)
     mixes = range(config.mixes)
     existing = next(path for path in (config.out, *config.out.absolute().parents) if path.is_dir())
     plan = CachePlan(
-        state="slot" if slots else "token",
+        state=state,
         rows=rows,
         shards=shards,
         shards_there=sum(
@@ -87,34 +89,44 @@ def plan_cache(config: CacheConfig) -> CachePlan:
         ),
         tokens=tokens,
         positions=positions,
-        hidden_size=state_size(settings),
-        disk_bytes=positions * (state_size(settings) * width + 4 + 8 + 4),
+        hidden_size=state_size(settings, state),
+        disk_bytes=positions * (state_size(settings, state) * width + 4 + 8 + 4),
         free_bytes=shutil.disk_usage(existing).free,
     )
     if plan.needed_bytes + SPARE > plan.free_bytes:
         raise ConfigError(
             f"out = {str(config.out)!r}: the cache takes about {plan.needed_bytes / 2**20:,.0f} "
             f"MiB, but {plan.free_bytes / 2**20:,.0f} MiB are free there; use dtype=float16, fewer "
-            f"mixes or {'blocks_per_row' if slots else 'distilled rows'}, or another disk"
+            f"mixes or {'blocks_per_row' if state == 'slot' else 'distilled rows'}, or another disk"
         )
     return plan
 
 
-def state_size(settings: PretrainedConfig) -> int:
-    """Numbers in a hidden state after the final norm."""
-    if isinstance(settings, SpecDrafterConfig):
-        return settings.d_model
-    text = settings.get_text_config(decoder=True)
-    return text.to_dict().get("word_embed_proj_dim") or text.hidden_size  # OPT projects its states
+def state_of(config: CacheConfig, drafter: PretrainedConfig) -> StateKind:
+    """The kind of states that are cached: as asked, where the drafter has a choice."""
+    kinds = kinds_of(drafter)
+    return config.state if config.state in kinds else kinds[0]
 
 
-def _check_settings(config: CacheConfig, slots: bool) -> None:
-    if not slots and config.mixing == 1.0:
+def kept_share(config: CacheConfig, state: StateKind) -> float:
+    """r of token mixing. Only states at a token's own position depend on what is mixed in."""
+    if state != "token":
+        return 0.0
+    return PAPER_MIXING if config.mixing is None else config.mixing
+
+
+def _check_settings(config: CacheConfig, state: StateKind) -> None:
+    if config.mixing is not None and state != "token":
+        raise ConfigError(
+            f"mixing = {config.mixing} counts for token states only, but {state} states are "
+            "cached, which see the target's own tokens alone; leave it out, or give state=token"
+        )
+    if config.mixing == 1.0:
         raise ConfigError(
             "mixing = 1.0 keeps the target's own token everywhere, so that no drafted position is "
             "left to learn from; use mixing=0.15"
         )
-    if not slots and config.blocks_per_row is not None:
+    if state != "slot" and config.blocks_per_row is not None:
         raise ConfigError(
             f"blocks_per_row = {config.blocks_per_row} counts for drafters of blocks only, but "
             f"{config.drafter!r} drafts token by token; leave it out"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from drafttrain.config import Config, ConfigError
 from drafttrain.data.writing import renamed_when_whole
+from drafttrain.models.draft_states import StateKind
 
 MANIFEST = "manifest.json"
 CONTINUE = "run the same `drafttrain cache` again, it continues"
@@ -40,8 +41,8 @@ class ModelIdentity(Config):
 class CacheManifest(Config):
     """What was computed from what, how, and whether it is finished."""
 
-    state: Literal["token", "slot"]
-    """Whose hidden state it is: the drafted token's own, or a block drafter's slot's."""
+    state: StateKind
+    """What the states are of: a token as it was drawn, a token at its own position, or a slot."""
     target: ModelIdentity
     drafter: ModelIdentity
     hidden_size: int
@@ -55,7 +56,7 @@ class CacheManifest(Config):
     top_k: int
     top_p: float
     mixing: float | None
-    """r, the share of positions that keep the output's own token; None for slots."""
+    """r, the share of positions that keep the output's own token; for `token` states only."""
     k: int | None
     """Slots of a block; None for tokens."""
     blocks_per_row: int | None

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from drafttrain.config import CacheConfig, ConfigError
-from drafttrain.data.cache_plan import CachePlan, plan_cache
+from drafttrain.data.cache_plan import CachePlan, kept_share, plan_cache, state_of
 from drafttrain.data.cache_shards import (
     CONTINUE,
     MANIFEST,
@@ -46,7 +46,6 @@ from drafttrain.data.token_states import Labelling, Output, label_tokens
 from drafttrain.data.writing import join_processes, only_writer, remove_leftovers, say
 from drafttrain.decoding.cached_model import CachedModel, make_source
 from drafttrain.decoding.types import Sampling
-from drafttrain.models.drafter_config import SpecDrafterConfig
 from drafttrain.models.drafters import load_drafter_beside
 from drafttrain.models.identity import hash_tokenizer, hash_weights
 from drafttrain.models.loading import LoadedTarget, load_target
@@ -129,8 +128,8 @@ def _labelling(
 ) -> Labelling:
     """Models and settings, checked against each other. Raises ConfigError."""
     sampling = cache_sampling(config, distilled)
-    slots = isinstance(drafter.config, SpecDrafterConfig)
-    if not slots:
+    state = state_of(config, drafter.config)
+    if state != "slot":
         starts = [make_source([0], model).prefix.tolist() for model in (target.model, drafter)]
         if starts[0] != starts[1]:
             raise ConfigError(
@@ -142,7 +141,7 @@ def _labelling(
         cached = CachedModel(target.model)
         processors = cached.processors(sampling)
         places = [cached.max_positions]
-        if not slots:
+        if state != "slot":
             places.append(CachedModel(drafter).max_positions)
         elif drafter.config.positions != "relative":
             places.append(drafter.config.max_positions + 1 - config.k)
@@ -156,7 +155,8 @@ def _labelling(
         max_new_tokens=distilled.max_new_tokens,
         seed=config.seed,
         mixes=config.mixes,
-        mixing=config.mixing,
+        state=state,
+        mixing=kept_share(config, state),
         k=config.k,
         blocks_per_row=config.blocks_per_row,
         batch_tokens=config.batch_tokens,
@@ -197,10 +197,9 @@ def _describe(
     target: LoadedTarget,
     outputs: datasets.Dataset,
 ) -> CacheManifest:
-    slots = plan.state == "slot"
     sampling, drafter = labelling.sampling, labelling.drafter
     return CacheManifest(
-        state="slot" if slots else "token",
+        state=plan.state,
         target=_identity(target.path, target.model),
         drafter=_identity(config.drafter, drafter),
         hidden_size=plan.hidden_size,
@@ -210,8 +209,8 @@ def _describe(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
         top_p=sampling.top_p,
-        mixing=None if slots else config.mixing,
-        k=config.k if slots else None,
+        mixing=labelling.mixing if plan.state == "token" else None,
+        k=config.k if plan.state == "slot" else None,
         blocks_per_row=config.blocks_per_row,
         mixes=config.mixes,
         dtype=config.dtype,

@@ -1,7 +1,9 @@
 """Labels and hidden states of drafted tokens, for drafters that draft token by token.
 
 For a few distilled rows at a time: one teacher-forced pass of the target judges, one of the drafter
-on the outputs draws, and one of the drafter on each mix gives the states (SpecDec++, Section 3.2).
+on the outputs draws, and gives the `drawn` states at once: a draft is accepted only behind tokens
+that the target could have said, which is what an output is. `token` states take one pass more of
+the drafter on each mix of drafted and own tokens (SpecDec++, Section 3.2).
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from drafttrain.data.mixing import Mixed, mix_tokens, row_uniforms
 from drafttrain.decoding.cached_model import make_source
 from drafttrain.decoding.logits_processing import TargetProcessors
 from drafttrain.decoding.sampling import warp
-from drafttrain.decoding.teacher_forcing import forced_states, teacher_force
+from drafttrain.decoding.teacher_forcing import Forced, forced_states, teacher_force
 from drafttrain.decoding.types import Sampling
+from drafttrain.models.draft_states import StateKind, drawn_states
 
 LOGIT_BYTES = 2**29
 """Most bytes of float32 logits of one model at a time, if a row alone does not exceed it."""
@@ -47,8 +50,9 @@ class Labelling:
     """As the outputs were decoded: some logits processors look at it."""
     seed: int
     mixes: int
+    state: StateKind
     mixing: float
-    """r: share of positions that keep the output's own token (for tokens)."""
+    """r: share of positions that keep the output's own token (for `token` states)."""
     k: int
     """Slots of a block (for slots)."""
     blocks_per_row: int | None
@@ -60,26 +64,51 @@ class Labelling:
 def label_tokens(labelling: Labelling, outputs: Sequence[Output]) -> Iterator[list[Labelled]]:
     """What each output gives to mix 0, 1, ..., in no particular order of outputs."""
     for group in grouped(outputs, labelling.batch_tokens, labelling.target.config.vocab_size):
-        mixed = _mix_group(labelling, group)
-        states = []
-        for mix in range(labelling.mixes):
-            drafted = [mixes[mix].tokens.tolist() for mixes in mixed]
-            sources = [output.source_ids for output in group]
-            states.append(forced_states(labelling.drafter, sources, drafted))
-        for index, (output, mixes) in enumerate(zip(group, mixed, strict=True)):
+        sources = [output.source_ids for output in group]
+        targets = [output.target_ids for output in group]
+        along = teacher_force(labelling.drafter, sources, targets)
+        mixed = _mix_group(labelling, group, along)
+        if labelling.state == "drawn":
+            states = _drawn_states(along, mixed)
+        else:
+            states = _fed_states(labelling, sources, mixed)
+        for output, mixes, of_mixes in zip(group, mixed, states, strict=True):
             yield [
-                _chosen(output, one, states[mix][index].float()) for mix, one in enumerate(mixes)
+                _chosen(output, one, hidden.float())
+                for one, hidden in zip(mixes, of_mixes, strict=True)
             ]
 
 
-def _mix_group(labelling: Labelling, group: Sequence[Output]) -> list[list[Mixed]]:
-    """The mixes of each output: drafted tokens and their labels."""
-    sources = [output.source_ids for output in group]
-    targets = [output.target_ids for output in group]
-    judged = teacher_force(labelling.target, sources, targets)
-    drafted = teacher_force(labelling.drafter, sources, targets)
+def _drawn_states(
+    along: Sequence[Forced], mixed: Sequence[Sequence[Mixed]]
+) -> Iterator[list[Tensor]]:
+    """States of each output's mixes as their tokens are drawn, all behind the output's own."""
+    for forced, mixes in zip(along, mixed, strict=True):
+        yield [drawn_states(forced.before, forced.logits, one.tokens) for one in mixes]
+
+
+def _fed_states(
+    labelling: Labelling, sources: Sequence[Sequence[int]], mixed: Sequence[Sequence[Mixed]]
+) -> Iterator[tuple[Tensor, ...]]:
+    """States of each output's mixes at their tokens' own positions."""
+    by_mix = [
+        forced_states(labelling.drafter, sources, [mixes[mix].tokens.tolist() for mixes in mixed])
+        for mix in range(labelling.mixes)
+    ]
+    return zip(*by_mix, strict=True)
+
+
+def _mix_group(
+    labelling: Labelling, group: Sequence[Output], along: Sequence[Forced]
+) -> list[list[Mixed]]:
+    """The mixes of each output: drafted tokens and their labels. along: the drafter's rows."""
+    judged = teacher_force(
+        labelling.target,
+        [output.source_ids for output in group],
+        [output.target_ids for output in group],
+    )
     mixed = []
-    for output, target, draft in zip(group, judged, drafted, strict=True):
+    for output, target, draft in zip(group, judged, along, strict=True):
         length = len(output.target_ids)
         uniforms = [
             row_uniforms(labelling.seed, mix, output.row, length) for mix in range(labelling.mixes)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from drafttrain.decoding.types import DraftState, Sampling, StopPolicy
 from drafttrain.models.acceptance_head import AcceptanceHead
+from drafttrain.models.draft_states import StateKind
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class FixedLength:
     """Always k tokens."""
 
     k: int
+    reads: StateKind | None = None
+    """Nothing decides here, but states of this kind are shown, and logged, all the same."""
 
     @property
     def name(self) -> str:
@@ -49,6 +52,7 @@ class Entropy:
 
     nats: float
     max_draft: int
+    reads = None
 
     @property
     def name(self) -> str:
@@ -77,6 +81,7 @@ class Confidence:
 
     threshold: float
     max_draft: int
+    reads = None
 
     @property
     def name(self) -> str:
@@ -107,10 +112,11 @@ class HeadPolicy:
     """Stop when some drafted token was probably rejected: 1 - prod_j P_j > h.
 
     SpecDec++ (Huang et al. 2024), Algorithm 2; P_j is the acceptance head's probability at the
-    j-th state. With a drafter of one token a call the last drafted token has no state yet and is
-    submitted unscored; with a block drafter all slots are judged in one call and the product runs
-    up to the one asked about, so that a block ends before verification. Without any state it goes
-    on.
+    j-th state. With a drafter of one token a call and states of tokens at their own positions, the
+    last drafted token has no state yet and is submitted unscored; states of tokens as they were
+    drawn have no such lag. With a block drafter all slots are judged in one call and the product
+    runs up to the one asked about, so that a block ends before verification. Without any state it
+    goes on.
     """
 
     head: AcceptanceHead
@@ -123,6 +129,10 @@ class HeadPolicy:
     @property
     def name(self) -> str:
         return f"head({self.h:g})"
+
+    @property
+    def reads(self) -> StateKind:
+        return self.head.config.state
 
     @property
     def longest(self) -> int:
@@ -160,6 +170,10 @@ class Capped:
     @property
     def name(self) -> str:
         return self.policy.name
+
+    @property
+    def reads(self) -> StateKind | None:
+        return self.policy.reads
 
     @property
     def longest(self) -> int:

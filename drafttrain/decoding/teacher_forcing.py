@@ -27,6 +27,8 @@ class Forced:
     """[L, V] row i - 1 judges y_i: it was computed from y_1..y_{i-1}; float32 at least."""
     hidden: Tensor
     """[L, D] last hidden state at y_i, after it was fed (and after the final norm)."""
+    before: Tensor
+    """[L, D] the hidden state that row i - 1 of the logits was computed from."""
 
 
 @torch.inference_mode()
@@ -46,7 +48,7 @@ def teacher_force(
     if projected is None:
         projected = _project(model, torch.cat([rows[:-1] for rows in hidden])).split(lengths)
     return [
-        Forced(_at_least_float32(logits), rows[1:])
+        Forced(_at_least_float32(logits), rows[1:], rows[:-1])
         for logits, rows in zip(projected, hidden, strict=True)
     ]
 

@@ -14,6 +14,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from drafttrain.models.draft_states import StateKind
+
 Draw = Literal["deterministic", "iid", "without_replacement"]
 
 
@@ -87,8 +89,8 @@ class Proposal:
     passes: int = 0
     """Sequential drafter calls that this draft cost."""
     hidden: Tensor | None = None
-    """[M, D] the states a stop policy was, or could have been, shown for this draft (`DraftState`),
-    for logs; a drafter without such states has None."""
+    """[M, D] the states that the stop policy reads, or could have read, of this draft
+    (`DraftState`), for logs; None where it reads none."""
 
     @staticmethod
     def empty() -> Proposal:
@@ -116,10 +118,11 @@ class DraftState:
     """What a stop policy may look at before a token is drafted; never that token itself.
 
     A policy is asked before the drafter call that would draft token number depth + 1. A drafter
-    that proposes one token a call knows, at that point, the rows of tokens 1..depth and the states
-    of tokens 1..depth - 1: the last token has not been fed to it yet (the lag of SpecDec++
-    Algorithm 2). A block drafter knows the rows of tokens 1..depth + 1, and all its slots' states:
-    they are there before any token is drawn.
+    that proposes one token a call knows, at that point, the rows of tokens 1..depth, and their
+    states as they were drawn; their states at their own positions only for tokens 1..depth - 1: the
+    last token has not been fed to it yet (the lag of SpecDec++ Algorithm 2). A block drafter knows
+    the rows of tokens 1..depth + 1, and all its slots' states: they are there before any token is
+    drawn.
     """
 
     depth: int
@@ -127,8 +130,8 @@ class DraftState:
     logits: Sequence[Tensor] = ()
     """[V] each: the drafter's rows that are known, in order, before temperature."""
     hidden: Sequence[Tensor] = ()
-    """[D] each: the states that acceptance heads read, as far as they are known, in order: of each
-    drafted token at its own position, or of each slot."""
+    """[D] each: states of the kind that the policy reads, as far as they are known, in order: of
+    each drafted token, or of each slot."""
     notes: dict[str, list[float]] = field(default_factory=dict)
     """What the policy has worked out in this round so far: a drafter hands the same notes back at
     every question of a round, so that nothing is worked out twice."""
@@ -141,6 +144,11 @@ class StopPolicy(Protocol):
     """
 
     name: str
+
+    @property
+    def reads(self) -> StateKind | None:
+        """The kind of states that a drafter is to show it; None: it looks at none."""
+        ...
 
     @property
     def longest(self) -> int:

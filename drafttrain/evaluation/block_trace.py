@@ -82,6 +82,7 @@ def log_block_trace(
         row=row,
         tokens=length,
         block=True,
+        lag=0,
         states=torch.cat(states) if states else torch.zeros(0, width),
         entropies=np.concatenate(entropies) if entropies else np.zeros(0),
         index=index,

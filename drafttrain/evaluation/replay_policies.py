@@ -3,7 +3,8 @@
 A round that starts at position p drafts n(p) tokens, as many as its policy says; of them the first
 min(n, run(p)) are accepted; it emits one token more, up to the end of the output; the next round
 starts there. Policies decide from the states and rows of the tokens drafted (see `DraftState`):
-from those of tokens 1..d-1 before token d + 1, or from slots 1..d+1 of a block.
+from the rows of tokens 1..d before token d + 1, and their states except, where these have a lag,
+the last; or from slots 1..d+1 of a block.
 """
 
 from __future__ import annotations
@@ -120,7 +121,10 @@ def _judged(trace: Trace, candidate: Candidate, lengths: Array) -> Array:
     if candidate.kind not in ("head", "entropy"):
         return np.zeros_like(lengths)
     if not trace.block:
-        return np.maximum(lengths - 1, 0)
+        lag = trace.lag if candidate.kind == "head" else 0
+        most = np.minimum(trace.longest, candidate.max_draft)  # there it stops without being asked
+        asked = np.where(lengths < most, lengths, lengths - 1)
+        return np.maximum(asked - lag, 0)
     if candidate.kind == "head":  # all slots at once
         return (trace.longest > 0).astype(lengths.dtype)
     return np.minimum(lengths + 1, trace.depth)
@@ -162,7 +166,7 @@ def _lengths(
     else:
         assert candidate.head is not None, "a head policy names its head"
         passed = (1.0 - survival[candidate.head] <= candidate.value).sum(axis=-1)
-        free = 0 if trace.block else 2  # and a state only by drafting the token after next
+        free = 0 if trace.block else 1 + trace.lag
     return np.minimum(np.minimum(passed + free, candidate.max_draft), trace.longest)
 
 

@@ -30,7 +30,7 @@ NOTHING = -1
 """In `Trace.index`: no token can be drafted there, or no policy ever looks at it."""
 ARRAYS = ("entropies", "index", "run", "longest", "limit")
 UNENDED = np.iinfo(np.int32).max
-FORMAT = "drafttrain-traces-1"
+FORMAT = "drafttrain-traces-2"
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,9 @@ class Trace:
     """L, the tokens of the output, EOS included."""
     block: bool
     """Whether one pass drafts a block of slots (the states are then those of slots)."""
+    lag: int
+    """Tokens drafted behind one before its state is known: 1 where a head reads states of tokens at
+    their own positions, else 0."""
     states: Tensor
     """[M, D] the pool: what acceptance heads read."""
     entropies: Array
@@ -94,8 +97,10 @@ class AcceptedPath:
     """[L] as in `Trace`."""
     ends: Array
     """[L] whether the token at each position is one that a drafter stops after."""
+    lag: int
+    """As in `Trace`."""
     states: Tensor
-    """[L, D] state at each token of the output."""
+    """[L, D] state of each token of the output, were it drafted."""
     entropies: Tensor
     """[L] of the drafter's row that each token was drawn from."""
 
@@ -131,6 +136,7 @@ def join(
         row=path.row,
         tokens=length,
         block=False,
+        lag=path.lag,
         states=torch.cat(states),
         entropies=np.concatenate(entropies),
         index=_pool_entries(run, first, known, depth),
@@ -201,6 +207,7 @@ def load_traces(path: Path) -> Iterable[Trace]:
                 row=int(found["row"]),
                 tokens=int(found["tokens"]),
                 block=bool(found["block"]),
+                lag=int(found["lag"]),
                 states=found["states"],
                 **{name: found[name].numpy() for name in ARRAYS},
             )

@@ -24,6 +24,7 @@ from drafttrain.evaluation.wrong_branches import (
     grow_one_by_one,
     row_entropies,
 )
+from drafttrain.models.draft_states import StateKind, drawn_states
 
 TEXT_DRAFT = 4
 """Draft length with which outputs are decoded; any gives the same output (in law)."""
@@ -39,6 +40,8 @@ class TraceOptions:
     """K, the most tokens a replayed policy may draft in a round."""
     replicates: int = 1
     """Tosses of the coins for each output; greedy decoding needs one."""
+    reads: StateKind = "drawn"
+    """The kind of states that are logged for heads (of slots for blocks, whatever it is)."""
 
     @property
     def tosses(self) -> int:
@@ -89,18 +92,28 @@ def log_trace(
     before = drafter.catch_up(state, own.prefix)
     along = drafter.feed(state, fed)
     draft_logits = torch.cat([before.logits[-1:], along.logits])[: len(tokens)]
+    rows_from = torch.cat([before.hidden[-1:], along.hidden])[: len(tokens)]
+    states = along.hidden
+    if options.reads == "drawn":
+        states = drawn_states(rows_from, draft_logits, tokens[: len(draft_logits)])
     judged = Judged(
         target_probs=judge(target, source, tokens.to(source.prefix.device), options),
         draft_probs=_lengthen(warp(draft_logits, options.sampling), len(tokens)).to(target.device),
         entropies=_lengthen(row_entropies(draft_logits), len(tokens)),
     )
     accepted = toss_coins(judged, tokens, limit, options.tosses, chance)
-    branches = start_branches(judged, accepted, limit, options.depth, chance)
+    branches = start_branches(judged, accepted, limit, options, chance)
+    everything = [branch for found in branches for branch in found]
+    if options.reads == "drawn" and everything:
+        places = [branch.position for branch in everything]
+        firsts = tokens.new_tensor([branch.tokens[0] for branch in everything])
+        drawn = drawn_states(rows_from[places], draft_logits[places], firsts)
+        for branch, first in zip(everything, drawn, strict=True):
+            branch.drawn = first
 
     def pick(logits: Tensor) -> list[int]:
         return draw(warp(logits, options.sampling), options.sampling, chance)
 
-    everything = [branch for found in branches for branch in found]
     ends = drafter.eos_ids
     prefix = len(own.prefix)
     if drafter.takes_branches:
@@ -112,9 +125,15 @@ def log_trace(
         {branch.position: branch.finished(ends) for branch in found} for found in branches
     ]
     stops = np.array([token in ends for token in output])
-    states = _lengthen(along.hidden, len(tokens))
     return join(
-        AcceptedPath(row, limit, stops, states, judged.entropies),
+        AcceptedPath(
+            row=row,
+            limit=limit,
+            ends=stops,
+            lag=1 if options.reads == "token" else 0,
+            states=_lengthen(states, len(tokens)),
+            entropies=judged.entropies,
+        ),
         accepted,
         finished,
         options.depth,
@@ -192,7 +211,7 @@ def kept_probability(draft_probs: Tensor, target_probs: Tensor, tokens: Tensor) 
 
 
 def start_branches(
-    judged: Judged, accepted: Array, limit: Array, depth: int, chance: Chance
+    judged: Judged, accepted: Array, limit: Array, options: TraceOptions, chance: Chance
 ) -> list[list[GrowingBranch]]:
     """The rejected token at every position whose coin says no: Norm[(draft - target)+]."""
     places = np.argwhere(~accepted & (limit > 0))
@@ -204,7 +223,7 @@ def start_branches(
         rejected_law(judged.draft_probs[positions], judged.target_probs[positions])
     )
     for (toss, position), token in zip(places.tolist(), rejected.tolist(), strict=True):
-        most = min(depth, int(limit[position]))
+        most = min(options.depth, int(limit[position]))
         entropy = float(judged.entropies[position])
         branches[toss].append(GrowingBranch(position, most, [token], [entropy]))
     return branches

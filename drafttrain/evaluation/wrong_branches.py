@@ -14,6 +14,7 @@ from torch import Tensor
 
 from drafttrain.decoding.cached_model import CachedModel, SequenceState
 from drafttrain.evaluation.trace import WrongBranch
+from drafttrain.models.draft_states import drawn_states
 
 Pick = Callable[[Tensor], list[int]]
 """The next token of each row of logits, drawn as the drafter draws. [N, V] -> N tokens."""
@@ -29,16 +30,21 @@ class GrowingBranch:
     tokens: list[int]
     entropies: list[float]
     """Of the row of each token, the first included."""
+    drawn: Tensor | None = None
+    """State of the last token as it was drawn, where states of that kind are logged; else None."""
     states: list[Tensor] = field(default_factory=list)
+    """Of the tokens that others were drafted behind."""
 
     def goes_on(self, ends: frozenset[int]) -> bool:
         return len(self.tokens) < self.most and self.tokens[-1] not in ends
 
-    def feed(self, state: Tensor, entropy: float, token: int) -> None:
-        """The state of the last token, the entropy of the row after it, the token drawn from it."""
-        self.states.append(state)
+    def feed(self, fed: Tensor, entropy: float, token: int, drawn: Tensor | None) -> None:
+        """The last token's state at its own position, the entropy of the row after it, the token
+        drawn from that row, and that token's state, where `drawn` states are logged."""
+        self.states.append(fed if self.drawn is None else self.drawn)
         self.entropies.append(entropy)
         self.tokens.append(token)
+        self.drawn = drawn
 
     def finished(self, ends: frozenset[int]) -> WrongBranch:
         known = len(self.states)
@@ -112,8 +118,9 @@ def row_entropies(logits: Tensor) -> Tensor:
 def _feed_all(
     branches: Sequence[GrowingBranch], logits: Tensor, hidden: Tensor, pick: Pick
 ) -> None:
-    entropies = row_entropies(logits).tolist()
-    for branch, state, entropy, token in zip(
-        branches, hidden, entropies, pick(logits), strict=True
-    ):
-        branch.feed(state, entropy, token)
+    entropies, tokens = row_entropies(logits).tolist(), pick(logits)
+    drawn: Sequence[Tensor | None] = [None] * len(branches)
+    if branches[0].drawn is not None:
+        drawn = drawn_states(hidden, logits, torch.tensor(tokens)).unbind()
+    for branch, *facts in zip(branches, hidden, entropies, tokens, drawn, strict=True):
+        branch.feed(*facts)

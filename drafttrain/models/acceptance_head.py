@@ -1,14 +1,14 @@
 """The acceptance head: how likely is a drafted token to be accepted? (SpecDec++, Section 3.2.)
 
-It reads the drafter's last hidden state (after the final norm) at the drafted token's own position
-(`state` = token), or at a slot of a block drafter (`state` = slot). A head lies in a folder of its
-own; a trained sweep is a folder of such folders.
+It reads a state of the drafter: of the drafted token as it was drawn, or at its own position as the
+paper has it, or of a block drafter's slot (`state`, see draft_states.py). A head lies in a folder
+of its own; a trained sweep is a folder of such folders.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 
 from drafttrain.config import ConfigError
-from drafttrain.models.drafter_config import SpecDrafterConfig
+from drafttrain.models.draft_states import StateKind, kinds_of, state_size
 from drafttrain.models.identity import hash_weights
 
 IDENTITY_TYPES = (None, torch.float32, torch.bfloat16, torch.float16)
@@ -33,7 +33,7 @@ class AcceptanceHeadConfig(PretrainedConfig):
         hidden_size: int = 8,
         depth: int = 3,
         rejection_weight: float = 6.0,
-        state: Literal["token", "slot"] = "token",
+        state: StateKind = "token",
         drafter: dict[str, Any] | None = None,
         target: dict[str, Any] | None = None,
         sampling: dict[str, Any] | None = None,
@@ -125,13 +125,13 @@ def load_heads(folder: str | Path) -> dict[str, AcceptanceHead]:
 
 def check_head_shape(head: AcceptanceHead, drafter: PretrainedConfig, name: str) -> None:
     """A head must read the kind of states, and the width, that the drafter has. ConfigError."""
-    state = "slot" if isinstance(drafter, SpecDrafterConfig) else "token"
-    if head.config.state != state:
+    state, kinds = head.config.state, kinds_of(drafter)
+    if state not in kinds:
         raise ConfigError(
-            f"head {name!r} reads the states of {head.config.state}s, but a "
-            f"{drafter.model_type!r} drafter has states of {state}s; train a head for this drafter"
+            f"head {name!r} reads {state!r} states, but a {drafter.model_type!r} drafter has "
+            f"{' and '.join(map(repr, kinds))} ones; train a head for this drafter"
         )
-    width = drafter.get_text_config(decoder=True).hidden_size
+    width = state_size(drafter, state)
     if head.config.hidden_size != width:
         raise ConfigError(
             f"head {name!r} reads {head.config.hidden_size} numbers a token, but the drafter's "

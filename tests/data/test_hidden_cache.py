@@ -21,10 +21,11 @@ from drafttrain.config import CacheConfig, ConfigError, DistillConfig
 from drafttrain.data import cache_plan, hidden_cache
 from drafttrain.data.distill import distill, load_distilled
 from drafttrain.data.hidden_cache import build_cache, open_cache, plan_cache
-from drafttrain.data.mixing import row_uniforms
+from drafttrain.data.mixing import draw_tokens, row_uniforms
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.teacher_forcing import teacher_force
 from drafttrain.decoding.types import Sampling
+from drafttrain.models.draft_states import drawn_states
 from drafttrain.models.loading import load_target
 from tests.data.test_distill import OFFLINE
 from tests.killing import kill_nine_when
@@ -90,6 +91,7 @@ def settings(pair: Path, out: str = "out", **changes) -> CacheConfig:
         "batch_tokens": 60,
         "shard_rows": 4,
         "seed": 2,
+        "state": "token",
     }
     return CacheConfig.model_validate(values | changes)
 
@@ -132,6 +134,42 @@ def test_every_state_is_that_of_the_drafted_token_at_its_own_position(tmp_path, 
             torch.testing.assert_close(stored["hidden"][at], alone.hidden[-1], rtol=0, atol=1e-4)
             found += 1
     assert found == len(stored["rows"]) > 20
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_drawn_states_are_those_of_tokens_drawn_behind_the_targets_own(tmp_path, family):
+    """Every position is drafted; each against the drafter run on the output up to it alone."""
+    pair = make_pair(tmp_path, family, sentences=5)
+    manifest = build_cache(settings(pair, state="drawn", mixes=2))
+    assert (manifest.state, manifest.mixing) == ("drawn", None)
+    drafter = type(load_target(settings(pair).target).model).from_pretrained(
+        pair / "drafter", dtype=torch.float32
+    )
+    draws = set()
+    for mix in range(2):
+        stored = columns(pair / "out", mix)
+        for row in load_distilled(pair / "distilled"):
+            source, output = row["source_ids"], row["target_ids"]
+            mine = stored["rows"] == row["row"]
+            assert stored["positions"][mine].tolist() == list(range(len(output)))
+            [along] = teacher_force(drafter.eval(), [source], [output])
+            numbers = row_uniforms(2, mix, row["row"], len(output))
+            tokens = draw_tokens(warp(along.logits, WARPING), torch.from_numpy(numbers[:, :1]))
+            draws.add((row["row"], *tokens[:, 0].tolist()))
+            states = stored["hidden"][mine]
+            expected = drawn_states(along.before, along.logits, tokens[:, 0])
+            torch.testing.assert_close(states, expected, rtol=1e-4, atol=1e-4)
+    assert len(draws) > 6  # each mix draws anew
+
+
+def test_what_a_drawn_state_holds_by_hand():
+    logits = torch.tensor([[2.0, 0.0, -torch.inf]]).double()
+    state = drawn_states(torch.tensor([[5.0, 6.0]]).double(), logits, torch.tensor([1]))
+    high, low = 1 / (1 + np.exp(-2.0)), 1 / (1 + np.exp(2.0))
+    entropy = -high * np.log(high) - low * np.log(low)
+    assert state[0].tolist() == pytest.approx(
+        [5, 6, np.log(low), np.log(high), np.log(low), entropy, low, high]
+    )
 
 
 def test_acceptance_is_a_known_function_of_the_token(tmp_path):
@@ -297,6 +335,7 @@ CHANGES = {
     "mixing": ({"mixing": 0.5}, r"mixing = 0.15, .*0.5"),
     "mixes": ({"mixes": 2}, r"mixes = 1, .*2"),
     "dtype": ({"dtype": "float16"}, r"dtype = 'float32', .*'float16'"),
+    "state": ({"state": "drawn"}, r"state = 'token', .*'drawn'"),
     "seed": ({"seed": 3}, r"seed = 2, .*3"),
 }
 
@@ -339,6 +378,7 @@ def test_wrong_input_is_refused_before_weights_are_loaded(pair, monkeypatch):
         ({"drafter": str(pair / "none")}, "/none': no such folder"),
         ({"distilled": pair / "none"}, "holds no manifest.json; make it with .drafttrain distill"),
         ({"mixing": 1.0}, "mixing = 1.0 .* no drafted position"),
+        ({"mixing": 0.1, "state": "drawn"}, "mixing = 0.1 counts for token states only"),
         ({"blocks_per_row": 2}, "blocks_per_row = 2 counts for drafters of blocks only"),
         ({"out": pair / "texts.txt"}, "is a file; give a folder"),
         ({"out": pair / "distilled"}, "is the folder of the outputs"),

@@ -75,6 +75,7 @@ def labelling(pair, sampling: Sampling = SAMPLING, **changes) -> Labelling:
         "max_new_tokens": 12,
         "seed": 0,
         "mixes": 1,
+        "state": "slot",
         "mixing": 0.0,
         "k": 2,
         "blocks_per_row": None,

@@ -25,6 +25,7 @@ from drafttrain.decoding.types import (
 )
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
+from drafttrain.models.draft_states import ROW_FEATURES, drawn_states
 from tests.tiny_models import EOS, VOCAB, tiny_model
 
 LONGEST = 16
@@ -32,11 +33,17 @@ LONGEST = 16
 
 def stops() -> dict[str, StopPolicy]:
     torch.manual_seed(0)
-    head = AcceptanceHead(AcceptanceHeadConfig(hidden_size=16, depth=1))
-    head.out.bias.data.fill_(1.0)
+    fed = AcceptanceHead(AcceptanceHeadConfig(hidden_size=16, depth=1))
+    drawn = AcceptanceHead(
+        AcceptanceHeadConfig(hidden_size=16 + ROW_FEATURES, depth=1, state="drawn")
+    )
+    for head in (fed, drawn):
+        head.out.bias.data.fill_(1.0)
     return {
         "fixed": FixedLength(4),
-        "head": HeadPolicy(head, 0.5, 6),
+        "shown": FixedLength(4, reads="drawn"),
+        "fed": HeadPolicy(fed, 0.5, 6),
+        "drawn": HeadPolicy(drawn, 0.5, 6),
         "entropy": Entropy(2.0, 6),
         "confidence": Confidence(0.4, 6),
     }
@@ -82,12 +89,16 @@ class WatchedSession:
         if drafted:
             path = tokens.tolist() + drafted[:-1]  # the last token is not fed
             assert self.inner.state.tokens == path
-            check_states(self.inner, self.source, path, proposal)
+            check_states(self.inner, self.source, path, proposal, stop)
         return proposal
 
 
 def check_states(
-    session: CausalSession, source: Source, path: list[int], proposal: Proposal
+    session: CausalSession,
+    source: Source,
+    path: list[int],
+    proposal: Proposal,
+    stop: StopPolicy,
 ) -> None:
     """Cache and states of a session equal those of one prefill of the whole path."""
     model = session.model
@@ -96,11 +107,31 @@ def check_states(
     for layer, wanted in zip(layers(session.state.cache), layers(fresh.cache), strict=True):
         torch.testing.assert_close(layer.keys, wanted.keys, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(layer.values, wanted.values, rtol=1e-9, atol=1e-9)
-    fed = len(proposal.tokens) - 1
-    if fed == 0:
-        assert proposal.hidden is None
+    drafted = proposal.tokens
+    if stop.reads == "drawn":
+        with torch.no_grad():
+            hidden, logits = rows_before(model, source, path, len(drafted))
+        expected = drawn_states(hidden, logits, drafted)
+    elif stop.reads == "token" and len(drafted) > 1:
+        expected = score.hidden[-(len(drafted) - 1) :]  # the last token is not fed
     else:
-        torch.testing.assert_close(proposal.hidden, score.hidden[-fed:], rtol=1e-9, atol=1e-9)
+        assert proposal.hidden is None
+        return
+    torch.testing.assert_close(proposal.hidden, expected, rtol=1e-9, atol=1e-9)
+
+
+def rows_before(
+    model: CachedModel, source: Source, path: list[int], drafted: int
+) -> tuple[Tensor, Tensor]:
+    """Hidden states and logits that the drafted tokens came from, without a cache."""
+    if model.is_encoder_decoder:
+        inputs = {"input_ids": source.input_ids[None], "decoder_input_ids": torch.tensor([path])}
+        output = model.model(**inputs, output_hidden_states=True)
+        states = output.decoder_hidden_states
+    else:
+        output = model.model(torch.tensor([path]), output_hidden_states=True)
+        states = output.hidden_states
+    return states[-1][0, -drafted:], output.logits[0, -drafted:]
 
 
 def layers(cache):

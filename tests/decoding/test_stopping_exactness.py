@@ -27,6 +27,7 @@ from drafttrain.decoding.types import (
 )
 from drafttrain.decoding.verifiers import RejectionSampling
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
+from drafttrain.models.draft_states import ROW_FEATURES, StateKind
 from drafttrain.models.initialise import initialise, make_config
 from drafttrain.models.spec_drafter import SpecDrafter
 from tests.decoding.enumeration import enumerate_law, total_variation
@@ -52,10 +53,11 @@ SAMPLINGS = {
 }
 
 
-def random_head(width: int, seed: int, depth: int) -> AcceptanceHead:
+def random_head(width: int, seed: int, depth: int, state: StateKind = "token") -> AcceptanceHead:
     """Weights large enough that its opinion swings from state to state."""
     torch.manual_seed(seed)
-    head = AcceptanceHead(AcceptanceHeadConfig(hidden_size=width, depth=depth))
+    width += ROW_FEATURES if state == "drawn" else 0
+    head = AcceptanceHead(AcceptanceHeadConfig(hidden_size=width, depth=depth, state=state))
     for parameter in head.parameters():
         parameter.data.normal_()
     return head
@@ -65,6 +67,7 @@ CHAIN_STOPS: dict[str, StopPolicy] = {
     "fixed": FixedLength(3),
     "entropy": Entropy(0.6, 3),
     "head": HeadPolicy(random_head(4, seed=0, depth=2), 0.5, 3),
+    "drawn": HeadPolicy(random_head(4, seed=1, depth=1, state="drawn"), 0.5, 3),
 }
 BLOCK_STOPS: dict[str, StopPolicy] = {
     "entropy": Entropy(0.9, 3),
@@ -111,7 +114,7 @@ def distance(law: Law, other: Law) -> float:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
-@pytest.mark.parametrize("kind", ["fixed", "entropy", "head"])
+@pytest.mark.parametrize("kind", CHAIN_STOPS)
 def test_a_causal_drafter_is_exact_under_every_policy(kind, sampling):
     target, drafter = ToyTarget(1), CausalDrafter(ToyModel(2))
     played = play(target, drafter, CHAIN_STOPS[kind], sampling, 4, toy_prompt())
@@ -121,7 +124,7 @@ def test_a_causal_drafter_is_exact_under_every_policy(kind, sampling):
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("kind", ["entropy", "head"])
+@pytest.mark.parametrize("kind", ["entropy", "head", "drawn"])
 def test_supports_that_do_not_contain_each_other_stay_exact(kind, seed):
     target = ToyTarget(10 + seed, vocabulary=4, excluded=0.4)
     drafter = CausalDrafter(ToyModel(20 + seed, vocabulary=4, excluded=0.4))
@@ -153,7 +156,7 @@ def block_drafter(coupling: int) -> SpecDrafterDrafter:
     return SpecDrafterDrafter(model)
 
 
-@pytest.mark.parametrize("kind", ["entropy", "head"])
+@pytest.mark.parametrize("kind", ["entropy", "head", "drawn"])
 def test_two_real_models_with_their_caches_are_exact(kind):
     """Llama on Llama, four tokens: both caches are rolled back on every path."""
     model = tiny_model("llama", vocab_size=4)
@@ -161,7 +164,8 @@ def test_two_real_models_with_their_caches_are_exact(kind):
     other.lm_head.weight.data *= 0.2  # less sure of itself
     source, sampling = make_source([2, 3, 3], model), Sampling(temperature=1.5, top_k=2)
     head = HeadPolicy(random_head(16, seed=0, depth=1), 0.5, 3)
-    stop = {"entropy": Entropy(0.6, 3), "head": head}[kind]
+    drawn = HeadPolicy(random_head(16, seed=0, depth=1, state="drawn"), 0.5, 3)
+    stop = {"entropy": Entropy(0.6, 3), "head": head, "drawn": drawn}[kind]
     drafter = CausalDrafter(CachedModel(other))
     played = play(CachedModel(model), drafter, stop, sampling, 4, source)
     assert distance(played.law, law_of_model(model, source, sampling, 4)) < 1e-12

@@ -31,6 +31,7 @@ def trace_of(
     depth: int = 4,
     branches: dict[int, WrongBranch] | None = None,
     entropies: list[float] | None = None,
+    lag: int = 1,
 ) -> Trace:
     """One toss of the coins over an output; states are 0, 1, 2, ... along it."""
     length = len(accepted)
@@ -39,6 +40,7 @@ def trace_of(
         row=3,
         limit=room - 1 - places,
         ends=(places == length - 1) & ends,
+        lag=lag,
         states=torch.arange(float(length))[:, None],
         entropies=torch.tensor(entropies or [0.0] * length),
     )
@@ -95,7 +97,7 @@ def test_eos_as_the_correction_ends_the_output():
 
 def test_a_token_that_only_the_drafter_takes_for_eos_stops_it_on_the_way():
     path = AcceptedPath(
-        0, np.full(4, 99), np.array([0, 1, 0, 0], dtype=bool), torch.zeros(4, 1), torch.zeros(4)
+        0, np.full(4, 99), np.array([0, 1, 0, 0], dtype=bool), 1, torch.zeros(4, 1), torch.zeros(4)
     )
     trace = join(path, np.array([[1, 1, 1, 1]], dtype=bool), [{}], depth=4)
     assert trace.longest[0, :2].tolist() == [2, 1]
@@ -136,6 +138,27 @@ def test_a_head_is_asked_with_a_lag_of_one_token():
     assert lengths.tolist() == [2, 3, 3, 4, 5]
 
 
+def test_states_of_tokens_as_they_were_drawn_have_no_lag():
+    trace = trace_of([1] * 6, depth=5, lag=0)
+    probs = np.full(len(trace.states), 0.9)
+    probs[1] = 0.4
+    heads = [Candidate("head", h, "D", max_draft=5) for h in (0.05, 0.3, 0.62, 0.64, 0.7)]
+    lengths = draft_lengths(trace, {"D": probs}, heads)[:, 0, 0]
+    assert lengths.tolist() == [1, 2, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("lag", "judged"), [(0, [1, 2, 4]), (1, [1, 2, 3])])
+def test_the_head_judges_what_it_is_asked_about(lag, judged):
+    """One round of a long output: stopped after 1 or 2 tokens by opinion, after 5 by the cap."""
+    trace = trace_of([0] * 6, depth=5, lag=lag)
+    heads = [Candidate("head", h, "D", max_draft=5) for h in (0.05, 0.15, 0.99)]
+    counts = [
+        replay(trace, {"D": np.full(len(trace.states), 0.9)}, [candidate]) for candidate in heads
+    ]
+    per_round = [float(one.judged[0, 0] / one.rounds[0, 0]) for one in counts]
+    assert per_round == judged
+
+
 def test_after_a_rejection_the_head_reads_the_states_of_the_wrong_branch():
     trace = trace_of([1, 0, 1, 1], depth=4)
     seen = trace.states[torch.from_numpy(trace.index[0, 0, :4].astype(np.int64))][:, 0].tolist()
@@ -154,7 +177,7 @@ def test_the_entropy_policy_stops_after_a_row_above_the_threshold():
 
 def test_several_tosses_are_summed():
     path = AcceptedPath(
-        0, np.full(3, 99), np.zeros(3, dtype=bool), torch.zeros(3, 1), torch.zeros(3)
+        0, np.full(3, 99), np.zeros(3, dtype=bool), 1, torch.zeros(3, 1), torch.zeros(3)
     )
     coins = np.array([[1, 1, 1], [0, 0, 0]], dtype=bool)
     wrong = {i: branch(4) for i in range(3)}

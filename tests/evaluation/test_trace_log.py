@@ -27,6 +27,7 @@ from drafttrain.evaluation.replay_policies import (
 from drafttrain.evaluation.trace import Trace
 from drafttrain.evaluation.trace_log import TraceOptions, check_ends, log_trace
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
+from drafttrain.models.draft_states import ROW_FEATURES, StateKind
 from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.tiny_models import tiny_model
 
@@ -45,9 +46,11 @@ def near_copy(model: PreTrainedModel, noise: float, seed: int) -> PreTrainedMode
     return other
 
 
-def random_head(width: int, seed: int = 0) -> AcceptanceHead:
+def random_head(width: int, seed: int = 0, state: StateKind = "token") -> AcceptanceHead:
     torch.manual_seed(seed)
-    head = AcceptanceHead(AcceptanceHeadConfig(hidden_size=width, depth=1)).double().eval()
+    width += ROW_FEATURES if state == "drawn" else 0
+    config = AcceptanceHeadConfig(hidden_size=width, depth=1, state=state)
+    head = AcceptanceHead(config).double().eval()
     head.out.weight.data *= 3.0
     head.out.bias.data += 1.5
     return head
@@ -81,13 +84,14 @@ def policies(head: AcceptanceHead):
     return pairs
 
 
+@pytest.mark.parametrize("reads", ["token", "drawn"])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "t5"])
 @pytest.mark.parametrize("max_new_tokens", [7, 30])
-def test_greedy_replay_equals_decoding_round_for_round(family, max_new_tokens):
+def test_greedy_replay_equals_decoding_round_for_round(family, max_new_tokens, reads):
     target_model = tiny_model(family)
     drafter_model = near_copy(target_model, 0.05, seed=1)
     target, drafter = CachedModel(target_model), CachedModel(drafter_model)
-    head = random_head(16)
+    head = random_head(16, state=reads)
     chance = SampledChance(torch.Generator().manual_seed(0))
     rejections = 0
     for seed in range(3):
@@ -96,7 +100,7 @@ def test_greedy_replay_equals_decoding_round_for_round(family, max_new_tokens):
         source = make_source(ids, target_model)
         plain = Decoder(target, NoDrafter(), FixedLength(1), GreedyMatch(), GREEDY, chance)
         text = plain.decode_all([source], max_new_tokens)[0].tokens
-        options = TraceOptions(GREEDY, max_new_tokens, DEPTH)
+        options = TraceOptions(GREEDY, max_new_tokens, DEPTH, reads=reads)
         trace = log_trace(target, drafter, source, text, options, chance)
         for stop, candidate in policies(head):
             decoder = Decoder(target, CausalDrafter(drafter), stop, GreedyMatch(), GREEDY, chance)
@@ -114,6 +118,7 @@ def test_greedy_replay_equals_decoding_round_for_round(family, max_new_tokens):
         (Sampling(1.0, top_k=2), "fixed", 3),
         (Sampling(1.0, top_k=2), "head", 3),
         (Sampling(3.0, top_p=0.7), "head", 2),
+        (Sampling(1.0, top_k=2), "drawn", 3),
     ],
 )
 def test_replayed_rounds_have_the_law_of_decoding(sampling, kind, depth):
@@ -121,7 +126,8 @@ def test_replayed_rounds_have_the_law_of_decoding(sampling, kind, depth):
     target_model = tiny_model("llama", vocab_size=4, num_hidden_layers=1)
     drafter_model = tiny_model("llama", seed=9, vocab_size=4, num_hidden_layers=1)
     target, drafter = CachedModel(target_model), CachedModel(drafter_model)
-    head = random_head(16, seed=2)
+    reads = "drawn" if kind == "drawn" else "token"
+    head = random_head(16, seed=3 if reads == "drawn" else 2, state=reads)
     source, max_new_tokens = make_source([2, 3], target_model), depth + 1
     stop = FixedLength(depth) if kind == "fixed" else HeadPolicy(head, 0.5, depth)
     fixed, by_head = Candidate("fixed", depth), Candidate("head", 0.5, "D", depth)
@@ -137,7 +143,7 @@ def test_replayed_rounds_have_the_law_of_decoding(sampling, kind, depth):
     def replay_one(chance):
         plain = Decoder(target, NoDrafter(), FixedLength(1), RejectionSampling(), sampling, chance)
         text = plain.decode_all([source], max_new_tokens)[0].tokens
-        options = TraceOptions(sampling, max_new_tokens, depth)
+        options = TraceOptions(sampling, max_new_tokens, depth, reads=reads)
         trace = log_trace(target, drafter, source, text, options, chance)
         return tuple(text), tuple(replayed_rounds(trace, candidate, head))
 

@@ -46,7 +46,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
             "method": "sample",
             "sampling": {"temperature": 1.0, "top_k": 20, "max_new_tokens": 8},
         },
-        "cache": {"mixing": 0.2, "mixes": 2},
+        "cache": {"state": "token", "mixing": 0.2, "mixes": 2},
         "heads": {"depths": [0, 2], "rejection_weights": [1.0, 6.0]},
         "train": {
             "threads": 1,

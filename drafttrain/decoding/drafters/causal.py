@@ -22,6 +22,7 @@ from drafttrain.decoding.types import (
     StopPolicy,
     TargetState,
 )
+from drafttrain.models.draft_states import drawn_states
 
 
 class CausalDrafter:
@@ -76,7 +77,7 @@ class CausalSession:
         drafted: list[Tensor] = []
         probs: list[Tensor] = []
         logits: list[Tensor] = []
-        hidden: list[Tensor] = []
+        states: list[Tensor] = []
         notes: dict[str, list[float]] = {}
         score = self.model.catch_up(self.state, tokens)
         while True:
@@ -85,17 +86,20 @@ class CausalSession:
             logits.append(row)
             drafted.append(token)
             depth = len(drafted)
+            if stop.reads == "drawn":
+                states += drawn_states(score.hidden[-1:], row[None], token)
             if depth == longest or token.item() in ends:
                 break
-            if not stop.admit(DraftState(depth, logits, hidden, notes)):
+            if not stop.admit(DraftState(depth, logits, states, notes)):
                 break
             score = self.model.feed(self.state, token)
-            hidden.append(score.hidden[-1])
+            if stop.reads == "token":
+                states.append(score.hidden[-1])
         return Proposal.chain(
             torch.cat(drafted),
             torch.cat(probs) if probs else None,
             passes=len(drafted),
-            hidden=torch.stack(hidden) if hidden else None,
+            hidden=torch.stack(states) if states else None,
         )
 
     def _own(self, tokens: Tensor) -> Tensor:

@@ -1,0 +1,55 @@
+"""What acceptance heads read of a drafted token: the kinds of states, and their sizes.
+
+`token`: the drafter's last hidden state at the drafted token's own position (SpecDec++, Section
+3.2). It is there only once the token has been fed back, so a stop comes a drafter pass late.
+`drawn`: what is known the moment the token is drawn: the hidden state that its row came from, and
+how likely that row made it. No pass is lost, and the probability of the drafted token, which
+acceptance min(1, target / draft) depends on, need not be guessed from a hidden state.
+`slot`: the hidden state of a block drafter's slot, whose token is not drawn yet.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from drafttrain.models.drafter_config import SpecDrafterConfig
+
+StateKind = Literal["token", "drawn", "slot"]
+
+ROW_FEATURES = 6
+"""Numbers that `drawn_states` puts behind a hidden state."""
+
+
+def drawn_states(hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
+    """The `drawn` states of tokens, each drawn from a row of its own.
+
+    Behind the hidden state come, of the row before temperature: log-probability of the token and of
+    the two most likely ones, entropy (nats), and probability of the token and of the most likely
+    one. Shapes: hidden [N, D] (each row was computed from), logits [N, V], tokens [N] ->
+    [N, D + ROW_FEATURES], float32 at least.
+    """
+    log_probs = logits.log_softmax(dim=-1)
+    of_token = log_probs.gather(-1, tokens.to(logits.device)[:, None])
+    highest = log_probs.topk(2, dim=-1).values
+    entropy = torch.special.entr(log_probs.exp()).sum(dim=-1, keepdim=True)
+    likely = torch.cat([of_token, highest[:, :1]], dim=-1).exp()
+    return torch.cat([hidden.to(logits), of_token, highest, entropy, likely], dim=-1)
+
+
+def kinds_of(drafter: PretrainedConfig) -> tuple[StateKind, ...]:
+    """The kinds of states that a drafter has, the usual one first."""
+    return ("slot",) if isinstance(drafter, SpecDrafterConfig) else ("drawn", "token")
+
+
+def state_size(drafter: PretrainedConfig, kind: StateKind) -> int:
+    """Numbers in a state of this kind."""
+    if isinstance(drafter, SpecDrafterConfig):
+        return drafter.d_model
+    text = drafter.get_text_config(decoder=True)
+    # OPT projects its states
+    width = text.to_dict().get("word_embed_proj_dim") or text.hidden_size
+    return width + ROW_FEATURES if kind == "drawn" else width
