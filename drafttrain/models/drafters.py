@@ -4,45 +4,37 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from drafttrain.config import ConfigError, TargetConfig
 from drafttrain.models.drafter_config import SpecDrafterConfig
 from drafttrain.models.loading import (
+    WEIGHT_ERRORS,
     LoadedTarget,
     auto_class,
+    first_line,
     is_language_model,
     load_tokenizer,
+    read_config,
+    read_tokenizer,
     ready_to_decode,
 )
 from drafttrain.models.spec_drafter import SpecDrafter
+from drafttrain.models.weight_files import check_weight_files
 
 
 def read_drafter_settings(path: str) -> PretrainedConfig:
-    """The drafter's config.json. Raises ConfigError where there is none or it is no drafter's."""
-    folder = Path(path).expanduser()
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise ConfigError(
-            f"drafter {path!r} holds no config.json; give the folder that save_pretrained wrote, "
-            "or the final/ folder of a run"
-        )
-    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or folder.exists()
-    if looks_local and not folder.is_dir():
-        raise ConfigError(
-            f"drafter {path!r}: no such folder; give an existing one or a name on the Hub"
-        )
-    try:
-        settings = AutoConfig.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"drafter {path!r}: its settings cannot be read ({_first_line(error)}); give a model "
-            "folder or a name on the Hub"
-        ) from error
+    """The drafter's config.json.
+
+    Raises ConfigError where there is none, it is no drafter's, or its weights are no safetensors.
+    """
+    settings = read_config(path, f"drafter {path!r}")
     if not (isinstance(settings, SpecDrafterConfig) or is_language_model(settings)):
         raise ConfigError(
             f"drafter {path!r} is a {settings.model_type!r} model, which drafts nothing; give a "
             "Spec-Drafter or a language model"
         )
+    check_weight_files(path, f"drafter {path!r}")
     return settings
 
 
@@ -76,7 +68,7 @@ def check_tokenizers(target: TargetConfig, drafter: str) -> None:
     if folder.is_dir() and not any(folder.glob("tokenizer*")):
         return
     ours = load_tokenizer(target).get_vocab()
-    theirs = load_tokenizer(TargetConfig(path=drafter)).get_vocab()
+    theirs = read_tokenizer(drafter, f"drafter {drafter!r}").get_vocab()
     tokens = {index: token for token, index in ours.items()}
     for token, index in sorted(theirs.items(), key=lambda entry: entry[1]):
         if tokens.get(index, token) != token:
@@ -98,10 +90,12 @@ def load_drafter(
     kind = SpecDrafter if isinstance(settings, SpecDrafterConfig) else auto_class(settings)
     dtype = "auto" if like is None else like.model.dtype
     try:
-        model = kind.from_pretrained(path, dtype=dtype, use_safetensors=True)
-    except (OSError, ValueError, RuntimeError) as error:
+        model = kind.from_pretrained(
+            path, dtype=dtype, use_safetensors=True, trust_remote_code=False
+        )
+    except WEIGHT_ERRORS as error:
         raise ConfigError(
-            f"drafter {str(path)!r}: its weights cannot be read ({_first_line(error)}); "
+            f"drafter {str(path)!r}: its weights cannot be read ({first_line(error)}); "
             "safetensors are needed: save the model once with save_pretrained"
         ) from error
     return model.eval() if like is None else ready_to_decode(model, like.model.device)
@@ -133,8 +127,3 @@ def _check_kinds(
         f"drafter {drafter_name!r} is {found}, but target {target_name!r} is {wanted} "
         f"({target_settings.model_type!r}); give {wanted} with its vocabulary as drafter"
     )
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from transformers import (
+    CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -24,6 +27,12 @@ from transformers.configuration_utils import PretrainedConfig
 
 from drafttrain.config import ConfigError, TargetConfig
 from drafttrain.models.layout import store_column_major
+from drafttrain.models.weight_files import check_weight_files
+
+CONFIG_ERRORS = (OSError, ValueError, StrictDataclassError)
+"""What Transformers raises for a model's settings that are missing, no JSON, or impossible."""
+WEIGHT_ERRORS = (OSError, ValueError, RuntimeError, SafetensorError)
+"""What it raises for weights that are missing, damaged, or of another shape."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +62,9 @@ def load_target(config: TargetConfig) -> LoadedTarget:
             trust_remote_code=config.trust_remote_code,
             use_safetensors=True,
         )
-    except (OSError, ValueError) as error:
+    except WEIGHT_ERRORS as error:
         raise ConfigError(
-            f"target.path = {config.path!r}: its weights cannot be read ({_first_line(error)}); "
+            f"target.path = {config.path!r}: its weights cannot be read ({first_line(error)}); "
             "safetensors are needed: save the model once with save_pretrained"
         ) from error
     return LoadedTarget(ready_to_decode(model, device), tokenizer, config.path)
@@ -76,15 +85,20 @@ def ready_to_decode(model: PreTrainedModel, device: torch.device | str) -> PreTr
 def check_target(config: TargetConfig) -> PretrainedConfig:
     """Refuse what is no encoder-decoder or decoder-only language model, from config.json alone.
 
-    Returns the model's configuration. Raises ConfigError.
+    Weights that are not safetensors are refused too, by the names of their files. Returns the
+    model's configuration. Raises ConfigError.
     """
-    model_config = _read_config(config)
+    name = f"target.path = {config.path!r}"
+    model_config = read_config(
+        config.path, name, config.revision, config.trust_remote_code, "target.trust_remote_code"
+    )
     if not (is_language_model(model_config) or config.trust_remote_code):
         raise ConfigError(
             f"target.path = {config.path!r} is a {model_config.model_type!r} model, not a language "
             "model that generates; give an encoder-decoder (T5, BART, Marian, ...) or decoder-only "
             "one (Llama, Qwen, GPT-2, ...)"
         )
+    check_weight_files(config.path, name, config.revision)
     return model_config
 
 
@@ -111,17 +125,39 @@ def is_language_model(config: PretrainedConfig) -> bool:
     return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
 
 
-def _read_config(config: TargetConfig) -> PretrainedConfig:
-    _check_path(config.path)
+def read_config(
+    path: str,
+    name: str,
+    revision: str | None = None,
+    trusted: bool = False,
+    switch: str | None = None,
+) -> PretrainedConfig:
+    """A model's config.json, of a folder or a name on the Hub. Raises ConfigError.
+
+    `name` is what messages call the model; `switch` the setting that would allow to run the code
+    that some models bring along. Without it such models are refused, and nobody is asked.
+    """
+    _check_folder(path, name)
     try:
-        return AutoConfig.from_pretrained(
-            config.path, revision=config.revision, trust_remote_code=config.trust_remote_code
-        )
-    except (OSError, ValueError) as error:
+        settings, _ = PretrainedConfig.get_config_dict(path, revision=revision)
+        own_code = "auto_map" in settings and settings.get("model_type") not in CONFIG_MAPPING
+        if own_code and not trusted:
+            raise ConfigError(_needs_code(name, switch))
+        return AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=trusted)
+    except ConfigError:
+        raise
+    except CONFIG_ERRORS as error:
         raise ConfigError(
-            f"target.path = {config.path!r}: no model configuration ({_first_line(error)}); "
-            "give a local model folder or a name on the Hub"
+            f"{name}: no model configuration ({first_line(error)}); give a local model folder or a "
+            "name on the Hub"
         ) from error
+
+
+def _needs_code(name: str, switch: str | None) -> str:
+    remedy = "give a model that Transformers knows"
+    if switch is not None:
+        remedy = f"read that code, and give {switch}=true if you trust its author"
+    return f"{name} needs Python code of its own (auto_map in its config.json); {remedy}"
 
 
 def choose_device(name: str) -> torch.device:
@@ -142,34 +178,44 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def _check_path(path: str) -> None:
+def _check_folder(path: str, name: str) -> None:
     """A folder that does not exist is told apart from a Hub name without asking the network."""
     folder = Path(path).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ConfigError(
-                f"target.path = {path!r} holds no config.json; give the folder that "
-                "save_pretrained wrote"
+                f"{name} holds no config.json; give the folder that save_pretrained wrote, or the "
+                "final/ folder of a run"
             )
         return
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or folder.exists()
     if looks_local:
-        raise ConfigError(f"target.path = {path!r}: no such folder; give an existing model folder")
+        raise ConfigError(
+            f"{name}: no such folder; give an existing model folder or a name on the Hub"
+        )
 
 
 def load_tokenizer(config: TargetConfig) -> PreTrainedTokenizerBase:
     """The target's tokenizer. Raises ConfigError where there is none."""
+    return read_tokenizer(
+        config.path, f"target.path = {config.path!r}", config.revision, config.trust_remote_code
+    )
+
+
+def read_tokenizer(
+    path: str, name: str, revision: str | None = None, trusted: bool = False
+) -> PreTrainedTokenizerBase:
+    """The tokenizer in a model's folder or of a name on the Hub. Raises ConfigError."""
     try:
-        return AutoTokenizer.from_pretrained(
-            config.path, revision=config.revision, trust_remote_code=config.trust_remote_code
-        )
-    except (OSError, ValueError, ImportError, TypeError) as error:
+        return AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=trusted)
+    except (*CONFIG_ERRORS, ImportError, TypeError) as error:
         raise ConfigError(
-            f"target.path = {config.path!r}: its tokenizer cannot be loaded "
-            f"({_first_line(error)}); put the tokenizer's files beside the weights"
+            f"{name}: its tokenizer cannot be loaded ({first_line(error)}); put the tokenizer's "
+            "files beside the weights"
         ) from error
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What a library's error says first; the rest is its advice."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".") if lines else type(error).__name__
