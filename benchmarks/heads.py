@@ -7,7 +7,7 @@ Two comparisons, both with the training loop's own steps (reading, loss, gradien
 the same batches, interleaved, several times over:
 
 - a head trained from the cache, and one for which the drafter's states are computed anew in each
-  step by the pass that makes the cache (without logits, which it would not need);
+  step by the pass that makes the cache (for `token` states without logits, which they do not need);
 - a sweep of heads trained together, and the same heads one after the other.
 
 Without arguments a random drafter and random tokens are used: speed does not depend on values.
@@ -26,6 +26,7 @@ from time import perf_counter, process_time
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
@@ -44,9 +45,10 @@ from drafttrain.data.cache_shards import (
 )
 from drafttrain.data.head_batches import CachedRows, HeadBatch, whole_batch
 from drafttrain.data.shards import load_distilled
-from drafttrain.decoding.teacher_forcing import forced_states
+from drafttrain.decoding.teacher_forcing import forced_states, teacher_force
 from drafttrain.evaluation.bootstrap import with_interval
 from drafttrain.evaluation.environment import describe_environment
+from drafttrain.models.draft_states import drawn_states
 from drafttrain.models.drafters import load_drafter_beside
 from drafttrain.models.identity import hash_weights
 from drafttrain.models.loading import load_target
@@ -128,6 +130,7 @@ class RecomputedRows(Dataset):
 
     def __init__(self, cache: HiddenCache, drafter: PreTrainedModel, texts: Texts):
         self.drafter, self.texts = drafter, texts
+        self.recompute = drawn_anew if cache.manifest.state == "drawn" else forced_states
         ends = cache.lengths(0).cumsum()[:-1]
         columns = [
             np.split(np.concatenate(read_column(cache.folder, cache.manifest, 0, name)), ends)
@@ -140,13 +143,23 @@ class RecomputedRows(Dataset):
 
     def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list[HeadBatch]:
         rows = sorted(row for _, row in keys)
-        states = forced_states(
+        states = self.recompute(
             self.drafter,
             [self.texts.sources[row] for row in rows],
             [self.texts.targets[row] for row in rows],
         )
         chosen = [s[self.positions[row].long()] for s, row in zip(states, rows, strict=True)]
         return [HeadBatch(torch.cat(chosen), torch.cat([self.labels[row] for row in rows]))]
+
+
+def drawn_anew(
+    drafter: PreTrainedModel, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+) -> list[Tensor]:
+    """The `drawn` states of outputs, as if each token had been drawn: the same work."""
+    return [
+        drawn_states(forced.before, forced.logits, torch.tensor(target))
+        for forced, target in zip(teacher_force(drafter, sources, targets), targets, strict=True)
+    ]
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@
 
 A head can at most know the probability P_i with which each drafted token is accepted. This plays
 rounds along the labels P_i of a hidden cache, position after position, with a coin tossed for each,
-and stops by SpecDec++'s rule (with its lag) on P_i itself, on each head's prediction of it, and at
-fixed lengths. Costs are those that `drafttrain tune` prints. An upper bound in a simplified world:
-the label of a position is that of one draft behind the target's own tokens.
+and stops by SpecDec++'s rule (with the lag of the cached states) on P_i itself, on each head's
+prediction of it, and at fixed lengths. Costs are those that `drafttrain tune` prints. An upper
+bound in a simplified world: the label of a position is that of one draft behind the target's own
+tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from drafttrain.evaluation.bootstrap import Ratio, draw_resamples, estimate_quot
 from drafttrain.models.acceptance_head import load_heads
 
 THRESHOLDS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
-LENGTHS = (1, 2, 3, 4, 5, 6, 8)
+LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12)
 MOST = 20
 
 
@@ -38,17 +39,25 @@ class Costs:
     target: float
 
 
-def play(
-    accepted: np.ndarray, known: np.ndarray, h: float, most: int, costs: Costs
-) -> tuple[int, float]:
+@dataclass(frozen=True)
+class Rule:
+    """Draft until the predicted probability of a rejection passes h, at most `most` tokens."""
+
+    h: float
+    most: int
+    lag: int = 0
+    """Tokens drafted behind one before anything is known of it."""
+
+
+def play(accepted: np.ndarray, known: np.ndarray, rule: Rule, costs: Costs) -> tuple[int, float]:
     """Tokens and seconds of the rounds along one output. Shapes: accepted [L], known [L]."""
     tokens, seconds, start = 0, 0.0, 0
     while start < len(accepted):
         survival, drafted = 1.0, 0
-        while drafted < most and start + drafted < len(accepted):
-            if drafted > 1:
-                survival *= known[start + drafted - 2]
-            if 1.0 - survival > h:
+        while drafted < rule.most and start + drafted < len(accepted):
+            if drafted > rule.lag:
+                survival *= known[start + drafted - 1 - rule.lag]
+            if 1.0 - survival > rule.h:
                 break
             drafted += 1
         run = 0
@@ -59,9 +68,9 @@ def play(
     return tokens, seconds
 
 
-def rate(rows: Sequence[tuple[np.ndarray, np.ndarray]], h: float, most: int, costs: Costs) -> Ratio:
+def rate(rows: Sequence[tuple[np.ndarray, np.ndarray]], rule: Rule, costs: Costs) -> Ratio:
     """Tokens over seconds, an entry a row."""
-    played = [play(accepted, known, h, most, costs) for accepted, known in rows]
+    played = [play(accepted, known, rule, costs) for accepted, known in rows]
     return Ratio(*(np.array(values, dtype=np.float64) for values in zip(*played, strict=True)))
 
 
@@ -93,7 +102,8 @@ def main() -> None:
     def rows(known: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
         return list(zip(accepted, cut(known, lengths), strict=True))
 
-    fixed = {k: rate(rows(probability), 1.0, k, costs) for k in LENGTHS}
+    lag = 1 if cache.manifest.state == "token" else 0
+    fixed = {k: rate(rows(probability), Rule(1.0, k), costs) for k in LENGTHS}
     best = max(fixed, key=lambda k: total(fixed[k]))
     print(f"{len(lengths)} outputs, mean acceptance {probability.mean():.3f}, best fixed k={best}")
     resamples = draw_resamples(len(lengths), 1000)
@@ -103,7 +113,7 @@ def main() -> None:
             for name, head in load_heads(options.heads).items():
                 predictions[name] = head.acceptance(hidden.float()).double().numpy()
     for name, known in predictions.items():
-        tried = {h: rate(rows(known), h, MOST, costs) for h in THRESHOLDS}
+        tried = {h: rate(rows(known), Rule(h, MOST, lag), costs) for h in THRESHOLDS}
         h = max(tried, key=lambda h: total(tried[h]))
         gain = estimate_quotient(tried[h], fixed[best], resamples)
         correlation = np.corrcoef(known, probability)[0, 1]
