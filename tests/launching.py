@@ -1,0 +1,100 @@
+"""Starts a recipe in several processes, as torchrun and `accelerate launch` do.
+
+The processes are forked from one that has the imports done: a test of several launches pays for
+them once.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests import sharded_on_cpu
+
+ROOT = Path(__file__).parents[1]
+PRELOADED = [
+    "tests.launching",
+    "torch.distributed.fsdp",
+    "drafttrain.cli",
+    "drafttrain.training.loop",
+    "drafttrain.evaluation.replay",
+    "drafttrain.data.hidden_cache",
+    "transformers.models.marian.modeling_marian",
+]
+FORKING = multiprocessing.get_context("forkserver")
+FORKING.set_forkserver_preload(PRELOADED)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A recipe with its arguments, on one or more processes of this machine's CPU."""
+
+    recipe: str
+    arguments: Sequence[str]
+    log: Path
+    processes: int = 1
+    file: str | None = None
+    """FSDP or DeepSpeed file of launch/."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def start(launch: Launch) -> list[multiprocessing.Process]:
+    """The processes, under way."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = [
+        FORKING.Process(target=_be, args=(launch, rank, port)) for rank in range(launch.processes)
+    ]
+    for process in processes:
+        process.start()
+    return processes
+
+
+def run(launch: Launch, patience: float = 300.0) -> str:
+    """What the processes printed. Raises AssertionError with it if one of them failed."""
+    processes = start(launch)
+    try:
+        for process in processes:
+            process.join(patience)
+        codes = [process.exitcode for process in processes]
+        printed = launch.log.read_text()
+        assert codes == [0] * len(codes), f"exit codes {codes}:\n{printed}"
+    finally:
+        kill(processes)
+    return printed
+
+
+def kill(processes: Sequence[multiprocessing.Process]) -> None:
+    """kill -9 for those that are still there."""
+    for process in processes:
+        process.kill()
+        process.join()
+
+
+def _be(launch: Launch, rank: int, port: int) -> None:
+    """One process of the launch."""
+    log = os.open(launch.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    world = launch.processes
+    os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **launch.environment}
+    if world > 1:
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+        os.environ |= {"LOCAL_WORLD_SIZE": str(world)}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    recipe = str(ROOT / "recipes" / launch.recipe)
+    if launch.file is not None:
+        sys.argv = ["sharded_on_cpu.py", str(ROOT / "launch" / launch.file), recipe]
+        sys.argv += launch.arguments
+        sharded_on_cpu.main()
+        return
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+    sys.argv = [recipe, *launch.arguments]
+    runpy.run_path(recipe, run_name="__main__")

@@ -1,0 +1,174 @@
+"""However a step is shared out over processes, the recipe computes the same."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from drafttrain.models.acceptance_head import load_heads
+from drafttrain.models.spec_drafter import SpecDrafter
+from tests.launching import Launch, kill, run, start
+from tests.models.test_spec_drafter import shared
+from tests.tiny_models import tiny_model
+from tests.tiny_targets import random_sentences, save_target
+
+DRAFTER, HEADS = "train_spec_drafter.py", "train_acceptance_head.py"
+STEPS = 8
+TRAIN = {
+    "max_steps": STEPS,
+    "threads": 1,
+    "warmup": 2,
+    "log_every": 1,
+    "learning_rate": 1e-3,
+    "adam_eps": 1e-3,  # so that the size of gradients counts, not only their direction
+    "clip": 0.3,
+    "validate_every": 4,
+    "checkpoint_every": 2,
+    "average": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target, a drafter and sentences; settings of both recipes, without dropout."""
+    folder = tmp_path_factory.mktemp("scale-out")
+    target = save_target(shared("marian"), folder / "target")
+    tiny_model("marian", seed=5).save_pretrained(folder / "causal-drafter")
+    for name, count in (("train", 60), ("val", 6)):
+        (folder / f"{name}.txt").write_text("\n".join(random_sentences(count)) + "\n")
+    common = {
+        "target": {"path": str(target)},
+        "data": {"path": str(folder / "train.txt")},
+        "held_out": {"path": str(folder / "val.txt")},
+        "distill": {"sampling": {"max_new_tokens": 12}, "shard_rows": 20},
+    }
+    drafter = {
+        "drafter": {"k": 4, "decoder_layers": 1, "dropout": 0.0, "coupling_rank": 4},
+        "train": TRAIN | {"batch_tokens": 400},
+    }
+    heads = {
+        "drafter": str(folder / "causal-drafter"),
+        "heads": {"depths": [0, 2], "rejection_weights": [1.0, 6.0]},
+        "train": TRAIN | {"batch_tokens": 60},
+    }
+    for recipe, own in ((DRAFTER, drafter), (HEADS, heads)):
+        write_settings(folder, recipe, common | own)
+    return folder
+
+
+def write_settings(folder: Path, recipe: str, settings: dict[str, Any]) -> None:
+    settings["run"] = "given by each test"
+    (folder / f"{recipe}.yaml").write_text(yaml.safe_dump(settings))
+
+
+def launch(folder: Path, recipe: str, name: str, *overrides: str, **how: Any) -> Launch:
+    settings = ["--debug", "--config", str(folder / f"{recipe}.yaml"), f"run={folder / name}"]
+    return Launch(recipe, [*settings, *overrides], folder / f"{name}.log", **how)
+
+
+def logged(run: Path, value: str) -> list[float]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line[value] for line in lines if value in line]
+
+
+def largest_difference(one: Path, other: Path, value: str = "loss") -> float:
+    losses = [torch.tensor(logged(run, value), dtype=torch.float64) for run in (one, other)]
+    assert losses[0].shape == losses[1].shape
+    return float((losses[0] - losses[1]).abs().max())
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> Path:
+    """The Spec-Drafter recipe on one process, two batches a step."""
+    run(launch(folder, DRAFTER, "alone", "train.accumulation=2"))
+    return folder / "alone"
+
+
+def test_two_processes_have_the_losses_of_one_drafter_run(folder: Path, alone: Path) -> None:
+    run(launch(folder, DRAFTER, "pair", processes=2))
+    assert len(logged(alone, "loss")) == STEPS
+    assert largest_difference(alone, folder / "pair") <= 1e-5
+    assert largest_difference(alone, folder / "pair", "held_out_loss") <= 1e-5
+
+
+def test_two_processes_have_the_losses_of_every_head_of_one_run(folder: Path) -> None:
+    run(launch(folder, HEADS, "heads-alone", "train.accumulation=2"))
+    run(launch(folder, HEADS, "heads-pair", processes=2))
+    heads = load_heads(folder / "heads-pair")
+    assert len(heads) == 4
+    for name in heads:
+        one, two = folder / "heads-alone", folder / "heads-pair"
+        assert len(logged(two, f"loss/{name}")) == STEPS
+        assert largest_difference(one, two, f"loss/{name}") <= 1e-5
+
+
+def test_fsdp_has_the_losses_of_one_process_and_leaves_a_whole_drafter(
+    folder: Path, alone: Path
+) -> None:
+    run(launch(folder, DRAFTER, "fsdp", processes=2, file="fsdp2.yaml"))
+    assert largest_difference(alone, folder / "fsdp") <= 1e-5
+    assert largest_difference(alone, folder / "fsdp", "held_out_loss") <= 1e-5
+    check_final(alone, folder / "fsdp")
+
+
+def test_fsdp_goes_on_after_a_kill_to_the_same_bits(folder: Path) -> None:
+    """Runs after the test above, whose run it repeats; makes it where that was left out."""
+    whole, cut = folder / "fsdp", folder / "fsdp-killed"
+    if not whole.exists():
+        run(launch(folder, DRAFTER, "fsdp", processes=2, file="fsdp2.yaml"))
+    again = launch(folder, DRAFTER, "fsdp-killed", processes=2, file="fsdp2.yaml")
+    kill_at_checkpoint(again, cut)
+    assert "resuming" in run(again)
+    final = Path("final") / "model.safetensors"
+    assert (cut / final).read_bytes() == (whole / final).read_bytes()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="extra deepspeed")
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_zero_has_the_losses_of_one_process_and_goes_on_after_a_kill(
+    stage: int, folder: Path, alone: Path
+) -> None:
+    name = f"zero{stage}"
+    zero = launch(
+        folder,
+        DRAFTER,
+        name,
+        processes=2,
+        file=f"deepspeed_zero{stage}.yaml",
+        environment={"DS_ACCELERATOR": "cpu"},
+    )
+    kill_at_checkpoint(zero, folder / name)
+    assert "resuming" in run(zero)
+    assert largest_difference(alone, folder / name) <= 1e-5
+    check_final(alone, folder / name)
+
+
+def kill_at_checkpoint(launch: Launch, place: Path) -> None:
+    """kill -9 of all processes when the first checkpoint is there."""
+    processes = start(launch)
+    try:
+        deadline = time.monotonic() + 120
+        while not list(place.glob("checkpoints/step-*")):
+            assert time.monotonic() < deadline and processes[0].is_alive(), launch.log.read_text()
+            time.sleep(0.01)
+    finally:
+        kill(processes)
+    assert not (place / "final").exists()
+
+
+def check_final(alone: Path, other: Path) -> None:
+    """A drafter that can be loaded, with the weights of the run on one process."""
+    SpecDrafter.from_pretrained(other / "final")
+    one, two = (load_file(run / "final" / "model.safetensors") for run in (alone, other))
+    assert one.keys() == two.keys()
+    for name, weights in one.items():
+        assert weights.shape == two[name].shape and weights.dtype == two[name].dtype
+        assert (weights - two[name]).abs().max() <= 1e-4, name
