@@ -64,7 +64,7 @@ def test_a_drafter_with_head_and_report_is_exported(capsys, tmp_path, drafter, r
     given = ("--drafter", drafter, "--head", head, "--h", "0.4", "--report", report, "--out", out)
     assert run(*given) == 0
     said = capsys.readouterr().out
-    assert "every part equal to the original" in said
+    assert "reloaded in a fresh process, every part equal to the original" in said
     assert "h = 0.4" in said
     card = (out / "README.md").read_text()
     assert "| causal head(0.7) greedy | 1.50× (1.40–1.60×) |" in card

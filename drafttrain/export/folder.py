@@ -2,9 +2,9 @@
 
     DIR/config.json, model.safetensors, tokenizer files, generation_config.json   the plain drafter
     DIR/acceptance_head/config.json, model.safetensors                            the head, if any
-    DIR/policy.json                                                               when to stop
+    DIR/policy.json                                       drafter, stop policy and verifier
     DIR/custom_generate/generate.py, requirements.txt                             for Transformers
-    DIR/README.md                                                                 the model card
+    DIR/README.md, report.png                                     the model card and its plot
 
 The head never lies in the drafter's own file, nor beside it where a server's weight glob finds it:
 whatever loads the folder sees an ordinary model.
@@ -13,37 +13,68 @@ whatever loads the folder sees an ordinary model.
 from __future__ import annotations
 
 import copy
+import glob
 import os
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 
 from drafttrain.config import ConfigError
 from drafttrain.export.parts import Parts
 from drafttrain.export.policy import HEAD, POLICY, write_policy
-from drafttrain.export.verify import verify
+from drafttrain.export.reload import Verification
+from drafttrain.export.verify import Check, Reload, in_fresh_process, verify
 
 CUSTOM_GENERATE = "custom_generate"
 ENTRY = "from drafttrain.export.generation import generate"
 GENERATE = f'''"""Speculative decoding with this folder's drafter, policy and acceptance head."""
 
-{ENTRY}
+{ENTRY} as speculate
 
-__all__ = ["generate"]
+EXPORTED_TO = %r
+"""Where the drafter is looked for when no assistant_model is given."""
+
+
+def generate(model, **arguments):
+    return speculate(model, exported_to=EXPORTED_TO, **arguments)
 '''
+PLOT = "report.png"
+TEMPORARY, ASIDE = ".part", ".old"
 TRAPS = ("eagle-", "eagle3", "dflash", "dspark")
 """Parts of a path that make vLLM take a plain drafter for one of another method."""
 
 
-def check_destination(out: Path, force: bool) -> None:
-    """Refuse a folder that may not be written. Raises ConfigError."""
-    path = str(out.absolute())
-    trap = next((trap for trap in TRAPS if trap in path.lower()), None)
+@dataclass(frozen=True)
+class WriteOptions:
+    """How an export is written and verified."""
+
+    check: Check = Check()
+    reload: Reload = in_fresh_process
+    force: bool = False
+    """Replace an earlier export."""
+    pushed_to: str | None = None
+    """Repository on the Hub where the drafter will be found."""
+
+
+def check_name(name: str, field: str) -> None:
+    """Refuse names that other programs take for something else. Raises ConfigError."""
+    trap = next((trap for trap in TRAPS if trap in name.lower()), None)
     if trap is not None:
         raise ConfigError(
-            f"out = {str(out)!r}: vLLM takes any path with {trap!r} in it for another kind of "
+            f"{field} = {name!r}: vLLM takes any path with {trap!r} in it for another kind of "
             "drafter; choose another name"
         )
+
+
+def check_destination(out: Path, force: bool) -> None:
+    """Refuse a folder that may not be written. Raises ConfigError."""
+    check_name(str(out.absolute()), "out")
     nearest = next(parent for parent in out.absolute().parents if parent.exists())
     if not nearest.is_dir():
         raise ConfigError(f"out = {str(out)!r}: {str(nearest)!r} is a file, not a folder")
@@ -66,24 +97,72 @@ def is_export(folder: Path) -> bool:
     return file.is_file() and ENTRY in file.read_text(encoding="utf-8", errors="replace")
 
 
-def write_export(out: Path, parts: Parts, card: str, force: bool = False) -> None:
-    """The whole folder or nothing. Raises ConfigError as `check_destination`, ValueError as
-    `verify`."""
-    check_destination(out, force)
+def write_export(
+    out: Path,
+    parts: Parts,
+    card: Callable[[Verification], str],
+    options: WriteOptions | None = None,
+) -> Verification:
+    """The whole folder or nothing; what was found on the way.
+
+    Raises ConfigError as `check_destination` and where another process writes there, ValueError as
+    `verify`, OSError where the folder cannot be written.
+    """
+    options = options or WriteOptions()
+    check_destination(out, options.force)
     out = out.absolute()
     out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f".{out.name}-{os.getpid()}.part")
+    with only_exporter(out):
+        _clear_leftovers(out)
+        check_destination(out, options.force)
+        holder = out.with_name(f".{out.name}-{os.getpid()}{TEMPORARY}")
+        written = holder / out.name
+        try:
+            holder.mkdir()
+            write_parts(written, parts, options.pushed_to or str(out))
+            found = verify(written, parts, options.check, options.reload)
+            (written / "README.md").write_text(card(found), encoding="utf-8")
+            _put_in_place(written, out)
+        except (OSError, SafetensorError) as error:
+            raise OSError(
+                f"out = {str(out)!r} could not be written ({error}); nothing was exported"
+            ) from error
+        finally:
+            shutil.rmtree(holder, ignore_errors=True)
+    return found
+
+
+@contextmanager
+def only_exporter(out: Path) -> Iterator[None]:
+    """A lock that the system drops when its holder dies. Raises ConfigError if it is held."""
+    lock = FileLock(out.with_name(f".{out.name}.exporting.lock"))
     try:
-        write_parts(temporary, parts)
-        (temporary / "README.md").write_text(card, encoding="utf-8")
-        verify(temporary, parts)
-        _put_in_place(temporary, out)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ConfigError(
+            f"another process is exporting to {str(out)!r}; wait until it ends, or give another "
+            "folder with --out"
+        ) from None
+    try:
+        yield
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
 
 
-def write_parts(folder: Path, parts: Parts) -> None:
-    """Everything but the model card, into a new folder."""
+def _clear_leftovers(out: Path) -> None:
+    """Undo what an export to this place left when it was killed."""
+    for aside in out.parent.glob(f".{glob.escape(out.name)}-*{ASIDE}"):
+        if out.exists():
+            shutil.rmtree(aside)
+        else:  # killed between the two renames
+            aside.rename(out)
+    for holder in out.parent.glob(f".{glob.escape(out.name)}-*{TEMPORARY}"):
+        shutil.rmtree(holder)
+
+
+def write_parts(folder: Path, parts: Parts, place: str) -> None:
+    """Everything but the model card, into a new folder; `place` is where it will be found."""
     folder.mkdir()
     parts.drafter.save_pretrained(folder)
     if parts.drafter.can_generate():
@@ -98,16 +177,18 @@ def write_parts(folder: Path, parts: Parts) -> None:
     if parts.head is not None:
         parts.head.save_pretrained(folder / HEAD)
     write_policy(parts.policy, folder / POLICY)
+    if parts.plot is not None:
+        shutil.copyfile(parts.plot, folder / PLOT)
     code = folder / CUSTOM_GENERATE
     code.mkdir()
-    (code / "generate.py").write_text(GENERATE, encoding="utf-8")
+    (code / "generate.py").write_text(GENERATE % place, encoding="utf-8")
     requirement = f"drafttrain>={version('drafttrain')}\n"
     (code / "requirements.txt").write_text(requirement, encoding="utf-8")
 
 
 def _put_in_place(temporary: Path, out: Path) -> None:
     """Rename; an earlier export is moved aside first, and comes back should the rename fail."""
-    aside = out.with_name(f".{out.name}-{os.getpid()}.old")
+    aside = out.with_name(f".{out.name}-{os.getpid()}{ASIDE}")
     replaced = out.exists()
     if replaced:
         out.rename(aside)

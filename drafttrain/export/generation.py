@@ -1,8 +1,9 @@
 """`generate` for Transformers' `custom_generate`: an export's drafter, policy and head at work.
 
-    target.generate(**inputs, assistant_model=drafter, custom_generate=DIR, trust_remote_code=True)
+    target.generate(**inputs, custom_generate=DIR, trust_remote_code=True)
 
-Policy and head are those of the folder that the drafter was loaded from. Arguments mean what they
+The drafter is the folder's own, or assistant_model=drafter; policy and head are those of the folder
+that it was loaded from. Arguments mean what they
 mean in `generate`; what cannot be honoured is refused by name. Every row is decoded by itself, so
 padding changes nothing.
 """
@@ -24,8 +25,8 @@ from transformers.utils import ModelOutput
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledChance
 from drafttrain.decoding.types import Sampling, Source
-from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
-from drafttrain.export.pairing import prepare
+from drafttrain.export.pairing import load_assistant, prepare
+from drafttrain.export.policy import policy_verifier
 
 UNSUPPORTED = {
     "logits_processor": "put what it does into model.generation_config, or decode without it",
@@ -70,17 +71,20 @@ def generate(
     assistant_model: PreTrainedModel | None = None,
     streamer: BaseStreamer | None = None,
     policy: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    exported_to: str | None = None,
     **kwargs: Any,
 ) -> Tensor | ModelOutput:
     """What `model.generate` returns for the same arguments, with drafts of `assistant_model`.
 
     Greedy decoding gives the same tokens; sampling draws from the same distribution, seeded by
-    torch's global generator. `policy` is another export's folder, or the content of a policy.json;
-    default: that of the folder the drafter was loaded from, else as many tokens a round as the
-    drafter's generation_config says. Raises ValueError, before anything runs, for arguments that
-    cannot be honoured and models that do not go together.
+    torch's global generator. (Where policy.json names the lossy verifier spec-verification, greedy
+    outputs may differ; its card says so.) `policy` is another export's folder, or the content of a
+    policy.json; default: that of the folder the drafter was loaded from, else as many tokens a
+    round as the drafter's generation_config says. Without an assistant_model the drafter is loaded
+    from `exported_to`, once: an export's own generate.py gives it. Raises ValueError, before
+    anything runs, for arguments that cannot be honoured and models that do not go together.
     """
-    if assistant_model is None:
+    if assistant_model is None and exported_to is None:
         raise ValueError(
             "assistant_model is missing: load the drafter and give assistant_model=drafter (a "
             "callable custom_generate is not passed it: give the folder's name instead, or call "
@@ -95,6 +99,9 @@ def generate(
         raise ValueError(
             f"a streamer shows one sequence, but {len(request.sources)} are asked for; leave it out"
         )
+    if assistant_model is None:
+        assert exported_to is not None
+        assistant_model = load_assistant(model, exported_to)
     pair = prepare(model, assistant_model, policy)
     sampling = request.sampling
     seed = int(torch.randint(2**63 - 1, ()))
@@ -102,7 +109,7 @@ def generate(
         pair.target.under(request.config),
         pair.drafter,
         pair.stop,
-        GreedyMatch() if sampling.greedy else RejectionSampling(),
+        policy_verifier(pair.rules, sampling),
         sampling,
         SampledChance(torch.Generator(model.device).manual_seed(seed)),
     )

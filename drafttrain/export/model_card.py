@@ -6,12 +6,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 
 from transformers import PreTrainedModel
 
 from drafttrain.config import Policy
 from drafttrain.export.parts import Parts
-from drafttrain.export.policy import HEAD
+from drafttrain.export.policy import HEAD, is_lossy
+from drafttrain.export.provenance import Provenance, front_matter, origin
+from drafttrain.export.reload import Verification
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.spec_drafter import SpecDrafter
 
@@ -30,6 +33,8 @@ class Measured:
     data: str
     machine: str
     date: str
+    plot: Path | None = None
+    """A picture of them; it goes along as report.png."""
 
 
 @dataclass(frozen=True)
@@ -38,28 +43,26 @@ class Card:
 
     folder: str
     """The export's name, as commands will give it."""
-    target: str | None
-    """Hub name or folder of the target; None if nobody recorded it."""
+    made_from: Provenance = Provenance()
     measured: Measured | None = None
 
+    @property
+    def target(self) -> str | None:
+        return self.made_from.target
 
-def write_card(card: Card, parts: Parts) -> str:
+
+def write_card(card: Card, parts: Parts, found: Verification) -> str:
     """The README.md of an export, as Markdown with the Hub's front matter."""
+    tags = [] if parts.head is None else ["acceptance-head"]
     sections = [
-        _front_matter(parts),
+        front_matter(card.made_from, tags),
         _what(card, parts),
         _measured(card.measured),
+        _verified(card, found),
         _uses_of_block_drafter(card) if _is_block_drafter(parts) else _uses(card, parts),
+        origin(card.made_from),
     ]
     return "\n\n".join(section.strip() for section in sections) + "\n"
-
-
-def _front_matter(parts: Parts) -> str:
-    tags = ["speculative-decoding", "drafter", "drafttrain"]
-    if parts.head is not None:
-        tags.append("acceptance-head")
-    listed = "\n".join(f"- {tag}" for tag in tags)
-    return f"---\nlibrary_name: transformers\ntags:\n{listed}\n---"
 
 
 def _what(card: Card, parts: Parts) -> str:
@@ -72,6 +75,7 @@ def _what(card: Card, parts: Parts) -> str:
         f"A drafter for speculative decoding of {target}: it proposes tokens, the target checks "
         "several of them in one call, and with a lossless rule the output is the target's own, "
         "token for token when decoding greedily and in distribution when sampling.",
+        *_lossy_warning(parts.policy),
         "",
         "| part | what |",
         "| --- | --- |",
@@ -80,9 +84,33 @@ def _what(card: Card, parts: Parts) -> str:
     ]
     if parts.head is not None:
         lines.append(f"| `{HEAD}/` | {_describe_head(parts.head)} |")
-    lines.append(f"| `policy.json` | {describe_policy(parts.policy)} |")
+    words = f"{describe_policy(parts.policy)}; {describe_verifier(parts.policy)}"
+    lines.append(f"| `policy.json` | {words} |")
     lines.append(f"| `custom_generate/` | drafttrain {version('drafttrain')} in Transformers |")
     return "\n".join(lines)
+
+
+def _lossy_warning(policy: Policy) -> list[str]:
+    if not is_lossy(policy):
+        return []
+    return [
+        "",
+        f"**Lossy in greedy decoding:** {describe_verifier(policy)} (SpecDec, arXiv 2203.16487). "
+        'With `policy={"stop": ...}` in the call and no verifier in it, it is lossless.',
+    ]
+
+
+def describe_verifier(policy: Policy) -> str:
+    """What is accepted, in words."""
+    rule = policy.verifier
+    if is_lossy(policy):
+        return (
+            f"a drafted token is accepted if it is among the target's top {rule.beta} and within "
+            f"{rule.tau:g} nats of its first choice"
+        )
+    if rule.kind == "rejection":
+        return "rejection sampling, lossless"
+    return "greedy match, rejection sampling above temperature 0: both lossless"
 
 
 def describe_policy(policy: Policy) -> str:
@@ -117,10 +145,29 @@ def _measured(measured: Measured | None) -> str:
     if measured is None:
         return "## Measured\n\nNothing yet: `drafttrain eval` measures a drafter on your inputs."
     notes = "\n".join(f"- {note}" for note in measured.notes)
+    plot = "" if measured.plot is None else "![What was measured](report.png)\n\n"
     return (
         f"## Measured\n\nOn {measured.data}, {measured.date}; {measured.machine}.\n\n"
-        f"    {measured.command}\n\n{measured.table.strip()}\n\n{notes}"
+        f"    {measured.command}\n\n{measured.table.strip()}\n\n{plot}{notes}"
     )
+
+
+def _verified(card: Card, found: Verification) -> str:
+    lines = [
+        "## Verified",
+        "",
+        "Loaded again in a fresh process, and compared with what was exported:",
+        "",
+        "- weights, logits, tokenizer, vocabulary, policy and generation settings are the same",
+        f"- the drafts for {found.drafted} inputs are the same",
+    ]
+    if found.decoded:
+        ties = f"; {found.ties} of them but for ties of the target's logits" if found.ties else ""
+        lines.append(
+            f"- for {found.decoded} of {found.decoded} inputs, `{card.target}` with "
+            f"custom_generate and the lossless rule gave its own greedy output{ties}"
+        )
+    return "\n".join(lines)
 
 
 def _uses(card: Card, parts: Parts) -> str:
@@ -150,7 +197,7 @@ def _use_custom(card: Card, parts: Parts) -> str:
     kind = _auto_class(parts.drafter)
     return f"""### Transformers with custom_generate
 
-Needs `pip install drafttrain`; `trust_remote_code` runs `custom_generate/generate.py`, three
+Needs `pip install drafttrain`; `trust_remote_code` runs `custom_generate/generate.py`, a few
 lines that call it. Padded batches, greedy decoding and sampling.
 
 ```python
@@ -158,22 +205,25 @@ from transformers import {kind}, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("{target}")
 target = {kind}.from_pretrained("{target}")
-drafter = {kind}.from_pretrained("{card.folder}")
 inputs = tokenizer("...", return_tensors="pt", return_token_type_ids=False)
 output = target.generate(
-    **inputs, assistant_model=drafter, max_new_tokens=256,{_sampling_arguments(parts.policy)}
+    **inputs, max_new_tokens=256,{_beams(parts)}{_sampling_arguments(parts.policy)}
     custom_generate="{card.folder}", trust_remote_code=True,
 )
-```"""
+```
+
+Should the folder have moved, load the drafter from where it is and pass it:
+`assistant_model={kind}.from_pretrained(...)`."""
 
 
 def _use_plain(card: Card, parts: Parts) -> str:
     return f"""### Transformers alone
 
-The same call without `custom_generate` and `trust_remote_code` is Transformers' own assisted
-generation: batch 1, {parts.assisted.tokens} tokens a round, confidence threshold
-{parts.assisted.confidence:g} (both in `generation_config.json`). Pass no `assistant_tokenizer`:
-target and drafter share one."""
+The same call with
+`assistant_model={_auto_class(parts.drafter)}.from_pretrained("{card.folder}")` instead of
+`custom_generate` and `trust_remote_code` is Transformers' own assisted generation: batch 1,
+{parts.assisted.tokens} tokens a round, confidence threshold {parts.assisted.confidence:g} (both in
+`generation_config.json`). Pass no `assistant_tokenizer`: target and drafter share one."""
 
 
 def _use_servers(card: Card, parts: Parts) -> str:
@@ -207,27 +257,34 @@ def _uses_of_block_drafter(card: Card) -> str:
     return f"""## Use
 
 Only drafttrain knows this kind of drafter (`pip install drafttrain`). It decodes with it in
-Transformers; `trust_remote_code` runs `custom_generate/generate.py`, three lines that call it:
+Transformers; `trust_remote_code` runs `custom_generate/generate.py`, a few lines that call it:
 
 ```python
-from drafttrain.models.spec_drafter import SpecDrafter
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("{target}")
 target = AutoModelForSeq2SeqLM.from_pretrained("{target}")
-drafter = SpecDrafter.from_pretrained("{card.folder}")
 inputs = tokenizer("...", return_tensors="pt", return_token_type_ids=False)
 output = target.generate(
-    **inputs, assistant_model=drafter, max_new_tokens=128,
+    **inputs, max_new_tokens=128, num_beams=1,
     custom_generate="{card.folder}", trust_remote_code=True,
 )
 ```
+
+Should the folder have moved, load the drafter with
+`from drafttrain.models.spec_drafter import SpecDrafter; SpecDrafter.from_pretrained(...)` and pass
+it as `assistant_model`.
 
 or on the command line:
 
 ```bash
 drafttrain generate --target {target} --drafter {card.folder} --text "..."
 ```"""
+
+
+def _beams(parts: Parts) -> str:
+    """Encoder-decoder models often ask for beams, which have no drafts."""
+    return " num_beams=1," if parts.drafter.config.is_encoder_decoder else ""
 
 
 def _sampling_arguments(policy: Policy) -> str:

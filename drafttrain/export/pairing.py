@@ -12,15 +12,15 @@ from huggingface_hub import snapshot_download
 from pydantic import ValidationError
 from transformers import PreTrainedModel
 
-from drafttrain.config import Policy
+from drafttrain.config import ConfigError, Policy
 from drafttrain.decoding.cached_model import CachedModel
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.spec_drafter import SpecDrafterDrafter
-from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Drafter, StopPolicy
 from drafttrain.export.parts import DEFAULT_LENGTH
 from drafttrain.export.policy import HEAD, POLICY, check_policy, read_policy, stop_policy
 from drafttrain.models.acceptance_head import check_head_identity, check_head_shape, load_heads
+from drafttrain.models.drafters import load_drafter, read_drafter_settings
 from drafttrain.models.spec_drafter import SpecDrafter
 
 Chosen = str | os.PathLike[str] | Mapping[str, Any] | None
@@ -35,7 +35,10 @@ class PreparedPair:
     assistant: PreTrainedModel
     drafter: Drafter
     stop: StopPolicy
+    rules: Policy
+    """As policy.json has them: the verifier counts too."""
     policy: Chosen
+    """As the caller gave it."""
 
     def serves(self, model: PreTrainedModel, assistant: PreTrainedModel, policy: Chosen) -> bool:
         """Whether nothing has changed since: the models, where they are, the policy."""
@@ -58,14 +61,38 @@ def prepare(model: PreTrainedModel, assistant: PreTrainedModel, policy: Chosen) 
     if isinstance(kept, PreparedPair) and kept.serves(model, assistant, policy):
         return kept
     check_pair(model, assistant)
-    stop = choose_stop(assistant, policy)
+    rules, stop = choose_stop(assistant, policy)
     if isinstance(assistant, SpecDrafter):
         drafter: Drafter = SpecDrafterDrafter(assistant)
     else:
         drafter = CausalDrafter(CachedModel(assistant))
-    pair = PreparedPair(CachedModel(model), assistant, drafter, stop, policy)
+    pair = PreparedPair(CachedModel(model), assistant, drafter, stop, rules, policy)
     setattr(model, KEPT_AS, pair)
     return pair
+
+
+def load_assistant(model: PreTrainedModel, place: str) -> PreTrainedModel:
+    """The drafter of an export, where the call gave none: on the target's device, in its type.
+
+    `place` is where the export was written or pushed to. The next call with the same target finds
+    it loaded. Raises ValueError where it is not there (any more).
+    """
+    kept = vars(model).get(KEPT_AS)
+    if (
+        isinstance(kept, PreparedPair)
+        and kept.assistant.name_or_path == place
+        and kept.assistant.device == model.device
+        and kept.assistant.dtype == model.dtype
+    ):
+        return kept.assistant
+    try:
+        settings = read_drafter_settings(place)
+    except ConfigError as error:
+        raise ValueError(
+            f"assistant_model is missing, and no drafter lies where it was exported to ({error}); "
+            "load it from where it lies now, and give assistant_model=drafter"
+        ) from None
+    return load_drafter(place, settings).to(device=model.device, dtype=model.dtype)
 
 
 def check_pair(model: PreTrainedModel, assistant: PreTrainedModel) -> None:
@@ -87,21 +114,24 @@ def check_pair(model: PreTrainedModel, assistant: PreTrainedModel) -> None:
         )
 
 
-def choose_stop(assistant: PreTrainedModel, policy: Chosen) -> StopPolicy:
-    """The stop policy given, or of the drafter's own folder, or a fixed length.
+def choose_stop(assistant: PreTrainedModel, policy: Chosen) -> tuple[Policy, StopPolicy]:
+    """The policy given, or of the drafter's own folder, or a fixed length; and its stops.
 
     A head from another folder than the drafter's must have been trained for it; one from the same
     folder was checked when it was exported. Raises ValueError.
     """
     own = _own_folder(assistant)
     if isinstance(policy, Mapping):
-        return _build(_read_mapping(policy), own, assistant, elsewhere=False)
+        rules = _read_mapping(policy)
+        return rules, _build(rules, own, assistant, elsewhere=False)
     folder = own if policy is None else Path(policy)
     if policy is not None and not (folder / POLICY).is_file():
         raise ValueError(f"policy = {str(policy)!r} holds no {POLICY}; give an export's folder")
     if folder is None or not (folder / POLICY).is_file():
-        return FixedLength(_default_length(assistant))
-    return _build(read_policy(folder / POLICY), folder, assistant, elsewhere=policy is not None)
+        rules = Policy(stop="fixed", k=_default_length(assistant))
+        return rules, stop_policy(rules, None)
+    rules = read_policy(folder / POLICY)
+    return rules, _build(rules, folder, assistant, elsewhere=policy is not None)
 
 
 def _build(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from transformers import (
     AutoTokenizer,
@@ -49,6 +50,8 @@ class Parts:
     head: AcceptanceHead | None
     policy: Policy
     assisted: Assisted
+    plot: Path | None = None
+    """Picture of the measured numbers."""
 
 
 def load_parts(settings: ExportConfig) -> Parts:
@@ -132,6 +135,10 @@ def _choose_policy(
             raise ConfigError(f"h = {settings.h} is a head's threshold; add --head, or leave h out")
         chosen = {"stop": "head", "h": settings.h, "head": head.config.name}
         policy = policy.model_copy(update=chosen)
+    triple: dict[str, Any] = {"drafter": drafter.model_type}
+    if settings.verifier is not None:
+        triple["verifier"] = settings.verifier
+    policy = policy.model_copy(update=triple)
     check_policy(policy, POLICY if file is None else str(file))
     return policy
 

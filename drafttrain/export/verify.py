@@ -1,76 +1,116 @@
-"""An export is done when everything in it has been loaded again and says the same."""
+"""An export is done when a fresh process has loaded all of it and found the same.
+
+Compared are weights, logits, tokenizer, vocabulary, head, policy, the drafts for 20 inputs, and,
+where there is a target to decode with, its outputs for them with and without the drafter.
+"""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
+from safetensors.torch import save_file
 
-from drafttrain.decoding.drafters.spec_drafter import block_states
+from drafttrain.config import TargetConfig
 from drafttrain.export.parts import Parts
-from drafttrain.export.policy import HEAD, POLICY, read_policy
-from drafttrain.models.acceptance_head import AcceptanceHead, load_heads
-from drafttrain.models.drafters import load_drafter
+from drafttrain.export.policy import stop_policy
+from drafttrain.export.reload import (
+    FACTS,
+    TENSORS,
+    Facts,
+    Verification,
+    some_drafts,
+    some_logits,
+    some_predictions,
+    vocabulary_size,
+)
 from drafttrain.models.identity import hash_tokenizer, hash_weights
-from drafttrain.models.spec_drafter import SpecDrafter
 
-TOKENS = 8
-"""Length of the input on which logits are compared; every model takes as many."""
+INPUTS = 20
+"""Inputs that are decoded."""
+LONGEST = 256
+"""Longer inputs are not used for the check."""
+
+Reload = Callable[[Path, Path], Verification]
+"""Export and reference folders -> what was found."""
 
 
-def verify(folder: Path, parts: Parts) -> None:
-    """Reload drafter, tokenizer, head and policy from a folder, and compare with the originals.
+@dataclass(frozen=True)
+class Check:
+    """What to decode when an export is verified."""
 
-    Weights by hash, logits and predictions number by number: the same weights in the same type
-    compute the same on the same machine. Raises ValueError naming what differs.
-    """
-    drafter = load_drafter(folder, AutoConfig.from_pretrained(folder))
-    if hash_weights(drafter) != hash_weights(parts.drafter):
-        _fail("the drafter's weights")
-    if not torch.equal(some_logits(drafter), some_logits(parts.drafter)):
-        _fail("the drafter's logits")
-    if drafter.can_generate():
-        written = drafter.generation_config
-        if (
-            written.num_assistant_tokens != parts.assisted.tokens
-            or written.assistant_confidence_threshold != parts.assisted.confidence
-        ):
-            _fail("generation_config.json")
-    if hash_tokenizer(AutoTokenizer.from_pretrained(folder)) != hash_tokenizer(parts.tokenizer):
-        _fail("the tokenizer")
+    inputs: Sequence[Sequence[int]] = ()
+    """Token ids, at most LONGEST each; random ones where there are none."""
+    target: TargetConfig | None = None
+    """The target to decode with; None: only drafts are compared."""
+
+
+def verify(folder: Path, parts: Parts, check: Check, reload: Reload) -> Verification:
+    """Compare an export with what it was made from. Raises ValueError naming what differs."""
+    with tempfile.TemporaryDirectory() as place:
+        write_reference(Path(place), parts, check)
+        found = reload(folder, Path(place))
+    if found.differences:
+        raise ValueError(f"nothing was exported: {found.differences[0]}")
+    return found
+
+
+def write_reference(place: Path, parts: Parts, check: Check) -> None:
+    """What the parts are, for `reload.compare`."""
+    inputs = [list(ids) for ids in check.inputs if len(ids) <= LONGEST][:INPUTS]
+    inputs = inputs or random_inputs(vocabulary_size(parts.drafter))
+    # before anything is drafted: a drafter may lay its weights out anew
+    tensors = {"logits": some_logits(parts.drafter).contiguous()}
     if parts.head is not None:
-        [head] = load_heads(folder / HEAD).values()
-        if not torch.equal(some_predictions(head), some_predictions(parts.head)):
-            _fail("the acceptance head")
-    if read_policy(folder / POLICY) != parts.policy:
-        _fail(POLICY)
-
-
-@torch.inference_mode()
-def some_logits(drafter: PreTrainedModel) -> Tensor:
-    """Logits on tokens spread over the vocabulary, as source and as output. [T, V]"""
-    size = drafter.config.get_text_config(decoder=True).vocab_size
-    ids = torch.arange(TOKENS) * (size - 1) // TOKENS + 1
-    if isinstance(drafter, SpecDrafter):
-        states, previous = block_states(drafter, ids, ids, range(TOKENS), drafter.config.k)
-        return drafter.logits(states, previous).flatten(0, 1)
-    if drafter.config.is_encoder_decoder:
-        return drafter(input_ids=ids[None], decoder_input_ids=ids[None]).logits[0]
-    return drafter(input_ids=ids[None]).logits[0]
-
-
-@torch.inference_mode()
-def some_predictions(head: AcceptanceHead) -> Tensor:
-    """Predictions on states of several sizes. [T]"""
-    width = head.config.hidden_size
-    rows = torch.linspace(-3.0, 3.0, TOKENS * width, device=head.out.weight.device)
-    return head.acceptance(rows.view(TOKENS, width))
-
-
-def _fail(what: str) -> None:
-    raise ValueError(
-        f"{what} changed while being written; nothing was exported. Load and save the drafter "
-        "once with save_pretrained, and export that"
+        tensors["head"] = some_predictions(parts.head).contiguous()
+    stop = stop_policy(parts.policy, parts.head)
+    assisted = None
+    if parts.drafter.can_generate():
+        assisted = {
+            "num_assistant_tokens": parts.assisted.tokens,
+            "assistant_confidence_threshold": parts.assisted.confidence,
+        }
+    facts = Facts(
+        weights=hash_weights(parts.drafter),
+        tokenizer=hash_tokenizer(parts.tokenizer),
+        vocabulary=parts.tokenizer.get_vocab(),
+        assisted=assisted,
+        policy=parts.policy,
+        inputs=inputs,
+        drafts=some_drafts(parts.drafter, stop, inputs),
+        target=check.target,
     )
+    (place / FACTS).write_text(facts.model_dump_json(), encoding="utf-8")
+    save_file(tensors, place / TENSORS)
+
+
+def random_inputs(vocabulary: int) -> list[list[int]]:
+    """Inputs of 4 to 13 random tokens, the same ones every time."""
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randint(vocabulary, (4 + row % 10,), generator=generator).tolist()
+        for row in range(INPUTS)
+    ]
+
+
+def in_fresh_process(folder: Path, reference: Path) -> Verification:
+    """`reload.compare` in a Python process of its own. Raises ValueError where that fails."""
+    command = [sys.executable, "-m", "drafttrain.export.reload", str(folder), str(reference)]
+    settings = {
+        "HF_MODULES_CACHE": str(reference / "modules"),  # not among the user's own
+        "OMP_NUM_THREADS": str(torch.get_num_threads()),
+    }
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | settings)
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise ValueError(
+            f"nothing was exported: a fresh process could not load or use it ({said[-1]}); "
+            "check=drafter leaves the target out of this check"
+        )
+    return Verification.model_validate_json(done.stdout.strip().splitlines()[-1])

@@ -7,12 +7,16 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from drafttrain.config import ExportConfig
-from drafttrain.export.folder import write_export
+from drafttrain.config import DrafterConfig, ExportConfig
+from drafttrain.export.folder import WriteOptions, write_export
 from drafttrain.export.model_card import Card, write_card
 from drafttrain.export.parts import load_parts
+from drafttrain.export.provenance import Provenance
+from drafttrain.export.reload import compare
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.identity import hash_weights
+from drafttrain.models.initialise import initialise, make_config
+from drafttrain.models.spec_drafter import SpecDrafter
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import tiny_tokenizer
 
@@ -49,11 +53,24 @@ def make_head(model: PreTrainedModel, depth: int = 1, **changes: object) -> Acce
 
 
 def export_to(out: Path, **settings: object) -> Path:
-    """What `drafttrain export` does, without its report."""
+    """What `drafttrain export` does, without its report; reloaded in this process, to be quick."""
     config = ExportConfig(out=out, **settings)
     parts = load_parts(config)
-    write_export(out, parts, write_card(Card(str(out), config.target), parts), config.force)
+    card = Card(str(out), Provenance(target=config.target))
+    options = WriteOptions(reload=compare, force=config.force)
+    write_export(out, parts, lambda found: write_card(card, parts, found), options)
     return out
+
+
+def save_spec_drafter(folder: Path, target: PreTrainedModel, path: Path, k: int = 4) -> Path:
+    """A Spec-Drafter that starts from the target, which lies at `path`."""
+    config = make_config(target.config, DrafterConfig(k=k, decoder_layers=1), 3)
+    config.target = {"path": str(path)}
+    drafter = SpecDrafter(config)
+    initialise(drafter, target, "both")
+    drafter.double().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
 
 
 def save_head(folder: Path, model: PreTrainedModel, **changes: object) -> Path:

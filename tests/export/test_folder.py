@@ -15,7 +15,8 @@ from drafttrain.export import folder as export_folder
 from drafttrain.export.folder import write_parts
 from drafttrain.export.parts import load_parts
 from drafttrain.export.policy import read_policy
-from drafttrain.export.verify import verify
+from drafttrain.export.reload import compare
+from drafttrain.export.verify import Check, verify
 from drafttrain.models.acceptance_head import load_heads
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
 from drafttrain.models.identity import hash_weights
@@ -58,7 +59,7 @@ def test_an_export_holds_drafter_head_policy_code_and_card(tmp_path, drafter, he
     }
     assert (out / "custom_generate" / "requirements.txt").read_text().startswith("drafttrain>=")
     written = read_policy(out / "policy.json")
-    assert written == Policy(stop="head", h=0.7, max_draft=20, head="D1-w6")
+    assert written == Policy(stop="head", h=0.7, max_draft=20, head="D1-w6", drafter="llama")
 
 
 def test_the_drafters_file_holds_nothing_of_the_head(tmp_path, drafter, head):
@@ -100,7 +101,12 @@ def test_a_policy_of_fixed_length_turns_transformers_own_stop_off(tmp_path, draf
     written = json.loads((out / "generation_config.json").read_text())
     assert written["num_assistant_tokens"] == 6
     assert written["assistant_confidence_threshold"] == 0.0
-    assert read_policy(out / "policy.json") == Policy(stop="fixed", k=6)
+    assert json.loads((out / "policy.json").read_text()) == {
+        "drafter": "llama",
+        "stop": "fixed",
+        "k": 6,
+        "verifier": {"kind": "auto"},
+    }
 
 
 def test_a_run_of_heads_is_exported_with_the_one_its_policy_chose(tmp_path, drafter):
@@ -113,7 +119,7 @@ def test_a_run_of_heads_is_exported_with_the_one_its_policy_chose(tmp_path, draf
     out = export_to(tmp_path / "out", drafter=str(drafter), heads=tmp_path / "run")
     [exported] = load_heads(out / "acceptance_head").values()
     assert exported.config.depth == 2
-    assert read_policy(out / "policy.json") == Policy(**policy)
+    assert read_policy(out / "policy.json") == Policy(**policy, drafter="llama")
     changed = export_to(tmp_path / "b", drafter=str(drafter), heads=tmp_path / "run", h=0.6)
     assert read_policy(changed / "policy.json").h == 0.6
 
@@ -139,7 +145,7 @@ def test_hashes_as_if_loaded_in_a_type_are_those_of_loading_in_it():
         ({"drafter": {"path": "other", "weights_sha256": "ab" * 32}}, "'other' with other weights"),
         ({"drafter": None}, "does not say which drafter"),
         ({"hidden_size": 24}, "reads 24 numbers a token, but the drafter's states have 16"),
-        ({"state": "slot"}, "reads the states of slots"),
+        ({"state": "slot"}, "reads 'slot' states"),
     ],
 )
 def test_a_head_for_another_drafter_is_refused(tmp_path, drafter, changes, says):
@@ -200,7 +206,7 @@ def test_a_broken_write_leaves_nothing_and_keeps_the_earlier_export(tmp_path, dr
 
     out = tmp_path / "exports" / "mine"
     monkeypatch.setattr(export_folder, "verify", fail)
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="could not be written"):
         export_to(out, drafter=str(drafter))
     assert list(out.parent.iterdir()) == []
     monkeypatch.undo()
@@ -231,9 +237,9 @@ def test_verification_notices_changed_weights_head_and_policy(tmp_path, drafter,
         ]
     ):
         written = tmp_path / f"written-{i}"
-        write_parts(written, parts)
-        verify(written, parts)
+        write_parts(written, parts, "here")
+        assert verify(written, parts, Check(), compare).drafted == 20
         spoil(written)
         with pytest.raises(ValueError, match=says):
-            verify(written, parts)
+            verify(written, parts, Check(), compare)
     assert parts.drafter.generation_config.num_assistant_tokens is None

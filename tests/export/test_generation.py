@@ -19,14 +19,18 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
-from drafttrain.config import DrafterConfig
 from drafttrain.export.generation import generate
 from drafttrain.export.pairing import prepare
-from drafttrain.models.initialise import initialise, make_config
 from drafttrain.models.spec_drafter import SpecDrafter
-from tests.export.pairs import export_to, make_head, noisy_copy, save_drafter, save_head
+from tests.export.pairs import (
+    export_to,
+    make_head,
+    noisy_copy,
+    save_drafter,
+    save_head,
+    save_spec_drafter,
+)
 from tests.tiny_models import PAD, tiny_model
-from tests.tiny_targets import tiny_tokenizer
 
 LEFT_PADDED = {
     "input_ids": torch.tensor([[PAD, PAD, 9, 14], [3, 22, 8, 31], [PAD, 5, 5, 17]]),
@@ -101,11 +105,8 @@ def test_encoder_decoder_pairs_equal_greedy_generate(tmp_path, family):
 
 def test_an_exported_spec_drafter_equals_greedy_generate(tmp_path):
     target = tiny_model("marian")
-    drafter = SpecDrafter(make_config(target.config, DrafterConfig(k=4, decoder_layers=1), 3))
-    initialise(drafter, target, "both")
-    drafter.double().save_pretrained(tmp_path / "drafter")
-    tiny_tokenizer().save_pretrained(tmp_path / "drafter")
-    out = export_to(tmp_path / "out", drafter=str(tmp_path / "drafter"))
+    drafter = save_spec_drafter(tmp_path / "drafter", target, tmp_path)
+    out = export_to(tmp_path / "out", drafter=str(drafter))
     reloaded = SpecDrafter.from_pretrained(out)
     plain = target.generate(**RIGHT_PADDED, **GREEDY)
     assert torch.equal(generate(target, **RIGHT_PADDED, **GREEDY, assistant_model=reloaded), plain)

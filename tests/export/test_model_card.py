@@ -7,6 +7,8 @@ from pathlib import Path
 from drafttrain.config import ExportConfig, Policy
 from drafttrain.export.model_card import Card, Measured, describe_policy, write_card
 from drafttrain.export.parts import load_parts
+from drafttrain.export.provenance import Provenance
+from drafttrain.export.reload import Verification
 from tests.export.pairs import SAMPLING, noisy_copy, save_drafter, save_head
 
 MEASURED = Measured(
@@ -24,7 +26,8 @@ def card_of(tmp_path: Path, family: str = "llama", with_head: bool = True, **set
     if with_head:
         settings["head"] = save_head(tmp_path / "head", noisy_copy(family))
     config = ExportConfig(drafter=str(drafter), out=tmp_path / "out", **settings)
-    return write_card(Card("exports/mine", "org/big", MEASURED), load_parts(config))
+    card = Card("exports/mine", Provenance(target="org/big"), MEASURED)
+    return write_card(card, load_parts(config), Verification(differences=[], drafted=20))
 
 
 def test_commands_of_every_program_hold_real_values(tmp_path):
@@ -35,7 +38,7 @@ def test_commands_of_every_program_hold_real_values(tmp_path):
     assert "--speculative-draft-model-path exports/mine" in text
     assert "--speculative-num-steps 7 --speculative-eagle-topk 1" in text
     assert "--speculative-num-draft-tokens 8" in text
-    assert 'drafter = AutoModelForCausalLM.from_pretrained("exports/mine")' in text
+    assert 'assistant_model=AutoModelForCausalLM.from_pretrained("exports/mine")' in text
     assert 'custom_generate="exports/mine", trust_remote_code=True' in text
     assert "vocabulary 40" in text
 

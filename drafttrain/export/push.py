@@ -1,0 +1,78 @@
+"""Push a verified export to the Hub: the folder as it lies on disk, in one commit."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi, ModelHubMixin
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
+from huggingface_hub.utils import validate_repo_id
+
+from drafttrain.config import ConfigError
+from drafttrain.export.folder import check_name
+
+STALE = ["acceptance_head/*", "report.png"]
+"""Parts of an earlier export that this one may not have."""
+
+
+class VerifiedExport(ModelHubMixin):
+    """An export for the library's `push_to_hub`, which would else save a model anew.
+
+    (`PreTrainedModel.push_to_hub` writes a model card of its own and knows no subfolders.)
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def save_pretrained(self, save_directory: str | Path, **_: Any) -> None:
+        """The verified files, byte for byte."""
+        shutil.copytree(self.folder, save_directory)
+
+
+def check_push(repository: str) -> None:
+    """Refuse what cannot be pushed to, before anything is loaded. Raises ConfigError.
+
+    Asks the Hub whose token it is.
+    """
+    check_name(repository, "push")
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise ConfigError(
+            f"push = {repository!r} is no repository ({error}); give USER/NAME"
+        ) from None
+    try:
+        HfApi().whoami()
+    except (LocalTokenNotFoundError, HfHubHTTPError) as error:
+        raise ConfigError(
+            f"push = {repository!r}: no valid token for the Hub ({_first_line(error)}); log in "
+            "with `hf auth login`, or leave --push out"
+        ) from None
+    except Exception as error:  # transport errors have no public class of their own
+        raise ConfigError(
+            f"push = {repository!r}: the Hub cannot be reached ({_first_line(error)}); leave "
+            f"--push out, and push later with `hf upload {repository} OUT`"
+        ) from None
+
+
+def push(folder: Path, repository: str, private: bool) -> str:
+    """Upload an export; the commit's address. Raises OSError, the folder being kept."""
+    try:
+        return VerifiedExport(folder).push_to_hub(
+            repository,
+            commit_message="Export of drafttrain",
+            private=private or None,
+            delete_patterns=STALE,
+        )
+    except Exception as error:  # transport errors have no public class of their own
+        raise OSError(
+            f"{str(folder)!r} is exported and verified, but could not be pushed to {repository!r} "
+            f"({_first_line(error)}); push it with `hf upload {repository} {folder}`"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__

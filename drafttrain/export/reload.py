@@ -1,0 +1,249 @@
+"""Load an export as its users will, in a process that never saw the original, and compare.
+
+    python -m drafttrain.export.reload FOLDER REFERENCE
+
+REFERENCE is a folder that `verify.py` wrote: what every part was before it was saved. Prints one
+line of JSON, a `Verification`; nothing else goes to standard output.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, logging
+
+from drafttrain.config import Policy, TargetConfig, VerifierConfig
+from drafttrain.decoding.cached_model import CachedModel
+from drafttrain.decoding.drafters.causal import CausalDrafter
+from drafttrain.decoding.drafters.spec_drafter import SpecDrafterDrafter, block_states
+from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.stopping import Capped
+from drafttrain.decoding.types import Drafter, Sampling, Source, StopPolicy
+from drafttrain.export.policy import HEAD, POLICY, dump_policy, read_policy, stop_policy
+from drafttrain.models.acceptance_head import AcceptanceHead, load_heads
+from drafttrain.models.drafters import load_drafter
+from drafttrain.models.identity import hash_tokenizer, hash_weights
+from drafttrain.models.loading import load_target
+from drafttrain.models.spec_drafter import SpecDrafter
+
+TOKENS = 8
+"""Length of the input on which logits are compared; every model takes as many."""
+NEW_TOKENS = 32
+"""Tokens drafted or decoded for an input."""
+TIE = 1e-4
+"""Top-2 logit gap of the target below which a greedy choice is a matter of rounding."""
+RESAVE = "load and save the drafter once with save_pretrained, and export that"
+FACTS, TENSORS = "facts.json", "tensors.safetensors"
+
+
+class Facts(BaseModel):
+    """What the parts were before they were saved, and what is to be decoded."""
+
+    model_config = ConfigDict(frozen=True)
+
+    weights: str
+    tokenizer: str
+    vocabulary: dict[str, int]
+    assisted: dict[str, float] | None
+    """num_assistant_tokens and assistant_confidence_threshold; None for block drafters."""
+    policy: Policy
+    inputs: list[list[int]]
+    drafts: list[list[int]]
+    target: TargetConfig | None
+    """The target to decode with; None: only drafts are compared."""
+
+
+class Verification(BaseModel):
+    """What was found when an export was loaded again."""
+
+    model_config = ConfigDict(frozen=True)
+
+    differences: list[str]
+    """What is not as it was, and what to do; empty: everything is."""
+    drafted: int
+    """Inputs whose drafts are those of the original drafter."""
+    decoded: int = 0
+    """Inputs decoded by the target with custom_generate, and found equal to plain greedy."""
+    ties: int = 0
+    """How many of these left it where the target's two best tokens tie up to rounding."""
+
+
+def compare(folder: Path, reference: Path) -> Verification:
+    """Everything in an export against what it was made from.
+
+    Weights, tokenizer and vocabulary by content; logits and predictions up to rounding.
+    """
+    facts = Facts.model_validate_json((reference / FACTS).read_text(encoding="utf-8"))
+    tensors = load_file(reference / TENSORS)
+    drafter = load_drafter(folder, AutoConfig.from_pretrained(folder))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    policy = read_policy(folder / POLICY)
+    head = next(iter(load_heads(folder / HEAD).values())) if "head" in tensors else None
+    checks = {
+        "the drafter's weights": hash_weights(drafter) == facts.weights,
+        "the drafter's logits": same_numbers(some_logits(drafter), tensors["logits"]),
+        "generation_config.json": assisted_settings(drafter) == facts.assisted,
+        "the tokenizer": hash_tokenizer(tokenizer) == facts.tokenizer,
+        "the vocabulary": tokenizer.get_vocab() == facts.vocabulary,
+        "the acceptance head": head is None or torch.equal(some_predictions(head), tensors["head"]),
+        POLICY: dump_policy(policy) == dump_policy(facts.policy),
+    }
+    wrong = [
+        f"{name} changed while being written; {RESAVE}" for name, same in checks.items() if not same
+    ]
+    if wrong:
+        return Verification(differences=wrong, drafted=0)
+    drafts = some_drafts(drafter, stop_policy(policy, head), facts.inputs)
+    same = sum(one == other for one, other in zip(drafts, facts.drafts, strict=True))
+    if same < len(drafts):
+        return Verification(differences=[f"the drafts changed; {RESAVE}"], drafted=same)
+    if facts.target is None:
+        return Verification(differences=[], drafted=same)
+    return _decode(folder, facts, policy, same)
+
+
+def _decode(folder: Path, facts: Facts, policy: Policy, drafted: int) -> Verification:
+    """The target with the folder's custom_generate, against the target alone, greedily.
+
+    Under a lossy verifier the lossless one is compared: same drafter, same stops.
+    """
+    assert facts.target is not None
+    target = load_target(facts.target).model
+    drafter = load_drafter(folder, AutoConfig.from_pretrained(folder))
+    drafter = drafter.to(target.device, target.dtype)
+    lossless = policy.model_copy(update={"verifier": VerifierConfig()})
+    asked = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "num_beams": 1}
+    ties, wrong = 0, []
+    for row, ids in enumerate(facts.inputs):
+        given = torch.tensor([ids], device=target.device)
+        source = {"input_ids": given, "attention_mask": torch.ones_like(given)}
+        plain = target.generate(**source, **asked)[0]
+        drafted_output = target.generate(
+            **source,
+            **asked,
+            assistant_model=drafter,
+            policy=dump_policy(lossless),
+            custom_generate=str(folder),
+            trust_remote_code=True,  # three lines, written by folder.py
+        )[0]
+        if torch.equal(plain, drafted_output):
+            continue
+        if gap_where_they_part(target, given, plain, drafted_output) < TIE:
+            ties += 1
+        else:
+            wrong.append(
+                f"custom_generate gives another output than the target alone for input {row} of "
+                "the check; see whether they agree in `drafttrain eval`, or set check=drafter"
+            )
+    decoded = len(facts.inputs) - len(wrong)
+    return Verification(differences=wrong, drafted=drafted, decoded=decoded, ties=ties)
+
+
+@torch.inference_mode()
+def gap_where_they_part(
+    target: PreTrainedModel, source: Tensor, plain: Tensor, drafted: Tensor
+) -> float:
+    """The target's top-2 logit gap at the first token that differs.
+
+    Shapes: source [1, S], outputs [T] with what they start from.
+    """
+    shared = min(len(plain), len(drafted))
+    unequal = (plain[:shared] != drafted[:shared]).nonzero()
+    place = int(unequal[0]) if len(unequal) else shared
+    if target.config.is_encoder_decoder:
+        logits = target(input_ids=source, decoder_input_ids=plain[None, :place]).logits
+    else:
+        logits = target(input_ids=plain[None, :place]).logits
+    best, second = logits[0, -1].float().topk(2).values.tolist()
+    return best - second
+
+
+def same_numbers(ours: Tensor, theirs: Tensor) -> bool:
+    """Equal up to a few roundings of the largest: another layout may sum in another order."""
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        return False
+    allowed = 32 * torch.finfo(ours.dtype).eps * float(theirs.abs().max())
+    return float((ours - theirs).abs().max()) <= allowed
+
+
+@torch.inference_mode()
+def some_logits(drafter: PreTrainedModel) -> Tensor:
+    """Logits on tokens spread over the vocabulary, as source and as output. [T, V]"""
+    ids = torch.arange(TOKENS) * (vocabulary_size(drafter) - 1) // TOKENS + 1
+    if isinstance(drafter, SpecDrafter):
+        states, previous = block_states(drafter, ids, ids, range(TOKENS), drafter.config.k)
+        return drafter.logits(states, previous).flatten(0, 1)
+    if drafter.config.is_encoder_decoder:
+        return drafter(input_ids=ids[None], decoder_input_ids=ids[None]).logits[0]
+    return drafter(input_ids=ids[None]).logits[0]
+
+
+@torch.inference_mode()
+def some_predictions(head: AcceptanceHead) -> Tensor:
+    """Predictions on states of several sizes. [T]"""
+    width = head.config.hidden_size
+    rows = torch.linspace(-3.0, 3.0, TOKENS * width, device=head.out.weight.device)
+    return head.acceptance(rows.view(TOKENS, width))
+
+
+def some_drafts(
+    model: PreTrainedModel, stop: StopPolicy, inputs: Sequence[Sequence[int]]
+) -> list[list[int]]:
+    """What is drafted for each input when everything is accepted, round after round."""
+    spec = isinstance(model, SpecDrafter)
+    drafter = SpecDrafterDrafter(model) if spec else CausalDrafter(CachedModel(model))
+    return [_draft(drafter, stop, _source(model, ids)) for ids in inputs]
+
+
+def _draft(drafter: Drafter, stop: StopPolicy, source: Source) -> list[int]:
+    chance = SampledChance(torch.Generator(source.prefix.device).manual_seed(0))
+    session = drafter.start(source, Sampling(), chance)
+    tokens, start = source.prefix, len(source.prefix)
+    while len(tokens) - start < NEW_TOKENS:
+        left = NEW_TOKENS - (len(tokens) - start)
+        proposal = session.propose(tokens, None, Capped(stop, left))
+        if len(proposal.tokens) == 0:
+            break
+        tokens = torch.cat([tokens, proposal.tokens.to(tokens.device)])
+    return tokens[start:].tolist()
+
+
+def _source(model: PreTrainedModel, ids: Sequence[int]) -> Source:
+    given = torch.tensor(list(ids), device=model.device)
+    if not model.config.is_encoder_decoder:
+        return Source(given, given)
+    start = model.config.decoder_start_token_id
+    return Source(given, torch.tensor([0 if start is None else start], device=model.device))
+
+
+def assisted_settings(drafter: PreTrainedModel) -> dict[str, float] | None:
+    """How Transformers' own assisted generation drafts; None for what it cannot use."""
+    if not drafter.can_generate():
+        return None
+    written = drafter.generation_config
+    return {
+        "num_assistant_tokens": written.num_assistant_tokens,
+        "assistant_confidence_threshold": written.assistant_confidence_threshold,
+    }
+
+
+def vocabulary_size(drafter: PreTrainedModel) -> int:
+    return drafter.config.get_text_config(decoder=True).vocab_size
+
+
+def main() -> None:
+    """The command above."""
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    folder, reference = map(Path, sys.argv[1:3])
+    print(compare(folder, reference).model_dump_json())
+
+
+if __name__ == "__main__":
+    main()
