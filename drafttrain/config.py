@@ -131,6 +131,8 @@ class DistillConfig(Config):
     """Input rows a shard; a shard is the unit that is written, resumed and shared out."""
     max_source_tokens: PositiveInt = 512
     """Inputs longer than this are skipped and reported by row number."""
+    share: str | None = None
+    """0/4: write every fourth shard, from number 0 on. For launches that share a folder only."""
 
 
 class StopConfig(Config):
@@ -560,21 +562,30 @@ def merge_values(
         if not separator or not key:
             raise ConfigError(f"{override!r} is no override: write key=value, as train.seed=1")
         try:
-            _assign(values, key, _parse_value(text), override)
+            value = _parse_value(text)
         except yaml.YAMLError as error:
-            raise ConfigError(f"{override!r}: the value is not valid YAML ({error})") from None
+            raise ConfigError(
+                f"{override!r}: the value is not valid YAML ({_yaml_problem(error)}); put text in "
+                f"quotes, as {key}='\"TEXT\"'"
+            ) from None
+        _assign(values, key, value, override)
     for key, value in (flags or {}).items():
         if value is not None:
             _assign(values, key, value, key)
     return values
 
 
-def validate_settings(kind: type[Settings], values: Mapping[str, Any]) -> Settings:
-    """Settings of a kind from nested mappings. Raises ConfigError on the first thing wrong."""
+def validate_settings(
+    kind: type[Settings], values: Mapping[str, Any], within: str = ""
+) -> Settings:
+    """Settings of a kind from nested mappings. Raises ConfigError on the first thing wrong.
+
+    within: the group that the user wrote them in, if any.
+    """
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(_explain(kind, error)) from None
+        raise ConfigError(_explain(kind, error, within)) from None
 
 
 def check_settings(kind: type[Config], values: Mapping[str, Any]) -> None:
@@ -596,13 +607,29 @@ def _read_yaml(file: Path) -> dict[str, Any]:
         raise ConfigError(f"no settings file {str(file)!r}; give an existing YAML file")
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is not valid YAML: {error}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"{file} is not valid YAML ({_yaml_problem(error)}); mend it there"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{file} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8"
+        ) from None
     if values is None:
         return {}
     if not isinstance(values, dict):
-        raise ConfigError(f"{file} holds a {type(values).__name__}; a mapping of keys is needed")
+        raise ConfigError(
+            f"{file} holds a {type(values).__name__}; write a mapping of keys, as `out: FOLDER`"
+        )
     return values
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    """What is wrong and where, in one line."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+    return " ".join(str(error).split())
 
 
 def _parse_value(text: str) -> Any:
@@ -620,31 +647,56 @@ def _parse_value(text: str) -> Any:
 def _assign(values: dict[str, Any], key: str, value: Any, shown: str) -> None:
     *parents, last = key.split(".")
     here = values
-    for parent in parents:
+    for depth, parent in enumerate(parents, start=1):
         if here.get(parent) is None:
             here[parent] = {}
         below = here[parent]
         if not isinstance(below, dict):
-            raise ConfigError(f"{shown!r}: {parent!r} is a value, not a group of settings")
+            group = ".".join(parents[:depth])
+            raise ConfigError(
+                f"{shown!r}: {group} = {below!r} is a value, not a group of settings; leave one of "
+                "the two out"
+            )
         here = below
     here[last] = value
 
 
-def _explain(kind: type[Config], error: ValidationError) -> str:
+def first_problem(error: ValidationError) -> str:
+    """Where a file departs from what it should hold, and how: the first place, in one line."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    given = "" if first["type"] in ("missing", "json_invalid") else f" = {first['input']!r}"
+    return f"{where}{given}: {first['msg']}" if where else first["msg"]
+
+
+def _explain(kind: type[Config], error: ValidationError, within: str = "") -> str:
     errors = error.errors()
     # A misspelt key leaves another one missing; the misspelling is what the user must mend.
     order = {"extra_forbidden": 0, "missing": 2}
     first = min(errors, key=lambda one: order.get(one["type"], 1))
-    location = ".".join(str(part) for part in first["loc"])
+    prefix = f"{within}." if within else ""
+    location = prefix + ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         known = sorted(_names_beside(kind, first["loc"]))
         near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
         return f"unknown setting {location!r}; {hint}"
+    if first["type"] == "missing" and isinstance(first["loc"][-1], int):
+        whole, place = location.rpartition(".")[0], first["loc"][-1] + 1
+        return f"{whole} = {list(first['input'])}: value {place} is missing; give all values"
     if first["type"] == "missing":
-        location = _first_needed(kind, first["loc"])
+        location = prefix + _first_needed(kind, first["loc"])
         return f"setting {location!r} is missing; give {location}=VALUE or put it in the YAML file"
-    return f"{location} = {first['input']!r}: {first['msg'].removeprefix('Value error, ')}"
+    if first["type"] in ("model_type", "model_attributes_type"):
+        inside = prefix + _first_needed(kind, first["loc"])
+        if inside != location:
+            return (
+                f"{location} = {first['input']!r} is a value, not a group of settings; "
+                f"give {inside}={first['input']}"
+            )
+        return f"{location} = {first['input']!r} is a value, not a group of settings; leave it out"
+    message = first["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
+    return f"{location} = {first['input']!r}: {message}"
 
 
 def _first_needed(kind: type[Config], location: Sequence[Any]) -> str:

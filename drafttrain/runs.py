@@ -125,7 +125,10 @@ def _group(values: dict[str, Any], name: str) -> dict[str, Any]:
     if values.get(name) is None:
         values[name] = {}
     if not isinstance(values[name], dict):
-        raise ConfigError(f"{name} = {values[name]!r} is a value, not a group of settings")
+        raise ConfigError(
+            f"{name} = {values[name]!r} is a value, not a group of settings; name one in it, as "
+            f"{name}.path={values[name]}"
+        )
     return values[name]
 
 
