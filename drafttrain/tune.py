@@ -85,7 +85,9 @@ def tune(settings: TuneConfig) -> None:
     assert settings.data is not None and settings.report is not None
     check_tuning(settings)
     rows = load_inputs(settings.data)
-    report_rows = None if settings.report_data is None else load_inputs(settings.report_data)
+    report_rows = (
+        None if settings.report_data is None else load_inputs(settings.report_data, "report_data")
+    )
     bench = open_bench(settings, rows)
     reporting: tuple[list[Prompt], list[Skipped]] | None = None
     if report_rows is not None:

@@ -150,7 +150,8 @@ def plan_tuning(settings: TuneConfig) -> str:
     prompts = [f"{len(load_inputs(settings.data))} of {settings.data.path} to choose"]
     if settings.report_data is not None:
         prompts.append(
-            f"{len(load_inputs(settings.report_data))} of {settings.report_data.path} to report"
+            f"{len(load_inputs(settings.report_data, 'report_data'))} of "
+            f"{settings.report_data.path} to report"
         )
     timed = ", ".join(f"k={k}" for k in timed_lengths(settings.lengths))
     return "\n".join(

@@ -43,24 +43,31 @@ LOADING_ERRORS = (
     zlib.error,
 )
 HEAD_BYTES = 1 << 16
+DATA_FIELD = re.compile(rf"\bdata\.(?=({'|'.join(DataConfig.model_fields)})\b)")
+"""`data.` before a setting's name; messages are worded for the group that is called so."""
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
-def load_inputs(config: DataConfig) -> datasets.Dataset:
+def load_inputs(config: DataConfig, group: str = "data") -> datasets.Dataset:
     """The inputs as rows of `row`, `source` and `reference` (None where there is none).
 
     `row` counts the records of the original file from 0; `where`, `skip` and `limit` do not
     renumber. `source` has prefix and suffix applied; a missing text is these alone, and later
     skipped by its number. Chats have a column `messages` too, and `source` is the user's last turn:
     `prompt_tokens.tokenize_prompts` renders them. Raises ConfigError naming the field, the value
-    and the remedy.
+    and the remedy; `group` is how the user calls these settings (held_out, report_data).
     """
     path = Path(config.path)
-    with _quiet(path.exists()):
-        rows = _load_rows(config, path)
-        if len(rows) == 0:
-            raise ConfigError(f"data.path = {config.path!r} holds no rows; give a file with inputs")
-        return as_inputs(rows, select_rows(rows, config), config)
+    try:
+        with _quiet(path.exists()):
+            rows = _load_rows(config, path)
+            if len(rows) == 0:
+                raise ConfigError(
+                    f"data.path = {config.path!r} holds no rows; give a file with inputs"
+                )
+            return as_inputs(rows, select_rows(rows, config), config)
+    except ConfigError as error:
+        raise ConfigError(DATA_FIELD.sub(f"{group}.", str(error))) from None
 
 
 def _load_rows(config: DataConfig, path: Path) -> datasets.Dataset:
@@ -77,7 +84,10 @@ def _load_rows(config: DataConfig, path: Path) -> datasets.Dataset:
                 )
         return _load_file(path, "data.path")
     if not HUB_NAME.fullmatch(config.path) or _kind_suffix(path) in BUILDERS:
-        raise ConfigError(f"data.path = {config.path!r}: no such file or folder")
+        raise ConfigError(
+            f"data.path = {config.path!r}: no such file or folder; give an existing one, or the "
+            "name of a data set on the Hub"
+        )
     return _load_hub(config)
 
 
@@ -92,7 +102,7 @@ def _load_aligned(config: DataConfig) -> datasets.Dataset:
     for field, text_path in (("path", config.path), ("reference_path", config.reference_path)):
         path, name = Path(text_path), f"data.{field}"
         if not path.is_file():
-            raise ConfigError(f"{name} = {text_path!r}: no such file")
+            raise ConfigError(f"{name} = {text_path!r}: no such file; give an existing one")
         if BUILDERS.get(_kind_suffix(path), ("text",))[0] != "text":
             raise ConfigError(
                 f"{name} = {text_path!r} is no plain text; data.reference_path is for two "
@@ -117,8 +127,8 @@ def _load_file(path: Path, name: str) -> datasets.Dataset:
     suffix = _kind_suffix(path)
     if suffix not in BUILDERS and not _is_text(head):
         raise ConfigError(
-            f"{name} = {str(path)!r} is neither text nor of a known kind "
-            f"({', '.join(BUILDERS)}, each also .gz)"
+            f"{name} = {str(path)!r} is neither text nor of a known kind; give one of "
+            f"{', '.join(BUILDERS)}, each also .gz"
         )
     builder, options = BUILDERS.get(suffix, ("text", {}))
     try:
@@ -129,7 +139,10 @@ def _load_file(path: Path, name: str) -> datasets.Dataset:
     except LOADING_ERRORS as error:
         broken = _find_broken_json(path) if builder == "json" else None
         cause = broken or _innermost(error)
-        raise ConfigError(f"{name} = {str(path)!r} cannot be read as {builder}: {cause}") from None
+        raise ConfigError(
+            f"{name} = {str(path)!r} cannot be read as {builder}: {cause}; mend the file, or give "
+            "another"
+        ) from None
 
 
 def _load_folder(config: DataConfig, path: Path) -> datasets.Dataset:
@@ -148,7 +161,8 @@ def _load_folder(config: DataConfig, path: Path) -> datasets.Dataset:
     except LOADING_ERRORS as error:
         raise ConfigError(
             f"data.path = {config.path!r}: this folder cannot be loaded with data.split = "
-            f"{config.split!r}: {_innermost(error)}"
+            f"{config.split!r}: {_innermost(error)}; give a file, or a folder with files of one "
+            "kind"
         ) from None
 
 
@@ -159,7 +173,7 @@ def _load_hub(config: DataConfig) -> datasets.Dataset:
         raise ConfigError(
             f"data.path = {config.path!r}: there is no such file or folder here, and the Hub data "
             f"set (data.config_name = {config.config_name!r}, data.split = {config.split!r}) "
-            f"could not be loaded: {_innermost(error)}"
+            f"could not be loaded: {_innermost(error)}; give an existing file, or mend the name"
         ) from None
 
 

@@ -36,7 +36,7 @@ def select_rows(rows: datasets.Dataset, config: DataConfig) -> Sequence[int]:
     for name, wanted in config.where.items():
         if name not in rows.column_names:
             raise ConfigError(
-                f"data.where names a column {name!r} that is not in {config.path!r}: "
+                f"data.where names a column {name!r} that is not in {config.path!r}; give one of: "
                 f"{', '.join(rows.column_names)}"
             )
         values = [str(value) for value in rows[name][:]]
@@ -52,7 +52,7 @@ def select_rows(rows: datasets.Dataset, config: DataConfig) -> Sequence[int]:
         left = " that data.where leaves" if config.where else ""
         raise ConfigError(
             f"data.skip = {config.skip} leaves nothing: {config.path!r} has {len(numbers)} rows"
-            f"{left}"
+            f"{left}; skip fewer"
         )
     stop = None if config.limit is None else config.skip + config.limit
     return numbers[config.skip : stop]
@@ -144,7 +144,9 @@ def _find_column(
     named = getattr(config, field)
     if named is not None and named not in rows.column_names:
         there = ", ".join(rows.column_names)
-        raise ConfigError(f"data.{field} = {named!r} is not in {config.path!r}: {there}")
+        raise ConfigError(
+            f"data.{field} = {named!r} is no column of {config.path!r}; give one of: {there}"
+        )
     return named or next((name for name in defaults if name in rows.column_names), None)
 
 
@@ -156,8 +158,8 @@ def _check_languages(rows: datasets.Dataset, config: DataConfig) -> None:
             continue
         if value not in languages:
             raise ConfigError(
-                f"data.{field} = {value!r}, but the translations in {config.path!r} are in: "
-                f"{', '.join(languages)}"
+                f"data.{field} = {value!r}, but the translations in {config.path!r} are in "
+                f"{', '.join(languages)}; give one of these"
             )
 
 
