@@ -23,7 +23,7 @@ from drafttrain.decoding.verifiers import (
 )
 from drafttrain.evaluation.runner import EvaluationOptions, Method
 from drafttrain.pairs import Pair
-from drafttrain.stops import build_stop, varied_settings
+from drafttrain.stops import build_stop, check_stop, varied_settings
 
 VERIFIERS: dict[str, Callable[[VerifierConfig], Verifier]] = {
     "greedy": lambda config: GreedyMatch(),
@@ -59,6 +59,15 @@ def build_verifier(config: VerifierConfig, sampling: Sampling) -> Verifier:
     verifier = VERIFIERS[kind](config)
     verifier.check_sampling(sampling)
     return verifier
+
+
+def check_method(config: DecodeConfig) -> None:
+    """Refuse what can be known to be wrong before any large model is loaded.
+
+    Raises ValueError as `build_verifier` and `check_stop`.
+    """
+    build_verifier(config.verifier, build_sampling(config.sampling))
+    check_stop(config)
 
 
 def build_method(config: DecodeConfig, pair: Pair) -> Method:

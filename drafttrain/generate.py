@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from drafttrain.build import build_chance, build_method, build_sampling
+from drafttrain.build import build_chance, build_method, build_sampling, check_method
 from drafttrain.config import ConfigError, GenerateConfig
 from drafttrain.data.prompt_tokens import tokenize_prompts
 from drafttrain.data.prompts import load_inputs
@@ -21,7 +21,6 @@ from drafttrain.decoding.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.types import Round
 from drafttrain.pairs import load_pair
-from drafttrain.stops import check_stop
 
 Display = Literal["text", "rounds", "json"]
 
@@ -39,7 +38,7 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
     for row, text in rows:
         if not text.strip():
             raise ConfigError(f"input {row} is empty; leave it out (inputs are counted from 0)")
-    check_stop(settings.decode)
+    check_method(settings.decode)
     pair = load_pair(settings.target, str(settings.decode.drafter))
     method, target = build_method(settings.decode, pair), pair.target
     sampling = build_sampling(settings.decode.sampling)

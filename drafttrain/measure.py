@@ -9,7 +9,7 @@ from datasets import Dataset
 from rich.console import Console
 from torch import Tensor
 
-from drafttrain.build import build_chance, build_method, build_options
+from drafttrain.build import build_chance, build_method, build_options, check_method
 from drafttrain.config import ConfigError, DecodeConfig, EvalConfig
 from drafttrain.data.prompts import load_inputs
 from drafttrain.decoding.cached_model import CachedModel
@@ -35,7 +35,6 @@ from drafttrain.models.drafters import read_drafter_settings
 from drafttrain.models.spec_drafter import SpecDrafter
 from drafttrain.pairs import Pair, load_pair
 from drafttrain.runs import PLAIN
-from drafttrain.stops import check_stop
 
 LOG_WIDTH = 132
 
@@ -52,7 +51,7 @@ def measure(settings: EvalConfig) -> None:
         check_teacher_forced(settings, variants)
     rows = load_inputs(settings.data)
     for variant in variants:
-        check_stop(variant)
+        check_method(variant)
     pair = load_pair(settings.target, str(settings.decode.drafter))
     if settings.mode == "decode":
         evaluation = measure_decoding(settings, variants, pair, rows)
@@ -88,12 +87,6 @@ def measure_teacher_forced(
     """Strict acceptance at each k, from one drafter pass along each of the target's own outputs."""
     model = pair.drafter_model
     assert isinstance(model, SpecDrafter)
-    longest = max(variant.stop.k for variant in variants)
-    if longest > model.config.k:
-        raise ConfigError(
-            f"k = {longest}, but teacher-forced acceptance is known up to the k = "
-            f"{model.config.k} that the drafter was trained with; use --mode decode"
-        )
     options = build_options(settings)
     cached = CachedModel(pair.target.model)
     prompts, _ = read_prompts(pair.target, cached, rows)
@@ -144,6 +137,12 @@ def check_teacher_forced(settings: EvalConfig, variants: list[DecodeConfig]) -> 
         raise ConfigError(
             f"drafter {settings.decode.drafter!r} is a {drafter.model_type!r} model, but "
             "teacher-forced acceptance is of blocks, which Spec-Drafters draft; use --mode decode"
+        )
+    longest = max(variant.stop.k for variant in variants)
+    if longest > drafter.k:
+        raise ConfigError(
+            f"k = {longest}, but teacher-forced acceptance is known up to the k = {drafter.k} that "
+            "the drafter was trained with; use --mode decode"
         )
     for variant in variants:
         if variant.verifier.kind not in ("auto", "greedy"):

@@ -15,7 +15,7 @@ from drafttrain.decoding.drafters.spec_drafter import SpecDrafterDrafter
 from drafttrain.decoding.types import Drafter
 from drafttrain.models.drafter_config import SpecDrafterConfig
 from drafttrain.models.drafters import check_drafter, check_tokenizers, load_drafter
-from drafttrain.models.loading import LoadedTarget, check_target, load_target
+from drafttrain.models.loading import LoadedTarget, check_target, choose_device, load_target
 from drafttrain.models.spec_drafter import SpecDrafter
 from drafttrain.runs import PLAIN
 
@@ -39,6 +39,7 @@ class Pair:
 
 def load_pair(target: TargetConfig, drafter: str) -> Pair:
     """Target and drafter, checked against each other before the weights of either are read."""
+    choose_device(target.device)
     target_settings = check_target(target)
     check_configuration(target_settings)
     if drafter == PLAIN:

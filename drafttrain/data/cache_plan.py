@@ -12,7 +12,8 @@ from drafttrain.config import CacheConfig, ConfigError
 from drafttrain.data.cache_shards import shard_path
 from drafttrain.data.shards import load_distilled, read_manifest
 from drafttrain.models.draft_states import StateKind, kinds_of, state_size
-from drafttrain.models.drafters import check_drafter
+from drafttrain.models.drafter_config import SpecDrafterConfig
+from drafttrain.models.drafters import check_drafter, check_tokenizers
 from drafttrain.models.loading import check_target
 
 SLOTS_SEEN = 4
@@ -65,6 +66,8 @@ def plan_cache(config: CacheConfig) -> CachePlan:
     distilled = read_manifest(config.distilled)
     target_settings = check_target(config.target)
     settings = check_drafter(config.drafter, config.target.path, target_settings)
+    if not isinstance(settings, SpecDrafterConfig):
+        check_tokenizers(config.target, config.drafter)
     state = state_of(config, settings)
     _check_settings(config, state)
     rows = len(load_distilled(config.distilled))

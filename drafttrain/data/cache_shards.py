@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from drafttrain.config import Config, ConfigError
+from drafttrain.config import Config, ConfigError, first_problem
 from drafttrain.data.writing import renamed_when_whole
 from drafttrain.models.draft_states import StateKind
 
@@ -163,10 +163,10 @@ def read_cache_manifest(folder: Path | str) -> CacheManifest:
     try:
         return CacheManifest.model_validate_json(path.read_text(encoding="utf-8"))
     except (ValidationError, UnicodeDecodeError) as error:
+        reason = first_problem(error) if isinstance(error, ValidationError) else error.reason
         raise ConfigError(
-            f"{path} is not a hidden cache's manifest of this version "
-            f"({str(error).splitlines()[-1].strip()}); cache into another folder, or delete this "
-            "one"
+            f"{path} is not a hidden cache's manifest of this version ({reason}); cache into "
+            "another folder, or delete this one"
         ) from None
 
 

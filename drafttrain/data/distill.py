@@ -24,8 +24,8 @@ from drafttrain.data.batch_generation import decodes_alone, generate_batch, need
 from drafttrain.data.distill_plan import (
     DistillPlan,
     check_distill_settings,
+    check_distillation,
     check_lengths,
-    load_tokenizer,
     plan_distillation,
 )
 from drafttrain.data.prompt_tokens import check_chats, tokenize_prompts
@@ -49,11 +49,12 @@ from drafttrain.data.shards import (
     write_manifest,
     write_shard,
 )
-from drafttrain.data.writing import join_processes, only_writer, remove_leftovers, say
+from drafttrain.data.sharing import Share, read_share
+from drafttrain.data.writing import join_processes, only_writer, say
 from drafttrain.decoding.architectures import position_limit
 from drafttrain.decoding.logits_processing import check_generation_config
 from drafttrain.decoding.types import Sampling
-from drafttrain.models.loading import LoadedTarget, check_target, load_target
+from drafttrain.models.loading import LoadedTarget, load_target
 
 __all__ = [
     "DistillPlan",
@@ -69,29 +70,29 @@ ROWS_NAMED = 20
 
 
 def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manifest:
-    """Writes the missing shards of `config.out` and returns the finished manifest.
+    """Writes the missing shards of `config.out` (or a share) and returns the manifest, finished
+    where all shards are there.
 
     Runs in every process of an `accelerate launch`. Raises ConfigError, before anything is
     written, for settings that contradict each other, the target or the folder's manifest.
     """
     check_distill_settings(config)
+    share = read_share(config.share)
     state = join_processes()  # first: it assigns each process its device
-    inputs = load_inputs(config.data)
     if target is None:
-        model_config = check_target(config.target)
-        check_lengths(config, model_config)
-        if CHATS in inputs.column_names:
-            check_chats(load_tokenizer(config), inputs, not model_config.is_encoder_decoder)
+        inputs = check_distillation(config)
         target = load_target(config.target)
+    else:
+        inputs = load_inputs(config.data)
     check_lengths(config, target.model.config)
     check_chats(target.tokenizer, inputs, not target.model.config.is_encoder_decoder)
     with ExitStack() as stack:
         if state.is_main_process:
-            stack.enter_context(only_writer(config.out))
-            _begin(config, target, inputs)
+            stack.enter_context(only_writer(config.out, name=share.lock))
+            _begin(config, target, inputs, share)
         state.wait_for_everyone()
         manifest = read_manifest(config.out)
-        missing = missing_shards(config.out, manifest)
+        missing = share.of(missing_shards(config.out, manifest))
         state.wait_for_everyone()  # all have listed before anyone writes
         mine = missing[state.process_index :: state.num_processes]
         try:
@@ -106,9 +107,7 @@ def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manife
                 ) from None
             raise
         if state.is_main_process:
-            finished = manifest.model_copy(update={"counts": count_rows(config.out, manifest)})
-            write_manifest(config.out, finished)
-            _report(config.out, finished)
+            _finish(config.out, manifest)
         state.wait_for_everyone()
     return read_manifest(config.out)
 
@@ -131,18 +130,23 @@ def generate_settings(config: DistillConfig) -> dict[str, Any]:
     } | ({} if config.method == "beam" else {"early_stopping": None, "length_penalty": None})
 
 
-def _begin(config: DistillConfig, target: LoadedTarget, inputs: datasets.Dataset) -> None:
+def _begin(
+    config: DistillConfig, target: LoadedTarget, inputs: datasets.Dataset, share: Share
+) -> None:
     """Compares with what an earlier run has begun here, or begins."""
     wanted = _describe(config, target, inputs)
     try:
         check_generation_config(target.model.generation_config, _sampling(config))
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    if (config.out / "manifest.json").is_file():
-        check_same_settings(config.out, read_manifest(config.out), wanted)
-        remove_leftovers(config.out)
-        return
+    # listed first: another share may write the manifest and then a shard at this moment
     strangers = sorted(path.name for path in config.out.glob("shard-*.parquet"))
+    if (config.out / "manifest.json").is_file():
+        manifest = read_manifest(config.out)
+        check_same_settings(config.out, manifest, wanted)
+        mine = share.of(missing_shards(config.out, manifest))
+        share.remove_leftovers(config.out, [shard_path(config.out, i).name for i in mine])
+        return
     if strangers:
         raise ConfigError(
             f"{str(config.out)!r} holds {strangers[0]} but no manifest.json; give another folder "
@@ -302,6 +306,19 @@ def _finish(
     full = len(tokens) == config.sampling.max_new_tokens
     cut = full and (not ended or generation.forced_eos_token_id is not None)
     return ShardRow(row.row, row.source_ids, tokens, reason=TRUNCATED if cut else "")
+
+
+def _finish(folder: Path, manifest: Manifest) -> None:
+    """Completes the manifest, if no other share's shards are missing."""
+    if missing := missing_shards(folder, manifest):
+        say(
+            f"{folder}: this share is done; {len(missing)} of {manifest.shards} shards are still "
+            "missing; the launch of the share that ends last completes the manifest"
+        )
+        return
+    finished = manifest.model_copy(update={"counts": count_rows(folder, manifest)})
+    write_manifest(folder, finished)
+    _report(folder, finished)
 
 
 def _report(folder: Path, manifest: Manifest) -> None:

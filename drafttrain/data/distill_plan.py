@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import datasets
 import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
-    AutoTokenizer,
     PretrainedConfig,
-    PreTrainedTokenizerBase,
 )
 
 from drafttrain.config import ConfigError, DistillConfig
-from drafttrain.data.prompt_tokens import tokenize_prompts
+from drafttrain.data.prompt_tokens import check_chats, tokenize_prompts
 from drafttrain.data.prompts import load_inputs
-from drafttrain.data.shards import shard_path
+from drafttrain.data.shards import MANIFEST, read_manifest, shard_path
+from drafttrain.data.sharing import read_share
 from drafttrain.decoding.architectures import position_limit
-from drafttrain.models.loading import check_target
+from drafttrain.models.loading import check_target, choose_device, load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,28 @@ class DistillPlan:
         )
 
 
-def plan_distillation(config: DistillConfig, sample: int = 1000) -> DistillPlan:
-    """Rows, tokens, batches, disk and memory of a run. Loads the inputs and the tokenizer only."""
+def check_distillation(config: DistillConfig, group: str = "data") -> datasets.Dataset:
+    """The inputs, once all is checked that can be without the target's weights.
+
+    `group` is how the user calls the inputs' settings. Raises ConfigError.
+    """
     check_distill_settings(config)
     model_config = check_target(config.target)
-    decoder_only = not model_config.is_encoder_decoder
+    choose_device(config.target.device)
     check_lengths(config, model_config)
-    inputs = load_inputs(config.data)
-    tokenizer = load_tokenizer(config)
+    if (config.out / MANIFEST).is_file():
+        read_manifest(config.out)
+    inputs = load_inputs(config.data, group)
+    check_chats(load_tokenizer(config.target), inputs, not model_config.is_encoder_decoder)
+    return inputs
+
+
+def plan_distillation(config: DistillConfig, sample: int = 1000) -> DistillPlan:
+    """Rows, tokens, batches, disk and memory of a run. Loads the inputs and the tokenizer only."""
+    inputs = check_distillation(config)
+    model_config = check_target(config.target)
+    decoder_only = not model_config.is_encoder_decoder
+    tokenizer = load_tokenizer(config.target)
     step = max(1, len(inputs) // sample)
     chosen = inputs.select(range(0, len(inputs), step))
     lengths = [len(ids) for ids in tokenize_prompts(tokenizer, chosen, decoder_only)]
@@ -112,15 +126,6 @@ def _cache_numbers(model_config: PretrainedConfig) -> int:
     return 2 * model_config.num_hidden_layers * shared * head
 
 
-def load_tokenizer(config: DistillConfig) -> PreTrainedTokenizerBase:
-    """The target's, without its weights."""
-    return AutoTokenizer.from_pretrained(
-        config.target.path,
-        revision=config.target.revision,
-        trust_remote_code=config.target.trust_remote_code,
-    )
-
-
 def check_lengths(config: DistillConfig, model_config: PretrainedConfig) -> None:
     """The target must have positions for `max_new_tokens`. Raises ConfigError."""
     positions = position_limit(model_config)
@@ -136,6 +141,7 @@ def check_lengths(config: DistillConfig, model_config: PretrainedConfig) -> None
 
 def check_distill_settings(config: DistillConfig) -> None:
     """Settings that contradict each other. Raises ConfigError."""
+    read_share(config.share)
     sampling = config.sampling
     if config.method == "sample" and sampling.temperature == 0:
         raise ConfigError(

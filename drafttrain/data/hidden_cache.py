@@ -75,8 +75,6 @@ def build_cache(
     state = join_processes()  # first: it assigns each process its device
     plan = plan_cache(config)
     distilled, outputs = read_manifest(config.distilled), load_distilled(config.distilled)
-    if state.is_main_process:
-        say(str(plan))
     target = load_target(config.target) if target is None else target
     drafter = load_drafter_beside(target, config.drafter) if drafter is None else drafter
     check_same_target(config, distilled, target)
@@ -85,6 +83,7 @@ def build_cache(
         if state.is_main_process:
             stack.enter_context(only_writer(config.out))
             _begin(config, _describe(config, plan, labelling, target, outputs))
+            say(str(plan))
         state.wait_for_everyone()
         manifest = read_cache_manifest(config.out)
         missing = missing_shards(config.out, manifest)
