@@ -38,18 +38,19 @@ from drafttrain.config import (
 from drafttrain.data.cache_plan import SLOTS_SEEN, kept_share, plan_cache, state_of
 from drafttrain.data.cache_shards import CacheManifest, HiddenCache, open_cache
 from drafttrain.data.distill import distill
-from drafttrain.data.distill_plan import DistillPlan, plan_distillation
+from drafttrain.data.distill_plan import DistillPlan, check_distillation, plan_distillation
 from drafttrain.data.head_batches import CachedRows, whole_batch
 from drafttrain.data.hidden_cache import build_cache
 from drafttrain.data.shards import MANIFEST, read_manifest
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.draft_states import state_size
-from drafttrain.models.drafters import check_drafter, load_drafter_beside
+from drafttrain.models.drafter_config import SpecDrafterConfig
+from drafttrain.models.drafters import check_drafter, check_tokenizers, load_drafter_beside
 from drafttrain.models.loading import check_target, load_target
 from drafttrain.training.head_sweep import HeadSweep, make_heads
 from drafttrain.training.loop import Task, count_steps, make_accelerator, make_plan, train
 from drafttrain.training.losses import acceptance_loss, binary_kl
-from drafttrain.training.run import is_finished, open_run, save_heads
+from drafttrain.training.run import check_run, is_finished, open_run, save_heads
 
 ROWS_AT_ONCE = 64
 """Held-out rows that validation reads at a time."""
@@ -74,6 +75,10 @@ def main(
     if is_finished(settings.run):
         print(f"{settings.run} is finished: its heads are in {settings.run / 'final'}")
         return
+    check_run(settings.run, settings)
+    for held_out in splits(settings):
+        group = "held_out" if held_out else "data"
+        check_distillation(distill_settings(settings, held_out), group)
     accelerator = make_accelerator(settings.train, settings.run)
     if accelerator.is_main_process:
         open_run(settings.run, settings)
@@ -99,7 +104,15 @@ def check_settings(settings: HeadRecipe) -> PretrainedConfig:
     cache_settings(settings, held_out=False)
     distill_settings(settings, held_out=False)
     target = check_target(settings.target)
-    return check_drafter(settings.drafter, settings.target.path, target)
+    drafter = check_drafter(settings.drafter, settings.target.path, target)
+    if not isinstance(drafter, SpecDrafterConfig):
+        check_tokenizers(settings.target, settings.drafter)
+    return drafter
+
+
+def splits(settings: HeadRecipe) -> tuple[bool, ...]:
+    """Training prompts (False), and held-out ones (True) where there are any."""
+    return (False, True) if settings.held_out is not None else (False,)
 
 
 def distill_settings(settings: HeadRecipe, held_out: bool) -> DistillConfig:
@@ -107,7 +120,7 @@ def distill_settings(settings: HeadRecipe, held_out: bool) -> DistillConfig:
     out = cache_settings(settings, held_out).distilled
     _refuse_clash("distill", settings.distill, ("target", "data", "out"))
     fixed = {"target": settings.target, "data": data, "out": out}
-    return validate_settings(DistillConfig, fixed | settings.distill)
+    return validate_settings(DistillConfig, fixed | settings.distill, within="distill")
 
 
 def cache_settings(settings: HeadRecipe, held_out: bool) -> CacheConfig:
@@ -118,7 +131,7 @@ def cache_settings(settings: HeadRecipe, held_out: bool) -> CacheConfig:
     if held_out:
         values |= {"distilled": run / "held_out", "out": run / "held_out_cache", "mixes": 1}
     fixed = {"target": settings.target, "drafter": settings.drafter}
-    return validate_settings(CacheConfig, fixed | values)
+    return validate_settings(CacheConfig, fixed | values, within="cache")
 
 
 def _refuse_clash(group: str, given: dict[str, Any], fixed: Sequence[str]) -> None:
@@ -131,14 +144,13 @@ def cached_rows(settings: HeadRecipe) -> tuple[HiddenCache, HiddenCache | None]:
 
     Raises ConfigError where a cache that is there was made otherwise or by other models.
     """
-    splits = (False, True) if settings.held_out is not None else (False,)
     target = load_target(settings.target)
-    for held_out in splits:
+    for held_out in splits(settings):
         distill(distill_settings(settings, held_out), target)
     drafter = load_drafter_beside(target, settings.drafter)
-    for held_out in splits:
+    for held_out in splits(settings):
         build_cache(cache_settings(settings, held_out), target, drafter)
-    caches = [open_cache(cache_settings(settings, held_out).out) for held_out in splits]
+    caches = [open_cache(cache_settings(settings, held_out).out) for held_out in splits(settings)]
     return caches[0], caches[1] if len(caches) > 1 else None
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import typer
 from accelerate import Accelerator
-from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from drafttrain.cli import recipe_command
 from drafttrain.config import (
@@ -28,18 +28,19 @@ from drafttrain.config import (
     DistillConfig,
     SpecDrafterRecipe,
     load_settings,
+    validate_settings,
 )
 from drafttrain.data.collate import SlotCollator
 from drafttrain.data.distill import distill, load_distilled
-from drafttrain.data.distill_plan import plan_distillation
+from drafttrain.data.distill_plan import check_distillation, plan_distillation
 from drafttrain.decoding.drafters.spec_drafter import predict_blocks
 from drafttrain.evaluation.replay import tokens_per_round_from_predictions
 from drafttrain.models.initialise import has_own_output, initialise, make_config
-from drafttrain.models.loading import LoadedTarget, check_seq2seq, load_target
+from drafttrain.models.loading import LoadedTarget, check_seq2seq, load_target, load_tokenizer
 from drafttrain.models.spec_drafter import SpecDrafter, SpecDrafterConfig
 from drafttrain.training.loop import Task, count_steps, make_accelerator, make_plan, train
 from drafttrain.training.objectives import MaskPredict
-from drafttrain.training.run import is_finished, open_run, save_final
+from drafttrain.training.run import check_run, is_finished, open_run, save_final
 
 
 @recipe_command
@@ -53,9 +54,7 @@ def main(
 ) -> None:
     settings = load_settings(SpecDrafterRecipe, config, overrides or ())
     target_config = check_seq2seq(settings.target)
-    tokenizer = AutoTokenizer.from_pretrained(
-        settings.target.path, revision=settings.target.revision
-    )
+    tokenizer = load_tokenizer(settings.target)
     drafter_config = make_config(
         target_config, settings.drafter, choose_mask(tokenizer, target_config), identity(settings)
     )
@@ -65,6 +64,9 @@ def main(
     if is_finished(settings.run):
         print(f"{settings.run} is finished: its drafter is {settings.run / 'final'}")
         return
+    check_run(settings.run, settings)
+    for group, distillation in distillations(settings).items():
+        check_distillation(distillation, group)
     accelerator = make_accelerator(settings.train, settings.run)
     if accelerator.is_main_process:
         open_run(settings.run, settings)
@@ -96,28 +98,34 @@ def identity(settings: SpecDrafterRecipe) -> dict:
     return {"path": settings.target.path, "revision": settings.target.revision}
 
 
-def distill_settings(settings: SpecDrafterRecipe, data: DataConfig, out: Path) -> DistillConfig:
+def distillations(settings: SpecDrafterRecipe) -> dict[str, DistillConfig]:
+    """What is to be distilled, by the setting that its inputs come from."""
+    out = settings.distilled or settings.run / "distilled"
+    found = {"data": _distill_settings(settings, settings.data, out)}
+    if settings.held_out is not None:
+        most = settings.validation_rows
+        limit = min(settings.held_out.limit or most, most)
+        data = settings.held_out.model_copy(update={"limit": limit})
+        found["held_out"] = _distill_settings(settings, data, settings.run / "held_out")
+    return found
+
+
+def _distill_settings(settings: SpecDrafterRecipe, data: DataConfig, out: Path) -> DistillConfig:
     fixed = {"target": settings.target, "data": data, "out": out}
     if clash := fixed.keys() & settings.distill.keys():
         raise ConfigError(f"distill.{min(clash)}: give it as {min(clash)}= at the top level")
-    return DistillConfig(**fixed, **settings.distill)
+    return validate_settings(DistillConfig, fixed | settings.distill, within="distill")
 
 
 def distilled_rows(
     settings: SpecDrafterRecipe, target: LoadedTarget
 ) -> tuple[datasets.Dataset, datasets.Dataset | None]:
     """The target's own outputs, for training and for validation; made where they are missing."""
-    out = settings.distilled or settings.run / "distilled"
-    distill(distill_settings(settings, settings.data, out), target)
-    rows = load_distilled(out)
-    if settings.held_out is None:
-        return rows, None
-    out = settings.run / "held_out"
-    most = settings.validation_rows
-    limit = min(settings.held_out.limit or most, most)
-    data = settings.held_out.model_copy(update={"limit": limit})
-    distill(distill_settings(settings, data, out), target)
-    return rows, load_distilled(out)
+    wanted = distillations(settings)
+    for distillation in wanted.values():
+        distill(distillation, target)
+    rows = {group: load_distilled(distillation.out) for group, distillation in wanted.items()}
+    return rows["data"], rows.get("held_out")
 
 
 def make_task(
@@ -178,8 +186,7 @@ def print_plan(settings: SpecDrafterRecipe, config: SpecDrafterConfig) -> None:
     with torch.device("meta"):
         drafter = SpecDrafter(config)
     parameters = drafter.num_parameters()
-    out = settings.distilled or settings.run / "distilled"
-    plan = plan_distillation(distill_settings(settings, settings.data, out))
+    plan = plan_distillation(distillations(settings)["data"])
     masks = settings.objective.blocks * config.mask_rows
     tokens = plan.source_tokens + plan.target_tokens + masks * plan.rows
     batches = max(1, round(tokens / settings.train.batch_tokens))

@@ -12,6 +12,7 @@ you serve: point drafttrain at those as they are.
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +21,7 @@ import datasets
 import numpy as np
 import torch
 import typer
+from huggingface_hub.errors import StrictDataclassError
 from tokenizers import (
     Tokenizer,
     decoders,
@@ -30,10 +32,10 @@ from tokenizers import (
     trainers,
 )
 from transformers import (
+    CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
-    AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
@@ -43,10 +45,15 @@ from drafttrain.config import ConfigError, TargetRecipe, load_settings
 from drafttrain.data.collate import PairCollator, TextCollator
 from drafttrain.data.prompts import load_inputs
 from drafttrain.models.drafters import check_tokenizers
-from drafttrain.models.loading import check_target, load_target, load_tokenizer
+from drafttrain.models.loading import (
+    check_target,
+    load_target,
+    load_tokenizer,
+    read_tokenizer,
+)
 from drafttrain.training.loop import Task, count_steps, make_accelerator, make_plan, train
 from drafttrain.training.objectives import NextToken, SequenceToSequence
-from drafttrain.training.run import is_finished, open_run, save_final
+from drafttrain.training.run import check_run, is_finished, open_run, save_final
 
 SPECIAL = ["<pad>", "</s>", "<unk>", "<mask>"]
 """Ids 0 to 3 of a tokenizer trained here; an encoder-decoder's decoder starts from <pad>."""
@@ -99,7 +106,10 @@ def _wrap(bpe: Tokenizer) -> PreTrainedTokenizerFast:
 def tokenize_pairs(rows: datasets.Dataset, tokenizer, most: int) -> datasets.Dataset:
     """source_ids and target_ids of the pairs with at most `most` tokens on either side."""
     if rows[0]["reference"] is None:
-        raise ConfigError("data: no references found; give data.reference_column or reference_path")
+        raise ConfigError(
+            "no references are in the data to learn from; name their column with "
+            "data.reference_column, or their file with data.reference_path"
+        )
     pairs = {
         "source_ids": tokenizer(list(rows["source"])).input_ids,
         "target_ids": tokenizer(text_target=list(rows["reference"])).input_ids,
@@ -151,7 +161,10 @@ def main(
     config: Annotated[Path, typer.Option(help="YAML settings")] = Path(
         "recipes/docstrings_target.yaml"
     ),
-    dry_run: Annotated[bool, typer.Option(help="Print sizes and steps; write nothing")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print sizes and steps; write nothing")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks")] = False,
 ) -> None:
     settings = load_settings(TargetRecipe, config, overrides or ())
     run = settings.run
@@ -160,10 +173,11 @@ def main(
         return
     pairs = check_family(settings)
     check_teacher(settings, pairs)
+    check_run(run, settings)
     tokenize = tokenize_pairs if pairs else tokenize_texts
     rows = load_inputs(settings.data)
     if settings.tokenizer is not None:
-        tokenizer = AutoTokenizer.from_pretrained(settings.tokenizer)
+        tokenizer = read_tokenizer(settings.tokenizer, f"tokenizer = {settings.tokenizer!r}")
     elif settings.teacher is not None:
         tokenizer = load_tokenizer(settings.teacher)
     else:
@@ -171,6 +185,17 @@ def main(
         train_tokenizer = train_pair_tokenizer if pairs else train_text_tokenizer
         tokenizer = train_tokenizer(texts, settings.vocab_size)
     tokenized = tokenize(rows, tokenizer, settings.max_tokens)
+    if len(tokenized) == 0:
+        raise ConfigError(
+            f"max_tokens = {settings.max_tokens} leaves no row of {settings.data.path!r}; give a "
+            "larger one"
+        )
+    held_out = None
+    if settings.held_out is not None:
+        held_out = tokenize(
+            load_inputs(settings.held_out, "held_out"), tokenizer, settings.max_tokens
+        )
+        held_out = held_out.select(range(min(settings.validation_rows, len(held_out))))
     model = _build(settings, tokenizer, pairs)
     lengths = np.array([len(r["source_ids"]) + len(r["target_ids"]) for r in tokenized])
     collate = (PairCollator if pairs else TextCollator)(tokenizer.pad_token_id)
@@ -178,9 +203,7 @@ def main(
     kind = SequenceToSequence if pairs else NextToken
     objective = kind(model, settings.label_smoothing, teacher)
     validate = None
-    if settings.held_out is not None:
-        held_out = tokenize(load_inputs(settings.held_out), tokenizer, settings.max_tokens)
-        held_out = held_out.select(range(min(settings.validation_rows, len(held_out))))
+    if held_out is not None:
         validate = partial(perplexity, rows=held_out, collate=collate)
     task = Task(objective, tokenized, lengths, collate, validate)
     accelerator = make_accelerator(settings.train, run)
@@ -206,10 +229,17 @@ def check_family(settings: TargetRecipe) -> bool:
     family = settings.model.get("model_type")
     if family is None:
         raise ConfigError("model.model_type is missing; give one, such as marian, t5 or llama")
-    try:
-        return AutoConfig.for_model(family).is_encoder_decoder
-    except (KeyError, ValueError) as error:
-        raise ConfigError(f"model.model_type = {family!r}: {error}") from None
+    if family not in CONFIG_MAPPING:
+        near = get_close_matches(str(family), list(CONFIG_MAPPING), n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else "give one, such as marian, t5 or llama"
+        raise ConfigError(f"model.model_type = {family!r} is unknown to Transformers; {hint}")
+    config = AutoConfig.for_model(family)
+    known = config.to_dict().keys() | config.attribute_map.keys()
+    for name in sorted(settings.model.keys() - known):
+        near = get_close_matches(str(name), sorted(known), n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
+        raise ConfigError(f"unknown setting 'model.{name}' of a {family!r} model; {hint}")
+    return config.is_encoder_decoder
 
 
 def check_teacher(settings: TargetRecipe, pairs: bool) -> None:
@@ -242,8 +272,10 @@ def _build(settings: TargetRecipe, tokenizer, pairs: bool) -> PreTrainedModel:
     kind = AutoModelForSeq2SeqLM if pairs else AutoModelForCausalLM
     try:
         return kind.from_config(AutoConfig.for_model(family, **fields))
-    except (KeyError, ValueError) as error:
-        raise ConfigError(f"model: {error}") from None
+    except (KeyError, ValueError, StrictDataclassError) as error:
+        raise ConfigError(
+            f"model = {settings.model}: {str(error).splitlines()[-1].strip()}; mend it"
+        ) from None
 
 
 if __name__ == "__main__":

@@ -45,12 +45,13 @@ def is_finished(run: Path) -> bool:
     return (final / "config.json").is_file() or any(final.glob("*/config.json"))
 
 
-def open_run(run: Path, settings: Config, loose: Collection[str] = LOOSE) -> None:
-    """Create the run folder and record settings and versions; call it on one process.
+def check_run(run: Path, settings: Config, loose: Collection[str] = LOOSE) -> None:
+    """Refuse a folder that is a file, or belongs to a run with other settings; write nothing.
 
-    Re-running continues an unfinished run. Raises ConfigError where the folder belongs to a run
-    with other settings, naming the first that differs, or where another process works on it.
+    Raises ConfigError naming the first setting that differs.
     """
+    if run.exists() and not run.is_dir():
+        raise ConfigError(f"run = {str(run)!r} is a file; give a folder")
     file = run / "run.yaml"
     if file.exists():
         before = _read_settings(file)
@@ -61,6 +62,16 @@ def open_run(run: Path, settings: Config, loose: Collection[str] = LOOSE) -> Non
                 f"{run} was begun with {key}={old!r}, not {new!r}; give run=ANOTHER_FOLDER, or "
                 f"the old value to go on with it"
             )
+
+
+def open_run(run: Path, settings: Config, loose: Collection[str] = LOOSE) -> None:
+    """Create the run folder and record settings and versions; call it on one process.
+
+    Re-running continues an unfinished run. Raises ConfigError as `check_run`, and where another
+    process works on the run.
+    """
+    check_run(run, settings, loose)
+    file = run / "run.yaml"
     own_run(run)
     remove_leftovers(run)
     remove_unfinished(run)
