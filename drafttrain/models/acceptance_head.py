@@ -18,6 +18,8 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedMode
 from drafttrain.config import ConfigError
 from drafttrain.models.draft_states import StateKind, kinds_of, state_size
 from drafttrain.models.identity import hash_weights
+from drafttrain.models.loading import WEIGHT_ERRORS, read_config
+from drafttrain.models.weight_files import check_weight_files
 
 IDENTITY_TYPES = (None, torch.float32, torch.bfloat16, torch.float16)
 """A head's drafter may have been loaded in another type than the one its file holds."""
@@ -41,8 +43,10 @@ class AcceptanceHeadConfig(PretrainedConfig):
         drafttrain_version: str | None = None,
         **kwargs,
     ):
-        if depth < 0:
-            raise ValueError(f"depth = {depth}: a head has 0 residual blocks or more")
+        if not isinstance(depth, int) or depth < 0:
+            raise ValueError(f"depth = {depth!r}: a head has 0 residual blocks or more")
+        if not isinstance(rejection_weight, int | float):
+            raise ValueError(f"rejection_weight = {rejection_weight!r} is no number")
         self.hidden_size = hidden_size
         self.depth = depth
         self.rejection_weight = rejection_weight
@@ -157,24 +161,23 @@ def check_head_identity(head: AcceptanceHead, drafter: PreTrainedModel, name: st
 
 
 def _load_head(folder: Path) -> tuple[str, AcceptanceHead]:
-    try:
-        config = AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder / 'config.json'} cannot be read: {error}") from None
+    config = read_config(str(folder), f"head {str(folder)!r}")
     if config.model_type != AcceptanceHeadConfig.model_type:
         raise ConfigError(
             f"{str(folder)!r} holds a {config.model_type!r} model, not an acceptance head; give "
             "the folder of a head, or the run of recipes/train_acceptance_head.py"
         )
+    check_weight_files(str(folder), f"head {str(folder)!r}")
     try:
         head, account = AcceptanceHead.from_pretrained(
             folder,
             config=config,
             dtype=torch.float32,
             use_safetensors=True,
+            trust_remote_code=False,
             output_loading_info=True,
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except WEIGHT_ERRORS as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise ConfigError(f"the weights of head {str(folder)!r} cannot be read: {reason}") from None
     wrong = sorted(account["missing_keys"]) + sorted(account["unexpected_keys"])

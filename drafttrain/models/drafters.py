@@ -96,7 +96,8 @@ def load_drafter(
     except WEIGHT_ERRORS as error:
         raise ConfigError(
             f"drafter {str(path)!r}: its weights cannot be read ({first_line(error)}); "
-            "safetensors are needed: save the model once with save_pretrained"
+            "whole safetensors are needed: copy them again, or save the model once with "
+            "save_pretrained"
         ) from error
     return model.eval() if like is None else ready_to_decode(model, like.model.device)
 

@@ -65,7 +65,8 @@ def load_target(config: TargetConfig) -> LoadedTarget:
     except WEIGHT_ERRORS as error:
         raise ConfigError(
             f"target.path = {config.path!r}: its weights cannot be read ({first_line(error)}); "
-            "safetensors are needed: save the model once with save_pretrained"
+            "whole safetensors are needed: copy them again, or save the model once with "
+            "save_pretrained"
         ) from error
     return LoadedTarget(ready_to_decode(model, device), tokenizer, config.path)
 

@@ -1,7 +1,8 @@
 """Checkpoints of a run: written whole or not at all, resumed exactly, rotated, averaged.
 
 A checkpoint folder holds `weights.safetensors` (the trained model, whole, whatever the sharding),
-`state/` (what Accelerate needs to go on: optimizer and sharded weights) and `progress.json`, which
+`state/` (what Accelerate needs to go on: optimizer and sharded weights; read as plain tensors
+only, so that no file can run code) and `progress.json`, which
 has the digests of all these files: what is read back is what was written. The folder is written
 under a temporary name and renamed last, so that one that has its name is complete.
 """
@@ -15,9 +16,11 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import load
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -114,7 +117,16 @@ def load_checkpoint(accelerator: Accelerator, folder: Path, fingerprint: str) ->
         )
     if accelerator.is_main_process:
         check_files(folder, progress)
-    accelerator.load_state(str(folder / "state"))
+    try:
+        for file in sorted((folder / "state").glob("*.pkl")):
+            load(file)  # Accelerate goes on without a file of random states that it cannot read
+        accelerator.load_state(str(folder / "state"), load_kwargs={"weights_only": True})
+    except UnpicklingError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(
+            f"checkpoint {folder} holds more than numbers, and is not read: {reason}; "
+            f"{_remedy(folder)}"
+        ) from None
     return progress
 
 
@@ -132,6 +144,11 @@ def check_files(folder: Path, progress: Progress) -> None:
     """Every file is as it was written. Raises CheckpointError."""
     for name, digest in progress.files.items():
         path = folder / name
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise CheckpointError(
+                f"checkpoint {folder}: its {PROGRESS} names {name!r}, which lies outside; "
+                f"{_remedy(folder)}"
+            )
         if not path.is_file():
             raise CheckpointError(f"checkpoint {folder} has lost its {name}; {_remedy(folder)}")
         if _digest(path) != digest:
