@@ -3,7 +3,8 @@
 A folder holds shard-00000.parquet, shard-00001.parquet, ... and manifest.json. A file is written to
 a temporary name and renamed, so whatever bears its final name is whole; merging is nothing but
 listing. The manifest is written first, with `counts` empty, and completed when every shard lies
-there: ok + skipped + error = rows.
+there: ok + skipped + error = rows. A shard carries a digest of its rows: what is read back is what
+was written.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ import pyarrow.compute as compute
 import pyarrow.parquet
 from pydantic import ValidationError
 
-from drafttrain.config import Config, ConfigError, DataConfig
+from drafttrain.config import Config, ConfigError, DataConfig, first_problem
 from drafttrain.data.rows import CHATS
 from drafttrain.data.writing import renamed_when_whole
 from drafttrain.models.identity import hash_tokenizer as hash_tokenizer
 from drafttrain.models.identity import hash_weights as hash_weights
 
 MANIFEST = "manifest.json"
+DIGEST = b"sha256"
+"""Key of the rows' digest among a shard's metadata; shards of earlier versions have none."""
 TRUNCATED = "no end within max_new_tokens"
 SCHEMA = pyarrow.schema(
     [
@@ -129,6 +132,7 @@ def write_shard(path: Path, rows: Sequence[ShardRow]) -> None:
     """One shard, whole or not at all."""
     columns = {name: [getattr(row, name) for row in rows] for name in SCHEMA.names}
     table = pyarrow.table(columns, schema=SCHEMA)
+    table = table.replace_schema_metadata({DIGEST: hash_rows(table)})
     with renamed_when_whole(path) as temporary:
         pyarrow.parquet.write_table(table, temporary, compression="zstd")
 
@@ -148,8 +152,9 @@ def read_manifest(folder: Path | str) -> Manifest:
     try:
         return Manifest.model_validate_json(path.read_text(encoding="utf-8"))
     except (ValidationError, UnicodeDecodeError) as error:
+        reason = first_problem(error) if isinstance(error, ValidationError) else error.reason
         raise ConfigError(
-            f"{path} is not a manifest of this version ({str(error).splitlines()[-1].strip()}); "
+            f"{path} is not a manifest of this version ({reason}); "
             "distil into another folder, or delete this one"
         ) from None
 
@@ -223,22 +228,42 @@ def load_distilled(folder: Path | str) -> datasets.Dataset:
 
 
 def _read_shards(folder: Path, manifest: Manifest) -> pyarrow.Table:
-    tables = []
-    for shard in range(manifest.shards):
-        path = shard_path(folder, shard)
-        try:
-            tables.append(pyarrow.parquet.read_table(path, schema=SCHEMA))
-        except (pyarrow.ArrowException, OSError) as error:
-            raise ConfigError(
-                f"{path} cannot be read ({error}); delete it and distil again: "
-                "the other shards stay"
-            ) from None
-        if len(tables[-1]) != manifest.rows_in(shard):
-            raise ConfigError(
-                f"{path} has {len(tables[-1])} rows where {manifest.rows_in(shard)} belong; "
-                "delete it and distil again: the other shards stay"
-            )
-    return pyarrow.concat_tables(tables)
+    return pyarrow.concat_tables(
+        _read_shard(shard_path(folder, shard), manifest.rows_in(shard))
+        for shard in range(manifest.shards)
+    )
+
+
+def _read_shard(path: Path, rows: int) -> pyarrow.Table:
+    """The rows of a shard, as they were written. Raises ConfigError."""
+    remedy = "delete it and distil again: the other shards stay"
+    try:
+        table = pyarrow.parquet.read_table(path)
+        digest = (table.schema.metadata or {}).get(DIGEST)
+        table = table.select(SCHEMA.names).cast(SCHEMA)
+        damaged = digest is not None and digest != hash_rows(table).encode()
+    except (pyarrow.ArrowException, OSError, KeyError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}); {remedy}") from None
+    if damaged:
+        raise ConfigError(f"{path} is damaged: its rows are not those written; {remedy}")
+    if len(table) != rows:
+        raise ConfigError(f"{path} has {len(table)} rows where {rows} belong; {remedy}")
+    return table
+
+
+def hash_rows(table: pyarrow.Table) -> str:
+    """SHA-256 of all values, whatever the encoding on disk."""
+    digest = hashlib.sha256()
+    for name in SCHEMA.names:
+        column = table[name].combine_chunks()
+        parts = [column]
+        if pyarrow.types.is_list(column.type):
+            parts = [compute.list_value_length(column), compute.list_flatten(column)]
+        for part in parts:
+            text = pyarrow.types.is_string(part.type)
+            values = json.dumps(part.to_pylist()).encode() if text else part.to_numpy().tobytes()
+            digest.update(f"{name}\t{len(part)}\t".encode() + values)
+    return digest.hexdigest()
 
 
 def _ok_rows(table: pyarrow.Table) -> pyarrow.Table:

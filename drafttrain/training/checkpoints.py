@@ -133,11 +133,14 @@ def load_checkpoint(accelerator: Accelerator, folder: Path, fingerprint: str) ->
 def read_progress(folder: Path) -> Progress:
     """Where the run stood at a checkpoint. Raises CheckpointError if that cannot be read."""
     try:
-        return Progress(**json.loads((folder / PROGRESS).read_text(encoding="utf-8")))
+        progress = Progress(**json.loads((folder / PROGRESS).read_text(encoding="utf-8")))
+        if folder.name != f"step-{progress.step:08d}":
+            raise ValueError(f"its {PROGRESS} says step {progress.step}")
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(
             f"checkpoint {folder} cannot be read ({error}); {_remedy(folder)}"
         ) from None
+    return progress
 
 
 def check_files(folder: Path, progress: Progress) -> None:

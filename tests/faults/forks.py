@@ -1,0 +1,145 @@
+"""Children of a process that has loaded the libraries once, to be killed at chosen points."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate"}
+"""Audit events of Python's file operations, besides `open` for writing."""
+PATIENCE = 300.0
+"""Seconds after which a child hangs."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """When a child gets its signal: after some seconds, or right before its n-th file operation."""
+
+    seconds: float | None = None
+    operation: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.seconds:.2f} s" if self.seconds is not None else f"file op {self.operation}"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a child ended."""
+
+    status: int
+    """Exit status, or minus the number of the signal that ended it."""
+    seconds: float
+    operations: int | None
+    """File operations that it made in its folder; None if it was killed."""
+    said: str
+
+
+def run_in_child(
+    work: Callable[[], None], folder: Path, log: Path, point: Point | None = None, number: int = 9
+) -> Ended:
+    """Run `work` in a forked child, in `folder`; send it a signal at the point, if there is one."""
+    counted = log.with_suffix(".operations")
+    counted.unlink(missing_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    start = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        _become(work, folder, log, counted, point, number)
+    if point is not None and point.seconds is not None:
+        status = _wait(child, point.seconds)
+        if status is None:
+            os.kill(child, number)
+            status = _wait(child, PATIENCE)
+    else:
+        status = _wait(child, PATIENCE)
+    if status is None:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise AssertionError(f"a child hung at {point}:\n{log.read_text()}")
+    operations = int(counted.read_text()) if counted.exists() else None
+    return Ended(
+        os.waitstatus_to_exitcode(status),
+        time.monotonic() - start,
+        operations,
+        log.read_text(errors="replace"),
+    )
+
+
+def call_in_child(function: Callable[[], Any], folder: Path) -> Any:
+    """The function's result (as JSON has it), computed in a child: this process stays as it is."""
+    answer = folder / "answer.json"
+
+    def work() -> None:
+        answer.write_text(json.dumps(function()))
+
+    ended = run_in_child(work, folder, folder / "call.log")
+    assert ended.status == 0, ended.said
+    return json.loads(answer.read_text())
+
+
+def _wait(child: int, seconds: float) -> int | None:
+    """The child's wait status, or None if it still runs after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while True:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return status
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(min(0.005, max(0.0, deadline - time.monotonic())))
+
+
+def _become(
+    work: Callable[[], None],
+    folder: Path,
+    log: Path,
+    counted: Path,
+    point: Point | None,
+    number: int,
+) -> None:
+    """The life of a child. Does not return."""
+    status = 1
+    try:
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.chdir(folder)
+        seen = _watch(folder, None if point is None else point.operation, number)
+        try:
+            work()
+            status = 0
+        except SystemExit as leaving:
+            status = leaving.code if isinstance(leaving.code, int) else 1
+        counted.write_text(str(seen[0]))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _watch(folder: Path, operation: int | None, number: int) -> list[int]:
+    """Count this process's file operations in a folder; send itself a signal before the n-th."""
+    inside, seen = str(folder.absolute()), [0]
+
+    def hook(event: str, arguments: tuple) -> None:
+        writes = event == "open" and isinstance(arguments[1], str) and arguments[1][0] in "wax"
+        if not (writes or event in CHANGES) or not isinstance(arguments[0], str | os.PathLike):
+            return
+        if os.path.abspath(os.fspath(arguments[0])).startswith(inside):
+            seen[0] += 1
+            if seen[0] == operation:
+                os.kill(os.getpid(), number)
+
+    sys.addaudithook(hook)
+    return seen

@@ -1,0 +1,152 @@
+"""Kill stages at random points, run them again to the end, and account for what came out."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.faults.forks import Point, call_in_child, run_in_child
+from tests.faults.stages import (
+    STAGES,
+    Stage,
+    damage,
+    differences,
+    lost_and_doubled,
+    make_inputs,
+    newest_step,
+)
+
+WEIGHTS = {"distil": 35, "train": 40, "cache": 15, "export": 10}
+"""How many of a hundred signals go to each stage."""
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Whole:
+    """An uninterrupted run of a stage."""
+
+    folder: Path
+    seconds: float
+    operations: int
+
+
+@dataclass
+class Account:
+    """What came of the signals that a stage was sent."""
+
+    signals: int = 0
+    runs: int = 0
+    """Runs to the end, each after one signal or more."""
+    lost: int = 0
+    doubled: int = 0
+    identical: int = 0
+    """Finished folders that are those of the uninterrupted run, byte for byte."""
+    wrong: list[str] = field(default_factory=list)
+    """Whatever may not be, in words."""
+
+
+def prepare(base: Path, stages: Sequence[str] = tuple(STAGES)) -> dict[str, Whole]:
+    """Inputs in `base`, and each stage run once without interruption."""
+    base.mkdir(parents=True, exist_ok=True)
+    call_in_child(lambda: make_inputs(base), base)
+    wholes = {}
+    for stage in (STAGES[name] for name in stages):
+        folder = base / "whole" / stage.name
+        folder.mkdir(parents=True)
+        ended = run_in_child(lambda s=stage: s.run(base), folder, base / f"{stage.name}.log")
+        assert ended.status == 0, ended.said
+        assert ended.operations is not None
+        wholes[stage.name] = Whole(folder, ended.seconds, ended.operations)
+    return wholes
+
+
+def random_point(chance: random.Random, whole: Whole) -> Point:
+    """By the clock or by the file operations, each half of the time."""
+    if chance.random() < 0.5:
+        return Point(seconds=chance.uniform(0.0, whole.seconds))
+    return Point(operation=chance.randint(1, whole.operations))
+
+
+def break_off(
+    base: Path, wholes: dict[str, Whole], signals: int, number: int, seed: int
+) -> Iterator[tuple[str, Account]]:
+    """Yields the stage, and the account of all stages' runs so far under its name, run by run.
+
+    A run is broken off one to three times at random points, then finished.
+    """
+    chance = random.Random(seed)
+    accounts = {name: Account() for name in wholes}
+    shares = [WEIGHTS[name] for name in wholes]
+    sent, trial = 0, 0
+    while sent < signals:
+        name = chance.choices(list(wholes), shares)[0]
+        account = accounts[name]
+        work = base / f"{signal.Signals(number).name}-{trial}"
+        work.mkdir()
+        for _ in range(min(chance.randint(1, 3), signals - sent)):
+            point = random_point(chance, wholes[name])
+            if not _break_once(base, work, STAGES[name], wholes[name], point, number, account):
+                break  # it was done before the signal came
+            sent, account.signals = sent + 1, account.signals + 1
+        _finish(base, work, STAGES[name], wholes[name], account)
+        if not account.wrong:
+            shutil.rmtree(work)
+        trial += 1
+        yield name, account
+
+
+def _break_once(
+    base: Path, work: Path, stage: Stage, whole: Whole, point: Point, number: int, account: Account
+) -> bool:
+    """Send one run a signal. -> whether it came before the end."""
+    log = base / f"{work.name}.log"
+    ended = run_in_child(lambda: stage.run(base), work, log, point, number)
+    where = f"{stage.name} at {point} in {work.name}"
+    if ended.status == 0:
+        return False
+    if number == signal.SIGKILL and ended.status != -signal.SIGKILL:
+        account.wrong.append(f"{where}: ended by itself with {ended.status}: {ended.said[-500:]}")
+    if number == signal.SIGTERM and ended.status != -signal.SIGTERM:  # else: it had not begun
+        account.wrong += [f"{where}: {x}" for x in _bad_leaving(ended.status, ended.said, work)]
+    account.wrong += [
+        f"{where}: {x}" for x in call_in_child(lambda: damage(stage, work, whole.folder), base)
+    ]
+    return True
+
+
+def _bad_leaving(status: int, said: str, work: Path) -> list[str]:
+    """What is wrong with how a run left after SIGTERM."""
+    line = said.strip().splitlines()[-1] if said.strip() else ""
+    wrong = []
+    if status != INTERRUPTED:
+        wrong.append(f"left with {status}: {said[-500:]}")
+    elif "interrupted" not in line and "go on with: " not in line:
+        wrong.append(f"last line is {line!r}")
+    stopped = re.search(r"stopped at step (\d+)", line)
+    if stopped and newest_step(work) != int(stopped[1]):
+        wrong.append(f"{line!r}, but the newest checkpoint is of step {newest_step(work)}")
+    return wrong
+
+
+def _finish(base: Path, work: Path, stage: Stage, whole: Whole, account: Account) -> None:
+    """Run to the end and compare with the uninterrupted run."""
+    if stage.name == "export" and (work / stage.out).exists():
+        ended_well = True  # killed after the rename: it is whole, as `damage` has seen
+    else:
+        ended = run_in_child(lambda: stage.run(base), work, base / f"{work.name}.log")
+        ended_well = ended.status == 0
+        if not ended_well:
+            account.wrong.append(f"{work.name}: {stage.name} again: {ended.said[-1000:]}")
+    lost, doubled = call_in_child(lambda: lost_and_doubled(stage, work), base)
+    other = call_in_child(lambda: differences(work, whole.folder), base)
+    account.runs += 1
+    account.lost += lost
+    account.doubled += doubled
+    account.identical += ended_well and not other
+    if other:
+        account.wrong.append(f"{work.name}: {stage.name} differs in {', '.join(other[:5])}")

@@ -1,0 +1,171 @@
+"""Small commands to be broken off, and what must hold of the folders that they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from unittest.mock import patch
+
+import pyarrow.parquet
+import torch
+import yaml
+
+from drafttrain import cli, export_command
+from drafttrain.data import cache_shards, hidden_cache, shards
+from drafttrain.export.reload import compare
+from drafttrain.training.checkpoints import check_files, checkpoint_folders, read_progress
+from recipes import train_spec_drafter
+from tests.models.test_spec_drafter import shared
+from tests.tiny_models import tiny_model
+from tests.tiny_targets import random_sentences, save_target
+
+LIBRARIES = (hidden_cache, cli, export_command)
+"""Loaded before the children are forked, or each would load them again."""
+OWN = {"environment.json", ".writing.lock"}
+"""Files that differ from run to run: the command line, and the lock."""
+SENTENCES, HELD_OUT = 60, 10
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A command that is run in an empty folder, with its inputs in another."""
+
+    name: str
+    run: Callable[[Path], None]
+    """Runs the command in the current folder; gets the folder of the inputs."""
+    out: str
+    """The folder that it writes."""
+
+
+def _distil(inputs: Path) -> None:
+    cli.main(["distill", "--config", str(inputs / "distill.yaml"), "--out", "shards"])
+
+
+def _cache(inputs: Path) -> None:
+    cli.main(["cache", "--config", str(inputs / "cache.yaml"), "--out", "cache"])
+
+
+def _train(inputs: Path) -> None:
+    train_spec_drafter.main(["--config", str(inputs / "recipe.yaml"), "run=run"])
+
+
+def _export(inputs: Path) -> None:
+    drafter = inputs / "whole" / "train" / "run" / "final"
+    here = partial(export_command.export, reload=compare)  # no Python process of its own: quick
+    with patch.object(export_command, "export", here):
+        cli.main(["export", "--drafter", str(drafter), "--out", "export", "check=drafter"])
+
+
+STAGES = {
+    "distil": Stage("distil", _distil, "shards"),
+    "train": Stage("train", _train, "run"),
+    "cache": Stage("cache", _cache, "cache"),
+    "export": Stage("export", _export, "export"),
+}
+"""In an order in which each has its inputs: cache and export use what the others made."""
+
+
+def make_inputs(folder: Path) -> None:
+    """Models, texts and settings of all stages."""
+    torch.set_num_threads(1)
+    target = save_target(shared("marian"), folder / "target")
+    tiny_model("marian", seed=9).save_pretrained(folder / "drafter")
+    for name, count in (("train", SENTENCES), ("val", HELD_OUT)):
+        (folder / f"{name}.txt").write_text("\n".join(random_sentences(count)) + "\n")
+    sampling = {"temperature": 1.0, "top_k": 20, "max_new_tokens": 12}
+    common = {"target": {"path": str(target)}, "data": {"path": str(folder / "train.txt")}}
+    settings = {
+        "distill": common | {"method": "sample", "sampling": sampling, "shard_rows": 5},
+        "cache": {
+            "target": common["target"],
+            "drafter": str(folder / "drafter"),
+            "distilled": str(folder / "whole" / "distil" / "shards"),
+            "shard_rows": 5,
+        },
+        "recipe": common
+        | {
+            "held_out": {"path": str(folder / "val.txt")},
+            "distill": {"sampling": {"max_new_tokens": 12}, "shard_rows": 20},
+            "drafter": {"k": 4, "decoder_layers": 1, "dropout": 0.2},
+            "train": {
+                "threads": 1,
+                "max_steps": 12,
+                "batch_tokens": 400,
+                "checkpoint_every": 2,
+                "keep_checkpoints": 2,
+                "average": 2,
+                "validate_every": 6,
+                "log_every": 1,
+                "warmup": 2,
+            },
+        },
+    }
+    for name, values in settings.items():
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(values))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files that belong to the result, by their paths."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name not in OWN
+    }
+
+
+def rows_in(folder: Path) -> list[int]:
+    """Numbers of the input rows that lie in the shards of a distilled folder."""
+    files = sorted(folder.glob("shard-*.parquet"))
+    return [row for file in files for row in pyarrow.parquet.read_table(file)["row"].to_pylist()]
+
+
+def lost_and_doubled(stage: Stage, work: Path) -> tuple[int, int]:
+    """Input rows that a finished stage has not, or has more than once."""
+    expected = {"distil": {"shards": SENTENCES}, "train": {"run/distilled": SENTENCES}}
+    lost = doubled = 0
+    for folder, count in expected.get(stage.name, {}).items():
+        rows = rows_in(work / folder)
+        lost += len(set(range(count)) - set(rows))
+        doubled += len(rows) - len(set(rows))
+    return lost, doubled
+
+
+def differences(work: Path, whole: Path) -> list[str]:
+    """What a finished stage has otherwise than the uninterrupted one; nothing may be left over."""
+    found, expected = contents(work), contents(whole)
+    names = sorted(found.keys() | expected.keys())
+    return [name for name in names if found.get(name) != expected.get(name)]
+
+
+def damage(stage: Stage, work: Path, whole: Path) -> list[str]:
+    """What is wrong with the folder of a stage that was broken off: nothing may be.
+
+    Whatever bears its final name is whole: shards and finished folders are those of the
+    uninterrupted run, byte for byte, and checkpoints are what their digests say.
+    """
+    wrong = []
+    for path in work.rglob("shard-*"):
+        name = path.relative_to(work)
+        if path.read_bytes() != (whole / name).read_bytes():
+            wrong.append(f"{name} differs")
+    for name in ("run/final", "export"):
+        folder = work / name
+        if folder.exists() and contents(folder) != contents(whole / name):
+            wrong.append(f"{name} is neither whole nor absent")
+    for folder in checkpoint_folders(work / "run"):
+        try:
+            check_files(folder, read_progress(folder))
+        except ValueError as error:
+            wrong.append(str(error))
+    for manifest in work.rglob("manifest.json"):
+        read = cache_shards.read_cache_manifest if stage.name == "cache" else shards.read_manifest
+        read(manifest.parent)
+    return wrong
+
+
+def newest_step(work: Path) -> int:
+    """Steps of the newest checkpoint; 0 if there is none."""
+    folders = checkpoint_folders(work / "run")
+    return read_progress(folders[-1]).step if folders else 0
