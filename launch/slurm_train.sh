@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Train a recipe on several machines of a Slurm cluster; goes on by itself after pre-emption.
+#   sbatch launch/slurm_train.sh recipes/train_spec_drafter.py --config my.yaml train.precision=bf16
+#   sbatch --nodes 4 --export ALL,LAUNCH_FILE=launch/fsdp2.yaml launch/slurm_train.sh recipes/...
+# Submit from the repository's folder, which all machines must see, as the run folder. Options of
+# sbatch (--partition, --account, --nodes, --gpus-per-node) override the lines below.
+#SBATCH --job-name=drafttrain
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=32
+#SBATCH --time=24:00:00
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --signal=B:TERM@120
+set -euo pipefail
+cd "$SLURM_SUBMIT_DIR"
+
+file="${LAUNCH_FILE:-launch/ddp.yaml}"
+gpus="${SLURM_GPUS_ON_NODE:?submit with --gpus-per-node}"
+first="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
+export PATH="$PWD/.venv/bin:$PATH"
+
+# One task a machine; each starts the processes of its own. SIGTERM, sent by --signal before the time
+# is up, goes through srun and the launcher to every process: they write a checkpoint and leave.
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=110  # seconds until the launcher kills: less than --signal's
+export launch_options="--config_file $file --num_machines $SLURM_NNODES \
+  --num_processes $((SLURM_NNODES * gpus)) --main_process_ip $first \
+  --main_process_port $((20000 + SLURM_JOB_ID % 20000))"
+source launch/slurm_requeue.sh
+requeue_after_term srun --kill-on-bad-exit=1 bash -c \
+  'exec accelerate launch $launch_options --machine_rank "$SLURM_NODEID" "$@"' launch "$@"

@@ -1,0 +1,156 @@
+"""Every file in launch/ is one that its reader takes: Accelerate, or bash."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import accelerate.commands.launch
+import pytest
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import launch_command_parser
+
+from tests.sharded_on_cpu import launch_environment
+
+LAUNCH = Path(__file__).parents[1] / "launch"
+FILES = sorted(LAUNCH.glob("*.yaml"))
+SCRIPTS = sorted(LAUNCH.glob("*.sh"))
+OWN_FIELDS = {"compute_environment", "distributed_type", "use_cpu"}
+"""Fields of the file that are no options of `accelerate launch`."""
+DEEPSPEED = accelerate.commands.launch.is_deepspeed_available()
+WANTED = {
+    "cpu.yaml": {"ACCELERATE_MIXED_PRECISION": "no"},
+    "ddp.yaml": {"ACCELERATE_MIXED_PRECISION": "no"},
+    "fsdp2.yaml": {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"},
+}
+
+
+def options() -> set[str]:
+    """Names of all options that `accelerate launch` knows."""
+    return {action.dest for action in launch_command_parser()._actions}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_accelerate_reads_the_file_and_knows_every_field(file: Path) -> None:
+    config = load_config_from_file(str(file))
+    values = yaml.safe_load(file.read_text())
+    known = options()
+    for name, value in values.items():
+        if name.endswith("_config"):
+            prefix = "fsdp_" if name == "fsdp_config" else ""
+            for key in value:
+                assert key in known and key.startswith(prefix), f"{file.name}: {name}.{key}"
+        else:
+            assert name in known | OWN_FIELDS, f"{file.name}: {name}"
+    assert config.num_processes == values["num_processes"]
+    assert values["mixed_precision"] == "no", "precision is the recipe's setting"
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_accelerate_tells_the_processes_what_the_file_says(name: str) -> None:
+    told = launch_environment(str(LAUNCH / name))
+    assert told | WANTED[name] == told
+
+
+@pytest.mark.skipif(not DEEPSPEED, reason="needs the extra deepspeed")
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_deepspeed_files_ask_for_their_stage(stage: int) -> None:
+    told = launch_environment(str(LAUNCH / f"deepspeed_zero{stage}.yaml"))
+    assert told["ACCELERATE_USE_DEEPSPEED"] == "true"
+    assert told["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == str(stage)
+
+
+def test_every_file_is_in_the_guide() -> None:
+    guide = (LAUNCH / "README.md").read_text()
+    for file in FILES + SCRIPTS:
+        assert f"`{file.name}`" in guide, file.name
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda file: file.name)
+def test_bash_reads_the_script(script: Path) -> None:
+    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Path:
+    """A folder with the scripts and stand-ins for Slurm and Accelerate, which write what they are
+    asked; `accelerate` works until it is told to stop, and leaves with the exit code 130."""
+    shutil.copytree(LAUNCH, tmp_path / "launch")
+    commands = {
+        "srun": 'while [[ "$1" == -* ]]; do shift; done; SLURM_NODEID=1 exec "$@"',
+        "scontrol": '[[ "$1" == show ]] && printf "n1\\nn2\\n" || echo "scontrol $*" >> done.txt',
+        "accelerate": 'echo "accelerate $*" >> done.txt; trap "exit 130" TERM\n'
+        'for i in $(seq "$WORK"); do sleep 0.1; done; echo finished >> done.txt',
+    }
+    place = tmp_path / ".venv" / "bin"
+    place.mkdir(parents=True)
+    for name, text in commands.items():
+        (place / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (place / name).chmod(0o755)
+    return tmp_path
+
+
+def submit(cluster: Path, script: str, *arguments: str, work: int) -> subprocess.Popen:
+    """As sbatch runs a script: SLURM_ variables, in the folder it was submitted from."""
+    slurm = {
+        "SLURM_SUBMIT_DIR": str(cluster),
+        "SLURM_JOB_ID": "77",
+        "SLURM_NNODES": "2",
+        "SLURM_GPUS_ON_NODE": "8",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_ARRAY_TASK_ID": "3",
+        "SLURM_ARRAY_TASK_MIN": "0",
+        "SLURM_ARRAY_TASK_COUNT": "4",
+        "WORK": str(work),
+    }
+    path = f"{cluster / '.venv' / 'bin'}:{os.environ['PATH']}"
+    return subprocess.Popen(
+        ["bash", str(cluster / "launch" / script), *arguments],
+        env=os.environ | slurm | {"PATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def done(cluster: Path) -> list[str]:
+    file = cluster / "done.txt"
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def test_slurm_starts_every_machine_with_its_rank(cluster: Path) -> None:
+    job = submit(cluster, "slurm_train.sh", "recipes/r.py", "data.prefix=to German: ", work=1)
+    assert job.wait(60) == 0
+    started, finished = done(cluster)
+    assert "--config_file launch/ddp.yaml --num_machines 2 --num_processes 16" in started
+    assert "--main_process_ip n1 --main_process_port 20077 --machine_rank 1" in started
+    assert started.endswith("recipes/r.py data.prefix=to German: ")
+    assert finished == "finished"
+
+
+@pytest.mark.parametrize("script", ["slurm_train.sh", "slurm_distill.sh"])
+def test_a_pre_empted_job_stops_its_processes_and_is_queued_again(
+    script: str, cluster: Path
+) -> None:
+    job = submit(cluster, script, "recipes/r.py", work=600)
+    deadline = time.monotonic() + 60
+    while not done(cluster):
+        assert time.monotonic() < deadline and job.poll() is None
+        time.sleep(0.02)
+    job.send_signal(signal.SIGTERM)
+    printed, _ = job.communicate(timeout=60)
+    assert job.returncode == 130
+    assert done(cluster)[1:] == ["scontrol requeue 77"]
+    assert "queued again" in printed
+
+
+def test_each_job_of_a_slurm_array_distils_its_share(cluster: Path) -> None:
+    job = submit(cluster, "slurm_distill.sh", "--config", "d.yaml", work=1)
+    assert job.wait(60) == 0
+    assert done(cluster)[0].endswith("-m drafttrain.cli distill --config d.yaml share=3/4")
+    assert not any(line.startswith("scontrol") for line in done(cluster))
