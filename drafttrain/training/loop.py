@@ -46,6 +46,7 @@ from drafttrain.training.sharding import (
     check_sharding,
     copy_to_shard,
     is_sharded,
+    load_models_whole,
     whole_objective,
 )
 from drafttrain.training.stop_signal import StopSignal
@@ -129,6 +130,7 @@ def make_accelerator(settings: TrainConfig, run: Path) -> Accelerator:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         torch.set_num_threads(settings.threads or max(1, _usable_cores() // local))
     check_sharding(accelerator, settings)
+    load_models_whole(accelerator)
     return accelerator
 
 
