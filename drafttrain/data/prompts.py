@@ -37,6 +37,7 @@ LOADING_ERRORS = (
     pyarrow.ArrowInvalid,
     OSError,
     EOFError,
+    RuntimeError,
     StopIteration,
     UnicodeError,
     ValueError,

@@ -1,0 +1,361 @@
+"""Nothing that is read can run code or reach outside its folder.
+
+Every malicious file below would create a file `code-was-run` if it were executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForSeq2SeqLM
+
+from drafttrain.config import (
+    ConfigError,
+    DataConfig,
+    DecodeConfig,
+    DistillConfig,
+    ExportConfig,
+    ObjectiveConfig,
+    StopConfig,
+    TargetConfig,
+    TrainConfig,
+)
+from drafttrain.data.collate import SlotCollator
+from drafttrain.data.distill import distill
+from drafttrain.data.prompts import load_inputs
+from drafttrain.data.shards import load_distilled, shard_path
+from drafttrain.export.parts import load_parts
+from drafttrain.models.acceptance_head import load_heads
+from drafttrain.models.drafters import load_drafter, read_drafter_settings
+from drafttrain.models.loading import check_target, load_target, load_tokenizer
+from drafttrain.stops import check_stop
+from drafttrain.training.checkpoints import PROGRESS, CheckpointError, checkpoint_folders
+from drafttrain.training.loop import Task, make_accelerator, train
+from drafttrain.training.objectives import MaskPredict
+from tests.export.pairs import save_drafter, save_head
+from tests.tiny_models import tiny_model
+from tests.tiny_targets import save_target
+from tests.training.test_objectives import examples, small_drafter
+
+PROJECT = Path(__file__).parents[1]
+MARK = "code-was-run"
+CODE = f"from pathlib import Path\n\nPath({MARK!r}).touch()\n"
+
+
+class Malicious:
+    """Pickled, it is a call of `Path.touch`."""
+
+    def __reduce__(self):
+        return Path.touch, (Path(MARK),)
+
+
+def write_malicious(file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(pickle.dumps(Malicious()))
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert not (tmp_path / MARK).exists(), "code from a file was run"
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return save_target(tiny_model("marian"), tmp_path / "target")
+
+
+def settings_of(folder: Path, **settings: object) -> TargetConfig:
+    return TargetConfig(path=str(folder), device="cpu", **settings)
+
+
+def test_the_malicious_pickle_would_run(tmp_path):
+    write_malicious(tmp_path / "x.pkl")
+    pickle.loads((tmp_path / "x.pkl").read_bytes())
+    (tmp_path / MARK).unlink()
+    torch.save(Malicious(), tmp_path / "x.pt")
+    torch.load(tmp_path / "x.pt", weights_only=False)
+    (tmp_path / MARK).unlink()
+
+
+# models, heads and tables are no pickles
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.pth", "state.ckpt"])
+def test_pickled_weights_of_a_target_are_refused_by_name(target, name):
+    (target / "model.safetensors").unlink()
+    write_malicious(target / name)
+    for check in (check_target, load_target):
+        with pytest.raises(ConfigError, match=rf"target.path.*{name}, a pickle"):
+            check(settings_of(target))
+
+
+def test_pickled_weights_of_a_drafter_are_refused_by_name(tmp_path):
+    drafter = save_drafter(tmp_path / "drafter")
+    (drafter / "model.safetensors").unlink()
+    write_malicious(drafter / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match=r"drafter .*pytorch_model\.bin, a pickle"):
+        read_drafter_settings(str(drafter))
+    with pytest.raises(ConfigError, match="safetensors are needed"):
+        load_drafter(drafter, AutoConfig.from_pretrained(drafter))
+
+
+def test_pickled_weights_of_a_head_are_refused_by_name(tmp_path):
+    head = save_head(tmp_path / "head", tiny_model("llama"))
+    (head / "model.safetensors").unlink()
+    write_malicious(head / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match=r"head .*pytorch_model\.bin, a pickle"):
+        load_heads(head)
+
+
+def test_a_pickle_under_the_name_of_safetensors_is_not_run(target, tmp_path):
+    head = save_head(tmp_path / "head", tiny_model("llama"))
+    for folder in (target, head):
+        torch.save(Malicious(), folder / "model.safetensors")
+    with pytest.raises(ConfigError, match="weights cannot be read"):
+        load_target(settings_of(target))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_heads(head)
+
+
+@pytest.mark.parametrize("name", ["rows.pkl", "rows.pt", "rows.bin", "rows.npy", "rows"])
+def test_a_pickle_is_no_table_of_inputs(tmp_path, name):
+    write_malicious(tmp_path / name)
+    with pytest.raises(ConfigError, match=f"{name}' is neither text nor of a known kind"):
+        load_inputs(DataConfig(path=name))
+
+
+@pytest.mark.parametrize("name", ["rows.pkl", "rows.jsonl", "rows.parquet", "rows.arrow"])
+def test_a_folder_of_inputs_runs_no_pickle(tmp_path, name):
+    write_malicious(tmp_path / "rows" / name)
+    with pytest.raises(ConfigError, match="rows"):
+        load_inputs(DataConfig(path="rows"))
+
+
+def test_a_pickle_in_the_place_of_a_shard_is_not_run(target, tmp_path):
+    (tmp_path / "texts.txt").write_text("w5 w6\nw7\n")
+    out = tmp_path / "shards"
+    inputs = DataConfig(path=str(tmp_path / "texts.txt"))
+    short = {"max_new_tokens": 4}
+    distill(DistillConfig(target=settings_of(target), data=inputs, out=out, sampling=short))
+    write_malicious(shard_path(out, 0))
+    with pytest.raises(ConfigError, match="shard-00000.parquet cannot be read"):
+        load_distilled(out)
+
+
+def test_no_source_file_unpickles():
+    """Nor does one ask a library to: every such word is in what we import, not in what we call."""
+    words = ("pickle.load", "torch.load(", "allow_pickle", "weights_only=False", "yaml.load(")
+    files = [*(PROJECT / "drafttrain").rglob("*.py"), *(PROJECT / "recipes").rglob("*.py")]
+    assert len(files) > 50
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        assert not [word for word in words if word in text], file
+
+
+# what a run goes on from
+
+SHORT = TrainConfig(max_steps=2, threads=1, batch_tokens=120, warmup=1, checkpoint_every=1)
+
+
+def train_shortly(run: Path, steps: int) -> None:
+    rows = [{"source_ids": s, "target_ids": t} for _, _, s, t in examples(8)]
+    drafter = small_drafter(0.0).float()
+    lengths = np.array([len(row["source_ids"]) + len(row["target_ids"]) for row in rows]) + 6
+    task = Task(
+        MaskPredict(drafter, ObjectiveConfig()),
+        datasets.Dataset.from_list(rows),
+        lengths,
+        SlotCollator(drafter.config, 2, seed=0),
+    )
+    run.mkdir(exist_ok=True)
+    settings = SHORT.model_copy(update={"max_steps": steps})
+    train(make_accelerator(settings, run), task, settings, run)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps, with its checkpoints."""
+    run = tmp_path_factory.mktemp("trained") / "run"
+    train_shortly(run, 2)
+    return run
+
+
+def state_files(checkpoint: Path) -> list[str]:
+    return sorted(p.name for p in (checkpoint / "state").iterdir() if p.suffix != ".safetensors")
+
+
+def test_state_of_a_run_that_could_run_code_is_refused(trained, tmp_path):
+    """Whoever can write a file of the state can write its digest too: here both are."""
+    names = state_files(checkpoint_folders(trained)[-1])
+    assert "optimizer.bin" in names and any(name.endswith(".pkl") for name in names)
+    for name in [*names, "custom_checkpoint_0.pkl"]:
+        run = tmp_path / name
+        shutil.copytree(trained, run)
+        checkpoint = checkpoint_folders(run)[-1]
+        torch.save({"step": Malicious()}, checkpoint / "state" / name)
+        progress = json.loads((checkpoint / PROGRESS).read_text())
+        digest = hashlib.sha256((checkpoint / "state" / name).read_bytes()).hexdigest()
+        progress["files"][f"state/{name}"] = digest
+        (checkpoint / PROGRESS).write_text(json.dumps(progress))
+        with pytest.raises(CheckpointError, match="holds more than numbers"):
+            train_shortly(run, 2)
+
+
+def test_state_in_the_place_of_safetensors_is_not_run(trained, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    checkpoint = checkpoint_folders(run)[-1]
+    (checkpoint / "state" / "model.safetensors").unlink()
+    torch.save({"weight": Malicious()}, checkpoint / "state" / "pytorch_model.bin")
+    progress = json.loads((checkpoint / PROGRESS).read_text())
+    del progress["files"]["state/model.safetensors"]
+    (checkpoint / PROGRESS).write_text(json.dumps(progress))
+    with pytest.raises(CheckpointError, match="holds more than numbers"):
+        train_shortly(run, 2)
+
+
+def test_a_checkpoint_lists_files_of_its_own_only(trained, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    (tmp_path / "secret").write_text("s")
+    checkpoint = checkpoint_folders(run)[-1]
+    progress = json.loads((checkpoint / PROGRESS).read_text())
+    for name in ("../../../secret", str(tmp_path / "secret")):
+        digest = hashlib.sha256(b"s").hexdigest()
+        (checkpoint / PROGRESS).write_text(json.dumps(progress | {"files": {name: digest}}))
+        with pytest.raises(CheckpointError, match="lies outside"):
+            train_shortly(run, 2)
+
+
+# code that lies beside a model
+
+
+@pytest.fixture
+def coded(tmp_path: Path) -> Path:
+    """A model whose configuration, weights, tokenizer and generation are code of its own."""
+    folder = save_target(tiny_model("marian"), tmp_path / "coded")
+    config = json.loads((folder / "config.json").read_text())
+    own = {"AutoConfig": "own_code.Own", "AutoModelForSeq2SeqLM": "own_code.Own"}
+    config |= {"model_type": "own", "auto_map": own}
+    (folder / "config.json").write_text(json.dumps(config))
+    tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+    tokenizer |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own_code.Own", None]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    (folder / "own_code.py").write_text(CODE)
+    (folder / "custom_generate").mkdir()
+    (folder / "custom_generate" / "generate.py").write_text(CODE)
+    return folder
+
+
+def test_code_of_a_model_is_refused_unless_it_is_asked_for(coded, tmp_path, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a question was asked"))
+    remedy = "target.trust_remote_code=true if you trust its author"
+    for read in (check_target, load_target):
+        with pytest.raises(ConfigError, match=remedy):
+            read(settings_of(coded))
+    with pytest.raises(ConfigError, match="drafter .* needs Python code of its own"):
+        read_drafter_settings(str(coded))
+    with pytest.raises(ConfigError, match="head .* needs Python code of its own"):
+        load_heads(coded)
+    with pytest.raises(ConfigError, match="its tokenizer cannot be loaded"):
+        load_tokenizer(settings_of(coded))
+    assert not (tmp_path / MARK).exists()
+    with pytest.raises((ConfigError, AttributeError)):  # the code defines no class: it ran
+        check_target(settings_of(coded, trust_remote_code=True))
+    (tmp_path / MARK).unlink()
+
+
+def test_code_beside_a_model_of_a_known_family_is_left_alone(coded):
+    config = json.loads((coded / "config.json").read_text())
+    (coded / "config.json").write_text(json.dumps(config | {"model_type": "marian"}))
+    tokenizer = json.loads((coded / "tokenizer_config.json").read_text())
+    tokenizer |= {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (coded / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    target = load_target(settings_of(coded))
+    inputs = target.tokenizer("w5 w6", return_tensors="pt")
+    target.model.generate(**inputs, max_new_tokens=2)
+    load_drafter(coded, read_drafter_settings(str(coded)))
+
+
+def test_a_script_beside_inputs_is_not_run(tmp_path):
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    (folder / "rows.py").write_text(CODE)
+    (folder / "rows.jsonl").write_text('{"text": "w5"}\n')
+    with pytest.raises(ConfigError, match=r"scripts are no longer supported.*rows\.py"):
+        load_inputs(DataConfig(path="rows"))
+
+
+# names in files stay in their folder
+
+
+@pytest.mark.parametrize(
+    "name", ["../other/model.safetensors", "/etc/passwd", "..\\x.safetensors", "model.bin", 7]
+)
+def test_an_index_of_shards_names_safetensors_of_its_own_folder_only(target, tmp_path, name):
+    shutil.copytree(target, tmp_path / "other")
+    (target / "model.safetensors").unlink()
+    write_malicious(target / "model.bin")
+    index = {"metadata": {}, "weight_map": {"a": "model-1.safetensors", "b": name}}
+    (target / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ConfigError, match="is no safetensors file in the model's own folder"):
+        check_target(settings_of(target))
+
+
+def test_a_sharded_model_of_plain_names_loads(target):
+    model = AutoModelForSeq2SeqLM.from_pretrained(target)
+    (target / "model.safetensors").unlink()
+    model.save_pretrained(target, max_shard_size="8KB")
+    assert len(list(target.glob("model-*.safetensors"))) > 1
+    assert load_target(settings_of(target)).model.num_parameters() == model.num_parameters()
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc", "secret/../../secret"])
+def test_a_policy_names_heads_of_its_own_run_only(tmp_path, name):
+    """A head lies just where the name would lead; it is not taken."""
+    model = tiny_model("llama")
+    drafter = save_drafter(tmp_path / "drafter")
+    for depth in (0, 1):
+        save_head(tmp_path / "run" / "final" / f"D{depth}-w6", model, depth=depth)
+    save_head(tmp_path / "run" / "secret", model)
+    policy = {"stop": "head", "h": 0.5, "head": name}
+    (tmp_path / "run" / "final" / "policy.json").write_text(json.dumps(policy))
+    (tmp_path / "run" / "policy.json").write_text(json.dumps(policy))
+    with pytest.raises(ConfigError, match="chose head"):
+        load_parts(ExportConfig(drafter=str(drafter), heads=tmp_path / "run", out=Path("out")))
+    stop = StopConfig(kind="head", head=str(tmp_path / "run"))
+    with pytest.raises(ConfigError, match="2 heads"):
+        check_stop(DecodeConfig(drafter=str(drafter), stop=stop))
+
+
+@pytest.mark.parametrize("field", ["depth", "rejection_weight"])
+def test_a_head_is_named_by_numbers_only(tmp_path, field):
+    """Its folder's name is made of them."""
+    head = save_head(tmp_path / "head", tiny_model("llama"))
+    config = json.loads((head / "config.json").read_text())
+    (head / "config.json").write_text(json.dumps(config | {field: "../../x"}))
+    with pytest.raises(ConfigError, match=f"{field} = '../../x'"):
+        load_heads(head)
+
+
+def test_shards_are_found_by_number_whatever_a_manifest_says(target, tmp_path):
+    (tmp_path / "texts.txt").write_text("w5 w6\nw7\n")
+    out = tmp_path / "shards"
+    inputs = DataConfig(path=str(tmp_path / "texts.txt"))
+    short = {"max_new_tokens": 4}
+    distill(DistillConfig(target=settings_of(target), data=inputs, out=out, sampling=short))
+    manifest = json.loads((out / "manifest.json").read_text())
+    (out / "manifest.json").write_text(json.dumps(manifest | {"shards": ["../../x.parquet"]}))
+    with pytest.raises(ConfigError, match="shards = .*x.parquet"):
+        load_distilled(out)
+    assert shard_path(out, 3) == out / "shard-00003.parquet"
