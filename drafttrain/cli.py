@@ -144,6 +144,7 @@ def distill(
       drafttrain distill --target Qwen/Qwen3-0.6B --data chats.jsonl --out shards
       drafttrain distill --target Qwen/Qwen3-0.6B --data questions.txt --out shards data.chat=true
       accelerate launch -m drafttrain.cli distill --config distill.yaml
+      drafttrain distill --config distill.yaml share=0/4  # the first of four machines
     """
     flags = {
         "target.path": target,
@@ -582,7 +583,13 @@ def _given_texts(texts: list[str] | None, settings: GenerateConfig) -> list[str]
         return texts or None
     if sys.stdin.isatty():
         raise ConfigError("no inputs; add --text TEXT, --data FILE, or pipe lines in")
-    lines = sys.stdin.read().splitlines()
+    try:
+        lines = [line.rstrip("\r\n") for line in sys.stdin]
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"standard input is not {error.encoding}: {error.reason} at byte {error.start}; "
+            "convert it with iconv"
+        ) from None
     if not lines:
         raise ConfigError("standard input is empty; pipe one text a line, or use --text or --data")
     return lines

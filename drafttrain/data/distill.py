@@ -107,7 +107,7 @@ def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manife
                 ) from None
             raise
         if state.is_main_process:
-            _finish(config.out, manifest)
+            _complete(config.out, manifest)
         state.wait_for_everyone()
     return read_manifest(config.out)
 
@@ -308,7 +308,7 @@ def _finish(
     return ShardRow(row.row, row.source_ids, tokens, reason=TRUNCATED if cut else "")
 
 
-def _finish(folder: Path, manifest: Manifest) -> None:
+def _complete(folder: Path, manifest: Manifest) -> None:
     """Completes the manifest, if no other share's shards are missing."""
     if missing := missing_shards(folder, manifest):
         say(

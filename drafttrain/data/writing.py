@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 import re
 import shutil
 import sys
@@ -46,18 +47,18 @@ def join_processes() -> PartialState:
     return state
 
 
-def only_writer(folder: Path, setting: str = "out") -> FileLock:
+def only_writer(folder: Path, setting: str = "out", name: str = LOCK) -> FileLock:
     """A lock that the operating system drops when its holder dies. Raises ConfigError if held.
 
-    setting: the one that names the folder.
+    setting: the one that names the folder. name: of the file that is locked.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / LOCK)
+    lock = FileLock(folder / name)
     try:
         lock.acquire(timeout=0)
     except Timeout:
         raise ConfigError(
-            f"another process is writing to {str(folder)!r} ({LOCK} is locked); wait until it "
+            f"another process is writing to {str(folder)!r} ({name} is locked); wait until it "
             f"ends, stop it, or give another folder with {setting}="
         ) from None
     return lock
@@ -66,7 +67,8 @@ def only_writer(folder: Path, setting: str = "out") -> FileLock:
 @contextmanager
 def renamed_when_whole(path: Path) -> Iterator[Path]:
     """A temporary path that gets its final name when the block ends well, else disappears."""
-    temporary = path.with_name(f".{path.name}-{os.getpid()}{TEMPORARY}")
+    owner = f"{platform.node()}-{os.getpid()}"  # machines may share the folder
+    temporary = path.with_name(f".{path.name}-{owner}{TEMPORARY}")
     try:
         with named_disk_errors(path.parent):
             yield temporary
@@ -113,9 +115,12 @@ def _no_room(error: Exception) -> str | None:
     return None
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Half-written files of a run that was killed. Only while no other run writes here."""
-    for path in folder.glob(f".*{TEMPORARY}"):
+def remove_leftovers(folder: Path, name: str = "") -> None:
+    """Half-written files of a run that was killed: all, or those of the file of this name.
+
+    Only while no other run writes them.
+    """
+    for path in folder.glob(f".{name}*{TEMPORARY}"):
         path.unlink()
 
 
