@@ -106,11 +106,15 @@ def make_inputs(folder: Path) -> None:
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(values))
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    """All files that belong to the result, by their paths."""
+def contents(work: Path, name: str = "") -> dict[str, bytes]:
+    """All files of a stage (or of one of its folders) that belong to the result, by their paths.
+
+    An export records where it lies; here that is WORK.
+    """
+    place = str(work.absolute()).encode()
     return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
+        path.relative_to(work).as_posix(): path.read_bytes().replace(place, b"WORK")
+        for path in sorted((work / name).rglob("*"))
         if path.is_file() and path.name not in OWN
     }
 
@@ -151,8 +155,7 @@ def damage(stage: Stage, work: Path, whole: Path) -> list[str]:
         if path.read_bytes() != (whole / name).read_bytes():
             wrong.append(f"{name} differs")
     for name in ("run/final", "export"):
-        folder = work / name
-        if folder.exists() and contents(folder) != contents(whole / name):
+        if (work / name).exists() and contents(work, name) != contents(whole, name):
             wrong.append(f"{name} is neither whole nor absent")
     for folder in checkpoint_folders(work / "run"):
         try:
