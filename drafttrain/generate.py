@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Literal
+from typing import Literal, NoReturn
 
 from datasets import Dataset
 from rich.console import Console
@@ -24,8 +27,12 @@ from drafttrain.pairs import load_pair
 
 Display = Literal["text", "rounds", "json"]
 
-UNFINISHED = "\ufffd"
-"""What tokenizers write for bytes that do not make a character yet."""
+OPEN_END = re.compile(r"\s+\S*\Z|\A\S*\Z")
+"""The last word of a text, with the space before it: a later token may change both."""
+UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff60]")
+"""Characters of scripts without spaces between words: each stands by itself."""
+CLOSED_PIPE = 141
+"""Exit code when the reader of the output has gone: what a shell reports for SIGPIPE."""
 
 
 def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, display: Display) -> None:
@@ -55,8 +62,16 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
         ).decode([source], settings.decode.sampling.max_new_tokens)
         try:
             screen.show(row, text, rounds)
+        except BrokenPipeError:
+            leave_quietly()
         except ValueError as error:
             raise ValueError(f"input {row}: {error}") from error
+
+
+def leave_quietly() -> NoReturn:
+    """The reader of the output has gone, as `head` does: no error of ours, and no more to do."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+    raise SystemExit(CLOSED_PIPE)
 
 
 def _as_rows(texts: Sequence[str]) -> Dataset:
@@ -67,8 +82,9 @@ class TextStream:
     """Text of a growing list of tokens, handed out only where it can no longer change.
 
     Tokens are never decoded one by one (pieces of a word, of a character, and clean-up rules would
-    come out wrong): all are decoded again and the new part is given out up to the last space, as
-    a later token may still change the word it ends in. `finish` gives the rest.
+    come out wrong): all are decoded again, and the new part is given out but for the last word and
+    the space before it, which a later token may still change (in scripts without spaces: but for
+    what follows the last whole character). `finish` gives the rest.
     """
 
     def __init__(self, decode_tokens: Callable[[Sequence[int]], str]):
@@ -79,9 +95,8 @@ class TextStream:
     def push(self, tokens: Sequence[int]) -> str:
         """Text that these tokens have made final; often empty."""
         self._tokens.extend(tokens)
-        text = self._decode(self._tokens)
-        settled = text[: text.rfind(" ") + 1]
-        if UNFINISHED in settled or not settled.startswith(self._given):
+        settled = settled_part(self._decode(self._tokens))
+        if not settled.startswith(self._given):
             return ""
         new = settled[len(self._given) :]
         self._given = settled
@@ -93,6 +108,14 @@ class TextStream:
         rest = text[len(self._given) :] if text.startswith(self._given) else f"\n{text}"
         self._given = text
         return rest
+
+
+def settled_part(text: str) -> str:
+    """The text without its last word and the space before it, or up to the last character of a
+    script without spaces, whichever is more."""
+    end = OPEN_END.search(text).start()
+    *_, last = [0, *(found.end() for found in UNSPACED.finditer(text, end))]
+    return text[: max(end, last)]
 
 
 @dataclass(frozen=True)
@@ -132,22 +155,35 @@ class TextScreen:
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
 
+class PlainConsole(Console):
+    """A console without guesses at what is to be highlighted; it leaves closed pipes to us."""
+
+    def __init__(self) -> None:
+        super().__init__(highlight=False, soft_wrap=True)
+
+    def on_broken_pipe(self) -> NoReturn:
+        raise BrokenPipeError
+
+
 class RoundScreen:
     """Every round on a line (SpecDec, Table 16), then the text and its count of rounds."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         self.tokenizer = tokenizer
-        self.console = Console(highlight=False, soft_wrap=True)
-        self.console.print(LEGEND)
+        self.console = PlainConsole()
+        self.legend: Text | None = LEGEND
 
     def show(self, row: int, text: str, rounds: Iterator[Round]) -> None:
         started = perf_counter()
+        if self.legend is not None:
+            self.console.print(self.legend)
+            self.legend = None
         self.console.print(Text(f"\n{text}", style="bold"))
         tokens: list[int] = []
         number = 0
         for number, played in enumerate(rounds, start=1):
             tokens.extend(played.emitted)
-            self.console.print(show_round(number, played, self.tokenizer.convert_ids_to_tokens))
+            self.console.print(show_round(number, played, self.pieces))
         seconds = perf_counter() - started
         self.console.print(Text(f"  = {self.tokenizer.decode(tokens, skip_special_tokens=True)}"))
         self.console.print(
@@ -157,6 +193,9 @@ class RoundScreen:
                 style="dim",
             )
         )
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        return readable_pieces(self.tokenizer, tokens)
 
 
 class JsonScreen:
@@ -190,6 +229,21 @@ class JsonScreen:
 
 SCREENS: dict[Display, Callable[[PreTrainedTokenizerBase], TextScreen | RoundScreen | JsonScreen]]
 SCREENS = {"text": TextScreen, "rounds": RoundScreen, "json": JsonScreen}
+
+
+def readable_pieces(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> list[str]:
+    """Each token as the text it stands for: a space before it as ▁, a new line as ↵.
+
+    Part of a character, where one is split over tokens, is \ufffd, as tokenizers write it.
+    """
+    pieces = []
+    for token, raw in zip(tokens, tokenizer.convert_ids_to_tokens(list(tokens)), strict=True):
+        text = tokenizer.decode([token], clean_up_tokenization_spaces=False)
+        if raw.startswith("▁") and not text.startswith(" "):
+            text = f" {text}"  # decoding drops the space of a first word
+        pieces.append(text.replace(" ", "▁").replace("\n", "↵") or raw)
+    return pieces
+
 
 LEGEND = Text.assemble(
     ("round, accepted of drafted: ", "dim"),

@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drafttrain.config import ConfigError, HeadRecipe, SpecDrafterRecipe, load_settings
+from drafttrain.config import (
+    STOP_SETTINGS,
+    ConfigError,
+    HeadRecipe,
+    Policy,
+    SpecDrafterRecipe,
+    load_settings,
+)
 
 CHECKPOINTS = Path("checkpoints")
 PLAIN = "none"
@@ -69,8 +76,9 @@ def fill_from_run(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> di
     """Target, drafter and draft length of `eval` and `generate`, where a run knows them.
 
     No drafter and no target: the newest run. A drafter that lies in a run: that run; another one:
-    the target that its config.json names. What the user gave always wins; a target with a path of
-    its own takes nothing from a run. Raises ConfigError where nothing says which drafter or target.
+    the target that its config.json names, and the policy.json of an export. What the user gave
+    always wins; a target with a path of its own takes nothing from a run. Raises ConfigError where
+    nothing says which drafter or target.
     """
     values = deepcopy(values)
     decode, target = _group(values, "decode"), _group(values, "target")
@@ -88,6 +96,8 @@ def fill_from_run(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> di
         stop = _group(decode, "stop")
         if stop.get("kind", "fixed") == "fixed":
             stop.setdefault("k", run.recipe.drafter.k)
+    if run is None and drafter != PLAIN:
+        _fill_from_policy(decode, Path(str(drafter)) / "policy.json")
     if run is not None and target.get("path") is None:
         values["target"] = run.recipe.target.model_dump(mode="json") | target
     elif target.get("path") is None:
@@ -97,6 +107,30 @@ def fill_from_run(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> di
             f"drafter {drafter!r} does not say here which target it is for; add --target MODEL"
         )
     return values
+
+
+def _fill_from_policy(decode: dict[str, Any], file: Path) -> None:
+    """Stop and verifier of an export's policy.json, where the user gave none of their settings.
+
+    A policy for greedy decoding only is left out where the user samples.
+    """
+    if not file.is_file():
+        return
+    try:
+        policy = Policy.model_validate_json(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(
+            f"{file} is no policy of an export ({' '.join(str(error).split())}); export the "
+            "drafter anew"
+        ) from None
+    greedy = float((decode.get("sampling") or {}).get("temperature") or 0.0) == 0.0
+    stop, verifier = _group(decode, "stop"), _group(decode, "verifier")
+    if not stop and (greedy or policy.stop != "confidence"):
+        names = STOP_SETTINGS[policy.stop] - {"head"}
+        known = policy.model_dump(include=names, exclude_none=True)
+        stop |= {"kind": policy.stop} | known
+    if not verifier and greedy and policy.verifier.kind == "spec-verification":
+        verifier |= policy.verifier.model_dump()
 
 
 def fill_data(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> dict[str, Any]:
