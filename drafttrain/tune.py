@@ -25,6 +25,7 @@ from drafttrain.evaluation.costs import (
     Costs,
     decision_seconds,
     fit_costs,
+    median_seconds,
     threshold_from_costs,
 )
 from drafttrain.evaluation.environment import describe_environment
@@ -63,6 +64,7 @@ from drafttrain.evaluation.tune_tables import cost_lines, head_table, policy_tab
 from drafttrain.export.policy import POLICY
 from drafttrain.measure import LOG_WIDTH
 from drafttrain.models.acceptance_head import AcceptanceHead
+from drafttrain.models.draft_states import ROW_FEATURES, drawn_states
 from drafttrain.runs import head_folders
 from drafttrain.tune_bench import (
     TIMING_REPEATS,
@@ -261,10 +263,16 @@ def cost_facts(
 
 
 def head_seconds(bench: Workbench, head: AcceptanceHead) -> float:
-    """What a head takes to judge a token, or all slots of a block, as the policy asks it."""
+    """What a head takes to judge a token, or all slots of a block, as the policy asks it; where
+    states are made for heads alone, with the time to make one."""
     hidden, logits = example(bench)
     slots = bench.settings.max_draft if bench.block else 1
-    return decision_seconds(HeadPolicy(head, 1.0 - 1e-9, 100), hidden.expand(slots, -1), logits)
+    policy = HeadPolicy(head, 1.0 - 1e-9, 100)
+    judging = decision_seconds(policy, hidden.expand(slots, -1), logits)
+    if bench.reads != "drawn":
+        return judging
+    rows, token = logits[None].float(), torch.zeros(1, dtype=torch.long)
+    return judging + median_seconds(lambda: drawn_states(hidden[:, :-ROW_FEATURES], rows, token))
 
 
 def example(bench: Workbench) -> tuple[torch.Tensor, torch.Tensor]:

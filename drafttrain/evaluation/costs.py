@@ -9,7 +9,7 @@ a drafted token more. A token more to verify is part of t_draft either way.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -122,19 +122,24 @@ def latency(costs: Costs, discard_rate: float, verification_rate: float) -> floa
     return costs.t_draft + costs.t_draft * discard_rate + c2 * verification_rate
 
 
-def decision_seconds(
-    policy: StopPolicy, hidden: torch.Tensor, logits: torch.Tensor, repeats: int = 50
-) -> float:
+def decision_seconds(policy: StopPolicy, hidden: torch.Tensor, logits: torch.Tensor) -> float:
     """Seconds that a policy takes to judge what is new to it, the median of several.
 
     Shapes: hidden [N, D], one more token's state or those of all slots; logits [V].
     """
     states = hidden.unbind()
+    # states before the newest were judged at earlier questions (`DraftState.notes`)
+    return median_seconds(
+        lambda: policy.admit(DraftState(depth=2, logits=(logits,) * 2, hidden=states))
+    )
+
+
+@torch.inference_mode()
+def median_seconds(work: Callable[[], object], repeats: int = 50) -> float:
+    """Median time of some work, as decoding would do it."""
     times = []
     for _ in range(repeats):
-        # states before the newest were judged at earlier questions (`DraftState.notes`)
-        state = DraftState(depth=2, logits=(logits,) * 2, hidden=states)
         started = perf_counter()
-        policy.admit(state)
+        work()
         times.append(perf_counter() - started)
     return float(np.median(times))

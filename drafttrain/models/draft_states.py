@@ -22,6 +22,8 @@ StateKind = Literal["token", "drawn", "slot"]
 
 ROW_FEATURES = 6
 """Numbers that `drawn_states` puts behind a hidden state."""
+LEAST = -1e6
+"""A log-probability whose probability is zero in any number type."""
 
 
 def drawn_states(hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
@@ -35,7 +37,8 @@ def drawn_states(hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
     log_probs = logits.log_softmax(dim=-1)
     of_token = log_probs.gather(-1, tokens.to(logits.device)[:, None])
     highest = log_probs.topk(2, dim=-1).values
-    entropy = torch.special.entr(log_probs.exp()).sum(dim=-1, keepdim=True)
+    finite = log_probs.clamp_min(LEAST)  # excluded tokens count nothing
+    entropy = -(log_probs.exp() * finite).sum(dim=-1, keepdim=True)
     likely = torch.cat([of_token, highest[:, :1]], dim=-1).exp()
     return torch.cat([hidden.to(logits), of_token, highest, entropy, likely], dim=-1)
 

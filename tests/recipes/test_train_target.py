@@ -112,3 +112,33 @@ def test_wrong_family_ends_in_one_line(
     assert done.returncode == 2
     assert message in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_drafter_learns_from_its_target_and_says_how_often_it_would_be_accepted(
+    settings: dict, tmp_path: Path
+) -> None:
+    settings |= {"model": LLAMA, "vocab_size": 300}
+    done = run(settings, tmp_path)
+    assert done.returncode == 0, done.stderr
+    del settings["vocab_size"]
+    settings |= {"run": str(tmp_path / "drafter"), "teacher": {"path": str(tmp_path / "run/final")}}
+    settings["train"] |= {"max_steps": 40, "learning_rate": 1e-2, "validate_every": 20}
+    done = run(settings, tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "drafter" / "metrics.jsonl").read_text().splitlines()
+    found = [json.loads(line)["acceptance"] for line in lines if "acceptance" in line]
+    assert 0 < found[0] < found[-1] <= 1
+    vocabularies = [
+        AutoTokenizer.from_pretrained(tmp_path / folder / "final").get_vocab()
+        for folder in ("run", "drafter")
+    ]
+    assert vocabularies[0] == vocabularies[1]
+    wrong = [
+        ({"model": {"model_type": "t5"} | SHAPES["t5"]}, "is decoder-only, unlike model.model_typ"),
+        ({"teacher": {"path": str(tmp_path / "none")}}, "none"),
+    ]
+    for changes, message in wrong:
+        done = run(settings | {"run": str(tmp_path / "wrong")} | changes, tmp_path)
+        assert done.returncode == 2
+        assert message in done.stderr and "Traceback" not in done.stderr
+        assert not (tmp_path / "wrong").exists()

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from drafttrain.config import ObjectiveConfig
-from drafttrain.data.collate import PairCollator, SlotCollator
+from drafttrain.data.collate import PairCollator, SlotCollator, TextCollator
 from drafttrain.models.spec_drafter import SpecDrafter, SpecDrafterConfig
-from drafttrain.training.losses import smoothed_cross_entropy
-from drafttrain.training.objectives import MaskPredict, SequenceToSequence
+from drafttrain.training.losses import followed_cross_entropy, smoothed_cross_entropy
+from drafttrain.training.objectives import MaskPredict, NextToken, SequenceToSequence
 from tests.tiny_models import tiny_model
 
 
@@ -148,3 +148,52 @@ def test_target_objective_counts_tokens_and_ignores_padding() -> None:
     apart = [objective(collate([row]), 0.0) for row in (long, short)]
     assert together.counted == 6
     assert abs(together.loss - apart[0].loss - apart[1].loss) < 1e-9
+
+
+def test_following_a_teacher_by_hand() -> None:
+    """A vocabulary padded to a round size on one side only takes no part in the sum."""
+    logits = torch.log(torch.tensor([[0.5, 0.3, 0.1, 0.1]], dtype=torch.float64))
+    teacher = torch.tensor([[0.2, 0.8, 0.0]], dtype=torch.float64)
+    weight = torch.tensor([2.0], dtype=torch.float64)
+    loss, total = followed_cross_entropy(logits.float(), teacher, weight)
+    assert loss.item() == pytest.approx(-2 * (0.2 * math.log(0.5) + 0.8 * math.log(0.3)))
+    assert total.item() == 2.0
+
+
+FAMILIES = {"marian": (SequenceToSequence, PairCollator), "llama": (NextToken, TextCollator)}
+ROWS = [(0, 0, [5, 6, 1], [7, 8, 9, 1]), (0, 1, [5, 1], [7, 1])]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_drafter_that_is_its_teacher_is_always_accepted_and_has_its_entropy(family: str) -> None:
+    objective_of, collator = FAMILIES[family]
+    batch = collator(pad_token_id=0)(ROWS)
+    still = {} if family == "llama" else {"dropout": 0.0}
+    objective = objective_of(tiny_model(family, **still), teacher=tiny_model(family))
+    probs = objective.teacher_probs(batch)
+    counted = 6 if family == "marian" else 9  # of a decoder-only text, the prompt but its first
+    torch.testing.assert_close(objective.acceptance(batch), torch.ones(counted))
+    entropy = torch.special.entr(probs).sum()
+    sums = objective.train()(batch, 0.0)
+    assert sums.loss.item() == pytest.approx(entropy.item(), rel=1e-5)
+    assert objective.eval()(batch, 0.0).loss.item() > entropy.item()  # against the references
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_following_a_teacher_raises_acceptance_and_leaves_the_teacher_alone(family: str) -> None:
+    objective_of, collator = FAMILIES[family]
+    batch = collator(pad_token_id=0)(ROWS)
+    teacher = tiny_model(family, seed=3)
+    before = {name: value.clone() for name, value in teacher.state_dict().items()}
+    objective = objective_of(tiny_model(family, seed=4), teacher=teacher).train()
+    trained = list(objective.parameters())
+    assert not {id(p) for p in trained} & {id(p) for p in teacher.parameters()}
+    optimizer = torch.optim.Adam(trained, lr=1e-2)
+    first = objective.acceptance(batch).mean()
+    for _ in range(100):
+        sums = objective(batch, 0.0)
+        (sums.loss / sums.weight).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert objective.acceptance(batch).mean() > max(0.8, first + 0.05)
+    assert all(torch.equal(value, before[name]) for name, value in teacher.state_dict().items())
