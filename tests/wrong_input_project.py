@@ -1,0 +1,223 @@
+"""A folder in which every wrong input of wrong_inputs.py can be given, by short relative paths."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+from pathlib import Path
+
+import torch
+import yaml
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, ViTConfig
+
+from drafttrain.cli import main
+from drafttrain.config import (
+    CacheConfig,
+    DataConfig,
+    DistillConfig,
+    DrafterConfig,
+    HeadRecipe,
+    SamplingConfig,
+    SpecDrafterRecipe,
+    TargetConfig,
+    dump_settings,
+)
+from drafttrain.export.folder import CUSTOM_GENERATE, GENERATE
+from drafttrain.models.initialise import initialise, make_config
+from drafttrain.models.spec_drafter import SpecDrafter
+from tests.export.pairs import make_head
+from tests.tiny_models import VOCAB, tiny_model
+from tests.tiny_targets import tiny_tokenizer
+
+LANGUAGE_MODEL = {
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
+RUN_SCRIPT = "from pathlib import Path\n\nPath('code-was-run').touch()\n"
+"""Written by a model's own code, should it ever be run."""
+
+
+def make_project(root: Path) -> Path:
+    """Models, data, runs and recipes below `root`. The working directory must be `root`."""
+    _save_models(root)
+    _write_data(root)
+    _write_runs(root)
+    _write_recipes(root)
+    _write_settings(root)
+    return root
+
+
+def _save_models(root: Path) -> None:
+    target, small = tiny_model("marian").float(), tiny_model("llama").float()
+    save(target, root / "target")
+    save(tiny_model("marian", vocab_size=VOCAB + 8).float(), root / "wide")
+    save(tiny_model("llama", seed=5).float(), root / "llama")
+    save(small, root / "small")
+    save(tiny_model("llama", seed=7).float(), root / "shuffled", _shuffled_tokenizer())
+    for name in ("pickled", "moved", "half", "untokenized"):
+        shutil.copytree(root / "target", root / name)
+    torch.save(target.state_dict(), root / "pickled" / "pytorch_model.bin")
+    (root / "pickled" / "model.safetensors").unlink()
+    (root / "moved" / "model.safetensors").unlink()
+    index = {"metadata": {}, "weight_map": {"a": "../target/model.safetensors"}}
+    (root / "moved" / "model.safetensors.index.json").write_text(json.dumps(index))
+    weights = (root / "half" / "model.safetensors").read_bytes()
+    (root / "half" / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    for file in (root / "untokenized").glob("token*"):
+        file.unlink()
+    ViTConfig().save_pretrained(root / "vision")
+    (root / "coded").mkdir()
+    settings = {"model_type": "mine", "auto_map": {"AutoConfig": "own_code.OwnConfig"}}
+    (root / "coded" / "config.json").write_text(json.dumps(settings))
+    (root / "coded" / "own_code.py").write_text(RUN_SCRIPT)
+    (root / "garbled").mkdir()
+    (root / "garbled" / "config.json").write_text("{model_type: marian")
+    make_head(small).save_pretrained(root / "head")
+    make_head(small, hidden_size=8).save_pretrained(root / "narrow-head")
+    other = {"path": "another-drafter", "weights_sha256": "1" * 64}
+    make_head(small, drafter=other).save_pretrained(root / "other-head")
+
+
+def save(
+    model: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerFast | None = None
+) -> None:
+    model.save_pretrained(folder)
+    (tokenizer or tiny_tokenizer()).save_pretrained(folder)
+
+
+def _shuffled_tokenizer() -> PreTrainedTokenizerFast:
+    """The same words with w4 and w5 exchanged."""
+    state = json.loads(tiny_tokenizer().backend_tokenizer.to_str())
+    words = state["model"]["vocab"]
+    words["w4"], words["w5"] = words["w5"], words["w4"]
+    backend = type(tiny_tokenizer().backend_tokenizer).from_str(json.dumps(state))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="</s>")
+
+
+def _write_data(root: Path) -> None:
+    rows = [{"source": "w5 w6 w7", "reference": "w8"}, {"source": "w9 w4", "reference": "w7 w6"}]
+    lines = [json.dumps(row) for row in rows]
+    (root / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    (root / "broken.jsonl").write_text(f'{lines[0]}\n{{"source": "w5\n')
+    (root / "texts.txt").write_text("w5 w6 w7\nw9 w4\n")
+    (root / "gap.txt").write_text("w5 w6\n\nw9 w4\n")
+    (root / "three.txt").write_text("w5\nw6\nw7\n")
+    (root / "empty.txt").write_text("")
+    (root / "table.csv").write_text("question,answer\nw5,w6\n")
+    (root / "numbers.jsonl").write_text('{"text": {"words": [1, 2]}}\n')
+    chat = [{"role": "user", "content": "w5"}]
+    (root / "chats.jsonl").write_text(json.dumps({"messages": chat}) + "\n")
+    (root / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\xff")
+    (root / "torn.txt.gz").write_bytes(gzip.compress(b"w5 w6\n" * 99)[:20])
+
+
+def _write_runs(root: Path) -> None:
+    """A finished run of a Spec-Drafter, one of heads, distilled outputs, half of them, a cache."""
+    recipe = SpecDrafterRecipe(
+        run=Path("checkpoints/tiny"),
+        target=TargetConfig(path="target"),
+        data=DataConfig(path="texts.txt"),
+        held_out=DataConfig(path="rows.jsonl"),
+        drafter=DrafterConfig(k=4, decoder_layers=1),
+    )
+    model = tiny_model("marian").float()
+    drafter = SpecDrafter(make_config(model.config, recipe.drafter, 3, {"path": "target"}))
+    initialise(drafter, model, "both")
+    save(drafter, root / recipe.run / "final")
+    (root / recipe.run / "run.yaml").write_text(dump_settings(recipe))
+    begun = recipe.model_copy(update={"run": Path("begun")})
+    (root / "begun").mkdir()
+    (root / "begun" / "run.yaml").write_text(dump_settings(begun))
+    heads = HeadRecipe(
+        run=Path("heads"),
+        target=TargetConfig(path="llama"),
+        drafter="small",
+        data=DataConfig(path="texts.txt"),
+        held_out=DataConfig(path="rows.jsonl"),
+    )
+    small = tiny_model("llama").float()
+    for depth in (0, 1):
+        head = make_head(small, depth)
+        head.save_pretrained(root / "heads" / "final" / head.config.name)
+    (root / "heads" / "run.yaml").write_text(dump_settings(heads))
+    distilled = DistillConfig(
+        target=TargetConfig(path="target"),
+        data=DataConfig(path="rows.jsonl"),
+        out=Path("shards"),
+        sampling=SamplingConfig(max_new_tokens=8),
+    )
+    cached = CacheConfig(
+        target=TargetConfig(path="target"),
+        drafter="target",
+        distilled=Path("shards"),
+        out=Path("cache"),
+    )
+    for command, settings in (("distill", distilled), ("cache", cached)):
+        file = root / f"{command}.yaml"
+        file.write_text(yaml.safe_dump(settings.model_dump(mode="json", exclude_unset=True)))
+        _run([command, "--config", file.name])
+    shutil.copytree(root / "shards", root / "unfinished")
+    manifest = json.loads((root / "unfinished" / "manifest.json").read_text())
+    (root / "unfinished" / "manifest.json").write_text(json.dumps(manifest | {"counts": None}))
+    entry = root / "exported" / CUSTOM_GENERATE / "generate.py"
+    entry.parent.mkdir(parents=True)
+    entry.write_text(GENERATE)
+
+
+def _run(arguments: list[str]) -> None:
+    try:
+        main([*arguments, "--debug"])
+    except SystemExit as ended:
+        if ended.code:
+            raise RuntimeError(f"{arguments} ended with {ended.code}") from None
+
+
+def _write_recipes(root: Path) -> None:
+    quick = {"max_steps": 2, "threads": 1}
+    recipes = {
+        "train_spec_drafter": {
+            "run": "new",
+            "target": {"path": "target"},
+            "data": {"path": "texts.txt"},
+            "distill": {"sampling": {"max_new_tokens": 9}},
+            "train": quick,
+        },
+        "train_acceptance_head": {
+            "run": "new",
+            "target": {"path": "llama"},
+            "drafter": "small",
+            "data": {"path": "texts.txt"},
+            "distill": {"sampling": {"max_new_tokens": 9}},
+            "train": quick,
+        },
+        "train_target": {
+            "run": "new",
+            "data": {"path": "rows.jsonl"},
+            "model": LANGUAGE_MODEL,
+            "train": quick,
+        },
+    }
+    for name, settings in recipes.items():
+        (root / f"{name}.yaml").write_text(yaml.safe_dump(settings))
+
+
+def _write_settings(root: Path) -> None:
+    (root / "torn.yaml").write_text("target: {path: target\ndata: [\n")
+    (root / "list.yaml").write_text("- target\n- texts.txt\n")
+    (root / "latin.yaml").write_bytes("out: Bücher\n".encode("latin-1"))
+    policies = {
+        "no-h.json": {"stop": "head", "head": "D1-w6"},
+        "elsewhere.json": {"stop": "head", "h": 0.5, "head": "../../small"},
+        "other.json": {"stop": "head", "h": 0.5, "head": "D9-w9"},
+        "steep.json": {"stop": "head", "h": 1.5, "head": "D1-w6"},
+    }
+    for name, values in policies.items():
+        (root / name).write_text(json.dumps(values))
+    (root / "facts.json").write_text('{"speed": 3}\n')
+    (root / "nothing").mkdir()
+    os.utime(root / "heads" / "run.yaml")
