@@ -228,7 +228,8 @@ def test_only_line_ends_separate_inputs(capsys, monkeypatch, tiny_target):
             + ["decode.sampling.max_new_tokens=2"]
         )
     assert stopped.value.code == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    written = capsys.readouterr().out.removesuffix("\n").split("\n")
+    lines = [json.loads(line) for line in written]
     assert [line["source"] for line in lines] == ["w5\u2028w6", "w7"]
 
 
