@@ -64,7 +64,7 @@ def export_to(out: Path, **settings: object) -> Path:
 
 def save_spec_drafter(folder: Path, target: PreTrainedModel, path: Path, k: int = 4) -> Path:
     """A Spec-Drafter that starts from the target, which lies at `path`."""
-    config = make_config(target.config, DrafterConfig(k=k, decoder_layers=1), 3)
+    config = make_config(target.config, DrafterConfig(k=k, decoder_layers=2), 3)
     config.target = {"path": str(path)}
     drafter = SpecDrafter(config)
     initialise(drafter, target, "both")

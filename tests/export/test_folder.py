@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, dynamic_module_utils
 
-from drafttrain.config import ConfigError, ExportConfig, Policy
+from drafttrain.config import ConfigError, ExportConfig, Policy, TargetConfig
 from drafttrain.export import folder as export_folder
-from drafttrain.export.folder import write_parts
+from drafttrain.export.folder import only_exporter, write_parts
 from drafttrain.export.parts import load_parts
 from drafttrain.export.policy import read_policy
-from drafttrain.export.reload import compare
+from drafttrain.export.reload import compare, gap_where_they_part, same_numbers
 from drafttrain.export.verify import Check, verify
 from drafttrain.models.acceptance_head import load_heads
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
@@ -28,6 +29,7 @@ from tests.export.pairs import (
     save_head,
 )
 from tests.tiny_models import tiny_model
+from tests.tiny_targets import save_target
 
 PROMPT = torch.tensor([[3, 9, 14, 22]])
 
@@ -243,3 +245,65 @@ def test_verification_notices_changed_weights_head_and_policy(tmp_path, drafter,
         with pytest.raises(ValueError, match=says):
             verify(written, parts, Check(), compare)
     assert parts.drafter.generation_config.num_assistant_tokens is None
+
+
+def test_what_a_killed_export_left_is_put_right(tmp_path, drafter):
+    out = export_to(tmp_path / "out", drafter=str(drafter))
+    (tmp_path / ".out-999999.part" / "out").mkdir(parents=True)
+    out.rename(tmp_path / ".out-999999.old")  # killed between its two renames
+    with pytest.raises(ConfigError, match="add --force"):
+        export_to(out, drafter=str(drafter))
+    assert (out / "model.safetensors").is_file()
+    export_to(out, drafter=str(drafter), force=True)
+    assert [path for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_two_exports_into_one_folder_do_not_mix(tmp_path, drafter):
+    with only_exporter(tmp_path / "out"):
+        with pytest.raises(ConfigError, match="another process is exporting"):
+            export_to(tmp_path / "out", drafter=str(drafter))
+    export_to(tmp_path / "out", drafter=str(drafter))
+
+
+def test_the_policy_holds_the_verifier_that_is_used(tmp_path, drafter):
+    rule = {"kind": "spec-verification", "beta": 2, "tau": 0.5}
+    out = export_to(tmp_path / "out", drafter=str(drafter), verifier=rule)
+    assert json.loads((out / "policy.json").read_text())["verifier"] == rule
+    with pytest.raises(ConfigError, match="verifier.beta = 2 counts for spec-verification only"):
+        export_to(tmp_path / "b", drafter=str(drafter), verifier={"kind": "auto", "beta": 2})
+
+
+def test_outputs_of_the_target_are_compared_and_a_wrong_one_is_noticed(
+    tmp_path, drafter, monkeypatch
+):
+    target = save_target(tiny_model("llama").float(), tmp_path / "target")
+    parts = load_parts(ExportConfig(out=tmp_path / "out", drafter=str(drafter)))
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    check = Check(inputs=[[4, 9], [5, 7, 11]], target=TargetConfig(path=str(target)))
+    written = tmp_path / "written"
+    write_parts(written, parts, "here")
+    found = verify(written, parts, check, compare)
+    assert (found.drafted, found.decoded, found.ties) == (2, 2, 0)
+    code = written / "custom_generate" / "generate.py"
+    code.write_text("def generate(model, input_ids, **_):\n    return input_ids + 1\n")
+    with pytest.raises(ValueError, match="another output than the target alone for input 0"):
+        verify(written, parts, check, compare)
+
+
+def test_numbers_may_differ_by_rounding_only():
+    numbers = torch.tensor([1.0, -100.0])
+    assert same_numbers(numbers + torch.tensor([1e-4, 0.0]), numbers)
+    assert not same_numbers(numbers + torch.tensor([1e-3, 0.0]), numbers)
+    assert not same_numbers(numbers.double(), numbers)
+    assert not same_numbers(numbers[:1], numbers)
+
+
+def test_the_gap_is_taken_where_outputs_part():
+    target = tiny_model("llama")
+    source = torch.tensor([[3, 9]])
+    plain = target.generate(source, max_new_tokens=4, do_sample=False)[0]
+    other = plain.clone()
+    other[3] = (other[3] + 1) % 40
+    best, second = target(plain[None, :3]).logits[0, -1].float().topk(2).values.tolist()
+    assert gap_where_they_part(target, source, plain, other) == pytest.approx(best - second)

@@ -20,7 +20,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
 from drafttrain.export.generation import generate
-from drafttrain.export.pairing import prepare
+from drafttrain.export.pairing import load_assistant, prepare
 from drafttrain.models.spec_drafter import SpecDrafter
 from tests.export.pairs import (
     export_to,
@@ -256,3 +256,32 @@ def test_a_head_from_another_folder_must_be_for_this_drafter(tmp_path, exported)
     with pytest.raises(ValueError, match="with other weights"):
         prepare(tiny_model("llama"), other, str(exported))
     assert prepare(tiny_model("llama"), noisy_copy("llama"), str(exported)).stop.h == 0.7
+
+
+def test_the_drafter_is_found_where_it_was_exported_to_and_loaded_once(exported, modules):
+    target = tiny_model("llama")
+    plain = target.generate(**ONE, **GREEDY)
+    asked = GREEDY | {"custom_generate": str(exported), "trust_remote_code": True}
+    assert torch.equal(target.generate(**ONE, **asked), plain)
+    first = prepare(target, load_assistant(target, str(exported)), None)
+    assert torch.equal(target.generate(**ONE, **asked), plain)
+    assert prepare(target, load_assistant(target, str(exported)), None) is first
+
+
+def test_a_folder_that_has_moved_is_asked_for(tmp_path):
+    with pytest.raises(ValueError, match="give assistant_model=drafter"):
+        generate(tiny_model("llama"), **ONE, exported_to=str(tmp_path / "gone"))
+
+
+def test_a_lossy_policy_is_followed_in_greedy_decoding_only(assistant):
+    target = tiny_model("llama")
+    anything = {"kind": "spec-verification", "beta": 40, "tau": 1e9}
+    lossy = {"stop": "fixed", "k": 4, "verifier": anything}
+    drafted = generate(target, **ONE, **GREEDY, assistant_model=assistant, policy=lossy)
+    own = assistant.generate(**ONE, **GREEDY)
+    length = ONE["input_ids"].shape[1]
+    assert torch.equal(drafted[:, : length + 4], own[:, : length + 4])  # whatever it drafts
+    assert not torch.equal(drafted, target.generate(**ONE, **GREEDY))
+    best = SAMPLED | {"top_k": 1}  # sampling stays exact
+    sampled = generate(target, **ONE, **best, assistant_model=assistant, policy=lossy)
+    assert torch.equal(sampled, target.generate(**ONE, **GREEDY))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+
+import yaml
 
 from drafttrain.config import ExportConfig, Policy
 from drafttrain.export.model_card import Card, Measured, describe_policy, write_card
 from drafttrain.export.parts import load_parts
-from drafttrain.export.provenance import Provenance
+from drafttrain.export.provenance import Provenance, front_matter, origin
 from drafttrain.export.reload import Verification
 from tests.export.pairs import SAMPLING, noisy_copy, save_drafter, save_head
 
@@ -71,3 +74,52 @@ def test_the_policy_in_words():
         "for temperature 1, top_k 20, top_p 1"
     )
     assert describe_policy(Policy(stop="fixed", k=6)) == "always 6 tokens a round"
+
+
+def test_front_matter_names_what_the_hub_can_know(tmp_path):
+    on_hub = Provenance("org/big", "apache-2.0", "mit", "user/data", "cc-by-4.0")
+    head, matter, _ = front_matter(on_hub, ["acceptance-head"]).split("---")
+    assert head == ""
+    assert yaml.safe_load(matter) == {
+        "library_name": "transformers",
+        "license": "apache-2.0",
+        "base_model": "org/big",
+        "datasets": "user/data",
+        "tags": ["speculative-decoding", "drafter", "drafttrain", "acceptance-head"],
+    }
+    local = front_matter(Provenance(target=str(tmp_path), data="my own notes"), [])
+    assert "base_model" not in local and "datasets" not in local and "license" not in local
+
+
+def test_origin_says_what_nobody_stated():
+    text = origin(Provenance("org/big", "apache-2.0", None, "tickets.jsonl", None))
+    assert "| this drafter |  | apache-2.0 |" in text
+    assert "| its target | `org/big` | not stated |" in text
+    assert "| its training data | `tickets.jsonl` | not stated |" in text
+    assert "| its target | not stated | not stated |" in origin(Provenance())
+
+
+def test_it_shows_the_plot_and_what_was_verified(tmp_path):
+    drafter = save_drafter(tmp_path / "drafter")
+    parts = load_parts(ExportConfig(drafter=str(drafter), out=tmp_path / "out"))
+    made_from = Provenance(target="org/big")
+    measured = replace(MEASURED, plot=tmp_path / "any.png")
+    found = Verification(differences=[], drafted=20, decoded=20, ties=1)
+    text = write_card(Card("mine", made_from, measured), parts, found)
+    assert "![What was measured](report.png)" in text
+    assert "for 20 of 20 inputs, `org/big` with custom_generate" in text
+    assert "1 of them but for ties" in text
+    without = write_card(
+        Card("mine", made_from, MEASURED), parts, Verification(differences=[], drafted=20)
+    )
+    assert "report.png" not in without and "its own greedy output" not in without
+
+
+def test_a_lossy_verifier_is_named_at_the_top(tmp_path):
+    lossy = {"kind": "spec-verification", "beta": 3, "tau": 1.0}
+    text = card_of(tmp_path, with_head=False, verifier=lossy)
+    warning = (
+        "**Lossy in greedy decoding:** a drafted token is accepted if it is among the target's"
+    )
+    assert warning in text and text.index(warning) < text.index("## Measured")
+    assert "Lossy" not in card_of(tmp_path / "b", with_head=False)
