@@ -23,8 +23,9 @@ from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu
 def launch_environment(file: str, *options: str) -> dict[str, str]:
     """What `accelerate launch` would tell the processes that it starts."""
     arguments = ["--config_file", file, "--main_process_port", "0", *options, "recipe.py"]
-    given, _, _ = _validate_launch_command(launch_command_parser().parse_args(arguments))
+    given, defaults, _ = _validate_launch_command(launch_command_parser().parse_args(arguments))
     if given.use_deepspeed:
+        given.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
         _, environment = prepare_deepspeed_cmd_env(given)
     else:
         environment = prepare_multi_gpu_env(given)
