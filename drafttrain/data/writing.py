@@ -16,7 +16,6 @@ from pathlib import Path
 from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError
 
 from drafttrain.config import ConfigError
 
@@ -29,6 +28,8 @@ NO_ROOM = {
     errno.EDQUOT: "the disk quota is used up",
     errno.EFBIG: "a file is larger than this process may write (ulimit -f)",
 }
+BROKEN_OFF = ("inline_container.cc", "PytorchStreamWriter", "iostream error")
+"""What torch.save says when the system takes no more bytes."""
 
 
 class DiskFull(OSError):
@@ -89,7 +90,7 @@ def named_disk_errors(folder: Path) -> Iterator[None]:
         yield
     except DiskFull:
         raise
-    except (OSError, SafetensorError, RuntimeError) as error:
+    except Exception as error:
         reason = _no_room(error)
         if reason is None:
             raise
@@ -104,13 +105,13 @@ def named_disk_errors(folder: Path) -> Iterator[None]:
 def _no_room(error: Exception) -> str | None:
     """Why there was no room, or None if the error is another one.
 
-    safetensors gives the system's number in its text only, and torch.save none at all.
+    safetensors and tokenizers give the system's number in their text only, torch.save none at all.
     """
     if isinstance(error, OSError):
         return NO_ROOM.get(error.errno or 0)
     if number := re.search(r"os error (\d+)", str(error)):
         return NO_ROOM.get(int(number[1]))
-    if "inline_container.cc" in str(error) or "PytorchStreamWriter" in str(error):
+    if isinstance(error, RuntimeError) and any(words in str(error) for words in BROKEN_OFF):
         return "a file could not be written to its end"
     return None
 

@@ -1,10 +1,12 @@
 """Break off small runs at random points and account for what is left.
 
     python -m tests.faults --kills 100 --terms 30 --seed 0
+    unshare --map-root-user --mount python -m tests.faults --kills 0 --terms 0 --disks 20
 
 Runs of distillation, training, caching and export get kill -9 (or SIGTERM) after a random time, or
 right before a random one of their file operations, one to three times; then they are run to the
-end. Nothing may be lost or doubled, and the result must be that of an uninterrupted run, byte for
+end. With --disks they run on a disk that fills up (in memory, mounted by whoever may), and once
+more with room. Nothing may be lost or doubled, and the result must be that of an uninterrupted run, byte for
 byte. Exit code 1 if anything is otherwise.
 """
 
@@ -24,6 +26,7 @@ from tests.faults.environment import ENVIRONMENT
 os.environ.update(ENVIRONMENT)
 
 from tests.faults.kills import Account, break_off, prepare  # noqa: E402
+from tests.faults.small_disk import fill_disks  # noqa: E402
 from tests.faults.stages import STAGES  # noqa: E402
 
 COLUMNS = ("signals", "runs", "lost", "doubled", "identical")
@@ -44,6 +47,11 @@ def main() -> None:
                 accounts[stage] = account
                 sent = sum(one.signals for one in accounts.values())
                 print(f"{number.name} {sent}/{count} {stage}", file=sys.stderr, flush=True)
+        if arguments.disks:
+            accounts = results.setdefault("full disk", {})
+            for stage, account in fill_disks(base, wholes, arguments.disks, arguments.seed):
+                accounts[stage] = account
+                print(f"full disk {stage}", file=sys.stderr, flush=True)
     if arguments.json:
         print(json.dumps({n: {s: asdict(a) for s, a in r.items()} for n, r in results.items()}))
     else:
@@ -61,6 +69,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--kills", type=int, default=100, help="kill -9: how many")
     parser.add_argument("--terms", type=int, default=30, help="SIGTERM: how many")
+    parser.add_argument("--disks", type=int, default=0, help="disks that fill up: how many")
     parser.add_argument("--seed", type=int, default=0, help="of stages and points")
     parser.add_argument("--stages", default=",".join(STAGES), help="distil, train, cache, export")
     parser.add_argument("--json", action="store_true", help="print JSON")

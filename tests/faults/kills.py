@@ -93,7 +93,7 @@ def break_off(
             if not _break_once(base, work, STAGES[name], wholes[name], point, number, account):
                 break  # it was done before the signal came
             sent, account.signals = sent + 1, account.signals + 1
-        _finish(base, work, STAGES[name], wholes[name], account)
+        finish(base, work, STAGES[name], wholes[name], account)
         if not account.wrong:
             shutil.rmtree(work)
         trial += 1
@@ -133,7 +133,7 @@ def _bad_leaving(status: int, said: str, work: Path) -> list[str]:
     return wrong
 
 
-def _finish(base: Path, work: Path, stage: Stage, whole: Whole, account: Account) -> None:
+def finish(base: Path, work: Path, stage: Stage, whole: Whole, account: Account) -> None:
     """Run to the end and compare with the uninterrupted run."""
     if stage.name == "export" and (work / stage.out).exists():
         ended_well = True  # killed after the rename: it is whole, as `damage` has seen

@@ -1,0 +1,160 @@
+"""Files that were cut off, changed or lost: a named error with its remedy, or the same result."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from drafttrain.config import ConfigError, DistillConfig, ObjectiveConfig
+from drafttrain.data.distill import distill, load_distilled
+from drafttrain.training.checkpoints import CheckpointError
+from drafttrain.training.run import open_run
+from tests.faults.small_run import run_training, same, stopped_run
+from tests.tiny_models import tiny_model
+from tests.tiny_targets import random_sentences, save_target
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def flip(path: Path) -> None:
+    """One bit in the first half, where Parquet has the rows."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 4] ^= 16
+    path.write_bytes(content)
+
+
+def lose(path: Path) -> None:
+    path.unlink()
+
+
+DAMAGES = (cut, empty, flip, lose)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return stopped_run(tmp_path_factory.mktemp("damage") / "run")
+
+
+@pytest.fixture
+def copied(run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run, tmp_path / "run"))
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_a_damaged_checkpoint_is_named_with_what_to_delete(
+    copied: Path, damage: Callable[[Path], None]
+) -> None:
+    newest = copied / "checkpoints" / "step-00000003"
+    names = [path.relative_to(newest) for path in newest.rglob("*") if path.is_file()]
+    assert len(names) >= 5
+    for name in names:
+        content = (newest / name).read_bytes()
+        damage(newest / name)
+        with pytest.raises(CheckpointError) as error:
+            run_training(copied)
+        assert str(newest) in str(error.value)
+        (newest / name).write_bytes(content)
+
+
+def test_without_the_damaged_checkpoint_the_run_ends_with_the_same_weights(
+    copied: Path, tmp_path: Path
+) -> None:
+    newest = copied / "checkpoints" / "step-00000003"
+    flip(newest / "state" / "optimizer.bin")
+    with pytest.raises(CheckpointError, match="delete it: the run goes on from step-00000002"):
+        run_training(copied)
+    shutil.rmtree(newest)
+    assert same(run_training(copied), run_training(tmp_path / "whole"))
+
+
+def test_damage_to_an_older_checkpoint_is_found_when_it_is_averaged(tmp_path: Path) -> None:
+    whole = run_training(tmp_path / "run")
+    older = tmp_path / "run" / "checkpoints" / "step-00000004"
+    flip(older / "weights.safetensors")
+    with pytest.raises(CheckpointError, match="step-00000004 is damaged.*and every later one"):
+        run_training(tmp_path / "run")
+    for folder in older.parent.iterdir():
+        shutil.rmtree(folder)
+    assert same(run_training(tmp_path / "run"), whole)
+
+
+def test_damaged_settings_of_a_run_are_named(tmp_path: Path) -> None:
+    open_run(tmp_path, ObjectiveConfig())
+    file = tmp_path / "run.yaml"
+    for content in (b"", b"- a list", b"a: [", b"\xff\xfe\xff"):
+        file.write_bytes(content)
+        with pytest.raises(ConfigError, match="(?s)run.yaml .*delete this file"):
+            open_run(tmp_path, ObjectiveConfig())
+    file.unlink()
+    open_run(tmp_path, ObjectiveConfig())
+
+
+@pytest.fixture(scope="module")
+def distilled(tmp_path_factory: pytest.TempPathFactory) -> DistillConfig:
+    folder = tmp_path_factory.mktemp("distilled")
+    target = save_target(tiny_model("marian"), folder / "target")
+    texts = folder / "texts.txt"
+    texts.write_text("\n".join(random_sentences(12)) + "\n")
+    config = DistillConfig.model_validate(
+        {
+            "target": {"path": str(target)},
+            "data": {"path": str(texts)},
+            "sampling": {"max_new_tokens": 8},
+            "shard_rows": 6,
+            "out": folder / "out",
+        }
+    )
+    distill(config)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [("shard-00000.parquet", 41), ("manifest.json", 41)],
+    ids=["shard", "manifest"],
+)
+def test_changed_bytes_are_named_or_change_nothing(
+    distilled: DistillConfig, tmp_path: Path, name: str, step: int
+) -> None:
+    """Every `step`-th byte flipped in turn, and the file cut there."""
+    expected = load_distilled(distilled.out).to_list()
+    copy = Path(shutil.copytree(distilled.out, tmp_path / "out"))
+    content = (copy / name).read_bytes()
+    named = 0
+    for place in range(0, len(content), step):
+        changed = bytearray(content)
+        changed[place] ^= 0x15
+        for spoiled in (bytes(changed), content[:place]):
+            (copy / name).write_bytes(spoiled)
+            try:
+                assert load_distilled(copy).to_list() == expected
+            except ConfigError as error:
+                named += 1
+                assert str(copy) in str(error)
+    assert named > len(content) // step  # every cut one at least
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_distillation_goes_on_once_a_damaged_shard_is_deleted(
+    distilled: DistillConfig, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    copy = Path(shutil.copytree(distilled.out, tmp_path / "out"))
+    config = distilled.model_copy(update={"out": copy})
+    shard = copy / "shard-00001.parquet"
+    whole = shard.read_bytes()
+    damage(shard)
+    if damage is not lose:
+        with pytest.raises(ConfigError, match="shard-00001.parquet .*delete it and distil again"):
+            distill(config)
+        shard.unlink()
+    distill(config)
+    assert shard.read_bytes() == whole

@@ -1,0 +1,111 @@
+"""No room in the middle of a file: what was finished stays, one line names folder and remedy.
+
+A limit on the size of files stands for the small disk: the kernel fails the same writes, and it
+needs no right to mount one. `python -m tests.faults --disks 20` does it on a real one.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from drafttrain.cli import app, run_command
+from drafttrain.config import DistillConfig
+from drafttrain.data import distill as distillation
+from drafttrain.data.distill import distill
+from drafttrain.data.shards import ShardRow, write_shard
+from drafttrain.data.writing import DiskFull, named_disk_errors
+from drafttrain.training.run import save_final
+from tests.faults.small_run import files, run_training, same, stopped_run
+from tests.tiny_models import tiny_model
+from tests.tiny_targets import random_sentences, tiny_tokenizer
+
+
+@contextmanager
+def no_file_larger_than(size: int) -> Iterator[None]:
+    """Writes past so many bytes of any file fail (EFBIG)."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.fixture(autouse=True)
+def _output_in_memory(capsys: pytest.CaptureFixture) -> None:
+    """Else pytest's own file of what is printed would meet the limit."""
+
+
+def test_in_mid_shard(tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def starved(path: Path, rows: Sequence[ShardRow]) -> None:
+        with no_file_larger_than(1000):
+            write_shard(path, rows)
+
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(random_sentences(20)) + "\n")
+    values = {"target": {"path": str(tiny_target)}, "data": {"path": str(texts)}}
+    limits = {"shard_rows": 8, "sampling": {"max_new_tokens": 12}}
+    config = DistillConfig.model_validate(values | limits | {"out": tmp_path / "out"})
+    distill(config)
+    whole = files(config.out)
+    lost = config.out / "shard-00001.parquet"
+    lost.unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr(distillation, "write_shard", starved)
+        with pytest.raises(DiskFull) as error:
+            distill(config)
+    for word in (str(config.out), "MiB free", "make room and run the same command again"):
+        assert word in str(error.value)
+    assert files(config.out) == {n: x for n, x in whole.items() if n != lost.name}
+    distill(config)
+    assert files(config.out) == whole
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.bin"])
+def test_in_mid_checkpoint(tmp_path: Path, file: str) -> None:
+    whole = run_training(tmp_path / "whole")
+    run = stopped_run(tmp_path / "run")
+    before = files(run / "checkpoints")
+    size = len(before[f"step-00000003/state/{file}"])
+    with no_file_larger_than(size - 1), pytest.raises(DiskFull) as error:
+        run_training(run)
+    assert str(run) in str(error.value) and "make room" in str(error.value)
+    assert files(run / "checkpoints") == before
+    assert [path.name for path in (run / "checkpoints").glob(".*")] == []
+    assert same(run_training(run), whole)
+
+
+def test_in_mid_model(tmp_path: Path) -> None:
+    with no_file_larger_than(10_000), pytest.raises(DiskFull, match="make room"):
+        save_final(tmp_path, tiny_model("marian"), tiny_tokenizer())
+    assert list(tmp_path.iterdir()) == []
+    save_final(tmp_path, tiny_model("marian"), tiny_tokenizer())
+    assert (tmp_path / "final" / "model.safetensors").is_file()
+
+
+def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="another reason"), named_disk_errors(tmp_path):
+        raise RuntimeError("another reason")
+    with pytest.raises(FileNotFoundError), named_disk_errors(tmp_path):
+        (tmp_path / "nothing").read_text()
+
+
+def test_a_command_says_it_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def starve(*_: object) -> None:
+        with no_file_larger_than(10), named_disk_errors(tmp_path):
+            (tmp_path / "file").write_bytes(b"x" * 20)
+
+    monkeypatch.setattr("drafttrain.cli.load_settings", starve)
+    with pytest.raises(SystemExit) as left:
+        run_command(app, "drafttrain", ["distill"])
+    said = capsys.readouterr().err
+    assert left.value.code == 2
+    assert said.startswith(f"drafttrain: cannot write to {str(tmp_path)!r}: ")
+    assert len(said.splitlines()) == 1

@@ -1,0 +1,88 @@
+"""SIGTERM and Ctrl-C: one line that says how to go on, whatever the moment."""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from drafttrain.cli import app, run_command
+from drafttrain.data.relaunch import is_launcher, launch_command, without_interpreter
+from drafttrain.training import stop_signal
+from drafttrain.training.stop_signal import StopSignal
+
+ALONE = SimpleNamespace(num_processes=1)
+
+
+@pytest.fixture(autouse=True)
+def _handlers():
+    """Handlers as they were, after each test."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_a_launcher_repeats_at_once_counts_once(number: signal.Signals) -> None:
+    with StopSignal() as stop:
+        assert not stop.seen(ALONE)
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), number)
+        assert stop.seen(ALONE)
+
+
+def test_only_a_later_ctrl_c_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop_signal, "IMPATIENT", -1.0)
+    with StopSignal() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.seen(ALONE)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize(("resumable", "says"), [(True, "; go on with: "), (False, "")])
+def test_sigterm_ends_a_command_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, resumable: bool, says: str
+) -> None:
+    monkeypatch.setattr(
+        "drafttrain.cli.load_settings", lambda *_: os.kill(os.getpid(), signal.SIGTERM)
+    )
+    with pytest.raises(SystemExit) as left:
+        run_command(app, "drafttrain", ["distill"], resumable)
+    said = capsys.readouterr().err.splitlines()
+    assert left.value.code == 130
+    assert len(said) == 1 and said[0].startswith(f"drafttrain: interrupted{says}")
+
+
+@pytest.mark.parametrize(
+    ("words", "typed"),
+    [
+        ("/usr/bin/python3 /env/bin/accelerate launch a.py run=b", "accelerate launch a.py run=b"),
+        ("/env/bin/python recipes/a.py run=b", "/env/bin/python recipes/a.py run=b"),
+        ("python -m drafttrain.cli distill", "python -m drafttrain.cli distill"),
+    ],
+)
+def test_the_command_is_shown_as_it_was_typed(words: str, typed: str) -> None:
+    assert " ".join(without_interpreter(words.split())) == typed
+
+
+@pytest.mark.parametrize(
+    ("words", "is_one"),
+    [
+        ("/usr/bin/python3 /env/bin/accelerate launch a.py", True),
+        ("torchrun --nproc_per_node 2 a.py", True),
+        ("python -m torch.distributed.run a.py", True),
+        ("bash -c accelerate-less.sh", False),
+        ("python -m pytest", False),
+    ],
+)
+def test_launchers_are_known_by_their_names(words: str, is_one: bool) -> None:
+    assert is_launcher(words.split()) is is_one
+
+
+def test_this_process_knows_its_command() -> None:
+    assert "pytest" in launch_command()
