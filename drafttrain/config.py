@@ -665,7 +665,8 @@ def first_problem(error: ValidationError) -> str:
     """Where a file departs from what it should hold, and how: the first place, in one line."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
-    given = "" if first["type"] in ("missing", "json_invalid") else f" = {first['input']!r}"
+    told = first["type"] in ("missing", "json_invalid") or isinstance(first["input"], dict)
+    given = "" if told else f" = {first['input']!r}"
     return f"{where}{given}: {first['msg']}" if where else first["msg"]
 
 
@@ -695,6 +696,11 @@ def _explain(kind: type[Config], error: ValidationError, within: str = "") -> st
                 f"give {inside}={first['input']}"
             )
         return f"{location} = {first['input']!r} is a value, not a group of settings; leave it out"
+    if first["type"] == "dict_type":
+        return (
+            f"{location} = {first['input']!r} is a value, not a group of settings; give "
+            f"{location}.NAME=VALUE"
+        )
     message = first["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
     return f"{location} = {first['input']!r}: {message}"
 

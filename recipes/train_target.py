@@ -253,7 +253,9 @@ def check_teacher(settings: TargetRecipe, pairs: bool) -> None:
             f"{settings.model['model_type']!r}; give a model_type of the teacher's kind"
         )
     if settings.tokenizer is not None:
-        check_tokenizers(settings.teacher, settings.tokenizer)
+        check_tokenizers(
+            settings.teacher, settings.tokenizer, f"tokenizer = {settings.tokenizer!r}"
+        )
 
 
 def _build(settings: TargetRecipe, tokenizer, pairs: bool) -> PreTrainedModel:
@@ -273,8 +275,9 @@ def _build(settings: TargetRecipe, tokenizer, pairs: bool) -> PreTrainedModel:
     try:
         return kind.from_config(AutoConfig.for_model(family, **fields))
     except (KeyError, ValueError, StrictDataclassError) as error:
+        reason = str(error).splitlines()[-1].strip().removeprefix("ValueError: ")
         raise ConfigError(
-            f"model = {settings.model}: {str(error).splitlines()[-1].strip()}; mend it"
+            f"model = {settings.model}: {reason.rstrip('.')}; change one of the two"
         ) from None
 
 

@@ -126,7 +126,8 @@ def test_an_override_without_key_or_equals_sign_is_refused(text):
 
 
 def test_a_value_cannot_be_used_as_a_group():
-    assert "target.path = 't5-small' is a value, not a group" in message(*NEEDED, "target.path.revision=main")
+    said = message(*NEEDED, "target.path.revision=main")
+    assert "target.path = 't5-small' is a value, not a group" in said
 
 
 def test_an_empty_group_in_the_file_can_be_filled_by_overrides(tmp_path):

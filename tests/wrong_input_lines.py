@@ -102,11 +102,11 @@ DOCUMENT = "docs/wrong-inputs.md"
 HEADER = f"""# Wrong inputs, and the lines they print
 
 Made by `python -m tests.wrong_input_lines > {DOCUMENT}`; `tests/test_wrong_input.py` runs every
-line and compares. Each ends with exit code 2 and one line on standard error, the one shown here behind
-the program's name. Nothing is written, and no weights of a target or drafter are read, but for
-inputs marked †, which cannot be told from right ones without them. `--debug` shows the traceback
-instead. The folder is the one that `tests/wrong_input_project.py` makes; recipes are launched with
-`accelerate launch recipes/...`.
+line and compares. Each ends with exit code 2 and one line on standard error, the one shown here
+behind the program's name. Nothing is written, and no weights of a target or drafter are read, but
+for inputs marked †, which cannot be told from right ones without them. `--debug` shows the
+traceback instead. The folder is the one that `tests/wrong_input_project.py` makes; recipes are
+launched with `accelerate launch recipes/...`.
 """
 
 

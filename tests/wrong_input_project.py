@@ -31,6 +31,8 @@ from tests.export.pairs import make_head
 from tests.tiny_models import VOCAB, tiny_model
 from tests.tiny_targets import tiny_tokenizer
 
+POSITIONS = 256
+"""Of targets and drafters: enough for the default of sampling.max_new_tokens."""
 LANGUAGE_MODEL = {
     "model_type": "llama",
     "hidden_size": 16,
@@ -53,10 +55,11 @@ def make_project(root: Path) -> Path:
 
 
 def _save_models(root: Path) -> None:
-    target, small = tiny_model("marian").float(), tiny_model("llama").float()
+    target = tiny_model("marian", max_position_embeddings=POSITIONS).float()
+    small = tiny_model("llama", max_position_embeddings=POSITIONS).float()
     save(target, root / "target")
     save(tiny_model("marian", vocab_size=VOCAB + 8).float(), root / "wide")
-    save(tiny_model("llama", seed=5).float(), root / "llama")
+    save(tiny_model("llama", seed=5, max_position_embeddings=POSITIONS).float(), root / "llama")
     save(small, root / "small")
     save(tiny_model("llama", seed=7).float(), root / "shuffled", _shuffled_tokenizer())
     for name in ("pickled", "moved", "half", "untokenized"):
@@ -184,7 +187,6 @@ def _write_recipes(root: Path) -> None:
             "run": "new",
             "target": {"path": "target"},
             "data": {"path": "texts.txt"},
-            "distill": {"sampling": {"max_new_tokens": 9}},
             "train": quick,
         },
         "train_acceptance_head": {
@@ -192,7 +194,6 @@ def _write_recipes(root: Path) -> None:
             "target": {"path": "llama"},
             "drafter": "small",
             "data": {"path": "texts.txt"},
-            "distill": {"sampling": {"max_new_tokens": 9}},
             "train": quick,
         },
         "train_target": {

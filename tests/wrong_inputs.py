@@ -10,7 +10,7 @@ from dataclasses import dataclass
 SPEC = "train_spec_drafter.py --config train_spec_drafter.yaml"
 HEADS = "train_acceptance_head.py --config train_acceptance_head.yaml"
 SMALL = "train_target.py --config train_target.yaml"
-DISTILL = "drafttrain distill --target target --data texts.txt --out new sampling.max_new_tokens=9"
+DISTILL = "drafttrain distill --target target --data texts.txt --out new"
 CACHE = "drafttrain cache --target target --drafter target --distilled shards --out new"
 EVAL = "drafttrain eval --data rows.jsonl"
 CAUSAL = "drafttrain eval --target llama --drafter small --data rows.jsonl"
@@ -41,7 +41,9 @@ KEYS_AND_VALUES = [
     WrongInput(f"{DISTILL} --method sample", ("sampling.temperature", "=1.0", "method=greedy")),
     WrongInput(f"{DISTILL} --method beam num_beams=1", ("num_beams = 1", "num_beams=5")),
     WrongInput("drafttrain distill --out new data=texts.txt", ("data = 'texts.txt'", "data.path=")),
-    WrongInput("drafttrain distill data.path.x=1 data.path=d", ("path", "VALUE")),
+    WrongInput(
+        "drafttrain distill target.path=t target.path.dtype=x", ("target.path = 't'", "leave")
+    ),
     WrongInput(f"{DISTILL} seed", ("'seed'", "key=value")),
     WrongInput(f"{DISTILL} method=[", ("method=[", "YAML")),
     WrongInput(f"{DISTILL} --config torn.yaml", ("torn.yaml", "line 2", "YAML")),
@@ -88,7 +90,7 @@ KEYS_AND_VALUES = [
     WrongInput(f"{SMALL} model.model_type=lama", ("model.model_type = 'lama'", "'llama'")),
     WrongInput(f"{SMALL} model.hidden_sise=8", ("model.hidden_sise", "'hidden_size'")),
     WrongInput(f"{SMALL} model.hidden_size=15", ("model", "15", "2")),
-    WrongInput(f"{SMALL} model=llama", ("model = 'llama'", "dictionary")),
+    WrongInput(f"{SMALL} model=llama", ("model = 'llama'", "model.NAME=VALUE")),
 ]
 
 DATA = [
@@ -146,8 +148,8 @@ MODELS = [
     WrongInput(f"{DISTILL} target.device=cuda:99", ("target.device = 'cuda:99'", "cpu")),
     WrongInput(f"{DISTILL} target.dtype=int8", ("target.dtype = 'int8'", "'float32'")),
     WrongInput(
-        f"{DISTILL} sampling.max_new_tokens=99",
-        ("sampling.max_new_tokens = 99", "sampling.max_new_tokens=64"),
+        f"{DISTILL} sampling.max_new_tokens=999",
+        ("sampling.max_new_tokens = 999", "sampling.max_new_tokens=256"),
     ),
     WrongInput(f"{EVAL} --drafter ./absent --target target", ("'./absent'", "existing")),
     WrongInput(f"{EVAL} --drafter ./absent", ("'./absent'", "--target")),
@@ -175,10 +177,11 @@ MODELS = [
     WrongInput(f"{HEADS} drafter=target", ("'target'", "decoder-only", "give")),
     WrongInput(f"{HEADS} drafter=shuffled", ("token 4", "'w5'", "'w4'", "give")),
     WrongInput(f"{HEADS} drafter=./absent", ("'./absent'", "existing")),
-    WrongInput(f"{SMALL} tokenizer=./absent", ("tokenizer = './absent'", ";")),
+    WrongInput(f"{SMALL} tokenizer=./absent", ("tokenizer = './absent'", "no such folder", "give")),
     WrongInput(f"{SMALL} teacher.path=target", ("teacher.path = 'target'", "model_type")),
     WrongInput(
-        f"{SMALL} teacher.path=llama tokenizer=shuffled", ("token 4", "'w5'", "'w4'", "give")
+        f"{SMALL} teacher.path=llama tokenizer=shuffled",
+        ("tokenizer = 'shuffled'", "token 4", "'w5'", "'w4'", "give"),
     ),
 ]
 
@@ -249,11 +252,11 @@ PLACES = [
         ("cache/manifest.json", "seed = 0", "7", "out="),
         weights=True,
     ),
-    WrongInput(f"{SPEC} run=begun", ("begun", "run=ANOTHER_FOLDER")),
+    WrongInput(f"{SPEC} run=begun", ("run = 'begun'", "run=ANOTHER_FOLDER")),
     WrongInput(f"{SPEC} run=texts.txt", ("run = 'texts.txt'", "is a file")),
-    WrongInput(f"{HEADS} run=begun", ("begun", "run=ANOTHER_FOLDER")),
+    WrongInput(f"{HEADS} run=begun", ("run = 'begun'", "run=ANOTHER_FOLDER")),
     WrongInput(f"{SMALL} run=texts.txt", ("run = 'texts.txt'", "is a file")),
-    WrongInput(f"{SMALL} run=begun", ("begun", "run=ANOTHER_FOLDER")),
+    WrongInput(f"{SMALL} run=begun", ("run = 'begun'", "run=ANOTHER_FOLDER")),
     WrongInput(f"{EXPORT} --out exported", ("'exported'", "--force")),
     WrongInput(f"{EXPORT} --out shards", ("'shards'", "no earlier export", "new folder")),
     WrongInput(f"{EXPORT} --out my-eagle3", ("my-eagle3'", "another name")),

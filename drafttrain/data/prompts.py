@@ -225,7 +225,8 @@ def _find_broken_json(path: Path) -> str | None:
                     return f"line {number} is no JSON object"
                 line, number = file.readline(), number + 1
     except json.JSONDecodeError as error:
-        return f"line {error.lineno if whole else number} is broken: {error.msg}"
+        place, what = error.lineno if whole else number, error.msg.removesuffix(" at")
+        return f"line {place} is broken: {what} (column {error.colno})"
     except (UnicodeDecodeError, EOFError, zlib.error) as error:
         return str(error)
     return None

@@ -59,24 +59,25 @@ def check_drafter(
     return settings
 
 
-def check_tokenizers(target: TargetConfig, drafter: str) -> None:
+def check_tokenizers(target: TargetConfig, drafter: str, name: str | None = None) -> None:
     """An id must be the same token in both, where the drafter has a tokenizer beside it.
 
-    Tokens that only one of them knows do no harm. Raises ConfigError naming the first difference.
+    Tokens that only one of them knows do no harm; `name` is what messages call the drafter. Raises
+    ConfigError naming the first difference.
     """
+    name = name or f"drafter {drafter!r}"
     folder = Path(drafter)
     if folder.is_dir() and not any(folder.glob("tokenizer*")):
         return
     ours = load_tokenizer(target).get_vocab()
-    theirs = read_tokenizer(drafter, f"drafter {drafter!r}").get_vocab()
+    theirs = read_tokenizer(drafter, name).get_vocab()
     tokens = {index: token for token, index in ours.items()}
     for token, index in sorted(theirs.items(), key=lambda entry: entry[1]):
         if tokens.get(index, token) != token:
             raise ConfigError(
-                f"drafter {drafter!r} and target {target.path!r} have different tokenizers: token "
-                f"{index} is {token!r} ({len(theirs)} tokens) in the drafter's but "
-                f"{tokens[index]!r} ({len(ours)} tokens) in the target's; give a drafter of the "
-                "target's family"
+                f"{name} and target {target.path!r} have different tokenizers: token {index} is "
+                f"{token!r} ({len(theirs)} tokens) in the former but {tokens[index]!r} "
+                f"({len(ours)} tokens) in the target's; give one of the target's family"
             )
 
 

@@ -180,17 +180,21 @@ def choose_device(name: str) -> torch.device:
 
 
 def _check_folder(path: str, name: str) -> None:
+    """A model's folder is there and holds a config.json. Raises ConfigError."""
+    _check_exists(path, name)
+    folder = Path(path).expanduser()
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"{name} holds no config.json; give the folder that save_pretrained wrote, or the "
+            "final/ folder of a run"
+        )
+
+
+def _check_exists(path: str, name: str) -> None:
     """A folder that does not exist is told apart from a Hub name without asking the network."""
     folder = Path(path).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ConfigError(
-                f"{name} holds no config.json; give the folder that save_pretrained wrote, or the "
-                "final/ folder of a run"
-            )
-        return
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or folder.exists()
-    if looks_local:
+    if looks_local and not folder.is_dir():
         raise ConfigError(
             f"{name}: no such folder; give an existing model folder or a name on the Hub"
         )
@@ -207,6 +211,7 @@ def read_tokenizer(
     path: str, name: str, revision: str | None = None, trusted: bool = False
 ) -> PreTrainedTokenizerBase:
     """The tokenizer in a model's folder or of a name on the Hub. Raises ConfigError."""
+    _check_exists(path, name)
     try:
         return AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=trusted)
     except (*CONFIG_ERRORS, ImportError, TypeError) as error:

@@ -59,8 +59,8 @@ def check_run(run: Path, settings: Config, loose: Collection[str] = LOOSE) -> No
         if difference := _first_difference(before, now, loose):
             key, old, new = difference
             raise ConfigError(
-                f"{run} was begun with {key}={old!r}, not {new!r}; give run=ANOTHER_FOLDER, or "
-                f"the old value to go on with it"
+                f"run = {str(run)!r} was begun with {key}={old!r}, not {new!r}; give "
+                "run=ANOTHER_FOLDER, or the old value to go on with it"
             )
 
 
