@@ -16,7 +16,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from pickle import UnpicklingError
 
 import torch
 from accelerate import Accelerator
@@ -121,12 +120,13 @@ def load_checkpoint(accelerator: Accelerator, folder: Path, fingerprint: str) ->
         for file in sorted((folder / "state").glob("*.pkl")):
             load(file)  # Accelerate goes on without a file of random states that it cannot read
         accelerator.load_state(str(folder / "state"), load_kwargs={"weights_only": True})
-    except UnpicklingError as error:
-        reason = str(error).strip().splitlines()[0]
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(
-            f"checkpoint {folder} holds more than numbers, and is not read: {reason}; "
-            f"{_remedy(folder)}"
-        ) from None
+            f"checkpoint {folder} cannot be read as plain numbers ({reason}); {_remedy(folder)}"
+        ) from error
     return progress
 
 
