@@ -163,7 +163,7 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
     )
     shown: dict[str, float] = {}
     objective.train()
-    with stop:
+    with stop, bar:
         batches = batches_of(prepared, step, total)
         while step < total:
             for group in optimizer.param_groups:

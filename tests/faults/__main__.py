@@ -6,8 +6,8 @@
 Runs of distillation, training, caching and export get kill -9 (or SIGTERM) after a random time, or
 right before a random one of their file operations, one to three times; then they are run to the
 end. With --disks they run on a disk that fills up (in memory, mounted by whoever may), and once
-more with room. Nothing may be lost or doubled, and the result must be that of an uninterrupted run, byte for
-byte. Exit code 1 if anything is otherwise.
+more with room. Nothing may be lost or doubled, and the result must be that of an uninterrupted
+run, byte for byte. Exit code 1 if anything is otherwise.
 """
 
 from __future__ import annotations

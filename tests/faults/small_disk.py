@@ -14,16 +14,16 @@ from tests.faults.forks import call_in_child, run_in_child
 from tests.faults.kills import Account, Whole, finish
 from tests.faults.stages import STAGES, Stage, damage
 
-DISK = 64 * 2**20
+DISK = 128 * 2**20
 PAGE = 4096
 """Bytes that the smallest file takes."""
-NAMED = ("cannot write to", "could not be written")
+NAMED = ("cannot write to", "could not be written", "MiB are free there")
 """What the one line says that a starved run leaves with."""
 
 
 @contextmanager
 def small_disk(place: Path) -> Iterator[Path]:
-    """A disk of 64 MiB in memory. Raises OSError where this process may not mount one."""
+    """A disk of 128 MiB in memory. Raises OSError where this process may not mount one."""
     place.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(place)]
     done = subprocess.run(command, capture_output=True, text=True)
