@@ -9,13 +9,14 @@ point mass, and any truncation of it is.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from drafttrain.decoding.types import DraftState, Sampling, StopPolicy
-from drafttrain.models.acceptance_head import AcceptanceHead
+from drafttrain.models.acceptance_head import AcceptanceHead, quick_judge
 from drafttrain.models.draft_states import StateKind
 
 
@@ -122,9 +123,11 @@ class HeadPolicy:
     head: AcceptanceHead
     h: float
     max_draft: int
+    judge: Callable[[Tensor], float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.head.requires_grad_(False).eval()
+        object.__setattr__(self, "judge", quick_judge(self.head))
 
     @property
     def name(self) -> str:
@@ -151,7 +154,7 @@ class HeadPolicy:
         judged = state.notes.setdefault("acceptance", [])
         new = state.hidden[len(judged) :]
         if len(new) == 1:
-            judged.append(self.head.judge(new[0]))
+            judged.append(self.judge(new[0]))
         elif new:
             judged.extend(self.head.acceptance(torch.stack(tuple(new))).tolist())
         return 1.0 - math.prod(judged[: state.depth + 1])

@@ -29,18 +29,19 @@ LEAST = -1e6
 def drawn_states(hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
     """The `drawn` states of tokens, each drawn from a row of its own.
 
-    Behind the hidden state come, of the row before temperature: log-probability of the token and of
-    the two most likely ones, entropy (nats), and probability of the token and of the most likely
-    one. Shapes: hidden [N, D] (each row was computed from), logits [N, V], tokens [N] ->
+    Behind the hidden state come, of the row before temperature: log-probabilities of the token and
+    of the two most likely ones, entropy (nats), and probabilities of the token and of the most
+    likely one. Few operations: drafting does this for every token.
+    Shapes: hidden [N, D] (each row was computed from), logits [N, V], tokens [N] ->
     [N, D + ROW_FEATURES], float32 at least.
     """
     log_probs = logits.log_softmax(dim=-1)
     of_token = log_probs.gather(-1, tokens.to(logits.device)[:, None])
     highest = log_probs.topk(2, dim=-1).values
+    likely = torch.cat([of_token, highest], dim=-1)
     finite = log_probs.clamp_min(LEAST)  # excluded tokens count nothing
     entropy = -(log_probs.exp() * finite).sum(dim=-1, keepdim=True)
-    likely = torch.cat([of_token, highest[:, :1]], dim=-1).exp()
-    return torch.cat([hidden.to(logits), of_token, highest, entropy, likely], dim=-1)
+    return torch.cat([hidden.to(logits), likely, entropy, likely[:, :2].exp()], dim=-1)
 
 
 def kinds_of(drafter: PretrainedConfig) -> tuple[StateKind, ...]:
