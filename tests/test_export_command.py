@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
+from transformers import dynamic_module_utils
 
 from drafttrain.cli import main
+from drafttrain.config import ConfigError, ExportConfig, SpecDrafterRecipe, dump_settings
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.environment import describe_environment
 from drafttrain.evaluation.report import DataFacts, Report, Run, TargetFacts, write_report
@@ -17,8 +20,11 @@ from drafttrain.evaluation.tune_report import (
     TuneReport,
     write_tune_report,
 )
-from drafttrain.export_command import read_measured
-from tests.export.pairs import SAMPLING, noisy_copy, save_drafter, save_head
+from drafttrain.export.reload import compare
+from drafttrain.export_command import export, read_measured
+from tests.export.pairs import SAMPLING, noisy_copy, save_drafter, save_head, save_spec_drafter
+from tests.tiny_models import tiny_model
+from tests.tiny_targets import random_sentences, save_target
 
 
 @pytest.fixture
@@ -104,6 +110,74 @@ def test_wrong_input_ends_in_one_line_and_writes_nothing(
     assert len([line for line in lines if line.startswith("drafttrain:")]) == 1
     assert says in lines[-1]
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.fixture
+def finished_run(tmp_path: Path, report: Path) -> Path:
+    """A run of a Spec-Drafter, with its report, plot and held-out rows."""
+    model = tiny_model("marian").float()
+    target = save_target(model, tmp_path / "target")
+    folder = tmp_path / "checkpoints" / "tiny"
+    save_spec_drafter(folder / "final", model, target)
+    for name, texts in (("train", ["w5 w6"]), ("val", random_sentences(3))):
+        rows = "".join(f"{text}\n" for text in texts)
+        (tmp_path / f"{name}.txt").write_text(rows)
+    recipe = SpecDrafterRecipe(
+        run=folder,
+        target={"path": str(target)},
+        data={"path": str(tmp_path / "train.txt")},
+        held_out={"path": str(tmp_path / "val.txt")},
+    )
+    (folder / "run.yaml").write_text(dump_settings(recipe))
+    report.rename(folder / "report.json")
+    (folder / "report.png").write_bytes(b"a picture")
+    return folder
+
+
+def test_a_run_is_exported_with_its_report_plot_data_and_target(capsys, tmp_path, finished_run):
+    settings = ExportConfig(drafter=str(finished_run), out=tmp_path / "out", license="mit")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+        patch.setattr(sys, "path", list(sys.path))
+        export(settings, reload=compare)
+    said = capsys.readouterr().out
+    assert "drafts for 3 inputs too; the target's output unchanged for 3 inputs" in said
+    assert "licence" not in said
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "| causal head(0.7) greedy | 1.50× (1.40–1.60×) |" in card
+    assert "![What was measured](report.png)" in card
+    assert f"| its target | `{tmp_path / 'target'}` | not stated |" in card
+    assert f"| its training data | `{tmp_path / 'train.txt'}` | not stated |" in card
+    assert "license: mit" in card
+    assert (tmp_path / "out" / "report.png").read_bytes() == b"a picture"
+
+
+def test_what_is_pushed_is_checked_first_and_named_in_the_card(
+    capsys, tmp_path, drafter, monkeypatch
+):
+    pushed = []
+    monkeypatch.setattr("drafttrain.export_command.check_push", pushed.append)
+    monkeypatch.setattr(
+        "drafttrain.export_command.push",
+        lambda folder, repository, private: f"{folder.name} to {repository}, {private}",
+    )
+    settings = ExportConfig(drafter=str(drafter), out=tmp_path / "out", push="user/mine")
+    export(settings, reload=compare)
+    assert pushed == ["user/mine"]
+    assert "pushed   out to user/mine, False" in capsys.readouterr().out
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert 'custom_generate="user/mine"' in card
+    code = (tmp_path / "out" / "custom_generate" / "generate.py").read_text()
+    assert "EXPORTED_TO = 'user/mine'" in code and str(tmp_path) not in code
+
+
+def test_a_check_with_a_target_that_does_not_fit_is_refused(tmp_path, drafter):
+    with pytest.raises(ConfigError, match="add --target MODEL"):
+        export(ExportConfig(drafter=str(drafter), out=tmp_path / "out", check="target"))
+    other = save_target(tiny_model("llama", vocab_size=48), tmp_path / "other")
+    with pytest.raises(ConfigError, match="vocabulary of 40 tokens but target .* has 48"):
+        export(ExportConfig(drafter=str(drafter), out=tmp_path / "out", target=str(other)))
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_reports_numbers_keep_their_source(report):
