@@ -21,10 +21,9 @@ import transformers
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from drafttrain.config import CacheConfig, ConfigError
+from drafttrain.config import CacheConfig, ConfigError, Interrupted
 from drafttrain.data.cache_plan import CachePlan, kept_share, plan_cache, state_of
 from drafttrain.data.cache_shards import (
-    CONTINUE,
     MANIFEST,
     CacheManifest,
     HiddenCache,
@@ -40,6 +39,7 @@ from drafttrain.data.cache_shards import (
     write_manifest,
     write_shard,
 )
+from drafttrain.data.relaunch import launch_command
 from drafttrain.data.shards import Manifest, load_distilled, read_manifest
 from drafttrain.data.slot_blocks import label_slots
 from drafttrain.data.token_states import Labelling, Output, label_tokens
@@ -95,10 +95,10 @@ def build_cache(
         except KeyboardInterrupt:
             if state.is_main_process:
                 there = manifest.shards - len(missing_shards(config.out, manifest))
-                say(
-                    f"interrupted: {there} of {manifest.shards} shards are in {config.out}; "
-                    f"{CONTINUE}"
-                )
+                raise Interrupted(
+                    f"interrupted: {there} of {manifest.shards} shards are in {config.out}; go on "
+                    f"with: {launch_command()}"
+                ) from None
             raise
         if state.is_main_process:
             _finish(config.out, manifest)
