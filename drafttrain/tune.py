@@ -61,7 +61,7 @@ from drafttrain.evaluation.tune_report import (
     write_tune_report,
 )
 from drafttrain.evaluation.tune_tables import cost_lines, head_table, policy_table, verdict_lines
-from drafttrain.export.policy import POLICY
+from drafttrain.export.policy import POLICY, dump_policy
 from drafttrain.measure import LOG_WIDTH
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.draft_states import ROW_FEATURES, drawn_states
@@ -351,7 +351,7 @@ def write_policy_file(report: TuneReport, choice: Choice, file: Path) -> None:
         "target": report.target.path,
         "drafter": report.drafter,
     }
-    content = policy.model_dump(mode="json", exclude_none=True) | facts
+    content = dump_policy(policy) | facts
     write_text(file, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
