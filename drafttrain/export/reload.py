@@ -8,6 +8,7 @@ line of JSON, a `Verification`; nothing else goes to standard output.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -149,13 +150,15 @@ def _decode(folder: Path, facts: Facts, policy: Policy, drafted: int) -> Verific
 def gap_where_they_part(
     target: PreTrainedModel, source: Tensor, plain: Tensor, drafted: Tensor
 ) -> float:
-    """The target's top-2 logit gap at the first token that differs.
+    """The target's top-2 logit gap where they part; infinite before the first new token.
 
     Shapes: source [1, S], outputs [T] with what they start from.
     """
     shared = min(len(plain), len(drafted))
     unequal = (plain[:shared] != drafted[:shared]).nonzero()
     place = int(unequal[0]) if len(unequal) else shared
+    if place < (1 if target.config.is_encoder_decoder else source.shape[1]):
+        return math.inf
     if target.config.is_encoder_decoder:
         logits = target(input_ids=source, decoder_input_ids=plain[None, :place]).logits
     else:

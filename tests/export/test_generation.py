@@ -273,8 +273,8 @@ def test_a_folder_that_has_moved_is_asked_for(tmp_path):
         generate(tiny_model("llama"), **ONE, exported_to=str(tmp_path / "gone"))
 
 
-def test_a_lossy_policy_is_followed_in_greedy_decoding_only(assistant):
-    target = tiny_model("llama")
+def test_a_lossy_policy_is_followed_in_greedy_decoding_only():
+    target, assistant = tiny_model("llama"), tiny_model("llama", seed=8)
     anything = {"kind": "spec-verification", "beta": 40, "tau": 1e9}
     lossy = {"stop": "fixed", "k": 4, "verifier": anything}
     drafted = generate(target, **ONE, **GREEDY, assistant_model=assistant, policy=lossy)
