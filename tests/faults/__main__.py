@@ -3,11 +3,11 @@
     python -m tests.faults --kills 100 --terms 30 --seed 0
     unshare --map-root-user --mount python -m tests.faults --kills 0 --terms 0 --disks 20
 
-Runs of distillation, training, caching and export get kill -9 (or SIGTERM) after a random time, or
-right before a random one of their file operations, one to three times; then they are run to the
-end. With --disks they run on a disk that fills up (in memory, mounted by whoever may), and once
-more with room. Nothing may be lost or doubled, and the result must be that of an uninterrupted
-run, byte for byte. Exit code 1 if anything is otherwise.
+Runs of distillation, training, caching and export get kill -9 (or SIGTERM) after a random time,
+right before a random one of their file operations, or in the middle of a file, one to three times;
+then they are run to the end. With --disks they run on a disk that fills up (in memory, mounted by
+whoever may), and once more with room. Nothing may be lost or doubled, and the result must be that
+of an uninterrupted run, byte for byte. Exit code 1 if anything is otherwise.
 """
 
 from __future__ import annotations

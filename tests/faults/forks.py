@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -21,13 +22,20 @@ PATIENCE = 300.0
 
 @dataclass(frozen=True)
 class Point:
-    """When a child gets its signal: after some seconds, or right before its n-th file operation."""
+    """When a child gets its signal: after some seconds, or right before its n-th file operation.
+
+    With `torn`, the system kills it (SIGXFSZ) in the middle of the next file after that operation,
+    once the file has so many bytes, whichever library writes it.
+    """
 
     seconds: float | None = None
     operation: int | None = None
+    torn: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.seconds:.2f} s" if self.seconds is not None else f"file op {self.operation}"
+        if self.seconds is not None:
+            return f"{self.seconds:.2f} s"
+        return f"file op {self.operation}" + (f", {self.torn} bytes on" if self.torn else "")
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,7 @@ def run_in_child(
     """Run `work` in a forked child, in `folder`; send it a signal at the point, if there is one."""
     counted = log.with_suffix(".operations")
     counted.unlink(missing_ok=True)
+    log.write_text("")
     sys.stdout.flush()
     sys.stderr.flush()
     start = time.monotonic()
@@ -109,11 +118,12 @@ def _become(
     """The life of a child. Does not return."""
     status = 1
     try:
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        torn = point is not None and point.torn is not None  # then a log would be torn as well
+        output = os.open(os.devnull if torn else log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.chdir(folder)
-        seen = _watch(folder, None if point is None else point.operation, number)
+        seen = _watch(folder, point or Point(), number)
         try:
             work()
             status = 0
@@ -128,7 +138,7 @@ def _become(
         os._exit(status)
 
 
-def _watch(folder: Path, operation: int | None, number: int) -> list[int]:
+def _watch(folder: Path, point: Point, number: int) -> list[int]:
     """Count this process's file operations in a folder; send itself a signal before the n-th."""
     inside, seen = str(folder.absolute()), [0]
 
@@ -138,8 +148,12 @@ def _watch(folder: Path, operation: int | None, number: int) -> list[int]:
             return
         if os.path.abspath(os.fspath(arguments[0])).startswith(inside):
             seen[0] += 1
-            if seen[0] == operation:
+            if seen[0] == point.operation and point.torn is None:
                 os.kill(os.getpid(), number)
+            if seen[0] == point.operation and point.torn is not None:
+                signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it
+                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+                resource.setrlimit(resource.RLIMIT_FSIZE, (point.torn, point.torn))
 
     sys.addaudithook(hook)
     return seen

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import datasets
+
 from tests.faults.forks import Point, call_in_child, run_in_child
 from tests.faults.stages import (
     STAGES,
@@ -53,6 +55,7 @@ class Account:
 def prepare(base: Path, stages: Sequence[str] = tuple(STAGES)) -> dict[str, Whole]:
     """Inputs in `base`, and each stage run once without interruption."""
     base.mkdir(parents=True, exist_ok=True)
+    datasets.config.HF_DATASETS_CACHE = base / "cache"  # its files are torn too, not the user's
     call_in_child(lambda: make_inputs(base), base)
     wholes = {}
     for stage in (STAGES[name] for name in stages):
@@ -65,11 +68,15 @@ def prepare(base: Path, stages: Sequence[str] = tuple(STAGES)) -> dict[str, Whol
     return wholes
 
 
-def random_point(chance: random.Random, whole: Whole) -> Point:
-    """By the clock or by the file operations, each half of the time."""
-    if chance.random() < 0.5:
+def random_point(chance: random.Random, whole: Whole, number: int) -> Point:
+    """By the clock, by the file operations, or (to kill) in the middle of a file: a third each."""
+    kind = chance.choice(("clock", "operation", "torn"))
+    if kind == "clock":
         return Point(seconds=chance.uniform(0.0, whole.seconds))
-    return Point(operation=chance.randint(1, whole.operations))
+    operation = chance.randint(1, whole.operations)
+    if kind == "torn" and number == signal.SIGKILL:
+        return Point(operation=operation, torn=int(10 ** chance.uniform(0.0, 3.5)))
+    return Point(operation=operation)
 
 
 def break_off(
@@ -89,7 +96,7 @@ def break_off(
         work = base / f"{signal.Signals(number).name}-{trial}"
         work.mkdir()
         for _ in range(min(chance.randint(1, 3), signals - sent)):
-            point = random_point(chance, wholes[name])
+            point = random_point(chance, wholes[name], number)
             if not _break_once(base, work, STAGES[name], wholes[name], point, number, account):
                 break  # it was done before the signal came
             sent, account.signals = sent + 1, account.signals + 1
@@ -109,7 +116,8 @@ def _break_once(
     where = f"{stage.name} at {point} in {work.name}"
     if ended.status == 0:
         return False
-    if number == signal.SIGKILL and ended.status != -signal.SIGKILL:
+    killed = (-signal.SIGKILL, -signal.SIGXFSZ)
+    if number == signal.SIGKILL and ended.status not in killed:
         account.wrong.append(f"{where}: ended by itself with {ended.status}: {ended.said[-500:]}")
     if number == signal.SIGTERM and ended.status != -signal.SIGTERM:  # else: it had not begun
         account.wrong += [f"{where}: {x}" for x in _bad_leaving(ended.status, ended.said, work)]
