@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 from drafttrain.config import ConfigError
 
 TEMPORARY = ".part"
+SAFETENSORS_TEMPORARY = ".tmp??????"
 LOCK = ".writing.lock"
 PATIENCE = timedelta(days=7)
 """How long a process waits for the others' shards."""
@@ -119,10 +120,13 @@ def _no_room(error: Exception) -> str | None:
 def remove_leftovers(folder: Path, name: str = "") -> None:
     """Half-written files of a run that was killed: all, or those of the file of this name.
 
-    Only while no other run writes them.
+    All: also those that safetensors makes beside the file it writes, under names of its own. Only
+    while no other run writes them.
     """
-    for path in folder.glob(f".{name}*{TEMPORARY}"):
-        path.unlink()
+    patterns = [f".{name}*{TEMPORARY}"] if name else [f".*{TEMPORARY}", SAFETENSORS_TEMPORARY]
+    for pattern in patterns:
+        for path in folder.glob(pattern):
+            path.unlink()
 
 
 def say(line: str) -> None:

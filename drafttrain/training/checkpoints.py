@@ -63,10 +63,32 @@ def remove_unfinished(run: Path) -> None:
             shutil.rmtree(path)
 
 
+@dataclass(frozen=True)
+class Schedule:
+    """At which steps checkpoints are due, and how many of those are kept.
+
+    One that a run wrote because it was asked to stop is there to go on from, and for nothing else:
+    it takes no other's place and no part in the average, so that a run that was stopped ends with
+    the weights of one that was not.
+    """
+
+    every: int
+    total: int
+    keep: int
+
+    def due(self, folders: Sequence[Path]) -> list[Path]:
+        steps = {folder: int(folder.name.removeprefix("step-")) for folder in folders}
+        return [f for f, step in steps.items() if step % self.every == 0 or step == self.total]
+
+
 def save_checkpoint(
-    accelerator: Accelerator, objective: nn.Module, run: Path, progress: Progress, keep: int
+    accelerator: Accelerator,
+    objective: nn.Module,
+    run: Path,
+    progress: Progress,
+    schedule: Schedule,
 ) -> None:
-    """Write step-N under a temporary name, rename it, then delete all but the newest `keep`.
+    """Write step-N under a temporary name, rename it, then delete those that need not be kept.
 
     Raises DiskFull where there is no room; the checkpoints before it are left as they are.
     """
@@ -94,7 +116,9 @@ def save_checkpoint(
         if final.exists():
             shutil.rmtree(final)
         temporary.rename(final)
-        for old in checkpoint_folders(run)[:-keep]:
+        folders = checkpoint_folders(run)
+        kept = {final, *schedule.due(folders)[-schedule.keep :]}
+        for old in (folder for folder in folders if folder not in kept):
             dead = old.with_name(f".deleting-{old.name}")
             old.rename(dead)
             shutil.rmtree(dead)

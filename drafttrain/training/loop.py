@@ -33,6 +33,7 @@ from drafttrain.data.relaunch import launch_command
 from drafttrain.data.writing import join_processes
 from drafttrain.training.checkpoints import (
     Progress,
+    Schedule,
     average_weights,
     checkpoint_folders,
     load_checkpoint,
@@ -150,6 +151,7 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
         accelerator.print(f"resuming {run} at step {step} of {total}")
     log = MetricsLog(accelerator, run, step, settings)
     keep = max(settings.keep_checkpoints, settings.average)
+    schedule = Schedule(settings.checkpoint_every, total, keep)
     stop = StopSignal()
     names = None if task.parts is None else list(task.parts)
     meter = Meter(names)
@@ -183,7 +185,7 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
             stopping = stop.seen(accelerator)
             if step % settings.checkpoint_every == 0 or last or stopping:
                 where = Progress(step, accelerator.num_processes, fingerprint)
-                save_checkpoint(accelerator, objective, run, where, keep)
+                save_checkpoint(accelerator, objective, run, where, schedule)
             if stopping and not last:
                 bar.close()
                 raise Interrupted(
@@ -192,7 +194,7 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
                 )
     bar.close()
     if accelerator.is_main_process:
-        newest = checkpoint_folders(run)[-settings.average :]
+        newest = schedule.due(checkpoint_folders(run))[-settings.average :]
         weights = average_weights(newest)
         task.objective.model.load_state_dict(weights)
     accelerator.wait_for_everyone()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,8 +23,8 @@ from tests.tiny_targets import random_sentences, save_target
 
 LIBRARIES = (hidden_cache, cli, export_command)
 """Loaded before the children are forked, or each would load them again."""
-OWN = {"environment.json", ".writing.lock"}
-"""Files that differ from run to run: the command line, and the lock."""
+OWN = {"environment.json", ".writing.lock", ".export.exporting.lock"}
+"""Files that differ from run to run: the command line, and locks."""
 SENTENCES, HELD_OUT = 60, 10
 
 
@@ -109,14 +109,20 @@ def make_inputs(folder: Path) -> None:
 def contents(work: Path, name: str = "") -> dict[str, bytes]:
     """All files of a stage (or of one of its folders) that belong to the result, by their paths.
 
-    An export records where it lies; here that is WORK.
+    An export records where it lies; here that is WORK. Of the checkpoints the newest counts: a run
+    that was asked to stop has one of that step in the place of an older one.
     """
+    older = checkpoint_folders(work / "run")[:-1]
     place = str(work.absolute()).encode()
     return {
         path.relative_to(work).as_posix(): path.read_bytes().replace(place, b"WORK")
         for path in sorted((work / name).rglob("*"))
-        if path.is_file() and path.name not in OWN
+        if path.is_file() and path.name not in OWN and not older_of(path, older)
     }
+
+
+def older_of(path: Path, folders: Sequence[Path]) -> bool:
+    return any(path.is_relative_to(folder) for folder in folders)
 
 
 def rows_in(folder: Path) -> list[int]:
