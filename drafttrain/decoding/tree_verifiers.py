@@ -1,0 +1,216 @@
+"""Verification rules on draft trees: walk down from the root while a child is accepted.
+
+Row 0 of the target's logits judges the roots, row i + 1 the children of node i. At each node a rule
+tries its children; the walk goes on below an accepted one, and ends with one more token from what
+the rule leaves of the target's distribution. A chain is a tree of width one, on which every
+rejection rule here is speculative sampling (Leviathan et al. 2023).
+
+Siblings drawn independently (`iid`) are a multiset: equal draws of one row are one node with a
+count, and copies are tried in a fresh uniformly random order, which has the law of the draw order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from drafttrain.decoding.sampling import warp
+from drafttrain.decoding.types import Chance, Draw, Proposal, Sampling, Verdict
+from drafttrain.decoding.verifiers import ANY_DRAW, residual
+
+BISECTIONS = 100
+"""Halvings of the interval that gamma* of K-SEQ is sought in: to the last bit of a float64."""
+
+
+@dataclass(frozen=True)
+class Children:
+    """The children of one node, as its rule sees them."""
+
+    nodes: Sequence[int]
+    """Indices of the proposal, in draw order."""
+    tokens: Sequence[int]
+    copies: Sequence[int]
+    """How often each was drawn."""
+    draft_probs: Tensor | None
+    """[C, V] the row each was drawn from; None = point masses."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a rule makes of a node's children."""
+
+    child: int | None
+    """Index into `Children.nodes` of the one accepted; None = no child was."""
+    next_probs: Tensor
+    """[V] where no child was accepted: what the next token is drawn from."""
+
+
+class Rule(Protocol):
+    """Accept at most one child of a node whose row is target_probs [V]."""
+
+    def __call__(self, target_probs: Tensor, children: Children, chance: Chance) -> Choice: ...
+
+
+@dataclass(frozen=True)
+class TreeRejection:
+    """Rejection sampling on trees by a rule for siblings; lossless for the draws it takes."""
+
+    name: str
+    rule: Rule
+    accepts_draws: frozenset[Draw]
+    lossless = True
+
+    def check_sampling(self, sampling: Sampling) -> None:
+        """Any sampling is right: at temperature 0 target is a point mass."""
+
+    def verify(
+        self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, chance: Chance
+    ) -> Verdict:
+        """Shapes: target_logits [N + 1, V]."""
+        target_probs = warp(target_logits, sampling)
+        below = children_of(proposal)
+        path: list[int] = []
+        while True:
+            row = target_probs[path[-1] + 1 if path else 0]
+            nodes = below[path[-1] + 1 if path else 0]
+            if not nodes:
+                choice = Choice(None, row)
+            else:
+                choice = self.rule(row, _children(proposal, nodes, row), chance)
+            if choice.child is None:
+                next_token = int(chance.categorical(choice.next_probs[None]))
+                return Verdict(torch.tensor(path, dtype=torch.long), next_token)
+            path.append(nodes[choice.child])
+
+
+def recurse(target_probs: Tensor, children: Children, chance: Chance) -> Choice:
+    """Siblings drawn without replacement from one row d (RSD, Jeon et al. 2024, Algorithms 1, 6).
+
+    Each sibling in draw order is accepted with min(1, t / d); on rejection, in this order: t
+    becomes Norm[(t - d)+], the token leaves d, d is normalised.
+    """
+    target, draft = target_probs, _rows(children, target_probs)[0]
+    for index, token in enumerate(children.tokens):
+        if _accepted(target[token], draft[token], chance):
+            return Choice(index, target)
+        target = residual(target, draft)
+        draft = draft.clone()
+        draft[token] = 0.0
+        draft = draft / draft.sum().clamp_min(torch.finfo(draft.dtype).tiny)
+    return Choice(None, target)
+
+
+def multi_round(target_probs: Tensor, children: Children, chance: Chance) -> Choice:
+    """Siblings drawn independently (SpecInfer, Miao et al. 2024).
+
+    Each copy is accepted with min(1, t / d); on rejection t becomes Norm[(t - d)+] and d stays.
+    Siblings may come from rows of several drafters.
+    """
+    target, draft = target_probs, _rows(children, target_probs)
+    for index in _copies(children, chance):
+        token = children.tokens[index]
+        if _accepted(target[token], draft[index, token], chance):
+            return Choice(index, target)
+        target = residual(target, draft[index])
+    return Choice(None, target)
+
+
+def k_seq(target_probs: Tensor, children: Children, chance: Chance) -> Choice:
+    """K siblings drawn independently from one row (SpecTr, Sun et al. 2023, Algorithm 3).
+
+    Each copy is accepted with min(1, t / (gamma d)), gamma as `k_seq_gamma`; where none is, the
+    next token is drawn from t - min(d, t / gamma) (1 - (1 - beta)^K) / beta, normalised.
+    """
+    draft = _rows(children, target_probs)[0]
+    tries = sum(children.copies)
+    gamma = k_seq_gamma(target_probs, draft, tries)
+    for index in _copies(children, chance):
+        token = children.tokens[index]
+        if _accepted(target_probs[token], gamma * draft[token], chance):
+            return Choice(index, target_probs)
+    overlap = torch.minimum(draft, target_probs / gamma)
+    beta = float(overlap.sum())
+    if beta == 0.0:
+        return Choice(None, target_probs)
+    reached = (1.0 - (1.0 - beta) ** tries) / beta
+    return Choice(None, residual(target_probs, overlap * reached))
+
+
+def k_seq_gamma(target_probs: Tensor, draft_probs: Tensor, tries: int) -> float:
+    """The gamma in [1, K] at which 1 - (1 - beta)^K = gamma beta, beta = sum min(d, t / gamma).
+
+    Below it K-SEQ would accept more of some token than the target has; the smallest such gamma
+    accepts most. By bisection. Shapes: [V], [V].
+    """
+
+    def is_valid(gamma: float) -> bool:
+        beta = float(torch.minimum(draft_probs, target_probs / gamma).sum())
+        return 1.0 - (1.0 - beta) ** tries <= gamma * beta
+
+    low, high = 1.0, float(tries)
+    if is_valid(low):
+        return low
+    for _ in range(BISECTIONS):
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if is_valid(middle) else (middle, high)
+    return high
+
+
+def sample_target(target_probs: Tensor, children: Children, chance: Chance) -> Choice:
+    """Any tree: draw the target's own token and go on below it if it is there (OPT-Tree)."""
+    token = int(chance.categorical(target_probs[None]))
+    if token in children.tokens:
+        return Choice(children.tokens.index(token), target_probs)
+    return Choice(None, torch.zeros_like(target_probs).scatter_(0, torch.tensor(token), 1.0))
+
+
+RecursiveRejection = TreeRejection(
+    "recursive-rejection", recurse, frozenset({"without_replacement"})
+)
+MultiRound = TreeRejection("multi-round", multi_round, frozenset({"iid"}))
+KSeq = TreeRejection("k-seq", k_seq, frozenset({"iid"}))
+TargetWalk = TreeRejection("target-walk", sample_target, ANY_DRAW)
+
+
+def children_of(proposal: Proposal) -> list[list[int]]:
+    """The children of the last committed token and of each node, in draw order: N + 1 lists."""
+    below: list[list[int]] = [[] for _ in range(len(proposal.tokens) + 1)]
+    for node, parent in enumerate(proposal.parents.tolist()):
+        below[parent + 1].append(node)
+    return below
+
+
+def _children(proposal: Proposal, nodes: Sequence[int], like: Tensor) -> Children:
+    rows = None
+    if proposal.draft_probs is not None:
+        index = list(nodes) if proposal.rows is None else proposal.rows[list(nodes)].tolist()
+        rows = proposal.draft_probs[index].to(like)
+    copies = [1] * len(nodes) if proposal.counts is None else proposal.counts[list(nodes)].tolist()
+    return Children(nodes, proposal.tokens[list(nodes)].tolist(), copies, rows)
+
+
+def _rows(children: Children, like: Tensor) -> Tensor:
+    """The rows that children were drawn from, point masses where none are given. [C, V]."""
+    if children.draft_probs is not None:
+        return children.draft_probs
+    tokens = torch.tensor(children.tokens, device=like.device)[:, None]
+    return like.new_zeros(len(children.tokens), len(like)).scatter_(1, tokens, 1.0)
+
+
+def _copies(children: Children, chance: Chance) -> Iterator[int]:
+    """Indices of the children, each as often as it was drawn, in uniformly random order."""
+    left = torch.tensor(children.copies, dtype=torch.float64)
+    while (total := left.sum()) > 0:
+        index = 0 if len(left) == 1 else int(chance.categorical((left / total)[None]))
+        left[index] -= 1
+        yield index
+
+
+def _accepted(target: Tensor, draft: Tensor, chance: Chance) -> bool:
+    """Whether an event of probability min(1, target / draft) comes true. Shapes: [], []."""
+    likely = (target / draft.clamp_min(torch.finfo(draft.dtype).tiny)).clamp_max(1.0)
+    return chance.accept_run(likely[None]) == 1
