@@ -148,7 +148,7 @@ def test_missing_heads_are_refused_by_name(tmp_path, drafter):
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"hidden_size": 8}, "reads 8 numbers.*have 16"), ({"state": "slot"}, "states of slots")],
+    [({"hidden_size": 8}, "reads 8 numbers.*have 16"), ({"state": "slot"}, "reads 'slot' states")],
 )
 def test_heads_of_another_shape_are_refused_before_the_drafter_loads(
     tmp_path, drafter, settings, message

@@ -35,6 +35,10 @@ WEIGHT_ERRORS = (OSError, ValueError, RuntimeError, SafetensorError)
 """What it raises for weights that are missing, damaged, or of another shape."""
 
 
+TOKENIZER_FILES = ("token*", "vocab*", "merges*", "*.model", "*.spm")
+"""What a folder with a tokenizer of any kind has at least one of."""
+
+
 @dataclass(frozen=True)
 class LoadedTarget:
     """A target ready to decode: weights on their device, in eval mode."""
@@ -212,6 +216,11 @@ def read_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """The tokenizer in a model's folder or of a name on the Hub. Raises ConfigError."""
     _check_exists(path, name)
+    folder = Path(path)
+    if folder.is_dir() and not any(any(folder.glob(names)) for names in TOKENIZER_FILES):
+        raise ConfigError(
+            f"{name}: there is no tokenizer in it; put the tokenizer's files beside the weights"
+        )
     try:
         return AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=trusted)
     except (*CONFIG_ERRORS, ImportError, TypeError) as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.faults.environment import ENVIRONMENT
 
 ROOT = Path(__file__).parents[2]
-SIGNALS = ["--kills", "5", "--terms", "3", "--seed", "2", "--stages", "distil,train"]
+SIGNALS = ["--kills", "4", "--terms", "2", "--seed", "2", "--stages", "distil,train"]
 
 
 def test_runs_broken_off_at_random_points_end_as_the_uninterrupted_one(tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ def test_runs_broken_off_at_random_points_end_as_the_uninterrupted_one(tmp_path:
     )
     assert done.returncode == 0, done.stderr
     accounts = json.loads(done.stdout)
-    for number, sent in (("SIGKILL", 5), ("SIGTERM", 3)):
+    for number, sent in (("SIGKILL", 4), ("SIGTERM", 2)):
         stages = accounts[number].values()
         assert sum(account["signals"] for account in stages) == sent
         for account in stages:
