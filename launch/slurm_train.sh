@@ -18,7 +18,8 @@ cd "$SLURM_SUBMIT_DIR"
 
 file="${LAUNCH_FILE:-launch/ddp.yaml}"
 gpus="${SLURM_GPUS_ON_NODE:?submit with --gpus-per-node}"
-first="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
+hosts="$(scontrol show hostnames "$SLURM_JOB_NODELIST")"
+first="${hosts%%$'\n'*}"  # no `| head`: scontrol would die of the closed pipe, and pipefail with it
 export PATH="$PWD/.venv/bin:$PATH"
 
 # One task a machine; each starts the processes of its own. SIGTERM, sent by --signal before the time
