@@ -50,6 +50,8 @@ class SequenceState:
             self.cache = EncoderDecoderCache(self._own, DynamicCache())
         self.tokens: list[int] = []
         """Tokens that are cached, a column each."""
+        self.positions: list[int] = []
+        """Position of each cached token: those of a chain count from 0."""
         self.chain = 0
         """So many of the first columns are a chain; those after them are branches."""
         self.committed = 0
@@ -67,17 +69,24 @@ class SequenceState:
         self.chain = min(self.chain, columns_kept)
         if columns_kept == self.cached:
             return
-        del self.tokens[columns_kept:]
+        del self.tokens[columns_kept:], self.positions[columns_kept:]
         for layer in self._own.layers:
             layer.keys = layer.keys[:, :, :columns_kept]
             layer.values = layer.values[:, :, :columns_kept]
 
     def gather(self, columns: Sequence[int]) -> None:
-        """Keep these columns, in this order, which are a chain."""
+        """Keep these columns, in this order, which are a chain. Nothing moves if they are first."""
+        kept = len(columns)
+        if list(columns) == list(range(kept)):
+            self.forget(kept)
+            self.chain = kept
+            return
         self.tokens = [self.tokens[column] for column in columns]
-        self.chain = len(columns)
+        self.positions = [self.positions[column] for column in columns]
+        self.chain = kept
+        index = torch.tensor(columns)
         for layer in self._own.layers:
-            index = torch.tensor(columns, device=layer.keys.device)
+            index = index.to(layer.keys.device)
             layer.keys = layer.keys.index_select(2, index)
             layer.values = layer.values.index_select(2, index)
 
@@ -202,6 +211,25 @@ class CachedModel:
         state.forget(columns_kept)
 
     @torch.inference_mode()
+    def keep_columns(self, state: SequenceState, columns: Sequence[int]) -> None:
+        """Keep these cached columns, which are one path from the first token on; drop the others.
+
+        How a drafter keeps those branches of its tree that were accepted: it may be fed a chain
+        again afterwards. Costs nothing where the columns are the first ones in order. Raises
+        ValueError for columns that are not cached or not a path: positions must count from 0.
+        """
+        strays = [column for column in columns if not 0 <= column < state.cached]
+        if strays:
+            raise ValueError(f"column {strays[0]} cannot be kept; {state.cached} are cached")
+        positions = [state.positions[column] for column in columns]
+        if positions != list(range(len(columns))):
+            raise ValueError(
+                f"columns {list(columns)} hold the positions {positions}, which are no path from "
+                "the first token on; give the columns of one leaf and all that lead to it"
+            )
+        state.gather(columns)
+
+    @torch.inference_mode()
     def score(
         self,
         states: Sequence[SequenceState],
@@ -225,13 +253,8 @@ class CachedModel:
 
         path [A] holds indices of the last proposal in rising order.
         """
-        nodes = path.tolist()
         first = state.committed
-        if not nodes or nodes[-1] == len(nodes) - 1:
-            state.forget(first + len(nodes))
-            state.chain = state.cached
-        else:
-            state.gather([*range(first), *(first + node for node in nodes)])
+        state.gather([*range(first), *(first + node for node in path.tolist())])
 
     def _score_one(self, state: SequenceState, tokens: Tensor, proposal: Proposal) -> Score:
         drafted = proposal.tokens.tolist()
@@ -267,6 +290,7 @@ class CachedModel:
             tokens, rows, cached, state.cache, state.encoder_outputs
         )
         state.tokens += tokens
+        state.positions += range(cached, cached + len(tokens))
         state.chain = state.cached
         return Score(logits, hidden)
 
@@ -277,6 +301,7 @@ class CachedModel:
         self._check_room(int(positions.max()) + 1)
         logits, hidden = self._forward.tree(tokens, rows, visible, positions, state.cache)
         state.tokens += tokens
+        state.positions += positions.tolist()
         return Score(logits, hidden)
 
     def _check_branches(self) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.cached_model import CachedModel, ancestry, make_source
+from drafttrain.decoding.cached_model import CachedModel, SequenceState, ancestry, make_source
 from drafttrain.decoding.types import Proposal
 from tests.decoding.test_cached_model import (
     PATHS,
@@ -110,6 +110,67 @@ def test_branches_equal_paths_run_alone(family, attention):
     drafter.forget(state, len(PROMPT))
     score = drafter.catch_up(state, torch.tensor(first))
     close(score.logits[-1], fresh(model, source, first).logits[0, -1], precision_of(model))
+
+
+def two_branches(drafter: CachedModel, source) -> SequenceState:
+    """Behind the prompt's three columns, 8 30 in columns 3 and 5, 9 11 in columns 4 and 6."""
+    state = drafter.encode(source)
+    drafter.catch_up(state, torch.tensor(PROMPT))
+    for pair in ([8, 9], [30, 11]):
+        start, depth = state.cached, state.cached // 2
+        visible = torch.zeros(2, start + 2, dtype=torch.bool)
+        visible[:, :3] = True
+        for row in (0, 1):
+            visible[row, 3 + row :: 2] = True
+        drafter.extend(state, torch.tensor(pair), visible, torch.tensor([depth + 2] * 2))
+    return state
+
+
+@pytest.mark.parametrize(
+    ("columns", "path"), [([0, 1, 2, 4, 6], [9, 11]), ([0, 1, 2, 3], [8]), ([0, 1, 2], [])]
+)
+@pytest.mark.parametrize("family", ["qwen3", "opt"])
+def test_the_columns_of_a_branch_can_be_kept_and_fed_again(family, columns, path):
+    model = tiny_model(family)
+    drafter, source = CachedModel(model), make_source(PROMPT, model)
+    state = two_branches(drafter, source)
+    drafter.keep_columns(state, columns)
+    tokens = [*PROMPT, *path]
+    assert (state.tokens, state.positions) == (tokens, list(range(len(tokens))))
+    close_caches(state, fresh(model, source, tokens).past_key_values)
+    tokens += [27, 12]
+    score = drafter.catch_up(state, torch.tensor(tokens))
+    assert score.hidden.shape[0] == 2  # what was kept is not fed again
+    close(score.logits[-1], fresh(model, source, tokens).logits[0, -1])
+
+
+def test_columns_that_are_first_are_kept_without_a_copy():
+    model = tiny_model("llama")
+    drafter = CachedModel(model)
+    state = two_branches(drafter, make_source(PROMPT, model))
+    before = state.cache.layers[0].keys.data_ptr()
+    drafter.keep_columns(state, [0, 1, 2, 3])
+    assert state.cache.layers[0].keys.data_ptr() == before
+    drafter.keep_columns(state, [])
+    assert state.cached == 0
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ([0, 1, 2, 7], "column 7 cannot be kept; 7 are cached"),
+        ([0, 1, 2, -1], "column -1 cannot be kept"),
+        ([0, 1, 2, 3, 4], r"positions \[0, 1, 2, 3, 3\], which are no path"),
+        ([0, 2], r"positions \[0, 2\], which are no path"),
+    ],
+)
+def test_columns_that_are_no_path_are_refused(columns, reason):
+    model = tiny_model("llama")
+    drafter = CachedModel(model)
+    state = two_branches(drafter, make_source(PROMPT, model))
+    with pytest.raises(ValueError, match=reason):
+        drafter.keep_columns(state, columns)
+    assert state.cached == 7
 
 
 def test_masks_of_random_trees_hold_the_ancestors_only():
