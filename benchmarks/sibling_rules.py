@@ -1,0 +1,136 @@
+"""How often does each rule for siblings accept one of two? RSD, Figure 1: Bernoulli pairs.
+
+    python benchmarks/sibling_rules.py
+    python benchmarks/sibling_rules.py --siblings 3 --cells 20 --figure three.png
+
+Draft Ber(p), target Ber(q). Each rule is the one that decodes, run on every draw of the siblings;
+the optimum (OTM) is a linear programme. Exact: nothing is sampled, no model is needed. The square
+of p and q is cut into cells, each judged at its middle. Prints a table and draws the heat maps.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+from drafttrain.data.writing import renamed_when_whole
+from drafttrain.evaluation.sibling_rules import SiblingAcceptance, sibling_acceptance
+
+RULES: dict[str, Callable[[SiblingAcceptance], float]] = {
+    "single draft": lambda found: found.single,
+    "multi-round": lambda found: found.multi_round,
+    "K-SEQ": lambda found: found.k_seq,
+    "OTM": lambda found: found.optimum,
+    "recursive": lambda found: found.recursive,
+}
+DRAWN = {
+    "multi-round": "Multi-round (SpecInfer)",
+    "K-SEQ": "K-SEQ (SpecTr)",
+    "OTM": "Optimum for i.i.d. siblings (OTM)",
+    "recursive": "Recursive rejection (RSD)",
+}
+"""The panels of the paper's figure, in its order."""
+POINTS = ((0.5, 0.3), (0.5, 0.1), (0.3, 0.7), (0.1, 0.9), (0.9, 0.1), (0.99, 0.01))
+LEVELS = (0.25, 0.5, 0.75, 0.9)
+"""Acceptance at which a contour is drawn."""
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    middles = (np.arange(arguments.cells) + 0.5) / arguments.cells
+    points = [bernoulli(p, q, arguments.siblings) for p, q in POINTS]
+    square = [
+        [bernoulli(p, q, arguments.siblings) for p in middles]
+        for q in tqdm(middles, desc="rows of q", leave=False)
+    ]
+    maps = {
+        name: np.array([[rule(found) for found in row] for row in square])
+        for name, rule in RULES.items()
+    }
+    print("\n".join(table(points, maps, arguments.cells)))
+    draw(maps, arguments.siblings, arguments.figure)
+    print(f"Wrote {arguments.figure}")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--siblings", type=int, default=2, help="K (default 2, as in the paper)")
+    parser.add_argument("--cells", type=int, default=50, help="cells a side (default 50)")
+    parser.add_argument(
+        "--figure", type=Path, default=Path("rsd_figure_1.png"), help="PNG to write"
+    )
+    arguments = parser.parse_args()
+    if arguments.cells < 2:
+        parser.error(f"--cells {arguments.cells}: give 2 or more")
+    if not 1 <= arguments.siblings <= 8:
+        parser.error(f"--siblings {arguments.siblings}: give 1 to 8")
+    if not arguments.figure.parent.is_dir():
+        parser.error(f"--figure {arguments.figure}: make its folder first")
+    return arguments
+
+
+def bernoulli(p: float, q: float, siblings: int) -> SiblingAcceptance:
+    """Draft Ber(p), target Ber(q)."""
+    draft, target = (torch.tensor([1.0 - x, x], dtype=torch.float64) for x in (p, q))
+    return sibling_acceptance(target, draft, siblings)
+
+
+def table(
+    points: Sequence[SiblingAcceptance], maps: dict[str, np.ndarray], cells: int
+) -> list[str]:
+    """Markdown: acceptance at some points, and over the square."""
+    lines = ["| p (draft), q (target) | " + " | ".join(RULES) + " |"]
+    lines.append("| --- |" + " ---: |" * len(RULES))
+    for (p, q), found in zip(POINTS, points, strict=True):
+        lines.append(row(f"{p:g}, {q:g}", [rule(found) for rule in RULES.values()]))
+    lines.append(row(f"mean of {cells} × {cells}", [found.mean() for found in maps.values()]))
+    lines.append(row(f"least of {cells} × {cells}", [found.min() for found in maps.values()]))
+    return lines
+
+
+def row(name: str, values: Sequence[float]) -> str:
+    return f"| {name} | " + " | ".join(f"{value:.4f}" for value in values) + " |"
+
+
+def draw(maps: dict[str, np.ndarray], siblings: int, path: Path) -> None:
+    """A heat map a rule on one scale, which colour-blind readers can tell apart too."""
+    figure = Figure(figsize=(4.0 * len(DRAWN), 4.3), dpi=150, layout="constrained")
+    axes = list(figure.subplots(1, len(DRAWN), sharey=True))
+    for axis, (name, title) in zip(axes, DRAWN.items(), strict=True):
+        image = heat_map(axis, maps[name], title)
+    axes[0].set_ylabel("q, target Ber(q)")
+    figure.colorbar(image, ax=axes, label="probability that a sibling is accepted", shrink=0.86)
+    figure.suptitle(
+        f"Acceptance of {siblings} siblings, draft Ber(p), target Ber(q)",
+        fontsize=11, x=0.01, ha="left",
+    )  # fmt: skip
+    with renamed_when_whole(path) as temporary:
+        figure.savefig(temporary, format="png")
+
+
+def heat_map(axis: Axes, found: np.ndarray, title: str):
+    """One panel, p to the right, q upwards. Returns the image, for the colour scale."""
+    image = axis.imshow(
+        found, origin="lower", extent=(0, 1, 0, 1), vmin=0.0, vmax=1.0, cmap="cividis"
+    )
+    if found.min() < max(LEVELS):
+        middles = (np.arange(len(found)) + 0.5) / len(found)
+        lines = axis.contour(middles, middles, found, LEVELS, colors="white", linewidths=0.8)
+        axis.clabel(lines, fmt="%g", fontsize=7.5)
+    axis.set(xlabel="p, draft Ber(p)")
+    axis.set_title(f"{title}\nmean {found.mean():.3f}", fontsize=10, fontweight="bold")
+    axis.set(xticks=(0, 0.25, 0.5, 0.75, 1), yticks=(0, 0.25, 0.5, 0.75, 1))
+    return image
+
+
+if __name__ == "__main__":
+    main()

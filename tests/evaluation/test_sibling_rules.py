@@ -1,0 +1,206 @@
+"""Acceptance of the rules for siblings: against enumeration of verification, and by hand."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from itertools import combinations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from drafttrain.decoding.tree_verifiers import (
+    KSeq,
+    MultiRound,
+    RecursiveRejection,
+    TreeRejection,
+    recurse,
+)
+from drafttrain.decoding.types import Chance, Proposal, Sampling
+from drafttrain.evaluation.sibling_rules import (
+    SiblingAcceptance,
+    distinct_draws,
+    independent_draws,
+    rule_acceptance,
+    sibling_acceptance,
+    transport_optimum,
+)
+from tests.decoding.enumeration import enumerate_law
+
+TARGET, DRAFT = (0.5, 0.15, 0.35), (0.2, 0.7, 0.1)
+APART = ((0.6, 0.4, 0.0), (0.0, 0.45, 0.55))
+"""Supports that do not contain each other."""
+SOLVER = 1e-9
+"""What the linear programme may be off by."""
+
+
+def row(*probs: float) -> Tensor:
+    return torch.tensor(probs, dtype=torch.float64)
+
+
+def bernoulli(p: float, q: float, siblings: int = 2) -> SiblingAcceptance:
+    """Draft Ber(p), target Ber(q)."""
+    return sibling_acceptance(row(1.0 - q, q), row(1.0 - p, p), siblings)
+
+
+def enumerated(verifier: TreeRejection, target: Tensor, draft: Tensor, siblings: int) -> float:
+    """Draws siblings as a drafter does, equal independent ones merged, and verifies the tree."""
+
+    def accepted(chance: Chance) -> bool:
+        left, drawn = draft.clone(), []
+        distinct = verifier is RecursiveRejection
+        for _ in range(min(siblings, int((draft > 0).sum())) if distinct else siblings):
+            drawn.append(int(chance.categorical((left / left.sum())[None])))
+            if distinct:
+                left[drawn[-1]] = 0.0
+        counts = Counter(drawn)
+        proposal = Proposal(
+            tokens=torch.tensor(list(counts)),
+            parents=torch.full((len(counts),), -1),
+            draw="without_replacement" if distinct else "iid",
+            draft_probs=draft[None],
+            rows=torch.zeros(len(counts), dtype=torch.long),
+            counts=torch.tensor(list(counts.values())),
+        )
+        logits = target.log().expand(len(counts) + 1, -1)
+        return len(verifier.verify(proposal, logits, Sampling(1.0), chance).path) > 0
+
+    return enumerate_law(accepted).get(True, 0.0)
+
+
+@pytest.mark.parametrize("rows", [(TARGET, DRAFT), APART], ids=["full", "supports apart"])
+@pytest.mark.parametrize("siblings", [1, 2, 3])
+def test_acceptance_is_that_of_verification_with_every_outcome_visited(rows, siblings) -> None:
+    target, draft = row(*rows[0]), row(*rows[1])
+    found = sibling_acceptance(target, draft, siblings)
+    for verifier, acceptance in (
+        (MultiRound, found.multi_round),
+        (KSeq, found.k_seq),
+        (RecursiveRejection, found.recursive),
+    ):
+        assert acceptance == pytest.approx(
+            enumerated(verifier, target, draft, siblings), abs=1e-12
+        ), verifier.name
+
+
+POINTS = [(0.5, 0.3), (0.5, 0.1), (0.3, 0.7), (0.9, 0.1), (0.99, 0.01), (0.4, 0.4), (0.25, 0.75)]
+
+
+@pytest.mark.parametrize(("p", "q"), POINTS)
+def test_two_siblings_of_a_bernoulli_pair_by_hand(p: float, q: float) -> None:
+    """Say p > q, else swap the tokens. Multi-round: the first is 1 and rejected with p - q, the
+    target is then all 0, the second is 1 with p. Optimum: (1, 1) is drawn with p^2, and serves q of
+    it. K-SEQ: beta = q / gamma + 1 - p, and 1 - (1 - beta)^2 = gamma beta is 2 - beta = gamma."""
+    found = bernoulli(p, q)
+    if p < q:
+        p, q = 1.0 - p, 1.0 - q
+    gamma = (1.0 + p + math.sqrt((1.0 + p) ** 2 - 4.0 * q)) / 2.0
+    assert found.single == pytest.approx(1.0 - (p - q), abs=1e-12)
+    assert found.multi_round == pytest.approx(1.0 - p * (p - q), abs=1e-12)
+    assert found.k_seq == pytest.approx(gamma * (2.0 - gamma), abs=1e-12)
+    assert found.optimum == pytest.approx(1.0 - max(0.0, p * p - q), abs=SOLVER)
+    assert found.recursive == 1.0
+
+
+def test_two_siblings_of_three_tokens_by_hand() -> None:
+    """Recursive rejection, target (1, 0, 0), draft (1/2, 1/4, 1/4): 0 comes first with 1/2, or
+    second, after 1 or 2, with 2 (1/4) (2/3) = 1/3; it is accepted wherever it comes. Independent
+    siblings hold it with 3/4."""
+    found = sibling_acceptance(row(1.0, 0.0, 0.0), row(0.5, 0.25, 0.25), 2)
+    assert found.recursive == pytest.approx(5.0 / 6.0, abs=1e-12)
+    assert found.multi_round == pytest.approx(3.0 / 4.0, abs=1e-12)
+    assert found.k_seq == pytest.approx(3.0 / 4.0, abs=1e-12)
+    assert found.optimum == pytest.approx(3.0 / 4.0, abs=SOLVER)
+
+
+def test_a_draft_of_one_possible_token_has_no_second_sibling_to_offer() -> None:
+    found = sibling_acceptance(row(0.4, 0.6), row(0.0, 1.0), 2)
+    assert found.recursive == pytest.approx(0.6, abs=1e-12)
+    assert found.optimum == pytest.approx(0.6, abs=SOLVER)
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
+    """Target and draft over 2 to 4 tokens, zeros among them."""
+    size = draw(st.integers(2, 4))
+    weights = st.lists(st.integers(0, 20), min_size=size, max_size=size).filter(any)
+    target, draft = (torch.tensor(draw(weights), dtype=torch.float64) for _ in range(2))
+    return target / target.sum(), draft / draft.sum()
+
+
+@settings(max_examples=25, deadline=None)
+@given(rows(), st.integers(1, 3))
+def test_no_rule_for_independent_siblings_beats_the_optimum(pair, siblings: int) -> None:
+    found = sibling_acceptance(*pair, siblings)
+    assert max(found.multi_round, found.k_seq) <= found.optimum + SOLVER
+    best_of_distinct = transport_optimum(pair[0], list(distinct_draws(pair[1], siblings)))
+    assert found.recursive <= best_of_distinct + SOLVER
+    for acceptance in vars(found).values():
+        assert found.single - SOLVER <= acceptance <= 1.0 + 1e-12
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows(), st.integers(1, 3))
+def test_the_optimum_is_the_least_cut_of_its_flow(pair, siblings: int) -> None:
+    """By duality the flow is the least over token sets A of target(A) + 1 - draft(A)^K."""
+    target, draft = pair
+    cuts = [
+        float(target[list(some)].sum() + 1.0 - draft[list(some)].sum() ** siblings)
+        for size in range(len(target) + 1)
+        for some in combinations(range(len(target)), size)
+    ]
+    optimum = transport_optimum(target, list(independent_draws(draft, siblings)))
+    assert optimum == pytest.approx(min(cuts), abs=SOLVER)
+
+
+@settings(max_examples=25, deadline=None)
+@given(rows())
+def test_one_sibling_is_speculative_sampling_under_every_rule(pair) -> None:
+    target, draft = pair
+    found = sibling_acceptance(target, draft, 1)
+    agreement = 1.0 - 0.5 * float((target - draft).abs().sum())
+    for acceptance in vars(found).values():
+        assert acceptance == pytest.approx(agreement, abs=SOLVER)
+
+
+@settings(max_examples=15, deadline=None)
+@given(rows(), st.integers(1, 2))
+def test_a_further_sibling_never_hurts(pair, siblings: int) -> None:
+    fewer, more = (sibling_acceptance(*pair, count) for count in (siblings, siblings + 1))
+    assert more.optimum >= fewer.optimum - SOLVER
+    assert more.recursive >= fewer.recursive - 1e-12
+    assert more.multi_round >= fewer.multi_round - 1e-12
+
+
+@settings(max_examples=15, deadline=None)
+@given(rows())
+def test_every_token_as_a_sibling_leaves_nothing_to_reject(pair) -> None:
+    """A rejected token has nothing left in the residual, so the last one gets all of it."""
+    target, draft = pair
+    draft = (draft + 0.05) / (draft + 0.05).sum()
+    draws = list(distinct_draws(draft, len(draft)))
+    assert rule_acceptance(recurse, target, draft, draws) == pytest.approx(1.0, abs=1e-12)
+
+
+HALVES = (0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "siblings", "said"),
+    [
+        (HALVES, (0.2, 0.3, 0.5), 2, "target_probs has 2 tokens but draft_probs has 3"),
+        ((0.5, 0.6), HALVES, 2, "target_probs is no distribution: least 0.5, sum 1.1"),
+        (HALVES, (1.5, -0.5), 2, "draft_probs is no distribution: least -0.5"),
+        ((HALVES, HALVES), HALVES, 2, r"target_probs has shape \(2, 2\)"),
+        ((), HALVES, 2, r"target_probs has shape \(0,\)"),
+        (HALVES, HALVES, 0, "siblings=0; give 1 or more"),
+        ((1 / 17,) * 17, (1 / 17,) * 17, 3, r"in 17 \*\* 3 ways, and at most 4096 .* fewer"),
+        (HALVES, HALVES, 13, r"in 2 \*\* 13 ways"),
+    ],
+)
+def test_rows_that_cannot_be_judged_are_named(target, draft, siblings: int, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        sibling_acceptance(torch.tensor(target, dtype=torch.float64), row(*draft), siblings)
