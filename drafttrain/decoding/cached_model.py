@@ -14,13 +14,14 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from drafttrain.decoding.architectures import KNOWN, check_architecture, position_limit, probe
-from drafttrain.decoding.forward import Forward
+from drafttrain.decoding.forward import Branches, Forward
 from drafttrain.decoding.logits_processing import TargetProcessors
 from drafttrain.decoding.types import Proposal, Sampling, Source
 
@@ -135,9 +136,32 @@ class CachedModel:
             probe(self, source, torch.cat([source.prefix, ids[4:]]))
 
     @property
+    def vocabulary(self) -> int:
+        """Tokens that it gives logits for."""
+        return self.model.get_output_embeddings().out_features
+
+    @property
     def takes_branches(self) -> bool:
-        """Whether `extend` works: masks and positions can be given for every token."""
-        return self._forward.takes_positions
+        """Whether trees and `extend` work: a mask and a position can be given for every token."""
+        return self._forward.takes_branches
+
+    def check_branches(self) -> None:
+        """Raise ValueError, with the remedy, where trees and `extend` do not work."""
+        if self.takes_branches:
+            return
+        config = self.model.config
+        opening = f"a {config.model_type!r} model"
+        if type(self.model) in KNOWN:
+            raise ValueError(
+                f"{opening} with {config._attn_implementation!r} attention cannot be given a draft "
+                "tree, whose mask is not causal; load it with attn_implementation='sdpa' or "
+                "'eager', or draft chains"
+            )
+        raise ValueError(
+            f"{opening} cannot be given a draft tree: how it takes positions is not known; draft "
+            "chains, or use a family that is known (T5, BART, Marian, Llama, Qwen2, Qwen3, GPT-2, "
+            "GPT-NeoX, OPT, ...)"
+        )
 
     def processors(self, sampling: Sampling) -> TargetProcessors:
         """The model's own logits processors. Raises ValueError where one cannot be honoured."""
@@ -199,11 +223,12 @@ class CachedModel:
         """Append tokens that see only the columns marked visible, at positions of their own.
 
         Shapes: tokens [N], visible [N, C + N] bool (C cached columns, then the new ones; each token
-        sees itself), positions [N] -> logits [N, V], hidden [N, D]. Raises ValueError for models
-        whose positions cannot be given.
+        sees itself), positions [N] -> logits [N, V], hidden [N, D]. Raises ValueError where
+        `takes_branches` is false.
         """
+        self.check_branches()
         ids = tokens.tolist()
-        return self._branches(state, ids, visible, positions, rows=len(ids))
+        return self._branches(state, ids, visible, positions.tolist(), rows=len(ids))
 
     @torch.inference_mode()
     def forget(self, state: SequenceState, columns_kept: int) -> None:
@@ -239,8 +264,8 @@ class CachedModel:
         """Logits and hidden states of each sequence's draft, N + 1 rows each.
 
         tokens holds all committed tokens of each sequence ([T], decoder prefix included); those
-        not cached yet are fed in front of the draft. Raises ValueError for trees where the model's
-        positions cannot be given.
+        not cached yet are fed in front of the draft. Raises ValueError for trees where
+        `takes_branches` is false.
         """
         return [
             self._score_one(state, committed, proposal)
@@ -260,7 +285,6 @@ class CachedModel:
         drafted = proposal.tokens.tolist()
         rows = len(drafted) + 1
         if rows > 2 and not proposal.is_chain:
-            self._check_branches()
             return self._score_tree(state, tokens, proposal)
         missing = state.align(tokens.tolist())
         state.committed = state.cached + len(missing)
@@ -268,14 +292,15 @@ class CachedModel:
         return Score(score.logits, score.hidden[-rows:])
 
     def _score_tree(self, state: SequenceState, tokens: Tensor, proposal: Proposal) -> Score:
+        self.check_branches()
         missing = state.align(tokens.tolist())
         cached, length = state.cached, len(tokens)
         nodes = proposal.tokens.tolist()
         visible = torch.ones(len(missing) + len(nodes), length + len(nodes), dtype=torch.bool)
         visible = visible.tril(cached)
-        visible[len(missing) :, length:] = ancestry(proposal.parents)
-        depths = ancestry(proposal.parents).sum(dim=1)
-        positions = torch.cat([torch.arange(cached, length), length - 1 + depths])
+        lines = visible[len(missing) :, length:] = ancestry(proposal.parents)
+        depths = lines.sum(dim=1).tolist()
+        positions = [*range(cached, length), *(length - 1 + depth for depth in depths)]
         rows = len(nodes) + 1
         score = self._branches(state, missing + nodes, visible, positions, rows)
         state.chain = state.committed = length
@@ -295,22 +320,21 @@ class CachedModel:
         return Score(logits, hidden)
 
     def _branches(
-        self, state: SequenceState, tokens: list[int], visible: Tensor, positions: Tensor, rows: int
+        self,
+        state: SequenceState,
+        tokens: list[int],
+        visible: Tensor,
+        positions: list[int],
+        rows: int,
     ) -> Score:
-        self._check_branches()
-        self._check_room(int(positions.max()) + 1)
-        logits, hidden = self._forward.tree(tokens, rows, visible, positions, state.cache)
+        self._check_room(max(positions) + 1)
+        branches = Branches(visible, positions, state.positions)
+        logits, hidden = self._forward.tree(
+            tokens, rows, branches, state.cache, state.encoder_outputs
+        )
         state.tokens += tokens
-        state.positions += positions.tolist()
+        state.positions += positions
         return Score(logits, hidden)
-
-    def _check_branches(self) -> None:
-        if not self._forward.takes_positions:
-            raise ValueError(
-                f"a {self.model.config.model_type!r} model with "
-                f"{self.model.config._attn_implementation!r} attention cannot be given a draft "
-                "tree: its positions follow from the order of the cache; draft chains"
-            )
 
     def _check_room(self, length: int) -> None:
         if self.max_positions is not None and length > self.max_positions:
@@ -346,11 +370,11 @@ def ancestry(parents: Tensor) -> Tensor:
 
     Shapes: parents [N], each before its children, -1 for roots -> [N, N] bool.
     """
-    lines = torch.eye(len(parents), dtype=torch.bool)
+    lines = np.eye(len(parents), dtype=bool)  # rows of a tensor would cost ten times as much
     for node, parent in enumerate(parents.tolist()):
         if parent >= 0:
             lines[node] |= lines[parent]
-    return lines
+    return torch.from_numpy(lines)
 
 
 def _token_ids(value: int | Sequence[int] | None) -> frozenset[int]:

@@ -8,6 +8,8 @@ families are called directly. Other families run whole.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,11 +21,25 @@ from drafttrain.decoding.architectures import (
     KNOWN,
     PLAIN_CAUSAL,
     ROTARY,
+    T5_LIKE,
     position_limit,
 )
+from drafttrain.decoding.positions import biased_positions, embedded_positions
 
 STRIP = 64
 """Most new tokens whose mask is cut from a strip that is kept."""
+
+
+@dataclass(frozen=True)
+class Branches:
+    """What new tokens that are no chain see of C cached and N new columns, and where they stand."""
+
+    visible: Tensor
+    """[N, C + N] bool."""
+    positions: Sequence[int]
+    """[N] of the new tokens."""
+    cached_positions: Sequence[int]
+    """[C] of the cached ones."""
 
 
 class Forward:
@@ -34,9 +50,9 @@ class Forward:
         self.device = model.device
         kind, ready = type(model), model.config._attn_implementation in ("sdpa", "eager")
         self._decoder = model.get_decoder()
-        self._takes_masks = kind in KNOWN and ready
-        self.takes_positions = kind in PLAIN_CAUSAL and ready
-        """Whether masks and positions can be given for every token: trees and branches."""
+        self.takes_branches = kind in KNOWN and ready
+        """Whether a mask and a position can be given for every token: trees and branches."""
+        self._kind = kind
         self._additive = model.config._attn_implementation == "eager"
         self._layers_alone = kind in ROTARY and ready
         self._spare_masks = self._layers_alone and not self._additive
@@ -63,28 +79,37 @@ class Forward:
         Shapes: tokens [N] -> logits [rows, V] of the last rows, hidden [N, D].
         """
         new = len(tokens)
-        mask = self._causal_mask(cached, new) if self._takes_masks else None
-        positions = None
-        if self.takes_positions:
-            self._know_positions(cached + new)
-            positions = slice(cached, cached + new)
+        mask = self._causal_mask(cached, new) if self.takes_branches else None
+        self._know_positions(cached + new)
+        positions = slice(cached, cached + new)
         return self._call(tokens, rows, mask, positions, cache, encoder_outputs)
 
     def tree(
         self,
         tokens: Sequence[int],
         rows: int,
-        visible: Tensor,
-        positions: Tensor,
+        branches: Branches,
         cache: Cache,
+        encoder_outputs: BaseModelOutput | None,
     ) -> tuple[Tensor, Tensor]:
         """Feed tokens that each see the columns marked visible, at positions of their own.
 
-        Shapes: tokens [N], visible [N, C + N], positions [N] -> as `chain`.
+        Shapes: tokens [N] -> as `chain`.
         """
-        mask = self._as_mask(visible.to(self.device))[None, None]
-        self._know_positions(int(positions.max()) + 1)
-        return self._call(tokens, rows, mask, positions.to(self.device), cache, None)
+        mask = self._as_mask(branches.visible.to(self.device))[None, None]
+        self._know_positions(max(branches.positions) + 1)
+        positions = torch.tensor(branches.positions, device=self.device)
+        with self._standing_at(positions, branches):
+            return self._call(tokens, rows, mask, positions, cache, encoder_outputs)
+
+    def _standing_at(self, positions: Tensor, branches: Branches) -> AbstractContextManager:
+        """What hands positions to a decoder that has no argument for them."""
+        if self._kind in BART_LIKE:
+            return embedded_positions(self._decoder, positions)
+        if self._kind in T5_LIKE:
+            cached = torch.tensor(branches.cached_positions, dtype=torch.long, device=self.device)
+            return biased_positions(self._decoder, positions, torch.cat([cached, positions]))
+        return nullcontext()
 
     def _call(self, tokens, rows, mask, positions, cache, encoder_outputs) -> tuple[Tensor, Tensor]:
         input_ids = torch.tensor([tokens], device=self.device)
@@ -159,7 +184,7 @@ class Forward:
         Rotations depend on nothing but the position: where they change with the length of the
         text, `position_limit` ends before they do.
         """
-        if length <= self._places.shape[1]:
+        if self._kind not in PLAIN_CAUSAL or length <= self._places.shape[1]:
             return
         size = max(256, 2 * length)
         if self._limit is not None:
