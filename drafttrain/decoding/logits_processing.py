@@ -2,9 +2,9 @@
 
 A target's `generation_config` may ask for bad words, forced first and last tokens, minimal
 lengths, no-repeat n-grams, repetition penalties and suppressed tokens. Transformers builds the
-processors; here row i of a draft is processed as if prefix + draft[:i] had been generated. What a
-draft cannot be judged under is refused by name; what does not change single-beam decoding
-(beam counts, length_penalty, caching, output flags) is ignored.
+processors; here the row after a draft token is processed as if the prefix and the path to that
+token had been generated. What a draft cannot be judged under is refused by name; what does not
+change single-beam decoding (beam counts, length_penalty, caching, output flags) is ignored.
 """
 
 from __future__ import annotations
@@ -95,24 +95,39 @@ class RowProcessors:
     def __init__(self, processors: Sequence[LogitsProcessor]) -> None:
         self._processors = list(processors)
 
-    def __call__(self, tokens: Tensor, draft: Tensor, logits: Tensor) -> Tensor:
-        """Row i is processed as the continuation of tokens + draft[:i].
+    def __call__(
+        self, tokens: Tensor, draft: Tensor, logits: Tensor, parents: Tensor | None = None
+    ) -> Tensor:
+        """Row 0 is processed as the continuation of tokens, row i + 1 as that of draft node i.
 
-        Shapes: tokens [T] (all committed), draft [N], logits [N + 1, V] -> [N + 1, V].
+        parents holds each node's parent, -1 = the last committed token; None = the draft is a
+        chain. Shapes: tokens [T] (all committed), draft and parents [N], logits [N + 1, V] ->
+        [N + 1, V].
         """
         if not self._processors:
             return logits
-        path = torch.cat([tokens, draft.to(tokens.device)])[None]
+        paths = _paths(tokens, draft.to(tokens.device), parents)
         for processor in self._processors:
             if isinstance(processor, PATH_FREE):
-                logits = processor(path, logits)
+                logits = processor(tokens[None], logits)
             else:
-                first = len(tokens)
                 rows = [
-                    processor(path[:, : first + i], logits[i : i + 1]) for i in range(len(logits))
+                    processor(path[None], row[None])
+                    for path, row in zip(paths, logits, strict=True)
                 ]
                 logits = torch.cat(rows)
         return logits
+
+
+def _paths(tokens: Tensor, draft: Tensor, parents: Tensor | None) -> list[Tensor]:
+    """All tokens that each row of logits follows: the committed ones, then those up to a node."""
+    if parents is None:
+        whole = torch.cat([tokens, draft])
+        return [whole[: len(tokens) + i] for i in range(len(draft) + 1)]
+    paths = [tokens]
+    for token, parent in zip(draft.split(1), parents.tolist(), strict=True):
+        paths.append(torch.cat([paths[parent + 1], token]))
+    return paths
 
 
 def check_generation_config(config: GenerationConfig, sampling: Sampling) -> None:

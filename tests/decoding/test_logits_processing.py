@@ -91,6 +91,56 @@ def test_each_row_is_processed_with_its_own_path():
     assert excluded == [[0, 6], [0, 6, 7], [0, 6, 7, 8]]
 
 
+TREE_SETTINGS = {
+    "no repeat": {"no_repeat_ngram_size": 2},
+    "bad words": {"bad_words_ids": [[10], [7, 12], [8, 7, 9]]},
+    "minimal length": {"min_length": 5},
+    "last token": {"forced_eos_token_id": EOS},
+    "repetition": {"repetition_penalty": 1.8},
+    "bias": {"sequence_bias": [[[6], 2.0], [[7, 8], 5.0]]},
+    "several": {
+        "no_repeat_ngram_size": 2,
+        "suppress_tokens": [20],
+        "forced_eos_token_id": EOS,
+        "bad_words_ids": [[7, 12]],
+    },
+}
+
+
+@pytest.mark.parametrize("name", TREE_SETTINGS)
+def test_each_row_of_a_tree_is_processed_with_the_path_to_its_node(name):
+    model = tiny_model("marian")
+    model.generation_config.update(**TREE_SETTINGS[name])
+    process = TargetProcessors(model, GREEDY).start(make_source([5, 6], model), 7)
+    tokens, draft = torch.tensor([0, 6, 7]), torch.tensor([8, 7, 7, 12, 8, 30, 9])
+    parents = torch.tensor([-1, -1, 0, 1, 1, 3, 2])
+    logits = torch.randn(8, VOCAB, generator=torch.Generator().manual_seed(0))
+    seen = process(tokens, draft, logits.clone(), parents)
+    nothing = torch.empty(0, dtype=torch.long)
+    for node in range(-1, 7):
+        path, here = [], node
+        while here >= 0:
+            path.insert(0, int(draft[here]))
+            here = int(parents[here])
+        alone = torch.cat([tokens, torch.tensor(path, dtype=torch.long)])
+        expected = process(alone, nothing, logits[node + 1 : node + 2].clone())
+        assert torch.equal(seen[node + 1 : node + 2], expected)
+    as_chain = process(tokens, draft, logits.clone())
+    assert not torch.equal(seen, as_chain)  # the settings tell paths apart
+
+
+def test_a_chain_is_processed_alike_with_its_parents_and_without():
+    model = tiny_model("marian")
+    model.generation_config.no_repeat_ngram_size = 2
+    process = TargetProcessors(model, GREEDY).start(make_source([5, 6], model), 10)
+    tokens, draft = torch.tensor([0, 6, 7]), torch.tensor([6, 7, 6, 8])
+    logits = torch.randn(5, VOCAB, generator=torch.Generator().manual_seed(0))
+    with_parents = process(tokens, draft, logits.clone(), torch.arange(-1, 3))
+    assert torch.equal(process(tokens, draft, logits.clone()), with_parents)
+    nothing = torch.empty(0, dtype=torch.long)
+    assert torch.equal(process(tokens, nothing, logits[:1], nothing), with_parents[:1])
+
+
 def test_logits_pass_untouched_where_nothing_is_asked():
     model = tiny_model("marian")
     process = TargetProcessors(model, GREEDY).start(make_source([5, 6], model), 10)
