@@ -47,14 +47,17 @@ class Decoder:
         """Decode every source, yielding each round as it is done.
 
         Sequences run in groups of batch_size, whose rounds interleave. Raises ValueError at once,
-        before any model runs, for a verifier that does not fit the drafter or the sampling, and
-        for settings of the target that cannot be honoured.
+        before any model runs, for a verifier that does not fit the drafter or the sampling, for
+        settings of the target that cannot be honoured, and for draft trees where the target's
+        attention cannot be given a mask.
         """
         if max_new_tokens < 1 or batch_size < 1:
             raise ValueError(
                 f"max_new_tokens={max_new_tokens} and batch_size={batch_size} must be at least 1"
             )
         check_pairing(self.drafter, self.stop, self.verifier, self.sampling)
+        if self.drafter.branches:
+            self.target.check_branches()
         processors = self.target.processors(self.sampling)
         return _decode_groups(self, processors, sources, max_new_tokens, batch_size)
 
@@ -113,10 +116,10 @@ class RunningSequence:
         if limit == 0:
             return NOTHING
         proposal = self.draft.propose(self.tokens, self.target_state, Capped(stop, limit))
-        if len(proposal.tokens) > limit:
+        if len(proposal.tokens) > limit and proposal.depth > limit:
             raise ValueError(
-                f"the drafter proposed {len(proposal.tokens)} tokens where {limit} were admitted; "
-                "it must ask stop.admit before each token"
+                f"the drafter proposed {proposal.depth} tokens in a row where {limit} were "
+                "admitted; it must ask stop.admit before each token"
             )
         return proposal
 
@@ -158,7 +161,9 @@ def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Roun
     rounds = []
     for i, (sequence, proposal, score) in enumerate(zip(active, proposals, scores, strict=True)):
         began = perf_counter()
-        logits = sequence.process(sequence.tokens, proposal.tokens, score.logits)
+        logits = sequence.process(
+            sequence.tokens, proposal.tokens, score.logits, proposal.parents
+        )
         verdict = verifier.verify(proposal, logits, decoder.sampling, decoder.chance)
         target.keep(sequence.state, verdict.path)
         drafted = proposal.tokens.tolist()
@@ -169,6 +174,8 @@ def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Roun
                 drafted=drafted,
                 path=verdict.path.tolist(),
                 emitted=emitted,
+                depth=proposal.depth if decoder.drafter.branches else None,
+                expected=proposal.expected,
                 passes=proposal.passes,
                 draft_seconds=draft_seconds[i],
                 target_seconds=shared_seconds + perf_counter() - began,

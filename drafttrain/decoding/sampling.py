@@ -58,3 +58,18 @@ class SampledChance:
             probs.shape, dtype=probs.dtype, device=probs.device, generator=self.generator
         )
         return int((drawn < probs).cumprod(dim=0).sum())
+
+    def without_replacement(self, probs: Tensor, count: int) -> Tensor:
+        """Indices drawn one after another from each row, none twice; -1 where none is left.
+
+        By the Gumbel-top-k trick (Vieira 2014; Kool et al. 2019): the largest log-probabilities
+        plus noise, in falling order. Shapes: probs [R, V] -> [R, count].
+        """
+        keys = probs.log() + self.gumbel(probs)
+        best = keys.topk(count, dim=-1)
+        return best.indices.masked_fill(best.values == -torch.inf, -1)
+
+    def gumbel(self, like: Tensor) -> Tensor:
+        """Independent standard Gumbels: -log of exponential draws."""
+        drawn = torch.empty_like(like).exponential_(generator=self.generator)
+        return -drawn.clamp_min_(torch.finfo(like.dtype).tiny).log_()

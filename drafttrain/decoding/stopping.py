@@ -15,9 +15,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.types import DraftState, Sampling, StopPolicy
+from drafttrain.decoding.types import DraftState, Sampling, Sight, StopPolicy
 from drafttrain.models.acceptance_head import AcceptanceHead, quick_judge
 from drafttrain.models.draft_states import StateKind
+
+NOTHING: frozenset[Sight] = frozenset()
+ROWS: frozenset[Sight] = frozenset({"logits"})
+STATES: frozenset[Sight] = frozenset({"hidden"})
+EXPECTED: frozenset[Sight] = frozenset({"expected"})
 
 
 @dataclass(frozen=True)
@@ -25,8 +30,10 @@ class FixedLength:
     """Always k tokens."""
 
     k: int
+    """Tokens; levels of a tree."""
     reads: StateKind | None = None
     """Nothing decides here, but states of this kind are shown, and logged, all the same."""
+    looks_at = NOTHING
 
     @property
     def name(self) -> str:
@@ -54,6 +61,7 @@ class Entropy:
     nats: float
     max_draft: int
     reads = None
+    looks_at = ROWS
 
     @property
     def name(self) -> str:
@@ -83,6 +91,7 @@ class Confidence:
     threshold: float
     max_draft: int
     reads = None
+    looks_at = ROWS
 
     @property
     def name(self) -> str:
@@ -124,6 +133,7 @@ class HeadPolicy:
     h: float
     max_draft: int
     judge: Callable[[Tensor], float] = field(init=False, repr=False, compare=False)
+    looks_at = STATES
 
     def __post_init__(self) -> None:
         self.head.requires_grad_(False).eval()
@@ -161,6 +171,41 @@ class HeadPolicy:
 
 
 @dataclass(frozen=True)
+class Gain:
+    """Stop when the last level of a tree added no more than delta expected accepted tokens.
+
+    OPT-Tree (Wang et al. 2025), Algorithm 1: delta lies between t_draft / t_target, what a level
+    costs, and 1; 0 goes on to the greatest depth. The tree holds no drawn tokens, so nothing it
+    depends on can bias the output.
+    """
+
+    delta: float
+    depth: int
+    """Most levels."""
+    reads = None
+    looks_at = EXPECTED
+
+    @property
+    def name(self) -> str:
+        return f"gain({self.delta:g},{self.depth})"
+
+    @property
+    def longest(self) -> int:
+        return self.depth
+
+    def check_sampling(self, sampling: Sampling) -> None:
+        """Any sampling is right: the tree is the same whatever is sampled."""
+
+    def admit(self, state: DraftState) -> bool:
+        if state.depth >= self.depth:
+            return False
+        if not state.expected:
+            return True
+        before = state.expected[-2] if len(state.expected) > 1 else 0.0
+        return state.expected[-1] - before > self.delta
+
+
+@dataclass(frozen=True)
 class Capped:
     """Another policy, but never more than `limit` tokens (what is left to generate, less one).
 
@@ -177,6 +222,10 @@ class Capped:
     @property
     def reads(self) -> StateKind | None:
         return self.policy.reads
+
+    @property
+    def looks_at(self) -> frozenset[Sight]:
+        return self.policy.looks_at
 
     @property
     def longest(self) -> int:

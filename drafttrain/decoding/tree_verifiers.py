@@ -63,6 +63,7 @@ class TreeRejection:
     rule: Rule
     accepts_draws: frozenset[Draw]
     lossless = True
+    takes_trees = True
 
     def check_sampling(self, sampling: Sampling) -> None:
         """Any sampling is right: at temperature 0 target is a point mass."""
@@ -71,12 +72,11 @@ class TreeRejection:
         self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, chance: Chance
     ) -> Verdict:
         """Shapes: target_logits [N + 1, V]."""
-        target_probs = warp(target_logits, sampling)
         below = children_of(proposal)
         path: list[int] = []
         while True:
-            row = target_probs[path[-1] + 1 if path else 0]
-            nodes = below[path[-1] + 1 if path else 0]
+            place = path[-1] + 1 if path else 0
+            row, nodes = warp(target_logits[place], sampling), below[place]
             if not nodes:
                 choice = Choice(None, row)
             else:
@@ -169,9 +169,9 @@ def sample_target(target_probs: Tensor, children: Children, chance: Chance) -> C
 
 
 RecursiveRejection = TreeRejection(
-    "recursive-rejection", recurse, frozenset({"without_replacement"})
+    "recursive", recurse, frozenset({"without_replacement"})
 )
-MultiRound = TreeRejection("multi-round", multi_round, frozenset({"iid"}))
+MultiRound = TreeRejection("multi-round", multi_round, frozenset({"iid", "independent"}))
 KSeq = TreeRejection("k-seq", k_seq, frozenset({"iid"}))
 TargetWalk = TreeRejection("target-walk", sample_target, ANY_DRAW)
 

@@ -16,7 +16,12 @@ from torch import Tensor
 
 from drafttrain.models.draft_states import StateKind
 
-Draw = Literal["deterministic", "iid", "without_replacement"]
+Draw = Literal["deterministic", "iid", "independent", "without_replacement"]
+"""How siblings come about: no chance in it; independently from one row; independently, each from a
+row of its own (several drafters); from one row, never twice the same token."""
+
+Sight = Literal["logits", "hidden", "expected"]
+"""What a stop policy may look at: fields of `DraftState`."""
 
 
 class Chance(Protocol):
@@ -35,6 +40,17 @@ class Chance(Protocol):
 
         Shapes: probs [N], probability of each -> a count in 0..N.
         """
+        ...
+
+    def without_replacement(self, probs: Tensor, count: int) -> Tensor:
+        """Indices drawn one after another from each row, none twice; -1 where none is left.
+
+        Shapes: probs [R, V] -> [R, count], count at most V.
+        """
+        ...
+
+    def gumbel(self, like: Tensor) -> Tensor:
+        """Independent draws of the standard Gumbel distribution, of the shape of `like`."""
         ...
 
 
@@ -91,6 +107,8 @@ class Proposal:
     hidden: Tensor | None = None
     """[M, D] the states that the stop policy reads, or could have read, of this draft
     (`DraftState`), for logs; None where it reads none."""
+    expected: float | None = None
+    """How many tokens of this draft the drafter expects to be accepted, where it works that out."""
 
     @staticmethod
     def empty() -> Proposal:
@@ -108,9 +126,44 @@ class Proposal:
         draw: Draw = "deterministic" if draft_probs is None else "iid"
         return Proposal(tokens, parents, draw, draft_probs, passes=passes, hidden=hidden)
 
+    @staticmethod
+    def side_by_side(proposals: Sequence[Proposal]) -> Proposal:
+        """Trees of several drafters as one, each below the last committed token.
+
+        Siblings then come from rows of their own. All must have draft_probs.
+        """
+        tokens, parents, rows, counts = [], [], [], []
+        nodes = known = 0
+        for proposal in proposals:
+            own = torch.arange(len(proposal.tokens)) if proposal.rows is None else proposal.rows
+            copies = torch.ones_like(own) if proposal.counts is None else proposal.counts
+            tokens.append(proposal.tokens)
+            parents.append(torch.where(proposal.parents < 0, -1, proposal.parents + nodes))
+            rows.append(own + known)
+            counts.append(copies)
+            nodes += len(proposal.tokens)
+            known += 0 if proposal.draft_probs is None else len(proposal.draft_probs)
+        return Proposal(
+            tokens=torch.cat(tokens),
+            parents=torch.cat(parents),
+            draw="independent",
+            draft_probs=torch.cat([p.draft_probs for p in proposals if p.draft_probs is not None]),
+            rows=torch.cat(rows),
+            counts=torch.cat(counts),
+            passes=sum(proposal.passes for proposal in proposals),
+        )
+
     @property
     def is_chain(self) -> bool:
         return bool((self.parents == torch.arange(-1, len(self.tokens) - 1)).all())
+
+    @property
+    def depth(self) -> int:
+        """Tokens on the longest path."""
+        depths: list[int] = []
+        for parent in self.parents.tolist():
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return max(depths, default=0)
 
 
 @dataclass(frozen=True)
@@ -126,12 +179,15 @@ class DraftState:
     """
 
     depth: int
-    """Tokens drafted so far in this round (this token would be number depth + 1)."""
+    """Tokens drafted so far in this round (this token would be number depth + 1); in a tree, its
+    levels so far."""
     logits: Sequence[Tensor] = ()
     """[V] each: the drafter's rows that are known, in order, before temperature."""
     hidden: Sequence[Tensor] = ()
     """[D] each: states of the kind that the policy reads, as far as they are known, in order: of
     each drafted token, or of each slot."""
+    expected: Sequence[float] = ()
+    """How many tokens the drafter expects to be accepted, after each level of its tree."""
     notes: dict[str, list[float]] = field(default_factory=dict)
     """What the policy has worked out in this round so far: a drafter hands the same notes back at
     every question of a round, so that nothing is worked out twice."""
@@ -144,6 +200,8 @@ class StopPolicy(Protocol):
     """
 
     name: str
+    looks_at: frozenset[Sight]
+    """What it goes by beside depth; a drafter that does not show it is refused."""
 
     @property
     def reads(self) -> StateKind | None:
@@ -176,6 +234,10 @@ class Drafter(Protocol):
     """What proposes tokens. `start` opens a session for one sequence."""
 
     name: str
+    shows: frozenset[Sight]
+    """What stop policies see of its drafts, beside depth."""
+    branches: bool
+    """Whether its drafts are trees wider than a chain."""
 
     def draw(self, sampling: Sampling) -> Draw:
         """How tokens will be drawn when the target decodes so; checked before anything runs."""
@@ -202,6 +264,8 @@ class Verifier(Protocol):
     name: str
     lossless: bool
     accepts_draws: frozenset[Draw]
+    takes_trees: bool
+    """Whether it is right for drafts that branch."""
 
     def check_sampling(self, sampling: Sampling) -> None:
         """Raise ValueError if the rule is not right for this sampling."""
@@ -224,17 +288,26 @@ class Round:
     sequence: int
     """Index of the sequence among the sources."""
     drafted: Sequence[int]
-    """Token ids of the proposal."""
+    """Token ids of the proposal, a tree's level by level."""
     path: Sequence[int]
     """Indices into `drafted` that were accepted."""
     emitted: Sequence[int]
     """Tokens committed, correction or bonus included, cut after EOS or at the maximal length."""
+    depth: int | None = None
+    """Tokens on the longest path of the proposal; None: it is a chain."""
+    expected: float | None = None
+    """Drafted tokens that the drafter expected to be accepted, where it works that out."""
     passes: int = 0
     """Sequential drafter calls."""
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
     finished: bool = False
     """Whether the sequence ended with this round (EOS or maximal length)."""
+
+    @property
+    def levels(self) -> int:
+        """Positions that were drafted: tokens of a chain, levels of a tree."""
+        return len(self.drafted) if self.depth is None else self.depth
 
 
 @dataclass

@@ -6,13 +6,12 @@ drafted token, row i + 1 the token after token i (algorithms: Section 1 of each 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import takewhile
 
 import torch
 from torch import Tensor
 
+from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import (
     Chance,
@@ -20,12 +19,28 @@ from drafttrain.decoding.types import (
     Draw,
     Proposal,
     Sampling,
+    Sight,
     StopPolicy,
     Verdict,
     Verifier,
 )
 
-ANY_DRAW: frozenset[Draw] = frozenset({"deterministic", "iid", "without_replacement"})
+ANY_DRAW: frozenset[Draw] = frozenset(
+    {"deterministic", "iid", "independent", "without_replacement"}
+)
+
+IN_WORDS: dict[Sight, str] = {
+    "logits": "the drafter's newest row",
+    "hidden": "the states of drafted tokens",
+    "expected": "the expected acceptance of a tree's levels",
+}
+TREE_RULES: dict[Draw, tuple[str, ...]] = {
+    "deterministic": ("target-walk",),
+    "iid": ("multi-round", "k-seq", "target-walk"),
+    "independent": ("multi-round", "target-walk"),
+    "without_replacement": ("recursive", "target-walk"),
+}
+"""Names of the verifiers of sampled trees, by how the trees are drawn."""
 
 
 def check_pairing(
@@ -33,9 +48,16 @@ def check_pairing(
 ) -> None:
     """Refuse a verifier that is not valid for how the drafter draws or how the target decodes.
 
-    The same for a stop policy that would bias the output. Raises ValueError, before any model runs.
+    The same for a stop policy that would bias the output, or that goes by what the drafter does not
+    show. Raises ValueError, before any model runs.
     """
     stop.check_sampling(sampling)
+    unseen = stop.looks_at - drafter.shows
+    if unseen and not isinstance(drafter, NoDrafter):
+        raise ValueError(
+            f"stop policy {stop.name!r} goes by {IN_WORDS[min(unseen)]}, which drafter "
+            f"{drafter.name!r} does not show; use a fixed length"
+        )
     verifier.check_sampling(sampling)
     draw = drafter.draw(sampling)
     if draw not in verifier.accepts_draws:
@@ -45,15 +67,24 @@ def check_pairing(
         )
 
 
+    if drafter.branches and not verifier.takes_trees:
+        raise ValueError(
+            f"verifier {verifier.name!r} takes chains, but drafter {drafter.name!r} makes trees; "
+            f"use {' or '.join(TREE_RULES[draw])}"
+        )
+
+
 class GreedyMatch:
     """Accept a token that is the target's arg-max; else put the arg-max in its place.
 
-    Lossless for greedy decoding (blockwise decoding, Stern et al. 2018, Section 3).
+    Lossless for greedy decoding (blockwise decoding, Stern et al. 2018, Section 3). On a tree: go
+    down while a child is the arg-max.
     """
 
     name = "greedy"
     lossless = True
     accepts_draws = ANY_DRAW
+    takes_trees = True
 
     def check_sampling(self, sampling: Sampling) -> None:
         _check_greedy(self.name, sampling, "verifier.kind=rejection")
@@ -63,10 +94,14 @@ class GreedyMatch:
     ) -> Verdict:
         """Shapes: target_logits [N + 1, V]."""
         best = target_logits.argmax(dim=-1).tolist()
-        matches = (
-            token == wanted for token, wanted in zip(proposal.tokens.tolist(), best, strict=False)
-        )
-        return _accept_leading(matches, best)
+        pairs = zip(proposal.parents.tolist(), proposal.tokens.tolist(), strict=True)
+        child = {pair: node for node, pair in enumerate(pairs)}
+        path: list[int] = []
+        node = child.get((-1, best[0]))
+        while node is not None:
+            path.append(node)
+            node = child.get((node, best[node + 1]))
+        return _verdict(path, best)
 
 
 @dataclass(frozen=True)
@@ -75,13 +110,15 @@ class SpecVerification:
 
     SpecDec (Xia et al. 2023), Equations 8-10: rank <= beta and top-1 log-probability minus the
     token's <= tau, where logits serve since the normaliser cancels. A gap equal to tau passes,
-    and so does a token that ties the beta-th. The first failure is replaced by the arg-max.
+    and so does a token that ties the beta-th. The first failure is replaced by the arg-max. On a
+    tree: go down to the child that the target prefers among those accepted.
     """
 
     beta: int
     tau: float
     lossless = False
     accepts_draws = ANY_DRAW
+    takes_trees = True
 
     def __post_init__(self) -> None:
         if self.beta < 1 or not self.tau >= 0.0:
@@ -102,12 +139,24 @@ class SpecVerification:
     ) -> Verdict:
         """Shapes: target_logits [N + 1, V]."""
         best = target_logits.argmax(dim=-1).tolist()
-        rows = target_logits[:-1]
+        parents = proposal.parents.to(target_logits.device)
+        tokens = proposal.tokens.to(target_logits.device)
+        rows = target_logits[parents + 1]
         top = rows.topk(min(self.beta, rows.shape[-1]), dim=-1).values
-        tokens = proposal.tokens.to(rows.device)
         at_token = rows.gather(-1, tokens[:, None])[:, 0]
         accepted = (at_token >= top[:, -1]) & (top[:, 0] - at_token <= self.tau)
-        return _accept_leading(accepted.tolist(), best)
+        preferred: dict[int, int] = {}
+        scores = at_token.tolist()
+        for node in accepted.nonzero()[:, 0].tolist():
+            rival = preferred.setdefault(int(proposal.parents[node]), node)
+            if scores[node] > scores[rival]:
+                preferred[int(proposal.parents[node])] = node
+        path: list[int] = []
+        node = preferred.get(-1)
+        while node is not None:
+            path.append(node)
+            node = preferred.get(node)
+        return _verdict(path, best)
 
 
 class RejectionSampling:
@@ -122,6 +171,7 @@ class RejectionSampling:
     name = "rejection"
     lossless = True
     accepts_draws: frozenset[Draw] = frozenset({"deterministic", "iid"})
+    takes_trees = False
 
     def check_sampling(self, sampling: Sampling) -> None:
         """Any sampling is right: at temperature 0 target is a point mass."""
@@ -172,10 +222,9 @@ def _draft_rows(proposal: Proposal, tokens: Tensor, target_probs: Tensor) -> Ten
     return rows if proposal.rows is None else rows[proposal.rows.to(rows.device)]
 
 
-def _accept_leading(accepted: Iterable[bool], best: list[int]) -> Verdict:
-    """The leading run of accepted tokens, then the arg-max of the row after it."""
-    count = sum(1 for _ in takewhile(bool, accepted))
-    return Verdict(_chain_path(count), best[count])
+def _verdict(path: list[int], best: list[int]) -> Verdict:
+    """A path, then the arg-max of the row after it."""
+    return Verdict(torch.tensor(path, dtype=torch.long), best[path[-1] + 1 if path else 0])
 
 
 def _chain_path(length: int) -> Tensor:

@@ -79,6 +79,7 @@ class RecordingVerifier:
         self.name = self.verifier.name
         self.lossless = self.verifier.lossless
         self.accepts_draws = self.verifier.accepts_draws
+        self.takes_trees = self.verifier.takes_trees
 
     def check_sampling(self, sampling: Sampling) -> None:
         self.verifier.check_sampling(sampling)

@@ -32,6 +32,8 @@ class HalfRight:
     right: float = 0.5
     seed: int = 0
     name: str = "half-right"
+    shows = frozenset()
+    branches = False
     _started: int = field(default=0, init=False)
 
     def draw(self, sampling: Sampling) -> Draw:

@@ -39,6 +39,19 @@ class EnumeratedChance:
             reached *= probability
         return self._choose([*outcomes, reached])
 
+    def without_replacement(self, probs: Tensor, count: int) -> Tensor:
+        drawn = torch.full((len(probs), count), -1, device=probs.device)
+        for row, left in enumerate(probs.clone()):
+            for place in range(count):
+                if not (left > 0).any():
+                    break
+                drawn[row, place] = self._choose((left / left.sum()).tolist())
+                left[drawn[row, place]] = 0.0
+        return drawn
+
+    def gumbel(self, like: Tensor) -> Tensor:
+        raise NotImplementedError("noise is not enumerated; its trees are, by their own law")
+
     def _choose(self, weights: Sequence[float]) -> int:
         possible = [i for i, weight in enumerate(weights) if weight > 0.0]
         if len(self._made) < len(self._script):

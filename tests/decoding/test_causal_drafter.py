@@ -66,6 +66,8 @@ class Watched:
     inner: CausalDrafter
     drafts: list[Proposal] = field(default_factory=list)
     name: str = "causal"
+    shows = frozenset({"logits", "hidden"})
+    branches = False
 
     def draw(self, sampling: Sampling):
         return self.inner.draw(sampling)
@@ -88,7 +90,7 @@ class WatchedSession:
         drafted = proposal.tokens.tolist()
         if drafted:
             path = tokens.tolist() + drafted[:-1]  # the last token is not fed
-            assert self.inner.state.tokens == path
+            assert self.inner.own.state.tokens == path
             check_states(self.inner, self.source, path, proposal, stop)
         return proposal
 
@@ -104,7 +106,7 @@ def check_states(
     model = session.model
     fresh = model.encode(source)
     score = model.catch_up(fresh, torch.tensor(path))
-    for layer, wanted in zip(layers(session.state.cache), layers(fresh.cache), strict=True):
+    for layer, wanted in zip(layers(session.own.state.cache), layers(fresh.cache), strict=True):
         torch.testing.assert_close(layer.keys, wanted.keys, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(layer.values, wanted.values, rtol=1e-9, atol=1e-9)
     drafted = proposal.tokens

@@ -212,6 +212,8 @@ class Fixed:
     """Proposes the continuation of a fixed list."""
 
     name = "fixed"
+    shows = frozenset()
+    branches = False
 
     def __init__(self, path: list[int]) -> None:
         self._path = path

@@ -279,4 +279,4 @@ def test_drafts_end_where_the_drafters_positions_do(committed, wanted):
     session = drafter.start(toy_prompt(), GREEDY, SampledChance(torch.Generator()))
     proposal = session.propose(torch.zeros(committed, dtype=torch.long), None, FixedLength(9))
     assert len(proposal.tokens) == proposal.passes == wanted
-    assert len(session.state) <= 4
+    assert len(session.own.state) <= 4

@@ -62,11 +62,14 @@ class NoProcessors:
 
 
 class ToyTarget:
-    """Scores chains from a table. A state is the tokens that `keep` left in the cache."""
+    """Scores trees from a table. A state is the tokens that `keep` left in the cache."""
 
     def __init__(self, seed: int, vocabulary: int = 3, excluded: float = 0.0) -> None:
         self.table = LogitsTable(seed, vocabulary, excluded)
         self.eos_ids = frozenset([EOS])
+
+    def check_branches(self) -> None:
+        """Trees are scored."""
 
     def processors(self, sampling: Sampling) -> NoProcessors:
         return NoProcessors()
@@ -84,8 +87,12 @@ class ToyTarget:
         for state, committed, proposal in zip(states, tokens, proposals, strict=True):
             assert committed[: len(state)].tolist() == state, "the cache holds other tokens"
             state += committed[len(state) :].tolist()
-            path = state + proposal.tokens.tolist()
-            rows = [self.table[path[:end]] for end in range(len(state), len(path) + 1)]
+            paths = [state.copy()]
+            for token, parent in zip(
+                proposal.tokens.tolist(), proposal.parents.tolist(), strict=True
+            ):
+                paths.append([*paths[parent + 1], token])
+            rows = [self.table[path] for path in paths]
             state += proposal.tokens.tolist()
             state.append(-1 - len(proposal.tokens))  # how many of the last are drafts
             scores.append(Score(torch.stack(rows), torch.zeros(len(rows), 1)))
@@ -100,10 +107,10 @@ class ToyTarget:
 
 
 class ToyModel:
-    """A decoder-only `CachedModel` for the causal drafter: logits and states from tables of paths.
+    """A decoder-only `CachedModel` for drafters: logits and states from tables of paths.
 
     The state at a token depends on the whole path, the token included. A sequence's state is the
-    tokens that are cached.
+    tokens that are cached, a column each.
     """
 
     def __init__(
@@ -112,19 +119,51 @@ class ToyModel:
         self.model = SimpleNamespace(device="cpu", config=SimpleNamespace(is_encoder_decoder=False))
         self.max_positions: int | None = None
         self.eos_ids = frozenset([EOS])
+        self.vocabulary = vocabulary
         self.table = LogitsTable(seed, vocabulary, excluded)
         self.hidden = LogitsTable(seed + 1000, width)
 
-    def encode(self, source: Source) -> list[int]:
-        return []
+    def check_branches(self) -> None:
+        """Branches are taken."""
 
-    def catch_up(self, state: list[int], tokens: Tensor) -> Score:
+    def encode(self, source: Source) -> ToyColumns:
+        return ToyColumns()
+
+    def catch_up(self, state: ToyColumns, tokens: Tensor) -> Score:
+        assert not state.branches, "branches are cached"
         state[:] = tokens.tolist()
         return Score(self.table[state][None], self.hidden[state][None])
 
-    def feed(self, state: list[int], tokens: Tensor) -> Score:
+    def feed(self, state: ToyColumns, tokens: Tensor) -> Score:
+        assert not state.branches, "branches are cached"
         state += tokens.tolist()
         return Score(self.table[state][None], self.hidden[state][None])
+
+    def extend(
+        self, state: ToyColumns, tokens: Tensor, visible: Tensor, positions: Tensor
+    ) -> Score:
+        state.branches = True
+        state += tokens.tolist()
+        paths = [[state[c] for c in row.nonzero()[:, 0].tolist()] for row in visible]
+        assert [len(path) - 1 for path in paths] == positions.tolist()
+        return Score(
+            torch.stack([self.table[path] for path in paths]),
+            torch.stack([self.hidden[path] for path in paths]),
+        )
+
+    def keep_columns(self, state: ToyColumns, columns: Sequence[int]) -> None:
+        state.branches = False
+        state[:] = [state[column] for column in columns]
+
+
+class ToyColumns(list):
+    """Cached tokens, a column each."""
+
+    branches = False
+
+    @property
+    def cached(self) -> int:
+        return len(self)
 
 
 @dataclass
@@ -139,6 +178,8 @@ class ToyDrafter:
     excluded: float = 0.0
     point: bool = False
     name: str = "toy"
+    shows = frozenset({"logits", "hidden"})
+    branches = False
 
     def __post_init__(self) -> None:
         self.table = LogitsTable(self.seed, self.vocabulary, self.excluded)

@@ -21,6 +21,9 @@ from tests.tiny_models import EOS, PAD, UNK, VOCAB
 class ScriptedDrafter:
     """Proposes the block written down for the source and the length of the prefix."""
 
+    shows = frozenset()
+    branches = False
+
     def __init__(self, blocks: dict[tuple[int, ...], Tensor], name: str = "scripted"):
         self.blocks = blocks
         self.name = name

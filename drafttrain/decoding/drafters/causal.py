@@ -18,6 +18,7 @@ from drafttrain.decoding.types import (
     Draw,
     Proposal,
     Sampling,
+    Sight,
     Source,
     StopPolicy,
     TargetState,
@@ -29,9 +30,16 @@ class CausalDrafter:
     """Drafts chains with a language model, decoder-only or encoder-decoder."""
 
     name = "causal"
+    shows: frozenset[Sight] = frozenset({"logits", "hidden"})
+    branches = False
 
     def __init__(self, model: CachedModel) -> None:
         self.model = model
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that it can draft."""
+        return self.model.vocabulary
 
     def draw(self, sampling: Sampling) -> Draw:
         return "deterministic" if sampling.greedy else "iid"
@@ -39,6 +47,38 @@ class CausalDrafter:
     def start(self, source: Source, sampling: Sampling, chance: Chance) -> CausalSession:
         """Open a session. Raises ValueError for a source longer than the drafter's positions."""
         return CausalSession(self.model, source, sampling, chance)
+
+
+class OwnSequence:
+    """What a language model has of a sequence that it drafts for: its state, its own prefix.
+
+    An encoder-decoder drafter encodes the source itself; a decoder start token of its own takes
+    the place of the target's.
+    """
+
+    def __init__(self, model: CachedModel, source: Source) -> None:
+        length, limit = len(source.input_ids), model.max_positions
+        if limit is not None and length > limit:
+            raise ValueError(
+                f"the source has {length} tokens but the drafter takes {limit}; shorten it, leave "
+                "it out, or use a drafter with more positions"
+            )
+        self.limit = limit
+        own = make_source(source.input_ids, model.model)
+        same = own.prefix.tolist() == source.prefix.tolist()
+        self.replaced = 0 if same else len(source.prefix)
+        self.prefix = own.prefix
+        self.state = model.encode(own)
+
+    def tokens(self, committed: Tensor) -> Tensor:
+        """The committed tokens as this model's decoder is fed them. Shapes: [T] -> [T]."""
+        if not self.replaced:
+            return committed
+        return torch.cat((self.prefix, committed[self.replaced :].to(self.prefix.device)))
+
+    def longest(self, wanted: int, fed: int) -> int:
+        """Most tokens of a draft. The last is never fed, so it needs no position of its own."""
+        return wanted if self.limit is None else max(0, min(wanted, self.limit + 1 - fed))
 
 
 class CausalSession:
@@ -51,26 +91,15 @@ class CausalSession:
     def __init__(
         self, model: CachedModel, source: Source, sampling: Sampling, chance: Chance
     ) -> None:
-        length, limit = len(source.input_ids), model.max_positions
-        if limit is not None and length > limit:
-            raise ValueError(
-                f"the source has {length} tokens but the drafter takes {limit}; shorten it, leave "
-                "it out, or use a drafter with more positions"
-            )
         self.model, self.sampling, self.chance = model, sampling, chance
-        own = make_source(source.input_ids, model.model)
-        # a decoder start token of its own takes the place of the target's
-        same = own.prefix.tolist() == source.prefix.tolist()
-        self.replaced = 0 if same else len(source.prefix)
-        self.prefix = own.prefix
-        self.state = model.encode(own)
+        self.own = OwnSequence(model, source)
 
     @torch.inference_mode()
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
     ) -> Proposal:
-        tokens = self._own(tokens)
-        longest = self._longest(stop, len(tokens))
+        tokens = self.own.tokens(tokens)
+        longest = self.own.longest(stop.longest, len(tokens))
         if longest == 0 or not stop.admit(DraftState(0)):
             return Proposal.empty()
         ends = self.model.eos_ids
@@ -79,7 +108,7 @@ class CausalSession:
         logits: list[Tensor] = []
         states: list[Tensor] = []
         notes: dict[str, list[float]] = {}
-        score = self.model.catch_up(self.state, tokens)
+        score = self.model.catch_up(self.own.state, tokens)
         while True:
             row = score.logits[-1]
             token = self._choose(row, probs)
@@ -92,7 +121,7 @@ class CausalSession:
                 break
             if not stop.admit(DraftState(depth, logits, states, notes)):
                 break
-            score = self.model.feed(self.state, token)
+            score = self.model.feed(self.own.state, token)
             if stop.reads == "token":
                 states.append(score.hidden[-1])
         return Proposal.chain(
@@ -101,19 +130,6 @@ class CausalSession:
             passes=len(drafted),
             hidden=torch.stack(states) if states else None,
         )
-
-    def _own(self, tokens: Tensor) -> Tensor:
-        """The committed tokens as this model's decoder is fed them. Shapes: [T] -> [T]."""
-        if not self.replaced:
-            return tokens
-        return torch.cat((self.prefix, tokens[self.replaced :].to(self.prefix.device)))
-
-    def _longest(self, stop: StopPolicy, committed: int) -> int:
-        """Most tokens of a draft. The last is never fed, so it needs no position of its own."""
-        limit = self.model.max_positions
-        if limit is None:
-            return stop.longest
-        return max(0, min(stop.longest, limit + 1 - committed))
 
     def _choose(self, row: Tensor, probs: list[Tensor]) -> Tensor:
         """The next token of the draft, [1]; the row it is drawn from is put into probs. [V]."""

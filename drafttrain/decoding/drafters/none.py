@@ -9,6 +9,7 @@ from drafttrain.decoding.types import (
     Draw,
     Proposal,
     Sampling,
+    Sight,
     Source,
     StopPolicy,
     TargetState,
@@ -19,6 +20,8 @@ class NoDrafter:
     """Proposes nothing. It keeps no state, so it is its own session for every sequence."""
 
     name = "none"
+    shows: frozenset[Sight] = frozenset()
+    branches = False
 
     def draw(self, sampling: Sampling) -> Draw:
         return "deterministic"

@@ -22,6 +22,7 @@ from drafttrain.decoding.types import (
     Draw,
     Proposal,
     Sampling,
+    Sight,
     Source,
     StopPolicy,
     TargetState,
@@ -38,6 +39,8 @@ class SpecDrafterDrafter:
     """Drafts blocks of slots with a trained Spec-Drafter."""
 
     name = "spec-drafter"
+    shows: frozenset[Sight] = frozenset({"logits", "hidden"})
+    branches = False
 
     def __init__(self, model: SpecDrafter):
         self.model = model.eval()
@@ -46,9 +49,18 @@ class SpecDrafterDrafter:
             self.output_weight = column_major(model.output_weight())
             self.coupled_rows = model.coupled_rows() if model.config.coupling_rank else None
 
+        ends = model.config.eos_token_id
+        self.eos_ids = frozenset([] if ends is None else [ends] if isinstance(ends, int) else ends)
+        """Tokens that end a sequence."""
+
     def project(self, hidden: Tensor) -> Tensor:
         """Scores of every token. Shapes: [..., D] -> [..., V]."""
         return self.model.project(hidden, self.output_weight)
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that it can draft."""
+        return self.model.config.vocab_size
 
     def draw(self, sampling: Sampling) -> Draw:
         return "deterministic" if sampling.greedy else "iid"
@@ -82,15 +94,19 @@ class BlockSession:
         slots = stop.longest
         if slots == 0:
             return Proposal.empty()
-        hidden = self._slot_states(tokens.to(self.device)[self.skipped :], slots)
+        hidden = self.slot_states(tokens, slots)
         last = int(tokens[-1])
         if not self.sampling.greedy:
             return self._draw(hidden, last, stop)
         drafted = self._arg_max(hidden, last, stop)
         return Proposal.chain(torch.tensor(drafted, dtype=torch.long), hidden=hidden)
 
-    def _slot_states(self, prefix: Tensor, slots: int) -> Tensor:
-        """Hidden states that predict the next `slots` tokens, [K, D]; caches the prefix."""
+    def slot_states(self, tokens: Tensor, slots: int) -> Tensor:
+        """Hidden states that predict what follows all committed tokens; caches the prefix.
+
+        Before any coupling. Shapes: tokens [T] -> [slots, D].
+        """
+        prefix = tokens.to(self.device)[self.skipped :]
         fresh = prefix[self.cached :]
         masks = slots - 1 if self.anchored else slots
         count = len(fresh)
@@ -108,6 +124,17 @@ class BlockSession:
         if self.causal:
             self._remember(new, count)
         return hidden[0, len(rows) - slots :]
+
+    def slot_logits(self, state: Tensor, previous: Tensor) -> Tensor:
+        """Rows of one slot, each after another token. Shapes: state [D], previous [F] -> [F, V].
+
+        Without coupling the token before makes no difference.
+        """
+        model, previous = self.model, previous.to(self.device)
+        if not model.config.coupling_rank:
+            return self.drafter.project(state).expand(len(previous), -1)
+        coupled = model.couple(state, model.coupling_hidden(state), previous)
+        return self.drafter.project(coupled)
 
     def _remember(self, new: list[tuple[Tensor, Tensor]], count: int) -> None:
         kept = [(key[:, :, :count], value[:, :, :count]) for key, value in new]

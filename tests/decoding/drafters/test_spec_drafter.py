@@ -123,7 +123,7 @@ def test_drawn_rows_are_coupled_to_the_token_drawn_before(slots: str) -> None:
     proposal = session.propose(tokens, None, FixedLength(3))
     fresh = drafter.start(toy_source(), sampling, chance)
     with torch.inference_mode():
-        hidden = fresh._slot_states(tokens[fresh.skipped :], 3)
+        hidden = fresh.slot_states(tokens, 3)
         previous = torch.cat((tokens[-1:], proposal.tokens[:-1]))
         expected = warp(drafter.model.logits(hidden, previous), sampling)
     assert (proposal.draft_probs - expected).abs().max() < 1e-12
