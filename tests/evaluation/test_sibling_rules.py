@@ -116,6 +116,16 @@ def test_two_siblings_of_three_tokens_by_hand() -> None:
     assert found.optimum == pytest.approx(3.0 / 4.0, abs=SOLVER)
 
 
+def test_distinct_siblings_may_fall_short_of_what_independent_ones_could_reach_by_hand() -> None:
+    """Token 0 comes first and is rejected with 0.4 / 2; then all is left to 1. Drawn from what
+    remains it is 1 with 1/3, drawn anew with 0.2. Independent siblings lie in {0, 2} with 0.64, of
+    which 0.6 is served."""
+    found = sibling_acceptance(row(0.2, 0.4, 0.4), row(0.4, 0.2, 0.4), 2)
+    assert found.recursive == pytest.approx(1.0 - 0.2 * 2.0 / 3.0, abs=1e-12)
+    assert found.multi_round == pytest.approx(1.0 - 0.2 * 0.8, abs=1e-12)
+    assert found.optimum == pytest.approx(0.96, abs=SOLVER)
+
+
 def test_a_draft_of_one_possible_token_has_no_second_sibling_to_offer() -> None:
     found = sibling_acceptance(row(0.4, 0.6), row(0.0, 1.0), 2)
     assert found.recursive == pytest.approx(0.6, abs=1e-12)
