@@ -125,7 +125,7 @@ def _paths(tokens: Tensor, draft: Tensor, parents: Tensor | None) -> list[Tensor
         whole = torch.cat([tokens, draft])
         return [whole[: len(tokens) + i] for i in range(len(draft) + 1)]
     paths = [tokens]
-    for token, parent in zip(draft.split(1), parents.tolist(), strict=True):
+    for token, parent in zip(draft[:, None], parents.tolist(), strict=True):
         paths.append(torch.cat([paths[parent + 1], token]))
     return paths
 

@@ -97,7 +97,7 @@ TREE_SETTINGS = {
     "minimal length": {"min_length": 5},
     "last token": {"forced_eos_token_id": EOS},
     "repetition": {"repetition_penalty": 1.8},
-    "bias": {"sequence_bias": [[[6], 2.0], [[7, 8], 5.0]]},
+    "bias": {"sequence_bias": [[[6], 2.0], [[8, 7, 9], 5.0]]},
     "several": {
         "no_repeat_ngram_size": 2,
         "suppress_tokens": [20],
