@@ -227,13 +227,13 @@ def test_greedy_trees_give_plain_output_and_keep_what_was_accepted(family, name)
 
 
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("family", ["llama", "gpt2", "marian", "t5"])
+@pytest.mark.parametrize("family", ["llama", "opt", "marian", "t5"])
 def test_sampled_trees_run_on_real_models_and_count_what_they_did(family, name):
     model = tiny_model(family)
     target, source = CachedModel(model), make_source([5, 9, 20], model)
     shape = SHAPES[name]
     drafter = Watched(TreeDrafter(CausalDrafter(CachedModel(noisy(model, family, 0.03))), shape))
-    sampling = Sampling(0.8, top_k=20)
+    sampling = Sampling(0.25, top_k=20)  # sure enough that some drafts are accepted
     for seed in range(3):
         found = decode(target, drafter, FixedLength(3), RULES[shape.draw], sampling, source, seed)
         for played in found.rounds:
