@@ -67,7 +67,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--siblings", type=int, default=2, help="K (default 2, as in the paper)")
+    parser.add_argument(
+        "--siblings", type=int, default=2, help="K, at most 7 (default 2, as in the paper)"
+    )
     parser.add_argument("--cells", type=int, default=50, help="cells a side (default 50)")
     parser.add_argument(
         "--figure", type=Path, default=Path("rsd_figure_1.png"), help="PNG to write"
@@ -75,8 +77,8 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.cells < 2:
         parser.error(f"--cells {arguments.cells}: give 2 or more")
-    if not 1 <= arguments.siblings <= 8:
-        parser.error(f"--siblings {arguments.siblings}: give 1 to 8")
+    if not 1 <= arguments.siblings <= 7:
+        parser.error(f"--siblings {arguments.siblings}: give 1 to 7")
     if not arguments.figure.parent.is_dir():
         parser.error(f"--figure {arguments.figure}: make its folder first")
     return arguments
