@@ -76,20 +76,23 @@ class SequenceState:
             layer.values = layer.values[:, :, :columns_kept]
 
     def gather(self, columns: Sequence[int]) -> None:
-        """Keep these columns, in this order, which are a chain. Nothing moves if they are first."""
+        """Keep these columns, in this order, which are a chain.
+
+        Only those that change their place are copied.
+        """
         kept = len(columns)
-        if list(columns) == list(range(kept)):
-            self.forget(kept)
-            self.chain = kept
-            return
-        self.tokens = [self.tokens[column] for column in columns]
-        self.positions = [self.positions[column] for column in columns]
+        moved = next((i for i, column in enumerate(columns) if i != column), kept)
+        if moved < kept:
+            tail = columns[moved:]
+            self.tokens[moved:kept] = [self.tokens[column] for column in tail]
+            self.positions[moved:kept] = [self.positions[column] for column in tail]
+            index = torch.tensor(tail)
+            for layer in self._own.layers:
+                index = index.to(layer.keys.device)
+                for states in (layer.keys, layer.values):
+                    states[:, :, moved:kept] = states.index_select(2, index)
+        self.forget(kept)
         self.chain = kept
-        index = torch.tensor(columns)
-        for layer in self._own.layers:
-            index = index.to(layer.keys.device)
-            layer.keys = layer.keys.index_select(2, index)
-            layer.values = layer.values.index_select(2, index)
 
     def align(self, tokens: list[int]) -> list[int]:
         """Forget what differs from these tokens; those that are missing, at least the last one.
@@ -296,13 +299,15 @@ class CachedModel:
         missing = state.align(tokens.tolist())
         cached, length = state.cached, len(tokens)
         nodes = proposal.tokens.tolist()
-        visible = torch.ones(len(missing) + len(nodes), length + len(nodes), dtype=torch.bool)
-        visible = visible.tril(cached)
-        lines = visible[len(missing) :, length:] = ancestry(proposal.parents)
+        lines = ancestry(proposal.parents)
         depths = lines.sum(dim=1).tolist()
+        # numpy makes small masks at a tenth of what tensors take
+        visible = np.ones((len(missing) + len(nodes), length + len(nodes)), dtype=bool)
+        visible[: len(missing)] = np.tri(len(missing), length + len(nodes), cached, dtype=bool)
+        visible[len(missing) :, length:] = lines
         positions = [*range(cached, length), *(length - 1 + depth for depth in depths)]
         rows = len(nodes) + 1
-        score = self._branches(state, missing + nodes, visible, positions, rows)
+        score = self._branches(state, missing + nodes, torch.from_numpy(visible), positions, rows)
         state.chain = state.committed = length
         return Score(score.logits, score.hidden[-rows:])
 
@@ -370,11 +375,13 @@ def ancestry(parents: Tensor) -> Tensor:
 
     Shapes: parents [N], each before its children, -1 for roots -> [N, N] bool.
     """
-    lines = np.eye(len(parents), dtype=bool)  # rows of a tensor would cost ten times as much
+    size = len(parents)
+    lines = bytearray()
     for node, parent in enumerate(parents.tolist()):
-        if parent >= 0:
-            lines[node] |= lines[parent]
-    return torch.from_numpy(lines)
+        line = lines[parent * size : (parent + 1) * size] if parent >= 0 else bytearray(size)
+        line[node] = True
+        lines += line
+    return torch.from_numpy(np.frombuffer(lines, dtype=bool).reshape(size, size))
 
 
 def _token_ids(value: int | Sequence[int] | None) -> frozenset[int]:
