@@ -301,9 +301,9 @@ class CachedModel:
         nodes = proposal.tokens.tolist()
         lines = ancestry(proposal.parents)
         depths = lines.sum(dim=1).tolist()
-        # numpy makes small masks at a tenth of what tensors take
         visible = np.ones((len(missing) + len(nodes), length + len(nodes)), dtype=bool)
-        visible[: len(missing)] = np.tri(len(missing), length + len(nodes), cached, dtype=bool)
+        for row in range(len(missing)):
+            visible[row, cached + row + 1 :] = False
         visible[len(missing) :, length:] = lines
         positions = [*range(cached, length), *(length - 1 + depth for depth in depths)]
         rows = len(nodes) + 1
