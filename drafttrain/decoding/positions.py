@@ -34,13 +34,14 @@ def biased_positions(decoder: nn.Module, positions: Tensor, keys: Tensor) -> Ite
 def relative_bias(attention: nn.Module, positions: Tensor, keys: Tensor) -> Tensor:
     """The bias that a T5-like decoder adds to its scores, from the distance back to each key.
 
-    A key ahead of its query has the bias of distance 0: no token may see it. Shapes: positions [N],
-    keys [M] -> [1, heads, N, M].
+    The model works out its last row alone, from which all distances are read. A key ahead of its
+    query has the bias of distance 0: no token may see it. Shapes: positions [N], keys [M] ->
+    [1, heads, N, M].
     """
     longest = int(positions.max()) + 1
     last_row = attention.compute_bias(1, longest, past_seen_tokens=longest - 1)[0, :, 0]
-    distances = (positions[:, None] - keys).clamp(min=0)
-    return last_row[:, longest - 1 - distances][None]
+    places = (longest - 1 - positions[:, None] + keys).clamp(max=longest - 1)
+    return last_row.index_select(1, places.flatten()).view(1, -1, *places.shape)
 
 
 @contextmanager
