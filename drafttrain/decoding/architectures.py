@@ -35,7 +35,8 @@ from transformers.cache_utils import DynamicLayer
 from drafttrain.decoding.types import Proposal, Source
 
 if TYPE_CHECKING:
-    from drafttrain.decoding.cached_model import CachedModel, SequenceState
+    from drafttrain.decoding.cached_model import CachedModel
+    from drafttrain.decoding.sequence_state import SequenceState
 
 BART_LIKE = (
     BartForConditionalGeneration,

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.cached_model import CachedModel, SequenceState
+from drafttrain.decoding.cached_model import CachedModel
+from drafttrain.decoding.sequence_state import SequenceState
 from drafttrain.evaluation.trace import WrongBranch
 from drafttrain.models.draft_states import drawn_states
 

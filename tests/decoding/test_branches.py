@@ -9,7 +9,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from drafttrain.decoding.cached_model import CachedModel, SequenceState, ancestry, make_source
+from drafttrain.decoding.cached_model import CachedModel, ancestry, make_source
+from drafttrain.decoding.sequence_state import SequenceState
 from drafttrain.decoding.types import Proposal
 from tests.decoding.test_cached_model import (
     PATHS,

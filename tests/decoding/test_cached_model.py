@@ -17,7 +17,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from drafttrain.decoding.cached_model import CachedModel, SequenceState, make_source
+from drafttrain.decoding.cached_model import CachedModel, make_source
+from drafttrain.decoding.sequence_state import SequenceState
 from drafttrain.decoding.types import Proposal, Source
 from tests.tiny_models import BART_SHAPE, CAUSAL_FAMILIES, FAMILIES, T5_SHAPE, VOCAB, tiny_model
 
