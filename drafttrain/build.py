@@ -11,24 +11,40 @@ from drafttrain.config import (
     DecodeConfig,
     EvalConfig,
     SamplingConfig,
+    TreeConfig,
     VerifierConfig,
 )
 from drafttrain.decoding.sampling import SampledChance
-from drafttrain.decoding.types import Chance, Sampling, Verifier
+from drafttrain.decoding.tree_verifiers import KSeq, MultiRound, RecursiveRejection, TargetWalk
+from drafttrain.decoding.types import Chance, Draw, Sampling, Verifier
 from drafttrain.decoding.verifiers import (
     GreedyMatch,
     RejectionSampling,
     SpecVerification,
+    check_draw,
     check_pairing,
 )
 from drafttrain.evaluation.runner import EvaluationOptions, Method
 from drafttrain.pairs import Pair
 from drafttrain.stops import build_stop, check_stop, varied_settings
+from drafttrain.trees import (
+    build_drafter,
+    build_shape,
+    check_tree,
+    default_rule,
+    tree_settings,
+    tree_stop,
+)
 
+CHAINS = TreeConfig()
 VERIFIERS: dict[str, Callable[[VerifierConfig], Verifier]] = {
     "greedy": lambda config: GreedyMatch(),
     "spec-verification": lambda config: SpecVerification(config.beta, config.tau),
     "rejection": lambda config: RejectionSampling(),
+    "multi-round": lambda config: MultiRound,
+    "k-seq": lambda config: KSeq,
+    "recursive": lambda config: RecursiveRejection,
+    "target-walk": lambda config: TargetWalk,
 }
 
 
@@ -41,8 +57,10 @@ def build_chance(seed: int, device: torch.device | str = "cpu") -> Chance:
     return SampledChance(torch.Generator(device).manual_seed(seed))
 
 
-def build_verifier(config: VerifierConfig, sampling: Sampling) -> Verifier:
-    """The verifier asked for; `auto` is greedy match at temperature 0, rejection above it.
+def build_verifier(
+    config: VerifierConfig, sampling: Sampling, tree: TreeConfig = CHAINS
+) -> Verifier:
+    """The verifier asked for; `auto` is greedy match at temperature 0, above it the drafts' rule.
 
     Raises ConfigError where beta or tau were given to a rule that has none, and ValueError where
     the rule does not fit the sampling.
@@ -55,7 +73,7 @@ def build_verifier(config: VerifierConfig, sampling: Sampling) -> Verifier:
             f"verifier is {kind!r}; add --verifier spec-verification"
         )
     if kind == "auto":
-        kind = "greedy" if sampling.greedy else "rejection"
+        kind = "greedy" if sampling.greedy else default_rule(tree)
     verifier = VERIFIERS[kind](config)
     verifier.check_sampling(sampling)
     return verifier
@@ -64,22 +82,33 @@ def build_verifier(config: VerifierConfig, sampling: Sampling) -> Verifier:
 def check_method(config: DecodeConfig) -> None:
     """Refuse what can be known to be wrong before any large model is loaded.
 
-    Raises ValueError as `build_verifier` and `check_stop`.
+    Raises ValueError as `build_verifier`, `check_stop`, `check_tree` and `check_draw`.
     """
-    build_verifier(config.verifier, build_sampling(config.sampling))
+    sampling = build_sampling(config.sampling)
+    verifier = build_verifier(config.verifier, sampling, config.tree)
+    config = config.model_copy(update={"stop": tree_stop(config)})
+    check_tree(config)
     check_stop(config)
+    if config.tree.kind != "none":
+        known = config.tree.model_copy(update={"by_rank": config.tree.by_rank or (1.0,)})
+        shape = build_shape(known, config.stop.k)
+        draw: Draw = "independent" if config.tree.drafters else shape.draw
+        check_draw(verifier, draw, True, shape.name)
 
 
 def build_method(config: DecodeConfig, pair: Pair) -> Method:
     """Drafter, stop policy and verifier. Raises ValueError for a pairing that is not valid."""
     sampling = build_sampling(config.sampling)
-    verifier = build_verifier(config.verifier, sampling)
-    stop = build_stop(config, pair.drafter_model)
-    check_pairing(pair.drafter, stop, verifier, sampling)
+    verifier = build_verifier(config.verifier, sampling, config.tree)
+    config = config.model_copy(update={"stop": tree_stop(config)})
+    drafter, stop = build_drafter(config, pair), build_stop(config, pair.drafter_model)
+    check_pairing(drafter, stop, verifier, sampling)
     varied = varied_settings(stop)
+    if config.tree.kind != "none":
+        varied = tree_settings(config.tree, stop.longest)
     if isinstance(verifier, SpecVerification):
         varied |= {"beta": float(verifier.beta), "tau": verifier.tau}
-    return Method(pair.drafter, stop, verifier, pair.parameter_ratio, varied)
+    return Method(drafter, stop, verifier, pair.parameter_ratio, varied)
 
 
 def build_options(config: EvalConfig) -> EvaluationOptions:

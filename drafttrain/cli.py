@@ -56,7 +56,9 @@ DraftLength = Annotated[
 ]
 StopKind = Annotated[
     str | None,
-    typer.Option("--stop", help="fixed (k), head, entropy, or confidence (greedy only)."),
+    typer.Option(
+        "--stop", help="fixed (k), head, entropy, confidence (greedy only) or gain (opt-tree)."
+    ),
 ]
 Head = Annotated[
     str | None, typer.Option("--head", help="Folder of the acceptance head, for --stop head.")
@@ -76,7 +78,11 @@ Temperature = Annotated[
 ]
 VerifierKind = Annotated[
     str | None,
-    typer.Option("--verifier", help="auto, greedy, rejection or spec-verification (lossy)."),
+    typer.Option(
+        "--verifier",
+        help="auto, greedy, rejection, k-seq, multi-round, recursive, target-walk (lossless), or "
+        "spec-verification (lossy).",
+    ),
 ]
 Beta = Annotated[
     str | None,
@@ -88,6 +94,13 @@ Tau = Annotated[
     str | None,
     typer.Option(
         "--tau", metavar="FLOAT", help="Spec-Verification: largest log-probability gap to the top."
+    ),
+]
+Tree = Annotated[
+    str | None,
+    typer.Option(
+        "--tree",
+        help="Draft trees: paths, rsd-c, rsd-s, opt-tree, binary, eagle or sequoia (docs/trees.md).",
     ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
@@ -242,6 +255,23 @@ def evaluate(
             "--sweep", help="Values of k, h, entropy, beta or tau, as k=5,10; may be repeated."
         ),
     ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            "--methods",
+            metavar="NAME,NAME",
+            help="Compare sd, spectr, specinfer, rsd-c, rsd-s, opt-tree, binary, eagle, sequoia.",
+        ),
+    ] = None,
+    depth: Annotated[
+        str | None,
+        typer.Option("--depth", metavar="INT,INT", help="... at so many levels (RSD Exp1)."),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option("--budget", metavar="INT,INT", help="... at so many tokens (RSD Exp2)."),
+    ] = None,
+    tree: Tree = None,
     k: DraftLength = None,
     stop: StopKind = None,
     head: Head = None,
@@ -263,6 +293,8 @@ def evaluate(
       drafttrain eval --drafter checkpoints/my-run --data test.txt --limit 200
       drafttrain eval --sweep k=5,10,15,25 --sweep beta=3,5 --sweep tau=1,2
       drafttrain eval --head HEAD --sweep k=2,4,6,8 --sweep h=0.3,0.5,0.7
+      drafttrain eval --methods sd,spectr,rsd-c,rsd-s --depth 2,3,4,5 --temperature 1
+      drafttrain eval --methods sd,binary,opt-tree --budget 6,10,14,21,30
       drafttrain eval --target t5-small --drafter none --data test.txt
     """
     flags = {
@@ -271,10 +303,15 @@ def evaluate(
         "data.limit": limit,
         "report": report,
         "mode": mode,
+        "methods": _listed(methods),
+        "depth": _listed(depth),
+        "budget": _listed(budget),
+        "decode.tree.kind": tree,
         **_stop_flags(stop, k, head, h),
         **_decode_flags(drafter, verifier, beta, tau, temperature, seed),
     }
     from drafttrain.evaluation.sweep import expand_sweep, parse_sweep
+    from drafttrain.evaluation.tree_methods import expand_methods
 
     values = merge_values(config, overrides or (), flags)
     if sweep:
@@ -282,6 +319,7 @@ def evaluate(
     check_settings(EvalConfig, values)
     settings = validate_settings(EvalConfig, fill_data(fill_from_run(values)))
     expand_sweep(settings.decode, settings.sweep)
+    expand_methods(settings.decode, settings.methods, settings.depth, settings.budget)
     if settings.report is None:
         run = run_of(str(settings.decode.drafter))
         folder = Path() if run is None else run.folder
@@ -309,6 +347,7 @@ def generate(
     json_lines: Annotated[
         bool, typer.Option("--json", help="One JSON object a line, with all rounds.")
     ] = False,
+    tree: Tree = None,
     k: DraftLength = None,
     stop: StopKind = None,
     head: Head = None,
@@ -335,6 +374,7 @@ def generate(
         "target.path": target,
         "data.path": data,
         "data.limit": limit,
+        "decode.tree.kind": tree,
         **_stop_flags(stop, k, head, h),
         **_decode_flags(drafter, verifier, beta, tau, temperature, seed),
     }
@@ -555,6 +595,11 @@ def _stop_flags(stop: str | None, k: str | None, head: str | None, h: str | None
         "decode.stop.head": head,
         "decode.stop.h": h,
     }
+
+
+def _listed(text: str | None) -> list[str] | None:
+    """`2,3,4` as its parts."""
+    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _decode_flags(

@@ -138,15 +138,16 @@ class DistillConfig(Config):
 class StopConfig(Config):
     """When a round of drafting ends."""
 
-    kind: Literal["fixed", "entropy", "confidence", "head"] = "fixed"
+    kind: Literal["fixed", "entropy", "confidence", "head", "gain"] = "fixed"
     """fixed: always k tokens. head: a trained acceptance head says when a token of the draft was
     probably rejected (SpecDec++). entropy: after a row of high entropy. confidence: after a token
-    of low probability (as Transformers does); greedy decoding only. None changes the output."""
+    of low probability (as Transformers does); greedy decoding only. gain: after a level that adds
+    little to the expected acceptance of an opt-tree, the default there. None changes the output."""
     k: PositiveInt = 10
-    """fixed: tokens drafted in a round."""
+    """fixed: tokens drafted in a round; levels of a tree."""
     max_draft: PositiveInt = 20
-    """Most tokens drafted in a round by the other kinds. Default: policy.json's for a head; where
-    one pass drafts a block, the slots that the drafter was trained with."""
+    """Most tokens (levels of a tree) drafted in a round by the other kinds. Default: policy.json's
+    for a head; where one pass drafts a block, the slots that the drafter was trained with."""
     head: str | None = None
     """Folder of the acceptance head. Default: the one beside the drafter, if there is one."""
     h: float | None = Field(default=None, gt=0.0, lt=1.0)
@@ -155,6 +156,9 @@ class StopConfig(Config):
     """entropy: stop after a row of more than so many nats."""
     confidence: float = Field(default=0.4, gt=0.0, lt=1.0)
     """confidence: stop after a token of less than this probability."""
+    delta: float = Field(default=0.2, ge=0.0, lt=1.0)
+    """gain: stop after a level that adds no more expected accepted tokens than this. Useful values
+    lie between t_draft / t_target and 1; 0 goes on to max_draft levels."""
 
 
 STOP_SETTINGS: dict[str, set[str]] = {
@@ -162,6 +166,7 @@ STOP_SETTINGS: dict[str, set[str]] = {
     "entropy": {"entropy", "max_draft"},
     "confidence": {"confidence", "max_draft"},
     "head": {"head", "h", "max_draft"},
+    "gain": {"delta", "max_draft"},
 }
 """Settings that each kind of stop policy goes by."""
 
@@ -169,13 +174,66 @@ STOP_SETTINGS: dict[str, set[str]] = {
 class VerifierConfig(Config):
     """How drafted tokens are accepted."""
 
-    kind: Literal["auto", "greedy", "spec-verification", "rejection"] = "auto"
-    """auto: greedy match at temperature 0, rejection sampling above (both lossless).
-    spec-verification is lossy: it accepts tokens among the target's top beta within tau."""
+    kind: Literal[
+        "auto",
+        "greedy",
+        "spec-verification",
+        "rejection",
+        "multi-round",
+        "k-seq",
+        "recursive",
+        "target-walk",
+    ] = "auto"
+    """auto: greedy match at temperature 0, above it the rejection rule for the drafts: rejection
+    for chains, recursive for rsd-c and rsd-s, k-seq for paths (multi-round with several drafters),
+    target-walk for other trees; all are lossless. spec-verification is lossy: it accepts tokens
+    among the target's top beta within tau."""
     beta: PositiveInt = 3
     """Spec-Verification: the token must be among the target's top beta."""
     tau: NonNegativeFloat = 1.0
     """Spec-Verification: largest log-probability gap to the target's first choice (nats)."""
+
+
+TreeKind = Literal["none", "paths", "rsd-c", "rsd-s", "opt-tree", "binary", "eagle", "sequoia"]
+
+
+class TreeConfig(Config):
+    """The shape of draft trees. stop.k is the number of levels."""
+
+    kind: TreeKind = "none"
+    """none: chains. paths: independent paths (SpecTr, SpecInfer). rsd-c, rsd-s: without
+    replacement, by branching factors or stochastic beam search (RSD). opt-tree: the tree that
+    expects the most accepted tokens (OPT-Tree). binary, eagle: fixed trees. sequoia: the best fixed
+    tree for measured acceptance by rank. At temperature 0 use opt-tree or a fixed tree: drawn trees
+    are chains there, unless draft_temperature is set."""
+    width: PositiveInt = 3
+    """paths: how many. rsd-s: sequences a level."""
+    branching: tuple[PositiveInt, ...] = (2, 2, 2)
+    """rsd-c: siblings below every node of each level."""
+    nodes: PositiveInt = 25
+    """opt-tree, binary, sequoia: tokens of the tree (eagle has 25)."""
+    by_rank: tuple[float, ...] | None = None
+    """sequoia: how often the target's token is the drafter's first, second, ... choice. Default:
+    measured by `drafttrain eval` on rank_data."""
+    drafters: tuple[str, ...] = ()
+    """paths: more drafters, each with `width` paths beside those of the first (SpecInfer)."""
+    head: str | None = None
+    """opt-tree: folder of an acceptance head that scores nodes."""
+    draft_temperature: PositiveFloat | None = None
+    """Drawn trees: temperature of the drafter's rows. Default: the target's."""
+
+
+TREE_SETTINGS: dict[str, set[str]] = {
+    "none": set(),
+    "paths": {"width", "drafters", "draft_temperature"},
+    "rsd-c": {"branching", "draft_temperature"},
+    "rsd-s": {"width", "draft_temperature"},
+    "opt-tree": {"nodes", "head"},
+    "binary": {"nodes"},
+    "eagle": set(),
+    "sequoia": {"nodes", "by_rank"},
+}
+"""Settings that each kind of tree goes by."""
 
 
 class DecodeConfig(Config):
@@ -183,9 +241,16 @@ class DecodeConfig(Config):
 
     drafter: str | None = None
     """Folder or Hub name of the drafter; `none` is plain decoding."""
+    tree: TreeConfig = TreeConfig()
+    """What the drafter's drafts look like: chains, or trees."""
     sampling: SamplingConfig = SamplingConfig()
     stop: StopConfig = StopConfig()
     verifier: VerifierConfig = VerifierConfig()
+
+
+MethodKind = Literal[
+    "sd", "spectr", "specinfer", "rsd-c", "rsd-s", "opt-tree", "binary", "eagle", "sequoia"
+]
 
 
 class EvalConfig(Config):
@@ -202,6 +267,16 @@ class EvalConfig(Config):
     """Values to try, for example {k: [5, 10], h: [0.5, 0.7], beta: [3], tau: [1.0, 2.0]}. Every k,
     h, entropy and confidence is a stop policy, measured with the verifier asked for; beta and tau
     add Spec-Verification at each of their pairs."""
+    methods: tuple[MethodKind, ...] = ()
+    """Methods to compare at the depths and budgets given: sd (a chain), spectr, specinfer, rsd-c,
+    rsd-s, opt-tree, binary, eagle, sequoia. Every tree that the RSD paper (Appendix C.3) tries at a
+    depth or a budget is measured."""
+    depth: tuple[PositiveInt, ...] = ()
+    """Levels of the trees compared by `methods`."""
+    budget: tuple[PositiveInt, ...] = ()
+    """Drafted tokens a round of the trees compared by `methods`."""
+    rank_data: DataConfig | None = None
+    """Prompts on which acceptance by rank is measured for sequoia; not those reported on."""
     baselines: tuple[Literal["generate", "beam"], ...] = ("generate", "beam")
     """Transformers' own `generate` (greedy or sampling as asked) and beam search."""
     num_beams: PositiveInt = 5

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -9,8 +11,14 @@ from datasets import Dataset
 from rich.console import Console
 from torch import Tensor
 
-from drafttrain.build import build_chance, build_method, build_options, check_method
-from drafttrain.config import ConfigError, DecodeConfig, EvalConfig
+from drafttrain.build import (
+    build_chance,
+    build_method,
+    build_options,
+    build_sampling,
+    check_method,
+)
+from drafttrain.config import ConfigError, DecodeConfig, EvalConfig, TreeConfig
 from drafttrain.data.prompts import load_inputs
 from drafttrain.decoding.cached_model import CachedModel
 from drafttrain.decoding.drafters.none import NoDrafter
@@ -19,6 +27,7 @@ from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.evaluation.plots import plot_report
+from drafttrain.evaluation.rank_acceptance import measure_acceptance_by_rank
 from drafttrain.evaluation.report import (
     Report,
     plot_path,
@@ -26,15 +35,17 @@ from drafttrain.evaluation.report import (
     write_report,
     write_samples,
 )
-from drafttrain.evaluation.runner import read_prompts
+from drafttrain.evaluation.runner import Method, read_prompts
 from drafttrain.evaluation.summary import Evaluation, evaluate, evaluate_teacher_forced
 from drafttrain.evaluation.sweep import expand_sweep
 from drafttrain.evaluation.tables import main_table, parity_lines, trade_off_table
+from drafttrain.evaluation.tree_methods import expand_methods
 from drafttrain.models.drafter_config import SpecDrafterConfig
 from drafttrain.models.drafters import read_drafter_settings
 from drafttrain.models.spec_drafter import SpecDrafter
 from drafttrain.pairs import Pair, load_pair
 from drafttrain.runs import PLAIN
+from drafttrain.trees import build_shape, tree_settings
 
 LOG_WIDTH = 132
 
@@ -46,14 +57,18 @@ def measure(settings: EvalConfig) -> None:
     """
     assert settings.target is not None and settings.data is not None and settings.report is not None
     check_report_path(settings.report)
-    variants = expand_sweep(settings.decode, settings.sweep)
+    variants = list_variants(settings)
     if settings.mode == "teacher-forced":
         check_teacher_forced(settings, variants)
     rows = load_inputs(settings.data)
+    ranked = load_rank_data(settings, variants)
     for variant in variants:
         check_method(variant)
-    pair = load_pair(settings.target, str(settings.decode.drafter))
+    companions = sorted({name for variant in variants for name in variant.tree.drafters})
+    pair = load_pair(settings.target, str(settings.decode.drafter), companions)
     if settings.mode == "decode":
+        if ranked is not None:
+            variants = with_ranks(settings, variants, pair, ranked)
         evaluation = measure_decoding(settings, variants, pair, rows)
     else:
         evaluation = Evaluation(measure_teacher_forced(settings, variants, pair, rows), [])
@@ -65,11 +80,75 @@ def measure(settings: EvalConfig) -> None:
     print_report(report, settings.report)
 
 
+def list_variants(settings: EvalConfig) -> list[DecodeConfig]:
+    """The methods to measure: those compared by depth and budget, or a sweep of one.
+
+    Raises ConfigError for both at once.
+    """
+    if not (settings.methods or settings.depth or settings.budget):
+        return expand_sweep(settings.decode, settings.sweep)
+    if settings.sweep:
+        raise ConfigError("methods and sweep are both given; measure them one after the other")
+    if settings.mode != "decode":
+        raise ConfigError(f"methods are compared by decoding, not --mode {settings.mode}")
+    return expand_methods(settings.decode, settings.methods, settings.depth, settings.budget)
+
+
+def load_rank_data(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Dataset | None:
+    """Prompts to measure acceptance by rank on, where a tree needs it.
+
+    Raises ConfigError where it is needed and not given, or given for nothing.
+    """
+    needed = any(v.tree.kind == "sequoia" and v.tree.by_rank is None for v in variants)
+    if settings.rank_data is None:
+        if needed:
+            build_shape(TreeConfig(kind="sequoia"), 1)  # raises: by_rank is missing
+        return None
+    if not needed:
+        raise ConfigError(
+            "rank_data is given, but no sequoia tree lacks tree.by_rank; leave it out, or add "
+            "sequoia to --methods"
+        )
+    return load_inputs(settings.rank_data)
+
+
+def with_ranks(
+    settings: EvalConfig, variants: Sequence[DecodeConfig], pair: Pair, rows: Dataset
+) -> list[DecodeConfig]:
+    """The variants with acceptance by rank measured, and printed, where it was missing."""
+    model = CachedModel(pair.target.model)
+    prompts, _ = read_prompts(pair.target, model, rows)
+    sampling = settings.decode.sampling
+    by_rank = measure_acceptance_by_rank(
+        model,
+        pair.drafter,
+        build_sampling(sampling),
+        build_chance(sampling.seed, model.device),
+        [prompt.source for prompt in prompts],
+        sampling.max_new_tokens,
+    )
+    shares = ", ".join(f"{share:.3f}" for share in by_rank)
+    print(f"acceptance by rank on {len(prompts)} prompts of {settings.rank_data.path}: {shares}")
+    return [
+        variant.model_copy(update={"tree": variant.tree.model_copy(update={"by_rank": by_rank})})
+        if variant.tree.kind == "sequoia" and variant.tree.by_rank is None
+        else variant
+        for variant in variants
+    ]
+
+
 def measure_decoding(
     settings: EvalConfig, variants: list[DecodeConfig], pair: Pair, rows: Dataset
 ) -> Evaluation:
     """The truth: every variant, plain decoding and the baselines decode all rows, interleaved."""
     methods = [build_method(variant, pair) for variant in variants]
+    if settings.methods:  # a chain is a tree of width one
+        methods = [
+            method
+            if "nodes" in method.settings
+            else replace(method, settings=chain_settings(method))
+            for method in methods
+        ]
     return evaluate(
         pair.target,
         CachedModel(pair.target.model),
@@ -79,6 +158,10 @@ def measure_decoding(
         str(settings.data.path),
         progress=True,
     )
+
+
+def chain_settings(method: Method) -> dict[str, float]:
+    return tree_settings(TreeConfig(), method.stop.longest)
 
 
 def measure_teacher_forced(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
-from drafttrain.config import TargetConfig
+from drafttrain.config import ConfigError, TargetConfig
 from drafttrain.decoding.architectures import check_configuration
 from drafttrain.decoding.cached_model import CachedModel
 from drafttrain.decoding.drafters.causal import CausalDrafter
@@ -28,17 +29,22 @@ class Pair:
     drafter: Drafter
     drafter_model: PreTrainedModel | None
     """None for plain decoding."""
+    companions: Mapping[str, CausalDrafter] = field(default_factory=dict)
+    """More drafters by their path, for drafts of several side by side."""
 
     @property
     def parameter_ratio(self) -> float | None:
-        """The drafter's parameters over the target's."""
+        """The drafter's parameters over the target's; companions are not counted."""
         if self.drafter_model is None:
             return None
         return self.drafter_model.num_parameters() / self.target.model.num_parameters()
 
 
-def load_pair(target: TargetConfig, drafter: str) -> Pair:
-    """Target and drafter, checked against each other before the weights of either are read."""
+def load_pair(target: TargetConfig, drafter: str, companions: Sequence[str] = ()) -> Pair:
+    """Target and drafters, checked against each other before the weights of any are read.
+
+    Raises ConfigError for companions that are no language models.
+    """
     choose_device(target.device)
     target_settings = check_target(target)
     check_configuration(target_settings)
@@ -48,8 +54,27 @@ def load_pair(target: TargetConfig, drafter: str) -> Pair:
     if not isinstance(drafter_settings, SpecDrafterConfig):
         check_configuration(drafter_settings)
         check_tokenizers(target, drafter)
+    settings_of = {name: _check_companion(name, target, target_settings) for name in companions}
     loaded = load_target(target)
     model = load_drafter(drafter, drafter_settings, loaded)
+    others = {
+        name: CausalDrafter(CachedModel(load_drafter(name, settings, loaded)))
+        for name, settings in settings_of.items()
+    }
     if isinstance(model, SpecDrafter):
-        return Pair(loaded, SpecDrafterDrafter(model), model)
-    return Pair(loaded, CausalDrafter(CachedModel(model)), model)
+        return Pair(loaded, SpecDrafterDrafter(model), model, others)
+    return Pair(loaded, CausalDrafter(CachedModel(model)), model, others)
+
+
+def _check_companion(
+    drafter: str, target: TargetConfig, target_settings: PretrainedConfig
+) -> PretrainedConfig:
+    settings = check_drafter(drafter, target.path, target_settings)
+    if isinstance(settings, SpecDrafterConfig):
+        raise ConfigError(
+            f"tree.drafters = {drafter!r} is a Spec-Drafter; paths of several drafters are drawn "
+            "by language models; give one, or use it alone"
+        )
+    check_configuration(settings)
+    check_tokenizers(target, drafter)
+    return settings

@@ -19,7 +19,7 @@ from drafttrain.config import (
     SamplingConfig,
     StopConfig,
 )
-from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength, HeadPolicy
+from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength, Gain, HeadPolicy
 from drafttrain.decoding.types import Sampling, StopPolicy
 from drafttrain.export.policy import DEFAULT_H, HEAD, POLICY, read_policy
 from drafttrain.models.acceptance_head import (
@@ -55,6 +55,16 @@ def check_stop(decode: DecodeConfig) -> None:
             f"stop.kind = {decode.stop.kind!r}, but drafter {PLAIN!r} drafts nothing that could be "
             "stopped; leave --stop out, or give a drafter"
         )
+    if decode.stop.kind == "gain" and decode.tree.kind != "opt-tree":
+        raise ConfigError(
+            "stop.kind = 'gain' goes by the expected acceptance of an opt-tree, but the tree is "
+            f"{decode.tree.kind!r}; leave --stop out, or set tree.kind=opt-tree"
+        )
+    if decode.tree.kind != "none" and decode.stop.kind not in ("fixed", "gain"):
+        raise ConfigError(
+            f"stop.kind = {decode.stop.kind!r} stops chains, but the drafts are trees "
+            f"({decode.tree.kind}); use --stop fixed, or gain with an opt-tree"
+        )
     if decode.stop.kind == "head":
         find_head(decode.stop, str(decode.drafter), read_drafter_settings(str(decode.drafter)))
     elif decode.stop.kind == "confidence":
@@ -83,12 +93,14 @@ def build_stop(decode: DecodeConfig, drafter: PreTrainedModel | None) -> StopPol
     config = decode.stop
     if config.kind == "fixed":
         return FixedLength(config.k)
+    if config.kind == "gain":
+        return Gain(config.delta, config.max_draft)
     assert drafter is not None
     if config.kind == "entropy":
         return Entropy(config.entropy, _max_draft(config, None, drafter.config))
     if config.kind == "confidence":
         return Confidence(config.confidence, _max_draft(config, None, drafter.config))
-    found = _open_head(str(decode.drafter), config.head, drafter)
+    found = open_head(str(decode.drafter), config.head, drafter)
     _warn_of_other_sampling(found, decode.sampling)
     policy = found.policy
     h = config.h if config.h is not None else policy.h if policy is not None else None
@@ -105,6 +117,8 @@ def varied_settings(stop: StopPolicy) -> dict[str, float]:
         return {"h": stop.h}
     if isinstance(stop, Entropy):
         return {"entropy": stop.nats}
+    if isinstance(stop, Gain):
+        return {"delta": stop.delta}
     assert isinstance(stop, Confidence)
     return {"confidence": stop.threshold}
 
@@ -142,7 +156,7 @@ def find_head(config: StopConfig, drafter: str, settings: PretrainedConfig) -> H
 
 
 @lru_cache(maxsize=1)
-def _open_head(path: str, folder: str | None, drafter: PreTrainedModel) -> HeadChoice:
+def open_head(path: str, folder: str | None, drafter: PreTrainedModel) -> HeadChoice:
     """The head on the drafter's device; found and checked once for all thresholds of a sweep."""
     found = find_head(StopConfig(kind="head", head=folder), path, drafter.config)
     try:

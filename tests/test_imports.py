@@ -28,6 +28,7 @@ MAY_IMPORT_ALL = {
     "pairs",
     "stops",
     "tune",
+    "trees",
     "tune_bench",
 }
 

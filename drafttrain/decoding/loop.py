@@ -161,9 +161,7 @@ def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Roun
     rounds = []
     for i, (sequence, proposal, score) in enumerate(zip(active, proposals, scores, strict=True)):
         began = perf_counter()
-        logits = sequence.process(
-            sequence.tokens, proposal.tokens, score.logits, proposal.parents
-        )
+        logits = sequence.process(sequence.tokens, proposal.tokens, score.logits, proposal.parents)
         verdict = verifier.verify(proposal, logits, decoder.sampling, decoder.chance)
         target.keep(sequence.state, verdict.path)
         drafted = proposal.tokens.tolist()

@@ -14,17 +14,21 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import Chance, Draw, Proposal, Sampling
 
+Array = npt.NDArray
 ROOT = -1
 """The last committed token, which roots hang from."""
 
-Judge = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Predicted acceptance of candidates: their rows' states [M, D], rows [M, V], tokens [M] -> [M]."""
+Judge = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Predicted acceptance of M candidates: states [F, D] and logits [F, V] of the level's rows, each
+candidate's row [M] and token [M] -> [M]."""
 
 
 @dataclass
@@ -276,36 +280,40 @@ class BeamGrowth:
         if self._log_probs is not None and self._perturbed is not None:
             log_probs = log_probs + self._log_probs[:, None]
             bound = self._perturbed
-        keys = perturb(log_probs, self.chance.gumbel(log_probs), bound)
+        # truncation keeps the order within a row, so that no more than these can be among the best
+        width = min(self.width, probs.shape[-1])
+        largest = (log_probs + self.chance.gumbel(log_probs)).topk(width, dim=-1)
+        keys = perturb(largest.values, bound)
         best = keys.flatten().topk(min(self.width, keys.numel()))
-        added, places = [], []
+        fed, kept = [], []
         for place, key in zip(best.indices.tolist(), best.values.tolist(), strict=True):
             if key == -torch.inf:
                 break
-            row, token = divmod(place, probs.shape[-1])
+            row, rank = divmod(place, width)
+            token = int(largest.indices[row, rank])
             node = self.tree.add(token, self._fed[row], first + row)
             if token not in self.ends:
-                added.append(node)
-                places.append(place)
-        self._fed = added
-        self._log_probs = log_probs.flatten()[places]
-        self._perturbed = keys.flatten()[places]
-        return added
+                fed.append(node)
+                kept.append((row, rank, token))
+        self._fed = fed
+        rows, ranks, tokens = zip(*kept, strict=True) if kept else ((), (), ())
+        self._log_probs = log_probs[list(rows), list(tokens)]
+        self._perturbed = keys[list(rows), list(ranks)]
+        return fed
 
     def proposal(self, passes: int) -> Proposal:
         return self.tree.drawn("without_replacement", passes)
 
 
-def perturb(log_probs: Tensor, gumbels: Tensor, bounds: Tensor) -> Tensor:
+def perturb(keys: Tensor, bounds: Tensor) -> Tensor:
     """Perturbed log-probabilities of children, the largest of each row equal to the row's bound.
 
-    Kool et al. 2019, Appendix B.3, in the form that stays finite: with G = log_probs + gumbels and
-    Z the largest of the row, u = T - G + log(1 - exp(G - Z)) and the result is
-    T - max(0, u) - log(1 + exp(-|u|)). Shapes: log_probs, gumbels [F, V], bounds T [F] -> [F, V].
+    Kool et al. 2019, Appendix B.3, in the form that stays finite: with keys G = log-probability +
+    Gumbel and Z the largest of the row, u = T - G + log(1 - exp(G - Z)) and the result is
+    T - max(0, u) - log(1 + exp(-|u|)). Shapes: keys [F, N], bounds T [F] -> [F, N].
     """
-    keys = log_probs + gumbels
-    largest = keys.max(dim=-1, keepdim=True).values
     bound = bounds[:, None]
+    largest = keys.max(dim=-1, keepdim=True).values
     u = bound - keys + torch.log1p(-torch.exp(keys - largest))
     return bound - u.clamp_min(0.0) - torch.log1p(torch.exp(-u.abs()))
 
@@ -354,55 +362,59 @@ class OptimalGrowth:
         self.nodes, self.ends, self.judge = nodes, ends, judge
         self.sampling = Sampling(1.0) if sampling.greedy else sampling
         self.tree, self.expected = Tree(), []
-        self._scores: list[float] = []
-        self._best: list[int] = []
-        """At most n nodes, by falling score; a child that ties its parent comes after it."""
         self._fed = [ROOT]
+        self._above = np.zeros(1)
+        """Scores (log-probabilities of paths) of the nodes that were fed."""
+        self._best = np.empty(0, dtype=np.int64)
+        """At most n nodes, by falling score; a child that ties its parent comes after it."""
+        self._scores = np.empty(0)
+        """Theirs."""
 
     def grow(self, logits: Tensor, hidden: Tensor) -> list[int]:
-        above = [self._scores[node] if node >= 0 else 0.0 for node in self._fed]
-        log_probs = _log_probs(logits, self.sampling)
-        scores = log_probs + log_probs.new_tensor(above)[:, None]
-        rows, tokens, values = self._candidates(scores)
-        if self.judge is not None:
-            accepted = self.judge(hidden[rows], logits[rows], tokens)
-            values = values + accepted.to(values).log()
-            order = values.argsort(descending=True, stable=True)
-            rows, tokens, values = rows[order], tokens[order], values[order]
-        first = len(self.tree)
-        found = zip(rows.tolist(), tokens.tolist(), values.tolist(), strict=True)
-        for row, token, score in list(found)[: self.nodes]:
-            if score > -torch.inf:
-                self.tree.add(token, self._fed[row])
-                self._scores.append(score)
-        self._best = sorted(
-            [*self._best, *range(first, len(self.tree))], key=lambda node: -self._scores[node]
-        )[: self.nodes]
-        scores_of_best = torch.tensor([self._scores[node] for node in self._best])
-        self.expected.append(float(scores_of_best.double().exp().sum()))
-        self._fed = [
-            node
-            for node in sorted(self._best)
+        rows, tokens, scores = self._candidates(logits, hidden)
+        first, fed = len(self.tree), self._fed
+        for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
+            self.tree.add(token, fed[row])
+        added = np.arange(first, len(self.tree))
+        all_scores = np.concatenate([self._scores, scores])
+        kept = np.argsort(-all_scores, kind="stable")[: self.nodes]
+        self._best = np.concatenate([self._best, added])[kept]
+        self._scores = all_scores[kept]
+        self.expected.append(float(np.exp(self._scores).sum()))
+        alive = [
+            place
+            for place, node in enumerate(self._best.tolist())
             if node >= first and self.tree.tokens[node] not in self.ends
         ]
+        self._above = self._scores[alive]
+        self._fed = self._best[alive].tolist()
         return self._fed
 
-    def _candidates(self, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows, tokens and scores of children that could enter the tree, best first."""
-        vocabulary = scores.shape[-1]
+    def _candidates(self, logits: Tensor, hidden: Tensor) -> tuple[Array, Array, Array]:
+        """Rows, tokens and scores of the children that enter the tree, best first: at most n."""
+        if self.sampling != Sampling(1.0):
+            logits = warp(logits, self.sampling).log()
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        above = torch.from_numpy(self._above).to(logits)
+        shift = (above - logits.logsumexp(dim=-1))[:, None]  # logits + shift: scores
         if len(self._best) < self.nodes:
-            count = scores.numel() if self.judge else self.nodes
-            best = scores.flatten().topk(min(count, scores.numel(), CANDIDATES * self.nodes))
-            places, values = best.indices, best.values
+            count = self.nodes if self.judge is None else CANDIDATES * self.nodes
+            width = min(count, logits.numel())
+            found = (logits + shift if len(logits) > 1 else logits).flatten().topk(width)
+            places = found.indices
+            rows, tokens = places // logits.shape[-1], places % logits.shape[-1]
         else:
-            least = self._scores[self._best[-1]]
-            places = (scores > least).flatten().nonzero()[:, 0]
-            values, order = scores.flatten()[places].sort(descending=True, stable=True)
-            places = places[order]
-        return places // vocabulary, places % vocabulary, values
+            rows, tokens = (logits > self._scores[-1] - shift).nonzero(as_tuple=True)
+        scores = logits[rows, tokens] + shift[rows, 0]
+        if self.judge is not None:
+            scores = scores + self.judge(hidden, logits, rows, tokens).to(scores).log()
+        values = scores.cpu().double().numpy()
+        order = np.argsort(-values, kind="stable")[: self.nodes]
+        order = order[values[order] > -np.inf]
+        return rows.cpu().numpy()[order], tokens.cpu().numpy()[order], values[order]
 
     def proposal(self, passes: int) -> Proposal:
-        return self.tree.chosen(sorted(self._best), passes, self.expected[-1])
+        return self.tree.chosen(np.sort(self._best).tolist(), passes, self.expected[-1])
 
 
 CANDIDATES = 4
@@ -519,17 +531,6 @@ def best_fixed_tree(by_rank: Sequence[float], nodes: int, depth: int) -> Fixed:
         if len(path) < depth:
             open_ += [(value * p, (*path, r)) for r, p in enumerate(by_rank)]
     return Fixed(frozenset(chosen), "sequoia")
-
-
-def _log_probs(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Log-probabilities as warped, float32 at least. Shapes: [F, V] -> [F, V]."""
-    plain = sampling.top_k == 0 and sampling.top_p == 1.0
-    if not plain:
-        return warp(logits, sampling).log()
-    scores = logits if logits.dtype == torch.float64 else logits.float()
-    if sampling.temperature != 1.0:
-        scores = scores / sampling.temperature
-    return scores.log_softmax(dim=-1)
 
 
 def _check_positive(name: str, value: int) -> None:

@@ -168,9 +168,7 @@ def sample_target(target_probs: Tensor, children: Children, chance: Chance) -> C
     return Choice(None, torch.zeros_like(target_probs).scatter_(0, torch.tensor(token), 1.0))
 
 
-RecursiveRejection = TreeRejection(
-    "recursive", recurse, frozenset({"without_replacement"})
-)
+RecursiveRejection = TreeRejection("recursive", recurse, frozenset({"without_replacement"}))
 MultiRound = TreeRejection("multi-round", multi_round, frozenset({"iid", "independent"}))
 KSeq = TreeRejection("k-seq", k_seq, frozenset({"iid"}))
 TargetWalk = TreeRejection("target-walk", sample_target, ANY_DRAW)

@@ -59,17 +59,20 @@ def check_pairing(
             f"{drafter.name!r} does not show; use a fixed length"
         )
     verifier.check_sampling(sampling)
-    draw = drafter.draw(sampling)
+    check_draw(verifier, drafter.draw(sampling), drafter.branches, drafter.name)
+
+
+def check_draw(verifier: Verifier, draw: Draw, branches: bool, drafter: str) -> None:
+    """Refuse a verifier that is not valid for how the drafter of this name draws its drafts."""
     if draw not in verifier.accepts_draws:
+        remedy = f"; use {' or '.join(TREE_RULES[draw])}" if branches else ""
         raise ValueError(
-            f"verifier {verifier.name!r} is not valid for {draw} drafts, which drafter "
-            f"{drafter.name!r} makes; it takes {', '.join(sorted(verifier.accepts_draws))}"
+            f"verifier {verifier.name!r} is not valid for {draw} drafts, which drafter {drafter!r} "
+            f"makes; it takes {', '.join(sorted(verifier.accepts_draws))}{remedy}"
         )
-
-
-    if drafter.branches and not verifier.takes_trees:
+    if branches and not verifier.takes_trees:
         raise ValueError(
-            f"verifier {verifier.name!r} takes chains, but drafter {drafter.name!r} makes trees; "
+            f"verifier {verifier.name!r} takes chains, but drafter {drafter!r} makes trees; "
             f"use {' or '.join(TREE_RULES[draw])}"
         )
 

@@ -90,16 +90,16 @@ def count_rounds(outputs: Sequence[Output]) -> Counts:
 
 
 def count_positions(outputs: Sequence[Output]) -> PositionCounts:
-    """Rounds by draft position. A chain is assumed: node i is at position i + 1."""
-    depth = max((len(r.drafted) for output in outputs for r in output.rounds), default=0)
+    """Rounds by draft position: the place in a chain, the level of a tree."""
+    depth = max((r.levels for output in outputs for r in output.rounds), default=0)
     drafted = np.zeros((len(outputs), depth))
     accepted = np.zeros((len(outputs), depth))
     reached = np.zeros((len(outputs), depth))
     for prompt, output in enumerate(outputs):
         for round in output.rounds:
-            drafted[prompt, : len(round.drafted)] += 1
+            drafted[prompt, : round.levels] += 1
             accepted[prompt, : accepted_tokens(round)] += 1
-            reached[prompt, : min(len(round.drafted), len(round.emitted))] += 1
+            reached[prompt, : min(round.levels, len(round.emitted))] += 1
     return PositionCounts(drafted, accepted, reached)
 
 

@@ -61,3 +61,18 @@ def test_the_same_seed_gives_the_same_choices():
         return [int(chance.categorical(torch.full((1, 50), 0.02))) for _ in range(20)]
 
     assert choices(1) == choices(1) != choices(2)
+
+
+def test_drawn_tokens_have_the_law_of_their_rows_and_impossible_ones_never_come():
+    probs = torch.tensor([[0.0, 0.2, 0.0, 0.5, 0.3, 0.0], [0.6, 0.0, 0.0, 0.0, 0.0, 0.4]])
+    chance, runs = SampledChance(torch.Generator().manual_seed(0)), 4000
+    for row in probs:
+        drawn = chance.categorical(row.expand(runs, -1))
+        shares = torch.bincount(drawn, minlength=6) / runs
+        assert (shares[row == 0] == 0).all()
+        assert ((shares - row).abs() <= 5 * (row * (1 - row) / runs).sqrt()).all()
+
+
+def test_rows_that_are_not_finite_are_refused():
+    with pytest.raises(ValueError, match="not finite"):
+        SampledChance(torch.Generator()).categorical(torch.tensor([[0.5, torch.nan]]))

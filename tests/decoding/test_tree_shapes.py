@@ -246,7 +246,7 @@ def test_perturbed_values_stay_finite_and_their_largest_is_the_bound():
     log_probs = torch.tensor([[-85.1, -175.0, -87.5, -torch.inf], [-95.0, -90.0, -91.0, -120.0]])
     gumbels = -torch.empty(2, 4).exponential_(generator=generator).log()
     bounds = torch.tensor([-85.0, -88.0])
-    found = perturb(log_probs, gumbels, bounds)
+    found = perturb(log_probs + gumbels, bounds)
     assert torch.equal(found.max(dim=-1).values, bounds)
     assert torch.isfinite(found[torch.isfinite(log_probs)]).all()
     assert found[0, 3] == -torch.inf
@@ -263,7 +263,7 @@ def test_perturbed_values_equal_the_plain_formula_where_that_is_finite():
     plain = -torch.log(
         torch.exp(-bounds[:, None]) - torch.exp(-largest) + torch.exp(-(log_probs + keys))
     )
-    torch.testing.assert_close(perturb(log_probs, keys, bounds), plain, rtol=0, atol=1e-12)
+    torch.testing.assert_close(perturb(log_probs + keys, bounds), plain, rtol=0, atol=1e-12)
 
 
 def test_a_beam_goes_on_below_any_parents_in_falling_order():
@@ -334,8 +334,8 @@ def test_a_judge_ranks_nodes_by_the_part_the_target_is_predicted_to_share():
     table = LogitsTable(5, 3)
     first, second = table[START].argsort(descending=True)[:2].tolist()
 
-    def judge(states: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
-        assert len(states) == len(rows) == len(tokens)
+    def judge(states: Tensor, logits: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+        assert len(states) == len(logits) == 1 and rows.tolist() == [0] * len(tokens)
         return torch.where(tokens == first, 1e-3, 1.0)
 
     growth = Optimal(2, judge).plant(Sampling(), sampled(), ())

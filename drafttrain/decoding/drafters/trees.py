@@ -8,6 +8,7 @@ OPT-Tree and fixed trees over either of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -55,12 +56,19 @@ class Rows(Protocol):
 class TreeDrafter:
     """Drafts trees of one shape, with a language model or a Spec-Drafter.
 
-    Raises ValueError for a model that cannot be given branches, and for a tree with more siblings
-    than the vocabulary has tokens.
+    draft_temperature: that of the rows tokens are drawn from; None: the target's. Raises ValueError
+    for a model that cannot be given branches, and for a tree with more siblings than the vocabulary
+    has tokens.
     """
 
-    def __init__(self, drafter: CausalDrafter | SpecDrafterDrafter, shape: Shape) -> None:
+    def __init__(
+        self,
+        drafter: CausalDrafter | SpecDrafterDrafter,
+        shape: Shape,
+        draft_temperature: float | None = None,
+    ) -> None:
         self.drafter, self.shape = drafter, shape
+        self.draft_temperature = draft_temperature
         if isinstance(drafter, CausalDrafter):
             drafter.model.check_branches()
         vocabulary = drafter.vocabulary
@@ -89,6 +97,8 @@ class TreeDrafter:
 
     def start(self, source: Source, sampling: Sampling, chance: Chance) -> TreeSession:
         """Open a session. Raises ValueError for a source longer than the drafter's positions."""
+        if self.draft_temperature is not None:
+            sampling = replace(sampling, temperature=self.draft_temperature)
         if isinstance(self.drafter, CausalDrafter):
             rows: Rows = ModelRows(self.drafter.model, source)
             ends = self.drafter.model.eos_ids
