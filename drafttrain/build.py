@@ -108,7 +108,8 @@ def build_method(config: DecodeConfig, pair: Pair) -> Method:
         varied = tree_settings(config.tree, stop.longest)
     if isinstance(verifier, SpecVerification):
         varied |= {"beta": float(verifier.beta), "tau": verifier.tau}
-    return Method(drafter, stop, verifier, pair.parameter_ratio, varied)
+    ratio = pair.parameter_ratio(config.tree.drafters)
+    return Method(drafter, stop, verifier, ratio, varied)
 
 
 def build_options(config: EvalConfig) -> EvaluationOptions:

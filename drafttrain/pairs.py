@@ -32,12 +32,17 @@ class Pair:
     companions: Mapping[str, CausalDrafter] = field(default_factory=dict)
     """More drafters by their path, for drafts of several side by side."""
 
-    @property
-    def parameter_ratio(self) -> float | None:
-        """The drafter's parameters over the target's; companions are not counted."""
+    def parameter_ratio(self, beside: Sequence[str] = ()) -> float | None:
+        """A drafter's parameters over the target's; None for plain decoding.
+
+        beside: companions that draft side by side with the drafter. The mean over all of them is
+        what a call costs: each makes calls of its own.
+        """
         if self.drafter_model is None:
             return None
-        return self.drafter_model.num_parameters() / self.target.model.num_parameters()
+        models = [self.drafter_model, *(self.companions[name].model.model for name in beside)]
+        sizes = [model.num_parameters() for model in models]
+        return sum(sizes) / len(sizes) / self.target.model.num_parameters()
 
 
 def load_pair(target: TargetConfig, drafter: str, companions: Sequence[str] = ()) -> Pair:

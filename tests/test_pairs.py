@@ -23,6 +23,7 @@ def folders(tmp_path_factory) -> Path:
     for family in ("llama", "qwen2", "t5", "marian"):
         save_target(tiny_model(family), root / family)
     save_target(tiny_model("gpt2", vocab_size=48), root / "wide")
+    save_target(tiny_model("llama", num_hidden_layers=1), root / "shallow")
     return root
 
 
@@ -47,12 +48,24 @@ def test_any_language_model_with_the_targets_vocabulary_drafts(folders, large, s
     sizes = [
         sum(p.numel() for p in m.parameters()) for m in (pair.drafter_model, pair.target.model)
     ]
-    assert pair.parameter_ratio == sizes[0] / sizes[1]
+    assert pair.parameter_ratio() == sizes[0] / sizes[1]
 
 
 def test_plain_decoding_needs_no_drafter(folders):
     pair = load_pair(target(folders / "llama"), "none")
-    assert (pair.drafter.name, pair.drafter_model, pair.parameter_ratio) == ("none", None, None)
+    assert (pair.drafter.name, pair.drafter_model, pair.parameter_ratio()) == ("none", None, None)
+
+
+def test_a_call_of_several_drafters_costs_their_mean_size(folders):
+    pair = load_pair(target(folders / "llama"), str(folders / "qwen2"), [str(folders / "shallow")])
+    sizes = [
+        sum(p.numel() for p in model.parameters())
+        for model in (pair.drafter_model, pair.companions[str(folders / "shallow")].model.model)
+    ]
+    target_size = pair.target.model.num_parameters()
+    assert sizes[0] != sizes[1]
+    assert pair.parameter_ratio() == sizes[0] / target_size
+    assert pair.parameter_ratio([str(folders / "shallow")]) == sum(sizes) / 2 / target_size
 
 
 def test_mixed_kinds_are_refused_by_name(folders):

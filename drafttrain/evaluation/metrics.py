@@ -7,7 +7,7 @@ The counts of a round, where the drafter proposed `drafted`, the verifier accept
 `emitted` was committed (cut after the first EOS and at the maximal length):
 - tokens: what was emitted;
 - accepted: the drafted tokens among them; accepted tokens that were cut do not count;
-- discarded: drafted but not emitted, whether rejected or cut.
+- discarded: drafted but not emitted, whether rejected or cut; of a tree, every node off the path.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class Counts:
     drafted: Array
     accepted: Array
     passes: Array
-    """Sequential drafter calls."""
+    """Sequential drafter calls: a chain's tokens, a tree's levels, one for a block."""
+    expected: Array | None = None
+    """Drafted tokens that the drafter expected to be accepted; None where it works out nothing."""
 
     @property
     def discarded(self) -> Array:
@@ -45,7 +47,11 @@ class Counts:
 
 @dataclass(frozen=True)
 class PositionCounts:
-    """Rounds of each prompt by draft position, all [P, K]; column i is position i + 1."""
+    """Rounds of each prompt by draft position, all [P, K]; column i is position i + 1.
+
+    A position is a place in a chain and a level in a tree: a level counts as drafted, and a token
+    at it as missed, wherever in the tree its nodes hang.
+    """
 
     drafted: Array
     """Rounds that drafted this position."""
@@ -80,12 +86,14 @@ def count_rounds(outputs: Sequence[Output]) -> Counts:
     def summed(fact) -> Array:
         return np.array([sum(map(fact, output.rounds)) for output in outputs], dtype=np.float64)
 
+    estimated = any(r.expected is not None for output in outputs for r in output.rounds)
     return Counts(
         tokens=summed(lambda round: len(round.emitted)),
         rounds=summed(lambda round: 1),
         drafted=summed(lambda round: len(round.drafted)),
         accepted=summed(accepted_tokens),
         passes=summed(lambda round: round.passes),
+        expected=summed(lambda round: round.expected or 0.0) if estimated else None,
     )
 
 
@@ -113,6 +121,14 @@ def accepted_per_round(counts: Counts) -> Ratio:
     return Ratio(counts.accepted, counts.rounds)
 
 
+def expected_accepted(counts: Counts) -> Ratio | None:
+    """Drafted tokens expected to be accepted per target call (OPT-Tree's mean E(A)).
+
+    Rounds without a draft expect none. None where the drafter expects nothing.
+    """
+    return None if counts.expected is None else Ratio(counts.expected, counts.rounds)
+
+
 def acceptance_rate(counts: Counts) -> Ratio:
     """Accepted share of the drafted tokens."""
     return Ratio(counts.accepted, counts.drafted)
@@ -131,8 +147,9 @@ def verification_rate(counts: Counts) -> Ratio:
 def mbsu(counts: Counts, parameter_ratio: float) -> Ratio:
     """Memory-bound speed-up, tokens per round / (L r + 1) (RSD Section 5).
 
-    L is the number of sequential drafter calls a round (1 for a block drafter) and r the ratio
-    of the drafter's parameters to the target's.
+    L is the number of sequential drafter calls a round (a tree's levels, 1 for a block drafter) and
+    r the ratio of the drafter's parameters to the target's. Several drafters draft one after
+    another: L is then the sum of their calls, and r the mean of their ratios.
     """
     return Ratio(counts.tokens, counts.passes * parameter_ratio + counts.rounds)
 
@@ -148,6 +165,9 @@ def acceptance_metrics(
         "discard_rate": discard_rate(counts),
         "verification_rate": verification_rate(counts),
     }
+    expected = expected_accepted(counts)
+    if expected is not None:
+        ratios["expected_accepted"] = expected
     if parameter_ratio is not None:
         ratios["mbsu"] = mbsu(counts, parameter_ratio)
     estimates = {name: estimate_ratio(ratio, resamples) for name, ratio in ratios.items()}

@@ -66,7 +66,7 @@ class Run(Part):
     sampling: dict[str, float]
     lossless: bool
     settings: dict[str, float]
-    """What a sweep varies: k, beta, tau."""
+    """What a sweep varies: k, beta, tau; where trees are compared: depth and nodes of a draft."""
     metrics: dict[str, Estimate]
     by_position: PositionRates | None = None
     parity: list[Parity] = []

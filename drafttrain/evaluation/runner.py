@@ -50,9 +50,10 @@ class Method:
     stop: StopPolicy
     verifier: Verifier
     parameter_ratio: float | None = None
-    """The drafter's parameters over the target's, for `mbsu`."""
+    """The drafter's parameters over the target's, for `mbsu`; of several, their mean."""
     settings: Mapping[str, float] = field(default_factory=dict)
-    """What a sweep varies: k, and beta and tau where the verifier has them."""
+    """What a sweep varies: k, and beta and tau where the verifier has them. Where trees are
+    compared: most levels (depth) and tokens (nodes) of a draft."""
 
     @property
     def name(self) -> str:

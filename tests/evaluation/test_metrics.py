@@ -103,6 +103,56 @@ def test_drafts_of_different_length_count_only_the_positions_they_drafted():
     assert count_positions(outputs).drafted.sum(axis=0).tolist() == [2, 1, 1]
 
 
+def tree_round(expected, path, emitted, nodes=6, depth=2):
+    """A round of a tree: as many drafter calls as levels."""
+    return Round(0, range(nodes), path, emitted, depth=depth, expected=expected, passes=depth)
+
+
+# Two levels both accepted; a leaf accepted on level 1, so that level 2 was drafted elsewhere.
+TREES = output_of(tree_round(1.5, [1, 4], [1, 4, 9]), tree_round(0.5, [0], [0, 9]))
+ONE_LEVEL_THEN_NONE = output_of(tree_round(0.25, [], [9], 3, 1), Round(0, [], [], [EOS]))
+
+
+def test_a_trees_nodes_count_as_drafted_and_its_levels_as_drafter_calls():
+    found = acceptance_metrics(count_rounds([TREES]), draw_resamples(1, 10), parameter_ratio=0.25)
+    values = {name: estimate.value for name, estimate in found.items()}
+    assert values == pytest.approx(
+        {
+            "tokens_per_round": 5 / 2,
+            "accepted_per_round": 3 / 2,
+            "expected_accepted": 2 / 2,
+            "acceptance_rate": 3 / 12,
+            "discard_rate": 9 / 5,
+            "verification_rate": 2 / 5,
+            "mbsu": (5 / 2) / (2 * 0.25 + 1),
+        }
+    )
+
+
+def test_mbsu_of_rounds_of_different_depth_divides_by_the_mean_depth():
+    counts = count_rounds([TREES, ONE_LEVEL_THEN_NONE])
+    found = acceptance_metrics(counts, draw_resamples(2, 10), parameter_ratio=0.25)
+    assert counts.passes.tolist() == [4, 1]
+    assert found["mbsu"].value == pytest.approx((7 / 4) / (5 / 4 * 0.25 + 1))
+
+
+def test_positions_of_a_tree_are_its_levels():
+    rates = position_rates(count_positions([TREES, ONE_LEVEL_THEN_NONE]), draw_resamples(2, 10))
+    assert rates.drafted == [3, 2]
+    assert rates.accepted == [2, 1]
+    assert rates.reached == [3, 2]
+
+
+def test_rounds_without_a_draft_expect_no_accepted_token():
+    found = acceptance_metrics(
+        count_rounds([TREES, ONE_LEVEL_THEN_NONE]), draw_resamples(2, 10), parameter_ratio=None
+    )
+    assert found["expected_accepted"].value == pytest.approx((1.5 + 0.5 + 0.25) / 4)
+    assert "expected_accepted" not in acceptance_metrics(
+        count_rounds([ORDINARY]), draw_resamples(1, 10)
+    )
+
+
 def test_first_difference_is_the_first_unequal_token_or_the_shorter_length():
     assert first_difference([1, 2, 3], [1, 2, 3]) is None
     assert first_difference([1, 2, 3], [1, 9, 3]) == 1
