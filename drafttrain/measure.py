@@ -40,6 +40,7 @@ from drafttrain.evaluation.summary import Evaluation, evaluate, evaluate_teacher
 from drafttrain.evaluation.sweep import expand_sweep
 from drafttrain.evaluation.tables import main_table, parity_lines, trade_off_table
 from drafttrain.evaluation.tree_methods import expand_methods
+from drafttrain.evaluation.tree_tables import tree_table
 from drafttrain.models.drafter_config import SpecDrafterConfig
 from drafttrain.models.drafters import read_drafter_settings
 from drafttrain.models.spec_drafter import SpecDrafter
@@ -246,9 +247,9 @@ def print_report(report: Report, path: Path) -> None:
     if not console.is_terminal:  # a log file has room for whole columns
         console = Console(width=LOG_WIDTH)
     console.print(main_table(report))
-    trade_off = trade_off_table(report)
-    if trade_off is not None:
-        console.print(trade_off)
+    for table in (trade_off_table(report), tree_table(report)):
+        if table is not None:
+            console.print(table)
     for line in parity_lines(report):
         console.print(line, highlight=False, markup=False)
     console.print(f"report: {path}", highlight=False, markup=False, soft_wrap=True)

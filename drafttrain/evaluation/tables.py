@@ -144,8 +144,12 @@ def parity_lines(report: Report) -> list[str]:
 
 
 def swept_runs(report: Report) -> list[Run]:
-    """The methods, as the rows of a trade-off table."""
-    return [run for run in report.runs if run.kind == "method" and run.settings]
+    """The methods that a sweep varied, as the rows of a trade-off table; trees have their own."""
+    return [
+        run
+        for run in report.runs
+        if run.kind == "method" and any(name in run.settings for name in SWEEPABLE)
+    ]
 
 
 def setting_names(runs: Sequence[Run]) -> list[str]:
@@ -227,9 +231,9 @@ def plain_cell(run: Measured, column: Column, intervals: bool) -> str:
     return f"{number} ({column.interval(estimate)})"
 
 
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, all columns but the first aligned to the right."""
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], names: int = 1) -> str:
+    """A Markdown table, all columns but the first (`names` of them) aligned to the right."""
+    lines = [header, ["---"] * names + ["---:"] * (len(header) - names), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
