@@ -54,6 +54,14 @@ class Tree:
         self.rows.append(row)
         return len(self.tokens) - 1
 
+    def add_level(self, tokens: list[int], parents: list[int]) -> None:
+        """Several nodes of one level, as point masses."""
+        depth = self.depths[parents[0]] + 1 if parents and parents[0] >= 0 else 1
+        self.tokens += tokens
+        self.parents += parents
+        self.depths += [depth] * len(tokens)
+        self.rows += [0] * len(tokens)
+
     def add_rows(self, draft_probs: Tensor) -> int:
         """Keep rows that tokens are about to be drawn from; the number of the first. [F, V]."""
         self.draft_probs.append(draft_probs)
@@ -372,53 +380,66 @@ class OptimalGrowth:
 
     def grow(self, logits: Tensor, hidden: Tensor) -> list[int]:
         rows, tokens, scores = self._candidates(logits, hidden)
-        first, fed = len(self.tree), self._fed
-        for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
-            self.tree.add(token, fed[row])
-        added = np.arange(first, len(self.tree))
-        all_scores = np.concatenate([self._scores, scores])
-        kept = np.argsort(-all_scores, kind="stable")[: self.nodes]
-        self._best = np.concatenate([self._best, added])[kept]
-        self._scores = all_scores[kept]
+        first, tree, fed = len(self.tree), self.tree, self._fed
+        tree.add_level(tokens.tolist(), [fed[row] for row in rows.tolist()])
+        nodes = np.concatenate([self._best, np.arange(first, len(tree))])
+        scores = np.concatenate([self._scores, scores])
+        order = np.argsort(-scores, kind="stable")[: self.nodes]
+        self._best, self._scores = nodes[order], scores[order]
         self.expected.append(float(np.exp(self._scores).sum()))
-        alive = [
-            place
-            for place, node in enumerate(self._best.tolist())
-            if node >= first and self.tree.tokens[node] not in self.ends
-        ]
-        self._above = self._scores[alive]
-        self._fed = self._best[alive].tolist()
+        fresh = self._best >= first
+        alive = zip(self._best[fresh].tolist(), self._scores[fresh].tolist(), strict=True)
+        growing = [(node, score) for node, score in alive if tree.tokens[node] not in self.ends]
+        self._fed = [node for node, _ in growing]
+        self._above = np.array([score for _, score in growing])
         return self._fed
 
     def _candidates(self, logits: Tensor, hidden: Tensor) -> tuple[Array, Array, Array]:
         """Rows, tokens and scores of the children that enter the tree, best first: at most n."""
-        if self.sampling != Sampling(1.0):
-            logits = warp(logits, self.sampling).log()
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-        above = torch.from_numpy(self._above).to(logits)
-        shift = (above - logits.logsumexp(dim=-1))[:, None]  # logits + shift: scores
-        if len(self._best) < self.nodes:
-            count = self.nodes if self.judge is None else CANDIDATES * self.nodes
-            width = min(count, logits.numel())
-            found = (logits + shift if len(logits) > 1 else logits).flatten().topk(width)
-            places = found.indices
-            rows, tokens = places // logits.shape[-1], places % logits.shape[-1]
-        else:
-            rows, tokens = (logits > self._scores[-1] - shift).nonzero(as_tuple=True)
-        scores = logits[rows, tokens] + shift[rows, 0]
+        log_probs, columns = self._log_probs(logits)
+        bounds = (self._least() - self._above).astype(log_probs.dtype)  # compares in its own type
+        places = np.flatnonzero(log_probs > bounds[:, None])
+        rows, tokens = np.divmod(places, log_probs.shape[1])
+        scores = log_probs.ravel()[places] + self._above[rows]
+        if columns is not None:
+            tokens = columns[rows, tokens]
         if self.judge is not None:
-            scores = scores + self.judge(hidden, logits, rows, tokens).to(scores).log()
-        values = scores.cpu().double().numpy()
-        order = np.argsort(-values, kind="stable")[: self.nodes]
-        order = order[values[order] > -np.inf]
-        return rows.cpu().numpy()[order], tokens.cpu().numpy()[order], values[order]
+            if len(scores) > CANDIDATES * self.nodes:
+                likely = np.argsort(-scores, kind="stable")[: CANDIDATES * self.nodes]
+                rows, tokens, scores = rows[likely], tokens[likely], scores[likely]
+            on_device = (torch.from_numpy(part).to(logits.device) for part in (rows, tokens))
+            accepted = self.judge(hidden, logits, *on_device)
+            scores = scores + np.log(accepted.double().cpu().numpy())
+        order = np.argsort(-scores, kind="stable")[: self.nodes]
+        return rows[order], tokens[order], scores[order]
+
+    def _least(self) -> float:
+        """What a child must score more than, to enter the tree."""
+        return self._scores[-1] if len(self._best) == self.nodes else -np.inf
+
+    def _log_probs(self, logits: Tensor) -> tuple[Array, Array | None]:
+        """Log-probabilities as NumPy has them, [F, C], and their tokens where C is less than V.
+
+        From another device only the n most likely of each row are copied.
+        """
+        if self.sampling == Sampling(1.0):
+            logits = logits if logits.dtype == torch.float64 else logits.float()
+            log_probs = logits.log_softmax(dim=-1)
+        else:
+            log_probs = warp(logits, self.sampling).log()
+        few = CANDIDATES * self.nodes
+        if log_probs.shape[-1] > few and (log_probs.device.type != "cpu" or len(self._best) == 0):
+            best = log_probs.topk(few, dim=-1)
+            return best.values.cpu().numpy(), best.indices.cpu().numpy()
+        return log_probs.numpy(), None
 
     def proposal(self, passes: int) -> Proposal:
         return self.tree.chosen(np.sort(self._best).tolist(), passes, self.expected[-1])
 
 
 CANDIDATES = 4
-"""Children a node of the tree that a judge looks at, while the tree is not full."""
+"""Children for each node of the tree that are looked at, at most, where all would be too many: by a
+judge, in the first row, and of a row that lies on another device."""
 
 
 @dataclass(frozen=True)

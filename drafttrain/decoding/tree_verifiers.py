@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +23,7 @@ from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import Chance, Draw, Proposal, Sampling, Verdict
 from drafttrain.decoding.verifiers import ANY_DRAW, residual
 
-BISECTIONS = 100
+BISECTIONS = 60
 """Halvings of the interval that gamma* of K-SEQ is sought in: to the last bit of a float64."""
 
 
@@ -147,8 +148,10 @@ def k_seq_gamma(target_probs: Tensor, draft_probs: Tensor, tries: int) -> float:
     accepts most. By bisection. Shapes: [V], [V].
     """
 
+    target, draft = (row.double().cpu().numpy() for row in (target_probs, draft_probs))
+
     def is_valid(gamma: float) -> bool:
-        beta = float(torch.minimum(draft_probs, target_probs / gamma).sum())
+        beta = float(np.minimum(draft, target / gamma).sum())
         return 1.0 - (1.0 - beta) ** tries <= gamma * beta
 
     low, high = 1.0, float(tries)

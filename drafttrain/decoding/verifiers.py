@@ -65,10 +65,10 @@ def check_pairing(
 def check_draw(verifier: Verifier, draw: Draw, branches: bool, drafter: str) -> None:
     """Refuse a verifier that is not valid for how the drafter of this name draws its drafts."""
     if draw not in verifier.accepts_draws:
-        remedy = f"; use {' or '.join(TREE_RULES[draw])}" if branches else ""
+        remedy = " or ".join(TREE_RULES[draw]) if branches else "rejection"
         raise ValueError(
             f"verifier {verifier.name!r} is not valid for {draw} drafts, which drafter {drafter!r} "
-            f"makes; it takes {', '.join(sorted(verifier.accepts_draws))}{remedy}"
+            f"makes; it takes {', '.join(sorted(verifier.accepts_draws))}; use {remedy}"
         )
     if branches and not verifier.takes_trees:
         raise ValueError(

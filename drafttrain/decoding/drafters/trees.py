@@ -71,12 +71,7 @@ class TreeDrafter:
         self.draft_temperature = draft_temperature
         if isinstance(drafter, CausalDrafter):
             drafter.model.check_branches()
-        vocabulary = drafter.vocabulary
-        if shape.widest > vocabulary:
-            raise ValueError(
-                f"tree {shape.name!r} asks for {shape.widest} siblings, but the drafter's "
-                f"vocabulary has {vocabulary} tokens; make the tree narrower"
-            )
+        check_width(shape, drafter.vocabulary)
 
     @property
     def name(self) -> str:
@@ -106,6 +101,15 @@ class TreeDrafter:
             rows = SlotRows(self.drafter.start(source, sampling, chance))
             ends = self.drafter.eos_ids
         return TreeSession(rows, self.shape, sampling, chance, ends)
+
+
+def check_width(shape: Shape, vocabulary: int) -> None:
+    """Refuse a shape with more siblings than there are tokens. Raises ValueError."""
+    if shape.widest > vocabulary:
+        raise ValueError(
+            f"tree {shape.name!r} asks for {shape.widest} siblings, but the drafter's "
+            f"vocabulary has {vocabulary} tokens; make the tree narrower"
+        )
 
 
 class TreeSession:
