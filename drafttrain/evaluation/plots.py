@@ -1,21 +1,27 @@
-"""The picture of a report: acceptance by position, speed, and the trade-off of lossy methods."""
+"""The picture of a report: acceptance by position, speed, the trade-off of lossy methods; trees."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from drafttrain.evaluation.bootstrap import Estimate
+from drafttrain.evaluation.plot_style import (
+    COLOURS,
+    GREY,
+    draw_legend,
+    draw_level,
+    error_lengths,
+    save_figure,
+    tidy,
+)
 from drafttrain.evaluation.report import Report, Run
 from drafttrain.evaluation.sweep import SWEEPABLE
+from drafttrain.evaluation.tree_comparison import tree_groups
+from drafttrain.evaluation.tree_plots import tree_mbsu, tree_speed, tree_tokens
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A7A7A", "#B8A800")
-"""Okabe and Ito's palette, which colour-blind readers can tell apart, and two more."""
-GREY = "#9A9A9A"
 QUALITY = {
     "bleu_difference": "BLEU, difference to plain decoding",
     "consistency_bleu": "BLEU against plain decoding",
@@ -40,7 +46,7 @@ def plot_report(report: Report, path: Path) -> None:
     axes = figure.subplots(lines, columns, squeeze=False).flat
     for axis, panel in zip(axes, panels, strict=True):
         panel(axis, report)
-        _tidy(axis)
+        tidy(axis)
     figure.suptitle(
         f"{Path(report.target.path).name} on {Path(report.data.path).name}, "
         f"{report.data.prompts} inputs",
@@ -48,15 +54,20 @@ def plot_report(report: Report, path: Path) -> None:
         x=0.01,
         ha="left",
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    figure.savefig(temporary, format="png")
-    os.replace(temporary, path)
+    save_figure(figure, path)
 
 
 def choose_panels(report: Report) -> list[Panel]:
-    """Acceptance where something was drafted; curves over k, or bars; the lossy trade-off."""
+    """Acceptance where something was drafted; curves over k, or bars; the lossy trade-off.
+
+    Trees: tokens a round, MBSU and speed over depths or budgets; bars where there is one only.
+    """
     runs = _methods(report)
+    groups = tree_groups(report)
+    if len(groups) > 1:
+        return [tree_tokens, tree_mbsu, tree_speed]
+    if groups:
+        return [tokens_bars, speed_bars]
     panels: list[Panel] = []
     if any(run.by_position for run in runs):
         panels.append(acceptance_panel)
@@ -99,7 +110,7 @@ def acceptance_panel(axis: Axes, report: Report) -> None:
         ylabel="share of rounds that got there", ylim=(0, 1.02),
     )  # fmt: skip
     axis.xaxis.get_major_locator().set_params(integer=True)
-    _legend(axis)
+    draw_legend(axis)
 
 
 def tokens_against_k(axis: Axes, report: Report) -> None:
@@ -107,7 +118,7 @@ def tokens_against_k(axis: Axes, report: Report) -> None:
     _curves_over_k(axis, report, "tokens_per_round")
     axis.set(title="Tokens per round", xlabel="draft length k", ylabel="tokens per target call")
     axis.set_ylim(bottom=1.0)
-    _legend(axis)
+    draw_legend(axis)
 
 
 def speed_against_k(axis: Axes, report: Report) -> None:
@@ -116,10 +127,10 @@ def speed_against_k(axis: Axes, report: Report) -> None:
     for run in report.runs:
         if run.kind != "method" and "speedup" in run.metrics:
             value = run.metrics["speedup"].value
-            _level(axis, value, run.name, below=value < 1.0)
+            draw_level(axis, value, run.name, below=value < 1.0)
     axis.set(title="Speed-up", xlabel="draft length k", ylabel="times plain decoding")
     axis.set_ylim(bottom=0.0)
-    _legend(axis)
+    draw_legend(axis)
 
 
 def speed_bars(axis: Axes, report: Report) -> None:
@@ -143,7 +154,7 @@ def trade_off_panel(axis: Axes, report: Report) -> None:
     assert metric is not None, "chosen so"
     runs = [run for run in _methods(report) if metric in run.metrics]
     if metric == "bleu_difference":
-        _level(axis, 0.0, "plain decoding")
+        draw_level(axis, 0.0, "plain decoding")
     for colour, family in zip(COLOURS, _families(runs), strict=False):
         points = [run for run in runs if run.verifier and run.verifier.startswith(family)]
         lossy = points[0].lossy
@@ -151,8 +162,8 @@ def trade_off_panel(axis: Axes, report: Report) -> None:
         for place, run in enumerate(points):
             x, y = run.metrics["tokens_per_round"], run.metrics[metric]
             axis.errorbar(
-                x.value, y.value, xerr=_errors([x]), yerr=_errors([y]), fmt="o", color=colour,
-                ecolor="#DADADA", elinewidth=1, markerfacecolor=face,
+                x.value, y.value, xerr=error_lengths([x]), yerr=error_lengths([y]), fmt="o",
+                color=colour, ecolor="#DADADA", elinewidth=1, markerfacecolor=face,
             )  # fmt: skip
             axis.annotate(
                 _point_label(run, points), (x.value, y.value), textcoords="offset points",
@@ -162,7 +173,7 @@ def trade_off_panel(axis: Axes, report: Report) -> None:
         axis.plot([], [], "o", color=colour, label=label, markerfacecolor=face)
     axis.margins(x=0.15, y=0.15)
     axis.set(title="Quality and speed", xlabel="tokens per target call", ylabel=QUALITY[metric])
-    _legend(axis)
+    draw_legend(axis)
 
 
 def _curves_over_k(axis: Axes, report: Report, metric: str) -> None:
@@ -176,7 +187,7 @@ def _curves_over_k(axis: Axes, report: Report, metric: str) -> None:
         axis.errorbar(
             [run.settings["k"] for run in points],
             [run.metrics[metric].value for run in points],
-            yerr=_errors([run.metrics[metric] for run in points]),
+            yerr=error_lengths([run.metrics[metric] for run in points]),
             fmt="o-", color=colour, capsize=3, linewidth=1.6, markersize=5,
             markerfacecolor="white" if lossy else colour,
             label=f"{verifier} (lossy)" if lossy else verifier,
@@ -188,8 +199,8 @@ def _bars(axis: Axes, runs: Sequence[Run], metric: str, suffix: str) -> None:
     estimates = [run.metrics[metric] for run in runs]
     colours = [COLOURS[0] if run.kind == "method" else "#C4C4C4" for run in runs]
     bars = axis.barh(
-        range(len(runs)), [e.value for e in estimates], xerr=_errors(estimates), color=colours,
-        error_kw={"ecolor": "#444444", "elinewidth": 1, "capsize": 3}, height=0.62,
+        range(len(runs)), [e.value for e in estimates], xerr=error_lengths(estimates),
+        color=colours, error_kw={"ecolor": "#444444", "elinewidth": 1, "capsize": 3}, height=0.62,
     )  # fmt: skip
     for bar, run in zip(bars, runs, strict=True):
         if run.lossy:
@@ -257,31 +268,3 @@ def _point_label(run: Run, beside: Sequence[Run]) -> str:
     names = {name: name for name in SWEEPABLE} | {"beta": "β", "tau": "τ"}
     varied = [n for n in names if len({other.settings.get(n) for other in beside}) > 1]
     return " ".join(f"{names[n]}={run.settings[n]:g}" for n in varied if n in run.settings)
-
-
-def _level(axis: Axes, value: float, label: str, below: bool = False) -> None:
-    """A horizontal line with its name at the right end, above or below it."""
-    axis.axhline(value, color=GREY, linewidth=1, linestyle=":", zorder=1)
-    axis.annotate(
-        label, (0.995, value), xycoords=("axes fraction", "data"), xytext=(0, -2 if below else 2),
-        textcoords="offset points", ha="right", va="top" if below else "bottom",
-        fontsize=7.5, color="#666666",
-    )  # fmt: skip
-
-
-def _errors(estimates: Sequence[Estimate]) -> list[list[float]]:
-    """Distances below and above; never negative, as a resampled interval may miss the value."""
-    below = [max(0.0, estimate.value - estimate.low) for estimate in estimates]
-    above = [max(0.0, estimate.high - estimate.value) for estimate in estimates]
-    return [below, above]
-
-
-def _legend(axis: Axes) -> None:
-    axis.legend(fontsize=8, frameon=True, framealpha=0.85, edgecolor="none", loc="best")
-
-
-def _tidy(axis: Axes) -> None:
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(color="#EBEBEB", linewidth=0.8)
-    axis.set_axisbelow(True)
-    axis.title.set(fontsize=11, fontweight="bold")

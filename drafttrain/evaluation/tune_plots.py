@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from drafttrain.evaluation.bootstrap import Estimate
-from drafttrain.evaluation.plots import COLOURS, GREY
+from drafttrain.evaluation.plot_style import COLOURS, GREY, error_lengths, save_figure, tidy
 from drafttrain.evaluation.tune_report import PolicyResult, Replayed, TuneReport
 from drafttrain.evaluation.tune_tables import best_policy, main_policies
 
@@ -30,11 +29,8 @@ def plot_tune(report: TuneReport, path: Path) -> None:
     if report.head_facts:
         reliability_panel(axes[-1], report)
     for axis in axes:
-        _tidy(axis)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    figure.savefig(temporary, format="png")
-    os.replace(temporary, path)
+        tidy(axis)
+    save_figure(figure, path)
 
 
 def pareto_panel(axis: Axes, report: TuneReport, replayed: Replayed) -> None:
@@ -70,7 +66,7 @@ def gain_panel(axis: Axes, report: TuneReport) -> None:
     colours = ["#C4C4C4" if p.kind in ("fixed", "oracle") else COLOURS[0] for p in policies]
     axis.barh(
         range(len(policies)), [100 * gain.value for gain in gains], color=colours, height=0.62,
-        xerr=_errors(gains, 100.0),
+        xerr=error_lengths(gains, 100.0),
         error_kw={"ecolor": "#444444", "elinewidth": 1, "capsize": 3},
     )  # fmt: skip
     axis.axvline(0.0, color=GREY, linewidth=1)
@@ -132,7 +128,8 @@ def _line(
     xs, ys = [x for x, _ in points], [y for _, y in points]
     axis.errorbar(
         [x.value for x in xs], [y.value for y in ys], fmt=f"{marker}-", color=colour, label=label,
-        xerr=_errors(xs) if intervals else None, yerr=_errors(ys) if intervals else None,
+        xerr=error_lengths(xs) if intervals else None,
+        yerr=error_lengths(ys) if intervals else None,
         linewidth=1.4, markersize=4.5, elinewidth=0.7, zorder=2 if label else 1,
     )  # fmt: skip
 
@@ -160,17 +157,3 @@ def _name(axis: Axes, policy: PolicyResult, text: str) -> None:
 
 def _point(policy: PolicyResult) -> tuple[Estimate, Estimate]:
     return policy.metrics["verification_rate"], policy.metrics["discard_rate"]
-
-
-def _errors(estimates: Sequence[Estimate], scale: float = 1.0) -> list[list[float]]:
-    """Distances below and above; never negative, as a resampled interval may miss the value."""
-    below = [scale * max(0.0, one.value - one.low) for one in estimates]
-    above = [scale * max(0.0, one.high - one.value) for one in estimates]
-    return [below, above]
-
-
-def _tidy(axis: Axes) -> None:
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(color="#EBEBEB", linewidth=0.8)
-    axis.set_axisbelow(True)
-    axis.title.set(fontsize=11, fontweight="bold")
