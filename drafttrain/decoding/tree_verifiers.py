@@ -17,14 +17,12 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from scipy.optimize import brentq
 from torch import Tensor
 
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import Chance, Draw, Proposal, Sampling, Verdict
 from drafttrain.decoding.verifiers import ANY_DRAW, residual
-
-BISECTIONS = 60
-"""Halvings of the interval that gamma* of K-SEQ is sought in: to the last bit of a float64."""
 
 
 @dataclass(frozen=True)
@@ -145,22 +143,19 @@ def k_seq_gamma(target_probs: Tensor, draft_probs: Tensor, tries: int) -> float:
     """The gamma in [1, K] at which 1 - (1 - beta)^K = gamma beta, beta = sum min(d, t / gamma).
 
     Below it K-SEQ would accept more of some token than the target has; the smallest such gamma
-    accepts most. By bisection. Shapes: [V], [V].
+    accepts most. Shapes: [V], [V].
     """
-
     target, draft = (row.double().cpu().numpy() for row in (target_probs, draft_probs))
 
-    def is_valid(gamma: float) -> bool:
+    def room(gamma: float) -> float:
         beta = float(np.minimum(draft, target / gamma).sum())
-        return 1.0 - (1.0 - beta) ** tries <= gamma * beta
+        return gamma * beta - (1.0 - (1.0 - beta) ** tries)
 
-    low, high = 1.0, float(tries)
-    if is_valid(low):
-        return low
-    for _ in range(BISECTIONS):
-        middle = 0.5 * (low + high)
-        low, high = (low, middle) if is_valid(middle) else (middle, high)
-    return high
+    if tries == 1 or room(1.0) >= 0.0:
+        return 1.0
+    if room(tries) <= 0.0:
+        return float(tries)
+    return float(brentq(room, 1.0, tries, xtol=1e-15, rtol=4 * np.finfo(float).eps))
 
 
 def sample_target(target_probs: Tensor, children: Children, chance: Chance) -> Choice:
@@ -189,7 +184,8 @@ def _children(proposal: Proposal, nodes: Sequence[int], like: Tensor) -> Childre
     rows = None
     if proposal.draft_probs is not None:
         index = list(nodes) if proposal.rows is None else proposal.rows[list(nodes)].tolist()
-        rows = proposal.draft_probs[index].to(like)
+        same = len(index) > 1 and len(set(index)) == 1  # siblings of one drafter share a row
+        rows = proposal.draft_probs[index[:1] if same else index].to(like).expand(len(index), -1)
     copies = [1] * len(nodes) if proposal.counts is None else proposal.counts[list(nodes)].tolist()
     return Children(nodes, proposal.tokens[list(nodes)].tolist(), copies, rows)
 
