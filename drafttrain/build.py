@@ -123,4 +123,5 @@ def build_options(config: EvalConfig) -> EvaluationOptions:
         warmup=config.warmup,
         bootstrap=config.bootstrap,
         bleu_tokenizer=config.bleu_tokenizer,
+        compared_by="nodes" if config.budget else "depth" if config.depth else None,
     )

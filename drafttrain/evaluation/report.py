@@ -14,6 +14,8 @@ from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.environment import Environment
 from drafttrain.evaluation.metrics import PositionRates
 
+TreeAxis = Literal["depth", "nodes"]
+"""Settings by which trees are compared: most levels (RSD Exp1), drafted tokens (Exp2)."""
 GAP_TOLERANCE = 1e-4
 """Top-2 logit gap below which a greedy choice is a floating-point tie."""
 
@@ -110,6 +112,8 @@ class Report(Part):
     options: dict[str, Any]
     """Seed, maximal length, repeats, resamples."""
     runs: list[Run]
+    compared_by: TreeAxis | None = None
+    """Where trees are compared: the setting that those of a group share."""
 
     def run(self, name: str) -> Run:
         """The run of that name. Raises ValueError naming those there are."""

@@ -36,6 +36,7 @@ from drafttrain.decoding.types import (
 )
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, check_pairing
 from drafttrain.evaluation.bootstrap import Array
+from drafttrain.evaluation.report import TreeAxis
 from drafttrain.models.loading import LoadedTarget
 
 PLAIN = "plain"
@@ -74,6 +75,8 @@ class EvaluationOptions:
     bootstrap: int = 1000
     bleu_tokenizer: str = "13a"
     """sacrebleu's tokenizer: 13a, or zh, ja-mecab, ko-mecab, char, ... for such targets."""
+    compared_by: TreeAxis | None = None
+    """Where trees are compared: the setting that those of a group share."""
 
 
 @dataclass(frozen=True)

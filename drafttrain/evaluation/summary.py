@@ -122,6 +122,7 @@ def evaluate(
         environment=describe_environment(),
         options=options_facts(options),
         runs=[summarise_run(context, i) for i in range(len(decoded))],
+        compared_by=options.compared_by,
     )
     return Evaluation(report, list(make_samples(context)))
 
@@ -365,7 +366,7 @@ def data_facts(
 
 def options_facts(options: EvaluationOptions) -> dict[str, Any]:
     facts = asdict(options)
-    del facts["sampling"]
+    del facts["sampling"], facts["compared_by"]  # the report has fields for them
     return facts | {"baselines": list(options.baselines)}
 
 

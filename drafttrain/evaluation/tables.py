@@ -15,6 +15,7 @@ from rich.text import Text
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.report import GAP_TOLERANCE, Report, Run
 from drafttrain.evaluation.sweep import SWEEPABLE
+from drafttrain.evaluation.tree_comparison import compared_by
 
 LOSSY = "lossy"
 """Mark of methods whose output is not the target's own."""
@@ -144,7 +145,10 @@ def parity_lines(report: Report) -> list[str]:
 
 
 def swept_runs(report: Report) -> list[Run]:
-    """The methods that a sweep varied, as the rows of a trade-off table; trees have their own."""
+    """The methods that a sweep varied, as the rows of a trade-off table; none among trees that are
+    compared, which have a table of their own."""
+    if compared_by(report) is not None:
+        return []
     return [
         run
         for run in report.runs

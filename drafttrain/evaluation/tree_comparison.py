@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from drafttrain.evaluation.report import Report, Run
+from drafttrain.evaluation.report import Report, Run, TreeAxis
+from drafttrain.evaluation.sweep import SWEEPABLE
 
-Axis = Literal["depth", "nodes"]
-"""Settings by which trees are compared: most levels (RSD Exp1), drafted tokens (Exp2)."""
-OTHER: dict[Axis, Axis] = {"depth": "nodes", "nodes": "depth"}
+OTHER: dict[TreeAxis, TreeAxis] = {"depth": "nodes", "nodes": "depth"}
 PATH_RULES = {"k-seq": "spectr", "multi-round": "specinfer"}
 """Verifier of independent paths -> the method's name in the papers."""
 
@@ -38,13 +36,16 @@ def tree_runs(report: Report) -> list[Run]:
     return [run for run in report.runs if run.kind == "method" and run.settings.keys() >= {*OTHER}]
 
 
-def compared_by(report: Report) -> Axis | None:
-    """What the runs were compared at: whichever of depth and nodes has fewer different values.
+def compared_by(report: Report) -> TreeAxis | None:
+    """What trees were compared at; None where the report compares none.
 
-    None where the report compares no trees.
+    Where the report does not say and no setting was swept, it is whichever of depth and nodes has
+    fewer different values.
     """
     runs = tree_runs(report)
-    if not runs:
+    if report.compared_by is not None or len(runs) < 2:
+        return report.compared_by
+    if any(name in run.settings for run in runs for name in SWEEPABLE):
         return None
     depths, nodes = ({run.settings[axis] for run in runs} for axis in ("depth", "nodes"))
     return "depth" if len(depths) <= len(nodes) else "nodes"

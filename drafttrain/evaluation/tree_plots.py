@@ -13,9 +13,8 @@ from drafttrain.evaluation.plot_style import (
     draw_level,
     error_lengths,
 )
-from drafttrain.evaluation.report import Report
+from drafttrain.evaluation.report import Report, TreeAxis
 from drafttrain.evaluation.tree_comparison import (
-    Axis,
     TreeGroup,
     compared_by,
     method_of,
@@ -29,7 +28,7 @@ TITLES = {
     "mbsu": "Memory-bound speed-up",
     "tokens_per_second": "Tokens per second",
 }
-AXES: dict[Axis, str] = {
+AXES: dict[TreeAxis, str] = {
     "depth": "most levels of a draft",
     "nodes": "drafted tokens a round",
 }

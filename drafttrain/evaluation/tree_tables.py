@@ -7,7 +7,7 @@ from functools import partial
 from rich.table import Table
 from rich.text import Text
 
-from drafttrain.evaluation.report import Report, Run
+from drafttrain.evaluation.report import Report, Run, TreeAxis
 from drafttrain.evaluation.tables import (
     SPEEDUP,
     TOKENS,
@@ -21,7 +21,6 @@ from drafttrain.evaluation.tables import (
 )
 from drafttrain.evaluation.tree_comparison import (
     OTHER,
-    Axis,
     TreeGroup,
     compared_by,
     tree_groups,
@@ -38,7 +37,7 @@ COLUMNS = (
 )
 RANKED = {"tokens_per_round", "mbsu", "tokens_per_second", "speedup"}
 """Metrics whose best is marked, where a method has several trees in a group."""
-TITLES: dict[Axis, str] = {"depth": "levels", "nodes": "drafted"}
+TITLES: dict[TreeAxis, str] = {"depth": "levels", "nodes": "drafted"}
 BOUND = "≤ "
 """Before the most levels of trees that may have fewer."""
 
@@ -77,7 +76,7 @@ def markdown_trees(report: Report, intervals: bool = True, best_only: bool = Fal
     return markdown(header, rows, names=2)
 
 
-def _tree_table(report: Report, axis: Axis, intervals: bool) -> Table:
+def _tree_table(report: Report, axis: TreeAxis, intervals: bool) -> Table:
     at = "depth (levels)" if axis == "depth" else "budget (drafted tokens)"
     table = new_table(f"Trees at equal {at}")
     table.caption = "Bold: the best of several trees of its method."
@@ -114,7 +113,7 @@ def _marked(group: TreeGroup, run: Run, column: Column) -> bool:
     return rivals and column.metric in RANKED and group.best(run, column.metric)
 
 
-def _size(run: Run, axis: Axis) -> str:
+def _size(run: Run, axis: TreeAxis) -> str:
     """The setting that was free to differ; of trees that stop by their gain, the most levels."""
     bound = BOUND if axis == "nodes" and (run.stop or "").startswith("gain") else ""
     return f"{bound}{run.settings[OTHER[axis]]:g}"

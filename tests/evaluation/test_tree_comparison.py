@@ -99,6 +99,23 @@ def test_trees_are_compared_at_what_they_have_in_common():
     assert tree_groups(SWEEP) == []
 
 
+def test_what_a_report_says_it_compares_comes_before_what_its_settings_look_like():
+    said = BY_BUDGET.model_copy(update={"runs": BY_BUDGET.runs[:1] + BY_BUDGET.runs[2:4]})
+    assert compared_by(said) == "depth"  # both trees have at most 20 levels
+    assert compared_by(said.model_copy(update={"compared_by": "nodes"})) == "nodes"
+
+
+def test_a_sweep_over_delta_is_a_trade_off_though_trees_have_depth_and_nodes():
+    runs = [
+        run.model_copy(update={"settings": run.settings | {"delta": delta}})
+        for run, delta in zip(BY_BUDGET.runs[2:4], (0.1, 0.2), strict=True)
+    ]
+    swept = report_of(*runs)
+    assert compared_by(swept) is None and trade_off_table(swept) is not None
+    compared = swept.model_copy(update={"compared_by": "nodes"})
+    assert trade_off_table(compared) is None and len(tree_groups(compared)) == 2
+
+
 def test_groups_hold_every_tree_of_a_depth_method_by_method():
     shuffled = BY_DEPTH.model_copy(update={"runs": [*BY_DEPTH.runs[:3], *BY_DEPTH.runs[:2:-1]]})
     found = [(group.value, [tree_name(r) for r in group.runs]) for group in tree_groups(shuffled)]
