@@ -15,6 +15,7 @@ from drafttrain.config import (
     VerifierConfig,
 )
 from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.stopping import Gain
 from drafttrain.decoding.tree_verifiers import KSeq, MultiRound, RecursiveRejection, TargetWalk
 from drafttrain.decoding.types import Chance, Draw, Sampling, Verifier
 from drafttrain.decoding.verifiers import (
@@ -26,6 +27,7 @@ from drafttrain.decoding.verifiers import (
 )
 from drafttrain.evaluation.runner import EvaluationOptions, Method
 from drafttrain.pairs import Pair
+from drafttrain.runs import PLAIN
 from drafttrain.stops import build_stop, check_stop, varied_settings
 from drafttrain.trees import (
     build_drafter,
@@ -82,7 +84,7 @@ def build_verifier(
 def check_method(config: DecodeConfig) -> None:
     """Refuse what can be known to be wrong before any large model is loaded.
 
-    Raises ValueError as `build_verifier`, `check_stop`, `check_tree` and `check_draw`.
+    Raises ValueError as `build_verifier`, `check_tree`, `check_stop` and `check_draw`.
     """
     sampling = build_sampling(config.sampling)
     verifier = build_verifier(config.verifier, sampling, config.tree)
@@ -90,10 +92,11 @@ def check_method(config: DecodeConfig) -> None:
     check_tree(config)
     check_stop(config)
     if config.tree.kind != "none":
-        known = config.tree.model_copy(update={"by_rank": config.tree.by_rank or (1.0,)})
-        shape = build_shape(known, config.stop.k)
+        shape = build_shape(config.tree, config.stop.k)
         draw: Draw = "independent" if config.tree.drafters else shape.draw
         check_draw(verifier, draw, True, shape.name)
+    elif config.drafter != PLAIN:
+        check_draw(verifier, "deterministic" if sampling.greedy else "iid", False, "chain")
 
 
 def build_method(config: DecodeConfig, pair: Pair) -> Method:
@@ -106,6 +109,8 @@ def build_method(config: DecodeConfig, pair: Pair) -> Method:
     varied = varied_settings(stop)
     if config.tree.kind != "none":
         varied = tree_settings(config.tree, stop.longest)
+        if isinstance(stop, Gain):
+            varied |= varied_settings(stop)
     if isinstance(verifier, SpecVerification):
         varied |= {"beta": float(verifier.beta), "tau": verifier.tau}
     ratio = pair.parameter_ratio(config.tree.drafters)

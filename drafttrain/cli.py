@@ -100,7 +100,8 @@ Tree = Annotated[
     str | None,
     typer.Option(
         "--tree",
-        help="Draft trees: paths, rsd-c, rsd-s, opt-tree, binary, eagle or sequoia (docs/trees.md).",
+        metavar="KIND",
+        help="Draft trees: paths, rsd-c, rsd-s, opt-tree, binary, eagle, sequoia (docs/trees.md).",
     ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
@@ -252,7 +253,8 @@ def evaluate(
     sweep: Annotated[
         list[str] | None,
         typer.Option(
-            "--sweep", help="Values of k, h, entropy, beta or tau, as k=5,10; may be repeated."
+            "--sweep",
+            help="Values of k, h, entropy, delta, beta, tau, as k=5,10; may be repeated.",
         ),
     ] = None,
     methods: Annotated[

@@ -208,11 +208,11 @@ class TreeConfig(Config):
     are chains there, unless draft_temperature is set."""
     width: PositiveInt = 3
     """paths: how many. rsd-s: sequences a level."""
-    branching: tuple[PositiveInt, ...] = (2, 2, 2)
+    branching: tuple[PositiveInt, ...] = Field(default=(2, 2, 2), min_length=1)
     """rsd-c: siblings below every node of each level."""
     nodes: PositiveInt = 25
     """opt-tree, binary, sequoia: tokens of the tree (eagle has 25)."""
-    by_rank: tuple[float, ...] | None = None
+    by_rank: tuple[float, ...] | None = Field(default=None, min_length=1)
     """sequoia: how often the target's token is the drafter's first, second, ... choice. Default:
     measured by `drafttrain eval` on rank_data."""
     drafters: tuple[str, ...] = ()
@@ -265,8 +265,8 @@ class EvalConfig(Config):
     """decode: the truth. teacher-forced: acceptance from one parallel pass, fast."""
     sweep: dict[str, list[float]] = {}
     """Values to try, for example {k: [5, 10], h: [0.5, 0.7], beta: [3], tau: [1.0, 2.0]}. Every k,
-    h, entropy and confidence is a stop policy, measured with the verifier asked for; beta and tau
-    add Spec-Verification at each of their pairs."""
+    h, entropy, confidence and delta is a stop policy, measured with the verifier asked for; beta
+    and tau add Spec-Verification at each of their pairs."""
     methods: tuple[MethodKind, ...] = ()
     """Methods to compare at the depths and budgets given: sd (a chain), spectr, specinfer, rsd-c,
     rsd-s, opt-tree, binary, eagle, sequoia. Every tree that the RSD paper (Appendix C.3) tries at a
@@ -776,6 +776,8 @@ def _explain(kind: type[Config], error: ValidationError, within: str = "") -> st
             f"{location} = {first['input']!r} is a value, not a group of settings; give "
             f"{location}.NAME=VALUE"
         )
+    if first["type"] == "tuple_type":
+        return f"{location} = {first['input']!r} is one value; give a list, as [{first['input']}]"
     message = first["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
     return f"{location} = {first['input']!r}: {message}"
 

@@ -213,18 +213,20 @@ class JsonScreen:
             "source": text,
             "text": self.tokenizer.decode(tokens, skip_special_tokens=True),
             "tokens": tokens,
-            "rounds": [
-                {
-                    "drafted": list(one.drafted),
-                    "accepted": len(split_round(one).accepted),
-                    "emitted": list(one.emitted),
-                }
-                for one in played
-            ],
+            "rounds": [round_facts(one) for one in played],
             "tokens_per_round": len(tokens) / len(played),
             "seconds": round(perf_counter() - started, 6),
         }
         print(json.dumps(line, ensure_ascii=False), flush=True)
+
+
+def round_facts(played: Round) -> dict[str, int | list[int]]:
+    """A round as JSON shows it; of a tree also which of the drafted tokens were accepted."""
+    accepted = len(split_round(played).accepted)
+    facts: dict[str, int | list[int]] = {"drafted": list(played.drafted), "accepted": accepted}
+    if played.depth is not None:
+        facts["path"] = list(played.path[:accepted])
+    return facts | {"emitted": list(played.emitted)}
 
 
 SCREENS: dict[Display, Callable[[PreTrainedTokenizerBase], TextScreen | RoundScreen | JsonScreen]]

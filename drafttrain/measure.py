@@ -63,13 +63,13 @@ def measure(settings: EvalConfig) -> None:
         check_teacher_forced(settings, variants)
     rows = load_inputs(settings.data)
     ranked = load_rank_data(settings, variants)
-    for variant in variants:
+    for variant in variants if ranked is None else with_ranks(variants, (1.0,)):
         check_method(variant)
     companions = sorted({name for variant in variants for name in variant.tree.drafters})
     pair = load_pair(settings.target, str(settings.decode.drafter), companions)
     if settings.mode == "decode":
         if ranked is not None:
-            variants = with_ranks(settings, variants, pair, ranked)
+            variants = with_ranks(variants, measure_ranks(settings, pair, ranked))
         evaluation = measure_decoding(settings, variants, pair, rows)
     else:
         evaluation = Evaluation(measure_teacher_forced(settings, variants, pair, rows), [])
@@ -110,13 +110,11 @@ def load_rank_data(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Da
             "rank_data is given, but no sequoia tree lacks tree.by_rank; leave it out, or add "
             "sequoia to --methods"
         )
-    return load_inputs(settings.rank_data)
+    return load_inputs(settings.rank_data, "rank_data")
 
 
-def with_ranks(
-    settings: EvalConfig, variants: Sequence[DecodeConfig], pair: Pair, rows: Dataset
-) -> list[DecodeConfig]:
-    """The variants with acceptance by rank measured, and printed, where it was missing."""
+def measure_ranks(settings: EvalConfig, pair: Pair, rows: Dataset) -> tuple[float, ...]:
+    """Acceptance by rank on these rows, printed too."""
     model = CachedModel(pair.target.model)
     prompts, _ = read_prompts(pair.target, model, rows)
     sampling = settings.decode.sampling
@@ -130,6 +128,11 @@ def with_ranks(
     )
     shares = ", ".join(f"{share:.3f}" for share in by_rank)
     print(f"acceptance by rank on {len(prompts)} prompts of {settings.rank_data.path}: {shares}")
+    return by_rank
+
+
+def with_ranks(variants: Sequence[DecodeConfig], by_rank: tuple[float, ...]) -> list[DecodeConfig]:
+    """The variants with this acceptance by rank where a tree needs it and has none."""
     return [
         variant.model_copy(update={"tree": variant.tree.model_copy(update={"by_rank": by_rank})})
         if variant.tree.kind == "sequoia" and variant.tree.by_rank is None
@@ -229,6 +232,11 @@ def check_teacher_forced(settings: EvalConfig, variants: list[DecodeConfig]) -> 
             "the drafter was trained with; use --mode decode"
         )
     for variant in variants:
+        if variant.tree.kind != "none":
+            raise ConfigError(
+                f"tree.kind = {variant.tree.kind!r} drafts trees, but teacher-forced acceptance is "
+                f"of chains{remedy}"
+            )
         if variant.verifier.kind not in ("auto", "greedy"):
             raise ConfigError(
                 f"verifier {variant.verifier.kind!r} accepts other tokens than the target's own, "

@@ -77,8 +77,9 @@ def fill_from_run(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> di
 
     No drafter and no target: the newest run. A drafter that lies in a run: that run; another one:
     the target that its config.json names, and the policy.json of an export. What the user gave
-    always wins; a target with a path of its own takes nothing from a run. Raises ConfigError where
-    nothing says which drafter or target.
+    always wins; a target with a path of its own takes nothing from a run, and methods compared by
+    depth and budget have draft lengths of their own. Raises ConfigError where nothing says which
+    drafter or target.
     """
     values = deepcopy(values)
     decode, target = _group(values, "decode"), _group(values, "target")
@@ -94,9 +95,9 @@ def fill_from_run(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> di
     if run is not None and drafter != PLAIN:
         decode["drafter"] = str(run.drafter)
         stop = _group(decode, "stop")
-        if stop.get("kind", "fixed") == "fixed":
+        if stop.get("kind", "fixed") == "fixed" and not values.get("methods"):
             stop.setdefault("k", run.recipe.drafter.k)
-    if run is None and drafter != PLAIN:
+    if run is None and drafter != PLAIN and not values.get("methods"):
         _fill_from_policy(decode, Path(str(drafter)) / "policy.json")
     if run is not None and target.get("path") is None:
         values["target"] = run.recipe.target.model_dump(mode="json") | target
@@ -125,7 +126,8 @@ def _fill_from_policy(decode: dict[str, Any], file: Path) -> None:
         ) from None
     greedy = float((decode.get("sampling") or {}).get("temperature") or 0.0) == 0.0
     stop, verifier = _group(decode, "stop"), _group(decode, "verifier")
-    if not stop and (greedy or policy.stop != "confidence"):
+    chains = (decode.get("tree") or {}).get("kind", "none") == "none"  # of which alone it speaks
+    if chains and not stop and (greedy or policy.stop != "confidence"):
         names = STOP_SETTINGS[policy.stop] - {"head"}
         known = policy.model_dump(include=names, exclude_none=True)
         stop |= {"kind": policy.stop} | known

@@ -93,15 +93,15 @@ def build_stop(decode: DecodeConfig, drafter: PreTrainedModel | None) -> StopPol
     config = decode.stop
     if config.kind == "fixed":
         return FixedLength(config.k)
-    if config.kind == "gain":
-        return Gain(config.delta, config.max_draft)
     assert drafter is not None
+    if config.kind == "gain":
+        return Gain(config.delta, _max_draft(config, None, drafter.config))
     if config.kind == "entropy":
         return Entropy(config.entropy, _max_draft(config, None, drafter.config))
     if config.kind == "confidence":
         return Confidence(config.confidence, _max_draft(config, None, drafter.config))
     found = open_head(str(decode.drafter), config.head, drafter)
-    _warn_of_other_sampling(found, decode.sampling)
+    warn_of_other_sampling(found, decode.sampling)
     policy = found.policy
     h = config.h if config.h is not None else policy.h if policy is not None else None
     return HeadPolicy(
@@ -123,10 +123,13 @@ def varied_settings(stop: StopPolicy) -> dict[str, float]:
     return {"confidence": stop.threshold}
 
 
-def find_head(config: StopConfig, drafter: str, settings: PretrainedConfig) -> HeadChoice:
+def find_head(
+    config: StopConfig, drafter: str, settings: PretrainedConfig, setting: str = "stop.head"
+) -> HeadChoice:
     """The head given, or the one beside the drafter, fit to the shape of the drafter's states.
 
-    Raises ConfigError where there is none, or several of which policy.json chooses none.
+    setting: what messages call the folder given. Raises ConfigError where there is none, or several
+    of which policy.json chooses none.
     """
     folder = Path(drafter) / HEAD if config.head is None else Path(config.head)
     if not folder.is_dir():
@@ -135,7 +138,7 @@ def find_head(config: StopConfig, drafter: str, settings: PretrainedConfig) -> H
                 f"the head policy needs an acceptance head, but drafter {drafter!r} has no {HEAD} "
                 "folder beside it; add --head FOLDER"
             )
-        raise ConfigError(f"stop.head = {config.head!r}: no such folder; give a head's folder")
+        raise ConfigError(f"{setting} = {config.head!r}: no such folder; give a head's folder")
     heads = load_heads(folder)
     alone = (folder / "config.json").is_file()
     places = [folder / POLICY, (folder.parent if alone else folder / "final") / POLICY]
@@ -146,7 +149,7 @@ def find_head(config: StopConfig, drafter: str, settings: PretrainedConfig) -> H
         name = None if policy is None else policy.head
         if name not in heads:
             raise ConfigError(
-                f"stop.head = {str(folder)!r} holds {len(heads)} heads ({', '.join(heads)}), and "
+                f"{setting} = {str(folder)!r} holds {len(heads)} heads ({', '.join(heads)}), and "
                 f"no {POLICY} there chooses one; give the folder of one head"
             )
     check_head_shape(heads[name], settings, str(folder))
@@ -179,7 +182,8 @@ def _max_draft(config: StopConfig, policy: Policy | None, drafter: PretrainedCon
     return drafter.k if isinstance(drafter, SpecDrafterConfig) else config.max_draft
 
 
-def _warn_of_other_sampling(found: HeadChoice, decoding: SamplingConfig) -> None:
+def warn_of_other_sampling(found: HeadChoice, decoding: SamplingConfig) -> None:
+    """Say, once, that a head was trained for another temperature, top-k or top-p."""
     trained = found.head.config.sampling or {}
     names = ("temperature", "top_k", "top_p")
     if any(trained.get(name, getattr(decoding, name)) != getattr(decoding, name) for name in names):

@@ -7,6 +7,7 @@ from math import prod
 
 import torch
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from drafttrain.config import (
     TREE_SETTINGS,
@@ -17,7 +18,7 @@ from drafttrain.config import (
 )
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.spec_drafter import SpecDrafterDrafter
-from drafttrain.decoding.drafters.trees import SeveralDrafters, TreeDrafter
+from drafttrain.decoding.drafters.trees import SeveralDrafters, TreeDrafter, check_width
 from drafttrain.decoding.tree_shapes import (
     Beam,
     Branching,
@@ -36,7 +37,7 @@ from drafttrain.models.draft_states import drawn_states
 from drafttrain.models.drafters import read_drafter_settings
 from drafttrain.pairs import Pair
 from drafttrain.runs import PLAIN
-from drafttrain.stops import find_head, open_head
+from drafttrain.stops import find_head, open_head, warn_of_other_sampling
 
 DRAWN = ("paths", "rsd-c", "rsd-s")
 """Kinds of trees whose tokens are drawn."""
@@ -48,7 +49,8 @@ def check_tree(decode: DecodeConfig) -> None:
     """Refuse a tree that cannot be right, before any large model is loaded.
 
     Raises ConfigError for settings that another kind of tree goes by, for a tree without a drafter,
-    for drawn trees at temperature 0, and for a head that cannot score nodes.
+    for drawn trees at temperature 0, for more siblings than there are tokens, for a sequoia tree
+    without acceptance by rank, and for a head that cannot score nodes.
     """
     tree = decode.tree
     for name in sorted(tree.model_fields_set - TREE_SETTINGS[tree.kind] - {"kind"}):
@@ -68,9 +70,11 @@ def check_tree(decode: DecodeConfig) -> None:
             f"tree.kind = {tree.kind!r} draws its tokens, but at temperature 0 all draws are the "
             "same; set tree.draft_temperature=1, or use opt-tree or a fixed tree"
         )
-    build_shape(tree.model_copy(update={"by_rank": tree.by_rank or (1.0,)}), decode.stop.k)
+    shape = build_shape(tree, decode.stop.k)
+    settings = read_drafter_settings(str(decode.drafter))
+    check_width(shape, settings.get_text_config(decoder=True).vocab_size)
     if tree.head is not None:
-        _find_judge(decode)
+        _find_judge(decode, settings)
 
 
 def tree_stop(decode: DecodeConfig) -> StopConfig:
@@ -143,11 +147,9 @@ def build_drafter(decode: DecodeConfig, pair: Pair) -> Drafter:
     )
 
 
-def _find_judge(decode: DecodeConfig) -> None:
-    path = str(decode.drafter)
-    found = find_head(
-        StopConfig(kind="head", head=decode.tree.head), path, read_drafter_settings(path)
-    )
+def _find_judge(decode: DecodeConfig, drafter: PretrainedConfig) -> None:
+    asked = StopConfig(kind="head", head=decode.tree.head)
+    found = find_head(asked, str(decode.drafter), drafter, setting="tree.head")
     if found.head.config.state == "token":
         raise ConfigError(
             f"tree.head = {decode.tree.head!r} reads a token's own state, which is there only once "
@@ -159,8 +161,9 @@ def _open_judge(decode: DecodeConfig, pair: Pair) -> Judge | None:
     if decode.tree.head is None:
         return None
     assert pair.drafter_model is not None
-    head = open_head(str(decode.drafter), decode.tree.head, pair.drafter_model).head
-    return slot_judge(head) if head.config.state == "slot" else drawn_judge(head)
+    found = open_head(str(decode.drafter), decode.tree.head, pair.drafter_model)
+    warn_of_other_sampling(found, decode.sampling)
+    return slot_judge(found.head) if found.head.config.state == "slot" else drawn_judge(found.head)
 
 
 def drawn_judge(head: AcceptanceHead) -> Judge:

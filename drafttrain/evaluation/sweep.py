@@ -10,7 +10,13 @@ from pydantic import ValidationError
 
 from drafttrain.config import STOP_SETTINGS, ConfigError, DecodeConfig
 
-STOPS = {"k": "fixed", "h": "head", "entropy": "entropy", "confidence": "confidence"}
+STOPS = {
+    "k": "fixed",
+    "h": "head",
+    "entropy": "entropy",
+    "confidence": "confidence",
+    "delta": "gain",
+}
 """Setting of a stop policy that can be swept -> the kind of policy that goes by it."""
 TOLERANCES = ("beta", "tau")
 """The same of Spec-Verification."""
@@ -20,10 +26,10 @@ SWEEPABLE = (*STOPS, *TOLERANCES)
 def expand_sweep(decode: DecodeConfig, sweep: Mapping[str, Sequence[float]]) -> list[DecodeConfig]:
     """The methods that a sweep asks for, each once.
 
-    Every k, h, entropy and confidence is a stop policy of that kind, beside the one asked for by
-    `stop.kind`, if it was given. All are measured with the verifier asked for; beta and tau add
-    Spec-Verification at each of their pairs. Without a sweep: the method itself. Raises ConfigError
-    naming the setting for unknown names, no values, and values out of range.
+    Every k, h, entropy, confidence and delta is a stop policy of that kind, beside the one asked
+    for by `stop.kind`, if it was given. All are measured with the verifier asked for; beta and tau
+    add Spec-Verification at each of their pairs. Without a sweep: the method itself. Raises
+    ConfigError naming the setting for unknown names, no values, and values out of range.
     """
     for name, values in sweep.items():
         _check(name, values)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from drafttrain.config import TREE_SETTINGS, ConfigError, DecodeConfig, MethodKind
+from drafttrain.decoding.tree_shapes import binary_tree
 
 BEAMS_AT_DEPTH = {2: (2, 3), 3: (3, 4), 4: (5, 7), 5: (6, 12)}
 """Depth -> paths of SpecTr and SpecInfer, beams of RSD-S (Appendix C.3.1)."""
@@ -49,9 +50,10 @@ def expand_methods(
 ) -> list[DecodeConfig]:
     """Every method at every depth and budget, each tree once.
 
-    Drafter and sampling are those of `decode`, delta and max_draft too for opt-tree, the companion
-    drafters for specinfer. Raises ConfigError for methods without depths and budgets or the other
-    way round, and for a depth or budget that a method has no trees for.
+    Drafter and sampling are those of `decode`; delta, max_draft and a head too for opt-tree, the
+    companion drafters for specinfer, draft_temperature for drawn trees. Raises ConfigError for
+    methods without depths and budgets or the other way round, for a depth or budget that a method
+    has no trees for, and for settings of one tree beside methods, which bring their own.
     """
     if bool(methods) != bool(depths or budgets):
         given, missing = ("methods", "depth or budget") if methods else ("depth/budget", "methods")
@@ -59,6 +61,8 @@ def expand_methods(
             f"{given} are given without {missing}; write for example --methods sd,spectr,rsd-s "
             "--depth 2,3,4,5"
         )
+    if methods:
+        _check_shared(decode)
     found: list[DecodeConfig] = []
     for method in methods:
         wanted = [("depth", depth) for depth in depths] + [("budget", b) for b in budgets]
@@ -75,6 +79,20 @@ def expand_methods(
                 if config not in found:
                     found.append(config)
     return found
+
+
+def _check_shared(decode: DecodeConfig) -> None:
+    """Refuse what every method sets for itself."""
+    chosen = [f"tree.{name}" for name in ("kind", "width", "branching", "nodes")]
+    chosen += ["stop.k", "stop.kind"]
+    for name in chosen:
+        group, _, field = name.partition(".")
+        settings = getattr(decode, group)
+        if field in settings.model_fields_set and (name, settings.kind) != ("stop.kind", "gain"):
+            raise ConfigError(
+                f"{name} = {getattr(settings, field)!r} is of one tree, but methods bring trees of "
+                "their own; leave it out, or leave methods out"
+            )
 
 
 def _trees(decode: DecodeConfig, method: MethodKind, axis: str, value: int) -> Iterator[Parts]:
@@ -95,17 +113,31 @@ def _beams(decode: DecodeConfig, method: MethodKind, axis: str, value: int) -> I
         pairs = [(width, value) for width in _look_up(BEAMS_AT_DEPTH, method, axis, value)]
     else:
         pairs = list(_look_up(BEAMS_AT_BUDGET, method, axis, value))
+    if method == "specinfer" and decode.tree.drafters:
+        yield from _shared_out(decode.tree.drafters, pairs, f"{axis} = {value}")
+        return
     for width, depth in pairs:
         if method == "rsd-s":
             yield _parts("rsd-s", depth, width=width)
-        elif method == "spectr":
-            yield _parts("paths", depth, "k-seq", width=width)
-        elif not decode.tree.drafters:
-            yield _parts("paths", depth, "multi-round", width=width)
-        elif width % (1 + len(decode.tree.drafters)) == 0:  # as many paths, shared out
-            each = width // (1 + len(decode.tree.drafters))
-            drafters = decode.tree.drafters
-            yield _parts("paths", depth, "multi-round", width=each, drafters=drafters)
+        else:
+            verifier = "k-seq" if method == "spectr" else "multi-round"
+            yield _parts("paths", depth, verifier, width=width)
+
+
+def _shared_out(
+    companions: tuple[str, ...], pairs: Sequence[tuple[int, int]], where: str
+) -> Iterator[Parts]:
+    """As many paths of several drafters as there are of one."""
+    drafters = 1 + len(companions)
+    found = [(width, depth) for width, depth in pairs if width % drafters == 0]
+    if not found:
+        raise ConfigError(
+            f"{where}: {drafters} drafters cannot share {' or '.join(str(w) for w, _ in pairs)} "
+            "paths evenly; leave it out for specinfer, or leave tree.drafters out"
+        )
+    for width, depth in found:
+        each = width // drafters
+        yield _parts("paths", depth, "multi-round", width=each, drafters=companions)
 
 
 def _chosen(decode: DecodeConfig, method: MethodKind, axis: str, value: int) -> Parts:
@@ -120,9 +152,11 @@ def _chosen(decode: DecodeConfig, method: MethodKind, axis: str, value: int) -> 
             known = decode.stop.model_dump(include={"delta", "max_draft"}, exclude_unset=True)
             parts["stop"] = {"kind": "gain", **known}
         return parts
+    if method == "binary":
+        return _parts("binary", max(map(len, binary_tree(nodes).paths)), nodes=nodes)
     depth = value if axis == "depth" else min(nodes, decode.stop.max_draft)
     given = {} if decode.tree.by_rank is None else {"by_rank": decode.tree.by_rank}
-    return _parts(method, depth, nodes=nodes, **(given if method == "sequoia" else {}))
+    return _parts("sequoia", depth, nodes=nodes, **given)
 
 
 def _parts(kind: str, depth: int, verifier: str | None = None, **tree: Any) -> Parts:
