@@ -13,7 +13,7 @@ step "1/3 Sample the target, cache the drafter's states, train the heads" \
   "${launch[@]}" recipes/train_acceptance_head.py --config recipes/functions_heads.yaml
 step "2/3 Replay held-out prompts under every policy, choose, report on unseen ones" \
   drafttrain tune --heads "$run" --limit 50 --report-data "$test" report_data.limit=50 \
-  replicates=2 timing_prompts=6
+  replicates=2 timing_prompts=6 "lengths=[1,2,3,4,5,6,8]"
 step "3/3 Decode unseen prompts with the chosen head and with fixed lengths, interleaved" \
   drafttrain eval --target checkpoints/functions-target --drafter checkpoints/functions-drafter \
   --head "$run" --stop head --sweep k=2,3,4 --temperature 1 decode.sampling.top_k=50 \
