@@ -179,19 +179,28 @@ def decode_interleaved(
     of the same name and for a verifier that does not fit its drafter or the sampling.
     """
     jobs = make_jobs(target, model, methods, prompts, options)
-    for prompt in range(min(options.warmup, len(prompts))):
+    return run_interleaved(jobs, len(prompts), options, model.device, progress)
+
+
+def run_interleaved(
+    jobs: Sequence[Job],
+    prompts: int,
+    options: EvaluationOptions,
+    device: torch.device,
+    progress: bool = False,
+) -> list[Decoded]:
+    """What every job did with so many prompts, in the order of the jobs."""
+    for prompt in range(min(options.warmup, prompts)):
         for job in jobs:
             job.decode(prompt)
-    found: list[list[list[Output]]] = [[[] for _ in prompts] for _ in jobs]
-    seconds = np.zeros((len(jobs), options.repeats, len(prompts)))
-    bar = tqdm(
-        total=options.repeats * len(prompts), desc="decode", unit="input", disable=not progress
-    )
+    found: list[list[list[Output]]] = [[[] for _ in range(prompts)] for _ in jobs]
+    seconds = np.zeros((len(jobs), options.repeats, prompts))
+    bar = tqdm(total=options.repeats * prompts, desc="decode", unit="input", disable=not progress)
     for repeat in range(options.repeats):
-        for prompt in range(len(prompts)):
+        for prompt in range(prompts):
             for turn in range(len(jobs)):
                 job = (turn + prompt + repeat) % len(jobs)
-                output = _timed(jobs[job], prompt, model.device)
+                output = _timed(jobs[job], prompt, device)
                 seconds[job, repeat, prompt] = output.seconds
                 found[job][prompt].append(output)
             bar.update()
