@@ -46,7 +46,9 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
         if not text.strip():
             raise ConfigError(f"input {row} is empty; leave it out (inputs are counted from 0)")
     check_method(settings.decode)
-    pair = load_pair(settings.target, str(settings.decode.drafter), settings.decode.tree.drafters)
+    tree = settings.decode.tree
+    drafter = str(settings.decode.drafter)
+    pair = load_pair(settings.target, drafter, tree.drafters, trees=tree.kind != "none")
     method, target = build_method(settings.decode, pair), pair.target
     sampling = build_sampling(settings.decode.sampling)
     chance = build_chance(settings.decode.sampling.seed, target.model.device)

@@ -66,7 +66,8 @@ def measure(settings: EvalConfig) -> None:
     for variant in variants if ranked is None else with_ranks(variants, (1.0,)):
         check_method(variant)
     companions = sorted({name for variant in variants for name in variant.tree.drafters})
-    pair = load_pair(settings.target, str(settings.decode.drafter), companions)
+    trees = any(variant.tree.kind != "none" for variant in variants)
+    pair = load_pair(settings.target, str(settings.decode.drafter), companions, trees)
     if settings.mode == "decode":
         if ranked is not None:
             variants = with_ranks(variants, measure_ranks(settings, pair, ranked))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from transformers import PretrainedConfig, PreTrainedModel
 
 from drafttrain.config import ConfigError, TargetConfig
-from drafttrain.decoding.architectures import check_configuration
+from drafttrain.decoding.architectures import check_configuration, check_known
 from drafttrain.decoding.cached_model import CachedModel
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
@@ -45,10 +45,13 @@ class Pair:
         return sum(sizes) / len(sizes) / self.target.model.num_parameters()
 
 
-def load_pair(target: TargetConfig, drafter: str, companions: Sequence[str] = ()) -> Pair:
+def load_pair(
+    target: TargetConfig, drafter: str, companions: Sequence[str] = (), trees: bool = False
+) -> Pair:
     """Target and drafters, checked against each other before the weights of any are read.
 
-    Raises ConfigError for companions that are no language models.
+    Raises ConfigError for companions that are no language models, and ValueError for families that
+    cannot be given trees, where drafts are trees.
     """
     choose_device(target.device)
     target_settings = check_target(target)
@@ -59,6 +62,10 @@ def load_pair(target: TargetConfig, drafter: str, companions: Sequence[str] = ()
     if not isinstance(drafter_settings, SpecDrafterConfig):
         check_configuration(drafter_settings)
         check_tokenizers(target, drafter)
+        if trees:
+            check_known(drafter_settings)
+    if trees:
+        check_known(target_settings)
     settings_of = {name: _check_companion(name, target, target_settings) for name in companions}
     loaded = load_target(target)
     model = load_drafter(drafter, drafter_settings, loaded)
@@ -81,5 +88,6 @@ def _check_companion(
             "by language models; give one, or use it alone"
         )
     check_configuration(settings)
+    check_known(settings)
     check_tokenizers(target, drafter)
     return settings

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     BartForConditionalGeneration,
     EncoderDecoderCache,
     GPT2LMHeadModel,
@@ -77,6 +78,28 @@ def check_configuration(config: PretrainedConfig) -> None:
         _refuse(config, f"its attention slides over {window} tokens (sliding_window)")
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         check_stateless(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config)
+
+
+def check_known(config: PretrainedConfig) -> None:
+    """Refuse families that cannot be given trees, from their configuration. Raises ValueError.
+
+    How a family takes positions must be known: the nodes of a tree stand at their depth.
+    """
+    if config.is_encoder_decoder:
+        kinds = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+    else:
+        kinds = MODEL_FOR_CAUSAL_LM_MAPPING
+    if type(config) not in kinds or kinds[type(config)] not in KNOWN:
+        raise unknown_positions(config)
+
+
+def unknown_positions(config: PretrainedConfig) -> ValueError:
+    """Why a model of this kind cannot be given trees, with the remedy."""
+    return ValueError(
+        f"a {config.model_type!r} model cannot be given a draft tree: how it takes positions is "
+        "not known; draft chains, or use a family that is known (T5, BART, Marian, Llama, Qwen2, "
+        "Qwen3, GPT-2, GPT-NeoX, OPT, ...)"
+    )
 
 
 def check_stateless(kind: type[PreTrainedModel], config: PretrainedConfig) -> None:

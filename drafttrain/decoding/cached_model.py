@@ -16,7 +16,13 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from drafttrain.decoding.architectures import KNOWN, check_architecture, position_limit, probe
+from drafttrain.decoding.architectures import (
+    KNOWN,
+    check_architecture,
+    position_limit,
+    probe,
+    unknown_positions,
+)
 from drafttrain.decoding.forward import Branches, Forward
 from drafttrain.decoding.logits_processing import TargetProcessors
 from drafttrain.decoding.sequence_state import SequenceState
@@ -76,17 +82,12 @@ class CachedModel:
         if self.takes_branches:
             return
         config = self.model.config
-        opening = f"a {config.model_type!r} model"
-        if type(self.model) in KNOWN:
-            raise ValueError(
-                f"{opening} with {config._attn_implementation!r} attention cannot be given a draft "
-                "tree, whose mask is not causal; load it with attn_implementation='sdpa' or "
-                "'eager', or draft chains"
-            )
+        if type(self.model) not in KNOWN:
+            raise unknown_positions(config)
         raise ValueError(
-            f"{opening} cannot be given a draft tree: how it takes positions is not known; draft "
-            "chains, or use a family that is known (T5, BART, Marian, Llama, Qwen2, Qwen3, GPT-2, "
-            "GPT-NeoX, OPT, ...)"
+            f"a {config.model_type!r} model with {config._attn_implementation!r} attention cannot "
+            "be given a draft tree, whose mask is not causal; load it with "
+            "attn_implementation='sdpa' or 'eager', or draft chains"
         )
 
     def processors(self, sampling: Sampling) -> TargetProcessors:
