@@ -1,0 +1,114 @@
+"""Max-Gram: drafts copied from what was said before, at no cost (CS Drafting, Chen et al. 2024).
+
+The longest suffix of the sequence that occurs earlier in it (source and output so far; the
+leftmost place, if several) is taken to go on as it did there. Where that gives too few tokens, the
+same is asked of the sequence with them appended; where nothing matches, a table says which token
+usually follows the last one. Every draft is a point mass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import count
+
+import torch
+from torch import Tensor
+
+from drafttrain.decoding.suffix_index import SuffixIndex
+from drafttrain.decoding.types import (
+    Chance,
+    DraftState,
+    Draw,
+    Proposal,
+    Sampling,
+    Sight,
+    Source,
+    StopPolicy,
+    TargetState,
+)
+
+
+class MaxGramDrafter:
+    """Drafts chains from the sequence itself, and from a table of likeliest successors."""
+
+    name = "max-gram"
+    shows: frozenset[Sight] = frozenset()
+    branches = False
+
+    def __init__(self, bigrams: Sequence[int] | None = None) -> None:
+        """bigrams[token]: the token that usually follows it, -1 where none is known."""
+        self.bigrams = bigrams
+
+    def draw(self, sampling: Sampling) -> Draw:
+        return "deterministic"
+
+    def start(self, source: Source, sampling: Sampling, chance: Chance) -> MaxGramSession:
+        return MaxGramSession(self.bigrams, source)
+
+
+class MaxGramSession:
+    """One sequence: an index of all that was said, which grows with it.
+
+    What an encoder read stands in front of the output; a decoder's start token, which is no part
+    of the text, is left out. A decoder-only prompt is the beginning of the sequence itself.
+    """
+
+    def __init__(self, bigrams: Sequence[int] | None, source: Source) -> None:
+        self.bigrams = bigrams
+        self.index = SuffixIndex()
+        same = source.input_ids.tolist() == source.prefix.tolist()
+        self.skipped = 0 if same else len(source.prefix)
+        """Committed tokens that are not part of the text."""
+        self.read = 0
+        if not same:
+            self._append(source.input_ids.tolist())
+
+    def propose(
+        self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
+    ) -> Proposal:
+        self._append(tokens[self.skipped + self.read :].tolist())
+        self.read = len(tokens) - self.skipped
+        drafted: list[int] = []
+        likeliest = self._continue()
+        while stop.admit(DraftState(len(drafted))):
+            token = next(likeliest, None)
+            if token is None:
+                break
+            drafted.append(token)
+        likeliest.close()
+        return Proposal.chain(torch.tensor(drafted, dtype=torch.long), passes=0)
+
+    def _append(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            self.index.append(token)
+
+    def _continue(self) -> Iterator[int]:
+        """What follows the sequence, token by token.
+
+        A match need be found once only: with the token that followed it appended, the longest match
+        is the same one token longer (a longer one would have been there before), and so on into
+        what was copied. While there is none, tokens of the table are appended, and taken back.
+        """
+        length, end = self.index.longest_match()
+        if length == 0 and self.bigrams is not None and self.index.tokens:
+            self.index.mark()
+            try:
+                while length == 0:
+                    token = int(self.bigrams[self.index.tokens[-1]])
+                    if token < 0:
+                        return
+                    yield token
+                    self.index.append(token)
+                    length, end = self.index.longest_match()
+                yield from self._copy(end + 1)
+            finally:
+                self.index.rollback()
+        elif length > 0:
+            yield from self._copy(end + 1)
+
+    def _copy(self, first: int) -> Iterator[int]:
+        """The tokens from a place on, for ever: behind the last come those copied already."""
+        tokens = self.index.tokens
+        period = len(tokens) - first
+        for place in count():
+            yield tokens[first + place % period]

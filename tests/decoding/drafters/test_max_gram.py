@@ -1,0 +1,118 @@
+"""Max-Gram: what it copies, where it looks, and that decoding with it changes nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drafttrain.decoding.cached_model import CachedModel, make_source
+from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
+from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.types import Chance, Sampling, Source
+from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
+from tests.decoding.enumeration import enumerate_law
+from tests.decoding.test_suffix_index import slow_match
+from tests.decoding.toys import ToyTarget, autoregressive_law, toy_prompt
+from tests.tiny_models import tiny_model
+
+
+def draft(tokens: list[int], k: int, bigrams=None, source: list[int] | None = None) -> list[int]:
+    """A draft after these tokens; with a source, of an encoder-decoder model (start token 0)."""
+    if source is None:
+        given = Source(torch.tensor(tokens[:1]), torch.tensor(tokens[:1]))
+        committed = torch.tensor(tokens)
+    else:
+        given = Source(torch.tensor(source), torch.tensor([0]))
+        committed = torch.tensor([0, *tokens])
+    session = MaxGramDrafter(bigrams).start(given, Sampling(), None)
+    return session.propose(committed, None, FixedLength(k)).tokens.tolist()
+
+
+def slow_draft(history: list[int], k: int, bigrams) -> list[int]:
+    """As the paper says: copy what follows the match, at most k; search again while too few."""
+    drafted: list[int] = []
+    while len(drafted) < k:
+        sequence = history + drafted
+        length, end = slow_match(sequence)
+        if length > 0:
+            drafted += sequence[end + 1 :][: k - len(drafted)]
+        elif bigrams is not None and bigrams[sequence[-1]] >= 0:
+            drafted.append(bigrams[sequence[-1]])
+        else:
+            break
+    return drafted
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=30),
+    st.integers(1, 12),
+    st.one_of(st.none(), st.lists(st.integers(-1, 3), min_size=4, max_size=4)),
+)
+def test_drafts_are_those_of_a_search_that_reads_everything(history, k, bigrams):
+    assert draft(history, k, bigrams) == slow_draft(history, k, bigrams)
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=6), min_size=1, max_size=6))
+def test_a_session_that_grew_drafts_as_a_fresh_one(rounds):
+    source = Source(torch.tensor([2]), torch.tensor([2]))
+    session, committed = MaxGramDrafter().start(source, Sampling(), None), [2]
+    for more in rounds:
+        committed += more
+        found = session.propose(torch.tensor(committed), None, FixedLength(5)).tokens.tolist()
+        assert found == draft(committed, 5)
+
+
+def test_the_match_may_cross_the_seam_of_source_and_output_but_not_the_start_token():
+    """Source 5 6 7, output so far 8 5 6: 5 6 was followed by 7, then by what came after: 8 5 6."""
+    assert draft([8, 5, 6], 4, source=[5, 6, 7]) == [7, 8, 5, 6]
+    assert draft([7], 2, source=[6, 7]) == [7, 7]  # 7 7 at the seam
+    assert draft([], 3, source=[5, 6, 7]) == []  # nothing repeats, no table
+
+
+def test_too_few_tokens_behind_a_match_are_continued_and_no_more_than_asked_come():
+    assert draft([4, 5, 4, 5], 5) == [4, 5, 4, 5, 4]
+    assert draft([1, 2, 3, 1], 1) == [2]
+    assert draft([1, 2, 3, 1], 9) == [2, 3, 1, 2, 3, 1, 2, 3, 1]
+
+
+def test_the_table_speaks_where_nothing_matches_and_minus_one_is_silence():
+    table = [-1, 2, 3, -1]
+    assert draft([1], 5, table) == [2, 3]
+    assert draft([0], 5, table) == []
+    assert draft([1], 5) == []
+
+
+@pytest.mark.parametrize("family", ["llama", "marian", "t5"])
+def test_greedy_output_is_plain_output_at_no_drafter_calls(family):
+    model = tiny_model(family)
+    model.generation_config.eos_token_id = None
+    target, source = CachedModel(model), make_source([5, 9, 20, 5, 9], model)
+    chance = SampledChance(torch.Generator())
+    plain, copied = (
+        Decoder(
+            target, drafter, FixedLength(4), GreedyMatch(), Sampling(), chance
+        ).decode_all([source], 40)[0]
+        for drafter in (NoDrafter(), MaxGramDrafter())
+    )  # fmt: skip
+    assert copied.tokens == plain.tokens
+    assert any(played.drafted for played in copied.rounds)
+    assert all(played.passes == 0 for played in copied.rounds)
+
+
+def test_sampled_output_has_the_targets_own_law():
+    sampling = Sampling(1.0)
+
+    def run(chance: Chance) -> tuple[int, ...]:
+        [output] = Decoder(
+            ToyTarget(1), MaxGramDrafter([1, 2, 2]), FixedLength(2), RejectionSampling(), sampling,
+            chance,
+        ).decode_all([toy_prompt()], 4)  # fmt: skip
+        return tuple(output.tokens)
+
+    law, expected = enumerate_law(run), autoregressive_law(ToyTarget(1), sampling, 4)
+    assert max(abs(law.get(x, 0.0) - expected.get(x, 0.0)) for x in law | expected) < 1e-12
