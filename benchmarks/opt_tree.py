@@ -1,0 +1,318 @@
+"""What size, gain and temperature do to OPT-Trees, and what E(A) is worth (OPT-Tree, Figures 4-7).
+
+    python benchmarks/opt_tree.py --target MODEL --drafter MODEL --data FILE [key=value ...]
+
+Four figures, each decoded interleaved, input by input, in rotating order:
+
+- 4: E(A), the accepted tokens that an opt-tree expects, against those accepted, round by round;
+- 5: tokens a round against tree size, for opt-tree, sequoia, binary and EAGLE's tree of 25;
+- 6: delta, the least gain of a level: tokens a round and tokens a second, and where
+  mu = t_draft / t_target lies;
+- 7: temperature (target-walk above 0): the same two.
+
+key=value settings are those of `drafttrain eval`. Sequoia's acceptance by rank is measured on
+rank_data, by default on the rows that follow those decoded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from opt_tree_figures import Point, draw, summary
+
+from drafttrain.build import build_chance, build_method, build_options, build_sampling, check_method
+from drafttrain.config import (
+    ConfigError,
+    DecodeConfig,
+    EvalConfig,
+    StopConfig,
+    TreeConfig,
+    TreeKind,
+    load_settings,
+)
+from drafttrain.data.prompts import load_inputs
+from drafttrain.decoding.cached_model import CachedModel
+from drafttrain.decoding.types import Sampling
+from drafttrain.evaluation.bootstrap import Array, draw_resamples, estimate_ratio
+from drafttrain.evaluation.environment import describe_environment
+from drafttrain.evaluation.expectation import compare_expectation
+from drafttrain.evaluation.metrics import acceptance_metrics, count_rounds
+from drafttrain.evaluation.rank_acceptance import measure_acceptance_by_rank
+from drafttrain.evaluation.report import write_text
+from drafttrain.evaluation.runner import (
+    Decoded,
+    EvaluationOptions,
+    Job,
+    Method,
+    Prompt,
+    make_jobs,
+    read_prompts,
+    run_interleaved,
+)
+from drafttrain.evaluation.summary import token_rate
+from drafttrain.pairs import Pair, load_pair
+
+SIZES = (1, 2, 4, 8, 15, 25, 40, 60)
+DELTAS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
+TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+EAGLE_NODES, EAGLE_LEVELS = 25, 5
+EXAMPLE = """example:
+  python benchmarks/opt_tree.py --target checkpoints/functions-target \\
+      --drafter checkpoints/functions-drafter --data data/functions/val.jsonl.gz --prompts 40 \\
+      decode.sampling.max_new_tokens=128 --out opt_tree.json --figure docs/images/opt_tree.png
+"""
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    try:
+        settings, ranked = read_settings(arguments)
+        bench = prepare(arguments, settings, ranked)
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from None
+    sizes, _ = bench.measure(5, bench.sized_trees())
+    deltas, decoded = bench.measure(6, bench.delta_trees())
+    temperatures, _ = bench.measure(7, bench.temperature_trees())
+    costs = call_costs(decoded[1])  # after plain decoding: the smallest delta
+    expectation = compare_expectation(decoded[1].outputs, bench.resamples)
+    points = [*sizes, *deltas, *temperatures]
+    print("\n".join(summary(expectation, costs["mu"], points)))
+    report = {
+        "target": settings.target.model_dump(mode="json"),
+        "drafter": settings.decode.drafter,
+        "data": settings.data.model_dump(mode="json"),
+        "prompts": len(bench.prompts),
+        "environment": describe_environment().model_dump(),
+        "options": vars(arguments) | {"decode": settings.decode.model_dump(mode="json")},
+        "by_rank": bench.by_rank,
+        "costs": costs,
+        "figure_4": asdict(expectation),
+        **{f"figure_{n}": [asdict(p) for p in points if p.figure == n] for n in (5, 6, 7)},
+    }
+    write_text(arguments.out, json.dumps(report, indent=2, default=str) + "\n")
+    draw(expectation, costs["mu"], points, title(settings, arguments), arguments.figure)
+    print(f"Wrote {arguments.out} and {arguments.figure}")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--target", required=True, help="folder or Hub name of the target")
+    parser.add_argument("--drafter", required=True, help="folder or Hub name of the drafter")
+    parser.add_argument("--data", required=True, help="file or Hub name of the inputs")
+    parser.add_argument("--prompts", type=int, default=40, help="inputs to decode (default 40)")
+    parser.add_argument(
+        "--rank-prompts", type=int, help="other inputs, for sequoia (default: as many)"
+    )
+    parser.add_argument("--nodes", type=int, default=50, help="of figures 4, 6, 7 (default 50)")
+    parser.add_argument("--levels", type=int, default=10, help="most levels (default 10)")
+    parser.add_argument("--sizes", type=numbers, default=SIZES, help="of figure 5, as 1,25,60")
+    parser.add_argument("--deltas", type=numbers, default=DELTAS, help="of figure 6")
+    parser.add_argument("--temperatures", type=numbers, default=TEMPERATURES, help="of figure 7")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
+    parser.add_argument("--out", type=Path, default=Path("opt_tree.json"), help="JSON to write")
+    parser.add_argument("--figure", type=Path, default=Path("opt_tree.png"), help="PNG to write")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as of `drafttrain eval`")
+    arguments = parser.parse_intermixed_args()
+    for name in ("prompts", "nodes", "levels", "threads"):
+        if getattr(arguments, name) < 1:
+            parser.error(f"--{name} {getattr(arguments, name)}: give 1 or more")
+    if min(arguments.sizes) < 1:
+        parser.error(f"--sizes {min(arguments.sizes):g}: a tree has 1 token or more")
+    if not 0.0 <= min(arguments.deltas) <= max(arguments.deltas) < 1.0:
+        parser.error(f"--deltas {arguments.deltas}: give gains of 0 or more, below 1")
+    if min(arguments.temperatures) < 0.0:
+        parser.error(f"--temperatures {min(arguments.temperatures):g}: give 0 or more")
+    return arguments
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    """`0,0.2,1` in rising order, each once; argparse makes a message of the ValueError."""
+    return tuple(sorted({float(number) for number in text.split(",")}))
+
+
+def read_settings(arguments: argparse.Namespace) -> tuple[EvalConfig, Any]:
+    """Settings as of `drafttrain eval`, and the rows on which acceptance by rank is measured.
+
+    Raises ConfigError where there are none left for the latter.
+    """
+    flags = {
+        "target.path": arguments.target,
+        "decode.drafter": arguments.drafter,
+        "data.path": arguments.data,
+        "data.limit": arguments.prompts,
+        "baselines": [],
+    }
+    settings = load_settings(EvalConfig, None, ["repeats=1", *arguments.overrides], flags)
+    ranked = settings.rank_data or settings.data.model_copy(
+        update={
+            "skip": settings.data.skip + arguments.prompts,
+            "limit": arguments.rank_prompts or arguments.prompts,
+        }
+    )
+    try:
+        return settings, load_inputs(ranked, "rank_data")
+    except ConfigError as error:
+        raise ConfigError(f"{error} (sequoia needs inputs of its own: fewer --prompts?)") from None
+
+
+def prepare(arguments: argparse.Namespace, settings: EvalConfig, ranked: Any) -> Bench:
+    """Load the pair and measure acceptance by rank."""
+    torch.set_num_threads(arguments.threads)
+    check_method(opt_tree(settings.decode, arguments.nodes, 0.0, arguments.levels))
+    rows = load_inputs(settings.data)
+    pair = load_pair(settings.target, str(settings.decode.drafter))
+    model = CachedModel(pair.target.model)
+    prompts, _ = read_prompts(pair.target, model, rows)
+    others, _ = read_prompts(pair.target, model, ranked)
+    sampling = settings.decode.sampling
+    by_rank = measure_acceptance_by_rank(
+        model,
+        pair.drafter,
+        build_sampling(sampling),
+        build_chance(sampling.seed, model.device),
+        [prompt.source for prompt in others],
+        sampling.max_new_tokens,
+    )
+    options = build_options(settings)
+    resamples = draw_resamples(len(prompts), options.bootstrap, options.seed)
+    return Bench(arguments, settings.decode, pair, model, prompts, options, resamples, by_rank)
+
+
+def opt_tree(decode: DecodeConfig, nodes: int, delta: float, levels: int) -> DecodeConfig:
+    """An opt-tree that stops after a level that adds delta or less."""
+    tree = TreeConfig(kind="opt-tree", nodes=nodes)
+    stop = StopConfig(kind="gain", delta=delta, max_draft=levels)
+    return decode.model_copy(update={"tree": tree, "stop": stop})
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A method to decode with, and where it stands in a figure."""
+
+    name: str
+    value: float
+    decode: DecodeConfig
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all figures share."""
+
+    arguments: argparse.Namespace
+    decode: DecodeConfig
+    pair: Pair
+    model: CachedModel
+    prompts: Sequence[Prompt]
+    options: EvaluationOptions
+    resamples: Array
+    by_rank: tuple[float, ...]
+
+    def sized_trees(self) -> Iterator[Variant]:
+        """Figure 5: trees of every size, EAGLE's at its own."""
+        levels = self.arguments.levels
+        for nodes in map(int, self.arguments.sizes):
+            yield Variant("opt-tree", nodes, opt_tree(self.decode, nodes, 0.0, levels))
+            yield Variant("sequoia", nodes, self._fixed("sequoia", levels, nodes))
+            yield Variant("binary", nodes, self._fixed("binary", levels, nodes))
+        yield Variant("eagle", EAGLE_NODES, self._fixed("eagle", EAGLE_LEVELS, None))
+
+    def delta_trees(self) -> Iterator[Variant]:
+        """Figure 6, the smallest delta first."""
+        for delta in self.arguments.deltas:
+            decode = opt_tree(self.decode, self.arguments.nodes, delta, self.arguments.levels)
+            yield Variant("opt-tree", delta, decode)
+
+    def temperature_trees(self) -> Iterator[Variant]:
+        """Figure 7: opt-trees at the default delta, or that given as decode.stop.delta."""
+        for temperature in self.arguments.temperatures:
+            sampling = self.decode.sampling.model_copy(update={"temperature": temperature})
+            decode = self.decode.model_copy(update={"sampling": sampling})
+            delta, levels = self.decode.stop.delta, self.arguments.levels
+            decode = opt_tree(decode, self.arguments.nodes, delta, levels)
+            yield Variant("opt-tree", temperature, decode)
+
+    def measure(
+        self, figure: int, variants: Iterator[Variant]
+    ) -> tuple[list[Point], list[Decoded]]:
+        """Decode with all variants, and plain at every temperature, interleaved."""
+        print(f"figure {figure}:")
+        jobs: list[Job] = []
+        plain_of: dict[Sampling, int] = {}
+        placed: list[tuple[int, Variant, Sampling]] = []
+        for variant in variants:
+            sampling = build_sampling(variant.decode.sampling)
+            plain, job = self._jobs(build_method(variant.decode, self.pair), sampling)
+            if sampling not in plain_of:
+                plain_of[sampling] = len(jobs)
+                jobs.append(plain)
+            placed.append((len(jobs), variant, sampling))
+            jobs.append(job)
+        decoded = run_interleaved(
+            jobs, len(self.prompts), self.options, self.model.device, progress=True
+        )
+        points = [
+            self._point(figure, variant, decoded[place], decoded[plain_of[sampling]])
+            for place, variant, sampling in placed
+        ]
+        return points, decoded
+
+    def _fixed(self, kind: TreeKind, levels: int, nodes: int | None) -> DecodeConfig:
+        given: dict[str, Any] = {} if nodes is None else {"nodes": nodes}
+        if kind == "sequoia":
+            given["by_rank"] = self.by_rank
+        return self.decode.model_copy(
+            update={
+                "tree": TreeConfig(kind=kind, **given),
+                "stop": StopConfig(kind="fixed", k=levels),
+            }
+        )
+
+    def _jobs(self, method: Method, sampling: Sampling) -> list[Job]:
+        """Plain decoding and the method."""
+        options = replace(self.options, sampling=sampling)
+        return make_jobs(self.pair.target, self.model, [method], self.prompts, options)
+
+    def _point(self, figure: int, variant: Variant, run: Decoded, plain: Decoded) -> Point:
+        counts = count_rounds(run.outputs)
+        metrics = acceptance_metrics(counts, self.resamples)
+        speeds = [estimate_ratio(token_rate(one), self.resamples) for one in (run, plain)]
+        assert speeds[0] is not None and speeds[1] is not None, "decoding takes time"
+        return Point(
+            figure=figure,
+            method=variant.name,
+            value=float(variant.value),
+            tokens_per_round=metrics["tokens_per_round"],
+            tokens_per_second=speeds[0],
+            speedup=speeds[0].value / speeds[1].value,
+            expected_accepted=metrics.get("expected_accepted"),
+            passes_per_round=float(counts.passes.sum() / counts.rounds.sum()),
+        )
+
+
+def title(settings: EvalConfig, arguments: argparse.Namespace) -> str:
+    temperature = settings.decode.sampling.temperature
+    return (
+        f"OPT-Trees of at most {arguments.levels} levels, {Path(arguments.drafter).name} for "
+        f"{Path(arguments.target).name} on {Path(arguments.data).name}, {arguments.prompts} "
+        f"inputs, temperature {temperature:g}; {arguments.nodes} tokens unless given"
+    )
+
+
+def call_costs(run: Decoded) -> dict[str, float]:
+    """Mean seconds of a drafter call (with the growth of a level) and of a target call."""
+    rounds = [played for output in run.outputs for played in output.rounds]
+    t_draft = sum(r.draft_seconds for r in rounds) / max(1, sum(r.passes for r in rounds))
+    t_target = sum(r.target_seconds for r in rounds) / len(rounds)
+    return {"t_draft": t_draft, "t_target": t_target, "mu": t_draft / t_target}
+
+
+if __name__ == "__main__":
+    main()
