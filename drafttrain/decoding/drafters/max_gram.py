@@ -59,15 +59,17 @@ class MaxGramSession:
         same = source.input_ids.tolist() == source.prefix.tolist()
         self.skipped = 0 if same else len(source.prefix)
         """Committed tokens that are not part of the text."""
-        self.read = 0
+        self.source = 0 if same else len(source.input_ids)
+        """Tokens of the index that stand in front of the output."""
+        self._seen = source.prefix[:0]
+        """The output that the index holds."""
         if not same:
             self._append(source.input_ids.tolist())
 
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
     ) -> Proposal:
-        self._append(tokens[self.skipped + self.read :].tolist())
-        self.read = len(tokens) - self.skipped
+        self._follow(tokens[self.skipped :])
         drafted: list[int] = []
         likeliest = self._continue()
         while stop.admit(DraftState(len(drafted))):
@@ -77,6 +79,16 @@ class MaxGramSession:
             drafted.append(token)
         likeliest.close()
         return Proposal.chain(torch.tensor(drafted, dtype=torch.long), passes=0)
+
+    def _follow(self, output: Tensor) -> None:
+        """Let the index hold the source and this output; what differs is taken back."""
+        shared = min(len(self._seen), len(output))
+        differs = (self._seen[:shared] != output[:shared]).nonzero()
+        if len(differs):
+            shared = int(differs[0])
+        self._seen = output
+        self.index.truncate(self.source + shared)
+        self._append(output[shared:].tolist())
 
     def _append(self, tokens: Sequence[int]) -> None:
         for token in tokens:
@@ -91,7 +103,7 @@ class MaxGramSession:
         """
         length, end = self.index.longest_match()
         if length == 0 and self.bigrams is not None and self.index.tokens:
-            self.index.mark()
+            kept = len(self.index)
             try:
                 while length == 0:
                     token = int(self.bigrams[self.index.tokens[-1]])
@@ -102,7 +114,7 @@ class MaxGramSession:
                     length, end = self.index.longest_match()
                 yield from self._copy(end + 1)
             finally:
-                self.index.rollback()
+                self.index.truncate(kept)
         elif length > 0:
             yield from self._copy(end + 1)
 

@@ -67,6 +67,15 @@ def test_a_session_that_grew_drafts_as_a_fresh_one(rounds):
         assert found == draft(committed, 5)
 
 
+def test_a_session_whose_sequence_changed_drafts_as_a_fresh_one():
+    """As inside a cascade, where tokens it was shown may be rejected further out."""
+    source = Source(torch.tensor([2, 5]), torch.tensor([0]))
+    session = MaxGramDrafter([1] * 9).start(source, Sampling(), None)
+    for output in ([], [2, 5, 3], [2, 5, 4, 4], [2], [2, 5, 4, 4, 2]):
+        found = session.propose(torch.tensor([0, *output]), None, FixedLength(6)).tokens.tolist()
+        assert found == draft(output, 6, [1] * 9, source=[2, 5])
+
+
 def test_the_match_may_cross_the_seam_of_source_and_output_but_not_the_start_token():
     """Source 5 6 7, output so far 8 5 6: 5 6 was followed by 7, then by what came after: 8 5 6."""
     assert draft([8, 5, 6], 4, source=[5, 6, 7]) == [7, 8, 5, 6]
