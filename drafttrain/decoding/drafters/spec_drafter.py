@@ -85,7 +85,8 @@ class BlockSession:
         self.device = model.embedding.weight.device
         self.memory = model.encode(source.input_ids[None].to(self.device))
         self.past: list[tuple[Tensor, Tensor]] | None = None
-        self.cached = 0
+        self.known = source.prefix[:0].to(self.device)
+        """Tokens whose keys and values are cached."""
 
     @torch.inference_mode()
     def propose(
@@ -107,14 +108,15 @@ class BlockSession:
         Before any coupling. Shapes: tokens [T] -> [slots, D].
         """
         prefix = tokens.to(self.device)[self.skipped :]
-        fresh = prefix[self.cached :]
+        cached = self._forget_what_differs(prefix)
+        fresh = prefix[cached:]
         masks = slots - 1 if self.anchored else slots
         count = len(fresh)
         rows = torch.cat((fresh, fresh.new_full((masks,), self.model.config.mask_id)))
-        positions = torch.arange(self.cached, self.cached + len(rows), device=self.device)
+        positions = torch.arange(cached, cached + len(rows), device=self.device)
         visible = None
         if self.causal and count > 0:  # fresh prefix rows see earlier rows only, masks see all
-            total = self.cached + len(rows)
+            total = cached + len(rows)
             places = torch.arange(total, device=self.device)
             limit = torch.where(positions < len(prefix), positions, total)
             visible = (places <= limit[:, None])[None, None]
@@ -122,7 +124,7 @@ class BlockSession:
             rows[None], positions[None], visible, self.memory, self.past
         )
         if self.causal:
-            self._remember(new, count)
+            self._remember(new, fresh)
         return hidden[0, len(rows) - slots :]
 
     def slot_logits(self, state: Tensor, previous: Tensor) -> Tensor:
@@ -136,7 +138,24 @@ class BlockSession:
         coupled = model.couple(state, model.coupling_hidden(state), previous)
         return self.drafter.project(coupled)
 
-    def _remember(self, new: list[tuple[Tensor, Tensor]], count: int) -> None:
+    def _forget_what_differs(self, prefix: Tensor) -> int:
+        """Keep of the cache what it has in common with these tokens; how many they are.
+
+        Anchored slots start at the last committed token, so that its row is wanted in any case.
+        """
+        shared = min(len(self.known), len(prefix) - 1 if self.anchored else len(prefix))
+        if torch.equal(self.known[:shared], prefix[:shared]) and shared == len(self.known):
+            return shared
+        differs = (self.known[:shared] != prefix[:shared]).nonzero()
+        if len(differs):
+            shared = int(differs[0])
+        self.known = self.known[:shared]
+        if self.past is not None:
+            self.past = [(k[:, :, :shared], v[:, :, :shared]) for k, v in self.past]
+        return shared
+
+    def _remember(self, new: list[tuple[Tensor, Tensor]], fresh: Tensor) -> None:
+        count = len(fresh)
         kept = [(key[:, :, :count], value[:, :, :count]) for key, value in new]
         if self.past is None:
             self.past = kept
@@ -145,7 +164,7 @@ class BlockSession:
                 (torch.cat((old[0], now[0]), 2), torch.cat((old[1], now[1]), 2))
                 for old, now in zip(self.past, kept, strict=True)
             ]
-        self.cached += count
+        self.known = torch.cat((self.known, fresh))
 
     def _arg_max(self, hidden: Tensor, last: int, stop: StopPolicy) -> list[int]:
         model = self.model

@@ -133,3 +133,16 @@ def test_masked_slots_are_never_proposed_past_the_vocabulary() -> None:
     drafter = toy_drafter(slots="anchored")
     assert drafter.model.config.mask_id == 4
     assert drafter.model.project(torch.randn(2, 8, dtype=torch.float64)).shape == (2, 4)
+
+
+@pytest.mark.parametrize("settings", CONVENTIONS.values(), ids=CONVENTIONS.keys())
+def test_a_session_whose_sequence_changed_drafts_as_a_fresh_one(settings: dict) -> None:
+    """As inside a cascade, where tokens it was shown may be rejected further out."""
+    drafter, chance = toy_drafter(**settings), SampledChance(torch.Generator())
+    session = drafter.start(toy_source(), Sampling(), chance)
+    for output in ([], [2, 3, 3], [2, 3, 1, 1], [3], [3, 2, 2], [3, 2]):
+        tokens = torch.cat((toy_source().prefix, torch.tensor(output, dtype=torch.long)))
+        fresh = drafter.start(toy_source(), Sampling(), chance)
+        with torch.inference_mode():
+            seen, expected = session.slot_states(tokens, 3), fresh.slot_states(tokens, 3)
+        assert (seen - expected).abs().max() < 1e-12
