@@ -111,6 +111,8 @@ def _break_once(
     base: Path, work: Path, stage: Stage, whole: Whole, point: Point, number: int, account: Account
 ) -> bool:
     """Send one run a signal. -> whether it came before the end."""
+    if _is_whole(stage, work):
+        return False
     log = base / f"{work.name}.log"
     ended = run_in_child(lambda: stage.run(base), work, log, point, number)
     where = f"{stage.name} at {point} in {work.name}"
@@ -141,10 +143,15 @@ def _bad_leaving(status: int, said: str, work: Path) -> list[str]:
     return wrong
 
 
+def _is_whole(stage: Stage, work: Path) -> bool:
+    """An export that was killed after the rename: whole, as `damage` has seen, and refused again."""
+    return stage.name == "export" and (work / stage.out).exists()
+
+
 def finish(base: Path, work: Path, stage: Stage, whole: Whole, account: Account) -> None:
     """Run to the end and compare with the uninterrupted run."""
-    if stage.name == "export" and (work / stage.out).exists():
-        ended_well = True  # killed after the rename: it is whole, as `damage` has seen
+    if _is_whole(stage, work):
+        ended_well = True
     else:
         ended = run_in_child(lambda: stage.run(base), work, base / f"{work.name}.log")
         ended_well = ended.status == 0
