@@ -144,7 +144,7 @@ def _bad_leaving(status: int, said: str, work: Path) -> list[str]:
 
 
 def _is_whole(stage: Stage, work: Path) -> bool:
-    """An export that was killed after the rename: whole, as `damage` has seen, and refused again."""
+    """An export killed after the rename: it is whole, as `damage` has seen, and not made again."""
     return stage.name == "export" and (work / stage.out).exists()
 
 
