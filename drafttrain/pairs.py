@@ -56,6 +56,8 @@ def load_pair(
     choose_device(target.device)
     target_settings = check_target(target)
     check_configuration(target_settings)
+    if trees:
+        check_known(target_settings)
     if drafter == PLAIN:
         return Pair(load_target(target), NoDrafter(), None)
     drafter_settings = check_drafter(drafter, target.path, target_settings)
@@ -64,8 +66,6 @@ def load_pair(
         check_tokenizers(target, drafter)
         if trees:
             check_known(drafter_settings)
-    if trees:
-        check_known(target_settings)
     settings_of = {name: _check_companion(name, target, target_settings) for name in companions}
     loaded = load_target(target)
     model = load_drafter(drafter, drafter_settings, loaded)

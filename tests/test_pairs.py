@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import MambaConfig
+from transformers import GPTJConfig, MambaConfig
 
 from drafttrain.config import ConfigError, TargetConfig
 from drafttrain.models.drafter_config import SpecDrafterConfig
@@ -107,6 +107,33 @@ def test_models_without_a_plain_cache_are_refused_before_weights_are_read(folder
     for large, small in ((tmp_path, "none"), (folders / "llama", str(tmp_path))):
         with pytest.raises(ValueError, match="'mamba' model cannot be decoded speculatively"):
             load_pair(target(large), small)
+
+
+def test_families_without_trees_are_refused_where_drafts_are_trees(folders, tmp_path):
+    """Their config.json is enough: there are no weights."""
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "rotary_dim": 4}
+    GPTJConfig(vocab_size=40, **sizes).save_pretrained(tmp_path)
+    reason = "'gptj' model cannot be given a draft tree"
+    with pytest.raises(ValueError, match=reason):
+        load_pair(target(tmp_path), str(folders / "llama"), trees=True)
+    with pytest.raises(ValueError, match=reason):
+        load_pair(target(folders / "llama"), str(tmp_path), trees=True)
+    with pytest.raises(ValueError, match=reason):
+        load_pair(target(folders / "llama"), str(folders / "qwen2"), [str(tmp_path)])
+    with pytest.raises(ConfigError, match="weights cannot be read"):  # chains it could draft
+        load_pair(target(folders / "llama"), str(tmp_path))
+
+
+def test_companions_are_language_models_with_the_targets_vocabulary(folders, tmp_path):
+    settings = SpecDrafterConfig(vocab_size=40).to_dict()
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    for large, companion, message in (
+        ("marian", tmp_path, "tree.drafters = .* is a Spec-Drafter"),
+        ("llama", folders / "wide", "vocabulary of 48 tokens"),
+        ("llama", folders / "absent", "no such folder"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load_pair(target(folders / large), str(folders / large), [str(companion)])
 
 
 def test_a_drafter_that_is_none_or_has_no_weights_is_named(folders, tmp_path):
