@@ -168,7 +168,7 @@ def prepare(arguments: argparse.Namespace, settings: EvalConfig, ranked: Any) ->
     torch.set_num_threads(arguments.threads)
     check_method(opt_tree(settings.decode, arguments.nodes, 0.0, arguments.levels))
     rows = load_inputs(settings.data)
-    pair = load_pair(settings.target, str(settings.decode.drafter))
+    pair = load_pair(settings.target, str(settings.decode.drafter), trees=True)
     model = CachedModel(pair.target.model)
     prompts, _ = read_prompts(pair.target, model, rows)
     others, _ = read_prompts(pair.target, model, ranked)
