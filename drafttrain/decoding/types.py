@@ -107,6 +107,9 @@ class Proposal:
     hidden: Tensor | None = None
     """[M, D] the states that the stop policy reads, or could have read, of this draft
     (`DraftState`), for logs; None where it reads none."""
+    logits: Sequence[Tensor] | None = None
+    """[V] each: the rows of a chain before warping, where the drafter has them, for lenient
+    reviews inside cascades."""
     expected: float | None = None
     """How many tokens of this draft the drafter expects to be accepted, where it works that out."""
 
@@ -121,10 +124,13 @@ class Proposal:
         draft_probs: Tensor | None = None,
         passes: int = 1,
         hidden: Tensor | None = None,
+        logits: Sequence[Tensor] | None = None,
     ) -> Proposal:
         parents = torch.arange(-1, len(tokens) - 1)
         draw: Draw = "deterministic" if draft_probs is None else "iid"
-        return Proposal(tokens, parents, draw, draft_probs, passes=passes, hidden=hidden)
+        return Proposal(
+            tokens, parents, draw, draft_probs, passes=passes, hidden=hidden, logits=logits
+        )
 
     @staticmethod
     def side_by_side(proposals: Sequence[Proposal]) -> Proposal:

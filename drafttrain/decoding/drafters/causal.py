@@ -129,6 +129,7 @@ class CausalSession:
             torch.cat(probs) if probs else None,
             passes=len(drafted),
             hidden=torch.stack(states) if states else None,
+            logits=logits,
         )
 
     def _choose(self, row: Tensor, probs: list[Tensor]) -> Tensor:

@@ -1,0 +1,216 @@
+"""Cascades: exact by enumeration, greedy output unchanged, lengths, and the law of each token."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from drafttrain.decoding.cached_model import CachedModel, make_source
+from drafttrain.decoding.drafters.cascade import (
+    InTurnDrafter,
+    Quota,
+    ReviewedDrafter,
+    cascade,
+    review,
+)
+from drafttrain.decoding.drafters.causal import CausalDrafter
+from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
+from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.sampling import SampledChance, warp
+from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.types import Chance, Drafter, Proposal, Sampling, Source
+from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
+from tests.decoding.enumeration import enumerate_law, total_variation
+from tests.decoding.test_causal_drafter import noisy
+from tests.decoding.toys import (
+    ToyModel,
+    ToyTarget,
+    autoregressive_law,
+    toy_prompt,
+)
+from tests.tiny_models import tiny_model
+
+TABLE = [1, 2, 2]
+SAMPLINGS = {
+    "temperature 1": Sampling(1.0),
+    "top-k": Sampling(1.3, top_k=2),
+    "top-p": Sampling(1.5, top_p=0.8),
+}
+
+
+class ToyReviewer(ToyTarget):
+    """A toy target as a reviewer: its state follows whatever sequence it is shown."""
+
+    def __init__(self, seed: int, vocabulary: int = 3, excluded: float = 0.0) -> None:
+        super().__init__(seed, vocabulary, excluded)
+        self.model = SimpleNamespace(device="cpu", config=SimpleNamespace(is_encoder_decoder=False))
+        self.max_positions: int | None = None
+        self.vocabulary = vocabulary
+
+    def score(self, states, tokens, proposals):
+        for state, committed in zip(states, tokens, strict=True):
+            known = committed.tolist()
+            shared = next(
+                (i for i, (a, b) in enumerate(zip(state, known, strict=False)) if a != b),
+                min(len(state), len(known)),
+            )
+            del state[shared:]
+        return super().score(states, tokens, proposals)
+
+
+def small(seed: int = 4, excluded: float = 0.0) -> CausalDrafter:
+    return CausalDrafter(ToyModel(seed, excluded=excluded))
+
+
+def cascades(excluded: float = 0.0) -> dict[str, Drafter]:
+    large, middle = ToyReviewer(2, excluded=excluded), ToyReviewer(3, excluded=excluded)
+    copied = MaxGramDrafter(TABLE)
+    return {
+        "vertical": ReviewedDrafter(large, small(excluded=excluded), k=1),
+        "vertical, lenient": ReviewedDrafter(large, small(excluded=excluded), 2, leniency=3.0),
+        "over max-gram, lenient": ReviewedDrafter(large, copied, 2, leniency=3.0),
+        "horizontal": InTurnDrafter([Quota(small(2, excluded), 1), Quota(small(3, excluded), 1)]),
+        "horizontal to max-gram": InTurnDrafter([Quota(small(2, excluded), 1), Quota(copied, 1)]),
+        "of depth two": cascade([large], copied, [[2]], leniency=1.5),
+        "of depth three": cascade([large, middle], copied, [[1, 1], [1]], leniency=2.0),
+    }
+
+
+def law_of(drafter: Drafter, sampling: Sampling, k: int, excluded: float = 0.0) -> dict:
+    def run(chance: Chance) -> tuple[int, ...]:
+        [output] = Decoder(
+            ToyTarget(1, 3, excluded),
+            drafter,
+            FixedLength(k),
+            RejectionSampling(),
+            sampling,
+            chance,
+        ).decode_all([toy_prompt()], 3)
+        return tuple(output.tokens)
+
+    return enumerate_law(run)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
+@pytest.mark.parametrize("excluded", [0.0, 0.4], ids=["full", "supports apart"])
+@pytest.mark.parametrize("name", cascades())
+def test_sampled_cascades_follow_the_target_exactly(name, excluded, sampling):
+    law = law_of(cascades(excluded)[name], sampling, 2, excluded)
+    expected = autoregressive_law(ToyTarget(1, 3, excluded), sampling, 3)
+    assert abs(sum(law.values()) - 1.0) < 1e-12
+    assert max(abs(law.get(x, 0.0) - expected.get(x, 0.0)) for x in law | expected) < 1e-12
+
+
+@pytest.mark.parametrize("leniency", [1.0, 1.5, 3.0])
+def test_a_token_handed_out_follows_the_row_that_comes_with_it(leniency):
+    """The law of the first token of a draft, over all that happens inside, is its row."""
+    drafter = ReviewedDrafter(ToyReviewer(2), small(), 2, leniency)
+    seen: dict[tuple, Tensor] = {}
+
+    def run(chance: Chance) -> int:
+        session = drafter.start(toy_prompt(), Sampling(1.0), chance)
+        proposal = session.propose(torch.tensor([0]), None, FixedLength(1))
+        seen["row"] = proposal.draft_probs[0]
+        return int(proposal.tokens[0])
+
+    law = enumerate_law(run)
+    assert [law.get(t, 0.0) for t in range(3)] == pytest.approx(seen["row"].tolist(), abs=1e-12)
+
+
+class HidesItsRow(ReviewedDrafter):
+    """Wrong on purpose: says that lenient tokens follow the reviewer's own row."""
+
+    def start(self, source: Source, sampling: Sampling, chance: Chance):
+        session = super().start(source, sampling, chance)
+        propose = session.propose
+
+        def pretend(tokens: Tensor, target_state, stop) -> Proposal:
+            found, path, rows = propose(tokens, target_state, stop), tokens.tolist(), []
+            for token in found.tokens.tolist():
+                rows.append(warp(self.reviewer.table[path], sampling))
+                path.append(token)
+            return Proposal.chain(found.tokens, torch.stack(rows)) if rows else found
+
+        session.propose = pretend
+        return session
+
+
+def test_control_a_lenient_token_with_the_reviewers_row_is_found_out():
+    drafter = HidesItsRow(ToyReviewer(2), small(), 2, leniency=3.0)
+    expected = autoregressive_law(ToyTarget(1), Sampling(1.0), 3)
+    assert total_variation(law_of(drafter, Sampling(1.0), 2), expected) > 0.01
+
+
+@pytest.mark.parametrize("asked", range(1, 9))
+def test_no_more_tokens_come_than_are_asked_for_and_no_fewer(asked):
+    """The original code drafted 19 where 10 were asked for."""
+    models = [ToyReviewer(2), ToyReviewer(3)]
+    for model in models:
+        model.eos_ids = frozenset()
+    drafter = cascade(models, MaxGramDrafter(TABLE), [[5, 3], [2]], 1.5)
+    for sampling in (Sampling(), Sampling(1.0)):
+        session = drafter.start(toy_prompt(), sampling, SampledChance(torch.Generator()))
+        proposal = session.propose(torch.tensor([0]), None, FixedLength(asked))
+        assert len(proposal.tokens) == min(asked, 8)
+
+
+def test_lenient_greedy_review_by_hand():
+    """Reviewer's unwarped (.5, .3, .2), inner token 1 with .4: .3 > .4 / 1.5, but not .4 / 1.2."""
+    logits = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]]).log()
+    inner = Proposal.chain(torch.tensor([1]), logits=[torch.tensor([0.3, 0.4, 0.3]).log()])
+    assert review(inner, logits, Sampling(), None, 1.5)[0] == [1, 2]
+    assert review(inner, logits, Sampling(), None, 1.2)[0] == [0]
+    assert review(inner, logits, Sampling(), None, 1.0)[0] == [0]
+    copied = Proposal.chain(torch.tensor([1]))
+    assert review(copied, logits, Sampling(), None, 3.0)[0] == [0]  # strict against max-gram
+
+
+@pytest.mark.parametrize("leniency", [1.0, 1.5, 3.0])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "marian", "t5"])
+def test_greedy_cascades_of_real_models_give_plain_output(family, leniency):
+    model = tiny_model(family)
+    model.generation_config.eos_token_id = None
+    others = [noisy(model, family, scale) for scale in (0.05, 0.15)]
+    for other in others:
+        other.generation_config.eos_token_id = None
+    target, source = CachedModel(model), make_source([5, 9, 20, 5], model)
+    first, second = (CachedModel(other) for other in others)
+    copied, chance = MaxGramDrafter(), SampledChance(torch.Generator())
+
+    def decode(drafter: Drafter, sampling: Sampling = Sampling(), verifier=None):  # noqa: B008
+        verifier = verifier or GreedyMatch()
+        return Decoder(target, drafter, FixedLength(6), verifier, sampling, chance).decode_all(
+            [source], 30
+        )[0]
+
+    plain = decode(NoDrafter())
+    for drafter in (
+        cascade([first], copied, [[5]], leniency),
+        cascade([first, second], copied, [[3, 2], [2]], leniency),
+        InTurnDrafter([Quota(CausalDrafter(first), 2), Quota(CausalDrafter(second), 3)]),
+    ):
+        found = decode(drafter)
+        assert found.tokens == plain.tokens
+        assert len(found.rounds) < len(plain.rounds)
+        assert len(decode(drafter, Sampling(0.8), RejectionSampling()).tokens) == 30
+
+
+WRONG = {
+    "leniency = 0.5": lambda: ReviewedDrafter(ToyReviewer(2), small(), leniency=0.5),
+    "k = 0 tokens": lambda: ReviewedDrafter(ToyReviewer(2), small(), k=0),
+    r"quotas \[0, 0\]": lambda: InTurnDrafter([Quota(small(), 0), Quota(small(), 0)]),
+    r"quotas \[-1, 2\]": lambda: InTurnDrafter([Quota(small(), -1), Quota(small(), 2)]),
+    "must have rows of 2, 1 numbers": lambda: cascade(
+        [ToyReviewer(2), ToyReviewer(3)], MaxGramDrafter(), [[1, 2]]
+    ),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_impossible_cascades_are_refused(message):
+    with pytest.raises(ValueError, match=message):
+        WRONG[message]()
