@@ -13,6 +13,7 @@ import pytest
 
 from drafttrain.cli import main
 from drafttrain.config import ConfigError
+from tests.wrong_input_cases import WrongInput
 from tests.wrong_input_lines import (
     DOCUMENT,
     RECIPES,
@@ -23,7 +24,7 @@ from tests.wrong_input_lines import (
     refuse,
 )
 from tests.wrong_input_project import make_project
-from tests.wrong_inputs import WRONG_INPUTS, WrongInput
+from tests.wrong_inputs import WRONG_INPUTS
 
 COMMANDS = ("distill", "cache", "eval", "tune", "generate", "export")
 

@@ -23,8 +23,9 @@ from transformers import PreTrainedModel
 from drafttrain.cli import main
 from drafttrain.models.acceptance_head import AcceptanceHead
 from recipes import train_acceptance_head, train_spec_drafter, train_target
+from tests.wrong_input_cases import WrongInput
 from tests.wrong_input_project import make_project
-from tests.wrong_inputs import GROUPS, WRONG_INPUTS, WrongInput
+from tests.wrong_inputs import GROUPS, WRONG_INPUTS
 
 RECIPES: dict[str, Callable[[Sequence[str]], None]] = {
     "train_spec_drafter.py": train_spec_drafter.main,

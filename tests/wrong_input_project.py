@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 import yaml
-from transformers import PreTrainedModel, PreTrainedTokenizerFast, ViTConfig
+from transformers import GPTJConfig, PreTrainedModel, PreTrainedTokenizerFast, ViTConfig
 
 from drafttrain.cli import main
 from drafttrain.config import (
@@ -28,7 +28,7 @@ from drafttrain.export.folder import CUSTOM_GENERATE, GENERATE
 from drafttrain.models.initialise import initialise, make_config
 from drafttrain.models.spec_drafter import SpecDrafter
 from tests.export.pairs import make_head
-from tests.tiny_models import VOCAB, tiny_model
+from tests.tiny_models import BOS, EOS, VOCAB, tiny_model
 from tests.tiny_targets import tiny_tokenizer
 
 POSITIONS = 256
@@ -62,6 +62,10 @@ def _save_models(root: Path) -> None:
     save(tiny_model("llama", seed=5, max_position_embeddings=POSITIONS).float(), root / "llama")
     save(small, root / "small")
     save(tiny_model("llama", seed=7).float(), root / "shuffled", _shuffled_tokenizer())
+    ids = {"bos_token_id": BOS, "eos_token_id": EOS}
+    unknown = GPTJConfig(vocab_size=VOCAB, n_embd=16, n_layer=1, n_head=2, rotary_dim=4, **ids)
+    unknown.save_pretrained(root / "unknown")
+    tiny_tokenizer().save_pretrained(root / "unknown")
     for name in ("pickled", "moved", "half", "untokenized"):
         shutil.copytree(root / "target", root / name)
     torch.save(target.state_dict(), root / "pickled" / "pytorch_model.bin")

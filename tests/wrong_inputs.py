@@ -5,32 +5,20 @@ Every command line is run in the folder that wrong_input_project.py makes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-SPEC = "train_spec_drafter.py --config train_spec_drafter.yaml"
-HEADS = "train_acceptance_head.py --config train_acceptance_head.yaml"
-SMALL = "train_target.py --config train_target.yaml"
-DISTILL = "drafttrain distill --target target --data texts.txt --out new"
-CACHE = "drafttrain cache --target target --drafter target --distilled shards --out new"
-EVAL = "drafttrain eval --data rows.jsonl"
-CAUSAL = "drafttrain eval --target llama --drafter small --data rows.jsonl"
-GENERATE = "drafttrain generate --text w5"
-TUNE = "drafttrain tune --heads heads"
-EXPORT = "drafttrain export --drafter small --out new"
-
-
-@dataclass(frozen=True)
-class WrongInput:
-    """A command line that must be refused."""
-
-    line: str
-    says: tuple[str, ...]
-    """What the message must name: field or row, value, remedy."""
-    place: str = "."
-    """Folder of the project to run it in."""
-    weights: bool = False
-    """Whether weights must be read to know that it is wrong."""
-
+from tests.wrong_input_cases import (
+    CACHE,
+    CAUSAL,
+    DISTILL,
+    EVAL,
+    EXPORT,
+    GENERATE,
+    HEADS,
+    SMALL,
+    SPEC,
+    TUNE,
+    WrongInput,
+)
+from tests.wrong_tree_inputs import TREES
 
 KEYS_AND_VALUES = [
     WrongInput(f"{DISTILL} sampling.max_new_token=9", ("max_new_token'", "'max_new_tokens'")),
@@ -270,6 +258,7 @@ GROUPS: dict[str, list[WrongInput]] = {
     "Data": DATA,
     "Models, tokenizers and drafters": MODELS,
     "Stop policies, heads, verifiers and modes that do not go together": PAIRINGS,
+    "Draft trees, and methods compared at a depth or budget": TREES,
     "Folders and files that are there already, or belong to something else": PLACES,
 }
 WRONG_INPUTS = [case for cases in GROUPS.values() for case in cases]
