@@ -206,7 +206,7 @@ def test_a_drawn_head_judges_each_candidate_by_the_row_it_is_in(folders):
     head = AcceptanceHead.from_pretrained(folders.root / "drawn-head")
     torch.manual_seed(0)
     hidden, logits = torch.randn(2, 16), torch.randn(2, 40)
-    rows, tokens = torch.tensor([1, 0, 1]), torch.tensor([7, 8, 9])
+    rows, tokens = torch.tensor([1, 0, 0]), torch.tensor([7, 8, 9])
     judged = drawn_judge(head)(hidden, logits, rows, tokens)
     log_probs = logits.log_softmax(dim=-1)
     for place, (row, token) in enumerate(zip(rows.tolist(), tokens.tolist(), strict=True)):
@@ -248,7 +248,7 @@ def test_several_drafters_draft_side_by_side_and_run_to_the_end(folders):
         ({"kind": "rsd-s", "nodes": 9}, {}, "tree.nodes = 9 counts for opt-tree or binary"),
         ({"kind": "eagle", "nodes": 9}, {}, "the tree is 'eagle'; leave it out"),
         ({"kind": "binary", "draft_temperature": 1.0}, {}, "tree.draft_temperature = 1.0 counts"),
-        ({"kind": "opt-tree"}, {"drafter": "none"}, "drafts nothing; give a drafter"),
+        ({"kind": "opt-tree"}, {"drafter": "none"}, "has no rows to grow a tree"),
         ({"kind": "paths"}, {"sampling": {}}, "at temperature 0 all draws are the same"),
         ({"kind": "rsd-c"}, {"sampling": {}}, "set tree.draft_temperature=1, or use opt-tree"),
         ({"kind": "rsd-s", "width": 41}, {}, "asks for 41 siblings, .* has 40 tokens"),
