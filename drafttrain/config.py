@@ -135,6 +135,15 @@ class DistillConfig(Config):
     """0/4: write every fourth shard, from number 0 on. For launches that share a folder only."""
 
 
+class BigramsConfig(Config):
+    """`drafttrain bigrams`: which token usually follows each, for drafts by Max-Gram."""
+
+    distilled: Path
+    """Folder made by `drafttrain distill`."""
+    out: Path
+    """The table, a .safetensors file."""
+
+
 class StopConfig(Config):
     """When a round of drafting ends."""
 
@@ -228,7 +237,7 @@ TREE_SETTINGS: dict[str, set[str]] = {
     "paths": {"width", "drafters", "draft_temperature"},
     "rsd-c": {"branching", "draft_temperature"},
     "rsd-s": {"width", "draft_temperature"},
-    "opt-tree": {"nodes", "head"},
+    "opt-tree": {"nodes", "head", "draft_temperature"},
     "binary": {"nodes"},
     "eagle": set(),
     "sequoia": {"nodes", "by_rank"},
@@ -240,7 +249,11 @@ class DecodeConfig(Config):
     """A method: a drafter, a stop policy and a verifier."""
 
     drafter: str | None = None
-    """Folder or Hub name of the drafter; `none` is plain decoding."""
+    """Folder or Hub name of the drafter. `none` is plain decoding; `max-gram` copies what followed
+    the longest earlier occurrence of the text's end (CS Drafting) and needs no training."""
+    bigrams: str | None = None
+    """max-gram: table of likeliest successors, for where nothing occurred before; made by
+    `drafttrain bigrams`."""
     tree: TreeConfig = TreeConfig()
     """What the drafter's drafts look like: chains, or trees."""
     sampling: SamplingConfig = SamplingConfig()

@@ -368,7 +368,7 @@ class OptimalGrowth:
         self, nodes: int, sampling: Sampling, ends: Collection[int], judge: Judge | None
     ) -> None:
         self.nodes, self.ends, self.judge = nodes, ends, judge
-        self.sampling = Sampling(1.0) if sampling.greedy else sampling
+        self.sampling = Sampling(GREEDY_SCORES) if sampling.greedy else sampling
         self.tree, self.expected = Tree(), []
         self._fed = [ROOT]
         self._above = np.zeros(1)
@@ -387,7 +387,7 @@ class OptimalGrowth:
         order = np.argsort(-scores, kind="stable")[: self.nodes]
         self._best, self._scores = nodes[order], scores[order]
         self.expected.append(float(np.exp(self._scores).sum()))
-        fresh = self._best >= first
+        fresh = (self._best >= first) & (self._scores > self._least())  # a child scores no more
         alive = zip(self._best[fresh].tolist(), self._scores[fresh].tolist(), strict=True)
         growing = [(node, score) for node, score in alive if tree.tokens[node] not in self.ends]
         self._fed = [node for node, _ in growing]
@@ -422,9 +422,9 @@ class OptimalGrowth:
 
         From another device only the n most likely of each row are copied.
         """
-        if self.sampling == Sampling(1.0):
+        if self.sampling.top_k == 0 and self.sampling.top_p == 1.0:
             logits = logits if logits.dtype == torch.float64 else logits.float()
-            log_probs = logits.log_softmax(dim=-1)
+            log_probs = (logits / self.sampling.temperature).log_softmax(dim=-1)
         else:
             log_probs = warp(logits, self.sampling).log()
         few = CANDIDATES * self.nodes
@@ -437,6 +437,8 @@ class OptimalGrowth:
         return self.tree.chosen(np.sort(self._best).tolist(), passes, self.expected[-1])
 
 
+GREEDY_SCORES = 1.0
+"""Temperature of the draft probabilities that nodes are scored by, where the target is greedy."""
 CANDIDATES = 4
 """Children for each node of the tree that are looked at, at most, where all would be too many: by a
 judge, in the first row, and of a row that lies on another device."""
