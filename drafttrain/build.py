@@ -27,7 +27,7 @@ from drafttrain.decoding.verifiers import (
 )
 from drafttrain.evaluation.runner import EvaluationOptions, Method
 from drafttrain.pairs import Pair
-from drafttrain.runs import PLAIN
+from drafttrain.runs import MAX_GRAM, MODEL_FREE
 from drafttrain.stops import build_stop, check_stop, varied_settings
 from drafttrain.trees import (
     build_drafter,
@@ -89,13 +89,17 @@ def check_method(config: DecodeConfig) -> None:
     sampling = build_sampling(config.sampling)
     verifier = build_verifier(config.verifier, sampling, config.tree)
     config = config.model_copy(update={"stop": tree_stop(config)})
+    if config.bigrams is not None and config.drafter != MAX_GRAM:
+        raise ConfigError(
+            f"bigrams = {config.bigrams!r} counts for drafter {MAX_GRAM!r} only; leave it out"
+        )
     check_tree(config)
     check_stop(config)
     if config.tree.kind != "none":
         shape = build_shape(config.tree, config.stop.k)
         draw: Draw = "independent" if config.tree.drafters else shape.draw
         check_draw(verifier, draw, True, shape.name)
-    elif config.drafter != PLAIN:
+    elif config.drafter not in MODEL_FREE:
         check_draw(verifier, "deterministic" if sampling.greedy else "iid", False, "chain")
 
 

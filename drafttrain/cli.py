@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from drafttrain.config import (
+    BigramsConfig,
     CacheConfig,
     ConfigError,
     DistillConfig,
@@ -45,7 +46,11 @@ Target = Annotated[
 ]
 Drafter = Annotated[
     str | None,
-    typer.Option("--drafter", help="Folder or Hub name of the drafter; none: plain decoding."),
+    typer.Option(
+        "--drafter",
+        help="Folder or Hub name of the drafter; max-gram: copy from the text itself, without "
+        "training; none: plain decoding.",
+    ),
 ]
 Data = Annotated[
     str | None, typer.Option("--data", help="Inputs: Hub name, file (txt, jsonl, ...) or folder.")
@@ -234,6 +239,33 @@ def cache(
         hidden_cache.build_cache(settings)
 
 
+@app.command()
+def bigrams(
+    overrides: Overrides = None,
+    config: ConfigFile = None,
+    distilled: Annotated[
+        str | None, typer.Option("--distilled", help="Folder made by `drafttrain distill`.")
+    ] = None,
+    out: Annotated[str | None, typer.Option("--out", help="The table, .safetensors.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Count which token usually follows each in a target's outputs, for drafts by Max-Gram.
+
+    \b
+    Examples:
+      drafttrain bigrams --distilled shards --out bigrams.safetensors
+      drafttrain eval --target t5-small --drafter max-gram --data test.txt \\
+          decode.bigrams=bigrams.safetensors
+    """
+    settings = load_settings(
+        BigramsConfig, config, overrides or (), {"distilled": distilled, "out": out}
+    )
+    quiet_libraries()
+    from drafttrain.data.bigrams import write_bigrams
+
+    write_bigrams(settings)
+
+
 @app.command("eval")
 def evaluate(
     overrides: Overrides = None,
@@ -297,6 +329,7 @@ def evaluate(
       drafttrain eval --head HEAD --sweep k=2,4,6,8 --sweep h=0.3,0.5,0.7
       drafttrain eval --methods sd,spectr,rsd-c,rsd-s --depth 2,3,4,5 --temperature 1
       drafttrain eval --methods sd,binary,opt-tree --budget 6,10,14,21,30
+      drafttrain eval --target t5-small --drafter max-gram --data test.txt
       drafttrain eval --target t5-small --drafter none --data test.txt
     """
     flags = {
@@ -552,7 +585,16 @@ def run_command(
 
     resumable: run again, it continues. SIGTERM ends any command as Ctrl-C does.
     """
-    signal.signal(signal.SIGTERM, _interrupt)
+    came: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        came.append(number)
+        if number == signal.SIGTERM:  # a launcher may send it again: leaving has begun
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, interrupt)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
@@ -566,17 +608,18 @@ def run_command(
     except Exception as error:
         if debug:
             raise
+        if came:  # a library made an error of its own of the interruption
+            _fail(name, _interrupted(resumable), INTERRUPTED)
         if isinstance(error, ValueError | OSError):
             _fail(name, str(error), USER_ERROR)
         _fail(name, f"{type(error).__name__}: {error} (a bug; --debug shows where)", BUG)
     if code == INTERRUPTED:
-        _fail(name, f"interrupted{_way_on() if resumable else ''}", INTERRUPTED)
+        _fail(name, _interrupted(resumable), INTERRUPTED)
     raise SystemExit(code or 0)
 
 
-def _interrupt(number: int, _: object) -> None:
-    signal.signal(number, signal.SIG_IGN)  # a launcher may send it again: leaving has begun
-    raise KeyboardInterrupt
+def _interrupted(resumable: bool) -> str:
+    return f"interrupted{_way_on() if resumable else ''}"
 
 
 def _way_on() -> str:

@@ -48,7 +48,8 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
     check_method(settings.decode)
     tree = settings.decode.tree
     drafter = str(settings.decode.drafter)
-    pair = load_pair(settings.target, drafter, tree.drafters, trees=tree.kind != "none")
+    trees, bigrams = tree.kind != "none", settings.decode.bigrams
+    pair = load_pair(settings.target, drafter, tree.drafters, trees, bigrams)
     method, target = build_method(settings.decode, pair), pair.target
     sampling = build_sampling(settings.decode.sampling)
     chance = build_chance(settings.decode.sampling.seed, target.model.device)

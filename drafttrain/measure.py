@@ -45,7 +45,7 @@ from drafttrain.models.drafter_config import SpecDrafterConfig
 from drafttrain.models.drafters import read_drafter_settings
 from drafttrain.models.spec_drafter import SpecDrafter
 from drafttrain.pairs import Pair, load_pair
-from drafttrain.runs import PLAIN
+from drafttrain.runs import MODEL_FREE
 from drafttrain.trees import build_shape, tree_settings
 
 LOG_WIDTH = 132
@@ -67,7 +67,8 @@ def measure(settings: EvalConfig) -> None:
         check_method(variant)
     companions = sorted({name for variant in variants for name in variant.tree.drafters})
     trees = any(variant.tree.kind != "none" for variant in variants)
-    pair = load_pair(settings.target, str(settings.decode.drafter), companions, trees)
+    decode = settings.decode
+    pair = load_pair(settings.target, str(decode.drafter), companions, trees, decode.bigrams)
     if settings.mode == "decode":
         if ranked is not None:
             variants = with_ranks(variants, measure_ranks(settings, pair, ranked))
@@ -213,8 +214,10 @@ def check_report_path(report: Path) -> None:
 def check_teacher_forced(settings: EvalConfig, variants: list[DecodeConfig]) -> None:
     """This mode counts greedy matches of a drafter; refuse settings that ask for anything else."""
     remedy = "; leave it out, or use --mode decode"
-    if settings.decode.drafter == PLAIN:
-        raise ConfigError(f"drafter = {PLAIN!r} has no acceptance to estimate{remedy}")
+    if settings.decode.drafter in MODEL_FREE:
+        raise ConfigError(
+            f"drafter = {settings.decode.drafter!r} has no acceptance to estimate{remedy}"
+        )
     if settings.decode.sampling.temperature > 0:
         raise ConfigError(
             f"temperature = {settings.decode.sampling.temperature} is sampling, but teacher-forced "

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from transformers import PretrainedConfig, PreTrainedModel
 
 from drafttrain.config import ConfigError, TargetConfig
+from drafttrain.data.bigrams import read_bigrams
 from drafttrain.decoding.architectures import check_configuration, check_known
 from drafttrain.decoding.cached_model import CachedModel
 from drafttrain.decoding.drafters.causal import CausalDrafter
+from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.spec_drafter import SpecDrafterDrafter
 from drafttrain.decoding.types import Drafter
@@ -18,7 +20,7 @@ from drafttrain.models.drafter_config import SpecDrafterConfig
 from drafttrain.models.drafters import check_drafter, check_tokenizers, load_drafter
 from drafttrain.models.loading import LoadedTarget, check_target, choose_device, load_target
 from drafttrain.models.spec_drafter import SpecDrafter
-from drafttrain.runs import PLAIN
+from drafttrain.runs import MAX_GRAM, PLAIN
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Pair:
     target: LoadedTarget
     drafter: Drafter
     drafter_model: PreTrainedModel | None
-    """None for plain decoding."""
+    """None where the drafter is no model."""
     companions: Mapping[str, CausalDrafter] = field(default_factory=dict)
     """More drafters by their path, for drafts of several side by side."""
 
@@ -46,7 +48,11 @@ class Pair:
 
 
 def load_pair(
-    target: TargetConfig, drafter: str, companions: Sequence[str] = (), trees: bool = False
+    target: TargetConfig,
+    drafter: str,
+    companions: Sequence[str] = (),
+    trees: bool = False,
+    bigrams: str | None = None,
 ) -> Pair:
     """Target and drafters, checked against each other before the weights of any are read.
 
@@ -60,6 +66,10 @@ def load_pair(
         check_known(target_settings)
     if drafter == PLAIN:
         return Pair(load_target(target), NoDrafter(), None)
+    if drafter == MAX_GRAM:
+        vocabulary = target_settings.get_text_config(decoder=True).vocab_size
+        table = None if bigrams is None else read_bigrams(bigrams, vocabulary)
+        return Pair(load_target(target), MaxGramDrafter(table), None)
     drafter_settings = check_drafter(drafter, target.path, target_settings)
     if not isinstance(drafter_settings, SpecDrafterConfig):
         check_configuration(drafter_settings)

@@ -23,6 +23,10 @@ from drafttrain.config import (
 CHECKPOINTS = Path("checkpoints")
 PLAIN = "none"
 """The drafter that proposes nothing: plain decoding."""
+MAX_GRAM = "max-gram"
+"""The drafter that copies from the text itself."""
+MODEL_FREE = (PLAIN, MAX_GRAM)
+"""Names of drafters that are no models."""
 LAYOUT = {
     "input_column",
     "reference_column",
@@ -88,16 +92,16 @@ def fill_from_run(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> di
         raise ConfigError(
             "no drafter is given; add --drafter FOLDER, or --drafter none for plain decoding"
         )
-    if drafter is None or (drafter == PLAIN and target.get("path") is None):
+    if drafter is None or (drafter in MODEL_FREE and target.get("path") is None):
         run = newest_run(checkpoints)
     else:
-        run = None if drafter == PLAIN else run_of(str(drafter))
-    if run is not None and drafter != PLAIN:
+        run = None if drafter in MODEL_FREE else run_of(str(drafter))
+    if run is not None and drafter not in MODEL_FREE:
         decode["drafter"] = str(run.drafter)
         stop = _group(decode, "stop")
         if stop.get("kind", "fixed") == "fixed" and not values.get("methods"):
             stop.setdefault("k", run.recipe.drafter.k)
-    if run is None and drafter != PLAIN and not values.get("methods"):
+    if run is None and drafter not in MODEL_FREE and not values.get("methods"):
         _fill_from_policy(decode, Path(str(drafter)) / "policy.json")
     if run is not None and target.get("path") is None:
         values["target"] = run.recipe.target.model_dump(mode="json") | target
@@ -144,7 +148,7 @@ def fill_data(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> dict[s
     data, drafter = _group(values, "data"), str(values["decode"]["drafter"])
     if data.get("path") is not None:
         return values
-    run = newest_run(checkpoints) if drafter == PLAIN else run_of(drafter)
+    run = newest_run(checkpoints) if drafter in MODEL_FREE else run_of(drafter)
     if run is None or run.recipe.held_out is None:
         raise ConfigError("no inputs to measure on; add --data FILE (or a Hub name)")
     if run.recipe.target.path != values["target"]["path"]:

@@ -30,7 +30,7 @@ from drafttrain.models.acceptance_head import (
 )
 from drafttrain.models.drafter_config import SpecDrafterConfig
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
-from drafttrain.runs import PLAIN
+from drafttrain.runs import MODEL_FREE
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ def check_stop(decode: DecodeConfig) -> None:
     reads other states than the drafter has; ValueError for a policy that would bias sampling.
     """
     check_given(decode.stop)
-    if decode.stop.kind != "fixed" and decode.drafter == PLAIN:
+    if decode.stop.kind != "fixed" and decode.drafter in MODEL_FREE:
         raise ConfigError(
-            f"stop.kind = {decode.stop.kind!r}, but drafter {PLAIN!r} drafts nothing that could be "
-            "stopped; leave --stop out, or give a drafter"
+            f"stop.kind = {decode.stop.kind!r}, but drafter {decode.drafter!r} has no rows or "
+            "states that it could go by; leave --stop out, or give a trained drafter"
         )
     if decode.stop.kind == "gain" and decode.tree.kind != "opt-tree":
         raise ConfigError(

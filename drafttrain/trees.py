@@ -36,7 +36,7 @@ from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.draft_states import drawn_states
 from drafttrain.models.drafters import read_drafter_settings
 from drafttrain.pairs import Pair
-from drafttrain.runs import PLAIN
+from drafttrain.runs import MODEL_FREE
 from drafttrain.stops import find_head, open_head, warn_of_other_sampling
 
 DRAWN = ("paths", "rsd-c", "rsd-s")
@@ -61,9 +61,10 @@ def check_tree(decode: DecodeConfig) -> None:
         )
     if tree.kind == "none":
         return
-    if decode.drafter == PLAIN:
+    if decode.drafter in MODEL_FREE:
         raise ConfigError(
-            f"tree.kind = {tree.kind!r}, but drafter {PLAIN!r} drafts nothing; give a drafter"
+            f"tree.kind = {tree.kind!r}, but drafter {decode.drafter!r} has no rows to grow a tree "
+            "from; give a trained drafter"
         )
     if tree.kind in DRAWN and decode.sampling.temperature == 0 and tree.draft_temperature is None:
         raise ConfigError(

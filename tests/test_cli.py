@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import time
 from pathlib import Path
 
@@ -221,6 +222,27 @@ def test_interruption_is_one_line_and_exit_code_130(capsys, monkeypatch):
     monkeypatch.setattr("drafttrain.cli.load_settings", interrupt)
     assert run("distill") == 130
     assert capsys.readouterr().err == "drafttrain: interrupted\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_interruption_that_a_library_swallowed_is_none_of_its_errors(
+    capsys, monkeypatch, number
+):
+    """Code in C may make an error of its own of the exception that a signal raised in it."""
+
+    def swallow(*_: object) -> None:
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(5)
+        except KeyboardInterrupt:
+            raise ValueError("could not determine the shape") from None
+
+    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
+    monkeypatch.setattr("drafttrain.cli.load_settings", swallow)
+    assert run("distill") == 130
+    assert capsys.readouterr().err == "drafttrain: interrupted\n"
+    for n, handler in before.items():
+        signal.signal(n, handler)
 
 
 def test_a_stop_that_was_saved_says_where(capsys, monkeypatch):

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import GPTJConfig, MambaConfig
 
 from drafttrain.config import ConfigError, TargetConfig
 from drafttrain.models.drafter_config import SpecDrafterConfig
 from drafttrain.pairs import load_pair
-from tests.tiny_models import tiny_model
+from tests.tiny_models import VOCAB, tiny_model
 from tests.tiny_targets import save_target
 
 
@@ -54,6 +55,20 @@ def test_any_language_model_with_the_targets_vocabulary_drafts(folders, large, s
 def test_plain_decoding_needs_no_drafter(folders):
     pair = load_pair(target(folders / "llama"), "none")
     assert (pair.drafter.name, pair.drafter_model, pair.parameter_ratio()) == ("none", None, None)
+
+
+def test_max_gram_needs_no_model_and_takes_a_table_of_this_target(folders, tmp_path):
+    pair = load_pair(target(folders / "llama"), "max-gram")
+    assert (pair.drafter.name, pair.drafter_model, pair.drafter.bigrams) == ("max-gram", None, None)
+    save_file({"next": torch.tensor([3, -1, 0])}, tmp_path / "b.safetensors")
+    pair = load_pair(target(folders / "llama"), "max-gram", bigrams=str(tmp_path / "b.safetensors"))
+    assert pair.drafter.bigrams == [3, -1, 0] + [-1] * (VOCAB - 3)
+    save_file({"next": torch.tensor([VOCAB])}, tmp_path / "b.safetensors")
+    with pytest.raises(ConfigError, match=f"token {VOCAB}, but the target has {VOCAB} tokens"):
+        load_pair(
+            target(folders / "llama"), "max-gram",
+            bigrams=str(tmp_path / "b.safetensors"),
+        )  # fmt: skip
 
 
 def test_a_call_of_several_drafters_costs_their_mean_size(folders):

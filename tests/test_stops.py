@@ -85,7 +85,7 @@ def test_h_outside_its_range_is_refused(tmp_path, h):
 def test_policies_that_cannot_be_right_are_refused_before_anything_loads(tmp_path):
     with pytest.raises(ValueError, match="temperature is 0.8.*its own value"):
         check_stop(decode(tmp_path, {"kind": "confidence"}))
-    with pytest.raises(ConfigError, match="drafts nothing that could be stopped"):
+    with pytest.raises(ConfigError, match="has no rows or states"):
         check_stop(decode(tmp_path, {"kind": "entropy"}, drafter="none"))
 
 

@@ -192,6 +192,20 @@ PAIRINGS = [
         ("confidence", "temperature is 1.0", "temperature 0"),
     ),
     WrongInput(f"{EVAL} --drafter none --target target --stop entropy", ("'none'", "--stop")),
+    WrongInput(f"{EVAL} --drafter max-gram --target target --stop head", ("'max-gram'", "--stop")),
+    WrongInput(f"{CAUSAL} decode.bigrams=b.safetensors", ("bigrams", "'max-gram'", "leave it out")),
+    WrongInput(
+        f"{EVAL} --drafter max-gram --target target decode.bigrams=absent.safetensors",
+        ("'absent.safetensors'", "no such file", "drafttrain bigrams"),
+    ),
+    WrongInput(
+        f"{EVAL} --drafter max-gram --target target decode.bigrams=rows.jsonl",
+        ("'rows.jsonl'", "no table", "drafttrain bigrams"),
+    ),
+    WrongInput("drafttrain bigrams --distilled shards --out table.json", ("out", ".safetensors")),
+    WrongInput(
+        "drafttrain bigrams --distilled absent --out new.safetensors", ("'absent'", "distill")
+    ),
     WrongInput(f"{EVAL} --beta 3", ("beta = 3", "--verifier spec-verification")),
     WrongInput(f"{EVAL} --verifier greedy --temperature 1", ("greedy", "temperature", ";")),
     WrongInput(

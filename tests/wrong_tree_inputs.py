@@ -21,10 +21,17 @@ TREES = [
     ),
     WrongInput(f"{CAUSAL} --tree rsd-s", ("'rsd-s'", "temperature 0", "tree.draft_temperature=1")),
     WrongInput(
-        f"{CAUSAL} --tree opt-tree decode.tree.draft_temperature=1",
-        ("tree.draft_temperature = 1.0", "paths or rsd-c or rsd-s", "leave it out"),
+        f"{CAUSAL} --tree binary decode.tree.draft_temperature=1",
+        ("tree.draft_temperature = 1.0", "or rsd-s or opt-tree", "leave it out"),
     ),
-    WrongInput(f"{CAUSAL} --tree opt-tree --drafter none", ("'opt-tree'", "give a drafter")),
+    WrongInput(
+        f"{CAUSAL} --tree opt-tree --drafter none",
+        ("'opt-tree'", "'none'", "give a trained drafter"),
+    ),
+    WrongInput(
+        f"{CAUSAL} --tree opt-tree --drafter max-gram",
+        ("'opt-tree'", "'max-gram'", "give a trained drafter"),
+    ),
     WrongInput(
         f"{CAUSAL} --target unknown --tree opt-tree", ("'gptj'", "positions", "draft chains")
     ),

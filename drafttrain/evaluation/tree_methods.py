@@ -51,7 +51,7 @@ def expand_methods(
     """Every method at every depth and budget, each tree once.
 
     Drafter and sampling are those of `decode`; delta, max_draft and a head too for opt-tree, the
-    companion drafters for specinfer, draft_temperature for drawn trees. Raises ConfigError for
+    companion drafters for specinfer, draft_temperature for trees that have one. Raises ConfigError for
     methods without depths and budgets or the other way round, for a depth or budget that a method
     has no trees for, and for settings of one tree beside methods, which bring their own.
     """

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from drafttrain.decoding.sampling import SampledChance, warp
 from drafttrain.decoding.tree_shapes import (
+    GREEDY_SCORES,
     Beam,
     Branching,
     Fixed,
@@ -295,7 +296,7 @@ def all_products(table: LogitsTable, depth: int, vocabulary: int) -> dict[Path, 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_optimal_tree_holds_the_largest_products_of_all(seed, nodes):
     table = LogitsTable(seed, 4)
-    growth = Optimal(nodes).plant(Sampling(), sampled(), ())
+    growth = Optimal(nodes).plant(Sampling(1.0), sampled(), ())
     proposal = grow(growth, table, 3)
     products = all_products(table, 3, 4)
     best = sorted(products.values(), reverse=True)[:nodes]
@@ -307,10 +308,25 @@ def test_the_optimal_tree_holds_the_largest_products_of_all(seed, nodes):
         assert expected == pytest.approx(sum(sorted(so_far, reverse=True)[:nodes]), abs=1e-6)
 
 
+def test_a_greedy_target_is_scored_as_if_the_drafter_were_surer():
+    table, sharper = LogitsTable(3, 4), Sampling(GREEDY_SCORES)
+    greedy = grow(Optimal(7).plant(Sampling(), sampled(), ()), table, 3)
+    sharp = grow(Optimal(7).plant(sharper, sampled(), ()), table, 3)
+    assert paths_of(greedy) == paths_of(sharp) and greedy.expected == sharp.expected
+    plain = grow(Optimal(7).plant(Sampling(1.0), sampled(), ()), table, 3)
+    assert greedy.expected > plain.expected and greedy.depth >= plain.depth
+
+
+def test_a_node_whose_children_cannot_enter_is_not_fed():
+    """One node: the best first token; below it nothing can score more."""
+    growth = Optimal(1).plant(Sampling(), sampled(), ())
+    assert growth.grow(LogitsTable(3, 4)[START][None], torch.zeros(1, 1)) == []
+
+
 def test_a_child_that_ties_its_parent_comes_after_it():
     """Rows that are sure: every product is 1, as many as there are levels."""
     sure = SureTable()
-    proposal = grow(Optimal(3).plant(Sampling(), sampled(), ()), sure, 5)
+    proposal = grow(Optimal(5).plant(Sampling(), sampled(), ()), sure, 3)
     assert proposal.tokens.tolist() == [2, 2, 2]
     assert proposal.parents.tolist() == [-1, 0, 1]
     assert proposal.expected == pytest.approx(3.0)
@@ -338,7 +354,7 @@ def test_a_judge_ranks_nodes_by_the_part_the_target_is_predicted_to_share():
         assert len(states) == len(logits) == 1 and rows.tolist() == [0] * len(tokens)
         return torch.where(tokens == first, 1e-3, 1.0)
 
-    growth = Optimal(2, judge).plant(Sampling(), sampled(), ())
+    growth = Optimal(2, judge).plant(Sampling(1.0), sampled(), ())
     proposal = grow(growth, table, 1)
     assert proposal.tokens.tolist()[0] == second
     probs = table[START].softmax(-1)

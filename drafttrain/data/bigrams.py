@@ -1,0 +1,92 @@
+"""Which token usually follows each: a table counted from a target's outputs, for Max-Gram.
+
+CS Drafting (Chen et al. 2024) counts Wikipedia; the target's own outputs say what it says.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from drafttrain.config import BigramsConfig, ConfigError
+from drafttrain.data.shards import load_distilled, read_manifest
+from drafttrain.data.writing import named_disk_errors, only_writer, renamed_when_whole, say
+
+NEXT = "next"
+"""Name of the tensor: [V], the likeliest successor of each token, -1 where none was seen."""
+TOKENIZER = "tokenizer_sha256"
+"""Key of the metadata: whose tokens these are."""
+
+
+def count_bigrams(outputs: list[list[int]]) -> Tensor:
+    """The likeliest successor of each token, the smaller id on ties; -1 where none was seen.
+
+    Shapes: -> [largest token + 1].
+    """
+    if not any(outputs):
+        raise ConfigError("no output holds a token; distil longer outputs")
+    size = 1 + max(max(output) for output in outputs if output)
+    pairs: Counter[tuple[int, int]] = Counter()
+    for output in outputs:
+        pairs.update(zip(output, output[1:], strict=False))
+    table = torch.full((size,), -1, dtype=torch.long)
+    best = np.zeros(size, dtype=np.int64)
+    for (token, following), count in sorted(pairs.items()):
+        if count > best[token]:
+            best[token] = count
+            table[token] = following
+    return table
+
+
+def write_bigrams(settings: BigramsConfig) -> None:
+    """Count the outputs of a finished distillation and write the table.
+
+    Raises ConfigError for a folder that is unfinished, and for an output name that is no
+    .safetensors file.
+    """
+    if settings.out.suffix != ".safetensors":
+        raise ConfigError(f"out = {str(settings.out)!r} must end in .safetensors; rename it")
+    manifest = read_manifest(settings.distilled)
+    table = count_bigrams(list(load_distilled(settings.distilled)["target_ids"]))
+    with named_disk_errors(settings.out.parent):
+        settings.out.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        only_writer(settings.out.parent, name=f".{settings.out.name}.lock"),
+        renamed_when_whole(settings.out) as temporary,
+    ):
+        save_file({NEXT: table}, temporary, {TOKENIZER: manifest.tokenizer_sha256})
+    say(f"{settings.out}: successors of {int((table >= 0).sum())} tokens")
+
+
+def read_bigrams(file: str, vocabulary: int) -> list[int]:
+    """The table as Max-Gram takes it, an entry a token of the vocabulary.
+
+    Raises ConfigError for a file that is none, or that speaks of tokens beyond the vocabulary.
+    """
+    path = Path(file)
+    if not path.is_file():
+        raise ConfigError(
+            f"bigrams = {file!r}: no such file; make one with `drafttrain bigrams --distilled "
+            "FOLDER --out FILE.safetensors`"
+        )
+    try:
+        with safe_open(path, "pt") as opened:
+            table = opened.get_tensor(NEXT)
+    except SafetensorError as error:
+        raise ConfigError(
+            f"bigrams = {file!r} is no table of successors ({error}); make one with "
+            "`drafttrain bigrams`"
+        ) from None
+    largest = max(len(table) - 1, int(table.max()))
+    if largest >= vocabulary:
+        raise ConfigError(
+            f"bigrams = {file!r} speaks of token {largest}, but the target has {vocabulary} "
+            "tokens; count the outputs of this target"
+        )
+    return table.tolist() + [-1] * (vocabulary - len(table))

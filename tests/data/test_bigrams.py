@@ -1,0 +1,46 @@
+"""Tables of likeliest successors: counts by hand, and the file."""
+
+from __future__ import annotations
+
+import pytest
+from safetensors import safe_open
+
+from drafttrain.config import BigramsConfig, ConfigError
+from drafttrain.data.bigrams import count_bigrams, read_bigrams, write_bigrams
+from drafttrain.data.distill import distill
+from tests.data.test_distill import rows_of, settings
+
+
+def test_the_likeliest_successor_by_hand():
+    """3 is followed by 5 twice and by 4 once; of 4's successors 3 and 5 the smaller id; 5 ends."""
+    table = count_bigrams([[3, 5], [3, 5], [3, 4, 3], [4, 5], []])
+    assert table.tolist() == [-1, -1, -1, 5, 3, -1]
+
+
+def test_outputs_without_tokens_are_refused():
+    with pytest.raises(ConfigError, match="no output holds a token"):
+        count_bigrams([[], []])
+
+
+def test_a_table_of_a_distillation_is_read_back(tiny_target, tmp_path):
+    config = settings(tiny_target)
+    distill(config)
+    file = tmp_path / "tables" / "b.safetensors"
+    write_bigrams(BigramsConfig(distilled=config.out, out=file))
+    outputs = [row["target_ids"] for row in rows_of(config.out)]
+    expected = count_bigrams(outputs).tolist()
+    assert any(token >= 0 for token in expected)
+    assert read_bigrams(str(file), 100) == expected + [-1] * (100 - len(expected))
+    with safe_open(file, "pt") as opened:
+        assert len(opened.metadata()["tokenizer_sha256"]) == 64
+    assert [path.name for path in file.parent.iterdir() if path.suffix == ".safetensors"] == [
+        "b.safetensors"
+    ]
+
+
+def test_a_table_of_a_larger_vocabulary_is_refused(tiny_target, tmp_path):
+    config = settings(tiny_target)
+    distill(config)
+    write_bigrams(BigramsConfig(distilled=config.out, out=tmp_path / "b.safetensors"))
+    with pytest.raises(ConfigError, match="but the target has 2 tokens"):
+        read_bigrams(str(tmp_path / "b.safetensors"), 2)
