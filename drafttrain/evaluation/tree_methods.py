@@ -51,9 +51,9 @@ def expand_methods(
     """Every method at every depth and budget, each tree once.
 
     Drafter and sampling are those of `decode`; delta, max_draft and a head too for opt-tree, the
-    companion drafters for specinfer, draft_temperature for trees that have one. Raises ConfigError for
-    methods without depths and budgets or the other way round, for a depth or budget that a method
-    has no trees for, and for settings of one tree beside methods, which bring their own.
+    companion drafters for specinfer, draft_temperature for trees that have one. Raises ConfigError
+    for methods without depths and budgets or the other way round, for a depth or budget that a
+    method has no trees for, and for settings of one tree beside methods, which bring their own.
     """
     if bool(methods) != bool(depths or budgets):
         given, missing = ("methods", "depth or budget") if methods else ("depth/budget", "methods")
