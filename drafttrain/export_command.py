@@ -29,6 +29,7 @@ from drafttrain.export.push import check_push, push
 from drafttrain.export.reload import Verification
 from drafttrain.export.verify import INPUTS, Check, Reload, in_fresh_process
 from drafttrain.models.drafters import check_drafter
+from drafttrain.models.layout import count_parameters
 from drafttrain.models.loading import check_target
 from drafttrain.runs import Run, head_folders, run_of
 
@@ -199,7 +200,7 @@ def summary(settings: ExportConfig, parts: Parts, found: Verification) -> str:
         checked += f"; the target's output unchanged for {found.decoded} inputs"
     lines = [
         f"{out}: reloaded in a fresh process, {checked}",
-        f"drafter  {drafter.config.model_type}, {drafter.num_parameters():,} parameters",
+        f"drafter  {drafter.config.model_type}, {count_parameters(drafter):,} parameters",
         f"policy   {describe_policy(parts.policy)}; {describe_verifier(parts.policy)}",
         f"use      target.generate(..., custom_generate={settings.push or str(out)!r}, "
         "trust_remote_code=True)",

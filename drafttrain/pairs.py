@@ -18,6 +18,7 @@ from drafttrain.decoding.drafters.spec_drafter import SpecDrafterDrafter
 from drafttrain.decoding.types import Drafter
 from drafttrain.models.drafter_config import SpecDrafterConfig
 from drafttrain.models.drafters import check_drafter, check_tokenizers, load_drafter
+from drafttrain.models.layout import count_parameters
 from drafttrain.models.loading import LoadedTarget, check_target, choose_device, load_target
 from drafttrain.models.spec_drafter import SpecDrafter
 from drafttrain.runs import MAX_GRAM, PLAIN
@@ -43,8 +44,8 @@ class Pair:
         if self.drafter_model is None:
             return None
         models = [self.drafter_model, *(self.companions[name].model.model for name in beside)]
-        sizes = [model.num_parameters() for model in models]
-        return sum(sizes) / len(sizes) / self.target.model.num_parameters()
+        sizes = [count_parameters(model) for model in models]
+        return sum(sizes) / len(sizes) / count_parameters(self.target.model)
 
 
 def load_pair(

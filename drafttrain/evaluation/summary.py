@@ -60,6 +60,7 @@ from drafttrain.evaluation.runner import (
     read_prompts,
     top_two_gap,
 )
+from drafttrain.models.layout import count_parameters
 from drafttrain.models.loading import LoadedTarget
 
 
@@ -347,7 +348,7 @@ def make_samples(context: Context) -> Iterator[dict[str, Any]]:
 def target_facts(target: LoadedTarget) -> TargetFacts:
     return TargetFacts(
         path=target.path,
-        parameters=sum(parameter.numel() for parameter in target.model.parameters()),
+        parameters=count_parameters(target.model),
         dtype=str(target.model.dtype).removeprefix("torch."),
         device=str(target.model.device),
     )

@@ -16,6 +16,7 @@ from drafttrain.export.policy import HEAD, is_lossy
 from drafttrain.export.provenance import Provenance, front_matter, origin
 from drafttrain.export.reload import Verification
 from drafttrain.models.acceptance_head import AcceptanceHead
+from drafttrain.models.layout import count_parameters
 from drafttrain.models.spec_drafter import SpecDrafter
 
 UNKNOWN_TARGET = "TARGET"
@@ -79,7 +80,7 @@ def _what(card: Card, parts: Parts) -> str:
         "",
         "| part | what |",
         "| --- | --- |",
-        f"| drafter | `{drafter.config.model_type}`, {shape}, {drafter.num_parameters():,} "
+        f"| drafter | `{drafter.config.model_type}`, {shape}, {count_parameters(drafter):,} "
         f"parameters, {_type_name(drafter)}, vocabulary {_vocabulary(drafter):,} |",
     ]
     if parts.head is not None:

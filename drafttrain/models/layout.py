@@ -12,7 +12,7 @@ def store_column_major(model: nn.Module) -> None:
 
     A product of a few rows, which is what a round of drafting or scoring is, then reads them in
     the order they lie. An output projection that is tied to an embedding gets a copy of its own,
-    since embeddings are looked up row by row.
+    since embeddings are looked up row by row; `count_parameters` knows of it.
     """
     tied = {m.weight.data_ptr() for m in model.modules() if isinstance(m, nn.Embedding)}
     for layer in model.modules():
@@ -23,8 +23,14 @@ def store_column_major(model: nn.Module) -> None:
             continue
         if layer.weight.data_ptr() in tied:
             layer.weight = nn.Parameter(turned, requires_grad=False)
+            layer.weight.is_copy = True
         else:
             layer.weight.data = turned
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Numbers that the model was trained with: tied weights once, however they lie in memory."""
+    return sum(p.numel() for p in model.parameters() if not getattr(p, "is_copy", False))
 
 
 def column_major(weight: Tensor) -> Tensor:

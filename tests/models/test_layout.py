@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from drafttrain.models.layout import store_column_major
+from drafttrain.models.layout import count_parameters, store_column_major
 from tests.tiny_models import FAMILIES, tiny_model
 
 
@@ -28,3 +28,12 @@ def test_other_types_are_left_as_they_are() -> None:
     layer = torch.nn.Linear(3, 4).double()
     store_column_major(layer)
     assert layer.weight.is_contiguous()
+
+
+def test_a_tied_output_matrix_counts_once_however_it_lies_in_memory():
+    model = tiny_model("llama").float()
+    model.lm_head.weight = model.get_input_embeddings().weight  # tied
+    before = sum(parameter.numel() for parameter in model.parameters())
+    store_column_major(model)
+    assert sum(parameter.numel() for parameter in model.parameters()) > before
+    assert count_parameters(model) == before
