@@ -299,16 +299,16 @@ class Round:
     """Indices into `drafted` that were accepted."""
     emitted: Sequence[int]
     """Tokens committed, correction or bonus included, cut after EOS or at the maximal length."""
-    depth: int | None = None
-    """Tokens on the longest path of the proposal; None: it is a chain."""
-    expected: float | None = None
-    """Drafted tokens that the drafter expected to be accepted, where it works that out."""
     passes: int = 0
     """Sequential drafter calls."""
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
     finished: bool = False
     """Whether the sequence ended with this round (EOS or maximal length)."""
+    depth: int | None = None
+    """Tokens on the longest path of the proposal; None: it is a chain."""
+    expected: float | None = None
+    """Drafted tokens that the drafter expected to be accepted, where it works that out."""
 
     @property
     def levels(self) -> int:
