@@ -182,7 +182,7 @@ def test_caches_of_target_and_drafter_hold_committed_tokens_only(target, drafter
             close_caches(
                 sequence.state, fresh(model, source, sequence.state.tokens).past_key_values
             )
-            state = sequence.draft.state
+            state = sequence.draft.own.state
             assert (
                 state.tokens
                 == (tokens[: len(tokens) - len(played.emitted)] + played.drafted)[: state.cached]
@@ -300,7 +300,7 @@ def test_a_drafter_that_ignores_the_stop_policy_is_refused():
         def propose(self, tokens, target_state, stop):
             return Proposal.chain(torch.tensor([2, 3, 4]))
 
-    with pytest.raises(ValueError, match="proposed 3 tokens where 2"):
+    with pytest.raises(ValueError, match="proposed 3 tokens in a row where 2"):
         Decoder(
             Scripted([2, 3, 4], {EOS}),
             Ignores([]),
