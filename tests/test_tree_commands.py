@@ -86,7 +86,8 @@ def assert_counts_agree(one: dict) -> None:
     assert totals["passes"] <= depth * totals["rounds"]
     assert len(positions["drafted"]) <= depth
     assert sum(positions["accepted"]) == totals["accepted"]
-    assert sum(positions["drafted"]) == totals["passes"]  # a level is one call
+    levels = sum(positions["drafted"])  # one call each; all nodes of an opt-tree's may be displaced
+    assert levels == totals["passes"] or "opt-tree" in one["name"] and levels < totals["passes"]
     rate = one["metrics"]["tokens_per_round"]["value"]
     assert rate == pytest.approx(totals["tokens"] / totals["rounds"])
     by_hand = totals["tokens"] / (totals["rounds"] + totals["passes"])  # models of one size

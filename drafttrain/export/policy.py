@@ -61,7 +61,7 @@ def check_policy(policy: Policy, name: str) -> None:
 def dump_policy(policy: Policy) -> dict[str, Any]:
     """The policy as JSON values, without what its stop or its verifier does not go by."""
     values = policy.model_dump(mode="json", exclude_none=True)
-    if policy.stop == "fixed":
+    if policy.stop == "fixed" and policy.head is None:  # a head may still be asked for
         del values["max_draft"]
     if policy.verifier.kind != "spec-verification":
         values["verifier"] = {"kind": policy.verifier.kind}
