@@ -133,7 +133,7 @@ def test_heads_are_judged_on_real_drafts(tuned: TuneReport):
         assert everywhere["binary_kl"].value >= 0.0 and 0.0 <= everywhere["ece"].value <= 1.0
         for positions in (everywhere, before):
             assert 0.0 <= positions["label_mean"].value <= 1.0 + 1e-12
-        assert sum(head.reliability.positions) > 20
+        assert sum(head.reliability.positions) > 10
 
 
 def test_a_dry_run_says_what_would_be_done(heads_run: Path, capsys):
