@@ -1,6 +1,6 @@
 """What draft trees cost beside the models: growing them, masks, verification, keeping the cache.
 
-    python benchmarks/trees.py --target FOLDER --drafter FOLDER --data FILE [--limit 10] [--threads 1]
+    python benchmarks/trees.py --target FOLDER --drafter FOLDER --data FILE [--limit 10]
 
     python benchmarks/trees.py --target checkpoints/functions-target \\
         --drafter checkpoints/functions-drafter --data data/functions/test.jsonl.gz
