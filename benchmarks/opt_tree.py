@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from opt_tree_figures import Point, draw, summary
 
-from drafttrain.build import build_chance, build_method, build_options, build_sampling, check_method
+from drafttrain.build import build_method, build_options, build_sampling, check_method
 from drafttrain.config import (
     ConfigError,
     DecodeConfig,
@@ -43,7 +43,6 @@ from drafttrain.evaluation.bootstrap import Array, draw_resamples, estimate_rati
 from drafttrain.evaluation.environment import describe_environment
 from drafttrain.evaluation.expectation import compare_expectation
 from drafttrain.evaluation.metrics import acceptance_metrics, count_rounds
-from drafttrain.evaluation.rank_acceptance import measure_acceptance_by_rank
 from drafttrain.evaluation.report import write_text
 from drafttrain.evaluation.runner import (
     Decoded,
@@ -56,6 +55,7 @@ from drafttrain.evaluation.runner import (
     run_interleaved,
 )
 from drafttrain.evaluation.summary import token_rate
+from drafttrain.measure import measure_ranks
 from drafttrain.pairs import Pair, load_pair
 
 SIZES = (1, 2, 4, 8, 15, 25, 40, 60)
@@ -157,6 +157,7 @@ def read_settings(arguments: argparse.Namespace) -> tuple[EvalConfig, Any]:
             "limit": arguments.rank_prompts or arguments.prompts,
         }
     )
+    settings = settings.model_copy(update={"rank_data": ranked})
     try:
         return settings, load_inputs(ranked, "rank_data")
     except ConfigError as error:
@@ -171,16 +172,7 @@ def prepare(arguments: argparse.Namespace, settings: EvalConfig, ranked: Any) ->
     pair = load_pair(settings.target, str(settings.decode.drafter), trees=True)
     model = CachedModel(pair.target.model)
     prompts, _ = read_prompts(pair.target, model, rows)
-    others, _ = read_prompts(pair.target, model, ranked)
-    sampling = settings.decode.sampling
-    by_rank = measure_acceptance_by_rank(
-        model,
-        pair.drafter,
-        build_sampling(sampling),
-        build_chance(sampling.seed, model.device),
-        [prompt.source for prompt in others],
-        sampling.max_new_tokens,
-    )
+    by_rank = measure_ranks(settings, pair, ranked)
     options = build_options(settings)
     resamples = draw_resamples(len(prompts), options.bootstrap, options.seed)
     return Bench(arguments, settings.decode, pair, model, prompts, options, resamples, by_rank)

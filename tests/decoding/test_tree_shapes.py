@@ -144,37 +144,41 @@ def test_levels_have_their_own_widths():
 # --- stochastic beams ----------------------------------------------------------------------------
 
 
-def beam_trees(table: LogitsTable, sampling: Sampling, width: int) -> dict[tuple, float]:
+def beam_trees(
+    table: LogitsTable, sampling: Sampling, width: int, end: int | None = None
+) -> dict[tuple, float]:
     """The law of RSD-S trees of two levels, by the Plackett-Luce order of all leaf sequences.
 
     The perturbed log-probability of a prefix is the largest of its leaves', so each level holds the
-    first `width` different prefixes in that order. Leaves that add no node are passed over.
+    first `width` different prefixes in that order, the second below the first only. Leaves that
+    can add no node are passed over. A token that ends a sequence is a leaf by itself.
     """
     first = warp(table[START], sampling)
-    leaves = {
-        (a, b): float(first[a] * warp(table[(*START, a)], sampling)[b])
-        for a in range(len(first))
-        for b in range(len(first))
-        if first[a] > 0
-    }
+    leaves: dict[Path, float] = {}
+    for a in range(len(first)):
+        if a == end:
+            leaves[(a,)] = float(first[a])
+        elif first[a] > 0:
+            row = warp(table[(*START, a)], sampling)
+            leaves |= {(a, b): float(first[a] * row[b]) for b in range(len(first))}
     leaves = {leaf: p for leaf, p in leaves.items() if p > 0.0}
     law: dict[tuple, float] = {}
 
     def go(above: tuple[int, ...], below: tuple[Path, ...], probability: float) -> None:
-        adding = {
-            leaf: p
-            for leaf, p in leaves.items()
-            if (leaf not in below and len(below) < width)
-            or (leaf[0] not in above and len(above) < width)
-        }
+        adding = {}
+        for leaf, p in leaves.items():
+            new_above = leaf[0] not in above and len(above) < width
+            reached = leaf[0] in above or new_above
+            new_below = len(leaf) == 2 and leaf not in below and len(below) < width and reached
+            if new_above or new_below:
+                adding[leaf] = (p, new_above, new_below)
         if not adding:
             law[above, below] = law.get((above, below), 0.0) + probability
             return
-        total = sum(adding.values())
-        for leaf, p in adding.items():
-            more_above = above if leaf[0] in above or len(above) == width else (*above, leaf[0])
-            more_below = (*below, leaf) if leaf not in below and len(below) < width else below
-            go(more_above, more_below, probability * p / total)
+        total = sum(p for p, _, _ in adding.values())
+        for leaf, (p, new_above, new_below) in adding.items():
+            more_above = (*above, leaf[0]) if new_above else above
+            go(more_above, (*below, leaf) if new_below else below, probability * p / total)
 
     go((), (), 1.0)
     return law
@@ -191,6 +195,7 @@ def beam_proposal(above, below, table: LogitsTable, sampling: Sampling) -> Propo
     )
 
 
+@pytest.mark.parametrize("end", [None, 1], ids=["endless", "a token ends"])
 @pytest.mark.parametrize("verifier", [RecursiveRejection, TargetWalk], ids=lambda v: v.name)
 @pytest.mark.parametrize("width", [1, 2, 3])
 @pytest.mark.parametrize(
@@ -198,12 +203,12 @@ def beam_proposal(above, below, table: LogitsTable, sampling: Sampling) -> Propo
     [(Sampling(1.0), 0.0), (Sampling(1.3, top_k=2), 0.0), (Sampling(1.5, top_p=0.8), 0.4)],
     ids=["temperature 1", "top-k", "top-p, supports apart"],
 )
-def test_stochastic_beams_are_exact(width, sampling, excluded, verifier):
+def test_stochastic_beams_are_exact(width, sampling, excluded, verifier, end):
     target, draft = LogitsTable(1, 3, excluded), LogitsTable(2, 3, excluded)
     law = torch.zeros(3, 3, dtype=torch.float64)
-    trees = beam_trees(draft, sampling, width)
+    trees = beam_trees(draft, sampling, width, end)
     assert sum(trees.values()) == pytest.approx(1.0, abs=1e-12)
-    if width == 3 and sampling == Sampling(1.0):
+    if width == 3 and sampling == Sampling(1.0) and end is None:
         assert len(trees) == 522
     for (above, below), likely in trees.items():
         proposal = beam_proposal(above, below, draft, sampling)
@@ -224,13 +229,14 @@ def test_stochastic_beams_are_exact(width, sampling, excluded, verifier):
     assert (law - plain).abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("end", [None, 1], ids=["endless", "a token ends"])
 @pytest.mark.parametrize("width", [1, 2, 3])
-def test_the_float_sampler_has_the_law_that_is_enumerated(width):
+def test_the_float_sampler_has_the_law_that_is_enumerated(width, end):
     table, sampling, runs, chance = LogitsTable(2, 3), Sampling(1.0), 3000, sampled()
-    law = beam_trees(table, sampling, width)
+    law, ends = beam_trees(table, sampling, width, end), {end}
     counts: Counter[tuple] = Counter()
     for _ in range(runs):
-        found = paths_of(grow(Beam(width).plant(sampling, chance, ()), table, 2))
+        found = paths_of(grow(Beam(width).plant(sampling, chance, ends), table, 2))
         above = tuple(path[0] for path in found if len(path) == 1)
         counts[above, tuple(path for path in found if len(path) == 2)] += 1
     assert set(counts) <= set(law)
