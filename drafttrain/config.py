@@ -416,6 +416,45 @@ class SpecDrafterRecipe(Config):
     train: TrainConfig = TrainConfig()
 
 
+class BlockHeadsShape(Config):
+    """The shape of block heads (Blockwise Decoding)."""
+
+    k: int = Field(default=25, ge=2)
+    """Tokens of a block: the target's own next token, and one of each of k - 1 heads."""
+    ffn_size: PositiveInt | None = None
+    """Width of each head's hidden layer. Default: that of the target's last hidden state."""
+
+
+class PredictAheadConfig(Config):
+    """The objective of block heads: later tokens of the target's own output."""
+
+    positions: PositiveInt = 12
+    """Positions of each output that the first head learns from in a step, drawn at random; head j
+    has a j-th of them, one at least, or all where there are fewer."""
+    label_smoothing: float = Field(default=0.0, ge=0.0, lt=1.0)
+
+
+class BlockHeadsRecipe(Config):
+    """`recipes/train_block_heads.py`: distil the target if need be, then train heads on it."""
+
+    run: Path
+    """Folder of the run: checkpoints, run.yaml, metrics.jsonl and final/."""
+    target: TargetConfig
+    data: DataConfig
+    """Training inputs, distilled where the shards are missing."""
+    held_out: DataConfig | None = None
+    """Inputs for validation and for a bare `drafttrain eval`."""
+    distilled: Path | None = None
+    """Folder of distilled shards; default RUN/distilled."""
+    distill: dict[str, Any] = {}
+    """Settings of `drafttrain distill` (method, batch_tokens, ...)."""
+    validation_rows: PositiveInt = 500
+    """Held-out rows used in validation."""
+    drafter: BlockHeadsShape = BlockHeadsShape()
+    objective: PredictAheadConfig = PredictAheadConfig()
+    train: TrainConfig = TrainConfig()
+
+
 class CacheConfig(Config):
     """`drafttrain cache`: what acceptance heads are trained on, computed once.
 

@@ -15,31 +15,23 @@ from pathlib import Path
 from typing import Annotated
 
 import datasets
-import numpy as np
 import torch
 import typer
-from accelerate import Accelerator
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from drafttrain.cli import recipe_command
-from drafttrain.config import (
-    ConfigError,
-    DataConfig,
-    DistillConfig,
-    SpecDrafterRecipe,
-    load_settings,
-    validate_settings,
-)
+from drafttrain.config import SpecDrafterRecipe, load_settings
 from drafttrain.data.collate import SlotCollator
-from drafttrain.data.distill import distill, load_distilled
 from drafttrain.data.distill_plan import check_distillation, plan_distillation
+from drafttrain.data.distilled_rows import distillations, distilled_rows, row_lengths
 from drafttrain.decoding.drafters.spec_drafter import predict_blocks
 from drafttrain.evaluation.replay import tokens_per_round_from_predictions
 from drafttrain.models.initialise import has_own_output, initialise, make_config
-from drafttrain.models.loading import LoadedTarget, check_seq2seq, load_target, load_tokenizer
+from drafttrain.models.loading import check_seq2seq, load_target, load_tokenizer
 from drafttrain.models.spec_drafter import SpecDrafter, SpecDrafterConfig
-from drafttrain.training.loop import Task, count_steps, make_accelerator, make_plan, train
+from drafttrain.training.loop import Task, make_accelerator, train
 from drafttrain.training.objectives import MaskPredict
+from drafttrain.training.plan import print_training
 from drafttrain.training.run import check_run, is_finished, open_run, save_final
 
 
@@ -98,36 +90,6 @@ def identity(settings: SpecDrafterRecipe) -> dict:
     return {"path": settings.target.path, "revision": settings.target.revision}
 
 
-def distillations(settings: SpecDrafterRecipe) -> dict[str, DistillConfig]:
-    """What is to be distilled, by the setting that its inputs come from."""
-    out = settings.distilled or settings.run / "distilled"
-    found = {"data": _distill_settings(settings, settings.data, out)}
-    if settings.held_out is not None:
-        most = settings.validation_rows
-        limit = min(settings.held_out.limit or most, most)
-        data = settings.held_out.model_copy(update={"limit": limit})
-        found["held_out"] = _distill_settings(settings, data, settings.run / "held_out")
-    return found
-
-
-def _distill_settings(settings: SpecDrafterRecipe, data: DataConfig, out: Path) -> DistillConfig:
-    fixed = {"target": settings.target, "data": data, "out": out}
-    if clash := fixed.keys() & settings.distill.keys():
-        raise ConfigError(f"distill.{min(clash)}: give it as {min(clash)}= at the top level")
-    return validate_settings(DistillConfig, fixed | settings.distill, within="distill")
-
-
-def distilled_rows(
-    settings: SpecDrafterRecipe, target: LoadedTarget
-) -> tuple[datasets.Dataset, datasets.Dataset | None]:
-    """The target's own outputs, for training and for validation; made where they are missing."""
-    wanted = distillations(settings)
-    for distillation in wanted.values():
-        distill(distillation, target)
-    rows = {group: load_distilled(distillation.out) for group, distillation in wanted.items()}
-    return rows["data"], rows.get("held_out")
-
-
 def make_task(
     settings: SpecDrafterRecipe,
     drafter: SpecDrafter,
@@ -137,20 +99,8 @@ def make_task(
     collate = SlotCollator(drafter.config, settings.objective.blocks, settings.train.seed)
     objective = MaskPredict(drafter, settings.objective)
     validate = Validation(held_out, collate) if held_out is not None else None
-    return Task(objective, rows, row_lengths(rows, settings, drafter.config), collate, validate)
-
-
-def row_lengths(
-    rows: datasets.Dataset, settings: SpecDrafterRecipe, config: SpecDrafterConfig
-) -> np.ndarray:
-    """Rows of encoder and decoder that a sentence costs, its masked blocks included."""
-    masks = settings.objective.blocks * config.mask_rows
-    columns = rows.with_format("arrow")
-    sizes = [
-        np.concatenate([np.diff(c.offsets) for c in columns[:][name].chunks])
-        for name in ("source_ids", "target_ids")
-    ]
-    return sizes[0] + sizes[1] + masks
+    masks = settings.objective.blocks * drafter.config.mask_rows
+    return Task(objective, rows, row_lengths(rows) + masks, collate, validate)
 
 
 @dataclass(frozen=True)
@@ -185,22 +135,9 @@ def print_plan(settings: SpecDrafterRecipe, config: SpecDrafterConfig) -> None:
     """What a run would do, without loading weights or writing anything."""
     with torch.device("meta"):
         drafter = SpecDrafter(config)
-    parameters = drafter.num_parameters()
     plan = plan_distillation(distillations(settings)["data"])
     masks = settings.objective.blocks * config.mask_rows
-    tokens = plan.source_tokens + plan.target_tokens + masks * plan.rows
-    batches = max(1, round(tokens / settings.train.batch_tokens))
-    lengths = np.full(plan.rows, max(1, tokens // max(plan.rows, 1)))
-    task = Task(drafter, None, lengths, None)
-    world = Accelerator().num_processes
-    steps = count_steps(make_plan(task, settings.train), settings.train, world)
-    keep = max(settings.train.keep_checkpoints, settings.train.average)
-    print(f"drafter      {parameters:,} parameters")
-    print(f"distillation {plan}")
-    print(f"batches      {batches:,} an epoch of about {settings.train.batch_tokens:,} tokens")
-    print(f"steps        {steps:,} of {settings.train.accumulation * world} batches")
-    print(f"disk         {(keep * 16 + 4) * parameters / 2**20:,.0f} MiB for {keep} checkpoints")
-    print(f"memory       {16 * parameters / 2**20:,.0f} MiB for weights, gradients and optimizer")
+    print_training(plan, settings.train, drafter, masks)
 
 
 if __name__ == "__main__":

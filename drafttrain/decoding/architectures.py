@@ -85,12 +85,27 @@ def check_known(config: PretrainedConfig) -> None:
 
     How a family takes positions must be known: the nodes of a tree stand at their depth.
     """
+    if not is_known(config):
+        raise unknown_positions(config)
+
+
+def is_known(config: PretrainedConfig) -> bool:
+    """Whether this configuration is of a family in `KNOWN`."""
     if config.is_encoder_decoder:
         kinds = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
     else:
         kinds = MODEL_FOR_CAUSAL_LM_MAPPING
-    if type(config) not in kinds or kinds[type(config)] not in KNOWN:
-        raise unknown_positions(config)
+    return type(config) in kinds and kinds[type(config)] in KNOWN
+
+
+def check_projection(config: PretrainedConfig) -> None:
+    """Refuse families whose output projection block heads could not use. Raises ValueError."""
+    if not is_known(config):
+        raise ValueError(
+            f"a {config.model_type!r} model cannot have block heads: how it gets logits from its "
+            "last hidden state is not known; use a family that is known (T5, BART, Marian, Llama, "
+            "Qwen2, Qwen3, GPT-2, GPT-NeoX, OPT, ...), or another kind of drafter"
+        )
 
 
 def unknown_positions(config: PretrainedConfig) -> ValueError:

@@ -138,7 +138,8 @@ class RunningSequence:
         self._tokens[self._length : new_length] = torch.tensor(emitted)
         self._length = new_length
         self.remaining -= len(emitted)
-        self.target_state = TargetState(score.hidden[path[-1] + 1 if path else 0])
+        last = score.hidden[path[-1] + 1 if path else 0]
+        self.target_state = TargetState(last, self._length)
         return emitted
 
 

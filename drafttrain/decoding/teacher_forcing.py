@@ -46,7 +46,7 @@ def teacher_force(
     lengths = [len(target) for target in targets]
     hidden, projected = _rows(model, sources, targets)
     if projected is None:
-        projected = _project(model, torch.cat([rows[:-1] for rows in hidden])).split(lengths)
+        projected = project(model, torch.cat([rows[:-1] for rows in hidden])).split(lengths)
     return [
         Forced(_at_least_float32(logits), rows[1:], rows[:-1])
         for logits, rows in zip(projected, hidden, strict=True)
@@ -60,6 +60,18 @@ def forced_states(
     """The hidden states of `teacher_force` alone, without paying for logits. B x [L_b, D]."""
     _check(sources)
     return [rows[1:] for rows in _rows(model, sources, targets)[0]]
+
+
+@torch.no_grad()
+def states_before(
+    model: PreTrainedModel, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+) -> list[Tensor]:
+    """`Forced.before` of `teacher_force` alone: what each row of logits would be computed from.
+
+    Without gradient, but usable where there is one. Shapes and errors: as there -> B x [L_b, D].
+    """
+    _check(sources)
+    return [rows[:-1] for rows in _rows(model, sources, targets)[0]]
 
 
 def _check(sources: Sequence[Sequence[int]]) -> None:
@@ -116,8 +128,8 @@ def _pad(sequences: Sequence[Tensor], model: PreTrainedModel) -> Tensor:
     return pad_sequence(list(sequences), batch_first=True, padding_value=pad or 0)
 
 
-def _project(model: PreTrainedModel, hidden: Tensor) -> Tensor:
-    """Logits of the chosen rows. Shapes: [N, D] -> [N, V]."""
+def project(model: PreTrainedModel, hidden: Tensor) -> Tensor:
+    """Logits of last hidden states, for families that are known. Shapes: [..., D] -> [..., V]."""
     if type(model) is T5ForConditionalGeneration and model.config.scale_decoder_outputs:
         hidden = hidden * model.config.d_model**-0.5
     logits = model.get_output_embeddings()(hidden)

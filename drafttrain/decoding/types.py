@@ -84,6 +84,9 @@ class TargetState:
 
     hidden: Tensor
     """[D] last hidden state at the last verified row (the token after it has no row yet)."""
+    committed: int
+    """Tokens of the sequence, the decoder prefix included, the last of which came from that row.
+    Inside a cascade a drafter may be shown more: drafts that other drafters put behind them."""
 
 
 @dataclass(frozen=True)

@@ -170,7 +170,7 @@ class BlockSession:
         model = self.model
         if not model.config.coupling_rank:
             logits = self.drafter.project(hidden)
-            return logits.argmax(-1).tolist()[: _admitted(stop, logits, hidden)]
+            return logits.argmax(-1).tolist()[: admitted(stop, logits, hidden)]
         return self._coupled_arg_max(hidden, last, stop)
 
     def _coupled_arg_max(self, hidden: Tensor, last: int, stop: StopPolicy) -> list[int]:
@@ -191,7 +191,7 @@ class BlockSession:
         tokens = candidates.tolist()
         drafted: list[int] = []
         chosen = 0
-        for depth in range(_admitted(stop, logits, hidden)):
+        for depth in range(admitted(stop, logits, hidden)):
             chosen = successor[depth][chosen]
             drafted.append(tokens[depth][chosen])
         return drafted
@@ -223,9 +223,9 @@ class BlockSession:
         return Proposal.chain(torch.stack(drafted).cpu(), torch.stack(rows), hidden=hidden)
 
 
-def _admitted(stop: StopPolicy, logits: Tensor, hidden: Tensor) -> int:
+def admitted(stop: StopPolicy, logits: Tensor, hidden: Tensor | None = None) -> int:
     """How many slots of a block a policy admits. Shapes: logits [K, V], hidden [K, D]."""
-    rows, states = logits.unbind(), hidden.unbind()
+    rows, states = logits.unbind(), () if hidden is None else hidden.unbind()
     notes: dict[str, list[float]] = {}
     for depth in range(len(rows)):
         if not stop.admit(DraftState(depth, rows[: depth + 1], states, notes)):

@@ -1,0 +1,131 @@
+"""Block heads: the drafter of Blockwise Decoding (Stern et al. 2018), on a frozen target.
+
+Head j of k - 1 reads the target's last hidden state, the one that the target's own next token comes
+from, and predicts the j-th token after that one. Heads hold no vocabulary: what they give goes
+through the target's own output projection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+
+from drafttrain.config import ConfigError
+from drafttrain.models.identity import hash_weights
+
+HASHED_TYPES = ("float32", "bfloat16", "float16")
+"""A target may be decoded with in another type than its heads were trained on."""
+
+
+class BlockHeadsConfig(PretrainedConfig):
+    """Shape of block heads, and of the target that they read."""
+
+    model_type = "block-heads"
+
+    def __init__(
+        self,
+        k: int = 25,
+        hidden_size: int = 8,
+        ffn_size: int = 8,
+        vocab_size: int = 32,
+        target: dict[str, Any] | None = None,
+        drafttrain_version: str | None = None,
+        **kwargs,
+    ):
+        if not isinstance(k, int) or k < 2:
+            raise ValueError(f"k = {k!r}: a block is the target's own token and one more at least")
+        self.k = k
+        self.hidden_size = hidden_size
+        self.ffn_size = ffn_size
+        self.vocab_size = vocab_size
+        self.target = target
+        self.drafttrain_version = drafttrain_version
+        super().__init__(**kwargs)
+
+    @property
+    def heads(self) -> int:
+        """Tokens that a block has beside the target's own."""
+        return self.k - 1
+
+
+class BlockHeads(PreTrainedModel):
+    """k - 1 heads x + relu(x W + b) W' + b', each with its own weights; W' and b' start at 0."""
+
+    config_class = BlockHeadsConfig
+    base_model_prefix = "heads"
+    main_input_name = "hidden"
+
+    def __init__(self, config: BlockHeadsConfig):
+        super().__init__(config)
+        heads, width, inner = config.heads, config.hidden_size, config.ffn_size
+        self.inner_weight = nn.Parameter(torch.empty(heads, width, inner))
+        self.inner_bias = nn.Parameter(torch.empty(heads, 1, inner))
+        self.outer_weight = nn.Parameter(torch.empty(heads, inner, width))
+        self.outer_bias = nn.Parameter(torch.empty(heads, 1, width))
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, BlockHeads):
+            nn.init.normal_(module.inner_weight, std=module.config.hidden_size**-0.5)
+            for parameter in (module.inner_bias, module.outer_weight, module.outer_bias):
+                nn.init.zeros_(parameter)
+
+    def forward(self, hidden: Tensor, counts: Sequence[int]) -> Tensor:
+        """What to project: the first rows go through head 1, the next through head 2, and so on.
+
+        Shapes: hidden [M, D], counts one a head with sum M -> [M, D].
+        """
+        weights = zip(*(parameter.unbind() for parameter in self._stacks()), strict=True)
+        return torch.cat(
+            [
+                rows + torch.addmm(below, torch.addmm(bias, rows, weight).relu(), outer)
+                for rows, (weight, bias, outer, below) in zip(
+                    hidden.split(list(counts)), weights, strict=True
+                )
+            ]
+        )
+
+    def each(self, hidden: Tensor, first: int = 0, last: int | None = None) -> Tensor:
+        """The same rows through each of the heads number first..last-1 (from 0), to be projected.
+
+        Shapes: hidden [N, D] -> [H, N, D]; no head where there are none so late.
+        """
+        weight, bias, outer, below = (parameter[first:last] for parameter in self._stacks())
+        rows = hidden.to(weight.dtype).expand(len(weight), -1, -1)
+        return rows + torch.baddbmm(below, torch.baddbmm(bias, rows, weight).relu(), outer)
+
+    def _stacks(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.inner_weight, self.inner_bias, self.outer_weight, self.outer_bias
+
+
+def hash_target(target: PreTrainedModel) -> dict[str, str]:
+    """SHA-256 of the target's weights as if loaded in each type."""
+    return {name: hash_weights(target, getattr(torch, name)) for name in HASHED_TYPES}
+
+
+def check_same_target(heads: BlockHeadsConfig, target: PreTrainedModel, name: str) -> None:
+    """The target's weights must be those that the heads were trained on. Raises ConfigError."""
+    trained_on = heads.target or {}
+    wanted = trained_on.get("weights_sha256")
+    if not isinstance(wanted, dict) or not wanted:
+        raise ConfigError(
+            f"block heads {name!r} do not say which target they were trained on; train them with "
+            "recipes/train_block_heads.py"
+        )
+    own = str(target.dtype).removeprefix("torch.")
+    for kind in sorted(wanted.keys() & set(HASHED_TYPES), key=lambda kind: kind != own):
+        if hash_weights(target, getattr(torch, kind)) == wanted[kind]:
+            return
+    raise ConfigError(
+        f"block heads {name!r} were trained on target {trained_on.get('path')!r} with other "
+        "weights than the target given; they read its hidden states and use its output projection: "
+        "train heads for this target, or give the target they were trained on"
+    )
+
+
+AutoConfig.register(BlockHeadsConfig.model_type, BlockHeadsConfig)
+AutoModel.register(BlockHeadsConfig, BlockHeads)

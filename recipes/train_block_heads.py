@@ -1,0 +1,159 @@
+"""Train block heads on a frozen target (Blockwise Decoding, Stern et al. 2018).
+
+    accelerate launch recipes/train_block_heads.py --config recipes/multi30k_block_heads.yaml
+    accelerate launch recipes/train_block_heads.py --config recipes/gsm8k_block_heads.yaml \\
+        target.path=MODEL data.path=train.jsonl run=checkpoints/mine
+
+k - 1 feed-forward heads on the target's last hidden state each predict a later token of its own
+output. Missing distilled outputs are made first. Running the same command again goes on where it
+was stopped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import datasets
+import torch
+import typer
+from transformers import PretrainedConfig
+
+from drafttrain.cli import recipe_command
+from drafttrain.config import BlockHeadsRecipe, ConfigError, load_settings
+from drafttrain.data.block_rows import BlockRowsCollator, FrozenTarget
+from drafttrain.data.distill_plan import check_distillation, plan_distillation
+from drafttrain.data.distilled_rows import distillations, distilled_rows, row_lengths
+from drafttrain.decoding.architectures import check_projection
+from drafttrain.decoding.drafters.block_heads import predict_blocks
+from drafttrain.evaluation.replay import tokens_per_round_from_predictions
+from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig, hash_target
+from drafttrain.models.draft_states import state_size
+from drafttrain.models.loading import check_target, load_target, load_tokenizer
+from drafttrain.training.block_objective import PredictAhead
+from drafttrain.training.loop import Task, make_accelerator, train
+from drafttrain.training.plan import print_training
+from drafttrain.training.run import check_run, is_finished, open_run, save_final
+
+ROWS_AT_ONCE = 64
+"""Held-out rows that validation reads at a time."""
+
+
+@recipe_command
+def main(
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value settings")] = None,
+    config: Annotated[Path, typer.Option(help="YAML settings")] = Path(
+        "recipes/multi30k_block_heads.yaml"
+    ),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print sizes, steps, disk and memory; write nothing")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks")] = False,
+) -> None:
+    settings = load_settings(BlockHeadsRecipe, config, overrides or ())
+    heads_config = make_config(settings, check_target(settings.target))
+    if dry_run:
+        print_plan(settings, heads_config)
+        return
+    if is_finished(settings.run):
+        print(f"{settings.run} is finished: its heads are {settings.run / 'final'}")
+        return
+    check_run(settings.run, settings)
+    for group, distillation in distillations(settings).items():
+        check_distillation(distillation, group)
+    tokenizer = load_tokenizer(settings.target)
+    accelerator = make_accelerator(settings.train, settings.run)
+    if accelerator.is_main_process:
+        open_run(settings.run, settings)
+    accelerator.wait_for_everyone()
+    target = load_target(settings.target)
+    rows, held_out = distilled_rows(settings, target)
+    heads_config.target |= {"weights_sha256": hash_target(target.model)}
+    torch.manual_seed(settings.train.seed)
+    heads = BlockHeads(heads_config)
+    accelerator.print(f"{heads_config.heads} heads of {heads.num_parameters():,} parameters")
+    task = make_task(settings, heads, FrozenTarget(target.model), rows, held_out)
+    train(accelerator, task, settings.train, settings.run)
+    if accelerator.is_main_process:
+        print(f"saved {save_final(settings.run, heads.cpu(), tokenizer)}")
+
+
+def make_config(settings: BlockHeadsRecipe, target: PretrainedConfig) -> BlockHeadsConfig:
+    """The shape of the heads, from the target's config.json alone.
+
+    Raises ConfigError for a target that cannot have heads.
+    """
+    try:
+        check_projection(target)
+    except ValueError as error:
+        raise ConfigError(f"target.path = {settings.target.path!r}: {error}") from None
+    width = state_size(target, "token")
+    text = target.get_text_config(decoder=True)
+    ends = {"eos_token_id": text.eos_token_id, "pad_token_id": text.pad_token_id}
+    return BlockHeadsConfig(
+        k=settings.drafter.k,
+        hidden_size=width,
+        ffn_size=settings.drafter.ffn_size or width,
+        vocab_size=text.vocab_size,
+        target={"path": settings.target.path, "revision": settings.target.revision},
+        drafttrain_version=version("drafttrain"),
+        is_encoder_decoder=target.is_encoder_decoder,
+        **ends,
+    )
+
+
+def make_task(
+    settings: BlockHeadsRecipe,
+    heads: BlockHeads,
+    target: FrozenTarget,
+    rows: datasets.Dataset,
+    held_out: datasets.Dataset | None,
+) -> Task:
+    objective = PredictAhead(heads, target, settings.objective.label_smoothing)
+    collate = BlockRowsCollator(
+        heads.config.heads, settings.objective.positions, settings.train.seed
+    )
+    validate = Validation(held_out, collate) if held_out is not None else None
+    return Task(objective, rows, row_lengths(rows), collate, validate)
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Teacher-forced tokens per round (exact for greedily distilled rows), loss, accuracy."""
+
+    rows: datasets.Dataset
+    collate: BlockRowsCollator
+
+    def __call__(self, objective: PredictAhead) -> dict[str, float]:
+        heads, target = objective.model, objective.target.model
+        tokens = rounds = 0
+        sums = torch.zeros(4, dtype=torch.float64)
+        for start in range(0, len(self.rows), ROWS_AT_ONCE):
+            chunk = self.rows[start : start + ROWS_AT_ONCE]
+            pairs = list(zip(chunk["source_ids"], chunk["target_ids"], strict=True))
+            batch = self.collate([(0, start + i, s, t) for i, (s, t) in enumerate(pairs)])
+            found = objective(batch.to(heads.device), 1.0)
+            sums += torch.stack([value.double().cpu() for value in found])
+            for source, output in pairs:
+                blocks = predict_blocks(heads, target, torch.tensor(source), torch.tensor(output))
+                emitted, walked = tokens_per_round_from_predictions(blocks, output)
+                tokens, rounds = tokens + emitted, rounds + walked
+        loss, weight, correct, counted = sums.tolist()
+        return {
+            "tokens_per_round": tokens / rounds,
+            "held_out_loss": loss / weight,
+            "accuracy": correct / counted,
+        }
+
+
+def print_plan(settings: BlockHeadsRecipe, config: BlockHeadsConfig) -> None:
+    """What a run would do, without loading weights or writing anything."""
+    with torch.device("meta"):
+        heads = BlockHeads(config)
+    print_training(plan_distillation(distillations(settings)["data"]), settings.train, heads)
+
+
+if __name__ == "__main__":
+    main()
