@@ -6,11 +6,18 @@ from collections.abc import Callable
 
 import torch
 
+from drafttrain.cascades import (
+    build_cascade,
+    cascade_ratios,
+    cascade_stop,
+    check_cascade,
+)
 from drafttrain.config import (
     ConfigError,
     DecodeConfig,
     EvalConfig,
     SamplingConfig,
+    StopConfig,
     TreeConfig,
     VerifierConfig,
 )
@@ -88,8 +95,10 @@ def check_method(config: DecodeConfig) -> None:
     """
     sampling = build_sampling(config.sampling)
     verifier = build_verifier(config.verifier, sampling, config.tree)
-    config = config.model_copy(update={"stop": tree_stop(config)})
-    if config.bigrams is not None and config.drafter != MAX_GRAM:
+    check_cascade(config)
+    config = config.model_copy(update={"stop": method_stop(config)})
+    behind = () if config.cascade is None else config.cascade.drafters
+    if config.bigrams is not None and MAX_GRAM not in (config.drafter, *behind):
         raise ConfigError(
             f"bigrams = {config.bigrams!r} counts for drafter {MAX_GRAM!r} only; leave it out"
         )
@@ -107,8 +116,9 @@ def build_method(config: DecodeConfig, pair: Pair) -> Method:
     """Drafter, stop policy and verifier. Raises ValueError for a pairing that is not valid."""
     sampling = build_sampling(config.sampling)
     verifier = build_verifier(config.verifier, sampling, config.tree)
-    config = config.model_copy(update={"stop": tree_stop(config)})
-    drafter, stop = build_drafter(config, pair), build_stop(config, pair.drafter_model)
+    config = config.model_copy(update={"stop": method_stop(config)})
+    make = build_drafter if config.cascade is None else build_cascade
+    drafter, stop = make(config, pair), build_stop(config, pair.drafter_model)
     check_pairing(drafter, stop, verifier, sampling)
     varied = varied_settings(stop)
     if config.tree.kind != "none":
@@ -117,8 +127,22 @@ def build_method(config: DecodeConfig, pair: Pair) -> Method:
             varied |= varied_settings(stop)
     if isinstance(verifier, SpecVerification):
         varied |= {"beta": float(verifier.beta), "tau": verifier.tau}
+    return Method(drafter, stop, verifier, parameter_ratios(config, pair, drafter.name), varied)
+
+
+def method_stop(config: DecodeConfig) -> StopConfig:
+    """The stop policy asked for, or the one that goes with the drafts."""
+    return tree_stop(config) if config.cascade is None else cascade_stop(config)
+
+
+def parameter_ratios(config: DecodeConfig, pair: Pair, name: str) -> dict[str, float]:
+    """Parameters over the target's of each drafter whose calls are counted, by its name."""
+    if config.cascade is not None:
+        return cascade_ratios(config, pair)
+    if config.drafter == MAX_GRAM:
+        return {MAX_GRAM: 0.0}
     ratio = pair.parameter_ratio(config.tree.drafters)
-    return Method(drafter, stop, verifier, ratio, varied)
+    return {} if ratio is None else {name: ratio}
 
 
 def build_options(config: EvalConfig) -> EvaluationOptions:

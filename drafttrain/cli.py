@@ -109,6 +109,29 @@ Tree = Annotated[
         help="Draft trees: paths, rsd-c, rsd-s, opt-tree, binary, eagle, sequoia (docs/trees.md).",
     ),
 ]
+Cascade = Annotated[
+    str | None,
+    typer.Option(
+        "--cascade",
+        metavar="NAME,NAME",
+        help="Smaller drafters behind --drafter, from the largest down to max-gram.",
+    ),
+]
+Increments = Annotated[
+    str | None,
+    typer.Option(
+        "--increments",
+        metavar="INT,INT/INT",
+        help="--cascade: tokens of each drafter in a round / in reviews; `drafttrain tune-cascade` "
+        "finds them.",
+    ),
+]
+Leniency = Annotated[
+    str | None,
+    typer.Option(
+        "--leniency", metavar="FLOAT", help="--cascade: how lenient reviews inside are (from 1)."
+    ),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 """Read by run_command before the command itself runs; declared to be listed in the help."""
 Overrides = Annotated[
@@ -306,6 +329,9 @@ def evaluate(
         typer.Option("--budget", metavar="INT,INT", help="... at so many tokens (RSD Exp2)."),
     ] = None,
     tree: Tree = None,
+    cascade: Cascade = None,
+    increments: Increments = None,
+    leniency: Leniency = None,
     k: DraftLength = None,
     stop: StopKind = None,
     head: Head = None,
@@ -330,6 +356,7 @@ def evaluate(
       drafttrain eval --methods sd,spectr,rsd-c,rsd-s --depth 2,3,4,5 --temperature 1
       drafttrain eval --methods sd,binary,opt-tree --budget 6,10,14,21,30
       drafttrain eval --target t5-small --drafter max-gram --data test.txt
+      drafttrain eval --drafter LARGE --cascade SMALL,max-gram --increments 5,3,0/4,10/10
       drafttrain eval --target t5-small --drafter none --data test.txt
     """
     flags = {
@@ -342,6 +369,9 @@ def evaluate(
         "depth": _listed(depth),
         "budget": _listed(budget),
         "decode.tree.kind": tree,
+        "decode.cascade.drafters": cascade,
+        "decode.cascade.increments": increments,
+        "decode.cascade.leniency": leniency,
         **_stop_flags(stop, k, head, h),
         **_decode_flags(drafter, verifier, beta, tau, temperature, seed),
     }
@@ -383,6 +413,9 @@ def generate(
         bool, typer.Option("--json", help="One JSON object a line, with all rounds.")
     ] = False,
     tree: Tree = None,
+    cascade: Cascade = None,
+    increments: Increments = None,
+    leniency: Leniency = None,
     k: DraftLength = None,
     stop: StopKind = None,
     head: Head = None,
@@ -410,6 +443,9 @@ def generate(
         "data.path": data,
         "data.limit": limit,
         "decode.tree.kind": tree,
+        "decode.cascade.drafters": cascade,
+        "decode.cascade.increments": increments,
+        "decode.cascade.leniency": leniency,
         **_stop_flags(stop, k, head, h),
         **_decode_flags(drafter, verifier, beta, tau, temperature, seed),
     }

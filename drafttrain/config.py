@@ -22,6 +22,8 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     ValidationError,
+    field_validator,
+    model_validator,
 )
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -202,6 +204,16 @@ class VerifierConfig(Config):
     tau: NonNegativeFloat = 1.0
     """Spec-Verification: largest log-probability gap to the target's first choice (nats)."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_leniency(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "leniency" in values:
+            raise ValueError(
+                "leniency of the target's own review, the outermost, would change the output; it "
+                "counts inside cascades only: give cascade.leniency"
+            )
+        return values
+
 
 TreeKind = Literal["none", "paths", "rsd-c", "rsd-s", "opt-tree", "binary", "eagle", "sequoia"]
 
@@ -246,6 +258,47 @@ TREE_SETTINGS: dict[str, set[str]] = {
 """Settings that each kind of tree goes by."""
 
 
+class CascadeConfig(Config):
+    """Drafters behind `drafter`, each smaller than the one before it (CS Drafting). A language
+    model's drafts are made by reviewing what those behind it say."""
+
+    drafters: tuple[str, ...] = Field(min_length=1)
+    """Folders or Hub names, from the largest down, as a rule to `max-gram`."""
+    increments: tuple[tuple[NonNegativeInt, ...], ...] | None = None
+    """The matrix K, a row for each depth of reviews, as 5,3,0/4,10/10: `drafter` adds 5 tokens to a
+    round and the second 3; in the first one's reviews the second adds 4 and the third 10; and so
+    on. Default: 5 a model; from max-gram 10 in reviews, none in a round."""
+    leniency: float = Field(default=1.0, ge=1.0)
+    """l: reviews inside accept up to so many times more than their own distribution would; against
+    max-gram, and where the target reviews, it is 1 always. The output stays the target's own."""
+
+    @field_validator("drafters", mode="before")
+    @classmethod
+    def _split_drafters(cls, value: object) -> object:
+        return value.split(",") if isinstance(value, str) else value
+
+    @field_validator("increments", mode="before")
+    @classmethod
+    def _split_increments(cls, value: object) -> object:
+        if isinstance(value, int):
+            return [[value]]
+        if not isinstance(value, str):
+            return value
+        return [row.split(",") for row in value.split("/")]
+
+    def matrix(self) -> tuple[tuple[int, ...], ...]:
+        """K, the default where none is given."""
+        if self.increments is not None:
+            return self.increments
+        levels, copies = 1 + len(self.drafters), self.drafters[-1] == "max-gram"
+        rows = [[5] * (levels - depth) for depth in range(levels)]
+        for row in rows if copies else ():
+            row[-1] = 10
+        if copies:
+            rows[0][-1] = 0
+        return tuple(map(tuple, rows))
+
+
 class DecodeConfig(Config):
     """A method: a drafter, a stop policy and a verifier."""
 
@@ -255,6 +308,9 @@ class DecodeConfig(Config):
     bigrams: str | None = None
     """max-gram: table of likeliest successors, for where nothing occurred before; made by
     `drafttrain bigrams`."""
+    cascade: CascadeConfig | None = None
+    """More drafters, which speed up the drafter's own drafting. A round drafts as many tokens as
+    the first row of increments adds up to."""
     tree: TreeConfig = TreeConfig()
     """What the drafter's drafts look like: chains, or trees."""
     sampling: SamplingConfig = SamplingConfig()
@@ -428,7 +484,7 @@ class BlockHeadsShape(Config):
 class PredictAheadConfig(Config):
     """The objective of block heads: later tokens of the target's own output."""
 
-    positions: PositiveInt = 12
+    positions: PositiveInt = 8
     """Positions of each output that the first head learns from in a step, drawn at random; head j
     has a j-th of them, one at least, or all where there are fewer."""
     label_smoothing: float = Field(default=0.0, ge=0.0, lt=1.0)

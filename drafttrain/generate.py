@@ -17,6 +17,7 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from drafttrain.build import build_chance, build_method, build_sampling, check_method
+from drafttrain.cascades import other_drafters
 from drafttrain.config import ConfigError, GenerateConfig
 from drafttrain.data.prompt_tokens import tokenize_prompts
 from drafttrain.data.prompts import load_inputs
@@ -46,10 +47,9 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
         if not text.strip():
             raise ConfigError(f"input {row} is empty; leave it out (inputs are counted from 0)")
     check_method(settings.decode)
-    tree = settings.decode.tree
     drafter = str(settings.decode.drafter)
-    trees, bigrams = tree.kind != "none", settings.decode.bigrams
-    pair = load_pair(settings.target, drafter, tree.drafters, trees, bigrams)
+    trees, bigrams = settings.decode.tree.kind != "none", settings.decode.bigrams
+    pair = load_pair(settings.target, drafter, other_drafters(settings.decode), trees, bigrams)
     method, target = build_method(settings.decode, pair), pair.target
     sampling = build_sampling(settings.decode.sampling)
     chance = build_chance(settings.decode.sampling.seed, target.model.device)

@@ -18,6 +18,7 @@ from drafttrain.build import (
     build_sampling,
     check_method,
 )
+from drafttrain.cascades import other_drafters
 from drafttrain.config import ConfigError, DecodeConfig, EvalConfig, TreeConfig
 from drafttrain.data.prompts import load_inputs
 from drafttrain.decoding.cached_model import CachedModel
@@ -65,7 +66,7 @@ def measure(settings: EvalConfig) -> None:
     ranked = load_rank_data(settings, variants)
     for variant in variants if ranked is None else with_ranks(variants, (1.0,)):
         check_method(variant)
-    companions = sorted({name for variant in variants for name in variant.tree.drafters})
+    companions = sorted({name for variant in variants for name in other_drafters(variant)})
     trees = any(variant.tree.kind != "none" for variant in variants)
     decode = settings.decode
     pair = load_pair(settings.target, str(decode.drafter), companions, trees, decode.bigrams)

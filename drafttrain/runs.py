@@ -13,6 +13,7 @@ from typing import Any
 
 from drafttrain.config import (
     STOP_SETTINGS,
+    BlockHeadsRecipe,
     ConfigError,
     HeadRecipe,
     Policy,
@@ -37,6 +38,8 @@ LAYOUT = {
     "chat",
 }
 """Settings of prompts that say how they are read, not which they are."""
+RECIPES = {"spec-drafter": SpecDrafterRecipe, "block-heads": BlockHeadsRecipe}
+"""Recipes of drafters that are made for one target, by the model_type of what they train."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Run:
     """A finished training run."""
 
     folder: Path
-    recipe: SpecDrafterRecipe
+    recipe: SpecDrafterRecipe | BlockHeadsRecipe
 
     @property
     def drafter(self) -> Path:
@@ -63,8 +66,9 @@ def newest_run(folder: Path = CHECKPOINTS) -> Run:
 
 
 def read_run(folder: Path) -> Run:
-    """The run in a folder, from its run.yaml."""
-    return Run(folder, load_settings(SpecDrafterRecipe, folder / "run.yaml"))
+    """The finished run in a folder, from its run.yaml."""
+    recipe = RECIPES[_model_type(folder / "final")]
+    return Run(folder, load_settings(recipe, folder / "run.yaml"))
 
 
 def run_of(drafter: str) -> Run | None:
@@ -99,7 +103,8 @@ def fill_from_run(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> di
     if run is not None and drafter not in MODEL_FREE:
         decode["drafter"] = str(run.drafter)
         stop = _group(decode, "stop")
-        if stop.get("kind", "fixed") == "fixed" and not values.get("methods"):
+        own_lengths = values.get("methods") or decode.get("cascade")
+        if stop.get("kind", "fixed") == "fixed" and not own_lengths:
             stop.setdefault("k", run.recipe.drafter.k)
     if run is None and drafter not in MODEL_FREE and not values.get("methods"):
         _fill_from_policy(decode, Path(str(drafter)) / "policy.json")
@@ -131,7 +136,12 @@ def _fill_from_policy(decode: dict[str, Any], file: Path) -> None:
     greedy = float((decode.get("sampling") or {}).get("temperature") or 0.0) == 0.0
     stop, verifier = _group(decode, "stop"), _group(decode, "verifier")
     chains = (decode.get("tree") or {}).get("kind", "none") == "none"  # of which alone it speaks
-    if chains and not stop and (greedy or policy.stop != "confidence"):
+    if (
+        chains
+        and not decode.get("cascade")
+        and not stop
+        and (greedy or policy.stop != "confidence")
+    ):
         names = STOP_SETTINGS[policy.stop] - {"head"}
         known = policy.model_dump(include=names, exclude_none=True)
         stop |= {"kind": policy.stop} | known
@@ -183,7 +193,7 @@ def _trained_for(drafter: str) -> dict[str, Any]:
 
 
 def _holds_drafter(run: Path) -> bool:
-    return (run / "run.yaml").is_file() and _model_type(run / "final") == "spec-drafter"
+    return (run / "run.yaml").is_file() and _model_type(run / "final") in RECIPES
 
 
 @dataclass(frozen=True)

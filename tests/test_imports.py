@@ -21,6 +21,7 @@ MAY_IMPORT = {
 
 MAY_IMPORT_ALL = {
     "build",
+    "cascades",
     "cli",
     "export_command",
     "generate",

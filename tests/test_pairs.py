@@ -134,7 +134,7 @@ def test_families_without_trees_are_refused_where_drafts_are_trees(folders, tmp_
     with pytest.raises(ValueError, match=reason):
         load_pair(target(folders / "llama"), str(tmp_path), trees=True)
     with pytest.raises(ValueError, match=reason):
-        load_pair(target(folders / "llama"), str(folders / "qwen2"), [str(tmp_path)])
+        load_pair(target(folders / "llama"), str(folders / "qwen2"), [str(tmp_path)], trees=True)
     with pytest.raises(ConfigError, match="weights cannot be read"):  # chains it could draft
         load_pair(target(folders / "llama"), str(tmp_path))
 
@@ -148,7 +148,7 @@ def test_companions_are_language_models_with_the_targets_vocabulary(folders, tmp
         ("llama", folders / "absent", "no such folder"),
     ):
         with pytest.raises(ConfigError, match=message):
-            load_pair(target(folders / large), str(folders / large), [str(companion)])
+            load_pair(target(folders / large), str(folders / large), [str(companion)], trees=True)
 
 
 def test_a_drafter_that_is_none_or_has_no_weights_is_named(folders, tmp_path):

@@ -176,6 +176,7 @@ def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Roun
                 depth=proposal.depth if decoder.drafter.branches else None,
                 expected=proposal.expected,
                 passes=proposal.passes,
+                calls=proposal.calls,
                 draft_seconds=draft_seconds[i],
                 target_seconds=shared_seconds + perf_counter() - began,
                 finished=sequence.remaining == 0,

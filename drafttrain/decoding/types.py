@@ -7,7 +7,7 @@ drafttrain is a triple of these; `decoding/loop.py` is the one loop that runs th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -90,6 +90,19 @@ class TargetState:
 
 
 @dataclass(frozen=True)
+class Calls:
+    """What one drafter among several did for a draft."""
+
+    count: int
+    """Its sequential calls; of a drafter without a model, how often it was asked."""
+    seconds: float
+    """Their wall clock."""
+
+    def __add__(self, other: Calls) -> Calls:
+        return Calls(self.count + other.count, self.seconds + other.seconds)
+
+
+@dataclass(frozen=True)
 class Proposal:
     """One sequence's draft. A chain has parents = [-1, 0, 1, ...]."""
 
@@ -106,7 +119,9 @@ class Proposal:
     counts: Tensor | None = None
     """[N] i.i.d. paths through the node; None = one each."""
     passes: int = 0
-    """Sequential drafter calls that this draft cost."""
+    """Sequential calls of models that this draft cost."""
+    calls: Mapping[str, Calls] | None = None
+    """The calls of each drafter by its name, where several had a part in it."""
     hidden: Tensor | None = None
     """[M, D] the states that the stop policy reads, or could have read, of this draft
     (`DraftState`), for logs; None where it reads none."""
@@ -128,11 +143,17 @@ class Proposal:
         passes: int = 1,
         hidden: Tensor | None = None,
         logits: Sequence[Tensor] | None = None,
+        calls: Mapping[str, Calls] | None = None,
     ) -> Proposal:
-        parents = torch.arange(-1, len(tokens) - 1)
-        draw: Draw = "deterministic" if draft_probs is None else "iid"
         return Proposal(
-            tokens, parents, draw, draft_probs, passes=passes, hidden=hidden, logits=logits
+            tokens,
+            torch.arange(-1, len(tokens) - 1),
+            "deterministic" if draft_probs is None else "iid",
+            draft_probs,
+            passes=passes,
+            calls=calls,
+            hidden=hidden,
+            logits=logits,
         )
 
     @staticmethod
@@ -303,7 +324,9 @@ class Round:
     emitted: Sequence[int]
     """Tokens committed, correction or bonus included, cut after EOS or at the maximal length."""
     passes: int = 0
-    """Sequential drafter calls."""
+    """Sequential calls of drafting models."""
+    calls: Mapping[str, Calls] | None = None
+    """Calls of each drafter by its name, where several draft."""
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
     finished: bool = False

@@ -1,4 +1,4 @@
-"""Expected walltime improvement of cascades, and the standardised one (CS Drafting, Section 4, 5).
+"""Expected walltime improvement of cascades (CS Drafting, Section 4).
 
 Acceptance of each position is taken to be a coin of its own; costs are those of one call of a
 drafter over one of the target, as parameters or as measured times.
@@ -6,7 +6,7 @@ drafter over one of the target, as parameters or as measured times.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
@@ -43,16 +43,3 @@ def horizontal_improvement(parts: Sequence[tuple[float, float, int]]) -> float:
     acceptance = [a for a, _, count in parts for _ in range(count)]
     costs = [c for _, c, count in parts for _ in range(count)]
     return expected_improvement(acceptance, costs)
-
-
-def standardized_improvement(
-    tokens: int, target_calls: int, drafter_calls: Mapping[str, int], costs: Mapping[str, float]
-) -> float:
-    """SWI: tokens / (target calls + sum of c_i times the calls of drafter i).
-
-    Raises ValueError for a drafter without a cost.
-    """
-    missing = sorted(set(drafter_calls) - set(costs))
-    if missing:
-        raise ValueError(f"no cost is given for drafter {missing[0]!r}; state it")
-    return tokens / (target_calls + sum(costs[name] * n for name, n in drafter_calls.items()))

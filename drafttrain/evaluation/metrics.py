@@ -12,12 +12,12 @@ The counts of a round, where the drafter proposed `drafted`, the verifier accept
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from drafttrain.decoding.types import Output, Round
+from drafttrain.decoding.types import Calls, Output, Round
 from drafttrain.evaluation.bootstrap import (
     Array,
     Estimate,
@@ -37,6 +37,12 @@ class Counts:
     accepted: Array
     passes: Array
     """Sequential drafter calls: a chain's tokens, a tree's levels, one for a block."""
+    draft_seconds: Array
+    """Wall clock of drafting."""
+    calls: Mapping[str, Array] = field(default_factory=dict)
+    """Calls of each drafter, where several have a part in a draft."""
+    call_seconds: Mapping[str, Array] = field(default_factory=dict)
+    """Their wall clock."""
     expected: Array | None = None
     """Drafted tokens that the drafter expected to be accepted; None where it works out nothing."""
 
@@ -86,6 +92,7 @@ def count_rounds(outputs: Sequence[Output]) -> Counts:
     def summed(fact) -> Array:
         return np.array([sum(map(fact, output.rounds)) for output in outputs], dtype=np.float64)
 
+    apart = sorted({name for o in outputs for r in o.rounds for name in r.calls or ()})
     estimated = any(r.expected is not None for output in outputs for r in output.rounds)
     return Counts(
         tokens=summed(lambda round: len(round.emitted)),
@@ -93,8 +100,15 @@ def count_rounds(outputs: Sequence[Output]) -> Counts:
         drafted=summed(lambda round: len(round.drafted)),
         accepted=summed(accepted_tokens),
         passes=summed(lambda round: round.passes),
+        draft_seconds=summed(lambda round: round.draft_seconds),
+        calls={name: summed(lambda r, name=name: _calls(r, name).count) for name in apart},
+        call_seconds={name: summed(lambda r, name=name: _calls(r, name).seconds) for name in apart},
         expected=summed(lambda round: round.expected or 0.0) if estimated else None,
     )
+
+
+def _calls(round: Round, name: str) -> Calls:
+    return (round.calls or {}).get(name, Calls(0, 0.0))
 
 
 def count_positions(outputs: Sequence[Output]) -> PositionCounts:
@@ -144,18 +158,38 @@ def verification_rate(counts: Counts) -> Ratio:
     return Ratio(counts.rounds, counts.tokens)
 
 
-def mbsu(counts: Counts, parameter_ratio: float) -> Ratio:
-    """Memory-bound speed-up, tokens per round / (L r + 1) (RSD Section 5).
+def walltime_improvement(counts: Counts, costs: Mapping[str, float]) -> Ratio:
+    """Tokens over the time of all calls, in target calls: n / (target calls + sum of c_i calls_i).
 
-    L is the number of sequential drafter calls a round (a tree's levels, 1 for a block drafter) and
-    r the ratio of the drafter's parameters to the target's. Several drafters draft one after
-    another: L is then the sum of their calls, and r the mean of their ratios.
+    With measured costs c_i: the standardised walltime improvement (CS Drafting, Section 5). With
+    parameter ratios: the same by model size, which is RSD's memory-bound speed-up, tokens per round
+    / (L r + 1), L being the sequential drafter calls a round (a tree's levels, 1 for a block) and r
+    the ratio. Of drafters side by side, L is the sum of their calls and r the mean of their ratios.
+    Raises KeyError for a drafter without a cost.
     """
-    return Ratio(counts.tokens, counts.passes * parameter_ratio + counts.rounds)
+    drafting = np.zeros_like(counts.rounds)
+    for name, calls in _calls_by_drafter(counts, costs).items():
+        drafting = drafting + costs[name] * calls
+    return Ratio(counts.tokens, counts.rounds + drafting)
+
+
+def measured_costs(counts: Counts, names: Sequence[str], target_seconds: float) -> dict[str, float]:
+    """Mean seconds of a call of each drafter over those of a target call; 0 where none was made."""
+    seconds = counts.call_seconds or {name: counts.draft_seconds for name in names}
+    found = {}
+    for name, calls in _calls_by_drafter(counts, names).items():
+        made = float(calls.sum())
+        found[name] = float(seconds[name].sum()) / made / target_seconds if made else 0.0
+    return found
+
+
+def _calls_by_drafter(counts: Counts, names: Iterable[str]) -> Mapping[str, Array]:
+    """Calls counted apart; where none are, all are those of the one drafter named."""
+    return counts.calls or {name: counts.passes for name in names}
 
 
 def acceptance_metrics(
-    counts: Counts, resamples: Array, parameter_ratio: float | None = None
+    counts: Counts, resamples: Array, parameter_ratios: Mapping[str, float] | None = None
 ) -> dict[str, Estimate]:
     """Every acceptance metric that the counts allow, by its name in reports."""
     ratios = {
@@ -168,8 +202,8 @@ def acceptance_metrics(
     expected = expected_accepted(counts)
     if expected is not None:
         ratios["expected_accepted"] = expected
-    if parameter_ratio is not None:
-        ratios["mbsu"] = mbsu(counts, parameter_ratio)
+    if parameter_ratios:
+        ratios["mbsu"] = walltime_improvement(counts, parameter_ratios)
     estimates = {name: estimate_ratio(ratio, resamples) for name, ratio in ratios.items()}
     return {name: found for name, found in estimates.items() if found is not None}
 

@@ -56,6 +56,16 @@ class TimeShares(Part):
     """Encoding included."""
 
 
+class CallCosts(Part):
+    """What a call of each drafter costs, in target calls, and how many it made; by its name."""
+
+    parameters: dict[str, float]
+    """Parameters over the target's, on which `mbsu` rests."""
+    measured: dict[str, float]
+    """Mean seconds over those of a call of the target as it decodes plainly, for `swi`."""
+    calls: dict[str, int]
+
+
 class Run(Part):
     """One method on all prompts."""
 
@@ -75,6 +85,7 @@ class Run(Part):
     totals: dict[str, int] = {}
     """Prompts, tokens, rounds, drafted, accepted, discarded, passes."""
     time: TimeShares | None = None
+    costs: CallCosts | None = None
 
     @property
     def lossy(self) -> bool:

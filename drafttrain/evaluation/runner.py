@@ -50,8 +50,9 @@ class Method:
     drafter: Drafter
     stop: StopPolicy
     verifier: Verifier
-    parameter_ratio: float | None = None
-    """The drafter's parameters over the target's, for `mbsu`; of several, their mean."""
+    parameter_ratios: Mapping[str, float] = field(default_factory=dict)
+    """Parameters over the target's, by drafter: one, or those whose calls are counted apart. Of
+    several that draft side by side, their mean."""
     settings: Mapping[str, float] = field(default_factory=dict)
     """What a sweep varies: k, and beta and tau where the verifier has them. Where trees are
     compared: most levels (depth) and tokens (nodes) of a draft."""

@@ -29,12 +29,15 @@ from drafttrain.evaluation.metrics import (
     count_rounds,
     first_difference,
     identical,
+    measured_costs,
     position_rates,
+    walltime_improvement,
 )
 from drafttrain.evaluation.plots import plot_report
 from drafttrain.evaluation.quality import CorpusStatistics, bleu_statistics, quality_metrics
 from drafttrain.evaluation.replay import PredictBlocks, plain_outputs, replay_outputs
 from drafttrain.evaluation.report import (
+    CallCosts,
     DataFacts,
     Difference,
     Parity,
@@ -195,13 +198,16 @@ def summarise_run(context: Context, index: int) -> Run:
     run = context.decoded[index]
     method = run.method
     metrics: dict[str, Estimate] = {}
-    by_position, time = None, None
+    by_position, time, costs = None, None, None
     counts = count_rounds(run.outputs)
     if method is not None:
-        ratio = method.parameter_ratio if run.kind == "method" else None
-        metrics |= acceptance_metrics(counts, context.resamples, ratio)
+        metrics |= acceptance_metrics(counts, context.resamples, method.parameter_ratios)
         by_position = position_rates(count_positions(run.outputs), context.resamples)
         time = time_shares(run)
+        costs = call_costs(context, run, counts)
+        if costs is not None:
+            swi = estimate_ratio(walltime_improvement(counts, costs.measured), context.resamples)
+            metrics["swi"] = _known(swi)
     metrics |= speed_metrics(context, run)
     metrics |= text_metrics(context, index)
     plain = context.decoded[0]
@@ -222,6 +228,22 @@ def summarise_run(context: Context, index: int) -> Run:
         parity=check_parity(context, run),
         totals=totals(counts) if method is not None else output_totals(run.outputs),
         time=time,
+        costs=costs,
+    )
+
+
+def call_costs(context: Context, run: Decoded, counts: Counts) -> CallCosts | None:
+    """What a call of each drafter costs, in calls of the target that decodes plainly."""
+    if run.method is None or not run.method.parameter_ratios:
+        return None
+    plain = [played for output in context.decoded[0].outputs for played in output.rounds]
+    target_seconds = sum(played.target_seconds for played in plain) / len(plain)
+    by_size = run.method.parameter_ratios
+    return CallCosts(
+        parameters=dict(by_size),
+        measured=measured_costs(counts, list(by_size), target_seconds),
+        calls={name: int(calls.sum()) for name, calls in counts.calls.items()}
+        or dict.fromkeys(by_size, int(counts.passes.sum())),
     )
 
 

@@ -64,12 +64,14 @@ def script(target, k=4, wrong=0.3):
 
 
 def strict(drafter, k=4):
-    return Method(drafter, FixedLength(k), GreedyMatch(), 0.5, {"k": k})
+    return Method(drafter, FixedLength(k), GreedyMatch(), {drafter.name: 0.5}, {"k": k})
 
 
 def loose(drafter, beta=20, tau=50.0, k=4):
     settings = {"k": k, "beta": beta, "tau": tau}
-    return Method(drafter, FixedLength(k), SpecVerification(beta, tau), 0.5, settings)
+    return Method(
+        drafter, FixedLength(k), SpecVerification(beta, tau), {drafter.name: 0.5}, settings
+    )
 
 
 def printed(table, width):

@@ -1,4 +1,4 @@
-"""EWIF and SWI: by hand, by simulation, and as the CS Drafting paper's tables have them."""
+"""EWIF: by hand, by simulation, and as the CS Drafting paper's tables have them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from drafttrain.evaluation.ewif import (
     expected_improvement,
     expected_improvement_of_chain,
     horizontal_improvement,
-    standardized_improvement,
 )
 
 SMALL, BASE = 77e6 / 11.3e9, 250e6 / 11.3e9
@@ -86,15 +85,6 @@ def test_theorem_4_4_a_mixture_of_two_drafters_is_never_better_than_both(
     other_alpha, other_cost = rest[place]
     mixture = at(mixed * alpha + (1 - mixed) * other_alpha, mixed * cost + (1 - mixed) * other_cost)
     assert mixture <= max(at(alpha, cost), at(other_alpha, other_cost)) + 1e-12
-
-
-def test_standardized_improvement_counts_all_calls():
-    found = standardized_improvement(
-        100, 20, {"base": 40, "max-gram": 90}, {"base": 0.1, "max-gram": 0}
-    )
-    assert found == pytest.approx(100 / 24)
-    with pytest.raises(ValueError, match="no cost is given for drafter 'base'"):
-        standardized_improvement(1, 1, {"base": 1}, {})
 
 
 def test_impossible_values_are_refused():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from drafttrain.decoding.types import Output, Round
+from drafttrain.decoding.types import Calls, Output, Round
 from drafttrain.evaluation.bootstrap import draw_resamples
 from drafttrain.evaluation.metrics import (
     acceptance_metrics,
@@ -11,7 +11,9 @@ from drafttrain.evaluation.metrics import (
     count_rounds,
     first_difference,
     identical,
+    measured_costs,
     position_rates,
+    walltime_improvement,
 )
 
 EOS = 1
@@ -49,7 +51,9 @@ def test_counts_of_a_round_leave_out_what_was_cut():
 
 def test_rates_are_ratios_of_sums():
     outputs = [ORDINARY, EOS_IN_DRAFT, CUT]
-    found = acceptance_metrics(count_rounds(outputs), draw_resamples(3, 10), parameter_ratio=0.5)
+    found = acceptance_metrics(
+        count_rounds(outputs), draw_resamples(3, 10), parameter_ratios={"drafter": 0.5}
+    )
     values = {name: estimate.value for name, estimate in found.items()}
     assert values == pytest.approx(
         {
@@ -114,7 +118,9 @@ ONE_LEVEL_THEN_NONE = output_of(tree_round(0.25, [], [9], 3, 1), Round(0, [], []
 
 
 def test_a_trees_nodes_count_as_drafted_and_its_levels_as_drafter_calls():
-    found = acceptance_metrics(count_rounds([TREES]), draw_resamples(1, 10), parameter_ratio=0.25)
+    found = acceptance_metrics(
+        count_rounds([TREES]), draw_resamples(1, 10), parameter_ratios={"drafter": 0.25}
+    )
     values = {name: estimate.value for name, estimate in found.items()}
     assert values == pytest.approx(
         {
@@ -131,7 +137,7 @@ def test_a_trees_nodes_count_as_drafted_and_its_levels_as_drafter_calls():
 
 def test_mbsu_of_rounds_of_different_depth_divides_by_the_mean_depth():
     counts = count_rounds([TREES, ONE_LEVEL_THEN_NONE])
-    found = acceptance_metrics(counts, draw_resamples(2, 10), parameter_ratio=0.25)
+    found = acceptance_metrics(counts, draw_resamples(2, 10), parameter_ratios={"drafter": 0.25})
     assert counts.passes.tolist() == [4, 1]
     assert found["mbsu"].value == pytest.approx((7 / 4) / (5 / 4 * 0.25 + 1))
 
@@ -145,7 +151,7 @@ def test_positions_of_a_tree_are_its_levels():
 
 def test_rounds_without_a_draft_expect_no_accepted_token():
     found = acceptance_metrics(
-        count_rounds([TREES, ONE_LEVEL_THEN_NONE]), draw_resamples(2, 10), parameter_ratio=None
+        count_rounds([TREES, ONE_LEVEL_THEN_NONE]), draw_resamples(2, 10), parameter_ratios=None
     )
     assert found["expected_accepted"].value == pytest.approx((1.5 + 0.5 + 0.25) / 4)
     assert "expected_accepted" not in acceptance_metrics(
@@ -163,3 +169,42 @@ def test_first_difference_is_the_first_unequal_token_or_the_shorter_length():
 def test_identical_compares_token_for_token():
     same = identical([Output([1, 2]), Output([1])], [Output([1, 2]), Output([1, 2])])
     assert np.array_equal(same, [1.0, 0.0])
+
+
+def drafted_by_two(accepted: int, base: Calls, copied: Calls) -> Round:
+    return Round(
+        0,
+        [5, 6],
+        range(accepted),
+        [5, 6, 7][: accepted + 1],
+        passes=base.count,
+        calls={"base": base, "max-gram": copied},
+    )
+
+
+def test_standardised_walltime_improvement_counts_the_calls_of_each_drafter():
+    """Seven tokens, three target calls, five of the base at 0.1 and six copies at 0.02."""
+    rounds = (
+        drafted_by_two(2, Calls(2, 0.2), Calls(2, 0.04)),
+        drafted_by_two(2, Calls(2, 0.2), Calls(3, 0.06)),
+        drafted_by_two(0, Calls(1, 0.1), Calls(1, 0.02)),
+    )
+    counts = count_rounds([output_of(*rounds)])
+    assert counts.calls["base"].tolist() == [5]
+    costs = measured_costs(counts, ["base", "max-gram"], target_seconds=1.0)
+    assert costs == pytest.approx({"base": 0.1, "max-gram": 0.02})
+    swi = walltime_improvement(counts, costs)
+    assert swi.numerators.sum() / swi.denominators.sum() == pytest.approx(7 / (3 + 0.5 + 0.12))
+    by_size = acceptance_metrics(
+        counts, draw_resamples(1, 5), parameter_ratios={"base": 0.2, "max-gram": 0.0}
+    )
+    assert by_size["mbsu"].value == pytest.approx(7 / (3 + 1.0))
+
+
+def test_the_calls_of_a_single_drafter_are_its_passes():
+    first = Round(0, [5, 6], [0, 1], [5, 6, 7], passes=2, draft_seconds=0.3)
+    second = Round(0, [5], [], [9], passes=1, draft_seconds=0.3)
+    counts = count_rounds([output_of(first, second)])
+    assert measured_costs(counts, ["causal"], 2.0) == pytest.approx({"causal": 0.1})
+    swi = walltime_improvement(counts, {"causal": 0.1})
+    assert swi.numerators.sum() / swi.denominators.sum() == pytest.approx(4 / 2.3)

@@ -9,17 +9,19 @@ the target's own review stays exact. Which level drafts, and how much, depends o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 import torch
 from torch import Tensor
 
 from drafttrain.decoding.cached_model import CachedModel
-from drafttrain.decoding.drafters.causal import OwnSequence
+from drafttrain.decoding.drafters.causal import CausalDrafter, OwnSequence
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import (
+    Calls,
     Chance,
     Drafter,
     DraftSession,
@@ -34,12 +36,22 @@ from drafttrain.decoding.types import (
 )
 from drafttrain.decoding.verifiers import residual
 
-MAX_GRAM_TOKENS = 10
-"""Tokens that Max-Gram is asked for at once (Section 5 of the paper)."""
+
+@dataclass(frozen=True)
+class Level:
+    """One of a cascade's drafters, under a name of its own."""
+
+    name: str
+    drafter: Drafter
+
+    @property
+    def reviewer(self) -> CachedModel | None:
+        """The model that can review other drafters' tokens: a language model's."""
+        return self.drafter.model if isinstance(self.drafter, CausalDrafter) else None
 
 
 class ReviewedDrafter:
-    """Vertical cascade: `reviewer` drafts by reviewing chains of `k` tokens from `inner`.
+    """Vertical cascade: a language model drafts by reviewing chains of `k` tokens from `inner`.
 
     leniency l: an inner token is accepted with min(1, l r / d) under sampling, r and d being the
     reviewer's and the inner drafter's probability; in greedy decoding where it is the reviewer's
@@ -54,7 +66,7 @@ class ReviewedDrafter:
         self,
         reviewer: CachedModel,
         inner: Drafter,
-        k: int = MAX_GRAM_TOKENS,
+        k: int,
         leniency: float = 1.0,
         name: str = "causal",
     ) -> None:
@@ -97,26 +109,30 @@ class ReviewedSession:
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
     ) -> Proposal:
-        reviewer, ends = self.drafter.reviewer, self.drafter.reviewer.eos_ids
-        fed = len(self.own.tokens(tokens))
-        longest = self.own.longest(stop.longest, fed)
+        longest = self.own.longest(stop.longest, len(self.own.tokens(tokens)))
         found = Draft(tokens)
         while len(found.tokens) < longest and stop.admit(DraftState(len(found.tokens))):
             room = longest - len(found.tokens) - 1  # one token follows what is accepted
             inner = Proposal.empty()
             if room > 0:
-                inner = self.inner.propose(
-                    found.sequence(), None, FixedLength(min(self.drafter.k, room))
+                inner = found.ask(
+                    self.inner, self.drafter.inner.name, min(self.drafter.k, room), target_state
                 )
-            [score] = reviewer.score([self.own.state], [self.own.tokens(found.sequence())], [inner])
-            emitted, rows = review(
-                inner, score.logits, self.sampling, self.chance, self.drafter.leniency
-            )
-            reviewer.keep(self.own.state, torch.arange(len(emitted) - 1))
-            found.add(emitted, rows, list(score.logits[: len(emitted)]), 1 + inner.passes)
-            if found.cut_after(ends):
+            self._review(inner, found)
+            if found.cut_after(self.drafter.reviewer.eos_ids):
                 break
         return found.proposal()
+
+    def _review(self, inner: Proposal, found: Draft) -> None:
+        """Append what the reviewer makes of an inner draft."""
+        reviewer, state, began = self.drafter.reviewer, self.own.state, perf_counter()
+        [score] = reviewer.score([state], [self.own.tokens(found.sequence())], [inner])
+        emitted, rows = review(
+            inner, score.logits, self.sampling, self.chance, self.drafter.leniency
+        )
+        reviewer.keep(state, torch.arange(len(emitted) - 1))
+        found.add(emitted, rows, list(score.logits[: len(emitted)]))
+        found.count({self.drafter.of: Calls(1, perf_counter() - began)}, passes=1)
 
 
 @dataclass
@@ -125,6 +141,8 @@ class Quota:
 
     drafter: Drafter
     count: int
+    name: str | None = None
+    """What its calls are counted under. Default: the drafter's name."""
 
 
 class InTurnDrafter:
@@ -136,44 +154,49 @@ class InTurnDrafter:
     shows: frozenset[Sight] = frozenset()
     branches = False
 
-    def __init__(self, quotas: Sequence[Quota]) -> None:
+    def __init__(
+        self,
+        quotas: Sequence[Quota],
+        name: str | None = None,
+        ends: frozenset[int] = frozenset(),
+    ) -> None:
+        """ends: tokens behind which nothing is drafted."""
         if any(quota.count < 0 for quota in quotas) or not any(q.count for q in quotas):
             raise ValueError(
                 f"quotas {[quota.count for quota in quotas]} of a cascade must be 0 or more, and "
                 "one of them at least 1"
             )
         self.quotas = [quota for quota in quotas if quota.count > 0]
-
-    @property
-    def name(self) -> str:
-        return " then ".join(f"{quota.drafter.name} {quota.count}" for quota in self.quotas)
+        self.ends = ends
+        self.name = name or " then ".join(f"{q.drafter.name} {q.count}" for q in self.quotas)
 
     def draw(self, sampling: Sampling) -> Draw:
-        return "deterministic" if sampling.greedy else "iid"
+        draws = {quota.drafter.draw(sampling) for quota in self.quotas}
+        return "deterministic" if draws == {"deterministic"} else "iid"
 
     def start(self, source: Source, sampling: Sampling, chance: Chance) -> InTurnSession:
         sessions = [quota.drafter.start(source, sampling, chance) for quota in self.quotas]
-        return InTurnSession([quota.count for quota in self.quotas], sessions)
+        return InTurnSession(self, sessions)
 
 
 class InTurnSession:
     """A session of each drafter. Each is shown the drafts of those before it as if committed."""
 
-    def __init__(self, counts: Sequence[int], sessions: Sequence[DraftSession]) -> None:
-        self.counts, self.sessions = counts, sessions
+    def __init__(self, drafter: InTurnDrafter, sessions: Sequence[DraftSession]) -> None:
+        self.drafter, self.sessions = drafter, sessions
 
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
     ) -> Proposal:
         found = Draft(tokens)
-        for count, session in zip(self.counts, self.sessions, strict=True):
-            room = min(count, stop.longest - len(found.tokens))
+        for quota, session in zip(self.drafter.quotas, self.sessions, strict=True):
+            room = min(quota.count, stop.longest - len(found.tokens))
             if room <= 0 or not stop.admit(DraftState(len(found.tokens))):
                 break
-            part = session.propose(found.sequence(), target_state, FixedLength(room))
-            found.extend(part)
-            if len(part.tokens) < room:
-                break  # the sequence ended, or nothing more is known
+            name = quota.name or quota.drafter.name
+            found.append(found.ask(session, name, room, target_state))
+            if found.cut_after(self.drafter.ends):
+                break
         return found.proposal()
 
 
@@ -188,30 +211,46 @@ class Draft:
         self.logits: list[Tensor] | None = []
         """[V] each: rows before warping; None where some drafter has none."""
         self.passes = 0
+        self.calls: dict[str, Calls] = {}
 
     def sequence(self) -> Tensor:
         """The committed tokens and the draft so far."""
         return torch.cat((self.committed, self.committed.new_tensor(self.tokens)))
+
+    def ask(
+        self, session: DraftSession, name: str, room: int, target_state: TargetState | None
+    ) -> Proposal:
+        """What a drafter says behind the draft; its calls are counted, nothing is appended."""
+        began = perf_counter()
+        part = session.propose(self.sequence(), target_state, FixedLength(room))
+        own = {name: Calls(part.passes, perf_counter() - began)}
+        self.count(own if part.calls is None else part.calls, part.passes)
+        return part
+
+    def count(self, calls: Mapping[str, Calls], passes: int) -> None:
+        """Add up what drafters did."""
+        self.passes += passes
+        for name, of_one in calls.items():
+            self.calls[name] = self.calls.get(name, Calls(0, 0.0)) + of_one
 
     def add(
         self,
         tokens: Sequence[int],
         rows: Sequence[Tensor | None],
         logits: Sequence[Tensor] | None,
-        passes: int,
     ) -> None:
+        """Append tokens, with the rows that they follow."""
         self.tokens += tokens
         self.rows += rows
-        self.passes += passes
         if logits is None or self.logits is None:
             self.logits = None
         else:
             self.logits += logits
 
-    def extend(self, part: Proposal) -> None:
+    def append(self, part: Proposal) -> None:
         """Append another drafter's chain."""
         rows = [None] * len(part.tokens) if part.draft_probs is None else list(part.draft_probs)
-        self.add(part.tokens.tolist(), rows, part.logits, part.passes)
+        self.add(part.tokens.tolist(), rows, part.logits)
 
     def cut_after(self, ends: frozenset[int]) -> bool:
         """Leave out what follows the first token that ends the sequence; whether there is one."""
@@ -225,21 +264,16 @@ class Draft:
 
     def proposal(self) -> Proposal:
         """The chain; point masses among drawn tokens get rows of their own."""
-        if not self.tokens:
-            return Proposal.empty()
         drawn = next((row for row in self.rows if row is not None), None)
         probs = None
         if drawn is not None:
             rows = [
-                torch.zeros_like(drawn).index_fill_(
-                    0, torch.tensor(token, device=drawn.device), 1.0
-                )
-                if row is None
-                else row
+                _point(token, drawn) if row is None else row
                 for token, row in zip(self.tokens, self.rows, strict=True)
             ]
             probs = torch.stack(rows)
-        return Proposal.chain(torch.tensor(self.tokens), probs, self.passes, logits=self.logits)
+        tokens = torch.tensor(self.tokens, dtype=torch.long)
+        return Proposal.chain(tokens, probs, self.passes, logits=self.logits, calls=self.calls)
 
 
 def _point(token: int, like: Tensor) -> Tensor:
@@ -311,37 +345,43 @@ def _leniently(inner: Proposal, place: int, token: int, logits: Tensor, leniency
 
 
 def cascade(
-    models: Sequence[CachedModel],
-    statistical: Drafter,
+    levels: Sequence[Level],
     increments: Sequence[Sequence[int]],
     leniency: float = 1.0,
-    names: Sequence[str] = (),
+    ends: frozenset[int] = frozenset(),
+    name: str | None = None,
 ) -> InTurnDrafter:
-    """CS Drafting, Algorithm 1, over models from the largest drafter down.
+    """CS Drafting, Algorithm 1, over drafters from the largest down, as a rule to Max-Gram.
 
-    increments[0][i]: tokens that model i adds to a round, reviewing a cascade of the models after
-    it whose increments are the rows from 1 on and the columns from i on; the last model reviews
-    what the statistical drafter says. Row r has an entry for each model but the last r. Raises
-    ValueError for another shape.
+    increments[0][i]: tokens that level i adds to a round. A language model makes them by reviewing
+    a cascade of the levels after it, whose increments are the rows from 1 on and the columns from i
+    on; where those ask for nothing, and for drafters that cannot review, it drafts on its own. Row
+    r has an entry for each level but the first r. ends: tokens behind which nothing is drafted.
+    Raises ValueError for another shape.
     """
-    shape = [len(models) - row for row in range(len(models))]
+    check_increments(increments, [level.name for level in levels])
+    quotas = []
+    for i, (level, count) in enumerate(zip(levels, increments[0], strict=True)):
+        rest, drafter = levels[i + 1 :], level.drafter
+        below = [row[i:] for row in increments[1 : len(levels) - i]]
+        if level.reviewer is not None and rest and any(below[0]):
+            inner = cascade(rest, below, leniency, ends)
+            drafter = ReviewedDrafter(level.reviewer, inner, sum(below[0]), leniency, level.name)
+        quotas.append(Quota(drafter, count, level.name))
+    return InTurnDrafter(quotas, name, ends)
+
+
+def check_increments(increments: Sequence[Sequence[int]], names: Sequence[str]) -> None:
+    """Raise ValueError for a matrix that is no triangle over the levels."""
+    shape = [len(names) - row for row in range(len(names))]
     if [len(row) for row in increments] != shape:
         raise ValueError(
-            f"increments {[list(row) for row in increments]} of a cascade of {len(models)} models "
-            f"must have rows of {', '.join(map(str, shape))} numbers: each row a level deeper, a "
-            "number a model"
+            f"increments {show_increments(increments)!r} of a cascade of {', '.join(names)} must "
+            f"have {len(names)} rows, of {', '.join(map(str, shape))} numbers: a row for each "
+            "depth of reviews, a number for each level from that depth on"
         )
-    names = names or [f"m{i + 1}" for i in range(len(models))]
-    quotas = []
-    for i, count in enumerate(increments[0]):
-        rest = models[i + 1 :]
-        if count == 0:
-            continue
-        inner, k = statistical, MAX_GRAM_TOKENS
-        if rest:
-            below = [row[i:] for row in increments[1 : 1 + len(rest)]]
-            inner, k = cascade(rest, statistical, below, leniency, names[i + 1 :]), sum(below[0])
-        quotas.append(
-            Quota(ReviewedDrafter(models[i], inner, max(k, 1), leniency, names[i]), count)
-        )
-    return InTurnDrafter(quotas)
+
+
+def show_increments(increments: Sequence[Sequence[int]]) -> str:
+    """The matrix as it is written on the command line: 5,3,2/4,10/10."""
+    return "/".join(",".join(map(str, row)) for row in increments)

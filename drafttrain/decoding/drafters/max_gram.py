@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import count
+from time import perf_counter
 
 import torch
 from torch import Tensor
 
 from drafttrain.decoding.suffix_index import SuffixIndex
 from drafttrain.decoding.types import (
+    Calls,
     Chance,
     DraftState,
     Draw,
@@ -27,11 +29,14 @@ from drafttrain.decoding.types import (
     TargetState,
 )
 
+MAX_GRAM = "max-gram"
+"""Its name, in settings and in reports."""
+
 
 class MaxGramDrafter:
     """Drafts chains from the sequence itself, and from a table of likeliest successors."""
 
-    name = "max-gram"
+    name = MAX_GRAM
     shows: frozenset[Sight] = frozenset()
     branches = False
 
@@ -69,6 +74,7 @@ class MaxGramSession:
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
     ) -> Proposal:
+        began = perf_counter()
         self._follow(tokens[self.skipped :])
         drafted: list[int] = []
         likeliest = self._continue()
@@ -78,7 +84,8 @@ class MaxGramSession:
                 break
             drafted.append(token)
         likeliest.close()
-        return Proposal.chain(torch.tensor(drafted, dtype=torch.long), passes=0)
+        calls = {MAX_GRAM: Calls(1, perf_counter() - began)}
+        return Proposal.chain(torch.tensor(drafted, dtype=torch.long), passes=0, calls=calls)
 
     def _follow(self, output: Tensor) -> None:
         """Let the index hold the source and this output; what differs is taken back."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.cached_model import CachedModel, make_source
+from drafttrain.decoding.cached_model import CachedModel, Score, make_source
 from drafttrain.decoding.drafters.cascade import (
     InTurnDrafter,
+    Level,
     Quota,
     ReviewedDrafter,
     cascade,
@@ -42,24 +41,28 @@ SAMPLINGS = {
 }
 
 
-class ToyReviewer(ToyTarget):
-    """A toy target as a reviewer: its state follows whatever sequence it is shown."""
-
-    def __init__(self, seed: int, vocabulary: int = 3, excluded: float = 0.0) -> None:
-        super().__init__(seed, vocabulary, excluded)
-        self.model = SimpleNamespace(device="cpu", config=SimpleNamespace(is_encoder_decoder=False))
-        self.max_positions: int | None = None
-        self.vocabulary = vocabulary
+class ToyReviewer(ToyModel):
+    """A toy model that reviews too: its state follows whatever sequence it is shown."""
 
     def score(self, states, tokens, proposals):
-        for state, committed in zip(states, tokens, strict=True):
-            known = committed.tolist()
-            shared = next(
-                (i for i, (a, b) in enumerate(zip(state, known, strict=False)) if a != b),
-                min(len(state), len(known)),
-            )
-            del state[shared:]
-        return super().score(states, tokens, proposals)
+        scores = []
+        for state, committed, proposal in zip(states, tokens, proposals, strict=True):
+            drafted = proposal.tokens.tolist()
+            state[:] = [*committed.tolist(), *drafted]
+            state.committed = len(committed)
+            paths = [state[: len(committed) + i] for i in range(len(drafted) + 1)]
+            rows = torch.stack([self.table[path] for path in paths])
+            scores.append(Score(rows, torch.zeros(len(rows), 1)))
+        return scores
+
+    def keep(self, state, path):
+        del state[state.committed + len(path) :]
+
+
+def levels(*models: object, table: list[int] | None = TABLE) -> list[Level]:
+    """Language models from the largest down, and Max-Gram."""
+    drafters = [*map(CausalDrafter, models), MaxGramDrafter(table)]
+    return [Level(f"level {i}", drafter) for i, drafter in enumerate(drafters)]
 
 
 def small(seed: int = 4, excluded: float = 0.0) -> CausalDrafter:
@@ -75,8 +78,9 @@ def cascades(excluded: float = 0.0) -> dict[str, Drafter]:
         "over max-gram, lenient": ReviewedDrafter(large, copied, 2, leniency=3.0),
         "horizontal": InTurnDrafter([Quota(small(2, excluded), 1), Quota(small(3, excluded), 1)]),
         "horizontal to max-gram": InTurnDrafter([Quota(small(2, excluded), 1), Quota(copied, 1)]),
-        "of depth two": cascade([large], copied, [[2]], leniency=1.5),
-        "of depth three": cascade([large, middle], copied, [[1, 1], [1]], leniency=2.0),
+        "of depth two": cascade(levels(large), [[2, 0], [10]], leniency=1.5),
+        "of depth two, then max-gram": cascade(levels(large), [[1, 1], [1]], leniency=1.5),
+        "of depth three": cascade(levels(large, middle), [[1, 1, 0], [1, 0], [10]], 2.0),
     }
 
 
@@ -145,17 +149,17 @@ def test_control_a_lenient_token_with_the_reviewers_row_is_found_out():
     assert total_variation(law_of(drafter, Sampling(1.0), 2), expected) > 0.01
 
 
-@pytest.mark.parametrize("asked", range(1, 9))
+@pytest.mark.parametrize("asked", range(1, 12))
 def test_no_more_tokens_come_than_are_asked_for_and_no_fewer(asked):
     """The original code drafted 19 where 10 were asked for."""
     models = [ToyReviewer(2), ToyReviewer(3)]
     for model in models:
         model.eos_ids = frozenset()
-    drafter = cascade(models, MaxGramDrafter(TABLE), [[5, 3], [2]], 1.5)
+    drafter = cascade(levels(*models), [[5, 3, 2], [2, 1], [10]], 1.5)
     for sampling in (Sampling(), Sampling(1.0)):
         session = drafter.start(toy_prompt(), sampling, SampledChance(torch.Generator()))
         proposal = session.propose(torch.tensor([0]), None, FixedLength(asked))
-        assert len(proposal.tokens) == min(asked, 8)
+        assert len(proposal.tokens) == min(asked, 10)
 
 
 def test_lenient_greedy_review_by_hand():
@@ -179,7 +183,7 @@ def test_greedy_cascades_of_real_models_give_plain_output(family, leniency):
         other.generation_config.eos_token_id = None
     target, source = CachedModel(model), make_source([5, 9, 20, 5], model)
     first, second = (CachedModel(other) for other in others)
-    copied, chance = MaxGramDrafter(), SampledChance(torch.Generator())
+    chance = SampledChance(torch.Generator())
 
     def decode(drafter: Drafter, sampling: Sampling = Sampling(), verifier=None):  # noqa: B008
         verifier = verifier or GreedyMatch()
@@ -189,8 +193,8 @@ def test_greedy_cascades_of_real_models_give_plain_output(family, leniency):
 
     plain = decode(NoDrafter())
     for drafter in (
-        cascade([first], copied, [[5]], leniency),
-        cascade([first, second], copied, [[3, 2], [2]], leniency),
+        cascade(levels(first, table=None), [[5, 1], [10]], leniency),
+        cascade(levels(first, second, table=None), [[3, 2, 1], [2, 0], [10]], leniency),
         InTurnDrafter([Quota(CausalDrafter(first), 2), Quota(CausalDrafter(second), 3)]),
     ):
         found = decode(drafter)
@@ -200,12 +204,12 @@ def test_greedy_cascades_of_real_models_give_plain_output(family, leniency):
 
 
 WRONG = {
-    "leniency = 0.5": lambda: ReviewedDrafter(ToyReviewer(2), small(), leniency=0.5),
+    "leniency = 0.5": lambda: ReviewedDrafter(ToyReviewer(2), small(), 2, leniency=0.5),
     "k = 0 tokens": lambda: ReviewedDrafter(ToyReviewer(2), small(), k=0),
     r"quotas \[0, 0\]": lambda: InTurnDrafter([Quota(small(), 0), Quota(small(), 0)]),
     r"quotas \[-1, 2\]": lambda: InTurnDrafter([Quota(small(), -1), Quota(small(), 2)]),
-    "must have rows of 2, 1 numbers": lambda: cascade(
-        [ToyReviewer(2), ToyReviewer(3)], MaxGramDrafter(), [[1, 2]]
+    "must have 3 rows, of 3, 2, 1 numbers": lambda: cascade(
+        levels(ToyReviewer(2), ToyReviewer(3)), [[1, 2], [1]]
     ),
 }
 
