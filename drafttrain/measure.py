@@ -219,6 +219,11 @@ def check_teacher_forced(settings: EvalConfig, variants: list[DecodeConfig]) -> 
         raise ConfigError(
             f"drafter = {settings.decode.drafter!r} has no acceptance to estimate{remedy}"
         )
+    if settings.decode.cascade is not None:
+        raise ConfigError(
+            "teacher-forced acceptance is of one drafter's blocks, but a cascade is asked for"
+            f"{remedy}"
+        )
     if settings.decode.sampling.temperature > 0:
         raise ConfigError(
             f"temperature = {settings.decode.sampling.temperature} is sampling, but teacher-forced "

@@ -5,6 +5,7 @@ Every command line is run in the folder that wrong_input_project.py makes.
 
 from __future__ import annotations
 
+from tests.wrong_cascade_inputs import CASCADES
 from tests.wrong_input_cases import (
     CACHE,
     CAUSAL,
@@ -141,7 +142,6 @@ MODELS = [
     ),
     WrongInput(f"{EVAL} --drafter ./absent --target target", ("'./absent'", "existing")),
     WrongInput(f"{EVAL} --drafter ./absent", ("'./absent'", "--target")),
-    WrongInput(f"{EVAL} --target target", ("--drafter", "none")),
     WrongInput(f"{EVAL} --target wide --drafter target", ("40 tokens", "48", "train")),
     WrongInput(f"{EVAL} --target llama --drafter target", ("'target'", "decoder-only", "give")),
     WrongInput(f"{EVAL} --target llama --drafter checkpoints/tiny", ("Spec-Drafter", "give")),
@@ -273,6 +273,7 @@ GROUPS: dict[str, list[WrongInput]] = {
     "Models, tokenizers and drafters": MODELS,
     "Stop policies, heads, verifiers and modes that do not go together": PAIRINGS,
     "Draft trees, and methods compared at a depth or budget": TREES,
+    "Cascades of drafters": CASCADES,
     "Folders and files that are there already, or belong to something else": PLACES,
 }
 WRONG_INPUTS = [case for cases in GROUPS.values() for case in cases]
