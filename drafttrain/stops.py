@@ -28,8 +28,7 @@ from drafttrain.models.acceptance_head import (
     check_head_shape,
     load_heads,
 )
-from drafttrain.models.drafter_config import SpecDrafterConfig
-from drafttrain.models.drafters import load_drafter, read_drafter_settings
+from drafttrain.models.drafters import drafts_blocks, load_drafter, read_drafter_settings
 from drafttrain.runs import MODEL_FREE
 
 
@@ -179,7 +178,7 @@ def _max_draft(config: StopConfig, policy: Policy | None, drafter: PretrainedCon
         return config.max_draft
     if policy is not None:
         return policy.max_draft
-    return drafter.k if isinstance(drafter, SpecDrafterConfig) else config.max_draft
+    return drafter.k if drafts_blocks(drafter) else config.max_draft
 
 
 def warn_of_other_sampling(found: HeadChoice, decoding: SamplingConfig) -> None:

@@ -33,6 +33,7 @@ from drafttrain.decoding.tree_shapes import (
 )
 from drafttrain.decoding.types import Drafter
 from drafttrain.models.acceptance_head import AcceptanceHead
+from drafttrain.models.block_heads import BlockHeadsConfig
 from drafttrain.models.draft_states import drawn_states
 from drafttrain.models.drafters import read_drafter_settings
 from drafttrain.pairs import Pair
@@ -73,6 +74,11 @@ def check_tree(decode: DecodeConfig) -> None:
         )
     shape = build_shape(tree, decode.stop.k)
     settings = read_drafter_settings(str(decode.drafter))
+    if isinstance(settings, BlockHeadsConfig):
+        raise ConfigError(
+            f"tree.kind = {tree.kind!r}, but drafter {decode.drafter!r} holds block heads, which "
+            "draft chains; leave the tree out, or give a Spec-Drafter or a language model"
+        )
     check_width(shape, settings.get_text_config(decoder=True).vocab_size)
     if tree.head is not None:
         _find_judge(decode, settings)

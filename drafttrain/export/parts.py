@@ -21,6 +21,7 @@ from drafttrain.models.acceptance_head import (
     check_head_shape,
     load_heads,
 )
+from drafttrain.models.block_heads import BlockHeadsConfig
 from drafttrain.models.drafter_config import SpecDrafterConfig
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
 
@@ -62,6 +63,12 @@ def load_parts(settings: ExportConfig) -> Parts:
     was trained for another drafter.
     """
     config = read_drafter_settings(settings.drafter)
+    if isinstance(config, BlockHeadsConfig):
+        raise ConfigError(
+            f"drafter {settings.drafter!r} holds block heads, which draft from the target's hidden "
+            "states and cannot be used by programs of their own; export a Spec-Drafter or a "
+            "language model"
+        )
     head_folder, head = _open_head(settings)
     policy = _choose_policy(settings, head_folder, head, config)
     if head is not None:

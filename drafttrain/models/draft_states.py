@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from drafttrain.config import ConfigError
+from drafttrain.models.block_heads import BlockHeadsConfig
 from drafttrain.models.drafter_config import SpecDrafterConfig
 
 StateKind = Literal["token", "drawn", "slot"]
@@ -51,7 +53,15 @@ def drawn_states(
 
 
 def kinds_of(drafter: PretrainedConfig) -> tuple[StateKind, ...]:
-    """The kinds of states that a drafter has, the usual one first."""
+    """The kinds of states that a drafter has, the usual one first.
+
+    Raises ConfigError for block heads: their rows are there, but no state that stands for a token.
+    """
+    if isinstance(drafter, BlockHeadsConfig):
+        raise ConfigError(
+            "block heads show no states that an acceptance head could read; give a Spec-Drafter or "
+            "a language model as drafter, or stop by --stop fixed, entropy or confidence"
+        )
     return ("slot",) if isinstance(drafter, SpecDrafterConfig) else ("drawn", "token")
 
 

@@ -1,4 +1,4 @@
-"""Load a drafter's model: a Spec-Drafter or an ordinary language model, checked first."""
+"""Load a drafter's model: a Spec-Drafter, block heads or a language model, checked first."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 from transformers import PretrainedConfig, PreTrainedModel
 
 from drafttrain.config import ConfigError, TargetConfig
+from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig, check_same_target
+from drafttrain.models.draft_states import state_size
 from drafttrain.models.drafter_config import SpecDrafterConfig
 from drafttrain.models.loading import (
     WEIGHT_ERRORS,
@@ -29,13 +31,18 @@ def read_drafter_settings(path: str) -> PretrainedConfig:
     Raises ConfigError where there is none, it is no drafter's, or its weights are no safetensors.
     """
     settings = read_config(path, f"drafter {path!r}")
-    if not (isinstance(settings, SpecDrafterConfig) or is_language_model(settings)):
+    if not (drafts_blocks(settings) or is_language_model(settings)):
         raise ConfigError(
             f"drafter {path!r} is a {settings.model_type!r} model, which drafts nothing; give a "
-            "Spec-Drafter or a language model"
+            "Spec-Drafter, block heads or a language model"
         )
     check_weight_files(path, f"drafter {path!r}")
     return settings
+
+
+def drafts_blocks(settings: PretrainedConfig) -> bool:
+    """Whether it is a drafter of whole blocks, made for one target, and no language model."""
+    return isinstance(settings, SpecDrafterConfig | BlockHeadsConfig)
 
 
 def check_drafter(
@@ -44,7 +51,7 @@ def check_drafter(
     """The drafter's settings, fit for the target's, from both config.json alone.
 
     Raises ConfigError where there are none, where only one of the two has an encoder, or where
-    their vocabularies differ in size.
+    their vocabularies, or the states that block heads read, differ in size.
     """
     settings = read_drafter_settings(path)
     _check_kinds(target_path, target_settings, path, settings)
@@ -55,6 +62,13 @@ def check_drafter(
             f"drafter {path!r} has a vocabulary of {drafter_size} tokens but target "
             f"{target_path!r} has {target_size}; train a drafter for this target, or give the "
             "target that the drafter was trained for"
+        )
+    width = state_size(target_settings, "token")
+    if isinstance(settings, BlockHeadsConfig) and settings.hidden_size != width:
+        raise ConfigError(
+            f"block heads {path!r} read {settings.hidden_size} numbers a token, but the last "
+            f"hidden state of target {target_path!r} has {width}; train heads for this target, or "
+            "give the target they were trained on"
         )
     return settings
 
@@ -86,9 +100,13 @@ def load_drafter(
 ) -> PreTrainedModel:
     """The drafter's model in eval mode, of the target's type and on its device.
 
-    Without a target: on the CPU, in the type that its file holds. Raises ConfigError.
+    Without a target: on the CPU, in the type that its file holds. Raises ConfigError, also where
+    block heads were trained on another target.
     """
-    kind = SpecDrafter if isinstance(settings, SpecDrafterConfig) else auto_class(settings)
+    if like is not None and isinstance(settings, BlockHeadsConfig):
+        check_same_target(settings, like.model, str(path))
+    own = {SpecDrafterConfig: SpecDrafter, BlockHeadsConfig: BlockHeads}
+    kind = own.get(type(settings)) or auto_class(settings)
     dtype = "auto" if like is None else like.model.dtype
     try:
         model = kind.from_pretrained(
@@ -120,6 +138,15 @@ def _check_kinds(
         if encodes:
             return
         found = "a Spec-Drafter, which reads a source of its own"
+    elif isinstance(drafter_settings, BlockHeadsConfig):
+        if drafter_settings.is_encoder_decoder == encodes:
+            return
+        other = "a decoder-only" if encodes else "an encoder-decoder"
+        raise ConfigError(
+            f"drafter {drafter_name!r} holds block heads of {other} model, but target "
+            f"{target_name!r} is {wanted} ({target_settings.model_type!r}); train heads for this "
+            "target, or give the target they were trained on"
+        )
     elif drafter_settings.is_encoder_decoder == encodes:
         return
     else:

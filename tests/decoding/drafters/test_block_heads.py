@@ -1,0 +1,164 @@
+"""Block heads in the loop: lossless by enumeration, greedy as plain, later heads behind others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import GPTJConfig, GPTJForCausalLM
+
+from drafttrain.decoding.cached_model import CachedModel, Score, make_source
+from drafttrain.decoding.drafters.block_heads import (
+    BlockHeadsDrafter,
+    BlockHeadsSession,
+    head_logits,
+    predict_blocks,
+)
+from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.sampling import SampledChance, warp
+from drafttrain.decoding.stopping import Entropy, FixedLength
+from drafttrain.decoding.types import Chance, Drafter, Sampling, TargetState
+from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
+from drafttrain.evaluation.replay import replay_rounds
+from tests.decoding.enumeration import enumerate_law, total_variation
+from tests.decoding.toys import LogitsTable, ToyTarget, autoregressive_law, toy_source
+from tests.models.test_block_heads import block_heads
+from tests.tiny_models import tiny_model
+
+GREEDY = Sampling()
+SAMPLINGS = {
+    "temperature 1": Sampling(temperature=1.0),
+    "top-k": Sampling(temperature=1.3, top_k=2),
+    "top-p": Sampling(temperature=0.7, top_p=0.6),
+}
+
+
+class ToyWithStates(ToyTarget):
+    """The state of each row is random, and depends on the whole path."""
+
+    def score(self, states, tokens, proposals):
+        paths = []
+        for committed, proposal in zip(tokens, proposals, strict=True):
+            chain = [*committed.tolist(), *proposal.tokens.tolist()]
+            paths.append([chain[: len(committed) + i] for i in range(len(proposal.tokens) + 1)])
+        hidden = LogitsTable(seed=7, vocabulary=16)
+        return [
+            Score(score.logits, torch.stack([hidden[path] for path in of_score]))
+            for score, of_score in zip(super().score(states, tokens, proposals), paths, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
+def test_sampling_from_heads_follows_the_target_exactly(sampling: Sampling) -> None:
+    drafter = BlockHeadsDrafter(block_heads(), tiny_model("llama", vocab_size=3, bos_token_id=2))
+    drafted = []
+
+    def run(chance: Chance) -> tuple[int, ...]:
+        decoder = Decoder(
+            ToyWithStates(1), drafter, FixedLength(2), RejectionSampling(), sampling, chance
+        )
+        [output] = decoder.decode_all([toy_source()], 4)
+        drafted.append(max(len(played.drafted) for played in output.rounds))
+        return tuple(output.tokens)
+
+    law = enumerate_law(run)
+    assert max(drafted) == 2
+    assert total_variation(law, autoregressive_law(ToyTarget(1), sampling, 4)) < 1e-12
+
+
+@pytest.mark.parametrize("family", ["marian", "llama"])
+def test_states_of_real_targets_keep_sampling_exact(family: str) -> None:
+    model, sampling = tiny_model(family, vocab_size=4), Sampling(temperature=1.3, top_k=2)
+    target, source = CachedModel(model), make_source([2, 3], model)
+
+    def law(drafter: Drafter, k: int) -> dict[tuple[int, ...], float]:
+        def run(chance: Chance) -> tuple[int, ...]:
+            decoder = Decoder(
+                target, drafter, FixedLength(k), RejectionSampling(), sampling, chance
+            )
+            return tuple(decoder.decode_all([source], 4)[0].tokens)
+
+        return enumerate_law(run)
+
+    found = law(BlockHeadsDrafter(block_heads(vocab_size=4), model), 2)
+    assert total_variation(found, law(NoDrafter(), 1)) < 1e-12
+
+
+@pytest.mark.parametrize("family", ["marian", "t5", "bart", "llama", "gpt2"])
+def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass(
+    family: str,
+) -> None:
+    model = tiny_model(family)
+    model.generation_config.min_new_tokens = 10
+    target, heads = CachedModel(model), block_heads(std=0.1)
+    source = make_source([5, 9, 20, 7, 1], model)
+
+    def decode(drafter: Drafter, k: int):
+        stop, chance = FixedLength(k), SampledChance(torch.Generator())
+        decoder = Decoder(target, drafter, stop, GreedyMatch(), Sampling(), chance)
+        return decoder.decode_all([source], 24)[0]
+
+    plain, drafted = decode(NoDrafter(), 1), decode(BlockHeadsDrafter(heads, model), 9)
+    assert drafted.tokens == plain.tokens
+    assert len(drafted.rounds[0].drafted) == 0  # no row of the target is there yet
+    blocks = predict_blocks(heads, model, source.input_ids, torch.tensor(plain.tokens))
+    replayed = replay_rounds(blocks, plain.tokens)
+    whole = [r for r in drafted.rounds[1:] if len(r.drafted) == 3]  # not cut at the end
+    assert len(whole) > 2
+    for played, expected in zip(whole, replayed[1:], strict=False):
+        assert list(played.drafted) == list(expected.drafted)
+        assert list(played.path) == list(expected.path)
+
+
+def session(sampling: Sampling = GREEDY) -> tuple[BlockHeadsSession, TargetState, torch.Tensor]:
+    """A session after 6 committed tokens; the rows of its 3 heads."""
+    model, heads = tiny_model("llama"), block_heads()
+    drafter = BlockHeadsDrafter(heads, model)
+    state = TargetState(torch.randn(16, dtype=torch.float64), 6)
+    chance = SampledChance(torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        rows = head_logits(model, heads.each(state.hidden[None])[:, 0])
+    return drafter.start(make_source([2, 3], model), sampling, chance), state, rows
+
+
+@pytest.mark.parametrize("others", [0, 1, 2, 3, 5])
+def test_behind_drafts_of_others_later_heads_go_on(others: int) -> None:
+    """In a horizontal cascade; the first call of a session may already be such a one."""
+    drafts, state, rows = session()
+    proposal = drafts.propose(torch.arange(6 + others), state, FixedLength(10))
+    assert proposal.tokens.tolist() == rows.argmax(-1)[others:].tolist()
+    assert proposal.passes == (1 if others < 3 else 0)
+    assert proposal.draw == "deterministic"
+
+
+def test_nothing_is_drafted_before_the_target_has_said_anything() -> None:
+    drafts, state, _ = session()
+    assert len(drafts.propose(torch.arange(2), None, FixedLength(3)).tokens) == 0
+    assert len(drafts.propose(torch.arange(6), state, FixedLength(3)).tokens) == 3
+
+
+def test_drawn_rows_are_handed_out_with_their_tokens() -> None:
+    sampling = Sampling(temperature=0.8, top_k=5)
+    drafts, state, rows = session(sampling)
+    proposal = drafts.propose(torch.arange(7), state, FixedLength(10))
+    assert proposal.draw == "iid" and len(proposal.tokens) == 2
+    assert (proposal.draft_probs - warp(rows[1:], sampling)).abs().max() < 1e-12
+    assert (torch.stack(list(proposal.logits)) - rows[1:]).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_an_entropy_stop_ends_the_draft_before_the_uncertain_row(place: int) -> None:
+    drafts, state, rows = session()
+    probs = rows.softmax(-1)
+    entropies = -(probs * probs.log()).sum(-1)
+    stop = Entropy(entropies[place].item() - 1e-6, 3)
+    proposal = drafts.propose(torch.arange(6), state, stop)
+    assert len(proposal.tokens) == (entropies > stop.nats).nonzero()[0]
+    assert len(drafts.propose(torch.arange(6), state, Entropy(100.0, 3)).tokens) == 3
+    assert len(drafts.propose(torch.arange(6), state, FixedLength(2)).tokens) == 2
+
+
+def test_a_target_whose_projection_is_not_known_is_refused() -> None:
+    config = GPTJConfig(vocab_size=40, n_embd=16, n_layer=1, n_head=2, rotary_dim=4)
+    with pytest.raises(ValueError, match="'gptj' model cannot have block heads"):
+        BlockHeadsDrafter(block_heads(), GPTJForCausalLM(config).eval())

@@ -1,0 +1,93 @@
+"""Block heads: start as the target's own row, survive their file, know their target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModel
+
+from drafttrain.config import ConfigError
+from drafttrain.decoding.drafters.block_heads import head_logits
+from drafttrain.decoding.teacher_forcing import states_before, teacher_force
+from drafttrain.models.block_heads import (
+    BlockHeads,
+    BlockHeadsConfig,
+    check_same_target,
+    hash_target,
+)
+from tests.tiny_models import VOCAB, tiny_model
+
+SOURCES = [[5, 9, 17, 30, 1], [7, 1]]
+OUTPUTS = [[12, 6, 6, 1], [9, 33, 20, 10, 5, 8, 1]]
+
+
+def block_heads(k: int = 4, std: float | None = 0.5, **settings) -> BlockHeads:
+    """Heads on a tiny model of width 16, random ones unless std is None."""
+    shape = {"hidden_size": 16, "ffn_size": 6, "vocab_size": VOCAB}
+    torch.manual_seed(2)
+    heads = BlockHeads(BlockHeadsConfig(k=k, **shape | settings)).double().eval()
+    for parameter in heads.parameters() if std is not None else ():
+        parameter.data.normal_(std=std)
+    return heads
+
+
+@pytest.mark.parametrize("family", ["marian", "t5", "bart", "llama", "gpt2", "opt"])
+def test_untrained_heads_say_what_the_target_says_next(family: str) -> None:
+    target, heads = tiny_model(family), block_heads(std=None)
+    before = states_before(target, SOURCES, OUTPUTS)
+    forced = teacher_force(target, SOURCES, OUTPUTS)
+    for states, known in zip(before, forced, strict=True):
+        assert torch.equal(states, known.before)
+        logits = head_logits(target, heads.each(states))
+        assert logits.shape == (3, len(states), VOCAB)
+        assert (logits - known.logits).abs().max() < 1e-10
+
+
+def test_each_head_is_its_own_formula() -> None:
+    heads, rows = block_heads(), torch.randn(5, 16, dtype=torch.float64)
+    for j, found in enumerate(heads.each(rows)):
+        inner = (rows @ heads.inner_weight[j] + heads.inner_bias[j]).clamp_min(0)
+        expected = rows + inner @ heads.outer_weight[j] + heads.outer_bias[j]
+        assert (found - expected).abs().max() < 1e-12
+    assert torch.equal(heads.each(rows, 1, 3), heads.each(rows)[1:])
+    assert heads.each(rows, 3).shape == (0, 5, 16)
+
+
+def test_rows_shared_out_among_heads_are_those_of_each_head() -> None:
+    heads, rows = block_heads(), torch.randn(6, 16, dtype=torch.float64)
+    split = heads(rows, (3, 0, 3))
+    assert (split[:3] - heads.each(rows[:3])[0]).abs().max() < 1e-12
+    assert (split[3:] - heads.each(rows[3:])[2]).abs().max() < 1e-12
+
+
+def test_saved_heads_are_loaded_as_they_were(tmp_path: Path) -> None:
+    heads = block_heads(target={"path": "t"}, is_encoder_decoder=True)
+    heads.save_pretrained(tmp_path)
+    assert [file.name for file in tmp_path.glob("*.safetensors")] == ["model.safetensors"]
+    again = AutoModel.from_pretrained(tmp_path)
+    assert isinstance(again, BlockHeads) and again.config.k == 4
+    assert again.config.target == {"path": "t"} and again.config.is_encoder_decoder
+    for name, parameter in heads.named_parameters():
+        assert torch.equal(again.get_parameter(name), parameter), name
+
+
+def test_heads_know_their_target_in_every_type() -> None:
+    target, other = tiny_model("marian").float(), tiny_model("marian", seed=4).float()
+    half = tiny_model("marian").float().bfloat16()
+    config = BlockHeadsConfig(target={"path": "t", "weights_sha256": hash_target(target)})
+    of_half = BlockHeadsConfig(target={"path": "t", "weights_sha256": hash_target(half)})
+    check_same_target(config, target, "heads")
+    check_same_target(config, half, "heads")
+    check_same_target(of_half, target, "heads")
+    with pytest.raises(ConfigError, match="trained on target 't' with other weights"):
+        check_same_target(config, other, "heads")
+    with pytest.raises(ConfigError, match="do not say which target"):
+        check_same_target(BlockHeadsConfig(), target, "heads")
+
+
+@pytest.mark.parametrize("k", [1, 0, "many"])
+def test_a_block_is_two_tokens_at_least(k: object) -> None:
+    with pytest.raises(ValueError, match="one more at least"):
+        BlockHeadsConfig(k=k)
