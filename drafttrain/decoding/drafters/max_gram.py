@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from time import perf_counter
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,7 +67,7 @@ class MaxGramSession:
         """Committed tokens that are not part of the text."""
         self.source = 0 if same else len(source.input_ids)
         """Tokens of the index that stand in front of the output."""
-        self._seen = source.prefix[:0]
+        self._seen = np.empty(0, dtype=np.int64)
         """The output that the index holds."""
         if not same:
             self._append(source.input_ids.tolist())
@@ -89,13 +90,15 @@ class MaxGramSession:
 
     def _follow(self, output: Tensor) -> None:
         """Let the index hold the source and this output; what differs is taken back."""
-        shared = min(len(self._seen), len(output))
-        differs = (self._seen[:shared] != output[:shared]).nonzero()
-        if len(differs):
-            shared = int(differs[0])
-        self._seen = output
-        self.index.truncate(self.source + shared)
-        self._append(output[shared:].tolist())
+        now = output.cpu().numpy()  # comparing thousands of numbers takes a few microseconds here
+        shared = min(len(self._seen), len(now))
+        same = self._seen[:shared] == now[:shared]
+        if not same.all():
+            shared = int(same.argmin())
+        if shared < len(self._seen):
+            self.index.truncate(self.source + shared)
+        self._seen = now
+        self._append(now[shared:].tolist())
 
     def _append(self, tokens: Sequence[int]) -> None:
         for token in tokens:
