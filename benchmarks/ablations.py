@@ -277,7 +277,7 @@ def make_task(
     torch.manual_seed(settings.train.seed)
     drafter = SpecDrafter(shape)
     initialise(drafter, target.model, settings.drafter.initialise)
-    return drafter, recipe.make_task(settings, drafter, rows, None)
+    return drafter, recipe.make_task(settings, drafter, rows, None, target.model)
 
 
 def step_seconds(bench: Bench, settings: SpecDrafterRecipe, rows: datasets.Dataset) -> float:

@@ -411,6 +411,9 @@ class ObjectiveConfig(Config):
     """Weight of the next-token loss on prefix positions (anchored slots only)."""
     position_decay: PositiveFloat | None = None
     """Slot i weighs exp(-(i - 1) / position_decay); None: all alike, as in the paper."""
+    total_variation: NonNegativeFloat = 0.0
+    """Weight of the total variation between each row and the target's own there, which is how often
+    sampling rejects a token (ours). Not 0: the target reads every batch too."""
 
 
 class TrainConfig(Config):

@@ -17,7 +17,7 @@ from typing import Annotated
 import datasets
 import torch
 import typer
-from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from drafttrain.cli import recipe_command
 from drafttrain.config import SpecDrafterRecipe, load_settings
@@ -69,9 +69,9 @@ def main(
     drafter_config.untied_output = has_own_output(target.model)
     drafter = SpecDrafter(drafter_config)
     account = initialise(drafter, target.model, settings.drafter.initialise)
-    del target
     accelerator.print(f"{drafter.num_parameters():,} parameters; {account}")
-    task = make_task(settings, drafter, rows, held_out)
+    task = make_task(settings, drafter, rows, held_out, target.model)
+    del target
     train(accelerator, task, settings.train, settings.run)
     if accelerator.is_main_process:
         print(f"saved {save_final(settings.run, drafter.cpu(), tokenizer)}")
@@ -95,9 +95,12 @@ def make_task(
     drafter: SpecDrafter,
     rows: datasets.Dataset,
     held_out: datasets.Dataset | None,
+    target: PreTrainedModel,
 ) -> Task:
+    """The target is kept only where the objective looks at its distributions."""
     collate = SlotCollator(drafter.config, settings.objective.blocks, settings.train.seed)
-    objective = MaskPredict(drafter, settings.objective)
+    teacher = target if settings.objective.total_variation > 0 else None
+    objective = MaskPredict(drafter, settings.objective, teacher)
     validate = Validation(held_out, collate) if held_out is not None else None
     masks = settings.objective.blocks * drafter.config.mask_rows
     return Task(objective, rows, row_lengths(rows) + masks, collate, validate)

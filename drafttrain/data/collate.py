@@ -88,6 +88,8 @@ class SlotBatch:
     layout: Layout
     priority: Tensor
     """[B, A, M] uniform numbers that choose which slots glancing reveals."""
+    targets: Tensor
+    """[B, L] whole outputs, padded with 0."""
 
     def to(self, device: torch.device) -> SlotBatch:
         return SlotBatch(
@@ -95,6 +97,7 @@ class SlotBatch:
             self.attention_mask.to(device),
             self.layout.to(device),
             self.priority.to(device),
+            self.targets.to(device),
         )
 
 
@@ -120,7 +123,7 @@ class SlotCollator:
             prefixes[i, :count] = torch.from_numpy(drawn)
             priority[i] = random.random(priority.shape[1:], dtype=np.float32)
         layout = lay_out(targets, lengths, prefixes, self.config)
-        return SlotBatch(input_ids, mask.long(), layout, torch.from_numpy(priority))
+        return SlotBatch(input_ids, mask.long(), layout, torch.from_numpy(priority), targets)
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,14 @@ from transformers import PreTrainedModel
 from drafttrain.config import ObjectiveConfig
 from drafttrain.data.collate import PairBatch, SlotBatch, TextBatch
 from drafttrain.data.glancing import choose_revealed, glancing_ratio, reveal
-from drafttrain.models.slots import IGNORED
+from drafttrain.models.slots import IGNORED, Layout
 from drafttrain.models.spec_drafter import Memory, Rows, SpecDrafter
-from drafttrain.training.losses import LossSums, followed_cross_entropy, smoothed_cross_entropy
+from drafttrain.training.losses import (
+    LossSums,
+    followed_cross_entropy,
+    rejection_probability,
+    smoothed_cross_entropy,
+)
 
 
 class MaskPredict(nn.Module):
@@ -20,11 +25,22 @@ class MaskPredict(nn.Module):
     _no_split_modules = ("SelfAttention", "FeedForward")
     """FSDP gathers these one at a time; not whole layers, as `encode` enters the decoder's."""
 
-    def __init__(self, drafter: SpecDrafter, settings: ObjectiveConfig):
+    def __init__(
+        self,
+        drafter: SpecDrafter,
+        settings: ObjectiveConfig,
+        teacher: PreTrainedModel | None = None,
+    ):
         super().__init__()
         self.model = drafter
         self.settings = settings
         self.anchored = drafter.config.slots == "anchored"
+        if settings.total_variation > 0 and teacher is None:
+            raise ValueError(
+                f"total_variation = {settings.total_variation:g} compares with the target's rows; "
+                "give the target as teacher"
+            )
+        self._teacher = () if teacher is None else (teacher.requires_grad_(False).eval(),)
 
     def forward(self, batch: SlotBatch, progress: float) -> LossSums:
         """`progress` runs from 0 to 1 over training; validation (eval mode) does not glance."""
@@ -39,7 +55,10 @@ class MaskPredict(nn.Module):
             tokens, labels = reveal(layout, revealed, self.anchored)
         rows = Rows(tokens, rows.positions, rows.block, rows.limit)
         hidden = self.model(batch.input_ids, batch.attention_mask, rows, memory)
-        return self._loss(hidden, labels, layout)
+        teacher_probs = None
+        if self.training and self.settings.total_variation > 0:
+            teacher_probs = self._teacher_probs(batch, self._weights(labels, layout) > 0)
+        return self._loss(hidden, labels, layout, teacher_probs)
 
     @torch.no_grad()
     def _count_wrong(self, batch: SlotBatch, memory: Memory) -> Tensor:
@@ -59,7 +78,28 @@ class MaskPredict(nn.Module):
         wrong[inside] = predicted != labels[inside]
         return wrong.sum(-1)
 
-    def _loss(self, hidden: Tensor, labels: Tensor, layout) -> LossSums:
+    @torch.no_grad()
+    def _teacher_probs(self, batch: SlotBatch, counted: Tensor) -> Tensor:
+        """The target's distribution of what each counted row predicts, given all before it.
+
+        A row stands at the place that it predicts, counted from 0, but for unshifted prefix rows,
+        which predict nothing. Shapes: counted [B, T] -> [N, V of the target].
+        """
+        teacher = self._teacher[0].to(batch.input_ids.device)
+        start = torch.full_like(batch.targets[:, :1], self.model.config.decoder_start_token_id)
+        logits = teacher(
+            input_ids=batch.input_ids,
+            attention_mask=batch.attention_mask,
+            decoder_input_ids=torch.cat((start, batch.targets[:, :-1]), dim=1),
+            use_cache=False,
+        ).logits
+        sentence = torch.arange(len(counted), device=counted.device)[:, None].expand_as(counted)
+        places = batch.layout.rows.positions[counted]
+        return logits.float().softmax(-1)[sentence[counted], places]
+
+    def _loss(
+        self, hidden: Tensor, labels: Tensor, layout: Layout, teacher_probs: Tensor | None
+    ) -> LossSums:
         weights = self._weights(labels, layout)
         counted = weights > 0
         labels, weights = labels[counted], weights[counted]
@@ -67,11 +107,14 @@ class MaskPredict(nn.Module):
         loss, weight = smoothed_cross_entropy(
             logits, labels, weights, self.settings.label_smoothing
         )
+        if teacher_probs is not None:
+            rejected = rejection_probability(logits, teacher_probs)
+            loss = loss + self.settings.total_variation * (rejected * weights).sum()
         in_block = (layout.rows.block >= 0)[counted]
         correct = (logits.argmax(-1) == labels) & in_block
         return LossSums(loss, weight, correct.sum(), in_block.sum())
 
-    def _weights(self, labels: Tensor, layout) -> Tensor:
+    def _weights(self, labels: Tensor, layout: Layout) -> Tensor:
         """Weight of each row's loss: slots 1 (or decaying), prefix rows prefix_weight. [B, T]"""
         slot = torch.arange(layout.mask_rows, device=labels.device).float() + self.anchored
         decay = self.settings.position_decay
