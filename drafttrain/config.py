@@ -372,11 +372,14 @@ class GenerateConfig(Config):
 
 
 class DrafterConfig(Config):
-    """The shape of a Spec-Drafter (SpecDec Section 3.1). Width, vocabulary, positions, norm and
-    activation follow the target it is initialised from."""
+    """The shape of a Spec-Drafter (SpecDec Section 3.1). Vocabulary, positions, norm and activation
+    follow the target it is for."""
 
     encoder_layers: PositiveInt | None = None
     """Default: as many as the target's encoder."""
+    d_model: PositiveInt | None = None
+    """Width. Default: the target's. Another one needs initialise=none; heads keep their size then,
+    and feed-forward layers their ratio to the width."""
     decoder_layers: PositiveInt = 2
     """Shallow: the decoder runs once a round (Latency Principle)."""
     k: PositiveInt = 10

@@ -7,6 +7,7 @@ last among them, since the last ones write what the output projection reads.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from drafttrain.config import DrafterConfig
+from drafttrain.config import ConfigError, DrafterConfig
 from drafttrain.models.spec_drafter import SpecDrafter, SpecDrafterConfig
 
 
@@ -79,13 +80,16 @@ def make_config(
     """The drafter's configuration for a target. `identity` records which target it is for.
 
     untied_output is read off the target's configuration where it is not given; `has_own_output`
-    reads it off the weights.
+    reads it off the weights. Raises ConfigError for a width that is not the target's but is to
+    start from its weights, and for one that its heads do not fit in.
     """
     shape = drafter_shape(target)
     if untied_output is not None:
         shape["untied_output"] = untied_output
     if settings.encoder_layers is not None:
         shape["encoder_layers"] = settings.encoder_layers
+    if settings.d_model is not None:
+        shape |= _resized(shape, settings)
     return SpecDrafterConfig(
         **shape
         | {
@@ -103,6 +107,35 @@ def make_config(
             "target": identity,
         }
     )
+
+
+def _resized(shape: dict, settings: DrafterConfig) -> dict:
+    """The fields of a shape that change with its width."""
+    before, width = shape["d_model"], settings.d_model
+    if width != before and settings.initialise != "none":
+        raise ConfigError(
+            f"drafter.d_model = {width} is not the target's {before}, so no part can start from "
+            f"its weights, but drafter.initialise={settings.initialise}; set it to none"
+        )
+    heads, left = divmod(shape["attention_heads"] * width, before)
+    if left:
+        raise ConfigError(
+            f"drafter.d_model = {width} does not hold whole heads of the target's "
+            f"({shape['attention_heads']} in {before}); give a multiple of "
+            f"{before // math.gcd(before, shape['attention_heads'])}"
+        )
+    grown = width / before
+    return {
+        "d_model": width,
+        "attention_heads": heads,
+        "ffn_dim": round(shape["ffn_dim"] * grown),
+        "embedding_scale": _scaled(shape.get("embedding_scale", 1.0), grown**0.5),
+        "logit_scale": _scaled(shape.get("logit_scale", 1.0), grown**-0.5),
+    }
+
+
+def _scaled(value: float, factor: float) -> float:
+    return value if value == 1.0 else value * factor
 
 
 def initialise(drafter: SpecDrafter, target: PreTrainedModel, parts: str) -> Account:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModel, PreTrainedModel
 
-from drafttrain.config import DrafterConfig
+from drafttrain.config import ConfigError, DrafterConfig
 from drafttrain.models.initialise import (
     drafter_shape,
     has_own_output,
@@ -211,3 +211,27 @@ def test_soft_copy_mixes_source_embeddings_into_masked_slots_only() -> None:
 def test_impossible_shapes_are_refused_with_the_remedy(settings: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SpecDrafter(SpecDrafterConfig(d_model=16, attention_heads=2, **settings))
+
+
+@pytest.mark.parametrize("family", ["marian", "t5"])
+def test_narrower_drafter_keeps_the_size_of_its_heads(family: str) -> None:
+    target = shared(family).config
+    whole = make_config(target, DrafterConfig(initialise="none"), None)
+    width = whole.d_model // 2
+    half = make_config(target, DrafterConfig(initialise="none", d_model=width), None)
+    assert (half.d_model, half.head_dim) == (width, whole.head_dim)
+    assert half.attention_heads * 2 == whole.attention_heads and half.ffn_dim * 2 == whole.ffn_dim
+    if whole.embedding_scale != 1.0:
+        assert half.embedding_scale == pytest.approx(width**0.5)
+    if whole.logit_scale != 1.0:
+        assert half.logit_scale == pytest.approx(width**-0.5)
+    tokens = torch.tensor([[4, 5, 1]])
+    assert SpecDrafter(half).encode(tokens).keys_values[0][0].shape[-1] == whole.head_dim
+
+
+def test_another_width_than_the_targets_cannot_start_from_its_weights() -> None:
+    target = shared("marian").config
+    with pytest.raises(ConfigError, match="d_model.*initialise=both; set it to none"):
+        make_config(target, DrafterConfig(d_model=target.d_model // 2), None)
+    with pytest.raises(ConfigError, match="whole heads"):
+        make_config(target, DrafterConfig(d_model=target.d_model + 1, initialise="none"), None)
