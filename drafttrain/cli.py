@@ -20,6 +20,7 @@ from drafttrain.config import (
     ExportConfig,
     GenerateConfig,
     Interrupted,
+    TuneCascadeConfig,
     TuneConfig,
     check_settings,
     load_settings,
@@ -587,6 +588,70 @@ def tune(
         typer.echo(plan_tuning(settings))
     else:
         tuning.tune(settings)
+
+
+@app.command("tune-cascade")
+def tune_cascade(
+    overrides: Overrides = None,
+    config: ConfigFile = None,
+    target: Target = None,
+    drafter: Annotated[
+        str | None, typer.Option("--drafter", help="Folder or Hub name of the largest drafter.")
+    ] = None,
+    cascade: Cascade = None,
+    data: Annotated[str | None, typer.Option("--data", help="Prompts to choose on.")] = None,
+    report_data: Annotated[
+        str | None, typer.Option("--report-data", help="Prompts to report on, never to choose on.")
+    ] = None,
+    limit: Limit = None,
+    temperature: Temperature = None,
+    leniency: Annotated[
+        str | None,
+        typer.Option("--leniency", metavar="FLOAT,FLOAT", help="Leniencies to try, from 1 on."),
+    ] = None,
+    seed: Seed = None,
+    out: Annotated[
+        str | None,
+        typer.Option("--out", help="YAML to write; tune-cascade.json lies beside it."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be done, load no weights.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Find how much each drafter of a cascade should draft: its increments and leniency.
+
+    Costs are measured on this machine. Candidates are replayed on recorded rows of all models, a
+    few prompts first, the better half on more; the most tokens for the cost of all calls (SWI) win.
+
+    \b
+    Examples:
+      drafttrain tune-cascade --target T --drafter LARGE --cascade max-gram --data dev.jsonl
+      drafttrain tune-cascade --target T --drafter LARGE --cascade SMALL,max-gram \\
+          --data dev.jsonl --report-data test.jsonl --leniency 1,1.5,3 --out cascade.yaml
+      drafttrain tune-cascade --config tune.yaml --temperature 1 costs=parameters
+      drafttrain eval --config cascade.yaml --data test.jsonl
+    """
+    flags = {
+        "target.path": target,
+        "drafter": drafter,
+        "cascade": cascade,
+        "data.path": data,
+        "data.limit": limit,
+        "report_data.path": report_data,
+        "sampling.temperature": temperature,
+        "sampling.seed": seed,
+        "leniency": leniency,
+        "out": out,
+    }
+    settings = load_settings(TuneCascadeConfig, config, overrides or (), flags)
+    quiet_libraries()
+    from drafttrain import tune_cascade as tuning
+
+    if dry_run:
+        typer.echo(tuning.plan_search(settings))
+    else:
+        tuning.tune_cascade(settings)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

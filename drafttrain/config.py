@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import (
@@ -618,6 +618,47 @@ class TuneConfig(Config):
     """Where the report goes (JSON); its plots lie beside it. Default: tune.json in the run."""
     policy: Path | None = None
     """Where policy.json goes. Default: beside the chosen head."""
+
+
+class TuneCascadeConfig(Config):
+    """`drafttrain tune-cascade`: the increments and leniency of a cascade, found by replay."""
+
+    target: TargetConfig
+    drafter: str
+    """Folder or Hub name of the largest drafter."""
+    cascade: tuple[str, ...] = Field(min_length=1)
+    """Smaller drafters behind it, from the largest down, as a rule to max-gram."""
+    bigrams: str | None = None
+    """max-gram: table of likeliest successors, made by `drafttrain bigrams`."""
+    data: DataConfig
+    """Prompts to choose on."""
+    report_data: DataConfig | None = None
+    """Prompts to report on; never used to choose. Default: report on `data`, and say so."""
+    sampling: SamplingConfig = SamplingConfig()
+    """How the target decodes; seed also draws the candidates."""
+    leniency: tuple[Annotated[float, Field(ge=1.0)], ...] = Field(default=(1.0,), min_length=1)
+    """Values of l to try, where a language model reviews another."""
+    candidates: int = Field(default=64, ge=2)
+    """Matrices to try: the default, the first level alone at some lengths, and random ones."""
+    first_prompts: PositiveInt = 8
+    """Prompts that all candidates see; the better half sees twice as many, and so on."""
+    finalists: PositiveInt = 4
+    """Candidates that see all prompts, at least."""
+    local: bool = True
+    """Then try increments that differ by one or two from the best, on all prompts."""
+    costs: Literal["measured", "parameters"] = "measured"
+    """What a call of each level costs in target calls: seconds on this machine, or parameters."""
+    timing_prompts: PositiveInt = 10
+    """Prompts that are decoded to measure costs, by plain decoding and the default cascade."""
+    bootstrap: PositiveInt = 1000
+    """Resamples of the prompts for the 95 % intervals."""
+    out: Path = Path("cascade.yaml")
+    """Settings to write, for `drafttrain eval --config`; tune-cascade.json lies beside them."""
+
+    @field_validator("cascade", "leniency", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return value.split(",") if isinstance(value, str) else value
 
 
 class Policy(Config):

@@ -31,6 +31,7 @@ MAY_IMPORT_ALL = {
     "tune",
     "trees",
     "tune_bench",
+    "tune_cascade",
 }
 
 LIGHT = {"config", "runs", "cli"}

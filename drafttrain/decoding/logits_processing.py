@@ -74,6 +74,11 @@ class TargetProcessors:
         anything = torch.zeros(1, dtype=torch.long, device=model.device)
         self._needed = bool(self._build(Source(anything, anything), max_new_tokens=1))
 
+    @property
+    def change_logits(self) -> bool:
+        """Whether there are any; without them every row is the model's own."""
+        return self._needed
+
     def start(self, source: Source, max_new_tokens: int) -> RowProcessors:
         """The processors for one sequence (some look at its source or its maximal length)."""
         return RowProcessors(self._build(source, max_new_tokens) if self._needed else [])

@@ -1,0 +1,168 @@
+"""Matrices of increments to try for a cascade: the usual ones, and random ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from drafttrain.decoding.drafters.cascade import Level, show_increments
+from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
+
+LevelKind = Literal["model", "block", "max-gram"]
+"""What a level is: a language model, which can review; a drafter of blocks; max-gram."""
+Origin = Literal["default", "first level alone", "last level alone", "random", "neighbour"]
+Matrix = tuple[tuple[int, ...], ...]
+
+ALONE = (5, 3, 8, 2, 12)
+"""Draft lengths at which the first level is tried alone."""
+COPIES_ALONE = 10
+MOST: dict[tuple[LevelKind, bool], int] = {
+    ("model", False): 8,
+    ("model", True): 8,
+    ("block", False): 8,
+    ("block", True): 8,
+    ("max-gram", False): 10,
+    ("max-gram", True): 16,
+}
+"""Largest random increment of a kind of level in a round (False) and in reviews (True)."""
+ZERO = 1 / 3
+"""Share of random increments that are 0."""
+STEPS = (-2, -1, 1, 2)
+"""How far neighbours go from the best in one increment."""
+MOST_DRAWS = 50
+"""Random matrices drawn for each that is wanted, before giving up on new ones."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A matrix of increments with a leniency."""
+
+    increments: Matrix
+    leniency: float = 1.0
+    origin: Origin = field(default="random", compare=False)
+
+    @property
+    def name(self) -> str:
+        lenient = f" l={self.leniency:g}" if self.leniency > 1 else ""
+        return f"{show_increments(self.increments)}{lenient}"
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a round."""
+        return sum(self.increments[0])
+
+
+def kind_of(level: Level) -> LevelKind:
+    if level.reviewer is not None:
+        return "model"
+    return "max-gram" if isinstance(level.drafter, MaxGramDrafter) else "block"
+
+
+def simplify(candidate: Candidate, kinds: Sequence[LevelKind]) -> Candidate:
+    """The least matrix that drafts the same, so that equal ones are found.
+
+    Increments that nothing asks for become 0: those of reviews below a level that drafts nothing or
+    cannot review. A review adds a token of its own, so in one that drafts n tokens those behind it
+    have room for n - 1 (where all draft as much as they are asked for). Leniency that counts for
+    nothing becomes 1.
+    """
+    rows, levels = candidate.increments, len(kinds)
+    used = [[0] * len(row) for row in rows]
+    reviewed: set[LevelKind] = set()
+
+    def visit(depth: int, first: int, room: int) -> None:
+        for level in range(first, levels):
+            asked = min(rows[depth][level - depth], room)
+            if asked == 0:
+                continue
+            room -= asked
+            used[depth][level - depth] = max(used[depth][level - depth], asked)
+            if depth > 0:
+                reviewed.add(kinds[level])
+            if kinds[level] == "model" and level + 1 < levels:
+                visit(depth + 1, level + 1, asked - 1)
+
+    visit(0, 0, candidate.longest)
+    leniency = candidate.leniency if reviewed - {"max-gram"} else 1.0
+    return replace(candidate, increments=tuple(map(tuple, used)), leniency=leniency)
+
+
+def propose(
+    kinds: Sequence[LevelKind],
+    default: Matrix,
+    leniencies: Sequence[float],
+    count: int,
+    seed: int,
+) -> list[Candidate]:
+    """So many different candidates, fewer where there are no more: the default, the first level
+    alone at several lengths, the last alone, then random matrices."""
+    found: dict[Candidate, None] = {}
+    generator = np.random.default_rng(seed)
+    for candidate in _usual(kinds, default, leniencies):
+        found.setdefault(simplify(candidate, kinds))
+    for _ in range(MOST_DRAWS * count):
+        if len(found) >= count:
+            break
+        candidate = _random(kinds, leniencies, generator)
+        if candidate.longest:
+            found.setdefault(simplify(candidate, kinds))
+    return list(found)[:count]
+
+
+def neighbours(best: Candidate, kinds: Sequence[LevelKind]) -> list[Candidate]:
+    """All that differ from it in one increment by one or two, in meaning too."""
+    found = {}
+    for candidate in _moved(best):
+        if candidate.longest:
+            found.setdefault(simplify(candidate, kinds))
+    return [candidate for candidate in found if candidate != best]
+
+
+def _usual(
+    kinds: Sequence[LevelKind], default: Matrix, leniencies: Iterable[float]
+) -> Iterator[Candidate]:
+    levels = len(kinds)
+
+    def alone(level: int, length: int) -> Matrix:
+        rows = [[0] * (levels - depth) for depth in range(levels)]
+        rows[0][level] = length
+        return tuple(map(tuple, rows))
+
+    first, *others = leniencies
+    yield Candidate(default, first, "default")
+    for length in ALONE:
+        yield Candidate(alone(0, length), 1.0, "first level alone")
+    yield Candidate(
+        alone(levels - 1, COPIES_ALONE if kinds[-1] == "max-gram" else ALONE[0]),
+        1.0,
+        "last level alone",
+    )
+    for leniency in others:
+        yield Candidate(default, leniency, "default")
+
+
+def _random(
+    kinds: Sequence[LevelKind], leniencies: Sequence[float], generator: np.random.Generator
+) -> Candidate:
+    rows = []
+    for depth in range(len(kinds)):
+        row = []
+        for kind in kinds[depth:]:
+            zero, drawn = generator.random() < ZERO, generator.integers(MOST[kind, depth > 0])
+            row.append(0 if zero else 1 + int(drawn))
+        rows.append(tuple(row))
+    return Candidate(tuple(rows), float(generator.choice(np.asarray(leniencies))))
+
+
+def _moved(best: Candidate) -> Iterator[Candidate]:
+    for depth, row in enumerate(best.increments):
+        for place, count in enumerate(row):
+            for step in STEPS:
+                if count + step < 0:
+                    continue
+                rows = [list(old) for old in best.increments]
+                rows[depth][place] = count + step
+                yield Candidate(tuple(map(tuple, rows)), best.leniency, "neighbour")
