@@ -13,8 +13,7 @@ from drafttrain.decoding.drafters.cascade import (
     check_increments,
     show_increments,
 )
-from drafttrain.models.drafter_config import SpecDrafterConfig
-from drafttrain.models.drafters import read_drafter_settings
+from drafttrain.models.drafters import drafts_blocks, read_drafter_settings
 from drafttrain.pairs import Pair
 from drafttrain.runs import MAX_GRAM, PLAIN
 
@@ -74,7 +73,7 @@ def _reviews_models(paths: list[str], matrix: tuple[tuple[int, ...], ...]) -> bo
 
 
 def _reviews(path: str) -> bool:
-    return path != MAX_GRAM and not isinstance(read_drafter_settings(path), SpecDrafterConfig)
+    return path != MAX_GRAM and not drafts_blocks(read_drafter_settings(path))
 
 
 def other_drafters(decode: DecodeConfig) -> tuple[str, ...]:

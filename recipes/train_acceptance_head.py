@@ -105,6 +105,7 @@ def check_settings(settings: HeadRecipe) -> PretrainedConfig:
     distill_settings(settings, held_out=False)
     target = check_target(settings.target)
     drafter = check_drafter(settings.drafter, settings.target.path, target)
+    state_of(cache_settings(settings, held_out=False), drafter)
     if not isinstance(drafter, SpecDrafterConfig):
         check_tokenizers(settings.target, settings.drafter)
     return drafter

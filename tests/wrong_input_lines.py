@@ -22,7 +22,12 @@ from transformers import PreTrainedModel
 
 from drafttrain.cli import main
 from drafttrain.models.acceptance_head import AcceptanceHead
-from recipes import train_acceptance_head, train_spec_drafter, train_target
+from recipes import (
+    train_acceptance_head,
+    train_block_heads,
+    train_spec_drafter,
+    train_target,
+)
 from tests.wrong_input_cases import WrongInput
 from tests.wrong_input_project import make_project
 from tests.wrong_inputs import GROUPS, WRONG_INPUTS
@@ -30,6 +35,7 @@ from tests.wrong_inputs import GROUPS, WRONG_INPUTS
 RECIPES: dict[str, Callable[[Sequence[str]], None]] = {
     "train_spec_drafter.py": train_spec_drafter.main,
     "train_acceptance_head.py": train_acceptance_head.main,
+    "train_block_heads.py": train_block_heads.main,
     "train_target.py": train_target.main,
 }
 

@@ -25,6 +25,7 @@ from drafttrain.config import (
     dump_settings,
 )
 from drafttrain.export.folder import CUSTOM_GENERATE, GENERATE
+from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig, hash_target
 from drafttrain.models.initialise import initialise, make_config
 from drafttrain.models.spec_drafter import SpecDrafter
 from tests.export.pairs import make_head
@@ -88,6 +89,22 @@ def _save_models(root: Path) -> None:
     make_head(small, hidden_size=8).save_pretrained(root / "narrow-head")
     other = {"path": "another-drafter", "weights_sha256": "1" * 64}
     make_head(small, drafter=other).save_pretrained(root / "other-head")
+    _save_block_heads(root, {"path": "target", "weights_sha256": hash_target(target)})
+
+
+def _save_block_heads(root: Path, target: dict) -> None:
+    """Heads on the target, and others that do not fit it."""
+    shape = {"k": 4, "hidden_size": 16, "vocab_size": VOCAB, "is_encoder_decoder": True}
+    other = {"path": "another-target", "weights_sha256": {"float32": "1" * 64}}
+    for name, changes in (
+        ("blocks", {"target": target}),
+        ("narrow-blocks", {"target": target, "hidden_size": 8}),
+        ("other-blocks", {"target": other}),
+        ("broken-blocks", {"target": target}),
+    ):
+        save(BlockHeads(BlockHeadsConfig(**shape | changes)), root / name)
+    file = root / "broken-blocks" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"k": 1}))
 
 
 def save(
@@ -188,6 +205,12 @@ def _write_recipes(root: Path) -> None:
     quick = {"max_steps": 2, "threads": 1}
     recipes = {
         "train_spec_drafter": {
+            "run": "new",
+            "target": {"path": "target"},
+            "data": {"path": "texts.txt"},
+            "train": quick,
+        },
+        "train_block_heads": {
             "run": "new",
             "target": {"path": "target"},
             "data": {"path": "texts.txt"},

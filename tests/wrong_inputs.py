@@ -5,6 +5,7 @@ Every command line is run in the folder that wrong_input_project.py makes.
 
 from __future__ import annotations
 
+from tests.wrong_block_inputs import BLOCK_HEADS
 from tests.wrong_cascade_inputs import CASCADES
 from tests.wrong_input_cases import (
     CACHE,
@@ -274,6 +275,7 @@ GROUPS: dict[str, list[WrongInput]] = {
     "Stop policies, heads, verifiers and modes that do not go together": PAIRINGS,
     "Draft trees, and methods compared at a depth or budget": TREES,
     "Cascades of drafters": CASCADES,
+    "Block heads": BLOCK_HEADS,
     "Folders and files that are there already, or belong to something else": PLACES,
 }
 WRONG_INPUTS = [case for cases in GROUPS.values() for case in cases]

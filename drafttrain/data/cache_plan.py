@@ -66,9 +66,9 @@ def plan_cache(config: CacheConfig) -> CachePlan:
     distilled = read_manifest(config.distilled)
     target_settings = check_target(config.target)
     settings = check_drafter(config.drafter, config.target.path, target_settings)
+    state = state_of(config, settings)
     if not isinstance(settings, SpecDrafterConfig):
         check_tokenizers(config.target, config.drafter)
-    state = state_of(config, settings)
     _check_settings(config, state)
     rows = len(load_distilled(config.distilled))
     assert distilled.counts is not None
@@ -106,7 +106,10 @@ def plan_cache(config: CacheConfig) -> CachePlan:
 
 
 def state_of(config: CacheConfig, drafter: PretrainedConfig) -> StateKind:
-    """The kind of states that are cached: as asked, where the drafter has a choice."""
+    """The kind of states that are cached: as asked, where the drafter has a choice.
+
+    Raises ConfigError for a drafter that has none.
+    """
     kinds = kinds_of(drafter)
     return config.state if config.state in kinds else kinds[0]
 
