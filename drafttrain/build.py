@@ -39,6 +39,7 @@ from drafttrain.stops import build_stop, check_stop, varied_settings
 from drafttrain.trees import (
     build_drafter,
     build_shape,
+    check_companions,
     check_tree,
     default_rule,
     tree_settings,
@@ -108,6 +109,7 @@ def check_method(config: DecodeConfig) -> None:
         shape = build_shape(config.tree, config.stop.k)
         draw: Draw = "independent" if config.tree.drafters else shape.draw
         check_draw(verifier, draw, True, shape.name)
+        check_companions(config.tree)
     elif config.drafter not in MODEL_FREE:
         check_draw(verifier, "deterministic" if sampling.greedy else "iid", False, "chain")
 

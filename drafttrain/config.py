@@ -333,6 +333,9 @@ class EvalConfig(Config):
     decode: DecodeConfig = DecodeConfig()
     mode: Literal["decode", "teacher-forced"] = "decode"
     """decode: the truth. teacher-forced: acceptance from one parallel pass, fast."""
+    others: dict[str, DecodeConfig] = {}
+    """More methods by the names that reports give them, measured in the same interleaved run, with
+    the sampling of `decode`: {copied: {drafter: max-gram}, ...}."""
     sweep: dict[str, list[float]] = {}
     """Values to try, for example {k: [5, 10], h: [0.5, 0.7], beta: [3], tau: [1.0, 2.0]}. Every k,
     h, entropy, confidence and delta is a stop policy, measured with the verifier asked for; beta

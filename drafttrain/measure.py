@@ -46,7 +46,7 @@ from drafttrain.models.drafter_config import SpecDrafterConfig
 from drafttrain.models.drafters import read_drafter_settings
 from drafttrain.models.spec_drafter import SpecDrafter
 from drafttrain.pairs import Pair, load_pair
-from drafttrain.runs import MODEL_FREE
+from drafttrain.runs import MODEL_FREE, PLAIN
 from drafttrain.trees import build_shape, tree_settings
 
 LOG_WIDTH = 132
@@ -64,12 +64,10 @@ def measure(settings: EvalConfig) -> None:
         check_teacher_forced(settings, variants)
     rows = load_inputs(settings.data)
     ranked = load_rank_data(settings, variants)
-    for variant in variants if ranked is None else with_ranks(variants, (1.0,)):
+    others = [other_method(settings, name) for name in settings.others]
+    for variant in [*(variants if ranked is None else with_ranks(variants, (1.0,))), *others]:
         check_method(variant)
-    companions = sorted({name for variant in variants for name in other_drafters(variant)})
-    trees = any(variant.tree.kind != "none" for variant in variants)
-    decode = settings.decode
-    pair = load_pair(settings.target, str(decode.drafter), companions, trees, decode.bigrams)
+    pair = load_all(settings, variants)
     if settings.mode == "decode":
         if ranked is not None:
             variants = with_ranks(variants, measure_ranks(settings, pair, ranked))
@@ -82,6 +80,36 @@ def measure(settings: EvalConfig) -> None:
         write_samples(evaluation.samples, samples_path(settings.report))
     plot_report(report, plot_path(settings.report))
     print_report(report, settings.report)
+
+
+def load_all(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Pair:
+    """The target, the drafter, and every drafter that has a part in some method."""
+    decode = settings.decode
+    others = [other_method(settings, name) for name in settings.others]
+    named = {str(other.drafter) for other in others}
+    for method in (*variants, *others):
+        named |= set(other_drafters(method))
+    trees = any(method.tree.kind != "none" for method in (*variants, *others))
+    tables = {method.bigrams for method in (*variants, *others)} - {None}
+    if len(tables) > 1:
+        raise ConfigError(f"bigrams = {' and '.join(sorted(tables))}; give the methods one table")
+    return load_pair(settings.target, str(decode.drafter), sorted(named), trees, *tables)
+
+
+def other_method(settings: EvalConfig, name: str) -> DecodeConfig:
+    """Another method to measure, decoding as all do. Raises ConfigError where it would not."""
+    other = settings.others[name]
+    if "sampling" in other.model_fields_set:
+        raise ConfigError(
+            f"others.{name}.sampling is given, but all methods decode as decode.sampling says; "
+            "leave it out"
+        )
+    if other.drafter in (None, PLAIN):
+        raise ConfigError(
+            f"others.{name}.drafter = {other.drafter!r}; give a drafter (plain decoding is "
+            "measured in any case)"
+        )
+    return other.model_copy(update={"sampling": settings.decode.sampling})
 
 
 def list_variants(settings: EvalConfig) -> list[DecodeConfig]:
@@ -149,6 +177,10 @@ def measure_decoding(
 ) -> Evaluation:
     """The truth: every variant, plain decoding and the baselines decode all rows, interleaved."""
     methods = [build_method(variant, pair) for variant in variants]
+    for name in settings.others:
+        other = other_method(settings, name)
+        led = pair.led_by(str(other.drafter))
+        methods.append(replace(build_method(other, led), label=name))
     if settings.methods:  # a chain is a tree of width one
         methods = [
             method

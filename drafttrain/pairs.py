@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from transformers import PretrainedConfig, PreTrainedModel
 
-from drafttrain.config import ConfigError, TargetConfig
+from drafttrain.config import TargetConfig
 from drafttrain.data.bigrams import read_bigrams
 from drafttrain.decoding.architectures import (
     check_configuration,
@@ -22,7 +22,6 @@ from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.spec_drafter import SpecDrafterDrafter
 from drafttrain.decoding.types import Drafter
 from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig
-from drafttrain.models.drafter_config import SpecDrafterConfig
 from drafttrain.models.drafters import (
     check_drafter,
     check_tokenizers,
@@ -32,7 +31,7 @@ from drafttrain.models.drafters import (
 from drafttrain.models.layout import count_parameters
 from drafttrain.models.loading import LoadedTarget, check_target, choose_device, load_target
 from drafttrain.models.spec_drafter import SpecDrafter
-from drafttrain.runs import MAX_GRAM, PLAIN
+from drafttrain.runs import MODEL_FREE, PLAIN
 
 
 @dataclass(frozen=True)
@@ -44,9 +43,9 @@ class Pair:
     drafter_model: PreTrainedModel | None
     """None where the drafter is no model."""
     companions: Mapping[str, Drafter] = field(default_factory=dict)
-    """More drafters by their path, that draft side by side with it or in a cascade."""
-    parameters: Mapping[str, int] = field(default_factory=dict)
-    """Of the companions: 0 for max-gram."""
+    """More drafters by their path: beside the first one, behind it in a cascade, or instead."""
+    models: Mapping[str, PreTrainedModel | None] = field(default_factory=dict)
+    """The companions' models."""
 
     def parameter_ratio(self, beside: Sequence[str] = ()) -> float | None:
         """A drafter's parameters over the target's; None for plain decoding.
@@ -56,12 +55,20 @@ class Pair:
         """
         if self.drafter_model is None:
             return None
-        sizes = [count_parameters(self.drafter_model), *(self.parameters[name] for name in beside)]
-        return sum(sizes) / len(sizes) / count_parameters(self.target.model)
+        ratios = [_ratio(self.drafter_model, self.target), *map(self.companion_ratio, beside)]
+        return sum(ratios) / len(ratios)
 
     def companion_ratio(self, name: str) -> float:
-        """A companion's parameters over the target's."""
-        return self.parameters[name] / count_parameters(self.target.model)
+        """A companion's parameters over the target's; 0 for max-gram."""
+        return _ratio(self.models[name], self.target)
+
+    def led_by(self, drafter: str) -> Pair:
+        """The same, with a companion as the first drafter."""
+        return replace(self, drafter=self.companions[drafter], drafter_model=self.models[drafter])
+
+
+def _ratio(model: PreTrainedModel | None, target: LoadedTarget) -> float:
+    return 0.0 if model is None else count_parameters(model) / count_parameters(target.model)
 
 
 def load_pair(
@@ -74,32 +81,27 @@ def load_pair(
     """Target and drafters, checked against each other before the weights of any are read.
 
     bigrams: the table of max-gram, wherever it drafts. Raises ConfigError for drafters of another
-    kind or vocabulary, for companions that draw no trees where drafts are trees, and ValueError for
-    families that cannot be given trees there.
+    kind or vocabulary, and ValueError for families that cannot be given trees, where drafts are
+    trees.
     """
     choose_device(target.device)
     target_settings = check_target(target)
     check_configuration(target_settings)
     if trees:
         check_known(target_settings)
-    if drafter == PLAIN:
-        return Pair(load_target(target), NoDrafter(), None)
     table = None
     if bigrams is not None:
         table = read_bigrams(bigrams, target_settings.get_text_config(decoder=True).vocab_size)
     settings_of = {
         name: _check_settings(name, target, target_settings, trees)
         for name in (drafter, *companions)
-        if name != MAX_GRAM
+        if name not in MODEL_FREE
     }
-    if trees:
-        for name in companions:
-            _check_draws(name, settings_of.get(name))
     loaded = load_target(target)
 
     def opened(name: str) -> tuple[Drafter, PreTrainedModel | None]:
-        if name == MAX_GRAM:
-            return MaxGramDrafter(table), None
+        if name in MODEL_FREE:
+            return NoDrafter() if name == PLAIN else MaxGramDrafter(table), None
         return open_drafter(name, settings_of[name], loaded)
 
     first, model = opened(drafter)
@@ -109,10 +111,7 @@ def load_pair(
         first,
         model,
         {name: other for name, (other, _) in others.items()},
-        {
-            name: 0 if of_it is None else count_parameters(of_it)
-            for name, (_, of_it) in others.items()
-        },
+        {name: of_it for name, (_, of_it) in others.items()},
     )
 
 
@@ -140,14 +139,3 @@ def _check_settings(
         if trees:
             check_known(settings)
     return settings
-
-
-def _check_draws(drafter: str, settings: PretrainedConfig | None) -> None:
-    """Paths of several drafters are drawn by language models."""
-    if settings is None or drafts_blocks(settings):
-        kinds = {SpecDrafterConfig: "a Spec-Drafter", BlockHeadsConfig: "block heads"}
-        kind = MAX_GRAM if settings is None else kinds[type(settings)]
-        raise ConfigError(
-            f"tree.drafters = {drafter!r} is {kind}; paths of several drafters are drawn by "
-            "language models; give one, or use it alone"
-        )

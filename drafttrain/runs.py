@@ -6,6 +6,7 @@ A run is a folder with run.yaml (the recipe's settings) and final/ (the drafter)
 from __future__ import annotations
 
 import json
+import sys
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,13 +57,19 @@ class Run:
 
 def newest_run(folder: Path = CHECKPOINTS) -> Run:
     """The run whose drafter was finished last. Raises ConfigError where there is none."""
-    finished = [file.parent for file in folder.rglob("run.yaml") if _holds_drafter(file.parent)]
+    finished = finished_runs(folder)
     if not finished:
         raise ConfigError(
             f"no finished run in {str(folder)!r}; train one with `accelerate launch "
             "recipes/train_spec_drafter.py`, or give --target and --drafter"
         )
-    return read_run(max(finished, key=lambda run: (run / "final" / "config.json").stat().st_mtime))
+    return read_run(finished[0])
+
+
+def finished_runs(folder: Path) -> list[Path]:
+    """Folders of the runs whose drafters are finished, the newest first."""
+    found = [file.parent for file in folder.rglob("run.yaml") if _holds_drafter(file.parent)]
+    return sorted(found, key=lambda run: -(run / "final" / "config.json").stat().st_mtime)
 
 
 def read_run(folder: Path) -> Run:
@@ -83,7 +90,8 @@ def run_of(drafter: str) -> Run | None:
 def fill_from_run(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> dict[str, Any]:
     """Target, drafter and draft length of `eval` and `generate`, where a run knows them.
 
-    No drafter and no target: the newest run. A drafter that lies in a run: that run; another one:
+    No drafter and no target: the newest run. No drafter, but a target: the newest run for it, or
+    max-gram, which needs no training. A drafter that lies in a run: that run; another one:
     the target that its config.json names, and the policy.json of an export. What the user gave
     always wins; a target with a path of its own takes nothing from a run, and methods compared by
     depth and budget have draft lengths of their own. Raises ConfigError where nothing says which
@@ -93,9 +101,7 @@ def fill_from_run(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> di
     decode, target = _group(values, "decode"), _group(values, "target")
     drafter = decode.get("drafter")
     if drafter is None and target.get("path") is not None:
-        raise ConfigError(
-            "no drafter is given; add --drafter FOLDER, or --drafter none for plain decoding"
-        )
+        drafter = decode["drafter"] = _drafter_for(str(target["path"]), checkpoints)
     if drafter is None or (drafter in MODEL_FREE and target.get("path") is None):
         run = newest_run(checkpoints)
     else:
@@ -117,6 +123,16 @@ def fill_from_run(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> di
             f"drafter {drafter!r} does not say here which target it is for; add --target MODEL"
         )
     return values
+
+
+def _drafter_for(target: str, checkpoints: Path) -> str:
+    """The newest drafter trained for this target, else max-gram; says which."""
+    runs = map(read_run, finished_runs(checkpoints))
+    newest = next((run for run in runs if run.recipe.target.path == target), None)
+    found = MAX_GRAM if newest is None else str(newest.drafter)
+    why = "none is trained for this target" if newest is None else "the newest for this target"
+    print(f"no drafter is given: using {found} ({why})", file=sys.stderr)
+    return found
 
 
 def _fill_from_policy(decode: dict[str, Any], file: Path) -> None:

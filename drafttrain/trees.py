@@ -35,9 +35,9 @@ from drafttrain.decoding.types import Drafter
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.block_heads import BlockHeadsConfig
 from drafttrain.models.draft_states import drawn_states
-from drafttrain.models.drafters import read_drafter_settings
+from drafttrain.models.drafters import drafts_blocks, read_drafter_settings
 from drafttrain.pairs import Pair
-from drafttrain.runs import MODEL_FREE
+from drafttrain.runs import MAX_GRAM, MODEL_FREE
 from drafttrain.stops import find_head, open_head, warn_of_other_sampling
 
 DRAWN = ("paths", "rsd-c", "rsd-s")
@@ -82,6 +82,18 @@ def check_tree(decode: DecodeConfig) -> None:
     check_width(shape, settings.get_text_config(decoder=True).vocab_size)
     if tree.head is not None:
         _find_judge(decode, settings)
+
+
+def check_companions(tree: TreeConfig) -> None:
+    """Raise ConfigError for drafters side by side that are no language models."""
+    for name in tree.drafters:
+        settings = None if name == MAX_GRAM else read_drafter_settings(name)
+        if settings is None or drafts_blocks(settings):
+            kind = MAX_GRAM if settings is None else f"of kind {settings.model_type}"
+            raise ConfigError(
+                f"tree.drafters = {name!r} is {kind}; paths of several drafters are drawn by "
+                "language models; give one, or use it alone"
+            )
 
 
 def tree_stop(decode: DecodeConfig) -> StopConfig:

@@ -119,3 +119,16 @@ def test_without_a_drafter_and_a_run_for_the_target_max_gram_drafts(inside, caps
     values = fill_from_run({"target": {"path": "llama"}})
     assert values["decode"]["drafter"] == "max-gram"
     assert "no drafter is given: using max-gram" in capsys.readouterr().err
+
+
+def test_other_methods_are_measured_in_the_same_run_under_their_names(inside):
+    others = [
+        "others.copied.drafter=max-gram",
+        "others.smaller={drafter: small, stop: {k: 3}}",
+        "others.both={drafter: small, cascade: {drafters: max-gram, increments: '2,2/4'}}",
+    ]
+    report = report_of("--k", "2", *others)
+    names = [run["name"] for run in report["runs"]]
+    assert names == ["plain", "causal k=2 greedy", "copied", "smaller", "both", "generate"]
+    assert all(run["metrics"]["identical"]["value"] == 1.0 for run in report["runs"][1:])
+    assert report["runs"][4]["costs"]["calls"].keys() == {"small", "max-gram"}

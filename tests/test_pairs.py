@@ -10,9 +10,14 @@ import torch
 from safetensors.torch import save_file
 from transformers import GPTJConfig, MambaConfig
 
-from drafttrain.config import ConfigError, TargetConfig
+from drafttrain.config import (
+    ConfigError,
+    TargetConfig,
+    TreeConfig,
+)
 from drafttrain.models.drafter_config import SpecDrafterConfig
 from drafttrain.pairs import load_pair
+from drafttrain.trees import check_companions
 from tests.tiny_models import VOCAB, tiny_model
 from tests.tiny_targets import save_target
 
@@ -142,8 +147,10 @@ def test_families_without_trees_are_refused_where_drafts_are_trees(folders, tmp_
 def test_companions_are_language_models_with_the_targets_vocabulary(folders, tmp_path):
     settings = SpecDrafterConfig(vocab_size=40).to_dict()
     (tmp_path / "config.json").write_text(json.dumps(settings))
+    tree = TreeConfig(kind="paths", drafters=(str(tmp_path),))
+    with pytest.raises(ConfigError, match="tree.drafters = .* is of kind spec-drafter"):
+        check_companions(tree)
     for large, companion, message in (
-        ("marian", tmp_path, "tree.drafters = .* is a Spec-Drafter"),
         ("llama", folders / "wide", "vocabulary of 48 tokens"),
         ("llama", folders / "absent", "no such folder"),
     ):

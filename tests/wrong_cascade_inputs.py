@@ -42,5 +42,11 @@ CASCADES = [
     WrongInput(f"{COPIED} --tree opt-tree", ("'opt-tree'", "a cascade drafts chains")),
     WrongInput(f"{COPIED} --mode teacher-forced", ("a cascade is asked for", "--mode decode")),
     WrongInput(f"{COPIED} --sweep k=2,4", ("leave --k and --stop out",)),
+    WrongInput(
+        f"{CAUSAL} 'others.a={{drafter: max-gram, sampling: {{temperature: 1}}}}'",
+        ("others.a.sampling", "decode.sampling", "leave it out"),
+    ),
+    WrongInput(f"{CAUSAL} others.a.drafter=none", ("others.a.drafter = 'none'", "in any case")),
+    WrongInput(f"{CAUSAL} others.a.drafter=./absent", ("'./absent'", "existing")),
     WrongInput(f"{GENERATE} --target llama --drafter none --cascade max-gram", ("'none' drafts",)),
 ]

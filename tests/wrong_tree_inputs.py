@@ -88,7 +88,7 @@ TREES = [
     WrongInput(
         f"{EVAL} --target target --drafter target --tree paths --temperature 1 "
         "decode.tree.drafters=[checkpoints/tiny/final]",
-        ("tree.drafters = 'checkpoints/tiny/final'", "Spec-Drafter", "give one"),
+        ("tree.drafters = 'checkpoints/tiny/final'", "of kind spec-drafter", "give one"),
     ),
     WrongInput(
         f"{SAMPLED} --tree paths decode.tree.drafters=[small] --verifier k-seq",

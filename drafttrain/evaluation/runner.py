@@ -57,9 +57,12 @@ class Method:
     """What a sweep varies: k, and beta and tau where the verifier has them. Where trees are
     compared: most levels (depth) and tokens (nodes) of a draft."""
 
+    label: str | None = None
+    """A name for reports. Default: those of its three parts."""
+
     @property
     def name(self) -> str:
-        return f"{self.drafter.name} {self.stop.name} {self.verifier.name}"
+        return self.label or f"{self.drafter.name} {self.stop.name} {self.verifier.name}"
 
 
 @dataclass(frozen=True)
