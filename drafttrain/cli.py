@@ -342,6 +342,9 @@ def evaluate(
     tau: Tau = None,
     temperature: Temperature = None,
     seed: Seed = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check all but the weights; say what would be done.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Measure a drafter: tokens a round, speed against plain decoding, quality.
@@ -393,7 +396,7 @@ def evaluate(
     quiet_libraries()
     from drafttrain.measure import measure
 
-    measure(settings)
+    measure(settings, dry_run)
 
 
 @app.command()

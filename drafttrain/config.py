@@ -75,6 +75,8 @@ class DataConfig(Config):
     input_column: str | None = None
     """Column of the inputs, texts or chats. Default: messages (chats), source, prompt, text,
     document or turns (the first of each list), whichever exists."""
+    template: str | None = None
+    """The input made of a row's columns, instead of one column: "{question} (A) {choices[0]}"."""
     reference_column: str | None = None
     """Column of the references. Default: reference, target, response, summary or
     canonical_solution, if one exists; of chats, the assistant's turn at the end."""

@@ -22,6 +22,7 @@ from drafttrain.cascades import other_drafters
 from drafttrain.config import ConfigError, DecodeConfig, EvalConfig, TreeConfig
 from drafttrain.data.prompts import load_inputs
 from drafttrain.decoding.cached_model import CachedModel
+from drafttrain.decoding.drafters.cascade import show_increments
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.spec_drafter import predict_blocks
 from drafttrain.decoding.loop import Decoder
@@ -52,8 +53,10 @@ from drafttrain.trees import build_shape, tree_settings
 LOG_WIDTH = 132
 
 
-def measure(settings: EvalConfig) -> None:
+def measure(settings: EvalConfig, dry_run: bool = False) -> None:
     """Run the evaluation that the settings describe, write its files, print its tables.
+
+    dry_run: only say what would be measured, once all has been checked but the weights.
 
     Raises ValueError, before any model loads, for settings that do not go together.
     """
@@ -67,6 +70,9 @@ def measure(settings: EvalConfig) -> None:
     others = [other_method(settings, name) for name in settings.others]
     for variant in [*(variants if ranked is None else with_ranks(variants, (1.0,))), *others]:
         check_method(variant)
+    if dry_run:
+        print_plan(settings, [*variants, *others], len(rows))
+        return
     pair = load_all(settings, variants)
     if settings.mode == "decode":
         if ranked is not None:
@@ -110,6 +116,34 @@ def other_method(settings: EvalConfig, name: str) -> DecodeConfig:
             "measured in any case)"
         )
     return other.model_copy(update={"sampling": settings.decode.sampling})
+
+
+def print_plan(settings: EvalConfig, methods: Sequence[DecodeConfig], rows: int) -> None:
+    """What would be measured, a line each."""
+    target, sampling = settings.target, settings.decode.sampling
+    assert target is not None and settings.data is not None
+    how = "greedy" if sampling.temperature == 0 else f"temperature {sampling.temperature:g}"
+    print(f"target    {target.path} ({target.dtype}), {how}, {sampling.max_new_tokens} tokens")
+    print(f"data      {settings.data.path}: {rows:,} inputs, each decoded {settings.repeats} times")
+    for method in methods:
+        print(f"method    {in_words(method)}")
+    for name in settings.baselines:
+        print(f"baseline  generate{'' if name == 'generate' else f', {settings.num_beams} beams'}")
+    print(f"report    {settings.report}")
+
+
+def in_words(method: DecodeConfig) -> str:
+    """The settings of a method that tell it from others."""
+    words = [str(method.drafter)]
+    if method.cascade is not None:
+        words = [" > ".join((*words, *method.cascade.drafters))]
+        words.append(f"increments {show_increments(method.cascade.matrix())}")
+        words.append(f"leniency {method.cascade.leniency:g}")
+    elif method.tree.kind != "none":
+        words.append(f"tree {method.tree.kind}")
+    if method.drafter != PLAIN and method.cascade is None:
+        words.append(f"stop {method.stop.kind}, k {method.stop.k}")
+    return "; ".join((*words, f"verifier {method.verifier.kind}"))
 
 
 def list_variants(settings: EvalConfig) -> list[DecodeConfig]:

@@ -31,6 +31,7 @@ MODEL_FREE = (PLAIN, MAX_GRAM)
 """Names of drafters that are no models."""
 LAYOUT = {
     "input_column",
+    "template",
     "reference_column",
     "source_language",
     "target_language",

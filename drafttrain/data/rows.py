@@ -8,7 +8,9 @@ the first.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from string import Formatter
 from typing import Any
 
 import datasets
@@ -19,6 +21,8 @@ INPUT_COLUMNS = ("source", "prompt", "text", "document")
 REFERENCE_COLUMNS = ("reference", "target", "response", "summary", "canonical_solution")
 CHATS = "messages"
 """Column of rows that are chats, in what is read and in what comes out."""
+FILLED = "filled template"
+"""Column of the texts made by `data.template`."""
 TURNS = "turns"
 """Column of lists of questions."""
 FEATURES = datasets.Features(
@@ -65,6 +69,9 @@ def as_inputs(
 
     Raises ConfigError for columns that are not there or hold something else.
     """
+    if config.template is not None:
+        rows = _fill_template(rows, config)
+        config = config.model_copy(update={"input_column": FILLED, "template": None})
     column, reference_column = _choose_columns(rows, config)
     source_key, reference_key = config.source_language, config.target_language
     chats = _is_chat(rows.features[column])
@@ -102,6 +109,38 @@ def as_inputs(
         remove_columns=rows.column_names,
         features=features,
     )
+
+
+def _fill_template(rows: datasets.Dataset, config: DataConfig) -> datasets.Dataset:
+    """One more column, of texts made by the template. Raises ConfigError."""
+    template = str(config.template)
+    if config.input_column is not None:
+        raise ConfigError(
+            f"data.input_column = {config.input_column!r} and data.template are both given; leave "
+            "one of the two out"
+        )
+    try:
+        fields = [name for _, name, *_ in Formatter().parse(template) if name is not None]
+        names = {re.split(r"[.\[]", field)[0] for field in fields}
+    except ValueError as error:
+        raise ConfigError(
+            f"data.template = {template!r}: {error}; write columns in braces, as {{question}}, and "
+            "braces that are text doubled"
+        ) from None
+    strays = sorted(names - set(rows.column_names))
+    if strays or any("." in field for field in fields):
+        wrong = strays[0] if strays else next(field for field in fields if "." in field)
+        raise ConfigError(
+            f"data.template names {wrong!r}, which is no column of {config.path!r}; give one of: "
+            f"{', '.join(rows.column_names)}"
+        )
+    try:
+        return rows.map(lambda row: {FILLED: template.format(**{n: row[n] for n in names})})
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"data.template = {template!r} does not fit the rows of {config.path!r} "
+            f"({type(error).__name__}: {error}); name what every row has"
+        ) from None
 
 
 def _choose_columns(rows: datasets.Dataset, config: DataConfig) -> tuple[str, str | None]:

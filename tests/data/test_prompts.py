@@ -115,6 +115,17 @@ def test_translations_are_taken_by_language(tmp_path):
         load(path)
 
 
+def test_a_template_makes_inputs_of_several_columns(tmp_path):
+    rows = [
+        {"question": "One?", "choices": ["a", "b"]},
+        {"question": "Two?", "choices": ["c", "d"]},
+    ]
+    path = write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    template = "{question} (A) {choices[0]} (B) {choices[1]}"
+    found = load(path, template=template, prefix="Q: ", skip=1)
+    assert [(row["row"], row["source"]) for row in found] == [(1, "Q: Two? (A) c (B) d")]
+
+
 def test_prefix_and_suffix_go_around_every_input(tmp_path):
     path = write(tmp_path / "a.jsonl", '{"text": "x", "answer": "y"}\n')
     settings = {"prefix": "Question: ", "suffix": "\nAnswer:", "reference_column": "answer"}
@@ -233,6 +244,26 @@ MISTAKES = {
         "text,n\nx,1\ny,2\n",
         {"where": {"n": 1}, "skip": 1},
         r"data.skip = 1.* has 1 rows that data.where leaves",
+    ),
+    "template names no column": (
+        "a.csv",
+        "q,n\nx,1\n",
+        {"template": "{question}?"},
+        r"'question'.*q, n",
+    ),
+    "template and column": (
+        "a.csv",
+        "q,n\nx,1\n",
+        {"template": "{q}", "input_column": "q"},
+        r"'q' and data.template are both given",
+    ),
+    "template with an open brace": ("a.csv", "q,n\nx,1\n", {"template": "{q"}, r"in braces"),
+    "template reaches inside": ("a.csv", "q,n\nx,1\n", {"template": "{q.real}"}, r"'q.real'"),
+    "template beyond a list": (
+        "a.jsonl",
+        '{"c": ["x", "y"]}\n{"c": ["x"]}\n',
+        {"template": "{c[1]}"},
+        r"does not fit the rows",
     ),
     "turns in no list": ("a.jsonl", '{"turns": {"a": "x"}}\n', {}, r"column 'turns'.*not text"),
     "list": ("a.jsonl", '{"text": ["x"]}\n', {}, r"column 'text'.*not text"),
