@@ -39,11 +39,14 @@ class Layout:
 
     def of_blocks(self, x: Tensor) -> Tensor:
         """The block rows of [B, T, ...], as [B, A, M, ...]."""
-        prefix = x.shape[1] - self.blocks * self.mask_rows
-        return x[:, prefix:].unflatten(1, (self.blocks, self.mask_rows))
+        return x[:, self.prefix_rows :].unflatten(1, (self.blocks, self.mask_rows))
 
     def of_prefix(self, x: Tensor) -> Tensor:
-        return x[:, : x.shape[1] - self.blocks * self.mask_rows]
+        return x[:, : self.prefix_rows]
+
+    @property
+    def prefix_rows(self) -> int:
+        return self.labels.shape[1] - self.blocks * self.mask_rows
 
 
 def lay_out(

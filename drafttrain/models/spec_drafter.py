@@ -54,15 +54,35 @@ class Rows:
     block: Tensor
     limit: Tensor
 
-    def visible(self, bidirectional: bool) -> Tensor:
-        """[B, 1, T, T] true where row t may look at row s."""
-        is_prefix = self.block == PREFIX
-        prefix = is_prefix[:, None, :] & (self.positions[:, None, :] <= self.limit[:, :, None])
-        same = (self.block[:, None, :] == self.block[:, :, None]) & (self.block >= 0)[:, :, None]
+    def visible(self, bidirectional: bool, before: Rows | None = None) -> Tensor:
+        """[B, 1, T, S] true where row t may look at row s of `before` and these rows."""
+        keys = self if before is None else self.after(before)
+        is_prefix = keys.block == PREFIX
+        prefix = is_prefix[:, None, :] & (keys.positions[:, None, :] <= self.limit[:, :, None])
+        same = (keys.block[:, None, :] == self.block[:, :, None]) & (self.block >= 0)[:, :, None]
         seen = prefix | same
         if bidirectional:  # one block: the prefix sees it too
-            seen = seen | (is_prefix[:, :, None] & (self.block == 0)[:, None, :])
+            seen = seen | ((self.block == PREFIX)[:, :, None] & (keys.block == 0)[:, None, :])
         return seen[:, None]
+
+    def part(self, start: int, end: int | None = None) -> Rows:
+        """Some of the rows, all of every line."""
+        return Rows(*(value[:, start:end] for value in vars(self).values()))
+
+    def after(self, before: Rows) -> Rows:
+        """Both, `before` first."""
+        pairs = zip(vars(before).values(), vars(self).values(), strict=True)
+        return Rows(*(torch.cat(pair, dim=1) for pair in pairs))
+
+
+@dataclass(frozen=True)
+class Read:
+    """Rows that have been read: of a causal prefix, what the blocks after it look at."""
+
+    rows: Rows
+    hidden: Tensor
+    """[B, T, D]"""
+    keys_values: list[tuple[Tensor, Tensor]]
 
 
 class SpecDrafter(PreTrainedModel):
@@ -241,9 +261,18 @@ class SpecDrafter(PreTrainedModel):
         """Hidden states of all rows in one pass (training). Shapes: -> [B, T, D]."""
         if memory is None:
             memory = self.encode(input_ids, attention_mask)
-        visible = rows.visible(self.config.prefix_attention == "bidirectional")
+        return self.read(rows, memory).hidden
+
+    def read(self, rows: Rows, memory: Memory, prefix: Read | None = None) -> Read:
+        """Hidden states, keys and values of rows, which also see the prefix read before.
+
+        A causal prefix sees no block, so it can be read once for several passes over its blocks.
+        """
+        before = None if prefix is None else prefix.rows
+        visible = rows.visible(self.config.prefix_attention == "bidirectional", before)
         visible = visible | (rows.block == PADDING)[:, None, :, None]  # no row without a key
-        return self.decode(rows.tokens, rows.positions, visible, memory)[0]
+        past = None if prefix is None else prefix.keys_values
+        return Read(rows, *self.decode(rows.tokens, rows.positions, visible, memory, past))
 
 
 AutoConfig.register("spec-drafter", SpecDrafterConfig)

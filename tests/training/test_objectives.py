@@ -9,7 +9,7 @@ import torch
 
 from drafttrain.config import ObjectiveConfig
 from drafttrain.data.collate import PairCollator, SlotCollator, TextCollator
-from drafttrain.models.spec_drafter import SpecDrafter, SpecDrafterConfig
+from drafttrain.models.spec_drafter import PADDING, SpecDrafter, SpecDrafterConfig
 from drafttrain.training.losses import followed_cross_entropy, smoothed_cross_entropy
 from drafttrain.training.objectives import MaskPredict, NextToken, SequenceToSequence
 from tests.tiny_models import tiny_model
@@ -41,14 +41,37 @@ def examples(count: int = 6) -> list[tuple[int, int, list[int], list[int]]]:
     return [(0, row, sentence(4), sentence(3 + row)) for row in range(count)]
 
 
-@pytest.mark.parametrize("slots", ["anchored", "paper"])
-def test_sums_do_not_depend_on_how_the_batch_is_split(slots: str) -> None:
-    objective = MaskPredict(small_drafter(slots=slots), ObjectiveConfig()).train()
-    collate = SlotCollator(objective.model.config, 2, seed=0)
+SLOTS = [
+    {"slots": "anchored"},
+    {"slots": "anchored", "k": 1},
+    {"slots": "paper"},
+    {"slots": "paper", "prefix_attention": "bidirectional"},
+]
+
+
+@pytest.mark.parametrize("changes", SLOTS, ids=str)
+def test_sums_do_not_depend_on_how_the_batch_is_split(changes: dict) -> None:
+    objective = MaskPredict(small_drafter(**changes), ObjectiveConfig()).train()
+    blocks = 1 if "prefix_attention" in changes else 2
+    collate = SlotCollator(objective.model.config, blocks, seed=0)
     whole = objective(collate(examples()), 0.3)
     halves = [objective(collate(part), 0.3) for part in (examples()[:2], examples()[2:])]
     for total, *parts in zip(whole, *halves, strict=True):
         assert abs(total - sum(parts)) < 1e-9
+
+
+@pytest.mark.parametrize("changes", [{}, {"positions": "relative"}], ids=str)
+def test_a_prefix_read_apart_gives_what_all_rows_in_one_pass_give(changes: dict) -> None:
+    drafter = small_drafter(**changes)
+    batch = SlotCollator(drafter.config, 2, seed=0)(examples())
+    rows, start = batch.layout.rows, batch.layout.prefix_rows
+    memory = drafter.encode(batch.input_ids, batch.attention_mask)
+    whole = drafter(batch.input_ids, batch.attention_mask, rows, memory)
+    prefix = drafter.read(rows.part(0, start), memory)
+    blocks = drafter.read(rows.part(start), memory, prefix)
+    real = rows.block != PADDING
+    apart = torch.cat((prefix.hidden, blocks.hidden), dim=1)
+    assert (whole - apart)[real].abs().max() < 1e-12
 
 
 def test_both_glancing_passes_drop_out_the_same_units(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +90,8 @@ def test_both_glancing_passes_drop_out_the_same_units(monkeypatch: pytest.Monkey
         lambda wrong, revealable, priority, ratio: torch.zeros_like(revealable),
     )
     objective(SlotCollator(objective.model.config, 1, seed=0)(examples()), 0.5)
-    (first_tokens, first), (second_tokens, second) = seen
+    (_, prefix), (first_tokens, first), (second_tokens, second) = seen
+    assert prefix.shape[1] == 9  # the longest output: read once for both
     assert torch.equal(first_tokens, second_tokens)
     assert torch.equal(first, second)
 

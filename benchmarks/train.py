@@ -1,0 +1,276 @@
+"""How near does Spec-Drafter training come to what this machine can multiply?
+
+    python -m benchmarks.train --config recipes/multi30k_en_de.yaml target.path=MODEL \\
+        data.path=MULTI30K/train.en.gz distilled=FOLDER --out train.json
+
+Takes steps of the training loop on the recipe's own batches. In turn with each step, every matrix
+product of that step (forward, glancing pass, backward) is computed alone by torch.mm on matrices of
+the same sizes and memory layouts. The step's rate over theirs is the share of the machine's product
+rate that training reaches. Profiled steps then tell where time goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter, process_time
+
+import numpy as np
+import psutil
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.matrix_products import ProductCounter, seconds_alone
+from drafttrain.config import SpecDrafterRecipe, load_settings
+from drafttrain.data.collate import SlotBatch
+from drafttrain.evaluation.bootstrap import Ratio, draw_resamples, estimate_ratio
+from drafttrain.evaluation.environment import describe_environment
+from drafttrain.models.initialise import has_own_output, initialise, make_config
+from drafttrain.models.loading import load_target, load_tokenizer
+from drafttrain.models.spec_drafter import PADDING, SpecDrafter
+from drafttrain.training.loop import (
+    Prepared,
+    batches_of,
+    count_steps,
+    make_accelerator,
+    prepare,
+    take_step,
+)
+from recipes import train_spec_drafter as recipe
+
+BATCHES = 200
+"""Most batches that are looked at for their padding."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    given = parse_arguments(arguments)
+    settings = load_settings(SpecDrafterRecipe, given.config, given.overrides)
+    with tempfile.TemporaryDirectory() as folder:
+        prepared = prepare_recipe(settings, Path(folder))
+        padding = padding_of(prepared)
+        bench = Bench(prepared, clock_of(given.clock, prepared), given.progress)
+        rates = bench.rates(given.steps)
+        report = {
+            "recipe": str(given.config),
+            "clock": given.clock,
+            "environment": describe_environment().model_dump(),
+            "drafter": prepared.task.objective.model.config.to_dict(),
+            "figures": rates | padding | bench.memory() | bench.shares(given.steps),
+        }
+    print(as_table(report["figures"]))
+    if given.out is not None:
+        given.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("overrides", nargs="*", help="key=value settings of the recipe")
+    parser.add_argument("--config", type=Path, default=Path("recipes/multi30k_en_de.yaml"))
+    parser.add_argument("--steps", type=int, default=10, help="steps that are measured")
+    parser.add_argument(
+        "--progress", type=float, default=0.5, help="of the training, 0 to 1: how much to reveal"
+    )
+    parser.add_argument(
+        "--clock",
+        choices=("wall", "cpu"),
+        default="wall",
+        help="cpu: processor time of this process, where other programs share the machine",
+    )
+    parser.add_argument("--out", type=Path, help="also write the figures to this JSON file")
+    return parser.parse_args(arguments)
+
+
+def prepare_recipe(settings: SpecDrafterRecipe, folder: Path) -> Prepared:
+    """The recipe's task, ready for steps; distils what is missing, trains nothing."""
+    accelerator = make_accelerator(settings.train, folder)
+    target = load_target(settings.target)
+    rows, _ = recipe.distilled_rows(settings.model_copy(update={"held_out": None}), target)
+    mask = recipe.choose_mask(load_tokenizer(settings.target), target.model.config)
+    config = make_config(target.model.config, settings.drafter, mask, recipe.identity(settings))
+    config.untied_output = has_own_output(target.model)
+    torch.manual_seed(settings.train.seed)
+    drafter = SpecDrafter(config)
+    initialise(drafter, target.model, settings.drafter.initialise)
+    task = recipe.make_task(settings, drafter, rows, None)
+    prepared = prepare(accelerator, task, settings.train)
+    prepared.objective.train()
+    return prepared
+
+
+def clock_of(kind: str, prepared: Prepared) -> Callable[[], float]:
+    """Seconds, after all work given to the device is done."""
+    clock = perf_counter if kind == "wall" else process_time
+    if prepared.accelerator.device.type != "cuda":
+        return clock
+
+    def after_all_work() -> float:
+        torch.cuda.synchronize()
+        return clock()
+
+    return after_all_work
+
+
+def padding_of(prepared: Prepared) -> dict[str, float]:
+    """Shares of an epoch's rows that are no padding, and of slots that lie inside a sentence."""
+    total = count_steps(prepared.plan, prepared.settings, 1)
+    steps = min(BATCHES, prepared.plan.batches_per_epoch, total)
+    sums = np.zeros(6)
+    for _, batch in batches_of(prepared, 0, max(1, steps // prepared.batches_per_step)):
+        sums += counts_of(batch)
+    encoder, encoder_rows, decoder, decoder_rows, inside, slots = sums
+    return {
+        "real_share": (encoder + decoder) / (encoder_rows + decoder_rows),
+        "real_share_encoder": encoder / encoder_rows,
+        "real_share_decoder": decoder / decoder_rows,
+        "slots_inside_sentence_share": inside / slots,
+    }
+
+
+def counts_of(batch: SlotBatch) -> np.ndarray:
+    """Real and all rows of encoder and decoder, and slots inside their sentence and all."""
+    layout = batch.layout
+    block = layout.rows.block
+    slots = layout.of_blocks(layout.labels)
+    return np.array(
+        [
+            int(batch.attention_mask.sum()),
+            batch.attention_mask.numel(),
+            int((block != PADDING).sum()),
+            block.numel(),
+            int((slots >= 0).sum()),
+            slots.numel(),
+        ]
+    )
+
+
+@dataclass
+class Bench:
+    """Steps of one training, measured."""
+
+    prepared: Prepared
+    clock: Callable[[], float]
+    progress: float
+    largest: int = 0
+    """Rows (encoder and decoder, padding included) of the largest batch so far."""
+
+    def __post_init__(self) -> None:
+        if self.prepared.accelerator.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        for number in range(2):
+            self.step(number)
+        self.at_rest = psutil.Process().memory_info().rss
+
+    def step(self, number: int) -> tuple[float, float]:
+        """Seconds of making the batches of a step, and of the step."""
+        started = self.clock()
+        batches = list(batches_of(self.prepared, number, number + 1))
+        made = self.clock()
+        take_step(self.prepared, iter(batches), self.progress)
+        ended = self.clock()
+        rows = [int(counts_of(batch)[[1, 3]].sum()) for _, batch in batches]
+        self.largest = max(self.largest, *rows)
+        return made - started, ended - made
+
+    def rates(self, steps: int) -> dict[str, float]:
+        """Rates of training and of its products alone, and their quotient with its interval."""
+        found = []
+        size = self.prepared.task.objective.model.config.vocab_size
+        for number in range(steps):
+            with ProductCounter() as products:
+                self.step(number)
+            collation, seconds = self.step(number)
+            alone = seconds_alone(products.counts, self.clock)
+            of_products = sum(count * alone[p] for p, count in products.counts.items())
+            vocabulary = sum(n * alone[p] for p, n in products.counts.items() if p.touches(size))
+            found.append((products.flops, seconds, of_products, collation, vocabulary))
+        flops, seconds, of_products, collation, vocabulary = np.array(found).T
+        resamples = draw_resamples(steps, 2000)
+        share = estimate_ratio(Ratio(of_products, seconds + collation), resamples)
+        return {
+            "step_ms": 1e3 * float(np.mean(seconds + collation)),
+            "gflop_a_step": float(flops.mean()) / 1e9,
+            "training_gflops": float(flops.sum() / (seconds + collation).sum()) / 1e9,
+            "products_alone_gflops": float(flops.sum() / of_products.sum()) / 1e9,
+            "share_of_product_rate": share.value,
+            "share_of_product_rate_low": share.low,
+            "share_of_product_rate_high": share.high,
+            "collation_share": float(collation.sum() / (seconds + collation).sum()),
+            "vocabulary_share_of_products": float(vocabulary.sum() / of_products.sum()),
+        }
+
+    def shares(self, steps: int) -> dict[str, float]:
+        """Shares of a step's time by kind of work, by the profiler."""
+        on_gpu = self.prepared.accelerator.device.type == "cuda"
+        kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
+        with profile(activities=kinds, record_shapes=True) as seen:
+            for number in range(steps):
+                self.step(number)
+        events = seen.key_averages(group_by_input_shape=True)
+        own = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+        whole = "device_time_total" if on_gpu else "cpu_time_total"
+        total = sum(getattr(event, own) for event in events)
+        size = self.prepared.task.objective.model.config.vocab_size
+        shares = dict.fromkeys((*KINDS, "vocabulary"), 0.0)
+        labelled = dict.fromkeys(LABELS.values(), 0.0)
+        for event in events:
+            if (label := LABELS.get(event.key)) is not None:
+                labelled[label] += getattr(event, whole) / total
+            kind = kind_of(event, size)
+            if kind is not None:
+                shares[kind] += getattr(event, own) / total
+        return {f"{kind}_share": share for kind, share in (labelled | shares).items()}
+
+    def memory(self) -> dict[str, float]:
+        """Peak memory above what lies there between steps, for each row of the largest batch."""
+        if self.prepared.accelerator.device.type == "cuda":
+            peak, at_rest = torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()
+        else:
+            unit = 1 if sys.platform == "darwin" else 1024
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+            at_rest = self.at_rest
+        return {
+            "peak_memory_mib": peak / 2**20,
+            "memory_kib_a_row": max(0, peak - at_rest) / 2**10 / self.largest,
+        }
+
+
+LABELS = {"glancing": "glancing", "Optimizer.step#AdamW.step": "optimizer"}
+"""Ranges of the profile that are reported with all that happens in them."""
+KINDS = {
+    "attention": ("scaled_dot_product",),
+    "products": ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"),
+    "dropout": ("bernoulli", "dropout", "aten::random_"),
+    "copies": ("aten::copy_", "aten::cat", "aten::fill_", "aten::zero_"),
+}
+"""Operations of each kind of work, by a part of their names; the vocabulary's come first."""
+
+
+def kind_of(event, vocabulary: int) -> str | None:
+    """The kind of work of an operation; `vocabulary` for rows of scores and their products."""
+    sizes = [shape for shape in event.input_shapes if len(shape) == 2]
+    projection = event.key in KINDS["products"] and any(vocabulary in shape for shape in sizes)
+    if projection or any(shape[-1] == vocabulary for shape in sizes):
+        return "vocabulary"
+    for kind, parts in KINDS.items():
+        exact = kind == "products"
+        if event.key in parts if exact else any(part in event.key for part in parts):
+            return kind
+    return None
+
+
+def as_table(figures: dict[str, float]) -> str:
+    lines = ["| figure | value |", "| --- | ---: |"]
+    for name, value in figures.items():
+        share = "share" in name
+        lines.append(f"| `{name}` | {f'{100 * value:.1f} %' if share else f'{value:,.1f}'} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
