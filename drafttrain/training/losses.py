@@ -50,16 +50,16 @@ def followed_cross_entropy(
     return (losses * weights).sum(), weights.sum()
 
 
-def rejection_probability(logits: Tensor, teacher_probs: Tensor) -> Tensor:
-    """Total variation of each row from the teacher's: 1 - sum(min(teacher_probs, draft_probs)).
+def rejection_probability(logits: Tensor, likeliest: Tensor, target_probs: Tensor) -> Tensor:
+    """Total variation of each row from the target's: 1 - sum(min(target_probs, draft_probs)).
 
-    That is how often a token drawn from the row is rejected (Leviathan et al., Theorem 3.5). Ids
-    that only one of the two vocabularies has are never accepted.
-    Shapes: logits [N, V], teacher_probs [N, V'] -> [N].
+    That is how often a token drawn from the row is rejected (Leviathan et al., Theorem 3.5). The
+    sum is over the target's likeliest tokens: too high by no more than what it gives all others.
+    Shapes: logits [N, V], likeliest [N, C] ids, target_probs [N, C] -> [N].
     """
-    shared = min(logits.shape[-1], teacher_probs.shape[-1])
-    draft_probs = logits.float().softmax(-1)[:, :shared]
-    return 1.0 - torch.minimum(teacher_probs[:, :shared], draft_probs).sum(-1)
+    logits = logits.float()
+    draft_probs = (logits.gather(1, likeliest) - logits.logsumexp(-1, keepdim=True)).exp()
+    return 1.0 - torch.minimum(target_probs, draft_probs).sum(-1)
 
 
 def acceptance_loss(

@@ -110,7 +110,7 @@ class MaskPredict(nn.Module):
         logits = teacher(
             input_ids=batch.input_ids,
             attention_mask=batch.attention_mask,
-            decoder_input_ids=batch.targets,
+            decoder_input_ids=torch.cat((start, batch.targets[:, :-1]), dim=1),
             use_cache=False,
         ).logits
         highest, ids = logits.float().topk(min(LIKELIEST, logits.shape[-1]), dim=-1)

@@ -40,14 +40,16 @@ def batch_for(of: MaskPredict) -> SlotBatch:
 def test_rejection_probability_by_hand() -> None:
     """min of (.7 .2 .1) and (.5 .5 0) sums to .7; of equal rows to 1."""
     logits = torch.log(torch.tensor([[0.7, 0.2, 0.1], [0.7, 0.2, 0.1]]))
-    teacher_probs = torch.tensor([[0.5, 0.5, 0.0], [0.7, 0.2, 0.1]])
-    rejected = rejection_probability(logits, teacher_probs)
+    target_probs = torch.tensor([[0.5, 0.5, 0.0], [0.1, 0.7, 0.2]])
+    rejected = rejection_probability(logits, torch.tensor([[0, 1, 2], [2, 0, 1]]), target_probs)
     assert rejected.tolist() == pytest.approx([0.3, 0.0], abs=1e-6)
 
 
-def test_ids_of_one_vocabulary_alone_are_never_accepted() -> None:
+def test_tokens_that_are_not_among_the_likeliest_count_as_rejected() -> None:
     logits = torch.log(torch.tensor([[0.5, 0.25, 0.25]]))
-    assert rejection_probability(logits, torch.tensor([[0.9, 0.1]])).item() == pytest.approx(0.4)
+    likeliest, target_probs = torch.tensor([[2, 0]]), torch.tensor([[0.6, 0.3]])
+    rejected = rejection_probability(logits, likeliest, target_probs)
+    assert rejected.item() == pytest.approx(1 - 0.25 - 0.3)
 
 
 @pytest.mark.parametrize("slots", ["anchored", "paper"])
@@ -56,23 +58,28 @@ def test_each_row_is_compared_with_the_target_at_the_place_that_it_predicts(slot
     batch = batch_for(ours)
     labels = batch.layout.labels
     counted = labels >= 0
-    found = ours._teacher_probs(batch, counted)
-    target, rows = shared("marian"), iter(found)
+    target, found = shared("marian"), zip(*ours._target_rows(batch, counted), strict=True)
     for sentence, output in enumerate(OUTPUTS):
         source = batch.input_ids[sentence : sentence + 1, : 4 - sentence]
         fed = torch.tensor([[ours.model.config.decoder_start_token_id, *output[:-1]]])
         with torch.no_grad():
             expected = target(input_ids=source, decoder_input_ids=fed).logits[0].softmax(-1)
         for label in labels[sentence][counted[sentence]].tolist():
-            assert torch.allclose(next(rows).double(), expected[output.index(label)], atol=1e-6)
+            likeliest, probs = next(found)
+            wanted = expected[output.index(label)]
+            assert torch.equal(likeliest, wanted.topk(len(likeliest)).indices)
+            assert torch.allclose(probs.double(), wanted[likeliest], atol=1e-6)
 
 
-def test_drafter_that_is_its_target_is_rejected_at_no_row_of_the_prefix() -> None:
+def test_drafter_that_is_its_target_is_rejected_at_no_row_of_the_prefix(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("drafttrain.training.objectives.LIKELIEST", 10**6)  # all tokens
     ours = objective(1.0, decoder_layers=len(shared("marian").get_decoder().layers))
     batch = batch_for(ours)
     prefix = (batch.layout.rows.block == -1) & (batch.layout.labels >= 0)
     hidden = ours.model(batch.input_ids, batch.attention_mask, batch.layout.rows)[prefix]
-    rejected = rejection_probability(ours.model.logits(hidden), ours._teacher_probs(batch, prefix))
+    rejected = rejection_probability(ours.model.logits(hidden), *ours._target_rows(batch, prefix))
     assert rejected.max() < 1e-5
 
 
@@ -84,7 +91,7 @@ def test_term_is_added_with_the_weights_of_the_rows() -> None:
     counted = weights > 0
     hidden = without.model(batch.input_ids, batch.attention_mask, batch.layout.rows)[counted]
     rejected = rejection_probability(
-        without.model.logits(hidden), with_term._teacher_probs(batch, counted)
+        without.model.logits(hidden), *with_term._target_rows(batch, counted)
     )
     expected = plain.loss + 0.5 * (rejected * weights[counted]).sum()
     assert sums.loss.item() == pytest.approx(expected.item(), abs=1e-6)
