@@ -145,11 +145,10 @@ class RecordedModel:
 
     def _follow(self, state: RecordedState, tokens: list[int]) -> None:
         """Go to the place of these tokens."""
-        common = 0
-        for old, new in zip(state.tokens, tokens, strict=False):
-            if old != new:
-                break
-            common += 1
+        common = min(len(state.tokens), len(tokens))
+        if state.tokens[:common] != tokens[:common]:
+            pairs = zip(state.tokens, tokens, strict=False)
+            common = next(i for i, (old, new) in enumerate(pairs) if old != new)
         del state.tokens[common:], state.places[common:]
         place = state.places[-1] if state.places else state.recording.root
         for token in tokens[common:]:
