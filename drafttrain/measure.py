@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -46,7 +46,7 @@ from drafttrain.evaluation.tree_tables import tree_table
 from drafttrain.models.drafter_config import SpecDrafterConfig
 from drafttrain.models.drafters import read_drafter_settings
 from drafttrain.models.spec_drafter import SpecDrafter
-from drafttrain.pairs import Pair, load_pair
+from drafttrain.pairs import Pair, check_pair, load_pair
 from drafttrain.runs import MODEL_FREE, PLAIN
 from drafttrain.trees import build_shape, tree_settings
 
@@ -70,10 +70,14 @@ def measure(settings: EvalConfig, dry_run: bool = False) -> None:
     others = [other_method(settings, name) for name in settings.others]
     for variant in [*(variants if ranked is None else with_ranks(variants, (1.0,))), *others]:
         check_method(variant)
+    wanted = Wanted.by(str(settings.decode.drafter), [*variants, *others])
     if dry_run:
+        check_pair(
+            settings.target, (wanted.drafter, *wanted.companions), wanted.trees, wanted.table
+        )
         print_plan(settings, [*variants, *others], len(rows))
         return
-    pair = load_all(settings, variants)
+    pair = load_pair(settings.target, wanted.drafter, wanted.companions, wanted.trees, wanted.table)
     if settings.mode == "decode":
         if ranked is not None:
             variants = with_ranks(variants, measure_ranks(settings, pair, ranked))
@@ -88,18 +92,28 @@ def measure(settings: EvalConfig, dry_run: bool = False) -> None:
     print_report(report, settings.report)
 
 
-def load_all(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Pair:
-    """The target, the drafter, and every drafter that has a part in some method."""
-    decode = settings.decode
-    others = [other_method(settings, name) for name in settings.others]
-    named = {str(other.drafter) for other in others}
-    for method in (*variants, *others):
-        named |= set(other_drafters(method))
-    trees = any(method.tree.kind != "none" for method in (*variants, *others))
-    tables = {method.bigrams for method in (*variants, *others)} - {None}
-    if len(tables) > 1:
-        raise ConfigError(f"bigrams = {' and '.join(sorted(tables))}; give the methods one table")
-    return load_pair(settings.target, str(decode.drafter), sorted(named), trees, *tables)
+@dataclass(frozen=True)
+class Wanted:
+    """What has to be loaded for some methods."""
+
+    drafter: str
+    companions: tuple[str, ...]
+    """Every other drafter that has a part in some method."""
+    trees: bool
+    table: str | None
+    """Max-Gram's."""
+
+    @staticmethod
+    def by(drafter: str, methods: Sequence[DecodeConfig]) -> Wanted:
+        """Raises ConfigError for two tables of max-gram."""
+        named = {str(method.drafter) for method in methods} - {drafter}
+        for method in methods:
+            named |= set(other_drafters(method))
+        tables = sorted({method.bigrams for method in methods if method.bigrams is not None})
+        if len(tables) > 1:
+            raise ConfigError(f"bigrams = {' and '.join(tables)}; give all methods one table")
+        trees = any(method.tree.kind != "none" for method in methods)
+        return Wanted(drafter, tuple(sorted(named)), trees, tables[0] if tables else None)
 
 
 def other_method(settings: EvalConfig, name: str) -> DecodeConfig:
@@ -213,7 +227,8 @@ def measure_decoding(
     methods = [build_method(variant, pair) for variant in variants]
     for name in settings.others:
         other = other_method(settings, name)
-        led = pair.led_by(str(other.drafter))
+        same = other.drafter == settings.decode.drafter
+        led = pair if same else pair.led_by(str(other.drafter))
         methods.append(replace(build_method(other, led), label=name))
     if settings.methods:  # a chain is a tree of width one
         methods = [

@@ -84,19 +84,7 @@ def load_pair(
     kind or vocabulary, and ValueError for families that cannot be given trees, where drafts are
     trees.
     """
-    choose_device(target.device)
-    target_settings = check_target(target)
-    check_configuration(target_settings)
-    if trees:
-        check_known(target_settings)
-    table = None
-    if bigrams is not None:
-        table = read_bigrams(bigrams, target_settings.get_text_config(decoder=True).vocab_size)
-    settings_of = {
-        name: _check_settings(name, target, target_settings, trees)
-        for name in (drafter, *companions)
-        if name not in MODEL_FREE
-    }
+    settings_of, table = check_pair(target, (drafter, *companions), trees, bigrams)
     loaded = load_target(target)
 
     def opened(name: str) -> tuple[Drafter, PreTrainedModel | None]:
@@ -113,6 +101,29 @@ def load_pair(
         {name: other for name, (other, _) in others.items()},
         {name: of_it for name, (_, of_it) in others.items()},
     )
+
+
+def check_pair(
+    target: TargetConfig, drafters: Sequence[str], trees: bool = False, bigrams: str | None = None
+) -> tuple[dict[str, PretrainedConfig], list[int] | None]:
+    """Settings of the drafters that are models, fit for the target's; max-gram's table.
+
+    Raises as `load_pair`; no weights are read.
+    """
+    choose_device(target.device)
+    target_settings = check_target(target)
+    check_configuration(target_settings)
+    if trees:
+        check_known(target_settings)
+    table = None
+    if bigrams is not None:
+        table = read_bigrams(bigrams, target_settings.get_text_config(decoder=True).vocab_size)
+    settings_of = {
+        name: _check_settings(name, target, target_settings, trees)
+        for name in drafters
+        if name not in MODEL_FREE
+    }
+    return settings_of, table
 
 
 def open_drafter(

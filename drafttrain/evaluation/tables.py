@@ -59,6 +59,8 @@ MAIN = (
     VS_GENERATE,
     VS_BEAM,
 )
+CALLS = (Column("swi", "SWI"), Column("mbsu", "SWI by size"))
+"""Columns of reports with cascades: tokens over the cost of all calls (CS Drafting)."""
 TRADE_OFF = (TOKENS, BLEU, BLEU_DIFFERENCE, CONSISTENCY, SPEEDUP, VS_GENERATE, VS_BEAM)
 
 
@@ -74,6 +76,12 @@ def columns_present(report: Report, columns: Sequence[Column]) -> list[Column]:
     return [
         column for column in columns if any(column.metric in run.metrics for run in report.runs)
     ]
+
+
+def main_columns(report: Report) -> list[Column]:
+    """Columns of the main table; where drafters of several kinds call each other, SWI too."""
+    several = any(run.costs is not None and len(run.costs.calls) > 1 for run in report.runs)
+    return columns_present(report, (TOKENS, *CALLS, *MAIN[1:]) if several else MAIN)
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,7 @@ def trade_off_table(report: Report) -> FittedTable | None:
 
 def markdown_table(report: Report, intervals: bool = True) -> str:
     """The main table for documents and model cards."""
-    columns = columns_present(report, MAIN)
+    columns = main_columns(report)
     header = ["method", *[column.title for column in columns]]
     rows = []
     for run in report.runs:
@@ -164,7 +172,7 @@ def setting_names(runs: Sequence[Run]) -> list[str]:
 def _main_table(report: Report, intervals: bool) -> Table:
     table = new_table(_title(report))
     table.caption = _caption(report, intervals)
-    columns = columns_present(report, MAIN)
+    columns = main_columns(report)
     table.add_column("method", no_wrap=True)
     for column in columns:
         table.add_column(column.title, justify="right")
