@@ -29,6 +29,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.matrix_products import ProductCounter, seconds_alone
 from drafttrain.config import SpecDrafterRecipe, load_settings
 from drafttrain.data.collate import SlotBatch
+from drafttrain.data.distilled_rows import distilled_rows
 from drafttrain.evaluation.bootstrap import Ratio, draw_resamples, estimate_ratio
 from drafttrain.evaluation.environment import describe_environment
 from drafttrain.models.initialise import has_own_output, initialise, make_config
@@ -90,14 +91,14 @@ def prepare_recipe(settings: SpecDrafterRecipe, folder: Path) -> Prepared:
     """The recipe's task, ready for steps; distils what is missing, trains nothing."""
     accelerator = make_accelerator(settings.train, folder)
     target = load_target(settings.target)
-    rows, _ = recipe.distilled_rows(settings.model_copy(update={"held_out": None}), target)
+    rows, _ = distilled_rows(settings.model_copy(update={"held_out": None}), target)
     mask = recipe.choose_mask(load_tokenizer(settings.target), target.model.config)
     config = make_config(target.model.config, settings.drafter, mask, recipe.identity(settings))
     config.untied_output = has_own_output(target.model)
     torch.manual_seed(settings.train.seed)
     drafter = SpecDrafter(config)
     initialise(drafter, target.model, settings.drafter.initialise)
-    task = recipe.make_task(settings, drafter, rows, None)
+    task = recipe.make_task(settings, drafter, rows, None, target.model)
     prepared = prepare(accelerator, task, settings.train)
     prepared.objective.train()
     return prepared

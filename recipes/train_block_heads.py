@@ -116,7 +116,7 @@ def make_task(
         heads.config.heads, settings.objective.positions, settings.train.seed
     )
     validate = Validation(held_out, collate) if held_out is not None else None
-    return Task(objective, rows, row_lengths(rows), collate, validate)
+    return Task(objective, rows, row_lengths(rows).sum(axis=1), collate, validate)
 
 
 @dataclass(frozen=True)

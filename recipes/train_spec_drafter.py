@@ -103,7 +103,7 @@ def make_task(
     objective = MaskPredict(drafter, settings.objective, teacher)
     validate = Validation(held_out, collate) if held_out is not None else None
     masks = settings.objective.blocks * drafter.config.mask_rows
-    return Task(objective, rows, row_lengths(rows) + masks, collate, validate)
+    return Task(objective, rows, row_lengths(rows) + [0, masks], collate, validate)
 
 
 @dataclass(frozen=True)

@@ -52,10 +52,10 @@ def distilled_rows(
 
 
 def row_lengths(rows: datasets.Dataset) -> np.ndarray:
-    """Tokens of source and output of each row. Shapes: -> [rows]."""
+    """Tokens of source and output of each row. Shapes: -> [rows, 2]."""
     columns = rows.with_format("arrow")
     sizes = [
         np.concatenate([np.diff(c.offsets) for c in columns[:][name].chunks])
         for name in ("source_ids", "target_ids")
     ]
-    return sizes[0] + sizes[1]
+    return np.stack(sizes, axis=1)

@@ -84,7 +84,8 @@ class Task:
     rows: datasets.Dataset | Dataset
     """Rows of source_ids and target_ids, or anything else that is fetched as `Examples` are."""
     lengths: Any
-    """[rows] tokens of each row, for batches by token budget."""
+    """[rows] tokens of each row, for batches by token budget; [rows, 2] where source and output are
+    padded apart."""
     collate: Callable[[Sequence[Example]], Any]
     validate: Callable[[nn.Module], dict[str, float]] | None = None
     """Metrics of the model on held-out rows; called in evaluation mode on the main process."""
@@ -326,5 +327,5 @@ def _fingerprint(plan: BatchPlan, settings: TrainConfig, total: int, world: int)
     """Of everything that decides what the next step computes."""
     loose = LOOSE | {"average", "epochs", "max_steps"}
     decisive = settings.model_dump(mode="json", exclude=set(loose))
-    text = json.dumps([decisive, total, world, len(plan.lengths), int(plan.lengths.sum())])
+    text = json.dumps([decisive, total, world, *plan.lengths.shape, int(plan.lengths.sum())])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

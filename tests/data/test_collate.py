@@ -20,6 +20,28 @@ def test_every_row_comes_once_an_epoch_within_the_budget() -> None:
     assert len(batches) == plan.batches_per_epoch
 
 
+def test_pairs_are_batched_by_what_their_padding_costs() -> None:
+    random = np.random.default_rng(0)
+    sources = random.integers(3, 60, 3000)
+    pairs = np.stack((sources, np.maximum(2, sources + random.integers(-8, 9, 3000))), axis=1)
+    plan = BatchPlan(pairs, 600, seed=1)
+    batches = plan.epoch(0)
+    assert sorted(np.concatenate(batches)) == list(range(3000))
+    costs = [len(rows) * pairs[rows].max(0).sum() for rows in batches]
+    assert max(costs) <= 600
+    by_total = BatchPlan(pairs.sum(1), 600, seed=1).epoch(0)
+    assert pairs.sum() / sum(costs) > 0.92
+    assert sum(costs) < 0.95 * sum(len(rows) * pairs[rows].max(0).sum() for rows in by_total)
+
+
+def test_epochs_of_pairs_differ_but_not_in_the_sizes_of_their_batches() -> None:
+    pairs = np.stack((LENGTHS, LENGTHS[::-1]), axis=1)
+    plan = BatchPlan(pairs, 120, seed=1)
+    one, other = (plan.epoch(number) for number in (0, 1))
+    assert [b.tolist() for b in one] != [b.tolist() for b in other]
+    assert sorted(map(len, one)) == sorted(map(len, other))
+
+
 def test_epochs_differ_and_a_later_start_gives_the_same_batches() -> None:
     plan = BatchPlan(LENGTHS, 120, seed=1)
     assert [b.tolist() for b in plan.epoch(0)] != [b.tolist() for b in plan.epoch(1)]
