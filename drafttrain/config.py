@@ -384,7 +384,12 @@ class DrafterConfig(Config):
     """Default: as many as the target's encoder."""
     d_model: PositiveInt | None = None
     """Width. Default: the target's. Another one needs initialise=none; heads keep their size then,
-    and feed-forward layers their ratio to the width."""
+    and feed-forward layers their ratio to the width, where the next two do not say otherwise."""
+    attention_heads: PositiveInt | None = None
+    """Heads that share the width. Default: see d_model. Another number needs initialise=none."""
+    ffn_dim: PositiveInt | None = None
+    """Inner width of feed-forward layers. Default: see d_model. Another one needs initialise=none.
+    """
     decoder_layers: PositiveInt = 2
     """Shallow: the decoder runs once a round (Latency Principle)."""
     k: PositiveInt = 10

@@ -88,8 +88,7 @@ def make_config(
         shape["untied_output"] = untied_output
     if settings.encoder_layers is not None:
         shape["encoder_layers"] = settings.encoder_layers
-    if settings.d_model is not None:
-        shape |= _resized(shape, settings)
+    shape |= _resized(shape, settings)
     return SpecDrafterConfig(
         **shape
         | {
@@ -110,13 +109,32 @@ def make_config(
 
 
 def _resized(shape: dict, settings: DrafterConfig) -> dict:
-    """The fields of a shape that change with its width."""
-    before, width = shape["d_model"], settings.d_model
-    if width != before and settings.initialise != "none":
+    """The fields of a shape that change with its width, its heads and its feed-forward layers."""
+    sizes = {"d_model", "attention_heads", "ffn_dim"}
+    asked = settings.model_dump(include=sizes, exclude_none=True)
+    other = [name for name, value in asked.items() if value != shape[name]]
+    if other and settings.initialise != "none":
+        name = other[0]
         raise ConfigError(
-            f"drafter.d_model = {width} is not the target's {before}, so no part can start from "
-            f"its weights, but drafter.initialise={settings.initialise}; set it to none"
+            f"drafter.{name} = {asked[name]} is not the target's {shape[name]}, so no part can "
+            f"start from its weights, but drafter.initialise={settings.initialise}; set it to none"
         )
+    changed = _widened(shape, asked["d_model"]) if "d_model" in asked else {}
+    changed |= asked
+    if "attention_heads" in other:
+        width, heads = changed.get("d_model", shape["d_model"]), asked["attention_heads"]
+        if width % heads:
+            raise ConfigError(
+                f"drafter.attention_heads = {heads} does not divide the width {width}; give a "
+                "number that does"
+            )
+        changed["head_dim"] = width // heads
+    return changed
+
+
+def _widened(shape: dict, width: int) -> dict:
+    """The fields of a shape at another width: heads as large, feed-forward layers in proportion."""
+    before = shape["d_model"]
     heads, left = divmod(shape["attention_heads"] * width, before)
     if left:
         raise ConfigError(

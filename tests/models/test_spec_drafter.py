@@ -229,6 +229,19 @@ def test_narrower_drafter_keeps_the_size_of_its_heads(family: str) -> None:
     assert SpecDrafter(half).encode(tokens).keys_values[0][0].shape[-1] == whole.head_dim
 
 
+@pytest.mark.parametrize("family", ["marian", "t5"])
+def test_heads_and_feed_forward_layers_are_what_was_asked_for(family: str) -> None:
+    target = shared(family).config
+    asked = {"d_model": 24, "attention_heads": 6, "ffn_dim": 40, "initialise": "none"}
+    config = make_config(target, DrafterConfig(**asked), None)
+    assert (config.d_model, config.attention_heads, config.head_dim) == (24, 6, 4)
+    assert SpecDrafter(config).encoder.layers[0].feed_forward.up.weight.shape == (40, 24)
+    with pytest.raises(ConfigError, match="ffn_dim = 40 is not the target's 32"):
+        make_config(target, DrafterConfig(ffn_dim=40), None)
+    with pytest.raises(ConfigError, match="attention_heads = 5 does not divide the width 24"):
+        make_config(target, DrafterConfig(**asked | {"attention_heads": 5}), None)
+
+
 def test_another_width_than_the_targets_cannot_start_from_its_weights() -> None:
     target = shared("marian").config
     with pytest.raises(ConfigError, match="d_model.*initialise=both; set it to none"):

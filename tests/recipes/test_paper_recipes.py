@@ -1,0 +1,77 @@
+"""The recipes of the paper's settings, started for real: a tiny target of the same family, a local
+sample of 200 rows, and two steps of what the YAML says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from drafttrain.config import SpecDrafterRecipe, load_settings
+from drafttrain.models.spec_drafter import SpecDrafter
+from recipes import train_spec_drafter
+from tests.models.test_spec_drafter import shared
+from tests.tiny_targets import random_sentences, save_target
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+ROWS = 200
+
+
+@dataclass(frozen=True)
+class Case:
+    recipe: str
+    family: str
+    layers: tuple[int, int]
+    copies: bool = False
+    """Whether the encoder starts from the target's."""
+    overrides: list[str] = field(default_factory=list)
+    """Of sizes that a tiny target has not."""
+
+
+TINY_T5 = ["drafter.d_model=32", "drafter.attention_heads=4", "drafter.ffn_dim=64"]
+CASES = [
+    Case("wmt14_en_de", "marian", (12, 2)),
+    Case("wmt16_en_ro", "marian", (12, 2)),
+    Case("cnn_dm_bart", "bart", (12, 2), copies=True),
+    Case("t5_wmt", "t5", (24, 6), overrides=[*TINY_T5, "train.precision=fp32"]),
+]
+
+
+def start(*arguments: str) -> None:
+    with pytest.raises(SystemExit) as end:
+        train_spec_drafter.main(list(arguments))
+    assert end.value.code == 0
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.recipe)
+def test_recipe_of_the_paper_runs_on_a_sample(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    target = save_target(shared(case.family), tmp_path / "target")
+    for name, count in (("train", ROWS), ("val", 5)):
+        (tmp_path / f"{name}.txt").write_text("\n".join(random_sentences(count)) + "\n")
+    config = RECIPES / f"{case.recipe}.yaml"
+    local = [
+        f"run={tmp_path / 'run'}",
+        f"target={{path: {target}}}",
+        f"data={{path: {tmp_path / 'train.txt'}}}",
+        f"held_out={{path: {tmp_path / 'val.txt'}}}",
+        "distill.sampling.max_new_tokens=8",
+        "train.max_steps=2",
+        "train.accumulation=1",
+        "train.checkpoint_every=1",
+        *case.overrides,
+    ]
+    start("--config", str(config), *local)
+    assert ("initialised 0 parameters" not in capsys.readouterr().out) == case.copies
+    manifest = json.loads((tmp_path / "run" / "distilled" / "manifest.json").read_text())
+    assert manifest["counts"]["ok"] == ROWS
+    drafter = SpecDrafter.from_pretrained(tmp_path / "run" / "final")
+    assert (drafter.config.encoder_layers, drafter.config.decoder_layers) == case.layers
+    asked = load_settings(SpecDrafterRecipe, config)
+    assert drafter.config.k == asked.drafter.k == 25
+    assert drafter.config.slots == "paper"
+    assert asked.train.average == 10
