@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -44,6 +45,7 @@ def examples(count: int = 6) -> list[tuple[int, int, list[int], list[int]]]:
 SLOTS = [
     {"slots": "anchored"},
     {"slots": "anchored", "k": 1},
+    {"slots": "anchored", "coupling_rank": 4},
     {"slots": "paper"},
     {"slots": "paper", "prefix_attention": "bidirectional"},
 ]
@@ -54,10 +56,15 @@ def test_sums_do_not_depend_on_how_the_batch_is_split(changes: dict) -> None:
     objective = MaskPredict(small_drafter(**changes), ObjectiveConfig()).train()
     blocks = 1 if "prefix_attention" in changes else 2
     collate = SlotCollator(objective.model.config, blocks, seed=0)
-    whole = objective(collate(examples()), 0.3)
-    halves = [objective(collate(part), 0.3) for part in (examples()[:2], examples()[2:])]
-    for total, *parts in zip(whole, *halves, strict=True):
-        assert abs(total - sum(parts)) < 1e-9
+    rows = examples()
+    whole = objective(collate(rows), 0.3)
+    assert whole.weight > 0
+    for sizes in ([2, 4], [5, 1], [1, 2, 3], [1] * 6):
+        ends = list(itertools.accumulate(sizes))
+        parts = [rows[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+        sums = [objective(collate(part), 0.3) for part in parts]
+        for total, *apart in zip(whole, *sums, strict=True):
+            assert abs(total - sum(apart)) < 1e-9
 
 
 @pytest.mark.parametrize("changes", [{}, {"positions": "relative"}], ids=str)
