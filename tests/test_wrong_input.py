@@ -26,7 +26,7 @@ from tests.wrong_input_lines import (
 from tests.wrong_input_project import make_project
 from tests.wrong_inputs import WRONG_INPUTS
 
-COMMANDS = ("distill", "cache", "eval", "tune", "generate", "export")
+COMMANDS = ("distill", "cache", "eval", "tune", "tune-cascade", "generate", "export")
 
 
 @pytest.fixture(scope="module")

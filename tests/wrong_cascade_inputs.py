@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from tests.wrong_input_cases import CAUSAL, EVAL, GENERATE, WrongInput
 
+SEARCH = (
+    "drafttrain tune-cascade --target llama --drafter small --cascade max-gram --data rows.jsonl"
+)
 COPIED = f"{CAUSAL} --cascade max-gram"
 CASCADES = [
     WrongInput(f"{CAUSAL} --increments 5/10", ("'decode.cascade.drafters' is missing",)),
@@ -49,4 +52,15 @@ CASCADES = [
     WrongInput(f"{CAUSAL} others.a.drafter=none", ("others.a.drafter = 'none'", "in any case")),
     WrongInput(f"{CAUSAL} others.a.drafter=./absent", ("'./absent'", "existing")),
     WrongInput(f"{GENERATE} --target llama --drafter none --cascade max-gram", ("'none' drafts",)),
+    WrongInput(
+        "drafttrain tune-cascade --target llama --drafter small --data rows.jsonl",
+        ("'cascade' is missing", "cascade=VALUE"),
+    ),
+    WrongInput(f"{SEARCH} --leniency 0.5", ("leniency.0 = '0.5'", "or equal to 1")),
+    WrongInput(f"{SEARCH} --leniency 1,2", ("leniency = 2.0", "reviews another model's tokens")),
+    WrongInput(f"{SEARCH} --out rows.jsonl", ("out = 'rows.jsonl'", "ending in .yaml")),
+    WrongInput(f"{SEARCH} --drafter none", ("'none' drafts nothing",)),
+    WrongInput(f"{SEARCH} --data absent.jsonl", ("'absent.jsonl'",)),
+    WrongInput(f"{SEARCH} candidates=1", ("candidates = 1", "or equal to 2")),
+    WrongInput(f"{SEARCH} --cascade shuffled", ("'shuffled'", "different tokenizers")),
 ]

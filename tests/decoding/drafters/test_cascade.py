@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from drafttrain.decoding.cached_model import CachedModel, Score, make_source
+from drafttrain.decoding.drafters.block_heads import BlockHeadsDrafter
 from drafttrain.decoding.drafters.cascade import (
     InTurnDrafter,
     Level,
@@ -18,10 +19,11 @@ from drafttrain.decoding.drafters.cascade import (
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.drafters.spec_drafter import SpecDrafterDrafter
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledChance, warp
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import Chance, Drafter, Proposal, Sampling, Source
+from drafttrain.decoding.types import Chance, Drafter, Output, Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.decoding.test_causal_drafter import noisy
@@ -31,6 +33,8 @@ from tests.decoding.toys import (
     autoregressive_law,
     toy_prompt,
 )
+from tests.models.test_block_heads import block_heads
+from tests.models.test_spec_drafter import tiny_drafter
 from tests.tiny_models import tiny_model
 
 TABLE = [1, 2, 2]
@@ -201,6 +205,41 @@ def test_greedy_cascades_of_real_models_give_plain_output(family, leniency):
         assert found.tokens == plain.tokens
         assert len(found.rounds) < len(plain.rounds)
         assert len(decode(drafter, Sampling(0.8), RejectionSampling()).tokens) == 30
+
+
+LEVELS_OF_ALL_KINDS = {
+    "a block drafter reviewed": [[3, 2, 0], [3, 1], [0]],
+    "a block drafter in turn": [[1, 4, 2], [0, 0], [0]],
+    "block heads and copies in turn": [[0, 3, 2], [0, 0], [0]],
+}
+
+
+@pytest.mark.parametrize("matrix", LEVELS_OF_ALL_KINDS.values(), ids=LEVELS_OF_ALL_KINDS.keys())
+@pytest.mark.parametrize("kind", ["spec-drafter", "block-heads"])
+def test_drafters_that_draft_blocks_are_levels_too(kind, matrix):
+    model = tiny_model("marian")
+    model.generation_config.eos_token_id = None
+    other = noisy(model, "marian", 0.05)
+    other.generation_config.eos_token_id = None
+    if kind == "spec-drafter":
+        block: Drafter = SpecDrafterDrafter(tiny_drafter("marian", coupling_rank=2))
+    else:
+        block = BlockHeadsDrafter(block_heads(k=5), model)
+    copies = MaxGramDrafter()
+    drafters = [CausalDrafter(CachedModel(other)), block, copies]
+    names = ["causal", kind, "max-gram"]
+    drafter = cascade([*map(Level, names, drafters)], matrix)
+    target, source = CachedModel(model), make_source([5, 9, 20, 5], model)
+
+    def decode(drafter: Drafter, sampling: Sampling, verifier) -> Output:
+        chance, stop = SampledChance(torch.Generator()), FixedLength(sum(matrix[0]))
+        decoder = Decoder(target, drafter, stop, verifier, sampling, chance)
+        return decoder.decode_all([source], 24)[0]
+
+    drafted = decode(drafter, Sampling(), GreedyMatch())
+    assert drafted.tokens == decode(NoDrafter(), Sampling(), GreedyMatch()).tokens
+    assert any(kind in (round.calls or {}) for round in drafted.rounds)
+    assert len(decode(drafter, Sampling(0.8), RejectionSampling()).tokens) == 24
 
 
 WRONG = {
