@@ -153,7 +153,6 @@ def test_wrong_arguments_end_in_one_line(capsys, tmp_path, monkeypatch, argument
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["eval", "--target", "target", "--data", "test.jsonl"], ["--drafter none"]),
         (["eval", "--drafter", "./absent", "--target", "target"], ["--data"]),
         (
             ["eval", "--drafter", "./absent", "--target", "target", "--data", "test.jsonl"],

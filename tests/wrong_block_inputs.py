@@ -7,6 +7,7 @@ from tests.wrong_input_cases import CACHE, EVAL, EXPORT, HEADS, TUNE, WrongInput
 TRAIN = "train_block_heads.py --config train_block_heads.yaml"
 BLOCKS = f"{EVAL} --target target --drafter blocks"
 BLOCK_HEADS = [
+    WrongInput(f"{TRAIN} drafter.ffn_size=0", ("drafter.ffn_size = 0", "greater than 0")),
     WrongInput(f"{TRAIN} drafter.k=1", ("drafter.k = 1", "greater than or equal to 2")),
     WrongInput(f"{TRAIN} objective.position=3", ("'objective.position'", "'positions'")),
     WrongInput(f"{TRAIN} distill.out=x", ("distill.out", "top level")),

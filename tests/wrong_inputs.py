@@ -152,7 +152,7 @@ MODELS = [
     ),
     WrongInput(f"{EVAL} --target target --drafter pickled", ("pytorch_model.bin", "safetensors")),
     WrongInput(
-        f"{EVAL} --target target --drafter vision", ("'vision'", "Spec-Drafter or a language")
+        f"{EVAL} --target target --drafter vision", ("'vision'", "block heads or a language")
     ),
     WrongInput(f"{EVAL} --target target --drafter coded", ("'coded'", "code", ";")),
     WrongInput(f"{EVAL}", ("no finished run", "train_spec_drafter.py"), place="nothing"),

@@ -120,8 +120,6 @@ class Proposal:
     """[N] i.i.d. paths through the node; None = one each."""
     passes: int = 0
     """Sequential calls of models that this draft cost."""
-    calls: Mapping[str, Calls] | None = None
-    """The calls of each drafter by its name, where several had a part in it."""
     hidden: Tensor | None = None
     """[M, D] the states that the stop policy reads, or could have read, of this draft
     (`DraftState`), for logs; None where it reads none."""
@@ -130,6 +128,8 @@ class Proposal:
     reviews inside cascades."""
     expected: float | None = None
     """How many tokens of this draft the drafter expects to be accepted, where it works that out."""
+    calls: Mapping[str, Calls] | None = None
+    """The calls of each drafter by its name, where several had a part in it."""
 
     @staticmethod
     def empty() -> Proposal:
@@ -325,8 +325,6 @@ class Round:
     """Tokens committed, correction or bonus included, cut after EOS or at the maximal length."""
     passes: int = 0
     """Sequential calls of drafting models."""
-    calls: Mapping[str, Calls] | None = None
-    """Calls of each drafter by its name, where several draft."""
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
     finished: bool = False
@@ -335,6 +333,8 @@ class Round:
     """Tokens on the longest path of the proposal; None: it is a chain."""
     expected: float | None = None
     """Drafted tokens that the drafter expected to be accepted, where it works that out."""
+    calls: Mapping[str, Calls] | None = None
+    """Calls of each drafter by its name, where several draft."""
 
     @property
     def levels(self) -> int:

@@ -37,8 +37,8 @@ class Counts:
     accepted: Array
     passes: Array
     """Sequential drafter calls: a chain's tokens, a tree's levels, one for a block."""
-    draft_seconds: Array
-    """Wall clock of drafting."""
+    draft_seconds: Array | None = None
+    """Wall clock of drafting; None where nothing was timed."""
     calls: Mapping[str, Array] = field(default_factory=dict)
     """Calls of each drafter, where several have a part in a draft."""
     call_seconds: Mapping[str, Array] = field(default_factory=dict)
@@ -175,7 +175,8 @@ def walltime_improvement(counts: Counts, costs: Mapping[str, float]) -> Ratio:
 
 def measured_costs(counts: Counts, names: Sequence[str], target_seconds: float) -> dict[str, float]:
     """Mean seconds of a call of each drafter over those of a target call; 0 where none was made."""
-    seconds = counts.call_seconds or {name: counts.draft_seconds for name in names}
+    whole = np.zeros_like(counts.passes) if counts.draft_seconds is None else counts.draft_seconds
+    seconds = counts.call_seconds or dict.fromkeys(names, whole)
     found = {}
     for name, calls in _calls_by_drafter(counts, names).items():
         made = float(calls.sum())
