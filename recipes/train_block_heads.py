@@ -11,7 +11,6 @@ was stopped.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -28,7 +27,7 @@ from drafttrain.data.distill_plan import check_distillation, plan_distillation
 from drafttrain.data.distilled_rows import distillations, distilled_rows, row_lengths
 from drafttrain.decoding.architectures import check_projection
 from drafttrain.decoding.drafters.block_heads import predict_blocks
-from drafttrain.evaluation.replay import tokens_per_round_from_predictions
+from drafttrain.evaluation.validation import BlockValidation
 from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig, hash_target
 from drafttrain.models.draft_states import state_size
 from drafttrain.models.loading import check_target, load_target, load_tokenizer
@@ -36,9 +35,6 @@ from drafttrain.training.block_objective import PredictAhead
 from drafttrain.training.loop import Task, make_accelerator, train
 from drafttrain.training.plan import print_training
 from drafttrain.training.run import check_run, is_finished, open_run, save_final
-
-ROWS_AT_ONCE = 64
-"""Held-out rows that validation reads at a time."""
 
 
 @recipe_command
@@ -115,37 +111,14 @@ def make_task(
     collate = BlockRowsCollator(
         heads.config.heads, settings.objective.positions, settings.train.seed
     )
-    validate = Validation(held_out, collate) if held_out is not None else None
+    validate = None
+    if held_out is not None:
+        validate = BlockValidation(
+            held_out,
+            collate,
+            lambda objective, *ids: predict_blocks(objective.model, objective.target.model, *ids),
+        )
     return Task(objective, rows, row_lengths(rows).sum(axis=1), collate, validate)
-
-
-@dataclass(frozen=True)
-class Validation:
-    """Teacher-forced tokens per round (exact for greedily distilled rows), loss, accuracy."""
-
-    rows: datasets.Dataset
-    collate: BlockRowsCollator
-
-    def __call__(self, objective: PredictAhead) -> dict[str, float]:
-        heads, target = objective.model, objective.target.model
-        tokens = rounds = 0
-        sums = torch.zeros(4, dtype=torch.float64)
-        for start in range(0, len(self.rows), ROWS_AT_ONCE):
-            chunk = self.rows[start : start + ROWS_AT_ONCE]
-            pairs = list(zip(chunk["source_ids"], chunk["target_ids"], strict=True))
-            batch = self.collate([(0, start + i, s, t) for i, (s, t) in enumerate(pairs)])
-            found = objective(batch.to(heads.device), 1.0)
-            sums += torch.stack([value.double().cpu() for value in found])
-            for source, output in pairs:
-                blocks = predict_blocks(heads, target, torch.tensor(source), torch.tensor(output))
-                emitted, walked = tokens_per_round_from_predictions(blocks, output)
-                tokens, rounds = tokens + emitted, rounds + walked
-        loss, weight, correct, counted = sums.tolist()
-        return {
-            "tokens_per_round": tokens / rounds,
-            "held_out_loss": loss / weight,
-            "accuracy": correct / counted,
-        }
 
 
 def print_plan(settings: BlockHeadsRecipe, config: BlockHeadsConfig) -> None:

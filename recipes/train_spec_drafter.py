@@ -10,7 +10,6 @@ outputs are made first. Running the same command again goes on where it was stop
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +24,7 @@ from drafttrain.data.collate import SlotCollator
 from drafttrain.data.distill_plan import check_distillation, plan_distillation
 from drafttrain.data.distilled_rows import distillations, distilled_rows, row_lengths
 from drafttrain.decoding.drafters.spec_drafter import predict_blocks
-from drafttrain.evaluation.replay import tokens_per_round_from_predictions
+from drafttrain.evaluation.validation import BlockValidation
 from drafttrain.models.initialise import has_own_output, initialise, make_config
 from drafttrain.models.loading import check_seq2seq, load_target, load_tokenizer
 from drafttrain.models.spec_drafter import SpecDrafter, SpecDrafterConfig
@@ -101,37 +100,13 @@ def make_task(
     collate = SlotCollator(drafter.config, settings.objective.blocks, settings.train.seed)
     teacher = target if settings.objective.total_variation > 0 else None
     objective = MaskPredict(drafter, settings.objective, teacher)
-    validate = Validation(held_out, collate) if held_out is not None else None
+    validate = None
+    if held_out is not None:
+        validate = BlockValidation(
+            held_out, collate, lambda objective, *ids: predict_blocks(objective.model, *ids)
+        )
     masks = settings.objective.blocks * drafter.config.mask_rows
     return Task(objective, rows, row_lengths(rows) + [0, masks], collate, validate)
-
-
-@dataclass(frozen=True)
-class Validation:
-    """Teacher-forced tokens per round (exact for greedily distilled rows), loss, slot accuracy."""
-
-    rows: datasets.Dataset
-    collate: SlotCollator
-
-    def __call__(self, objective: MaskPredict) -> dict[str, float]:
-        drafter, device = objective.model, objective.model.device
-        tokens = rounds = 0
-        sums = torch.zeros(4, dtype=torch.float64)
-        for start in range(0, len(self.rows), 64):
-            chunk = self.rows[start : start + 64]
-            pairs = list(zip(chunk["source_ids"], chunk["target_ids"], strict=True))
-            batch = self.collate([(0, start + i, s, t) for i, (s, t) in enumerate(pairs)])
-            sums += torch.stack([x.double().cpu() for x in objective(batch.to(device), 1.0)])
-            for source, target in pairs:
-                blocks = predict_blocks(drafter, torch.tensor(source), torch.tensor(target))
-                emitted, walked = tokens_per_round_from_predictions(blocks, target)
-                tokens, rounds = tokens + emitted, rounds + walked
-        loss, weight, correct, counted = sums.tolist()
-        return {
-            "tokens_per_round": tokens / rounds,
-            "held_out_loss": loss / weight,
-            "slot_accuracy": correct / counted,
-        }
 
 
 def print_plan(settings: SpecDrafterRecipe, config: SpecDrafterConfig) -> None:
