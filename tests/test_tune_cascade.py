@@ -189,7 +189,7 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(inside, capsys):
         (["--cascade", "max-gram,small"], ("'max-gram' is the smallest there is",)),
         (["--cascade", "base,max-gram"], ("'base' is twice", "once")),
         (["--drafter", "none"], ("'none' drafts nothing",)),
-        (["--drafter", "absent"], ("'absent'",)),
+        (["--drafter", "./absent"], ("'./absent'",)),
         (["--data", "absent.txt"], ("data.path = 'absent.txt'", "no such file")),
         (["--report-data", "absent.txt"], ("report_data.path = 'absent.txt'",)),
         (["--out", "cascade.json"], ("out = 'cascade.json'", ".yaml")),

@@ -16,7 +16,7 @@ LevelKind = Literal["model", "block", "max-gram"]
 Origin = Literal["default", "first level alone", "last level alone", "random", "neighbour"]
 Matrix = tuple[tuple[int, ...], ...]
 
-ALONE = (5, 3, 8, 2, 12)
+ALONE = (5, 3, 8, 2, 12, 4, 6, 10, 16, 20, 25, 30)
 """Draft lengths at which the first level is tried alone."""
 COPIES_ALONE = 10
 MOST: dict[tuple[LevelKind, bool], int] = {
