@@ -177,6 +177,33 @@ def test_lenient_greedy_review_by_hand():
     assert review(copied, logits, Sampling(), None, 3.0)[0] == [0]  # strict against max-gram
 
 
+def test_copies_are_reviewed_strictly_whatever_the_leniency():
+    """A sampled review of a point mass follows the reviewer's own row: leniency has no part."""
+    logits = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]], dtype=torch.float64).log()
+    copied = Proposal.chain(torch.tensor([1]))
+
+    def run(chance: Chance) -> int:
+        emitted, rows = review(copied, logits, Sampling(1.0), chance, 3.0)
+        assert rows[0].tolist() == pytest.approx([0.5, 0.3, 0.2], abs=1e-12)
+        return emitted[0]
+
+    law = enumerate_law(run)
+    assert [law[token] for token in range(3)] == pytest.approx([0.5, 0.3, 0.2], abs=1e-12)
+
+
+def test_each_level_reviews_what_its_own_columns_of_the_matrix_ask_for():
+    """K for A, B and copies: A reviews 5 of B, who reviews 7 copies; in turn B reviews 2 copies."""
+    models = ToyReviewer(2), ToyReviewer(3)
+    first, second = cascade(levels(*models), [[1, 4, 0], [5, 2], [7]]).quotas
+    assert (first.drafter.k, second.drafter.k) == (7, 2)
+    inner_model, inner_copies = first.drafter.inner.quotas
+    assert (inner_model.count, inner_copies.count) == (5, 2)
+    assert inner_model.drafter.k == 7
+    assert [quota.count for quota in second.drafter.inner.quotas] == [2]
+    [_, alone] = cascade(levels(*models), [[1, 4, 0], [5, 0], [7]]).quotas
+    assert isinstance(alone.drafter, CausalDrafter)
+
+
 @pytest.mark.parametrize("leniency", [1.0, 1.5, 3.0])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "marian", "t5"])
 def test_greedy_cascades_of_real_models_give_plain_output(family, leniency):
