@@ -47,7 +47,7 @@ from drafttrain.models.drafter_config import SpecDrafterConfig
 from drafttrain.models.drafters import read_drafter_settings
 from drafttrain.models.spec_drafter import SpecDrafter
 from drafttrain.pairs import Pair, check_pair, load_pair
-from drafttrain.runs import MODEL_FREE, PLAIN
+from drafttrain.runs import MAX_GRAM, MODEL_FREE, PLAIN
 from drafttrain.trees import build_shape, tree_settings
 
 LOG_WIDTH = 132
@@ -105,15 +105,20 @@ class Wanted:
 
     @staticmethod
     def by(drafter: str, methods: Sequence[DecodeConfig]) -> Wanted:
-        """Raises ConfigError for two tables of max-gram."""
+        """Raises ConfigError where max-gram has a table in one method and another, or none, in
+        another: there is one max-gram."""
         named = {str(method.drafter) for method in methods} - {drafter}
         for method in methods:
             named |= set(other_drafters(method))
-        tables = sorted({method.bigrams for method in methods if method.bigrams is not None})
+        copying = [m for m in methods if MAX_GRAM in (m.drafter, *other_drafters(m))]
+        tables = {method.bigrams for method in copying}
         if len(tables) > 1:
-            raise ConfigError(f"bigrams = {' and '.join(tables)}; give all methods one table")
+            shown = " and ".join(sorted(map(repr, tables)))
+            raise ConfigError(
+                f"bigrams = {shown}; give all methods with max-gram one table, or none"
+            )
         trees = any(method.tree.kind != "none" for method in methods)
-        return Wanted(drafter, tuple(sorted(named)), trees, tables[0] if tables else None)
+        return Wanted(drafter, tuple(sorted(named)), trees, tables.pop() if tables else None)
 
 
 def other_method(settings: EvalConfig, name: str) -> DecodeConfig:
@@ -300,6 +305,8 @@ def check_teacher_forced(settings: EvalConfig, variants: list[DecodeConfig]) -> 
         raise ConfigError(
             f"drafter = {settings.decode.drafter!r} has no acceptance to estimate{remedy}"
         )
+    if settings.others:
+        raise ConfigError(f"others = {', '.join(settings.others)} are decoded{remedy}")
     if settings.decode.cascade is not None:
         raise ConfigError(
             "teacher-forced acceptance is of one drafter's blocks, but a cascade is asked for"

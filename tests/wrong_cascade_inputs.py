@@ -49,6 +49,15 @@ CASCADES = [
         f"{CAUSAL} 'others.a={{drafter: max-gram, sampling: {{temperature: 1}}}}'",
         ("others.a.sampling", "decode.sampling", "leave it out"),
     ),
+    WrongInput(
+        f"{CAUSAL} --mode teacher-forced others.a.drafter=max-gram",
+        ("others = a are decoded", "--mode decode"),
+    ),
+    WrongInput(
+        f"{CAUSAL} others.a.drafter=max-gram others.b.drafter=max-gram "
+        "others.b.bigrams=b.safetensors",
+        ("'b.safetensors' and None", "one table, or none"),
+    ),
     WrongInput(f"{CAUSAL} others.a.drafter=none", ("others.a.drafter = 'none'", "in any case")),
     WrongInput(f"{CAUSAL} others.a.drafter=./absent", ("'./absent'", "existing")),
     WrongInput(f"{GENERATE} --target llama --drafter none --cascade max-gram", ("'none' drafts",)),
