@@ -21,7 +21,7 @@ import pyarrow
 import pyarrow.parquet
 
 from drafttrain.config import ConfigError, DataConfig
-from drafttrain.data.rows import as_inputs, select_rows
+from drafttrain.data.rows import add_splices, as_inputs, select_rows
 
 BUILDERS: dict[str, tuple[str, dict[str, Any]]] = {
     ".json": ("json", {}),
@@ -53,10 +53,11 @@ def load_inputs(config: DataConfig, group: str = "data") -> datasets.Dataset:
     """The inputs as rows of `row`, `source` and `reference` (None where there is none).
 
     `row` counts the records of the original file from 0; `where`, `skip` and `limit` do not
-    renumber. `source` has prefix and suffix applied; a missing text is these alone, and later
-    skipped by its number. Chats have a column `messages` too, and `source` is the user's last turn:
-    `prompt_tokens.tokenize_prompts` renders them. Raises ConfigError naming the field, the value
-    and the remedy; `group` is how the user calls these settings (held_out, report_data).
+    renumber, and splices are counted on from its end. `source` has prefix and suffix applied; a
+    missing text is these alone, and later skipped by its number. Chats have a column `messages`
+    too, and `source` is the user's last turn: `prompt_tokens.tokenize_prompts` renders them. Raises
+    ConfigError naming the field, the value and the remedy; `group` is how the user calls these
+    settings (held_out, report_data).
     """
     path = Path(config.path)
     try:
@@ -66,7 +67,8 @@ def load_inputs(config: DataConfig, group: str = "data") -> datasets.Dataset:
                 raise ConfigError(
                     f"data.path = {config.path!r} holds no rows; give a file with inputs"
                 )
-            return as_inputs(rows, select_rows(rows, config), config)
+            inputs = as_inputs(rows, select_rows(rows, config), config)
+            return add_splices(inputs, config, len(rows)) if config.splices else inputs
     except ConfigError as error:
         raise ConfigError(DATA_FIELD.sub(f"{group}.", str(error))) from None
 

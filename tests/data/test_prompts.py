@@ -115,6 +115,30 @@ def test_translations_are_taken_by_language(tmp_path):
         load(path)
 
 
+def test_splices_follow_the_inputs_without_references_and_take_only_from_them(tmp_path):
+    texts = [
+        "far away a man in a boat",
+        "a man in a red car",
+        "two men in a red tent",
+        "a dog in a zoo",
+    ]
+    rows = [{"source": text, "reference": text.upper()} for text in texts]
+    path = write(tmp_path / "data.json", json.dumps(rows))
+    found = load(path, prefix="to German: ", suffix="!", skip=1, limit=2, splices=1)
+    assert found == [
+        {"row": 1, "source": "to German: a man in a red car!", "reference": "A MAN IN A RED CAR"},
+        {
+            "row": 2,
+            "source": "to German: two men in a red tent!",
+            "reference": "TWO MEN IN A RED TENT",
+        },
+        {"row": 4, "source": found[2]["source"], "reference": None},
+        {"row": 5, "source": found[3]["source"], "reference": None},
+    ]
+    made = {row["source"] for row in found[2:]}
+    assert made == {"to German: a man in a red tent!", "to German: two men in a red car!"}
+
+
 def test_a_template_makes_inputs_of_several_columns(tmp_path):
     rows = [
         {"question": "One?", "choices": ["a", "b"]},
@@ -244,6 +268,18 @@ MISTAKES = {
         "text,n\nx,1\ny,2\n",
         {"where": {"n": 1}, "skip": 1},
         r"data.skip = 1.* has 1 rows that data.where leaves",
+    ),
+    "splices of texts that share nothing": (
+        "a.txt",
+        "one two three four\nfive six seven eight\n",
+        {"splices": 2},
+        r"data.splices = 2: of the 4 splices wanted, 0 were found",
+    ),
+    "splices of chats": (
+        "a.json",
+        '[{"messages": [{"role": "user", "content": "hi"}]}]',
+        {"splices": 1},
+        r"data.splices = 1 is for texts.*chats",
     ),
     "template names no column": (
         "a.csv",
