@@ -33,6 +33,8 @@ MOST_BANDS = 2
 """Methods up to which intervals are drawn by position; more would hide each other."""
 FEWEST_ROUNDS = 10
 """Rounds that must have reached a position for it to be drawn."""
+FEWEST_INPUTS = 20
+"""Inputs from which on the speed-ups of single ones are drawn."""
 
 Panel = Callable[[Axes, Report], None]
 
@@ -78,6 +80,8 @@ def choose_panels(report: Report) -> list[Panel]:
             panels.append(speed_against_k)
     elif timed or not runs:
         panels.append(speed_bars)
+    if report.data.prompts >= FEWEST_INPUTS and fastest_methods(report):
+        panels.append(distribution_panel)
     if sum(run.lossy for run in runs) > 0 and _quality(report) is not None:
         panels.append(trade_off_panel)
     return panels or [tokens_bars]
@@ -146,6 +150,22 @@ def tokens_bars(axis: Axes, report: Report) -> None:
     _bars(axis, [run for run in report.runs if "tokens_per_round" in run.metrics],
           "tokens_per_round", "")  # fmt: skip
     axis.set(title="Tokens per round", xlabel="tokens per target call")
+
+
+def distribution_panel(axis: Axes, report: Report) -> None:
+    """How many inputs are at least so many times faster, for the fastest of each verifier."""
+    runs = fastest_methods(report)[:MOST_LINES]
+    for colour, run in zip(COLOURS, runs, strict=False):
+        values = run.speedup_quantiles["speedup"]
+        shares = [1.0 - place / (len(values) - 1) for place in range(len(values))]
+        axis.plot(values, shares, "--" if run.lossy else "-", color=colour, label=_label(run))
+    axis.axvline(1.0, color=GREY, linewidth=1)
+    axis.set(
+        title="Speed-up of single inputs", xlabel="at least so many times plain decoding",
+        ylabel="share of inputs", ylim=(0, 1.02),
+    )  # fmt: skip
+    axis.set_xlim(left=0)
+    draw_legend(axis)
 
 
 def trade_off_panel(axis: Axes, report: Report) -> None:
@@ -232,6 +252,19 @@ def longest_drafts(report: Report) -> list[Run]:
         if run.by_position and (key not in longest or _depth(run) > _depth(longest[key])):
             longest[key] = run
     return list(longest.values())
+
+
+def fastest_methods(report: Report) -> list[Run]:
+    """Of each drafter and kind of verifier, the run with the highest speed-up."""
+    fastest: dict[tuple[str | None, str], Run] = {}
+    for run in _methods(report):
+        key = (run.drafter, (run.verifier or "").partition("(")[0])
+        if "speedup" in run.speedup_quantiles and (
+            key not in fastest
+            or run.metrics["speedup"].value > fastest[key].metrics["speedup"].value
+        ):
+            fastest[key] = run
+    return list(fastest.values())
 
 
 def _depth(run: Run) -> int:

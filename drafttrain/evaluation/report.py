@@ -86,6 +86,9 @@ class Run(Part):
     """Prompts, tokens, rounds, drafted, accepted, discarded, passes."""
     time: TimeShares | None = None
     costs: CallCosts | None = None
+    speedup_quantiles: dict[str, list[float]] = {}
+    """Of the speed-ups of single inputs, by the metric's name: the least, that of 5 %, 10 %, ...
+    and the greatest. Greedy runs only: sampled outputs differ in length by chance."""
 
     @property
     def lossy(self) -> bool:

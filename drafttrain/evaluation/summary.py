@@ -66,6 +66,9 @@ from drafttrain.evaluation.runner import (
 from drafttrain.models.layout import count_parameters
 from drafttrain.models.loading import LoadedTarget
 
+QUANTILES = np.linspace(0.0, 1.0, 21)
+"""Of the speed-ups of single inputs, in reports."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -229,6 +232,7 @@ def summarise_run(context: Context, index: int) -> Run:
         totals=totals(counts) if method is not None else output_totals(run.outputs),
         time=time,
         costs=costs,
+        speedup_quantiles=speedup_quantiles(context, run),
     )
 
 
@@ -256,19 +260,34 @@ def speed_metrics(context: Context, run: Decoded) -> dict[str, Estimate]:
     sampled = not context.options.sampling.greedy
     speed = token_rate(run)
     metrics = {"tokens_per_second": _known(estimate_ratio(speed, context.resamples))}
-    for name, baseline in (
-        ("speedup", context.find(PLAIN)),
-        ("speedup_vs_generate", context.find(GENERATE)),
-        ("speedup_vs_beam", context.find(f"{GENERATE} beam {context.options.num_beams}")),
-    ):
-        if baseline is not None:
-            if sampled:
-                found = estimate_quotient(speed, token_rate(baseline), context.resamples)
-            else:
-                times = Ratio(baseline.median_seconds, run.median_seconds)
-                found = estimate_ratio(times, context.resamples)
-            metrics[name] = _known(found)
+    for name, baseline in speed_baselines(context).items():
+        if sampled:
+            found = estimate_quotient(speed, token_rate(baseline), context.resamples)
+        else:
+            times = Ratio(baseline.median_seconds, run.median_seconds)
+            found = estimate_ratio(times, context.resamples)
+        metrics[name] = _known(found)
     return metrics
+
+
+def speed_baselines(context: Context) -> dict[str, Decoded]:
+    """What speed-ups are over, by their metric's name."""
+    baselines = {
+        "speedup": context.find(PLAIN),
+        "speedup_vs_generate": context.find(GENERATE),
+        "speedup_vs_beam": context.find(f"{GENERATE} beam {context.options.num_beams}"),
+    }
+    return {name: run for name, run in baselines.items() if run is not None}
+
+
+def speedup_quantiles(context: Context, run: Decoded) -> dict[str, list[float]]:
+    """How speed-ups are distributed over single inputs (SpecDec, Figure 6); methods only."""
+    if run.kind != "method" or not context.options.sampling.greedy:
+        return {}
+    return {
+        name: np.quantile(baseline.median_seconds / run.median_seconds, QUANTILES).tolist()
+        for name, baseline in speed_baselines(context).items()
+    }
 
 
 def token_rate(run: Decoded) -> Ratio:

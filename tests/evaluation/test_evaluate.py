@@ -4,18 +4,27 @@ import io
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from drafttrain.decoding.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
-from drafttrain.evaluation.plots import choose_panels, plot_report
+from drafttrain.evaluation.bootstrap import draw_resamples
+from drafttrain.evaluation.plots import (
+    choose_panels,
+    distribution_panel,
+    fastest_methods,
+    plot_report,
+)
 from drafttrain.evaluation.report import GAP_TOLERANCE, Report, read_report, write_report
 from drafttrain.evaluation.runner import (
+    Decoded,
     EvaluationOptions,
     Method,
     decode_interleaved,
@@ -24,9 +33,11 @@ from drafttrain.evaluation.runner import (
     top_two_gap,
 )
 from drafttrain.evaluation.summary import (
+    Context,
     evaluate,
     evaluate_teacher_forced,
     save_evaluation,
+    speedup_quantiles,
 )
 from drafttrain.evaluation.tables import (
     main_table,
@@ -372,3 +383,45 @@ def test_the_plot_has_a_panel_for_each_thing_that_was_varied(report):
     assert names == [
         "acceptance_panel", "tokens_against_k", "speed_against_k", "trade_off_panel"
     ]  # fmt: skip
+
+
+def test_speed_ups_of_single_inputs_are_quantiles_of_their_ratios(target):
+    drafter, _ = script(target)
+    plain = Decoded("plain", "plain", None, [], np.array([[2.0, 4.0, 6.0]]))
+    method = Decoded("fast", "method", strict(drafter), [], np.array([[1.0, 1.0, 4.0]]))
+    resamples = draw_resamples(3, 2)
+    greedy = Context(target, None, [], OPTIONS, [plain, method], [], resamples)
+    found = speedup_quantiles(greedy, method)
+    assert list(found) == ["speedup"]
+    assert len(found["speedup"]) == 21
+    assert [found["speedup"][place] for place in (0, 5, 10, 15, 20)] == [1.5, 1.75, 2.0, 3.0, 4.0]
+    assert speedup_quantiles(greedy, plain) == {}
+    sampled = replace(greedy, options=replace(OPTIONS, sampling=Sampling(temperature=1.0)))
+    assert speedup_quantiles(sampled, method) == {}
+
+
+def test_a_report_has_the_spread_behind_every_speed_up(report):
+    for run in report.runs:
+        names = {n for n in run.metrics if n.startswith("speedup")}
+        assert set(run.speedup_quantiles) == (names if run.kind == "method" else set())
+        for name, values in run.speedup_quantiles.items():
+            assert values == sorted(values)
+            assert values[0] <= run.metrics[name].value <= values[-1]
+
+
+def test_single_inputs_are_drawn_where_there_are_many_for_the_fastest_of_each_verifier(report):
+    many = report.model_copy(update={"data": report.data.model_copy(update={"prompts": 20})})
+    assert distribution_panel in choose_panels(many)
+    assert distribution_panel not in choose_panels(report)
+    strict_runs = [run for run in report.runs if run.kind == "method" and run.lossless]
+    fastest = max(strict_runs, key=lambda run: run.metrics["speedup"].value)
+    drawn = fastest_methods(many)
+    assert [run.verifier for run in drawn] == ["greedy", "spec-verification(20,50.0)"]
+    assert drawn[0].name == fastest.name
+    axis = Figure().subplots()
+    distribution_panel(axis, many)
+    lines = axis.get_lines()[: len(drawn)]
+    for line, run in zip(lines, drawn, strict=True):
+        assert list(line.get_xdata()) == run.speedup_quantiles["speedup"]
+        assert line.get_ydata()[0] == 1.0 and line.get_ydata()[-1] == 0.0
+        assert line.get_linestyle() == ("--" if run.lossy else "-")
