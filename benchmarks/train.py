@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain, count, islice
 from pathlib import Path
 from time import perf_counter, process_time
 
@@ -163,29 +164,37 @@ class Bench:
     def __post_init__(self) -> None:
         if self.prepared.accelerator.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        for number in range(2):
-            self.step(number)
+        self.stream = chain.from_iterable(
+            batches_of(self.prepared, n, n + 50) for n in count(0, 50)
+        )
+        for _ in range(2):
+            self.step(self.draw()[0])
         self.at_rest = psutil.Process().memory_info().rss
 
-    def step(self, number: int) -> tuple[float, float]:
-        """Seconds of making the batches of a step, and of the step."""
+    def draw(self) -> tuple[list[tuple[int, SlotBatch]], float]:
+        """The batches of the next step, and the seconds of making them."""
         started = self.clock()
-        batches = list(batches_of(self.prepared, number, number + 1))
-        made = self.clock()
-        take_step(self.prepared, iter(batches), self.progress)
-        ended = self.clock()
+        batches = list(islice(self.stream, self.prepared.batches_per_step))
+        seconds = self.clock() - started
         rows = [int(counts_of(batch)[[1, 3]].sum()) for _, batch in batches]
         self.largest = max(self.largest, *rows)
-        return made - started, ended - made
+        return batches, seconds
+
+    def step(self, batches: list[tuple[int, SlotBatch]]) -> float:
+        """Seconds of a step."""
+        started = self.clock()
+        take_step(self.prepared, iter(batches), self.progress)
+        return self.clock() - started
 
     def rates(self, steps: int) -> dict[str, float]:
         """Rates of training and of its products alone, and their quotient with its interval."""
         found = []
         size = self.prepared.task.objective.model.config.vocab_size
-        for number in range(steps):
+        for _ in range(steps):
+            batches, collation = self.draw()
             with ProductCounter() as products:
-                self.step(number)
-            collation, seconds = self.step(number)
+                self.step(batches)
+            seconds = self.step(batches)
             alone = seconds_alone(products.counts, self.clock)
             of_products = sum(count * alone[p] for p, count in products.counts.items())
             vocabulary = sum(n * alone[p] for p, n in products.counts.items() if p.touches(size))
@@ -210,8 +219,8 @@ class Bench:
         on_gpu = self.prepared.accelerator.device.type == "cuda"
         kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
         with profile(activities=kinds, record_shapes=True) as seen:
-            for number in range(steps):
-                self.step(number)
+            for _ in range(steps):
+                self.step(self.draw()[0])
         events = seen.key_averages(group_by_input_shape=True)
         own = "self_device_time_total" if on_gpu else "self_cpu_time_total"
         whole = "device_time_total" if on_gpu else "cpu_time_total"
