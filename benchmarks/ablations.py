@@ -36,14 +36,7 @@ from ablation_tables import (
 )
 from pydantic import PositiveInt, StringConstraints
 
-from drafttrain.config import (
-    Config,
-    ConfigError,
-    SpecDrafterRecipe,
-    load_settings,
-    merge_values,
-    validate_settings,
-)
+from drafttrain.config import Config, ConfigError, SpecDrafterRecipe
 from drafttrain.data.prompts import load_inputs
 from drafttrain.decoding.cached_model import CachedModel
 from drafttrain.evaluation.runner import Prompt, read_prompts
@@ -51,6 +44,7 @@ from drafttrain.models.drafters import load_drafter, read_drafter_settings
 from drafttrain.models.initialise import has_own_output, initialise, make_config
 from drafttrain.models.loading import LoadedTarget, check_seq2seq, load_target
 from drafttrain.models.spec_drafter import SpecDrafter
+from drafttrain.settings import load_settings, merge_values, validate_settings
 from drafttrain.training.loop import (
     Task,
     batches_of,

@@ -34,7 +34,6 @@ from drafttrain.config import (
     StopConfig,
     TreeConfig,
     TreeKind,
-    load_settings,
 )
 from drafttrain.data.prompts import load_inputs
 from drafttrain.decoding.cached_model import CachedModel
@@ -57,6 +56,7 @@ from drafttrain.evaluation.runner import (
 from drafttrain.evaluation.summary import token_rate
 from drafttrain.measure import measure_ranks
 from drafttrain.pairs import Pair, load_pair
+from drafttrain.settings import load_settings
 
 SIZES = (1, 2, 4, 8, 15, 25, 40, 60)
 DELTAS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)

@@ -22,12 +22,9 @@ from drafttrain.config import (
     Interrupted,
     TuneCascadeConfig,
     TuneConfig,
-    check_settings,
-    load_settings,
-    merge_values,
-    validate_settings,
 )
 from drafttrain.runs import fill_data, fill_from_heads, fill_from_run, head_run_of, run_of
+from drafttrain.settings import check_settings, load_settings, merge_values, validate_settings
 
 USER_ERROR, BUG, INTERRUPTED = 2, 1, 130
 """Exit codes."""

@@ -19,8 +19,8 @@ from drafttrain.config import (
     HeadRecipe,
     Policy,
     SpecDrafterRecipe,
-    load_settings,
 )
+from drafttrain.settings import load_settings
 
 CHECKPOINTS = Path("checkpoints")
 PLAIN = "none"

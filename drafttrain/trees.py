@@ -9,13 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from drafttrain.config import (
-    TREE_SETTINGS,
-    ConfigError,
-    DecodeConfig,
-    StopConfig,
-    TreeConfig,
-)
+from drafttrain.config import TREE_SETTINGS, ConfigError, DecodeConfig, StopConfig, TreeConfig
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.spec_drafter import SpecDrafterDrafter
 from drafttrain.decoding.drafters.trees import SeveralDrafters, TreeDrafter, check_width

@@ -27,14 +27,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from drafttrain.cli import recipe_command
-from drafttrain.config import (
-    CacheConfig,
-    ConfigError,
-    DistillConfig,
-    HeadRecipe,
-    load_settings,
-    validate_settings,
-)
+from drafttrain.config import CacheConfig, ConfigError, DistillConfig, HeadRecipe
 from drafttrain.data.cache_plan import SLOTS_SEEN, kept_share, plan_cache, state_of
 from drafttrain.data.cache_shards import CacheManifest, HiddenCache, open_cache
 from drafttrain.data.distill import distill
@@ -47,6 +40,7 @@ from drafttrain.models.draft_states import state_size
 from drafttrain.models.drafter_config import SpecDrafterConfig
 from drafttrain.models.drafters import check_drafter, check_tokenizers, load_drafter_beside
 from drafttrain.models.loading import check_target, load_target
+from drafttrain.settings import load_settings, validate_settings
 from drafttrain.training.head_sweep import HeadSweep, make_heads
 from drafttrain.training.loop import Task, count_steps, make_accelerator, make_plan, train
 from drafttrain.training.losses import acceptance_loss, binary_kl

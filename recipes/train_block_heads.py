@@ -21,7 +21,7 @@ import typer
 from transformers import PretrainedConfig
 
 from drafttrain.cli import recipe_command
-from drafttrain.config import BlockHeadsRecipe, ConfigError, load_settings
+from drafttrain.config import BlockHeadsRecipe, ConfigError
 from drafttrain.data.block_rows import BlockRowsCollator, FrozenTarget
 from drafttrain.data.distill_plan import check_distillation, plan_distillation
 from drafttrain.data.distilled_rows import distillations, distilled_rows, row_lengths
@@ -31,6 +31,7 @@ from drafttrain.evaluation.validation import BlockValidation
 from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig, hash_target
 from drafttrain.models.draft_states import state_size
 from drafttrain.models.loading import check_target, load_target, load_tokenizer
+from drafttrain.settings import load_settings
 from drafttrain.training.block_objective import PredictAhead
 from drafttrain.training.loop import Task, make_accelerator, train
 from drafttrain.training.plan import print_training

@@ -19,7 +19,7 @@ import typer
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from drafttrain.cli import recipe_command
-from drafttrain.config import SpecDrafterRecipe, load_settings
+from drafttrain.config import SpecDrafterRecipe
 from drafttrain.data.collate import SlotCollator
 from drafttrain.data.distill_plan import check_distillation, plan_distillation
 from drafttrain.data.distilled_rows import distillations, distilled_rows, row_lengths
@@ -28,6 +28,7 @@ from drafttrain.evaluation.validation import BlockValidation
 from drafttrain.models.initialise import has_own_output, initialise, make_config
 from drafttrain.models.loading import check_seq2seq, load_target, load_tokenizer
 from drafttrain.models.spec_drafter import SpecDrafter, SpecDrafterConfig
+from drafttrain.settings import load_settings
 from drafttrain.training.loop import Task, make_accelerator, train
 from drafttrain.training.objectives import MaskPredict
 from drafttrain.training.plan import print_training

@@ -41,7 +41,7 @@ from transformers import (
 )
 
 from drafttrain.cli import recipe_command
-from drafttrain.config import ConfigError, TargetRecipe, load_settings
+from drafttrain.config import ConfigError, TargetRecipe
 from drafttrain.data.collate import PairCollator, TextCollator
 from drafttrain.data.prompts import load_inputs
 from drafttrain.models.drafters import check_tokenizers
@@ -51,6 +51,7 @@ from drafttrain.models.loading import (
     load_tokenizer,
     read_tokenizer,
 )
+from drafttrain.settings import load_settings
 from drafttrain.training.loop import Task, count_steps, make_accelerator, make_plan, train
 from drafttrain.training.objectives import NextToken, SequenceToSequence
 from drafttrain.training.run import check_run, is_finished, open_run, save_final

@@ -23,11 +23,11 @@ from drafttrain.config import (
     Interrupted,
     SpecDrafterRecipe,
     TargetConfig,
-    dump_settings,
 )
 from drafttrain.models.initialise import initialise, make_config
 from drafttrain.models.spec_drafter import SpecDrafter
 from drafttrain.runs import newest_run, run_of
+from drafttrain.settings import dump_settings
 from tests.tiny_models import VOCAB, tiny_model
 
 TRAINED_K = 4

@@ -9,7 +9,7 @@ import pytest
 from transformers import dynamic_module_utils
 
 from drafttrain.cli import main
-from drafttrain.config import ConfigError, ExportConfig, SpecDrafterRecipe, dump_settings
+from drafttrain.config import ConfigError, ExportConfig, SpecDrafterRecipe
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.environment import describe_environment
 from drafttrain.evaluation.report import DataFacts, Report, Run, TargetFacts, write_report
@@ -22,6 +22,7 @@ from drafttrain.evaluation.tune_report import (
 )
 from drafttrain.export.reload import compare
 from drafttrain.export_command import export, read_measured
+from drafttrain.settings import dump_settings
 from tests.export.pairs import SAMPLING, noisy_copy, save_drafter, save_head, save_spec_drafter
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import random_sentences, save_target

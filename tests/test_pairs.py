@@ -10,11 +10,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import GPTJConfig, MambaConfig
 
-from drafttrain.config import (
-    ConfigError,
-    TargetConfig,
-    TreeConfig,
-)
+from drafttrain.config import ConfigError, TargetConfig, TreeConfig
 from drafttrain.models.drafter_config import SpecDrafterConfig
 from drafttrain.pairs import load_pair
 from drafttrain.trees import check_companions

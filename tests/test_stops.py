@@ -9,13 +9,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from drafttrain.config import ConfigError, DecodeConfig, DrafterConfig, validate_settings
+from drafttrain.config import ConfigError, DecodeConfig, DrafterConfig
 from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength, HeadPolicy
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.identity import hash_weights
 from drafttrain.models.initialise import make_config
 from drafttrain.models.spec_drafter import SpecDrafter
 from drafttrain.runs import fill_from_run
+from drafttrain.settings import validate_settings
 from drafttrain.stops import build_stop, check_stop, varied_settings
 from tests.tiny_models import tiny_model
 

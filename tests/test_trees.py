@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from drafttrain.build import build_method, build_sampling, check_method
-from drafttrain.config import ConfigError, DecodeConfig, TargetConfig, TreeConfig, validate_settings
+from drafttrain.config import ConfigError, DecodeConfig, TargetConfig, TreeConfig
 from drafttrain.decoding.cached_model import CachedModel, make_source
 from drafttrain.decoding.drafters.trees import SeveralDrafters, TreeDrafter
 from drafttrain.decoding.loop import Decoder
@@ -21,6 +21,7 @@ from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
 from drafttrain.pairs import Pair, load_pair
 from drafttrain.runs import fill_from_run
+from drafttrain.settings import validate_settings
 from drafttrain.trees import drawn_judge, tree_settings, tree_stop
 from tests.evaluation.scripted import plain_tokens
 from tests.export.pairs import make_head, noisy_copy, save_spec_drafter

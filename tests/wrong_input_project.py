@@ -22,12 +22,12 @@ from drafttrain.config import (
     SamplingConfig,
     SpecDrafterRecipe,
     TargetConfig,
-    dump_settings,
 )
 from drafttrain.export.folder import CUSTOM_GENERATE, GENERATE
 from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig, hash_target
 from drafttrain.models.initialise import initialise, make_config
 from drafttrain.models.spec_drafter import SpecDrafter
+from drafttrain.settings import dump_settings
 from tests.export.pairs import make_head
 from tests.tiny_models import BOS, EOS, VOCAB, tiny_model
 from tests.tiny_targets import tiny_tokenizer

@@ -21,9 +21,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from drafttrain.config import Config, ConfigError, first_problem
+from drafttrain.config import Config, ConfigError
 from drafttrain.data.writing import renamed_when_whole
 from drafttrain.models.draft_states import StateKind
+from drafttrain.settings import first_problem
 
 MANIFEST = "manifest.json"
 CONTINUE = "run the same `drafttrain cache` again, it continues"

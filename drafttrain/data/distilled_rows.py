@@ -13,10 +13,10 @@ from drafttrain.config import (
     DataConfig,
     DistillConfig,
     SpecDrafterRecipe,
-    validate_settings,
 )
 from drafttrain.data.distill import distill, load_distilled
 from drafttrain.models.loading import LoadedTarget
+from drafttrain.settings import validate_settings
 
 DistillingRecipe = SpecDrafterRecipe | BlockHeadsRecipe
 

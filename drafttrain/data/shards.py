@@ -22,11 +22,12 @@ import pyarrow.compute as compute
 import pyarrow.parquet
 from pydantic import ValidationError
 
-from drafttrain.config import Config, ConfigError, DataConfig, first_problem
+from drafttrain.config import Config, ConfigError, DataConfig
 from drafttrain.data.rows import CHATS
 from drafttrain.data.writing import renamed_when_whole
 from drafttrain.models.identity import hash_tokenizer as hash_tokenizer
 from drafttrain.models.identity import hash_weights as hash_weights
+from drafttrain.settings import first_problem
 
 MANIFEST = "manifest.json"
 DIGEST = b"sha256"

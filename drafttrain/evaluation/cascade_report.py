@@ -10,7 +10,6 @@ from typing import Literal
 import numpy as np
 from pydantic import ValidationError
 
-from drafttrain.config import first_problem
 from drafttrain.decoding.types import Output
 from drafttrain.evaluation.bootstrap import (
     Array,
@@ -24,6 +23,7 @@ from drafttrain.evaluation.cascade_search import Searched, swi
 from drafttrain.evaluation.environment import Environment
 from drafttrain.evaluation.metrics import count_rounds, tokens_per_round
 from drafttrain.evaluation.report import DataFacts, Part, TargetFacts, write_text
+from drafttrain.settings import first_problem
 
 
 class CandidateResult(Part):

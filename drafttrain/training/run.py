@@ -16,7 +16,7 @@ import yaml
 from filelock import FileLock
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from drafttrain.config import Config, ConfigError, dump_settings
+from drafttrain.config import Config, ConfigError
 from drafttrain.data.writing import (
     named_disk_errors,
     only_writer,
@@ -24,6 +24,7 @@ from drafttrain.data.writing import (
     renamed_when_whole,
 )
 from drafttrain.models.acceptance_head import AcceptanceHead
+from drafttrain.settings import dump_settings
 from drafttrain.training.checkpoints import remove_unfinished
 
 LOOSE = frozenset(

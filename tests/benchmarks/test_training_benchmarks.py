@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from benchmarks import paper_sizes, train
-from drafttrain.config import EvalConfig, SpecDrafterRecipe, TargetRecipe, load_settings
+from drafttrain.config import EvalConfig, SpecDrafterRecipe, TargetRecipe
+from drafttrain.settings import load_settings
 from tests.models.test_spec_drafter import shared
 from tests.tiny_targets import random_sentences, save_target
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from drafttrain.config import ConfigError, DecodeConfig, validate_settings
+from drafttrain.config import ConfigError, DecodeConfig
 from drafttrain.evaluation.tree_methods import EAGLE_NODES, expand_methods
+from drafttrain.settings import validate_settings
 from drafttrain.trees import build_shape, tree_settings, tree_stop
 
 BEAMS_AT_DEPTH = {  # C.3.1: (K, L) of SpecTr and RSD-S

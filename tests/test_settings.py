@@ -11,9 +11,8 @@ from drafttrain.config import (
     SpecDrafterRecipe,
     TargetConfig,
     TrainConfig,
-    dump_settings,
-    load_settings,
 )
+from drafttrain.settings import dump_settings, load_settings
 
 NEEDED = ["target.path=t5-small", "data.path=in.txt", "out=shards"]
 
