@@ -30,22 +30,21 @@ from tqdm import tqdm
 from drafttrain.config import DataConfig, TargetConfig
 from drafttrain.data.prompts import load_inputs
 from drafttrain.decoding.cached_model import CachedModel
+from drafttrain.decoding.chosen_shapes import Optimal, OptimalGrowth
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.trees import TreeDrafter
-from drafttrain.decoding.forward import Forward
-from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.sampling import SampledChance
-from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.tree_shapes import (
+from drafttrain.decoding.drawn_shapes import (
     Beam,
     BeamGrowth,
     Branching,
     BranchingGrowth,
-    Optimal,
-    OptimalGrowth,
     Paths,
     PathsGrowth,
 )
+from drafttrain.decoding.forward import Forward
+from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.tree_verifiers import KSeq, RecursiveRejection, TreeRejection
 from drafttrain.decoding.types import Sampling, Verifier
 from drafttrain.decoding.verifiers import GreedyMatch

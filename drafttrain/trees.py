@@ -10,21 +10,18 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from drafttrain.config import TREE_SETTINGS, ConfigError, DecodeConfig, StopConfig, TreeConfig
-from drafttrain.decoding.drafters.causal import CausalDrafter
-from drafttrain.decoding.drafters.spec_drafter import SpecDrafterDrafter
-from drafttrain.decoding.drafters.trees import SeveralDrafters, TreeDrafter, check_width
-from drafttrain.decoding.tree_shapes import (
-    Beam,
-    Branching,
+from drafttrain.decoding.chosen_shapes import (
     Fixed,
-    Judge,
     Optimal,
-    Paths,
-    Shape,
     best_fixed_tree,
     binary_tree,
     eagle_tree,
 )
+from drafttrain.decoding.drafters.causal import CausalDrafter
+from drafttrain.decoding.drafters.spec_drafter import SpecDrafterDrafter
+from drafttrain.decoding.drafters.trees import SeveralDrafters, TreeDrafter, check_width
+from drafttrain.decoding.drawn_shapes import Beam, Branching, Paths
+from drafttrain.decoding.tree_shapes import Judge, Shape
 from drafttrain.decoding.types import Drafter
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.block_heads import BlockHeadsConfig

@@ -9,13 +9,14 @@ PACKAGE = Path(__file__).parents[1] / "drafttrain"
 
 MAY_IMPORT = {
     "config": set(),
-    "runs": {"config"},
-    "models": {"config"},
-    "decoding": {"models", "config"},
-    "data": {"decoding", "models", "config"},
-    "training": {"data", "models", "config"},
-    "evaluation": {"decoding", "data", "models", "config"},
-    "export": {"models", "decoding", "config"},
+    "settings": {"config"},
+    "runs": {"config", "settings"},
+    "models": {"config", "settings"},
+    "decoding": {"models", "config", "settings"},
+    "data": {"decoding", "models", "config", "settings"},
+    "training": {"data", "models", "config", "settings"},
+    "evaluation": {"decoding", "data", "models", "config", "settings"},
+    "export": {"models", "decoding", "config", "settings"},
 }
 """Parts of drafttrain that a part may import besides itself."""
 
@@ -34,7 +35,7 @@ MAY_IMPORT_ALL = {
     "tune_cascade",
 }
 
-LIGHT = {"config", "runs", "cli"}
+LIGHT = {"config", "settings", "runs", "cli"}
 """Parts that are loaded before any argument is checked, so nothing heavy at module level."""
 HEAVY = {"torch", "transformers", "datasets", "accelerate", "matplotlib", "sacrebleu", "pandas"}
 

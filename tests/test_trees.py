@@ -11,11 +11,12 @@ import torch
 from drafttrain.build import build_method, build_sampling, check_method
 from drafttrain.config import ConfigError, DecodeConfig, TargetConfig, TreeConfig
 from drafttrain.decoding.cached_model import CachedModel, make_source
+from drafttrain.decoding.chosen_shapes import Fixed, Optimal
 from drafttrain.decoding.drafters.trees import SeveralDrafters, TreeDrafter
+from drafttrain.decoding.drawn_shapes import Beam, Branching, Paths
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledChance
 from drafttrain.decoding.stopping import FixedLength, Gain
-from drafttrain.decoding.tree_shapes import Beam, Branching, Fixed, Optimal, Paths
 from drafttrain.decoding.types import Output
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.drafters import load_drafter, read_drafter_settings

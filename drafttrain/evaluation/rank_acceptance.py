@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from drafttrain.decoding.cached_model import CachedModel
+from drafttrain.decoding.chosen_shapes import Fixed
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.spec_drafter import SpecDrafterDrafter
 from drafttrain.decoding.drafters.trees import TreeDrafter
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.tree_shapes import Fixed
 from drafttrain.decoding.tree_verifiers import TargetWalk
 from drafttrain.decoding.types import Chance, Sampling, Source
 

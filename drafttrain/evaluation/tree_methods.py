@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from drafttrain.config import TREE_SETTINGS, ConfigError, DecodeConfig, MethodKind
-from drafttrain.decoding.tree_shapes import binary_tree
+from drafttrain.decoding.chosen_shapes import binary_tree
 
 BEAMS_AT_DEPTH = {2: (2, 3), 3: (3, 4), 4: (5, 7), 5: (6, 12)}
 """Depth -> paths of SpecTr and SpecInfer, beams of RSD-S (Appendix C.3.1)."""

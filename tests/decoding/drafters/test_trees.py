@@ -9,22 +9,16 @@ import torch
 from torch import Tensor
 
 from drafttrain.decoding.cached_model import CachedModel, make_source
+from drafttrain.decoding.chosen_shapes import Optimal, binary_tree, eagle_tree
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.spec_drafter import SpecDrafterDrafter
 from drafttrain.decoding.drafters.trees import ModelRows, SeveralDrafters, TreeDrafter
+from drafttrain.decoding.drawn_shapes import Beam, Branching, Paths
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledChance, warp
 from drafttrain.decoding.stopping import Entropy, FixedLength, Gain
-from drafttrain.decoding.tree_shapes import (
-    Beam,
-    Branching,
-    Optimal,
-    Paths,
-    Shape,
-    binary_tree,
-    eagle_tree,
-)
+from drafttrain.decoding.tree_shapes import Shape
 from drafttrain.decoding.tree_verifiers import (
     KSeq,
     MultiRound,
@@ -61,7 +55,7 @@ SAMPLINGS = {
     "top-p": Sampling(1.5, top_p=0.8),
 }
 """Supports of one or two tokens, so that every outcome of several rounds is visited; single rounds
-under full supports are enumerated in test_tree_verifiers.py and test_tree_shapes.py."""
+under full supports are enumerated in test_tree_verifiers.py and test_drawn_shapes.py."""
 
 
 def toy(shape, seed: int = 2, excluded: float = 0.0) -> TreeDrafter:
