@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated
 
 import typer
 
+from drafttrain.commands import TYPER_STYLE, quiet_libraries, run_command
 from drafttrain.config import (
     BigramsConfig,
     CacheConfig,
@@ -19,123 +18,38 @@ from drafttrain.config import (
     EvalConfig,
     ExportConfig,
     GenerateConfig,
-    Interrupted,
     TuneCascadeConfig,
     TuneConfig,
+)
+from drafttrain.options import (
+    Beta,
+    Cascade,
+    ConfigFile,
+    Data,
+    Debug,
+    Drafter,
+    DraftLength,
+    Head,
+    Increments,
+    Leniency,
+    Limit,
+    Overrides,
+    Seed,
+    StopKind,
+    Target,
+    Tau,
+    Temperature,
+    Threshold,
+    Tree,
+    VerifierKind,
+    decode_flags,
+    listed,
+    stop_flags,
 )
 from drafttrain.runs import fill_data, fill_from_heads, fill_from_run, head_run_of, run_of
 from drafttrain.settings import check_settings, load_settings, merge_values, validate_settings
 
-USER_ERROR, BUG, INTERRUPTED = 2, 1, 130
-"""Exit codes."""
-
-TYPER_STYLE: dict[str, Any] = {
-    "add_completion": False,
-    "rich_markup_mode": "rich",
-    "pretty_exceptions_enable": False,
-    "context_settings": {"help_option_names": ["-h", "--help"]},
-}
 app = typer.Typer(**TYPER_STYLE)
-
-# Numbers are text here: their types are those of the settings, which also word the errors.
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file of settings.")]
-Target = Annotated[
-    str | None, typer.Option("--target", help="Hub name or folder of the target model.")
-]
-Drafter = Annotated[
-    str | None,
-    typer.Option(
-        "--drafter",
-        help="Folder or Hub name of the drafter; max-gram: copy from the text itself, without "
-        "training; none: plain decoding.",
-    ),
-]
-Data = Annotated[
-    str | None, typer.Option("--data", help="Inputs: Hub name, file (txt, jsonl, ...) or folder.")
-]
-Limit = Annotated[str | None, typer.Option("--limit", metavar="INT", help="Most rows to use.")]
-DraftLength = Annotated[
-    str | None, typer.Option("--k", metavar="INT", help="Tokens drafted in a round.")
-]
-StopKind = Annotated[
-    str | None,
-    typer.Option(
-        "--stop", help="fixed (k), head, entropy, confidence (greedy only) or gain (opt-tree)."
-    ),
-]
-Head = Annotated[
-    str | None, typer.Option("--head", help="Folder of the acceptance head, for --stop head.")
-]
-Threshold = Annotated[
-    str | None,
-    typer.Option(
-        "--h", metavar="FLOAT", help="--stop head: stop when a rejection is likelier than this."
-    ),
-]
-Seed = Annotated[
-    str | None, typer.Option("--seed", metavar="INT", help="Seed of every random choice.")
-]
-Temperature = Annotated[
-    str | None,
-    typer.Option("--temperature", metavar="FLOAT", help="0: greedy; above: sampling."),
-]
-VerifierKind = Annotated[
-    str | None,
-    typer.Option(
-        "--verifier",
-        help="auto, greedy, rejection, k-seq, multi-round, recursive, target-walk (lossless), or "
-        "spec-verification (lossy).",
-    ),
-]
-Beta = Annotated[
-    str | None,
-    typer.Option(
-        "--beta", metavar="INT", help="Spec-Verification: among the target's top beta tokens."
-    ),
-]
-Tau = Annotated[
-    str | None,
-    typer.Option(
-        "--tau", metavar="FLOAT", help="Spec-Verification: largest log-probability gap to the top."
-    ),
-]
-Tree = Annotated[
-    str | None,
-    typer.Option(
-        "--tree",
-        metavar="KIND",
-        help="Draft trees: paths, rsd-c, rsd-s, opt-tree, binary, eagle, sequoia (docs/trees.md).",
-    ),
-]
-Cascade = Annotated[
-    str | None,
-    typer.Option(
-        "--cascade",
-        metavar="NAME,NAME",
-        help="Smaller drafters behind --drafter, from the largest down to max-gram.",
-    ),
-]
-Increments = Annotated[
-    str | None,
-    typer.Option(
-        "--increments",
-        metavar="INT,INT/INT",
-        help="--cascade: tokens of each drafter in a round / in reviews; `drafttrain tune-cascade` "
-        "finds them.",
-    ),
-]
-Leniency = Annotated[
-    str | None,
-    typer.Option(
-        "--leniency", metavar="FLOAT", help="--cascade: how lenient reviews inside are (from 1)."
-    ),
-]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
-"""Read by run_command before the command itself runs; declared to be listed in the help."""
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Any other setting, as data.split=test."),
-]
 
 
 @app.callback()
@@ -366,15 +280,15 @@ def evaluate(
         "data.limit": limit,
         "report": report,
         "mode": mode,
-        "methods": _listed(methods),
-        "depth": _listed(depth),
-        "budget": _listed(budget),
+        "methods": listed(methods),
+        "depth": listed(depth),
+        "budget": listed(budget),
         "decode.tree.kind": tree,
         "decode.cascade.drafters": cascade,
         "decode.cascade.increments": increments,
         "decode.cascade.leniency": leniency,
-        **_stop_flags(stop, k, head, h),
-        **_decode_flags(drafter, verifier, beta, tau, temperature, seed),
+        **stop_flags(stop, k, head, h),
+        **decode_flags(drafter, verifier, beta, tau, temperature, seed),
     }
     from drafttrain.evaluation.sweep import expand_sweep, parse_sweep
     from drafttrain.evaluation.tree_methods import expand_methods
@@ -447,8 +361,8 @@ def generate(
         "decode.cascade.drafters": cascade,
         "decode.cascade.increments": increments,
         "decode.cascade.leniency": leniency,
-        **_stop_flags(stop, k, head, h),
-        **_decode_flags(drafter, verifier, beta, tau, temperature, seed),
+        **stop_flags(stop, k, head, h),
+        **decode_flags(drafter, verifier, beta, tau, temperature, seed),
     }
     if show_rounds and json_lines:
         raise ConfigError("--json holds the rounds already; leave --show-rounds out")
@@ -660,112 +574,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run_command(app, "drafttrain", arguments or ["--help"])
 
 
-def recipe_command(recipe: Callable[..., None]) -> Callable[..., None]:
-    """Turn a recipe's function into a command with the same errors and exit codes as drafttrain.
-
-    Its help is the module's own docstring, which says how to launch it.
-    """
-    module = sys.modules[recipe.__module__]
-    single = typer.Typer(**TYPER_STYLE)
-    paragraphs = str(module.__doc__).replace("\n\n", "\n\n\b\n")
-    single.command(help=f"\b\n{paragraphs}")(recipe)
-
-    @wraps(recipe)
-    def run(arguments: Sequence[str] | None = None) -> None:
-        quiet_libraries()
-        given = sys.argv[1:] if arguments is None else arguments
-        run_command(single, Path(str(module.__file__)).name, given, resumable=True)
-
-    return run
-
-
-def run_command(
-    command: typer.Typer, name: str, arguments: Sequence[str], resumable: bool = False
-) -> None:
-    """Run a command; mistakes in input end in one line on standard error and exit code 2.
-
-    resumable: run again, it continues. SIGTERM ends any command as Ctrl-C does.
-    """
-    came: list[int] = []
-
-    def interrupt(number: int, _: object) -> None:
-        came.append(number)
-        if number == signal.SIGTERM:  # a launcher may send it again: leaving has begun
-            signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, interrupt)
-    debug = "--debug" in arguments
-    arguments = [argument for argument in arguments if argument != "--debug"]
-    try:
-        code = command(args=arguments, prog_name=name, standalone_mode=False)
-    except typer.TyperException as error:
-        _fail(name, error.format_message(), USER_ERROR)
-    except KeyboardInterrupt:
-        code = INTERRUPTED
-    except Interrupted as interruption:
-        _fail(name, str(interruption), INTERRUPTED)
-    except Exception as error:
-        if debug:
-            raise
-        if came:  # a library made an error of its own of the interruption
-            _fail(name, _interrupted(resumable), INTERRUPTED)
-        if isinstance(error, ValueError | OSError):
-            _fail(name, str(error), USER_ERROR)
-        _fail(name, f"{type(error).__name__}: {error} (a bug; --debug shows where)", BUG)
-    if code == INTERRUPTED:
-        _fail(name, _interrupted(resumable), INTERRUPTED)
-    raise SystemExit(code or 0)
-
-
-def _interrupted(resumable: bool) -> str:
-    return f"interrupted{_way_on() if resumable else ''}"
-
-
-def _way_on() -> str:
-    from drafttrain.data.relaunch import launch_command
-
-    return f"; go on with: {launch_command()}"
-
-
-def _fail(name: str, message: str, code: int) -> NoReturn:
-    print(f"{name}: {' '.join(message.split())}", file=sys.stderr)
-    raise SystemExit(code) from None
-
-
-def _stop_flags(stop: str | None, k: str | None, head: str | None, h: str | None) -> dict[str, Any]:
-    return {
-        "decode.stop.kind": stop,
-        "decode.stop.k": k,
-        "decode.stop.head": head,
-        "decode.stop.h": h,
-    }
-
-
-def _listed(text: str | None) -> list[str] | None:
-    """`2,3,4` as its parts."""
-    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _decode_flags(
-    drafter: str | None,
-    verifier: str | None,
-    beta: str | None,
-    tau: str | None,
-    temperature: str | None,
-    seed: str | None,
-) -> dict[str, Any]:
-    return {
-        "decode.drafter": drafter,
-        "decode.verifier.kind": verifier,
-        "decode.verifier.beta": beta,
-        "decode.verifier.tau": tau,
-        "decode.sampling.temperature": temperature,
-        "decode.sampling.seed": seed,
-    }
-
-
 def _given_texts(texts: list[str] | None, settings: GenerateConfig) -> list[str] | None:
     """Texts of --text or standard input; None where the inputs are settings.data."""
     if texts and settings.data is not None:
@@ -784,17 +592,6 @@ def _given_texts(texts: list[str] | None, settings: GenerateConfig) -> list[str]
     if not lines:
         raise ConfigError("standard input is empty; pipe one text a line, or use --text or --data")
     return lines
-
-
-def quiet_libraries() -> None:
-    """No progress bars of weight loading and no advice from libraries between our own lines."""
-    import datasets
-    import transformers
-
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    datasets.utils.logging.set_verbosity_error()
-    datasets.disable_progress_bars()
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from drafttrain.cli import recipe_command
+from drafttrain.commands import recipe_command
 from drafttrain.config import CacheConfig, ConfigError, DistillConfig, HeadRecipe
 from drafttrain.data.cache_plan import SLOTS_SEEN, kept_share, plan_cache, state_of
 from drafttrain.data.cache_shards import CacheManifest, HiddenCache, open_cache

@@ -20,7 +20,7 @@ import torch
 import typer
 from transformers import PretrainedConfig
 
-from drafttrain.cli import recipe_command
+from drafttrain.commands import recipe_command
 from drafttrain.config import BlockHeadsRecipe, ConfigError
 from drafttrain.data.block_rows import BlockRowsCollator, FrozenTarget
 from drafttrain.data.distill_plan import check_distillation, plan_distillation

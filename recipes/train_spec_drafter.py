@@ -18,7 +18,7 @@ import torch
 import typer
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from drafttrain.cli import recipe_command
+from drafttrain.commands import recipe_command
 from drafttrain.config import SpecDrafterRecipe
 from drafttrain.data.collate import SlotCollator
 from drafttrain.data.distill_plan import check_distillation, plan_distillation

@@ -40,7 +40,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from drafttrain.cli import recipe_command
+from drafttrain.commands import recipe_command
 from drafttrain.config import ConfigError, TargetRecipe
 from drafttrain.data.collate import PairCollator, TextCollator
 from drafttrain.data.prompts import load_inputs

@@ -15,7 +15,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from drafttrain.cli import main, recipe_command
+from drafttrain.cli import main
+from drafttrain.commands import recipe_command
 from drafttrain.config import (
     ConfigError,
     DataConfig,

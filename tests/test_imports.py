@@ -10,6 +10,7 @@ PACKAGE = Path(__file__).parents[1] / "drafttrain"
 MAY_IMPORT = {
     "config": set(),
     "settings": {"config"},
+    "options": set(),
     "runs": {"config", "settings"},
     "models": {"config", "settings"},
     "decoding": {"models", "config", "settings"},
@@ -24,6 +25,7 @@ MAY_IMPORT_ALL = {
     "build",
     "cascades",
     "cli",
+    "commands",
     "export_command",
     "generate",
     "measure",
@@ -35,7 +37,7 @@ MAY_IMPORT_ALL = {
     "tune_cascade",
 }
 
-LIGHT = {"config", "settings", "runs", "cli"}
+LIGHT = {"config", "settings", "runs", "options", "commands", "cli"}
 """Parts that are loaded before any argument is checked, so nothing heavy at module level."""
 HEAVY = {"torch", "transformers", "datasets", "accelerate", "matplotlib", "sacrebleu", "pandas"}
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from drafttrain.cli import app, run_command
+from drafttrain.cli import app
+from drafttrain.commands import run_command
 from drafttrain.config import DistillConfig
 from drafttrain.data import distill as distillation
 from drafttrain.data.distill import distill
