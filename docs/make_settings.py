@@ -59,19 +59,24 @@ class Group:
 
 
 def read_groups(source: str) -> list[Group]:
-    """All settings classes, in the order of the source."""
+    """All settings classes, in the order of the source; what others extend is shown in these."""
     module = ast.parse(source)
     aliases = {
         node.targets[0].id: node.value
         for node in module.body
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
     }
-    classes = [node for node in module.body if isinstance(node, ast.ClassDef)]
-    return [
-        Group(node.name, ast.get_docstring(node) or "", read_settings(node, aliases))
-        for node in classes
-        if any(isinstance(base, ast.Name) and base.id == "Config" for base in node.bases)
-    ]
+    fields: dict[str, list[Setting]] = {"Config": []}
+    groups, extended = [], set()
+    for node in (node for node in module.body if isinstance(node, ast.ClassDef)):
+        bases = [base.id for base in node.bases if isinstance(base, ast.Name) and base.id in fields]
+        if not bases:
+            continue
+        extended.update(bases)
+        above = [setting for base in bases for setting in fields[base]]
+        fields[node.name] = above + read_settings(node, aliases)
+        groups.append(Group(node.name, ast.get_docstring(node) or "", fields[node.name]))
+    return [group for group in groups if group.name not in extended]
 
 
 def read_settings(group: ast.ClassDef, aliases: dict[str, ast.expr]) -> list[Setting]:

@@ -466,8 +466,8 @@ class TrainConfig(Config):
     """Steps between logged losses."""
 
 
-class SpecDrafterRecipe(Config):
-    """`recipes/train_spec_drafter.py`: distil the target if need be, then train a drafter."""
+class DistillingRecipe(Config):
+    """What recipes share that distil the target if need be, then train on its outputs."""
 
     run: Path
     """Folder of the run: checkpoints, run.yaml, metrics.jsonl and final/."""
@@ -482,6 +482,11 @@ class SpecDrafterRecipe(Config):
     """Settings of `drafttrain distill` (method, batch_tokens, ...)."""
     validation_rows: PositiveInt = 500
     """Held-out rows used in validation."""
+
+
+class SpecDrafterRecipe(DistillingRecipe):
+    """`recipes/train_spec_drafter.py`: distil the target if need be, then train a drafter."""
+
     drafter: DrafterConfig = DrafterConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
     train: TrainConfig = TrainConfig()
@@ -505,22 +510,9 @@ class PredictAheadConfig(Config):
     label_smoothing: float = Field(default=0.0, ge=0.0, lt=1.0)
 
 
-class BlockHeadsRecipe(Config):
+class BlockHeadsRecipe(DistillingRecipe):
     """`recipes/train_block_heads.py`: distil the target if need be, then train heads on it."""
 
-    run: Path
-    """Folder of the run: checkpoints, run.yaml, metrics.jsonl and final/."""
-    target: TargetConfig
-    data: DataConfig
-    """Training inputs, distilled where the shards are missing."""
-    held_out: DataConfig | None = None
-    """Inputs for validation and for a bare `drafttrain eval`."""
-    distilled: Path | None = None
-    """Folder of distilled shards; default RUN/distilled."""
-    distill: dict[str, Any] = {}
-    """Settings of `drafttrain distill` (method, batch_tokens, ...)."""
-    validation_rows: PositiveInt = 500
-    """Held-out rows used in validation."""
     drafter: BlockHeadsShape = BlockHeadsShape()
     objective: PredictAheadConfig = PredictAheadConfig()
     train: TrainConfig = TrainConfig()

@@ -21,6 +21,8 @@ class Config(BaseModel):
 class Inner(Config):
     """Inside."""
 
+    deep: bool = False
+
 class Shape(Config):
     """A shape.
 
@@ -34,6 +36,11 @@ class Shape(Config):
     """float32 | bfloat16."""
     inner: Inner = Inner()
     names: tuple[str, ...] = ("a", "b")
+
+class Square(Inner):
+    """A square."""
+
+    side: int = 1
 
 class Other(BaseModel):
     hidden: int = 1
@@ -59,7 +66,7 @@ def test_the_page_is_up_to_date(script):
 
 def test_a_class_becomes_a_table(script):
     text = script.page(SOURCE)
-    table = text[text.index("## Shape") :].splitlines()
+    table = text[text.index("## Shape") : text.index("\n## Square")].splitlines()
     assert table == [
         "## Shape",
         "",
@@ -78,11 +85,22 @@ def test_a_class_becomes_a_table(script):
     assert "hidden" not in text
 
 
+def test_inherited_settings_come_first_and_what_is_extended_has_no_table(script):
+    groups = {group.name: group.settings for group in script.read_groups(SOURCE)}
+    assert list(groups) == ["Shape", "Square"]
+    assert [setting.name for setting in groups["Square"]] == ["deep", "side"]
+
+
 def test_every_setting_of_every_class_is_read(script):
     groups = {
         group.name: [setting.name for setting in group.settings]
         for group in script.read_groups(script.SOURCE.read_text(encoding="utf-8"))
     }
-    classes = {kind.__name__: list(kind.model_fields) for kind in config.Config.__subclasses__()}
+    leaves = [kind for kind in all_below(config.Config) if not kind.__subclasses__()]
+    classes = {kind.__name__: list(kind.model_fields) for kind in leaves}
     assert groups == {name: classes[name] for name in groups}
     assert set(groups) >= {"DataConfig", "TrainConfig", "ExportConfig", "Policy"}
+
+
+def all_below(kind: type) -> list[type]:
+    return [one for below in kind.__subclasses__() for one in (below, *all_below(below))]

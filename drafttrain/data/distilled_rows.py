@@ -8,17 +8,14 @@ import datasets
 import numpy as np
 
 from drafttrain.config import (
-    BlockHeadsRecipe,
     ConfigError,
     DataConfig,
     DistillConfig,
-    SpecDrafterRecipe,
+    DistillingRecipe,
 )
 from drafttrain.data.distill import distill, load_distilled
 from drafttrain.models.loading import LoadedTarget
 from drafttrain.settings import validate_settings
-
-DistillingRecipe = SpecDrafterRecipe | BlockHeadsRecipe
 
 
 def distillations(settings: DistillingRecipe) -> dict[str, DistillConfig]:
