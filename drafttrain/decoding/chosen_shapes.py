@@ -65,9 +65,17 @@ class OptimalGrowth:
         """At most n nodes, by falling score; a child that ties its parent comes after it."""
         self._scores = np.empty(0)
         """Theirs."""
+        whole = judge is not None or sampling.top_k != 0 or sampling.top_p != 1.0
+        self.likeliest = None if whole else (nodes, self.sampling.temperature)
 
     def grow(self, logits: Tensor, hidden: Tensor) -> list[int]:
-        rows, tokens, scores = self._candidates(logits, hidden)
+        return self._add(*self._candidates(logits, hidden))
+
+    def choose(self, tokens: Array, log_probs: Array) -> list[int]:
+        return self._add(*self._best_children(*self._likely_children(log_probs, tokens)))
+
+    def _add(self, rows: Array, tokens: Array, scores: Array) -> list[int]:
+        """Let children into the tree, best first; those of them that are to be fed."""
         first, tree, fed = len(self.tree), self.tree, self._fed
         tree.add_level(tokens.tolist(), [fed[row] for row in rows.tolist()])
         nodes = np.concatenate([self._best, np.arange(first, len(tree))])
@@ -82,15 +90,9 @@ class OptimalGrowth:
         self._above = np.array([score for _, score in growing])
         return self._fed
 
-    def _candidates(self, logits: Tensor, hidden: Tensor) -> tuple[Array, Array, Array]:
+    def _candidates(self, logits: Tensor, hidden: Tensor) -> list[Array]:
         """Rows, tokens and scores of the children that enter the tree, best first: at most n."""
-        log_probs, columns = self._log_probs(logits)
-        bounds = (self._least() - self._above).astype(log_probs.dtype)  # compares in its own type
-        places = np.flatnonzero(log_probs > bounds[:, None])
-        rows, tokens = np.divmod(places, log_probs.shape[1])
-        scores = log_probs.ravel()[places] + self._above[rows]
-        if columns is not None:
-            tokens = columns[rows, tokens]
+        rows, tokens, scores = self._likely_children(*self._log_probs(logits))
         if self.judge is not None:
             if len(scores) > CANDIDATES * self.nodes:
                 likely = np.argsort(-scores, kind="stable")[: CANDIDATES * self.nodes]
@@ -98,8 +100,22 @@ class OptimalGrowth:
             on_device = (torch.from_numpy(part).to(logits.device) for part in (rows, tokens))
             accepted = self.judge(hidden, logits, *on_device)
             scores = scores + np.log(accepted.double().cpu().numpy())
+        return self._best_children(rows, tokens, scores)
+
+    def _likely_children(
+        self, log_probs: Array, columns: Array | None
+    ) -> tuple[Array, Array, Array]:
+        """Rows, tokens and scores of the children that score enough to enter the tree."""
+        bounds = (self._least() - self._above).astype(log_probs.dtype)  # compares in its own type
+        places = np.flatnonzero(log_probs > bounds[:, None])
+        rows, tokens = np.divmod(places, log_probs.shape[1])
+        scores = log_probs.ravel()[places] + self._above[rows]
+        return rows, tokens if columns is None else columns[rows, tokens], scores
+
+    def _best_children(self, rows: Array, tokens: Array, scores: Array) -> list[Array]:
+        """At most n of them, best first."""
         order = np.argsort(-scores, kind="stable")[: self.nodes]
-        return rows[order], tokens[order], scores[order]
+        return [rows[order], tokens[order], scores[order]]
 
     def _least(self) -> float:
         """What a child must score more than, to enter the tree."""
@@ -183,15 +199,22 @@ class FixedGrowth:
         for path in sorted(paths):
             self._below.setdefault(path[:-1], []).append(path[-1])
         self._fed: list[tuple[int, tuple[int, ...]]] = [(ROOT, ())]
+        self.likeliest = (1 + max(ranks[-1] for ranks in self._below.values()), 1.0)
 
     def grow(self, logits: Tensor, hidden: Tensor) -> list[int]:
-        vocabulary = logits.shape[-1]
         widest = 1 + max(self._below[path][-1] for _, path in self._fed)
-        likeliest = logits.topk(min(widest, vocabulary), dim=-1).indices.tolist()
+        return self._add(logits.topk(min(widest, logits.shape[-1]), dim=-1).indices.tolist())
+
+    def choose(self, tokens: Array, log_probs: Array) -> list[int]:
+        order = np.argsort(-log_probs, axis=1, kind="stable")
+        return self._add(np.take_along_axis(tokens, order, axis=1).tolist())
+
+    def _add(self, by_rank: list[list[int]]) -> list[int]:
+        """Children by the ranks of the tokens below each node that was fed."""
         fed = []
-        for (parent, path), tokens in zip(self._fed, likeliest, strict=True):
+        for (parent, path), tokens in zip(self._fed, by_rank, strict=True):
             for rank in self._below[path]:
-                if rank >= vocabulary:
+                if rank >= len(tokens):
                     break
                 node = self.tree.add(tokens[rank], parent)
                 if (*path, rank) in self._below and tokens[rank] not in self.ends:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy.typing as npt
 import torch
@@ -121,6 +121,18 @@ class Shape(Protocol):
 
     def plant(self, sampling: Sampling, chance: Chance, ends: Collection[int]) -> Growth:
         """A tree for one round; tokens in `ends` get no children."""
+        ...
+
+
+@runtime_checkable
+class Choosing(Protocol):
+    """A growth that may be given the likeliest tokens alone, in place of whole rows."""
+
+    likeliest: tuple[int, float] | None
+    """How many of each row, and the temperature of their log-probabilities; None: whole rows."""
+
+    def choose(self, tokens: Array, log_probs: Array) -> list[int]:
+        """As `grow`. Shapes: tokens [F, C], log_probs [F, C] below each node that was fed."""
         ...
 
 

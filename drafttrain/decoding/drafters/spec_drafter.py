@@ -178,15 +178,9 @@ class BlockSession:
 
         The best successor of every candidate is found at once; the walk then only looks up.
         """
-        model = self.model
         logits = self.drafter.project(hidden)
         scores, candidates = logits.topk(self.candidates, dim=-1)  # [K, C]
-        before = candidates.roll(1, dims=0)
-        before[0] = last
-        gate = F.silu(model.coupling_hidden(hidden)[:, None] + model.coupling_previous(before))
-        pairs = gate @ F.embedding(candidates, self.drafter.coupled_rows).transpose(
-            1, 2
-        )  # [K, C, C]
+        pairs = self._coupling_of_pairs(hidden, candidates, last)
         successor = (pairs + scores[:, None]).argmax(-1).tolist()
         tokens = candidates.tolist()
         drafted: list[int] = []
@@ -195,6 +189,39 @@ class BlockSession:
             chosen = successor[depth][chosen]
             drafted.append(tokens[depth][chosen])
         return drafted
+
+    def _coupling_of_pairs(self, hidden: Tensor, candidates: Tensor, last: int) -> Tensor:
+        """What the token before adds to the score of each candidate.
+
+        Shapes: hidden [K, D], candidates [K, C] -> [K, C, C]: of slot i, after candidate j of slot
+        i - 1 (of slot 0, after the last committed token in every line), candidate c.
+        """
+        model = self.model
+        before = candidates.roll(1, dims=0)
+        before[0] = last
+        gate = F.silu(model.coupling_hidden(hidden)[:, None] + model.coupling_previous(before))
+        return gate @ F.embedding(candidates, self.drafter.coupled_rows).transpose(1, 2)
+
+    def likeliest(
+        self, hidden: Tensor, last: int, count: int, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """The likeliest tokens of every slot at once, and their log-probabilities.
+
+        With coupling they are the likeliest without the token before, and that token moves
+        probability among them only: all others keep their scores. Shapes: hidden [K, D] -> tokens
+        [K, C], log-probabilities [K, C, C] as in `_coupling_of_pairs`; [K, 1, C] without coupling.
+        """
+        logits = self.drafter.project(hidden)
+        logits = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
+        total = logits.logsumexp(-1)
+        scores, tokens = logits.topk(min(count, logits.shape[-1]), dim=-1)
+        if not self.model.config.coupling_rank:
+            return tokens, (scores - total[:, None])[:, None]
+        share = (scores.logsumexp(-1) - total).exp().clamp(max=1.0)
+        others = total + torch.log1p(-share)
+        coupled = scores[:, None] + self._coupling_of_pairs(hidden, tokens, last) / temperature
+        totals = torch.logaddexp(coupled.logsumexp(-1), others[:, None])
+        return tokens, coupled - totals[..., None]
 
     def _draw(self, hidden: Tensor, last: int, stop: StopPolicy) -> Proposal:
         model, coupled = self.model, bool(self.model.config.coupling_rank)

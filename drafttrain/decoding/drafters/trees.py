@@ -17,8 +17,12 @@ from torch import Tensor
 
 from drafttrain.decoding.cached_model import CachedModel
 from drafttrain.decoding.drafters.causal import CausalDrafter, OwnSequence
-from drafttrain.decoding.drafters.spec_drafter import BlockSession, SpecDrafterDrafter
-from drafttrain.decoding.tree_shapes import Shape, Tree
+from drafttrain.decoding.drafters.spec_drafter import (
+    CANDIDATES,
+    BlockSession,
+    SpecDrafterDrafter,
+)
+from drafttrain.decoding.tree_shapes import Choosing, Growth, Shape
 from drafttrain.decoding.types import (
     Chance,
     Drafter,
@@ -44,12 +48,12 @@ class Rows(Protocol):
         """Levels that can be drafted after these tokens, at most as many as wanted."""
         ...
 
-    def first(self, tokens: Tensor, levels: int) -> tuple[Tensor, Tensor]:
-        """After all committed tokens. Shapes: [T] -> logits [1, V], states [1, D]."""
+    def first(self, growth: Growth, tokens: Tensor, levels: int) -> list[int]:
+        """Let the tree grow after all committed tokens [T]; its nodes that are to be fed next."""
         ...
 
-    def below(self, tree: Tree, nodes: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Below these nodes, all of one level. Shapes: -> logits [F, V], states [F, D]."""
+    def below(self, growth: Growth, nodes: Sequence[int]) -> list[int]:
+        """Let the tree grow below these nodes, all of one level; those to be fed next."""
         ...
 
 
@@ -129,16 +133,11 @@ class TreeSession:
         if longest == 0 or not stop.admit(DraftState(0)):
             return Proposal.empty()
         growth = self.shape.plant(self.sampling, self.chance, self.ends)
-        logits, hidden = self.rows.first(tokens, longest)
-        depth = 0
-        while True:
-            fed = growth.grow(logits, hidden)
-            depth += 1
-            if not fed or depth == longest:
-                break
+        fed, depth = self.rows.first(growth, tokens, longest), 1
+        while fed and depth < longest:
             if not stop.admit(DraftState(depth, expected=growth.expected)):
                 break
-            logits, hidden = self.rows.below(growth.tree, fed)
+            fed, depth = self.rows.below(growth, fed), depth + 1
         return growth.proposal(self.rows.passes)
 
 
@@ -161,16 +160,17 @@ class ModelRows:
     def longest(self, tokens: Tensor, wanted: int) -> int:
         return self.own.longest(wanted, len(self.own.tokens(tokens)))
 
-    def first(self, tokens: Tensor, levels: int) -> tuple[Tensor, Tensor]:
+    def first(self, growth: Growth, tokens: Tensor, levels: int) -> list[int]:
         tokens = self.own.tokens(tokens)
         self._keep_accepted(tokens.tolist())
         score = self.model.catch_up(self.own.state, tokens)
         self._committed = len(tokens)
         self._lines, self._columns = {-1: []}, {}
         self.passes = 1
-        return score.logits, score.hidden[-1:]
+        return growth.grow(score.logits, score.hidden[-1:])
 
-    def below(self, tree: Tree, nodes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def below(self, growth: Growth, nodes: Sequence[int]) -> list[int]:
+        tree = growth.tree
         start = self.own.state.cached
         visible = np.zeros((len(nodes), start + len(nodes)), dtype=bool)
         visible[:, : self._committed] = True
@@ -187,7 +187,7 @@ class ModelRows:
             torch.full((len(nodes),), position),
         )
         self.passes += 1
-        return score.logits, score.hidden
+        return growth.grow(score.logits, score.hidden)
 
     def _keep_accepted(self, tokens: list[int]) -> None:
         """Of the last round's nodes, keep the path that was committed; the last token is fed anew
@@ -208,6 +208,7 @@ class SlotRows:
     """Rows of a Spec-Drafter's slots: one pass, whatever the depth.
 
     Level l is predicted by slot l; with coupling, each node's row follows from the token before it.
+    A growth that chooses gets the likeliest tokens of all slots, worked out at once.
     """
 
     def __init__(self, session: BlockSession) -> None:
@@ -215,24 +216,40 @@ class SlotRows:
         self.passes = 0
         self._states = torch.empty(0)
         self._level = 0
+        self._tokens = self._log_probs = np.empty(0)
+        """[K, C] and [K, C or 1, C]; empty where whole rows are wanted."""
 
     def longest(self, tokens: Tensor, wanted: int) -> int:
         return wanted
 
-    def first(self, tokens: Tensor, levels: int) -> tuple[Tensor, Tensor]:
+    def first(self, growth: Growth, tokens: Tensor, levels: int) -> list[int]:
         self._states = self.session.slot_states(tokens, levels)
         self._level = 0
         self.passes = 1
-        return self._rows(tokens[-1:])
+        if not isinstance(growth, Choosing) or growth.likeliest is None:
+            return self._grow(growth, tokens[-1:])
+        count, temperature = growth.likeliest
+        found = self.session.likeliest(
+            self._states, int(tokens[-1]), max(count, CANDIDATES), temperature
+        )
+        self._tokens, self._log_probs = (part.cpu().numpy() for part in found)
+        return growth.choose(self._tokens[:1], self._log_probs[0, :1])
 
-    def below(self, tree: Tree, nodes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def below(self, growth: Growth, nodes: Sequence[int]) -> list[int]:
         self._level += 1
-        return self._rows(torch.tensor([tree.tokens[node] for node in nodes]))
+        previous = [growth.tree.tokens[node] for node in nodes]
+        if not isinstance(growth, Choosing) or growth.likeliest is None:
+            return self._grow(growth, torch.tensor(previous))
+        level, tokens = self._level, self._tokens
+        places = {token: place for place, token in enumerate(tokens[level - 1].tolist())}
+        lines = [places[token] % self._log_probs.shape[1] for token in previous]
+        below = np.broadcast_to(tokens[level], (len(nodes), tokens.shape[1]))
+        return growth.choose(below, self._log_probs[level, lines])
 
-    def _rows(self, previous: Tensor) -> tuple[Tensor, Tensor]:
+    def _grow(self, growth: Growth, previous: Tensor) -> list[int]:
         state = self._states[self._level]
         logits = self.session.slot_logits(state, previous)
-        return logits, state.expand(len(previous), -1)
+        return growth.grow(logits, state.expand(len(previous), -1))
 
 
 class SeveralDrafters:

@@ -36,8 +36,10 @@ from drafttrain.decoding.types import (
     Verifier,
 )
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
+from drafttrain.models.spec_drafter import SpecDrafter
 from tests.decoding.drafters.test_spec_drafter import toy_drafter
 from tests.decoding.enumeration import enumerate_law
+from tests.decoding.growing import paths_of
 from tests.decoding.test_cached_model import close_caches, fresh
 from tests.decoding.test_causal_drafter import noisy
 from tests.decoding.toys import (
@@ -120,13 +122,78 @@ SLOTS = {"plain": {"slots": "anchored"}, "coupled": {"slots": "paper", "coupling
 
 
 @pytest.mark.parametrize("settings", SLOTS.values(), ids=SLOTS.keys())
-@pytest.mark.parametrize("name", ["paths multi-round", "rsd-c", "opt-tree"])
+@pytest.mark.parametrize("name", ["paths multi-round", "rsd-c", "opt-tree", "opt-tree of all"])
 def test_trees_over_the_slots_of_a_block_are_exact(name, settings):
-    shape, verifier, stop = PAIRS[name]
-    sampling = Sampling(1.3, top_k=2)
+    shape, verifier, stop = PAIRS[name.removesuffix(" of all")]
+    sampling = Sampling(1.3, top_k=0 if name.endswith("of all") else 2)
     drafter = TreeDrafter(toy_drafter(**settings), shape)
     law = law_of(drafter, verifier, sampling, stop, vocabulary=4)
     assert distance(law, autoregressive_law(ToyTarget(1, 4), sampling, 3)) < 1e-12
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("rank", [0, 3], ids=["plain", "coupled"])
+def test_the_likeliest_tokens_of_all_slots_have_the_probabilities_of_their_rows(rank):
+    drafter = SpecDrafterDrafter(slots_model(rank))
+    source = make_source([5, 9, 20, 7, 1], shared("marian"))
+    session = drafter.start(source, Sampling(), SampledChance(torch.Generator()))
+    states, last = session.slot_states(source.prefix, 4), int(source.prefix[-1])
+    vocabulary = drafter.vocabulary
+    tokens, log_probs = session.likeliest(states, last, vocabulary, temperature=0.7)
+    assert log_probs.shape[1] == (vocabulary if rank else 1)
+    for slot in range(4):
+        before = tokens[slot - 1] if slot else torch.tensor([last])
+        rows = (session.slot_logits(states[slot], before) / 0.7).log_softmax(-1)
+        expected = rows.gather(1, tokens[slot].expand(len(before), -1))
+        found = log_probs[slot].expand(vocabulary, -1)[: len(before)]
+        assert torch.allclose(found, expected, rtol=0, atol=1e-9)
+    few_tokens, few = session.likeliest(states, last, 5, temperature=0.7)
+    assert torch.equal(few_tokens, tokens[:, :5])
+    outside = 1 - few.exp().sum(-1)
+    assert (outside > 0).all(), "tokens beyond the likeliest keep some probability"
+    if not rank:
+        assert torch.allclose(few, log_probs[:, :, :5], rtol=0, atol=1e-9)
+
+
+class WholeRows:
+    """A shape whose growth is given whole rows always."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+
+    def __getattr__(self, name: str):
+        return getattr(self.shape, name)
+
+    def plant(self, *given):
+        growth = self.shape.plant(*given)
+        growth.likeliest = None
+        return growth
+
+
+@pytest.mark.parametrize(
+    ("shape", "rank"), [(Optimal(60), 0), (Optimal(60), 3), (Optimal(9), 0), (binary_tree(14), 0)]
+)
+def test_trees_of_the_likeliest_tokens_are_those_of_whole_rows(shape, rank):
+    """60 tokens are more than the vocabulary has, so that nothing is left out with coupling."""
+    drafter = SpecDrafterDrafter(slots_model(rank))
+    source = make_source([5, 9, 20, 7, 1], shared("marian"))
+    proposals = []
+    for asked in (shape, WholeRows(shape)):
+        chance = SampledChance(torch.Generator())
+        session = TreeDrafter(drafter, asked).start(source, Sampling(), chance)
+        proposals.append(session.propose(source.prefix, None, FixedLength(4)))
+    likeliest, whole = proposals
+    assert likeliest.passes == whole.passes == 1
+    assert set(paths_of(likeliest)) == set(paths_of(whole))
+
+
+def slots_model(rank: int) -> SpecDrafter:
+    """A small drafter whose coupling, if any, makes a difference."""
+    model = tiny_drafter("marian", decoder_layers=2, coupling_rank=rank)
+    if rank:
+        torch.manual_seed(5)
+        torch.nn.init.normal_(model.coupling_out.weight, std=0.5)
+    return model
 
 
 # --- on real models ------------------------------------------------------------------------------
