@@ -99,6 +99,7 @@ DATA = [
     WrongInput(f"{DISTILL} data.reference_path=three.txt", ("2 lines", "3", "line-aligned")),
     WrongInput(f"{DISTILL} data.split=test", ("data.split = 'test'", "leave it out")),
     WrongInput(f"{DISTILL} data.skip=2", ("data.skip = 2", "2 rows")),
+    WrongInput(f"{DISTILL} data.splices=3", ("data.splices = 3", "2 inputs", "data.splices=0")),
     WrongInput(
         f"{DISTILL} 'data.where={{kind: a}}'", ("data.where", "'kind'", "give one of: text")
     ),
