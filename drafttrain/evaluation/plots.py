@@ -42,13 +42,15 @@ Panel = Callable[[Axes, Report], None]
 def plot_report(report: Report, path: Path) -> None:
     """Write a PNG with the panels that the report has numbers for."""
     panels = choose_panels(report)
-    columns = len(panels) if len(panels) < 4 else 2
+    columns = len(panels) if len(panels) < 4 else -(-len(panels) // 2)
     lines = -(-len(panels) // columns)
     figure = Figure(figsize=(5.8 * columns, 4.4 * lines), dpi=150, layout="constrained")
-    axes = figure.subplots(lines, columns, squeeze=False).flat
-    for axis, panel in zip(axes, panels, strict=True):
+    axes = list(figure.subplots(lines, columns, squeeze=False).flat)
+    for axis, panel in zip(axes, panels, strict=False):
         panel(axis, report)
         tidy(axis)
+    for axis in axes[len(panels) :]:
+        axis.set_axis_off()
     figure.suptitle(
         f"{Path(report.target.path).name} on {Path(report.data.path).name}, "
         f"{report.data.prompts} inputs",

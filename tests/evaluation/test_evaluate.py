@@ -409,10 +409,15 @@ def test_a_report_has_the_spread_behind_every_speed_up(report):
             assert values[0] <= run.metrics[name].value <= values[-1]
 
 
-def test_single_inputs_are_drawn_where_there_are_many_for_the_fastest_of_each_verifier(report):
+def test_single_inputs_are_drawn_where_there_are_many_for_the_fastest_of_each_verifier(
+    report, tmp_path
+):
     many = report.model_copy(update={"data": report.data.model_copy(update={"prompts": 20})})
     assert distribution_panel in choose_panels(many)
     assert distribution_panel not in choose_panels(report)
+    assert len(choose_panels(many)) == 5, "an odd number of panels leaves a place empty"
+    plot_report(many, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     strict_runs = [run for run in report.runs if run.kind == "method" and run.lossless]
     fastest = max(strict_runs, key=lambda run: run.metrics["speedup"].value)
     drawn = fastest_methods(many)
