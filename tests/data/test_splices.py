@@ -57,3 +57,9 @@ def test_every_splice_is_new_and_has_two_parents(texts, count, seed):
 
 def test_texts_without_two_words_in_common_give_none():
     assert splice_texts(["a b c d e", "f g h i j", "a", ""], 10) == []
+
+
+def test_texts_are_not_joined_at_places_far_apart():
+    early, late = "x1 a b x2 x3 x4 x5 x6 x7 x8", "y1 y2 y3 y4 y5 a b y6 y7"
+    assert len(splice_texts([early, late], 10)) == 2  # four words apart
+    assert splice_texts([early, f"y0 {late}"], 10) == []
