@@ -14,6 +14,7 @@ from pathlib import Path
 
 import yaml
 from filelock import FileLock
+from pydantic import ValidationError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from drafttrain.config import Config, ConfigError
@@ -55,7 +56,7 @@ def check_run(run: Path, settings: Config, loose: Collection[str] = LOOSE) -> No
         raise ConfigError(f"run = {str(run)!r} is a file; give a folder")
     file = run / "run.yaml"
     if file.exists():
-        before = _read_settings(file)
+        before = _with_new_defaults(_read_settings(file), type(settings))
         now = settings.model_dump(mode="json")
         if difference := _first_difference(before, now, loose):
             key, old, new = difference
@@ -138,6 +139,14 @@ def _read_settings(file: Path) -> dict:
     if not isinstance(settings, dict):
         raise ConfigError(f"{file} holds no settings; {REMEDY}")
     return settings
+
+
+def _with_new_defaults(before: dict, kind: type[Config]) -> dict:
+    """Settings that came later than the run have their defaults: run.yaml holds all of its time."""
+    try:
+        return kind.model_validate(before).model_dump(mode="json")
+    except ValidationError:
+        return before
 
 
 def _first_difference(before: dict, now: dict, loose: Collection[str], path: str = ""):

@@ -1,0 +1,35 @@
+"""A run goes on with the settings it was begun with, and with no others."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from drafttrain.config import ConfigError, ObjectiveConfig
+from drafttrain.training.run import check_run, open_run
+
+
+def test_a_run_begun_before_a_setting_existed_goes_on_with_its_default(tmp_path):
+    settings = ObjectiveConfig(blocks=3)
+    open_run(tmp_path, settings)
+    file = tmp_path / "run.yaml"
+    values = yaml.safe_load(file.read_text())
+    del values["total_variation"]
+    file.write_text(yaml.safe_dump(values))
+    check_run(tmp_path, settings)
+    with pytest.raises(ConfigError, match=r"total_variation=0.0, not 1.0"):
+        check_run(tmp_path, settings.model_copy(update={"total_variation": 1.0}))
+
+
+def test_other_settings_are_refused_by_name(tmp_path):
+    open_run(tmp_path, ObjectiveConfig(blocks=3))
+    with pytest.raises(ConfigError, match=r"blocks=3, not 2"):
+        check_run(tmp_path, ObjectiveConfig(blocks=2))
+
+
+def test_a_setting_that_no_longer_exists_is_named(tmp_path):
+    open_run(tmp_path, ObjectiveConfig())
+    file = tmp_path / "run.yaml"
+    file.write_text(file.read_text() + "gone: 7\n")
+    with pytest.raises(ConfigError, match=r"gone=7, not None"):
+        check_run(tmp_path, ObjectiveConfig())
