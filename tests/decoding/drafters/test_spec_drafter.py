@@ -113,9 +113,13 @@ def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass
         assert played.drafted[:first_wrong] == expected.drafted[:first_wrong]
 
 
+@pytest.mark.parametrize("candidates", [2, 4])
 @pytest.mark.parametrize("slots", ["anchored", "paper"])
-def test_drawn_rows_are_coupled_to_the_token_drawn_before(slots: str) -> None:
+def test_drawn_rows_are_coupled_to_the_token_drawn_before(
+    slots: str, candidates: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Exactness cannot see this: a row without its coupling is valid, and accepted less."""
+    monkeypatch.setattr(spec_drafter, "CANDIDATES", candidates)
     drafter, sampling = toy_drafter(slots=slots, coupling_rank=3), Sampling(temperature=1.0)
     chance = SampledChance(torch.Generator().manual_seed(0))
     session = drafter.start(toy_source(), sampling, chance)
@@ -125,8 +129,19 @@ def test_drawn_rows_are_coupled_to_the_token_drawn_before(slots: str) -> None:
     with torch.inference_mode():
         hidden = fresh.slot_states(tokens, 3)
         previous = torch.cat((tokens[-1:], proposal.tokens[:-1]))
-        expected = warp(drafter.model.logits(hidden, previous), sampling)
+        coupled, alone = drafter.model.logits(hidden, previous), drafter.project(hidden)
+        best = alone >= alone.sort(descending=True).values[:, candidates - 1 : candidates]
+        expected = warp(torch.where(best, coupled, alone), sampling)
     assert (proposal.draft_probs - expected).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("slots", ["anchored", "paper"])
+def test_sampling_stays_exact_where_only_the_best_candidates_are_coupled(
+    slots: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spec_drafter, "CANDIDATES", 2)
+    settings = {"slots": slots, "coupling_rank": 3}
+    test_sampling_from_slots_follows_the_target_exactly(settings, SAMPLINGS["temperature 1"])
 
 
 def test_masked_slots_are_never_proposed_past_the_vocabulary() -> None:
