@@ -121,7 +121,7 @@ class SpecDrafter(PreTrainedModel):
         )
         if config.coupling_rank:
             self.coupling_hidden = nn.Linear(config.d_model, config.coupling_rank)
-            self.coupling_previous = nn.Embedding(config.embedding_rows, config.coupling_rank)
+            self.coupling_previous = nn.Linear(config.d_model, config.coupling_rank, bias=False)
             self.coupling_out = nn.Linear(config.coupling_rank, config.d_model, bias=False)
         self.post_init()
 
@@ -218,7 +218,7 @@ class SpecDrafter(PreTrainedModel):
     def logits(self, hidden: Tensor, previous: Tensor | None = None) -> Tensor:
         """Scores of every token at the given rows; `previous` is the token before each prediction.
 
-        With a coupling rank, hidden is corrected by W_o silu(W_h hidden + E_p[previous]) first.
+        With a coupling rank, hidden is corrected first: + W_o silu(W_h hidden + told_by(previous)).
         Shapes: hidden [..., D], previous [...] -> [..., V].
         """
         if self.config.coupling_rank:
@@ -229,7 +229,16 @@ class SpecDrafter(PreTrainedModel):
 
     def couple(self, hidden: Tensor, from_hidden: Tensor, previous: Tensor) -> Tensor:
         """The correction of one slot's hidden state by the token before it."""
-        return hidden + self.coupling_out(F.silu(from_hidden + self.coupling_previous(previous)))
+        return hidden + self.coupling_out(F.silu(from_hidden + self.told_by(previous)))
+
+    def told_by(self, previous: Tensor) -> Tensor:
+        """What a token tells the slot after it: W_p E[previous], each row of E of one length.
+
+        From the embedding, so that tokens tell alike what is alike from the first step on, and
+        normed, as families scale theirs differently. Shapes: [...] -> [..., rank].
+        """
+        embedded = self.embedding(previous)
+        return self.coupling_previous(F.rms_norm(embedded, embedded.shape[-1:]))
 
     def project(self, hidden: Tensor, weight: Tensor | None = None) -> Tensor:
         """Output projection, after any coupling; `weight` may hold the output rows otherwise.

@@ -47,7 +47,9 @@ class SpecDrafterDrafter:
         store_column_major(model)
         with torch.inference_mode():
             self.output_weight = column_major(model.output_weight())
-            self.coupled_rows = model.coupled_rows() if model.config.coupling_rank else None
+            if model.config.coupling_rank:  # tables, so that a pair of tokens is quickly scored
+                every = torch.arange(model.config.embedding_rows, device=self.output_weight.device)
+                self.told_by, self.coupled_rows = model.told_by(every), model.coupled_rows()
 
         ends = model.config.eos_token_id
         self.eos_ids = frozenset([] if ends is None else [ends] if isinstance(ends, int) else ends)
@@ -199,7 +201,8 @@ class BlockSession:
         model = self.model
         before = candidates.roll(1, dims=0)
         before[0] = last
-        gate = F.silu(model.coupling_hidden(hidden)[:, None] + model.coupling_previous(before))
+        told = F.embedding(before, self.drafter.told_by)
+        gate = F.silu(model.coupling_hidden(hidden)[:, None] + told)
         return gate @ F.embedding(candidates, self.drafter.coupled_rows).transpose(1, 2)
 
     def likeliest(
@@ -262,7 +265,7 @@ class BlockSession:
         from_hidden = model.coupling_hidden(hidden)
 
         def coupled(slot: int, previous: Tensor) -> Tensor:
-            gate = F.silu(from_hidden[slot] + model.coupling_previous(previous))
+            gate = F.silu(from_hidden[slot] + self.drafter.told_by[previous])
             return logits[slot].index_add(0, candidates[slot], directions[slot] @ gate)
 
         return coupled
