@@ -403,9 +403,9 @@ class DrafterConfig(Config):
     """Which parts start from the target's weights."""
     soft_copy: bool = False
     """Masked slots start from softly copied source embeddings."""
-    coupling_rank: NonNegativeInt = 0
+    coupling_rank: NonNegativeInt = 128
     """Width of a correction that tells each slot the token before it, left to right over the block
-    (ours); 0: off."""
+    (ours); 0: off, as in the paper."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
 
 

@@ -185,6 +185,22 @@ def test_saved_drafter_loads_with_the_auto_class_and_computes_the_same(
     assert loaded.config.mask_id == VOCAB  # a row of its own, past the vocabulary
 
 
+def test_coupling_corrects_a_state_by_the_direction_of_the_last_tokens_embedding() -> None:
+    drafter = tiny_drafter("bart", coupling_rank=3)
+    torch.nn.init.normal_(drafter.coupling_out.weight)
+    hidden, tokens = torch.randn(2, drafter.config.d_model).double(), torch.tensor([5, 9])
+    with torch.no_grad():
+        drafter.embedding.weight[9] = 40 * drafter.embedding.weight[5]  # longer, not another way
+        row = drafter.embedding.weight[5]
+        told = drafter.coupling_previous.weight @ (row / row.square().mean().sqrt())
+        gate = drafter.coupling_hidden(hidden) + told
+        correction = (gate * gate.sigmoid()) @ drafter.coupling_out.weight.T
+        expected = drafter.project(hidden + correction)
+        assert (drafter.logits(hidden, tokens) - expected).abs().max() < 1e-4  # the norm's epsilon
+        assert (drafter.logits(hidden, tokens.flip(0)) - expected).abs().max() < 1e-4
+        assert (drafter.project(hidden) - expected).abs().max() > 0.1
+
+
 def test_soft_copy_mixes_source_embeddings_into_masked_slots_only() -> None:
     drafter = tiny_drafter("bart", soft_copy=True)
     ids, targets = torch.randint(4, VOCAB, (1, 5)), torch.randint(4, VOCAB, (1, 6))
