@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.sampling import warp
+from drafttrain.decoding.sampling import exact_enough, warp
 from drafttrain.decoding.tree_shapes import ROOT, Array, Growth, Judge, Tree, check_positive
 from drafttrain.decoding.types import Chance, Draw, Proposal, Sampling
 
@@ -127,7 +127,7 @@ class OptimalGrowth:
         From another device only the n most likely of each row are copied.
         """
         if self.sampling.top_k == 0 and self.sampling.top_p == 1.0:
-            logits = logits if logits.dtype == torch.float64 else logits.float()
+            logits = exact_enough(logits)
             log_probs = (logits / self.sampling.temperature).log_softmax(dim=-1)
         else:
             log_probs = warp(logits, self.sampling).log()

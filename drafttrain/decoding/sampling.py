@@ -18,7 +18,7 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
 
     Shapes: [..., V] -> [..., V].
     """
-    scores = logits if logits.dtype == torch.float64 else logits.float()
+    scores = exact_enough(logits)
     if sampling.greedy:
         best = scores.argmax(dim=-1, keepdim=True)
         return torch.zeros_like(scores).scatter_(-1, best, 1.0)
@@ -28,6 +28,11 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
     if sampling.top_p < 1.0:
         scores = _keep_top_p(scores, sampling.top_p)
     return scores.softmax(dim=-1)
+
+
+def exact_enough(logits: Tensor) -> Tensor:
+    """Scores to make probabilities of: in float32, or in float64 where they are."""
+    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _keep_top_k(scores: Tensor, k: int) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from drafttrain.decoding.sampling import warp
+from drafttrain.decoding.sampling import exact_enough, warp
 from drafttrain.decoding.types import (
     Chance,
     DraftState,
@@ -215,7 +215,7 @@ class BlockSession:
         [K, C], log-probabilities [K, C, C] as in `_coupling_of_pairs`; [K, 1, C] without coupling.
         """
         logits = self.drafter.project(hidden)
-        logits = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
+        logits = exact_enough(logits) / temperature
         total = logits.logsumexp(-1)
         scores, tokens = logits.topk(min(count, logits.shape[-1]), dim=-1)
         if not self.model.config.coupling_rank:
