@@ -27,6 +27,8 @@ from transformers import (
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput
 
+from drafttrain.models.loading import cache_for_generate
+
 LEAVE_SHARE = 0.25
 """Finished rows leave once they are this share of the batch; a gather copies the whole cache."""
 ROOM = 64
@@ -68,6 +70,7 @@ def generate_batch(
     pad = model.generation_config.pad_token_id or 0  # masked: any token will do
     side = "right" if model.config.is_encoder_decoder else "left"
     inputs = pad_sequence(rows, batch_first=True, padding_value=pad, padding_side=side)
+    settings = settings | cache_for_generate(model)
     mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side=side)
     inputs, mask = inputs.to(model.device), mask.to(model.device)
     if settings["num_beams"] > 1:

@@ -37,7 +37,7 @@ from drafttrain.decoding.types import (
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, check_pairing
 from drafttrain.evaluation.bootstrap import Array
 from drafttrain.evaluation.report import TreeAxis
-from drafttrain.models.loading import LoadedTarget
+from drafttrain.models.loading import LoadedTarget, cache_for_generate
 
 PLAIN = "plain"
 GENERATE = "generate"
@@ -316,6 +316,7 @@ def _generate(
                 max_new_tokens=model.max_new_tokens(source, options.max_new_tokens),
                 max_length=None,  # the target's own would only be warned about
                 **settings,
+                **cache_for_generate(target.model),
             )
         tokens = generated[0, len(source.prefix) :].tolist()
         return Output(tokens=_cut_after_eos(tokens, model.eos_ids))

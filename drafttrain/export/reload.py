@@ -30,7 +30,7 @@ from drafttrain.export.policy import HEAD, POLICY, dump_policy, read_policy, sto
 from drafttrain.models.acceptance_head import AcceptanceHead, load_heads
 from drafttrain.models.drafters import load_drafter
 from drafttrain.models.identity import hash_tokenizer, hash_weights
-from drafttrain.models.loading import load_target
+from drafttrain.models.loading import cache_for_generate, load_target
 from drafttrain.models.spec_drafter import SpecDrafter
 
 TOKENS = 8
@@ -124,7 +124,7 @@ def _decode(folder: Path, facts: Facts, policy: Policy, drafted: int) -> Verific
     for row, ids in enumerate(facts.inputs):
         given = torch.tensor([ids], device=target.device)
         source = {"input_ids": given, "attention_mask": torch.ones_like(given)}
-        plain = target.generate(**source, **asked)[0]
+        plain = target.generate(**source, **asked, **cache_for_generate(target))[0]
         drafted_output = target.generate(
             **source,
             **asked,

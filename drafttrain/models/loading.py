@@ -20,6 +20,8 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
+    DynamicCache,
+    EncoderDecoderCache,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -73,6 +75,20 @@ def load_target(config: TargetConfig) -> LoadedTarget:
             "save_pretrained"
         ) from error
     return LoadedTarget(ready_to_decode(model, device), tokenizer, config.path)
+
+
+def cache_for_generate(model: PreTrainedModel) -> dict[str, EncoderDecoderCache]:
+    """What `generate` has to be given to decode with this model: mostly nothing.
+
+    Transformers makes a T5's cache as deep as its encoder and fails at the first step of a deeper
+    decoder (`num_decoder_layers`); here it is as deep as the decoder.
+    """
+    layers = getattr(model.config, "num_decoder_layers", None)
+    if layers is None or layers == model.config.num_hidden_layers:
+        return {}
+    depth = model.get_decoder().config
+    own, cross = DynamicCache(config=depth), DynamicCache(config=depth)
+    return {"past_key_values": EncoderDecoderCache(own, cross)}
 
 
 def auto_class(config: PretrainedConfig) -> type[AutoModelForCausalLM | AutoModelForSeq2SeqLM]:

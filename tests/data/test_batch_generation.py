@@ -57,6 +57,20 @@ def test_beams_of_a_batch_are_those_of_generate(family):
     ]
 
 
+@pytest.mark.parametrize("depth", [1, 3])
+def test_t5_decodes_whatever_the_depth_of_its_decoder(depth: int) -> None:
+    """`generate` itself makes a cache as deep as the encoder, and fails on a deeper decoder."""
+    model = tiny_model("t5", num_decoder_layers=depth)
+    for beams in (1, 3):
+        batch = generate_batch(model, PROMPTS, GREEDY | {"num_beams": beams})
+        assert len({tuple(tokens) for tokens in batch}) > 2
+        uncached = GREEDY | {"num_beams": beams, "use_cache": False}
+        for prompt, tokens in zip(PROMPTS, batch, strict=True):
+            ids = torch.tensor([prompt])
+            expected = model.generate(ids, attention_mask=torch.ones_like(ids), **uncached)
+            assert tokens == expected[0, 1:].tolist()
+
+
 def test_layers_with_a_sliding_window_forget_alike_in_a_batch():
     model = ending_model("mistral", sliding_window=5)
     assert generate_batch(model, PROMPTS, GREEDY) == [
