@@ -31,7 +31,7 @@ def shared(family: str) -> PreTrainedModel:
 
 def tiny_drafter(family: str = "marian", parts: str = "both", **settings) -> SpecDrafter:
     target = shared(family)
-    settings = DrafterConfig(**{"k": 4} | settings)
+    settings = DrafterConfig(**{"k": 4, "coupling_rank": 0} | settings)
     config = make_config(target.config, settings, None, untied_output=has_own_output(target))
     torch.manual_seed(0)
     drafter = SpecDrafter(config).double().eval()
