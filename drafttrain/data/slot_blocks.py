@@ -22,7 +22,7 @@ from torch import Tensor
 from drafttrain.data.cache_shards import Labelled
 from drafttrain.data.mixing import row_uniforms
 from drafttrain.data.token_states import Labelling, Output, grouped, target_rows
-from drafttrain.decoding.drafters.spec_drafter import block_states
+from drafttrain.decoding.drafters.spec_drafter import block_states, rows_after
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.teacher_forcing import teacher_force
 from drafttrain.decoding.types import Sampling
@@ -94,7 +94,7 @@ def _walk_blocks(walk: _Walk, drafter: SpecDrafter, sampling: Sampling, row: int
     for slot in range(walk.states.shape[1]):
         alive = alive[walk.prefixes[alive] + slot < len(walk.tokens)]
         place, states = walk.prefixes[alive] + slot, walk.states[alive, slot]
-        draft_probs = warp(drafter.logits(states, walk.previous[alive, slot]), sampling)
+        draft_probs = warp(rows_after(drafter, states, walk.previous[alive, slot]), sampling)
         overlap = torch.minimum(draft_probs, walk.target_probs[place])
         positions.append(place)
         hidden.append(states.float())

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from drafttrain.decoding.cached_model import CachedModel
-from drafttrain.decoding.drafters.spec_drafter import block_states
+from drafttrain.decoding.drafters.spec_drafter import block_states, rows_after
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import Chance, Sampling, Source
 from drafttrain.evaluation.trace import NOTHING, Trace
@@ -107,7 +107,7 @@ def _all_blocks(
         states, previous = block_states(
             drafter, source.input_ids.cpu(), tokens, starts.tolist(), slots
         )
-        logits = drafter.logits(states, previous)
+        logits = rows_after(drafter, states, previous)
         places = torch.from_numpy(starts)[:, None] + torch.arange(slots)
         inside = (places < len(tokens)).to(device)
         places = places.clamp_max(len(tokens) - 1)
@@ -146,6 +146,6 @@ def _entropies(
             if slot == accepted + 1 and place < len(target_probs):
                 law = rejected_law(law, target_probs[place][None].to(law.device))
             previous = torch.tensor(draw(law, sampling, chance), device=row.device)
-            row = drafter.logits(blocks.states[block, slot][None], previous)[0]
+            row = rows_after(drafter, blocks.states[block, slot][None], previous)[0]
             found[block, slot] = row_entropies(row)
     return found

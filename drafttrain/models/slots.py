@@ -93,7 +93,9 @@ def lay_out(
     block_positions = own_places + (1 if anchored else 0)
     slot_labels = torch.where(exists, _take(targets, slot_places, ends, IGNORED), IGNORED)
     fill = torch.where(exists, _take(targets, own_places, ends, -1), -1)
-    block_previous = _take(shifted, slot_places, ends, 0)
+    # also of the first place past the end, which a draft may go on to after EOS
+    before = _take(targets, slot_places - 1, ends, 0)
+    block_previous = torch.where(slot_places == 0, config.decoder_start_token_id, before)
     number = torch.where(exists, torch.arange(blocks)[:, None], PADDING)
     block_limit = (after if anchored else after - 1).expand_as(exists)
     slot_tokens = torch.full_like(slot_labels, config.mask_id)

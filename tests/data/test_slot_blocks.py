@@ -55,7 +55,7 @@ def _own_cache(tmp_path, monkeypatch):
 def tiny_pair(vocab: int = WORDS, **shape):
     """A target and a drafter that starts from it; float64."""
     target = tiny_model("marian", vocab_size=vocab, tie_word_embeddings=True)
-    shape = DrafterConfig(**({"k": 2, "decoder_layers": 2} | shape))
+    shape = DrafterConfig(**({"k": 2, "decoder_layers": 2, "coupling_rank": 0} | shape))
     config = make_config(target.config, shape, None, untied_output=has_own_output(target))
     torch.manual_seed(1)
     drafter = SpecDrafter(config).double().eval()

@@ -185,6 +185,19 @@ def test_saved_drafter_loads_with_the_auto_class_and_computes_the_same(
     assert loaded.config.mask_id == VOCAB  # a row of its own, past the vocabulary
 
 
+@pytest.mark.parametrize("slots", ["anchored", "paper"])
+def test_slots_know_the_token_before_them_also_right_behind_the_end(slots: str) -> None:
+    config = tiny_drafter(slots=slots).config
+    layout = lay_out(
+        torch.tensor([[5, 6, 1]]), torch.tensor([3]), torch.tensor([[0, 1, 2]]), config
+    )
+    shift = 1 if slots == "anchored" else 0  # the first slot of an anchored block is a prefix row
+    sentence = [config.decoder_start_token_id, 5, 6, 1]  # what stands before places 0, 1, 2 and 3
+    for prefix, previous in enumerate(layout.of_blocks(layout.previous)[0].tolist()):
+        known = sentence[prefix + shift :]
+        assert previous[: len(known)] == known[: len(previous)]
+
+
 def test_coupling_corrects_a_state_by_the_direction_of_the_last_tokens_embedding() -> None:
     drafter = tiny_drafter("bart", coupling_rank=3)
     torch.nn.init.normal_(drafter.coupling_out.weight)
