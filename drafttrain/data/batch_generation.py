@@ -70,9 +70,9 @@ def generate_batch(
     pad = model.generation_config.pad_token_id or 0  # masked: any token will do
     side = "right" if model.config.is_encoder_decoder else "left"
     inputs = pad_sequence(rows, batch_first=True, padding_value=pad, padding_side=side)
-    settings = settings | cache_for_generate(model)
     mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side=side)
     inputs, mask = inputs.to(model.device), mask.to(model.device)
+    settings = settings | cache_for_generate(model)
     if settings["num_beams"] > 1:
         sequences = model.generate(inputs, attention_mask=mask, **settings)
         return trim(sequences, model, 1 if model.config.is_encoder_decoder else inputs.shape[1])
