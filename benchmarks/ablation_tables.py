@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from drafttrain.decoding.cached_model import CachedModel
-from drafttrain.decoding.drafters.spec_drafter import SpecDrafterDrafter
+from drafttrain.decoding.drafters.block import SpecDrafterDrafter
+from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
@@ -37,7 +37,7 @@ from drafttrain.evaluation.runner import (
 )
 from drafttrain.evaluation.summary import token_rate
 from drafttrain.models.loading import LoadedTarget
-from drafttrain.models.spec_drafter import SpecDrafter
+from drafttrain.models.spec_drafter.model import SpecDrafter
 
 RESAMPLES = 1000
 

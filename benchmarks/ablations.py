@@ -36,15 +36,16 @@ from ablation_tables import (
 )
 from pydantic import PositiveInt, StringConstraints
 
-from drafttrain.config import Config, ConfigError, SpecDrafterRecipe
-from drafttrain.data.prompts import load_inputs
-from drafttrain.decoding.cached_model import CachedModel
+from drafttrain.config.base import Config, ConfigError
+from drafttrain.config.reading import load_settings, merge_values, validate_settings
+from drafttrain.config.recipes import SpecDrafterRecipe
+from drafttrain.data.inputs.prompts import load_inputs
+from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.evaluation.runner import Prompt, read_prompts
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
-from drafttrain.models.initialise import has_own_output, initialise, make_config
 from drafttrain.models.loading import LoadedTarget, check_seq2seq, load_target
-from drafttrain.models.spec_drafter import SpecDrafter
-from drafttrain.settings import load_settings, merge_values, validate_settings
+from drafttrain.models.spec_drafter.initialise import has_own_output, initialise, make_config
+from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.training.loop import (
     Task,
     batches_of,

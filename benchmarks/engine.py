@@ -18,9 +18,9 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from drafttrain.config import DataConfig, TargetConfig
-from drafttrain.data.prompts import load_inputs
-from drafttrain.decoding.cached_model import CachedModel
+from drafttrain.config.inputs import DataConfig, TargetConfig
+from drafttrain.data.inputs.prompts import load_inputs
+from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.types import Proposal
 from drafttrain.evaluation.environment import describe_environment
 from drafttrain.evaluation.runner import EvaluationOptions, Prompt, decode_interleaved, read_prompts

@@ -31,8 +31,11 @@ from torch.utils.data import Dataset
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from drafttrain.config import HeadConfig, TargetConfig, TrainConfig
-from drafttrain.data.cache_shards import (
+from drafttrain.config.inputs import TargetConfig
+from drafttrain.config.recipes import HeadConfig, TrainConfig
+from drafttrain.data.batches.head_batches import CachedRows, HeadBatch, whole_batch
+from drafttrain.data.shards.outputs import load_distilled
+from drafttrain.data.shards.states import (
     CacheManifest,
     HiddenCache,
     Labelled,
@@ -43,16 +46,13 @@ from drafttrain.data.cache_shards import (
     write_manifest,
     write_shard,
 )
-from drafttrain.data.head_batches import CachedRows, HeadBatch, whole_batch
-from drafttrain.data.shards import load_distilled
-from drafttrain.decoding.teacher_forcing import forced_states, teacher_force
+from drafttrain.decoding.engine.teacher_forcing import forced_states, teacher_force
 from drafttrain.evaluation.bootstrap import with_interval
 from drafttrain.evaluation.environment import describe_environment
 from drafttrain.models.draft_states import drawn_states
 from drafttrain.models.drafters import load_drafter_beside
 from drafttrain.models.identity import hash_weights
 from drafttrain.models.loading import load_target
-from drafttrain.training.head_sweep import HeadSweep, make_heads
 from drafttrain.training.loop import (
     Prepared,
     Task,
@@ -61,6 +61,7 @@ from drafttrain.training.loop import (
     prepare,
     take_step,
 )
+from drafttrain.training.objectives.head_sweep import HeadSweep, make_heads
 
 ONE = HeadConfig(depths=(3,), rejection_weights=(6.0,))
 """The paper's best head, for the comparison with recomputed states."""

@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from drafttrain.commands import quiet_libraries
-from drafttrain.data.cache_shards import open_cache
+from drafttrain.commands.shell import quiet_libraries
+from drafttrain.data.shards.states import open_cache
 from drafttrain.evaluation.bootstrap import Ratio, draw_resamples, estimate_quotient
 from drafttrain.models.acceptance_head import load_heads
 

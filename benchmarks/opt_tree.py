@@ -26,21 +26,18 @@ from typing import Any
 import torch
 from opt_tree_figures import Point, draw, summary
 
-from drafttrain.build import build_method, build_options, build_sampling, check_method
-from drafttrain.config import (
-    ConfigError,
-    DecodeConfig,
-    EvalConfig,
-    StopConfig,
-    TreeConfig,
-    TreeKind,
-)
-from drafttrain.data.prompts import load_inputs
-from drafttrain.decoding.cached_model import CachedModel
+from drafttrain.build.method import build_method, build_options, build_sampling, check_method
+from drafttrain.build.pairs import Pair, load_pair
+from drafttrain.commands.eval import measure_ranks
+from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import EvalConfig
+from drafttrain.config.decode import DecodeConfig, StopConfig, TreeConfig, TreeKind
+from drafttrain.config.reading import load_settings
+from drafttrain.data.inputs.prompts import load_inputs
+from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.types import Sampling
 from drafttrain.evaluation.bootstrap import Array, draw_resamples, estimate_ratio
 from drafttrain.evaluation.environment import describe_environment
-from drafttrain.evaluation.expectation import compare_expectation
 from drafttrain.evaluation.metrics import acceptance_metrics, count_rounds
 from drafttrain.evaluation.report import write_text
 from drafttrain.evaluation.runner import (
@@ -54,9 +51,7 @@ from drafttrain.evaluation.runner import (
     run_interleaved,
 )
 from drafttrain.evaluation.summary import token_rate
-from drafttrain.measure import measure_ranks
-from drafttrain.pairs import Pair, load_pair
-from drafttrain.settings import load_settings
+from drafttrain.evaluation.trees.expectation import compare_expectation
 
 SIZES = (1, 2, 4, 8, 15, 25, 40, 60)
 DELTAS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)

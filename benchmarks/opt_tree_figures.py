@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from drafttrain.evaluation.bootstrap import Estimate
-from drafttrain.evaluation.expectation import Expectation
 from drafttrain.evaluation.plot_style import (
     COLOURS,
     GREY,
@@ -19,6 +18,7 @@ from drafttrain.evaluation.plot_style import (
     save_figure,
     tidy,
 )
+from drafttrain.evaluation.trees.expectation import Expectation
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drafttrain.commands import quiet_libraries
-from drafttrain.config import EvalConfig
-from drafttrain.data.prompts import load_inputs
-from drafttrain.decoding.cached_model import CachedModel
-from drafttrain.decoding.drafters.spec_drafter import BlockSession, SpecDrafterDrafter
+from drafttrain.commands.shell import quiet_libraries
+from drafttrain.config.commands import EvalConfig
+from drafttrain.config.reading import load_settings
+from drafttrain.data.inputs.prompts import load_inputs
+from drafttrain.decoding.drafters.block import BlockSession, SpecDrafterDrafter
+from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import (
     Chance,
@@ -50,8 +51,7 @@ from drafttrain.evaluation.runner import (
 )
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
 from drafttrain.models.loading import load_target
-from drafttrain.models.spec_drafter import SpecDrafter
-from drafttrain.settings import load_settings
+from drafttrain.models.spec_drafter.model import SpecDrafter
 
 RESAMPLES = 1000
 

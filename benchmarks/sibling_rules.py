@@ -21,7 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from drafttrain.data.writing import renamed_when_whole
+from drafttrain.data.shards.writing import renamed_when_whole
 from drafttrain.evaluation.sibling_rules import SiblingAcceptance, sibling_acceptance
 
 RULES: dict[str, Callable[[SiblingAcceptance], float]] = {

@@ -28,15 +28,15 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.matrix_products import ProductCounter, seconds_alone
-from drafttrain.config import SpecDrafterRecipe
-from drafttrain.data.collate import SlotBatch
-from drafttrain.data.distilled_rows import distilled_rows
+from drafttrain.config.reading import load_settings
+from drafttrain.config.recipes import SpecDrafterRecipe
+from drafttrain.data.batches.collate import SlotBatch
+from drafttrain.data.distill.rows import distilled_rows
 from drafttrain.evaluation.bootstrap import Ratio, draw_resamples, estimate_ratio
 from drafttrain.evaluation.environment import describe_environment
-from drafttrain.models.initialise import has_own_output, initialise, make_config
 from drafttrain.models.loading import load_target, load_tokenizer
-from drafttrain.models.spec_drafter import PADDING, SpecDrafter
-from drafttrain.settings import load_settings
+from drafttrain.models.spec_drafter.initialise import has_own_output, initialise, make_config
+from drafttrain.models.spec_drafter.model import PADDING, SpecDrafter
 from drafttrain.training.loop import (
     Prepared,
     batches_of,

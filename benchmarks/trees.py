@@ -27,13 +27,18 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from drafttrain.config import DataConfig, TargetConfig
-from drafttrain.data.prompts import load_inputs
-from drafttrain.decoding.cached_model import CachedModel
-from drafttrain.decoding.chosen_shapes import Optimal, OptimalGrowth
+from drafttrain.build.pairs import load_pair
+from drafttrain.config.inputs import DataConfig, TargetConfig
+from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.drafters.causal import CausalDrafter
-from drafttrain.decoding.drafters.trees import TreeDrafter
-from drafttrain.decoding.drawn_shapes import (
+from drafttrain.decoding.drafters.tree import TreeDrafter
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.forward import Forward
+from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.trees.chosen import Optimal, OptimalGrowth
+from drafttrain.decoding.trees.drawn import (
     Beam,
     BeamGrowth,
     Branching,
@@ -41,16 +46,11 @@ from drafttrain.decoding.drawn_shapes import (
     Paths,
     PathsGrowth,
 )
-from drafttrain.decoding.forward import Forward
-from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.sampling import SampledChance
-from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.tree_verifiers import KSeq, RecursiveRejection, TreeRejection
+from drafttrain.decoding.trees.verifiers import KSeq, RecursiveRejection, TreeRejection
 from drafttrain.decoding.types import Sampling, Verifier
 from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.evaluation.environment import describe_environment
 from drafttrain.evaluation.runner import read_prompts
-from drafttrain.pairs import load_pair
 
 GREEDY, SAMPLED = Sampling(), Sampling(1.0)
 TREES: dict[str, tuple[Any, int, Verifier, Sampling]] = {

@@ -9,19 +9,7 @@ from typing import Annotated
 
 import typer
 
-from drafttrain.commands import TYPER_STYLE, quiet_libraries, run_command
-from drafttrain.config import (
-    BigramsConfig,
-    CacheConfig,
-    ConfigError,
-    DistillConfig,
-    EvalConfig,
-    ExportConfig,
-    GenerateConfig,
-    TuneCascadeConfig,
-    TuneConfig,
-)
-from drafttrain.options import (
+from drafttrain.commands.options import (
     Beta,
     Cascade,
     ConfigFile,
@@ -46,8 +34,25 @@ from drafttrain.options import (
     listed,
     stop_flags,
 )
-from drafttrain.runs import fill_data, fill_from_heads, fill_from_run, head_run_of, run_of
-from drafttrain.settings import check_settings, load_settings, merge_values, validate_settings
+from drafttrain.commands.shell import TYPER_STYLE, quiet_libraries, run_command
+from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import (
+    BigramsConfig,
+    CacheConfig,
+    DistillConfig,
+    EvalConfig,
+    ExportConfig,
+    GenerateConfig,
+    TuneCascadeConfig,
+    TuneConfig,
+)
+from drafttrain.config.reading import (
+    check_settings,
+    load_settings,
+    merge_values,
+    validate_settings,
+)
+from drafttrain.config.runs import fill_data, fill_from_heads, fill_from_run, head_run_of, run_of
 
 app = typer.Typer(**TYPER_STYLE)
 
@@ -111,7 +116,7 @@ def distill(
     }
     settings = load_settings(DistillConfig, config, overrides or (), flags)
     quiet_libraries()
-    from drafttrain.data import distill as distillation
+    from drafttrain.data.distill import distill as distillation
 
     if dry_run:
         typer.echo(distillation.plan_distillation(settings))
@@ -166,7 +171,7 @@ def cache(
     }
     settings = load_settings(CacheConfig, config, overrides or (), flags)
     quiet_libraries()
-    from drafttrain.data import hidden_cache
+    from drafttrain.data.hidden import cache as hidden_cache
 
     if dry_run:
         typer.echo(hidden_cache.plan_cache(settings))
@@ -290,8 +295,8 @@ def evaluate(
         **stop_flags(stop, k, head, h),
         **decode_flags(drafter, verifier, beta, tau, temperature, seed),
     }
-    from drafttrain.evaluation.sweep import expand_sweep, parse_sweep
-    from drafttrain.evaluation.tree_methods import expand_methods
+    from drafttrain.config.sweep import expand_sweep, parse_sweep
+    from drafttrain.evaluation.trees.methods import expand_methods
 
     values = merge_values(config, overrides or (), flags)
     if sweep:
@@ -305,7 +310,7 @@ def evaluate(
         folder = Path() if run is None else run.folder
         settings = settings.model_copy(update={"report": folder / "report.json"})
     quiet_libraries()
-    from drafttrain.measure import measure
+    from drafttrain.commands.eval import measure
 
     measure(settings, dry_run)
 
@@ -371,7 +376,7 @@ def generate(
     settings = validate_settings(GenerateConfig, fill_from_run(values))
     texts = _given_texts(text, settings)
     quiet_libraries()
-    from drafttrain.generate import generate_texts
+    from drafttrain.commands.generate import generate_texts
 
     display = "json" if json_lines else "rounds" if show_rounds else "text"
     generate_texts(settings, texts, display)
@@ -435,7 +440,7 @@ def export(
     }
     settings = load_settings(ExportConfig, config, overrides or (), flags)
     quiet_libraries()
-    from drafttrain.export_command import export as write_export
+    from drafttrain.commands.export import export as write_export
 
     write_export(settings)
 
@@ -495,8 +500,8 @@ def tune(
         file = (place if run is None else run.folder) / "tune.json"
         settings = settings.model_copy(update={"report": file})
     quiet_libraries()
-    from drafttrain import tune as tuning
-    from drafttrain.tune_bench import plan_tuning
+    from drafttrain.commands import tune as tuning
+    from drafttrain.evaluation.stops.workbench import plan_tuning
 
     if dry_run:
         typer.echo(plan_tuning(settings))
@@ -560,7 +565,7 @@ def tune_cascade(
     }
     settings = load_settings(TuneCascadeConfig, config, overrides or (), flags)
     quiet_libraries()
-    from drafttrain import tune_cascade as tuning
+    from drafttrain.commands import tune_cascade as tuning
 
     if dry_run:
         typer.echo(tuning.plan_search(settings))

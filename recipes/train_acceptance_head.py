@@ -26,24 +26,26 @@ from accelerate import Accelerator
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from drafttrain.commands import recipe_command
-from drafttrain.config import CacheConfig, ConfigError, DistillConfig, HeadRecipe
-from drafttrain.data.cache_plan import SLOTS_SEEN, kept_share, plan_cache, state_of
-from drafttrain.data.cache_shards import CacheManifest, HiddenCache, open_cache
-from drafttrain.data.distill import distill
-from drafttrain.data.distill_plan import DistillPlan, check_distillation, plan_distillation
-from drafttrain.data.head_batches import CachedRows, whole_batch
-from drafttrain.data.hidden_cache import build_cache
-from drafttrain.data.shards import MANIFEST, read_manifest
+from drafttrain.commands.shell import recipe_command
+from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import CacheConfig, DistillConfig
+from drafttrain.config.reading import load_settings, validate_settings
+from drafttrain.config.recipes import HeadRecipe
+from drafttrain.data.batches.head_batches import CachedRows, whole_batch
+from drafttrain.data.distill.distill import distill
+from drafttrain.data.distill.plan import DistillPlan, check_distillation, plan_distillation
+from drafttrain.data.hidden.cache import build_cache
+from drafttrain.data.hidden.plan import SLOTS_SEEN, kept_share, plan_cache, state_of
+from drafttrain.data.shards.outputs import MANIFEST, read_manifest
+from drafttrain.data.shards.states import CacheManifest, HiddenCache, open_cache
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.draft_states import state_size
-from drafttrain.models.drafter_config import SpecDrafterConfig
 from drafttrain.models.drafters import check_drafter, check_tokenizers, load_drafter_beside
 from drafttrain.models.loading import check_target, load_target
-from drafttrain.settings import load_settings, validate_settings
-from drafttrain.training.head_sweep import HeadSweep, make_heads
+from drafttrain.models.spec_drafter.config import SpecDrafterConfig
 from drafttrain.training.loop import Task, count_steps, make_accelerator, make_plan, train
 from drafttrain.training.losses import acceptance_loss, binary_kl
+from drafttrain.training.objectives.head_sweep import HeadSweep, make_heads
 from drafttrain.training.run import check_run, is_finished, open_run, save_heads
 
 ROWS_AT_ONCE = 64

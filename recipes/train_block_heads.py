@@ -20,20 +20,21 @@ import torch
 import typer
 from transformers import PretrainedConfig
 
-from drafttrain.commands import recipe_command
-from drafttrain.config import BlockHeadsRecipe, ConfigError
-from drafttrain.data.block_rows import BlockRowsCollator, FrozenTarget
-from drafttrain.data.distill_plan import check_distillation, plan_distillation
-from drafttrain.data.distilled_rows import distillations, distilled_rows, row_lengths
-from drafttrain.decoding.architectures import check_projection
+from drafttrain.commands.shell import recipe_command
+from drafttrain.config.base import ConfigError
+from drafttrain.config.reading import load_settings
+from drafttrain.config.recipes import BlockHeadsRecipe
+from drafttrain.data.batches.block_rows import BlockRowsCollator, FrozenTarget
+from drafttrain.data.distill.plan import check_distillation, plan_distillation
+from drafttrain.data.distill.rows import distillations, distilled_rows, row_lengths
 from drafttrain.decoding.drafters.block_heads import predict_blocks
+from drafttrain.decoding.engine.architectures import check_projection
 from drafttrain.evaluation.validation import BlockValidation
 from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig, hash_target
 from drafttrain.models.draft_states import state_size
 from drafttrain.models.loading import check_target, load_target, load_tokenizer
-from drafttrain.settings import load_settings
-from drafttrain.training.block_objective import PredictAhead
 from drafttrain.training.loop import Task, make_accelerator, train
+from drafttrain.training.objectives.predict_ahead import PredictAhead
 from drafttrain.training.plan import print_training
 from drafttrain.training.run import check_run, is_finished, open_run, save_final
 

@@ -18,19 +18,19 @@ import torch
 import typer
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from drafttrain.commands import recipe_command
-from drafttrain.config import SpecDrafterRecipe
-from drafttrain.data.collate import SlotCollator
-from drafttrain.data.distill_plan import check_distillation, plan_distillation
-from drafttrain.data.distilled_rows import distillations, distilled_rows, row_lengths
-from drafttrain.decoding.drafters.spec_drafter import predict_blocks
+from drafttrain.commands.shell import recipe_command
+from drafttrain.config.reading import load_settings
+from drafttrain.config.recipes import SpecDrafterRecipe
+from drafttrain.data.batches.collate import SlotCollator
+from drafttrain.data.distill.plan import check_distillation, plan_distillation
+from drafttrain.data.distill.rows import distillations, distilled_rows, row_lengths
+from drafttrain.decoding.drafters.block import predict_blocks
 from drafttrain.evaluation.validation import BlockValidation
-from drafttrain.models.initialise import has_own_output, initialise, make_config
 from drafttrain.models.loading import check_seq2seq, load_target, load_tokenizer
-from drafttrain.models.spec_drafter import SpecDrafter, SpecDrafterConfig
-from drafttrain.settings import load_settings
+from drafttrain.models.spec_drafter.initialise import has_own_output, initialise, make_config
+from drafttrain.models.spec_drafter.model import SpecDrafter, SpecDrafterConfig
 from drafttrain.training.loop import Task, make_accelerator, train
-from drafttrain.training.objectives import MaskPredict
+from drafttrain.training.objectives.mask_predict import MaskPredict
 from drafttrain.training.plan import print_training
 from drafttrain.training.run import check_run, is_finished, open_run, save_final
 

@@ -40,10 +40,12 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from drafttrain.commands import recipe_command
-from drafttrain.config import ConfigError, TargetRecipe
-from drafttrain.data.collate import PairCollator, TextCollator
-from drafttrain.data.prompts import load_inputs
+from drafttrain.commands.shell import recipe_command
+from drafttrain.config.base import ConfigError
+from drafttrain.config.reading import load_settings
+from drafttrain.config.recipes import TargetRecipe
+from drafttrain.data.batches.collate import PairCollator, TextCollator
+from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.models.drafters import check_tokenizers
 from drafttrain.models.loading import (
     check_target,
@@ -51,9 +53,8 @@ from drafttrain.models.loading import (
     load_tokenizer,
     read_tokenizer,
 )
-from drafttrain.settings import load_settings
 from drafttrain.training.loop import Task, count_steps, make_accelerator, make_plan, train
-from drafttrain.training.objectives import NextToken, SequenceToSequence
+from drafttrain.training.objectives.language_modelling import NextToken, SequenceToSequence
 from drafttrain.training.run import check_run, is_finished, open_run, save_final
 
 SPECIAL = ["<pad>", "</s>", "<unk>", "<mask>"]

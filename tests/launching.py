@@ -24,7 +24,7 @@ PRELOADED = [
     "drafttrain.cli",
     "drafttrain.training.loop",
     "drafttrain.evaluation.replay",
-    "drafttrain.data.hidden_cache",
+    "drafttrain.data.hidden.cache",
     "transformers.models.marian.modeling_marian",
 ]
 FORKING = multiprocessing.get_context("forkserver")

@@ -16,19 +16,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from drafttrain.cli import main
-from drafttrain.commands import recipe_command
-from drafttrain.config import (
-    ConfigError,
-    DataConfig,
-    DrafterConfig,
-    Interrupted,
-    SpecDrafterRecipe,
-    TargetConfig,
-)
-from drafttrain.models.initialise import initialise, make_config
-from drafttrain.models.spec_drafter import SpecDrafter
-from drafttrain.runs import newest_run, run_of
-from drafttrain.settings import dump_settings
+from drafttrain.commands.shell import recipe_command
+from drafttrain.config.base import ConfigError, Interrupted
+from drafttrain.config.inputs import DataConfig, TargetConfig
+from drafttrain.config.reading import dump_settings
+from drafttrain.config.recipes import DrafterConfig, SpecDrafterRecipe
+from drafttrain.config.runs import newest_run, run_of
+from drafttrain.models.spec_drafter.initialise import initialise, make_config
+from drafttrain.models.spec_drafter.model import SpecDrafter
 from tests.tiny_models import VOCAB, tiny_model
 
 TRAINED_K = 4

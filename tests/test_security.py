@@ -17,33 +17,27 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
-from drafttrain.config import (
-    ConfigError,
-    DataConfig,
-    DecodeConfig,
-    DistillConfig,
-    ExportConfig,
-    ObjectiveConfig,
-    StopConfig,
-    TargetConfig,
-    TrainConfig,
-)
-from drafttrain.data.collate import SlotCollator
-from drafttrain.data.distill import distill
-from drafttrain.data.prompts import load_inputs
-from drafttrain.data.shards import load_distilled, shard_path
+from drafttrain.build.stops import check_stop
+from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import DistillConfig, ExportConfig
+from drafttrain.config.decode import DecodeConfig, StopConfig
+from drafttrain.config.inputs import DataConfig, TargetConfig
+from drafttrain.config.recipes import ObjectiveConfig, TrainConfig
+from drafttrain.data.batches.collate import SlotCollator
+from drafttrain.data.distill.distill import distill
+from drafttrain.data.inputs.prompts import load_inputs
+from drafttrain.data.shards.outputs import load_distilled, shard_path
 from drafttrain.export.parts import load_parts
 from drafttrain.models.acceptance_head import load_heads
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
 from drafttrain.models.loading import check_target, load_target, load_tokenizer
-from drafttrain.stops import check_stop
 from drafttrain.training.checkpoints import PROGRESS, CheckpointError, checkpoint_folders
 from drafttrain.training.loop import Task, make_accelerator, train
-from drafttrain.training.objectives import MaskPredict
+from drafttrain.training.objectives.mask_predict import MaskPredict
 from tests.export.pairs import save_drafter, save_head
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target
-from tests.training.test_objectives import examples, small_drafter
+from tests.training.objectives.test_mask_predict import examples, small_drafter
 
 PROJECT = Path(__file__).parents[1]
 MARK = "code-was-run"

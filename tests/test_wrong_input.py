@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from drafttrain.cli import main
-from drafttrain.config import ConfigError
+from drafttrain.config.base import ConfigError
 from tests.wrong_input_cases import WrongInput
 from tests.wrong_input_lines import (
     DOCUMENT,

@@ -13,21 +13,15 @@ import yaml
 from transformers import GPTJConfig, PreTrainedModel, PreTrainedTokenizerFast, ViTConfig
 
 from drafttrain.cli import main
-from drafttrain.config import (
-    CacheConfig,
-    DataConfig,
-    DistillConfig,
-    DrafterConfig,
-    HeadRecipe,
-    SamplingConfig,
-    SpecDrafterRecipe,
-    TargetConfig,
-)
+from drafttrain.config.commands import CacheConfig, DistillConfig
+from drafttrain.config.decode import SamplingConfig
+from drafttrain.config.inputs import DataConfig, TargetConfig
+from drafttrain.config.reading import dump_settings
+from drafttrain.config.recipes import DrafterConfig, HeadRecipe, SpecDrafterRecipe
 from drafttrain.export.folder import CUSTOM_GENERATE, GENERATE
 from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig, hash_target
-from drafttrain.models.initialise import initialise, make_config
-from drafttrain.models.spec_drafter import SpecDrafter
-from drafttrain.settings import dump_settings
+from drafttrain.models.spec_drafter.initialise import initialise, make_config
+from drafttrain.models.spec_drafter.model import SpecDrafter
 from tests.export.pairs import make_head
 from tests.tiny_models import BOS, EOS, VOCAB, tiny_model
 from tests.tiny_targets import tiny_tokenizer

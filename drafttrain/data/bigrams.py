@@ -14,9 +14,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from drafttrain.config import BigramsConfig, ConfigError
-from drafttrain.data.shards import load_distilled, read_manifest
-from drafttrain.data.writing import named_disk_errors, only_writer, renamed_when_whole, say
+from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import BigramsConfig
+from drafttrain.data.shards.outputs import load_distilled, read_manifest
+from drafttrain.data.shards.writing import named_disk_errors, only_writer, renamed_when_whole, say
 
 NEXT = "next"
 """Name of the tensor: [V], the likeliest successor of each token, -1 where none was seen."""

@@ -9,8 +9,8 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.cached_model import CachedModel, Score
-from drafttrain.decoding.logits_processing import TargetProcessors
+from drafttrain.decoding.engine.cached_model import CachedModel, Score
+from drafttrain.decoding.engine.logits_processing import TargetProcessors
 from drafttrain.decoding.stopping import Capped
 from drafttrain.decoding.types import (
     Chance,

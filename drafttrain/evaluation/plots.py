@@ -8,6 +8,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from drafttrain.config.sweep import SWEEPABLE
 from drafttrain.evaluation.plot_style import (
     COLOURS,
     GREY,
@@ -18,9 +19,8 @@ from drafttrain.evaluation.plot_style import (
     tidy,
 )
 from drafttrain.evaluation.report import Report, Run
-from drafttrain.evaluation.sweep import SWEEPABLE
-from drafttrain.evaluation.tree_comparison import tree_groups
-from drafttrain.evaluation.tree_plots import tree_mbsu, tree_speed, tree_tokens
+from drafttrain.evaluation.trees.comparison import tree_groups
+from drafttrain.evaluation.trees.plots import tree_mbsu, tree_speed, tree_tokens
 
 QUALITY = {
     "bleu_difference": "BLEU, difference to plain decoding",

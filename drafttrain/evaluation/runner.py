@@ -18,10 +18,10 @@ import torch
 from datasets import Dataset
 from tqdm import tqdm
 
-from drafttrain.data.prompt_tokens import tokenize_prompts
-from drafttrain.decoding.cached_model import CachedModel, make_source
+from drafttrain.data.inputs.tokens import tokenize_prompts
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.logits_processing import TargetProcessors
+from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.logits_processing import TargetProcessors
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledChance
 from drafttrain.decoding.stopping import FixedLength

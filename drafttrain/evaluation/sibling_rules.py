@@ -19,7 +19,7 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_array
 from torch import Tensor
 
-from drafttrain.decoding.tree_verifiers import Children, Rule, k_seq, multi_round, recurse
+from drafttrain.decoding.trees.verifiers import Children, Rule, k_seq, multi_round, recurse
 
 MOST_DRAWS = 4096
 """Draws of K siblings, V ** K of them, up to which everything is visited."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from drafttrain.decoding.cached_model import CachedModel
+from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.types import Output
 from drafttrain.evaluation.bootstrap import (
     Array,

@@ -12,10 +12,10 @@ from rich.console import Console, ConsoleOptions
 from rich.table import Table
 from rich.text import Text
 
+from drafttrain.config.sweep import SWEEPABLE
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.report import GAP_TOLERANCE, Report, Run
-from drafttrain.evaluation.sweep import SWEEPABLE
-from drafttrain.evaluation.tree_comparison import compared_by
+from drafttrain.evaluation.trees.comparison import compared_by
 
 LOSSY = "lossy"
 """Mark of methods whose output is not the target's own."""

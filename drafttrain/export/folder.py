@@ -25,9 +25,9 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
-from drafttrain.config import ConfigError
+from drafttrain.build.policy import HEAD, POLICY, write_policy
+from drafttrain.config.base import ConfigError
 from drafttrain.export.parts import Parts
-from drafttrain.export.policy import HEAD, POLICY, write_policy
 from drafttrain.export.reload import Verification
 from drafttrain.export.verify import Check, Reload, in_fresh_process, verify
 

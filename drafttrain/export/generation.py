@@ -22,11 +22,11 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDe
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import ModelOutput
 
+from drafttrain.build.policy import policy_verifier
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledChance
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.export.pairing import load_assistant, prepare
-from drafttrain.export.policy import policy_verifier
 
 UNSUPPORTED = {
     "logits_processor": "put what it does into model.generation_config, or decode without it",

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from drafttrain.config import Policy
+from drafttrain.build.policy import HEAD, is_lossy
+from drafttrain.config.policy import Policy
 from drafttrain.export.parts import Parts
-from drafttrain.export.policy import HEAD, is_lossy
 from drafttrain.export.provenance import Provenance, front_matter, origin
 from drafttrain.export.reload import Verification
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.layout import count_parameters
-from drafttrain.models.spec_drafter import SpecDrafter
+from drafttrain.models.spec_drafter.model import SpecDrafter
 
 UNKNOWN_TARGET = "TARGET"
 

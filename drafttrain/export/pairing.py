@@ -12,16 +12,17 @@ from huggingface_hub import snapshot_download
 from pydantic import ValidationError
 from transformers import PreTrainedModel
 
-from drafttrain.config import ConfigError, Policy
-from drafttrain.decoding.cached_model import CachedModel
+from drafttrain.build.policy import HEAD, POLICY, check_policy, read_policy, stop_policy
+from drafttrain.config.base import ConfigError
+from drafttrain.config.policy import Policy
+from drafttrain.decoding.drafters.block import SpecDrafterDrafter
 from drafttrain.decoding.drafters.causal import CausalDrafter
-from drafttrain.decoding.drafters.spec_drafter import SpecDrafterDrafter
+from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.types import Drafter, StopPolicy
 from drafttrain.export.parts import DEFAULT_LENGTH
-from drafttrain.export.policy import HEAD, POLICY, check_policy, read_policy, stop_policy
 from drafttrain.models.acceptance_head import check_head_identity, check_head_shape, load_heads
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
-from drafttrain.models.spec_drafter import SpecDrafter
+from drafttrain.models.spec_drafter.model import SpecDrafter
 
 Chosen = str | os.PathLike[str] | Mapping[str, Any] | None
 KEPT_AS = "_drafttrain_pair"

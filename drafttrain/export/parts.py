@@ -13,8 +13,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from drafttrain.config import ConfigError, ExportConfig, Policy
-from drafttrain.export.policy import DEFAULT_H, HEAD, POLICY, check_policy, read_policy
+from drafttrain.build.policy import DEFAULT_H, HEAD, POLICY, check_policy, read_policy
+from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import ExportConfig
+from drafttrain.config.policy import Policy
 from drafttrain.models.acceptance_head import (
     AcceptanceHead,
     check_head_identity,
@@ -22,8 +24,8 @@ from drafttrain.models.acceptance_head import (
     load_heads,
 )
 from drafttrain.models.block_heads import BlockHeadsConfig
-from drafttrain.models.drafter_config import SpecDrafterConfig
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
+from drafttrain.models.spec_drafter.config import SpecDrafterConfig
 
 DEFAULT_LENGTH = 20
 """Transformers' own default of num_assistant_tokens."""

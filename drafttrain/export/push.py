@@ -10,7 +10,7 @@ from huggingface_hub import HfApi, ModelHubMixin
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
-from drafttrain.config import ConfigError
+from drafttrain.config.base import ConfigError
 from drafttrain.export.folder import check_name
 
 STALE = ["acceptance_head/*", "report.png"]

@@ -19,19 +19,21 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, logging
 
-from drafttrain.config import Policy, TargetConfig, VerifierConfig
-from drafttrain.decoding.cached_model import CachedModel
+from drafttrain.build.policy import HEAD, POLICY, dump_policy, read_policy, stop_policy
+from drafttrain.config.decode import VerifierConfig
+from drafttrain.config.inputs import TargetConfig
+from drafttrain.config.policy import Policy
+from drafttrain.decoding.drafters.block import SpecDrafterDrafter, block_states
 from drafttrain.decoding.drafters.causal import CausalDrafter
-from drafttrain.decoding.drafters.spec_drafter import SpecDrafterDrafter, block_states
+from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.sampling import SampledChance
 from drafttrain.decoding.stopping import Capped
 from drafttrain.decoding.types import Drafter, Sampling, Source, StopPolicy
-from drafttrain.export.policy import HEAD, POLICY, dump_policy, read_policy, stop_policy
 from drafttrain.models.acceptance_head import AcceptanceHead, load_heads
 from drafttrain.models.drafters import load_drafter
 from drafttrain.models.identity import hash_tokenizer, hash_weights
 from drafttrain.models.loading import cache_for_generate, load_target
-from drafttrain.models.spec_drafter import SpecDrafter
+from drafttrain.models.spec_drafter.model import SpecDrafter
 
 TOKENS = 8
 """Length of the input on which logits are compared; every model takes as many."""

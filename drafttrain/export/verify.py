@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from drafttrain.config import TargetConfig
+from drafttrain.build.policy import stop_policy
+from drafttrain.config.inputs import TargetConfig
 from drafttrain.export.parts import Parts
-from drafttrain.export.policy import stop_policy
 from drafttrain.export.reload import (
     FACTS,
     TENSORS,

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 
-from drafttrain.config import ConfigError
+from drafttrain.config.base import ConfigError
 from drafttrain.models.draft_states import StateKind, kinds_of, state_size
 from drafttrain.models.identity import hash_weights
 from drafttrain.models.loading import WEIGHT_ERRORS, read_config

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 
-from drafttrain.config import ConfigError
+from drafttrain.config.base import ConfigError
 from drafttrain.models.identity import hash_weights
 
 HASHED_TYPES = ("float32", "bfloat16", "float16")

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from drafttrain.config import ConfigError
+from drafttrain.config.base import ConfigError
 from drafttrain.models.block_heads import BlockHeadsConfig
-from drafttrain.models.drafter_config import SpecDrafterConfig
+from drafttrain.models.spec_drafter.config import SpecDrafterConfig
 
 StateKind = Literal["token", "drawn", "slot"]
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from transformers import PretrainedConfig, PreTrainedModel
 
-from drafttrain.config import ConfigError, TargetConfig
+from drafttrain.config.base import ConfigError
+from drafttrain.config.inputs import TargetConfig
 from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig, check_same_target
 from drafttrain.models.draft_states import state_size
-from drafttrain.models.drafter_config import SpecDrafterConfig
 from drafttrain.models.loading import (
     WEIGHT_ERRORS,
     LoadedTarget,
@@ -21,7 +21,8 @@ from drafttrain.models.loading import (
     read_tokenizer,
     ready_to_decode,
 )
-from drafttrain.models.spec_drafter import SpecDrafter
+from drafttrain.models.spec_drafter.config import SpecDrafterConfig
+from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.weight_files import check_weight_files
 
 

@@ -27,7 +27,8 @@ from transformers import (
 )
 from transformers.configuration_utils import PretrainedConfig
 
-from drafttrain.config import ConfigError, TargetConfig
+from drafttrain.config.base import ConfigError
+from drafttrain.config.inputs import TargetConfig
 from drafttrain.models.layout import store_column_major
 from drafttrain.models.weight_files import check_weight_files
 

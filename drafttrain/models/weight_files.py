@@ -11,7 +11,7 @@ from pathlib import Path
 
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
-from drafttrain.config import ConfigError
+from drafttrain.config.base import ConfigError
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 """Suffixes of files that Torch would read with pickle."""

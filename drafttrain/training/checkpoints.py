@@ -24,7 +24,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from drafttrain.data.writing import named_disk_errors
+from drafttrain.data.shards.writing import named_disk_errors
 
 WEIGHTS = "weights.safetensors"
 PROGRESS = "progress.json"

@@ -27,10 +27,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from drafttrain.config import Interrupted, TrainConfig
-from drafttrain.data.collate import BatchPlan
-from drafttrain.data.relaunch import launch_command
-from drafttrain.data.writing import join_processes
+from drafttrain.config.base import Interrupted
+from drafttrain.config.recipes import TrainConfig
+from drafttrain.config.relaunch import launch_command
+from drafttrain.data.batches.collate import BatchPlan
+from drafttrain.data.shards.writing import join_processes
 from drafttrain.training.checkpoints import (
     Progress,
     Schedule,

@@ -10,8 +10,8 @@ from pathlib import Path
 from accelerate import Accelerator
 from torch import Tensor
 
-from drafttrain.config import TrainConfig
-from drafttrain.data.writing import named_disk_errors, renamed_when_whole
+from drafttrain.config.recipes import TrainConfig
+from drafttrain.data.shards.writing import named_disk_errors, renamed_when_whole
 
 
 @dataclass

@@ -6,8 +6,8 @@ import numpy as np
 from accelerate import Accelerator
 from torch import nn
 
-from drafttrain.config import TrainConfig
-from drafttrain.data.distill_plan import DistillPlan
+from drafttrain.config.recipes import TrainConfig
+from drafttrain.data.distill.plan import DistillPlan
 from drafttrain.training.loop import Task, count_steps, make_plan
 
 

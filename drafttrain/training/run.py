@@ -17,15 +17,15 @@ from filelock import FileLock
 from pydantic import ValidationError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from drafttrain.config import Config, ConfigError
-from drafttrain.data.writing import (
+from drafttrain.config.base import Config, ConfigError
+from drafttrain.config.reading import dump_settings
+from drafttrain.data.shards.writing import (
     named_disk_errors,
     only_writer,
     remove_leftovers,
     renamed_when_whole,
 )
 from drafttrain.models.acceptance_head import AcceptanceHead
-from drafttrain.settings import dump_settings
 from drafttrain.training.checkpoints import remove_unfinished
 
 LOOSE = frozenset(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from drafttrain.config import TrainConfig
+from drafttrain.config.recipes import TrainConfig
 
 
 def learning_rate(settings: TrainConfig, step: int, total_steps: int) -> float:

@@ -14,7 +14,8 @@ from accelerate.utils import DistributedType, parse_flag_from_env
 from torch import nn
 from transformers.integrations import unset_hf_deepspeed_config
 
-from drafttrain.config import ConfigError, TrainConfig
+from drafttrain.config.base import ConfigError
+from drafttrain.config.recipes import TrainConfig
 from drafttrain.training.checkpoints import trained_weights
 
 ASKED_BY = {

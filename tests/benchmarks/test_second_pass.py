@@ -10,12 +10,12 @@ import torch
 
 from benchmarks import second_pass
 from benchmarks.second_pass import SecondPass
-from drafttrain.decoding.cached_model import make_source
-from drafttrain.decoding.drafters.spec_drafter import SpecDrafterDrafter
+from drafttrain.decoding.drafters.block import SpecDrafterDrafter
+from drafttrain.decoding.engine.cached_model import make_source
 from drafttrain.decoding.sampling import SampledChance
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Sampling
-from drafttrain.models.spec_drafter import SpecDrafter
+from drafttrain.models.spec_drafter.model import SpecDrafter
 from tests.models.test_spec_drafter import shared, tiny_drafter
 from tests.tiny_targets import random_sentences, save_target, tiny_tokenizer
 

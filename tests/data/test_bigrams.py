@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from safetensors import safe_open
 
-from drafttrain.config import BigramsConfig, ConfigError
+from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import BigramsConfig
 from drafttrain.data.bigrams import count_bigrams, read_bigrams, write_bigrams
-from drafttrain.data.distill import distill
-from tests.data.test_distill import rows_of, settings
+from drafttrain.data.distill.distill import distill
+from tests.data.distill.test_distill import rows_of, settings
 
 
 def test_the_likeliest_successor_by_hand():

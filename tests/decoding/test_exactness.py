@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.cached_model import CachedModel, make_source
 from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledChance, warp
 from drafttrain.decoding.stopping import FixedLength

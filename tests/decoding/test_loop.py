@@ -6,16 +6,16 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from drafttrain.decoding.cached_model import CachedModel, make_source
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder, RunningSequence, play_round
 from drafttrain.decoding.sampling import SampledChance
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Drafter, Output, Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
 from tests.decoding.drafts import HalfRight
-from tests.decoding.test_cached_model import close_caches, fresh
+from tests.decoding.engine.test_cached_model import close_caches, fresh
 from tests.decoding.toys import ToyDrafter, ToyTarget, toy_source
 from tests.tiny_models import CAUSAL_FAMILIES, EOS, FAMILIES, VOCAB, tiny_model
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from drafttrain.config import DrafterConfig
-from drafttrain.decoding.cached_model import CachedModel, make_source
+from drafttrain.config.recipes import DrafterConfig
+from drafttrain.decoding.drafters.block import SpecDrafterDrafter
 from drafttrain.decoding.drafters.causal import CausalDrafter, CausalSession
-from drafttrain.decoding.drafters.spec_drafter import SpecDrafterDrafter
+from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength, HeadPolicy
@@ -28,8 +28,8 @@ from drafttrain.decoding.types import (
 from drafttrain.decoding.verifiers import RejectionSampling
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.draft_states import ROW_FEATURES, StateKind
-from drafttrain.models.initialise import initialise, make_config
-from drafttrain.models.spec_drafter import SpecDrafter
+from drafttrain.models.spec_drafter.initialise import initialise, make_config
+from drafttrain.models.spec_drafter.model import SpecDrafter
 from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.decoding.toys import (
     EOS,

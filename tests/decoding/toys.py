@@ -19,8 +19,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from drafttrain.decoding.cached_model import Score
-from drafttrain.decoding.logits_processing import RowProcessors
+from drafttrain.decoding.engine.cached_model import Score
+from drafttrain.decoding.engine.logits_processing import RowProcessors
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import (
     Chance,

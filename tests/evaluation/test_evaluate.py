@@ -11,7 +11,7 @@ from datasets import Dataset
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from drafttrain.decoding.cached_model import CachedModel
+from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification

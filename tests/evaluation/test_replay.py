@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from drafttrain.decoding.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledChance
 from drafttrain.decoding.stopping import FixedLength

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from drafttrain.decoding.tree_verifiers import (
+from drafttrain.decoding.trees.verifiers import (
     KSeq,
     MultiRound,
     RecursiveRejection,

@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from drafttrain.config import DrafterConfig, ExportConfig
+from drafttrain.config.commands import ExportConfig
+from drafttrain.config.recipes import DrafterConfig
 from drafttrain.export.folder import WriteOptions, write_export
 from drafttrain.export.model_card import Card, write_card
 from drafttrain.export.parts import load_parts
@@ -15,8 +16,8 @@ from drafttrain.export.provenance import Provenance
 from drafttrain.export.reload import compare
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.identity import hash_weights
-from drafttrain.models.initialise import initialise, make_config
-from drafttrain.models.spec_drafter import SpecDrafter
+from drafttrain.models.spec_drafter.initialise import initialise, make_config
+from drafttrain.models.spec_drafter.model import SpecDrafter
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import tiny_tokenizer
 

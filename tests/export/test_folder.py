@@ -11,11 +11,14 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, dynamic_module_utils
 
-from drafttrain.config import ConfigError, ExportConfig, Policy, TargetConfig
+from drafttrain.build.policy import read_policy
+from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import ExportConfig
+from drafttrain.config.inputs import TargetConfig
+from drafttrain.config.policy import Policy
 from drafttrain.export import folder as export_folder
 from drafttrain.export.folder import only_exporter, write_parts
 from drafttrain.export.parts import load_parts
-from drafttrain.export.policy import read_policy
 from drafttrain.export.reload import compare, gap_where_they_part, same_numbers
 from drafttrain.export.verify import Check, verify
 from drafttrain.models.acceptance_head import load_heads

@@ -21,7 +21,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from drafttrain.export.generation import generate
 from drafttrain.export.pairing import load_assistant, prepare
-from drafttrain.models.spec_drafter import SpecDrafter
+from drafttrain.models.spec_drafter.model import SpecDrafter
 from tests.export.pairs import (
     export_to,
     make_head,

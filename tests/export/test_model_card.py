@@ -7,7 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from drafttrain.config import ExportConfig, Policy
+from drafttrain.config.commands import ExportConfig
+from drafttrain.config.policy import Policy
 from drafttrain.export.model_card import Card, Measured, describe_policy, write_card
 from drafttrain.export.parts import load_parts
 from drafttrain.export.provenance import Provenance, front_matter, origin

@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import HfApi
 from huggingface_hub.errors import LocalTokenNotFoundError, OfflineModeIsEnabled
 
-from drafttrain.config import ConfigError
+from drafttrain.config.base import ConfigError
 from drafttrain.export.push import check_push, push
 
 

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from drafttrain.config import Interrupted, ObjectiveConfig, TrainConfig
-from drafttrain.data.collate import SlotCollator
+from drafttrain.config.base import Interrupted
+from drafttrain.config.recipes import ObjectiveConfig, TrainConfig
+from drafttrain.data.batches.collate import SlotCollator
 from drafttrain.training.loop import Task, make_accelerator, train
-from drafttrain.training.objectives import MaskPredict
-from tests.training.test_objectives import examples, small_drafter
+from drafttrain.training.objectives.mask_predict import MaskPredict
+from tests.training.objectives.test_mask_predict import examples, small_drafter
 
 SETTINGS = TrainConfig(
     max_steps=6,

@@ -12,8 +12,11 @@ import pyarrow.parquet
 import torch
 import yaml
 
-from drafttrain import cli, export_command
-from drafttrain.data import cache_shards, hidden_cache, shards
+from drafttrain import cli
+from drafttrain.commands import export as export_command
+from drafttrain.data.hidden import cache as hidden_cache
+from drafttrain.data.shards import outputs as shards
+from drafttrain.data.shards import states as cache_shards
 from drafttrain.export.reload import compare
 from drafttrain.training.checkpoints import check_files, checkpoint_folders, read_progress
 from recipes import train_spec_drafter

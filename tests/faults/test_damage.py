@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from drafttrain.config import ConfigError, DistillConfig, ObjectiveConfig
-from drafttrain.data.distill import distill, load_distilled
+from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import DistillConfig
+from drafttrain.config.recipes import ObjectiveConfig
+from drafttrain.data.distill.distill import distill, load_distilled
 from drafttrain.training.checkpoints import CheckpointError
 from drafttrain.training.run import open_run
 from tests.faults.small_run import run_training, same, stopped_run

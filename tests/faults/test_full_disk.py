@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from drafttrain.cli import app
-from drafttrain.commands import run_command
-from drafttrain.config import DistillConfig
-from drafttrain.data import distill as distillation
-from drafttrain.data.distill import distill
-from drafttrain.data.shards import ShardRow, write_shard
-from drafttrain.data.writing import DiskFull, named_disk_errors
+from drafttrain.commands.shell import run_command
+from drafttrain.config.commands import DistillConfig
+from drafttrain.data.distill import distill as distillation
+from drafttrain.data.distill.distill import distill
+from drafttrain.data.shards.outputs import ShardRow, write_shard
+from drafttrain.data.shards.writing import DiskFull, named_disk_errors
 from drafttrain.training.run import save_final
 from tests.faults.small_run import files, run_training, same, stopped_run
 from tests.tiny_models import tiny_model

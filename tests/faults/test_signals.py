@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from drafttrain.cli import app
-from drafttrain.commands import run_command
-from drafttrain.data.relaunch import is_launcher, launch_command, without_interpreter
+from drafttrain.commands.shell import run_command
+from drafttrain.config.relaunch import is_launcher, launch_command, without_interpreter
 from drafttrain.training import stop_signal
 from drafttrain.training.stop_signal import StopSignal
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from drafttrain.config import ConfigError, ObjectiveConfig
-from drafttrain.data.writing import LOCK
+from drafttrain.config.base import ConfigError
+from drafttrain.config.recipes import ObjectiveConfig
+from drafttrain.data.shards.writing import LOCK
 from drafttrain.training.run import open_run
 
 HOLD = """

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from drafttrain.config import ConfigError
+from drafttrain.config.base import ConfigError
 from drafttrain.models.acceptance_head import (
     AcceptanceHead,
     AcceptanceHeadConfig,

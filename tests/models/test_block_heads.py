@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from drafttrain.config import ConfigError
+from drafttrain.config.base import ConfigError
 from drafttrain.decoding.drafters.block_heads import head_logits
-from drafttrain.decoding.teacher_forcing import states_before, teacher_force
+from drafttrain.decoding.engine.teacher_forcing import states_before, teacher_force
 from drafttrain.models.block_heads import (
     BlockHeads,
     BlockHeadsConfig,

@@ -12,7 +12,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from drafttrain.config import ConfigError, TargetConfig
+from drafttrain.config.base import ConfigError
+from drafttrain.config.inputs import TargetConfig
 from drafttrain.models.loading import (
     check_seq2seq,
     check_target,

@@ -8,16 +8,17 @@ import pytest
 import torch
 from transformers import AutoModel, PreTrainedModel
 
-from drafttrain.config import ConfigError, DrafterConfig
-from drafttrain.models.initialise import (
+from drafttrain.config.base import ConfigError
+from drafttrain.config.recipes import DrafterConfig
+from drafttrain.models.spec_drafter.initialise import (
     drafter_shape,
     has_own_output,
     initialise,
     make_config,
     spread,
 )
-from drafttrain.models.slots import lay_out
-from drafttrain.models.spec_drafter import PREFIX, Rows, SpecDrafter, SpecDrafterConfig
+from drafttrain.models.spec_drafter.model import PREFIX, Rows, SpecDrafter, SpecDrafterConfig
+from drafttrain.models.spec_drafter.slots import lay_out
 from tests.tiny_models import FAMILIES, VOCAB, tiny_model
 
 # T5 computes its norms and position buckets in float32, whatever the dtype

@@ -14,7 +14,7 @@ import yaml
 from safetensors.torch import load_file
 
 from drafttrain.models.acceptance_head import load_heads
-from drafttrain.models.spec_drafter import SpecDrafter
+from drafttrain.models.spec_drafter.model import SpecDrafter
 from tests.launching import Launch, kill, run, start
 from tests.models.test_spec_drafter import shared
 from tests.tiny_models import tiny_model

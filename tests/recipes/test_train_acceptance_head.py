@@ -12,9 +12,9 @@ import torch
 import yaml
 from transformers import AutoModel
 
-from drafttrain.data.cache_shards import read_cache_manifest
+from drafttrain.data.shards.states import read_cache_manifest
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig, load_heads
-from drafttrain.training.head_sweep import HeadSweep
+from drafttrain.training.objectives.head_sweep import HeadSweep
 from recipes.train_acceptance_head import Validation, main
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import random_sentences, save_target

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from drafttrain.cli import main as drafttrain
-from drafttrain.config import Interrupted
+from drafttrain.config.base import Interrupted
+from drafttrain.config.runs import newest_run
 from drafttrain.models.block_heads import BlockHeads
-from drafttrain.runs import newest_run
 from drafttrain.training import loop
 from recipes.train_block_heads import main
 from tests.tiny_models import tiny_model

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from drafttrain.models.spec_drafter import SpecDrafter
+from drafttrain.models.spec_drafter.model import SpecDrafter
 from tests.killing import kill_nine_when
 from tests.models.test_spec_drafter import shared
 from tests.tiny_targets import random_sentences, save_target

@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from drafttrain.config import ObjectiveConfig, TrainConfig
-from drafttrain.data.collate import SlotCollator
+from drafttrain.config.recipes import ObjectiveConfig, TrainConfig
+from drafttrain.data.batches.collate import SlotCollator
 from drafttrain.training.checkpoints import (
     CheckpointError,
     average_weights,
@@ -22,9 +22,9 @@ from drafttrain.training.checkpoints import (
 )
 from drafttrain.training.loop import Interrupted, Task, count_steps, make_accelerator, make_plan
 from drafttrain.training.loop import train as train_task
-from drafttrain.training.objectives import MaskPredict
+from drafttrain.training.objectives.mask_predict import MaskPredict
 from drafttrain.training.schedules import learning_rate
-from tests.training.test_objectives import examples, small_drafter
+from tests.training.objectives.test_mask_predict import examples, small_drafter
 
 SETTINGS = TrainConfig(
     max_steps=6,

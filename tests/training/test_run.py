@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from drafttrain.config import ConfigError, ObjectiveConfig
+from drafttrain.config.base import ConfigError
+from drafttrain.config.recipes import ObjectiveConfig
 from drafttrain.training.run import check_run, open_run
 
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from drafttrain.decoding.architectures import check_projection
-from drafttrain.decoding.drafters.spec_drafter import admitted
+from drafttrain.decoding.drafters.block import admitted
+from drafttrain.decoding.engine.architectures import check_projection
+from drafttrain.decoding.engine.teacher_forcing import project, states_before
 from drafttrain.decoding.sampling import warp
-from drafttrain.decoding.teacher_forcing import project, states_before
 from drafttrain.decoding.types import (
     Chance,
     Draw,

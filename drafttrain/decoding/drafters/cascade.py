@@ -16,8 +16,8 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.cached_model import CachedModel
 from drafttrain.decoding.drafters.causal import CausalDrafter, OwnSequence
+from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import (

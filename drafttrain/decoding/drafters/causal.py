@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import (
     Chance,

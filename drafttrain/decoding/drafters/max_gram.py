@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.suffix_index import SuffixIndex
+from drafttrain.decoding.drafters.suffix_index import SuffixIndex
 from drafttrain.decoding.types import (
     Calls,
     Chance,

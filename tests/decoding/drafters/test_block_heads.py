@@ -6,7 +6,6 @@ import pytest
 import torch
 from transformers import GPTJConfig, GPTJForCausalLM
 
-from drafttrain.decoding.cached_model import CachedModel, Score, make_source
 from drafttrain.decoding.drafters.block_heads import (
     BlockHeadsDrafter,
     BlockHeadsSession,
@@ -14,6 +13,7 @@ from drafttrain.decoding.drafters.block_heads import (
     predict_blocks,
 )
 from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.engine.cached_model import CachedModel, Score, make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledChance, warp
 from drafttrain.decoding.stopping import Entropy, FixedLength

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.cached_model import CachedModel, Score, make_source
+from drafttrain.decoding.drafters.block import SpecDrafterDrafter
 from drafttrain.decoding.drafters.block_heads import BlockHeadsDrafter
 from drafttrain.decoding.drafters.cascade import (
     InTurnDrafter,
@@ -19,14 +19,14 @@ from drafttrain.decoding.drafters.cascade import (
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.drafters.spec_drafter import SpecDrafterDrafter
+from drafttrain.decoding.engine.cached_model import CachedModel, Score, make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledChance, warp
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Chance, Drafter, Output, Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
+from tests.decoding.drafters.test_causal import noisy
 from tests.decoding.enumeration import enumerate_law, total_variation
-from tests.decoding.test_causal_drafter import noisy
 from tests.decoding.toys import (
     ToyModel,
     ToyTarget,

@@ -7,16 +7,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafttrain.decoding.cached_model import CachedModel, make_source
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledChance
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Chance, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
+from tests.decoding.drafters.test_suffix_index import slow_match
 from tests.decoding.enumeration import enumerate_law
-from tests.decoding.test_suffix_index import slow_match
 from tests.decoding.toys import ToyTarget, autoregressive_law, toy_prompt
 from tests.tiny_models import tiny_model
 

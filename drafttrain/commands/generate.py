@@ -1,0 +1,275 @@
+"""Decode texts and show them as their tokens are committed: plain, round by round, or as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Literal, NoReturn
+
+from datasets import Dataset
+from rich.console import Console
+from rich.text import Text
+from transformers import PreTrainedTokenizerBase
+
+from drafttrain.build.cascades import other_drafters
+from drafttrain.build.method import build_chance, build_method, build_sampling, check_method
+from drafttrain.build.pairs import load_pair
+from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import GenerateConfig
+from drafttrain.data.inputs.prompts import load_inputs
+from drafttrain.data.inputs.tokens import tokenize_prompts
+from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.types import Round
+
+Display = Literal["text", "rounds", "json"]
+
+OPEN_END = re.compile(r"\s+\S*\Z|\A\S*\Z")
+"""The last word of a text, with the space before it: a later token may change both."""
+UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff60]")
+"""Characters of scripts without spaces between words: each stands by itself."""
+CLOSED_PIPE = 141
+"""Exit code when the reader of the output has gone: what a shell reports for SIGPIPE."""
+
+
+def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, display: Display) -> None:
+    """Decode texts (None: the rows of settings.data) and write them to standard output.
+
+    Raises ConfigError before any model loads for inputs that cannot be read or are empty.
+    """
+    inputs = load_inputs(settings.data) if texts is None else _as_rows(texts)
+    rows = list(zip(inputs["row"], inputs["source"], strict=True))
+    for row, text in rows:
+        if not text.strip():
+            raise ConfigError(f"input {row} is empty; leave it out (inputs are counted from 0)")
+    check_method(settings.decode)
+    drafter = str(settings.decode.drafter)
+    trees, bigrams = settings.decode.tree.kind != "none", settings.decode.bigrams
+    pair = load_pair(settings.target, drafter, other_drafters(settings.decode), trees, bigrams)
+    method, target = build_method(settings.decode, pair), pair.target
+    sampling = build_sampling(settings.decode.sampling)
+    chance = build_chance(settings.decode.sampling.seed, target.model.device)
+    cached = CachedModel(target.model)
+    screen = SCREENS[display](target.tokenizer)
+    tokenized = tokenize_prompts(
+        target.tokenizer, inputs, decoder_only=not target.model.config.is_encoder_decoder
+    )
+    for (row, text), ids in zip(rows, tokenized, strict=True):
+        source = make_source(ids, target.model)
+        rounds = Decoder(
+            cached, method.drafter, method.stop, method.verifier, sampling, chance
+        ).decode([source], settings.decode.sampling.max_new_tokens)
+        try:
+            screen.show(row, text, rounds)
+        except BrokenPipeError:
+            leave_quietly()
+        except ValueError as error:
+            raise ValueError(f"input {row}: {error}") from error
+
+
+def leave_quietly() -> NoReturn:
+    """The reader of the output has gone, as `head` does: no error of ours, and no more to do."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+    raise SystemExit(CLOSED_PIPE)
+
+
+def _as_rows(texts: Sequence[str]) -> Dataset:
+    return Dataset.from_dict({"row": list(range(len(texts))), "source": list(texts)})
+
+
+class TextStream:
+    """Text of a growing list of tokens, handed out only where it can no longer change.
+
+    Tokens are never decoded one by one (pieces of a word, of a character, and clean-up rules would
+    come out wrong): all are decoded again, and the new part is given out but for the last word and
+    the space before it, which a later token may still change (in scripts without spaces: but for
+    what follows the last whole character). `finish` gives the rest.
+    """
+
+    def __init__(self, decode_tokens: Callable[[Sequence[int]], str]):
+        self._decode = decode_tokens
+        self._tokens: list[int] = []
+        self._given = ""
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """Text that these tokens have made final; often empty."""
+        self._tokens.extend(tokens)
+        settled = settled_part(self._decode(self._tokens))
+        if not settled.startswith(self._given):
+            return ""
+        new = settled[len(self._given) :]
+        self._given = settled
+        return new
+
+    def finish(self) -> str:
+        """The rest. Where a clean-up rule changed what was given out: a new line with all of it."""
+        text = self._decode(self._tokens)
+        rest = text[len(self._given) :] if text.startswith(self._given) else f"\n{text}"
+        self._given = text
+        return rest
+
+
+def settled_part(text: str) -> str:
+    """The text without its last word and the space before it, or up to the last character of a
+    script without spaces, whichever is more."""
+    end = OPEN_END.search(text).start()
+    *_, last = [0, *(found.end() for found in UNSPACED.finditer(text, end))]
+    return text[: max(end, last)]
+
+
+@dataclass(frozen=True)
+class RoundParts:
+    """A round's tokens by what became of them."""
+
+    accepted: list[int]
+    added: list[int]
+    """The target's own token: a correction, or a bonus where nothing was rejected."""
+    rejected: list[int]
+
+
+def split_round(played: Round) -> RoundParts:
+    """Accepted, added and rejected tokens. A draft past EOS or the maximal length is rejected."""
+    accepted = min(len(played.path), len(played.emitted))
+    kept = set(played.path[:accepted])
+    return RoundParts(
+        accepted=list(played.emitted[:accepted]),
+        added=list(played.emitted[accepted:]),
+        rejected=[token for node, token in enumerate(played.drafted) if node not in kept],
+    )
+
+
+class TextScreen:
+    """Texts, one a line, written as they are decoded."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self.tokenizer = tokenizer
+
+    def show(self, row: int, text: str, rounds: Iterator[Round]) -> None:
+        stream = TextStream(self.decode)
+        for played in rounds:
+            print(stream.push(played.emitted), end="", flush=True)
+        print(stream.finish(), flush=True)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+class PlainConsole(Console):
+    """A console without guesses at what is to be highlighted; it leaves closed pipes to us."""
+
+    def __init__(self) -> None:
+        super().__init__(highlight=False, soft_wrap=True)
+
+    def on_broken_pipe(self) -> NoReturn:
+        raise BrokenPipeError
+
+
+class RoundScreen:
+    """Every round on a line (SpecDec, Table 16), then the text and its count of rounds."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self.tokenizer = tokenizer
+        self.console = PlainConsole()
+        self.legend: Text | None = LEGEND
+
+    def show(self, row: int, text: str, rounds: Iterator[Round]) -> None:
+        started = perf_counter()
+        if self.legend is not None:
+            self.console.print(self.legend)
+            self.legend = None
+        self.console.print(Text(f"\n{text}", style="bold"))
+        tokens: list[int] = []
+        number = 0
+        for number, played in enumerate(rounds, start=1):
+            tokens.extend(played.emitted)
+            self.console.print(show_round(number, played, self.pieces))
+        seconds = perf_counter() - started
+        self.console.print(Text(f"  = {self.tokenizer.decode(tokens, skip_special_tokens=True)}"))
+        self.console.print(
+            Text(
+                f"    {len(tokens)} tokens in {number} rounds, {len(tokens) / number:.2f} a round, "
+                f"{seconds:.2f} s",
+                style="dim",
+            )
+        )
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        return readable_pieces(self.tokenizer, tokens)
+
+
+class JsonScreen:
+    """One JSON object a line for each input."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self.tokenizer = tokenizer
+
+    def show(self, row: int, text: str, rounds: Iterator[Round]) -> None:
+        started = perf_counter()
+        played = list(rounds)
+        tokens = [token for one in played for token in one.emitted]
+        line = {
+            "row": row,
+            "source": text,
+            "text": self.tokenizer.decode(tokens, skip_special_tokens=True),
+            "tokens": tokens,
+            "rounds": [round_facts(one) for one in played],
+            "tokens_per_round": len(tokens) / len(played),
+            "seconds": round(perf_counter() - started, 6),
+        }
+        print(json.dumps(line, ensure_ascii=False), flush=True)
+
+
+def round_facts(played: Round) -> dict[str, int | list[int]]:
+    """A round as JSON shows it; of a tree also which of the drafted tokens were accepted."""
+    accepted = len(split_round(played).accepted)
+    facts: dict[str, int | list[int]] = {"drafted": list(played.drafted), "accepted": accepted}
+    if played.depth is not None:
+        facts["path"] = list(played.path[:accepted])
+    return facts | {"emitted": list(played.emitted)}
+
+
+SCREENS: dict[Display, Callable[[PreTrainedTokenizerBase], TextScreen | RoundScreen | JsonScreen]]
+SCREENS = {"text": TextScreen, "rounds": RoundScreen, "json": JsonScreen}
+
+
+def readable_pieces(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> list[str]:
+    """Each token as the text it stands for: a space before it as ▁, a new line as ↵.
+
+    Part of a character, where one is split over tokens, is \ufffd, as tokenizers write it.
+    """
+    pieces = []
+    for token, raw in zip(tokens, tokenizer.convert_ids_to_tokens(list(tokens)), strict=True):
+        text = tokenizer.decode([token], clean_up_tokenization_spaces=False)
+        if raw.startswith("▁") and not text.startswith(" "):
+            text = f" {text}"  # decoding drops the space of a first word
+        pieces.append(text.replace(" ", "▁").replace("\n", "↵") or raw)
+    return pieces
+
+
+LEGEND = Text.assemble(
+    ("round, accepted of drafted: ", "dim"),
+    ("accepted draft", "green"),
+    "  +",
+    ("the target's own token", "bold yellow"),
+    "  ×",
+    ("rejected draft", "red strike"),
+)
+
+
+def show_round(number: int, played: Round, pieces: Callable[[Sequence[int]], list[str]]) -> Text:
+    """One line for a round, readable without colour too."""
+    parts = split_round(played)
+    line = Text(f"{number:>3} {len(parts.accepted):>3}/{len(played.drafted):<3}")
+    line.append(" ".join(pieces(parts.accepted)), style="green")
+    for piece in pieces(parts.added):
+        line.append(" +")
+        line.append(piece, style="bold yellow")
+    if parts.rejected:
+        line.append("  ×")
+        line.append(" ".join(pieces(parts.rejected)), style="red strike")
+    return line

@@ -1,0 +1,109 @@
+"""How a command is run: what it prints on mistakes and interruptions, and its exit code."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any, NoReturn
+
+import typer
+
+from drafttrain.config.base import Interrupted
+
+USER_ERROR, BUG, INTERRUPTED = 2, 1, 130
+"""Exit codes."""
+
+TYPER_STYLE: dict[str, Any] = {
+    "add_completion": False,
+    "rich_markup_mode": "rich",
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+
+
+def recipe_command(recipe: Callable[..., None]) -> Callable[..., None]:
+    """Turn a recipe's function into a command with the same errors and exit codes as drafttrain.
+
+    Its help is the module's own docstring, which says how to launch it.
+    """
+    module = sys.modules[recipe.__module__]
+    single = typer.Typer(**TYPER_STYLE)
+    paragraphs = str(module.__doc__).replace("\n\n", "\n\n\b\n")
+    single.command(help=f"\b\n{paragraphs}")(recipe)
+
+    @wraps(recipe)
+    def run(arguments: Sequence[str] | None = None) -> None:
+        quiet_libraries()
+        given = sys.argv[1:] if arguments is None else arguments
+        run_command(single, Path(str(module.__file__)).name, given, resumable=True)
+
+    return run
+
+
+def run_command(
+    command: typer.Typer, name: str, arguments: Sequence[str], resumable: bool = False
+) -> None:
+    """Run a command; mistakes in input end in one line on standard error and exit code 2.
+
+    resumable: run again, it continues. SIGTERM ends any command as Ctrl-C does.
+    """
+    came: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        came.append(number)
+        if number == signal.SIGTERM:  # a launcher may send it again: leaving has begun
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, interrupt)
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    try:
+        code = command(args=arguments, prog_name=name, standalone_mode=False)
+    except typer.TyperException as error:
+        _fail(name, error.format_message(), USER_ERROR)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except Interrupted as interruption:
+        _fail(name, str(interruption), INTERRUPTED)
+    except Exception as error:
+        if debug:
+            raise
+        if came:  # a library made an error of its own of the interruption
+            _fail(name, _interrupted(resumable), INTERRUPTED)
+        if isinstance(error, ValueError | OSError):
+            _fail(name, str(error), USER_ERROR)
+        _fail(name, f"{type(error).__name__}: {error} (a bug; --debug shows where)", BUG)
+    if code == INTERRUPTED:
+        _fail(name, _interrupted(resumable), INTERRUPTED)
+    raise SystemExit(code or 0)
+
+
+def _interrupted(resumable: bool) -> str:
+    return f"interrupted{_way_on() if resumable else ''}"
+
+
+def _way_on() -> str:
+    from drafttrain.config.relaunch import launch_command
+
+    return f"; go on with: {launch_command()}"
+
+
+def _fail(name: str, message: str, code: int) -> NoReturn:
+    print(f"{name}: {' '.join(message.split())}", file=sys.stderr)
+    raise SystemExit(code) from None
+
+
+def quiet_libraries() -> None:
+    """No progress bars of weight loading and no advice from libraries between our own lines."""
+    import datasets
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    datasets.utils.logging.set_verbosity_error()
+    datasets.disable_progress_bars()

@@ -1,0 +1,358 @@
+"""Find a cascade's increments: measure costs, replay candidates, report, write cascade.yaml."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import yaml
+from datasets import Dataset
+from rich.console import Console
+
+from drafttrain.build.cascades import build_levels, cascade_ratios
+from drafttrain.build.method import build_method, build_sampling, build_verifier, check_method
+from drafttrain.build.pairs import Pair, load_pair
+from drafttrain.commands.eval import LOG_WIDTH
+from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import TuneCascadeConfig
+from drafttrain.config.decode import CascadeConfig, DecodeConfig, VerifierConfig
+from drafttrain.config.inputs import DataConfig
+from drafttrain.data.inputs.prompts import load_inputs
+from drafttrain.decoding.drafters.cascade import Level
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.evaluation.cascades.candidates import Candidate, kind_of, neighbours, propose
+from drafttrain.evaluation.cascades.report import (
+    CandidateResult,
+    CascadeReport,
+    ReplayedCalls,
+    RungFacts,
+    results,
+    summarise,
+    write_cascade_report,
+)
+from drafttrain.evaluation.cascades.search import (
+    CascadeReplay,
+    Halving,
+    Searched,
+    search,
+    search_around,
+)
+from drafttrain.evaluation.cascades.tables import cascade_lines, cascade_table
+from drafttrain.evaluation.environment import describe_environment
+from drafttrain.evaluation.metrics import count_rounds, measured_costs
+from drafttrain.evaluation.report import DataFacts, write_text
+from drafttrain.evaluation.runner import (
+    EvaluationOptions,
+    Prompt,
+    Skipped,
+    decode_interleaved,
+    read_prompts,
+)
+from drafttrain.evaluation.summary import data_facts, target_facts
+
+TIMING_REPEATS = 3
+REPORT = "tune-cascade.json"
+
+
+@dataclass(frozen=True)
+class Reporting:
+    """Prompts that choose nothing."""
+
+    prompts: list[Prompt]
+    skipped: list[Skipped]
+    data: DataConfig
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a search works on, loaded and checked."""
+
+    settings: TuneCascadeConfig
+    decode: DecodeConfig
+    """The default cascade."""
+    pair: Pair
+    target: CachedModel
+    levels: list[Level]
+    prompts: list[Prompt]
+    skipped: list[Skipped]
+    reporting: Reporting | None
+
+
+def tune_cascade(settings: TuneCascadeConfig) -> None:
+    """Run the search that the settings describe, write its files, print its table.
+
+    Raises ValueError, before any weights load, for settings that do not go together.
+    """
+    decode = check_tuning(settings)
+    rows = load_inputs(settings.data)
+    report_rows = (
+        None if settings.report_data is None else load_inputs(settings.report_data, "report_data")
+    )
+    bench = open_bench(settings, decode, rows, report_rows)
+    costs = level_costs(bench)
+    began = perf_counter()
+    replay = make_replay(bench)
+    searched = find_increments(bench, replay, costs)
+    seconds = perf_counter() - began
+    report = make_report(bench, replay, searched, costs, seconds)
+    write_cascade_report(report, report_path(settings.out))
+    write_text(settings.out, cascade_yaml(report, settings))
+    print_search(report, settings.out)
+
+
+def check_tuning(settings: TuneCascadeConfig) -> DecodeConfig:
+    """The default cascade, with the settings checked before anything is loaded.
+
+    Raises ConfigError for settings that cannot work.
+    """
+    check_out(settings.out)
+    decode = decoding(settings, CascadeConfig(drafters=settings.cascade))
+    check_method(decode)
+    if max(settings.leniency) > 1:  # refused where it counts for nothing
+        lenient = CascadeConfig(drafters=settings.cascade, leniency=max(settings.leniency))
+        check_method(decoding(settings, lenient))
+    return decode
+
+
+def check_out(out: Path) -> None:
+    if out.suffix not in (".yaml", ".yml") or out.is_dir():
+        raise ConfigError(f"out = {str(out)!r} is no file name ending in .yaml; give one")
+    nearest = next(parent for parent in out.absolute().parents if parent.exists())
+    if not nearest.is_dir():
+        raise ConfigError(f"out = {str(out)!r}: {str(nearest)!r} is a file, not a folder")
+
+
+def decoding(settings: TuneCascadeConfig, cascade: CascadeConfig) -> DecodeConfig:
+    """The method that a cascade is."""
+    return DecodeConfig(
+        drafter=settings.drafter,
+        bigrams=settings.bigrams,
+        cascade=cascade,
+        sampling=settings.sampling,
+    )
+
+
+def open_bench(
+    settings: TuneCascadeConfig, decode: DecodeConfig, rows: Dataset, report_rows: Dataset | None
+) -> Bench:
+    """Load the models and tokenise the prompts."""
+    pair = load_pair(settings.target, settings.drafter, settings.cascade, bigrams=settings.bigrams)
+    target = CachedModel(pair.target.model)
+    prompts, skipped = read_prompts(pair.target, target, rows)
+    reporting = None
+    if report_rows is not None:
+        assert settings.report_data is not None
+        read = read_prompts(pair.target, target, report_rows)
+        reporting = Reporting(*read, settings.report_data)
+    levels = build_levels(decode, pair)
+    return Bench(settings, decode, pair, target, levels, prompts, skipped, reporting)
+
+
+def level_costs(bench: Bench) -> dict[str, float]:
+    """What a call of each level costs, in target calls, as the settings ask.
+
+    Measured: mean seconds of a call in the default cascade over those of a call of the target that
+    decodes plainly, both on the same prompts, in turn. Raises ValueError for a level that made no
+    call there.
+    """
+    if bench.settings.costs == "parameters":
+        return cascade_ratios(bench.decode, bench.pair)
+    sampling = bench.settings.sampling
+    options = EvaluationOptions(
+        sampling=build_sampling(sampling),
+        max_new_tokens=sampling.max_new_tokens,
+        seed=sampling.seed,
+        baselines=(),
+        repeats=TIMING_REPEATS,
+        warmup=1,
+    )
+    method = build_method(bench.decode, bench.pair)
+    prompts = bench.prompts[: bench.settings.timing_prompts]
+    plain, default = decode_interleaved(
+        bench.pair.target, bench.target, [method], prompts, options, progress=True
+    )
+    rounds = [played for output in plain.outputs for played in output.rounds]
+    target_seconds = sum(played.target_seconds for played in rounds) / len(rounds)
+    counts = count_rounds(default.outputs)
+    names = [level.name for level in bench.levels]
+    idle = [name for name in names if name not in counts.calls or not counts.calls[name].sum()]
+    if idle:
+        raise ValueError(
+            f"{idle[0]!r} made no call on the {len(prompts)} timing prompts, so its cost is not "
+            "known; raise sampling.max_new_tokens or timing_prompts, or give costs=parameters"
+        )
+    return measured_costs(counts, names, target_seconds)
+
+
+def make_replay(bench: Bench) -> CascadeReplay:
+    sampling = bench.settings.sampling
+    warping = build_sampling(sampling)
+    return CascadeReplay(
+        bench.target,
+        bench.levels,
+        warping,
+        build_verifier(VerifierConfig(), warping),
+        sampling.max_new_tokens,
+        sampling.seed,
+    )
+
+
+def find_increments(bench: Bench, replay: CascadeReplay, costs: dict[str, float]) -> Searched:
+    """Successive halving over the candidates, then the neighbours of the best."""
+    settings, prompts = bench.settings, bench.prompts
+    kinds = [kind_of(level) for level in bench.levels]
+    assert bench.decode.cascade is not None
+    candidates = propose(
+        kinds,
+        bench.decode.cascade.matrix(),
+        settings.leniency,
+        settings.candidates,
+        settings.sampling.seed,
+    )
+
+    def replayed(prompt: int, some: list[Candidate]) -> list:
+        return replay.replay(prompts[prompt], some)
+
+    halving = Halving(settings.first_prompts, settings.finalists)
+    searched = search(candidates, len(prompts), replayed, costs, halving, progress=True)
+    if not settings.local:
+        return searched
+    near = neighbours(searched.best, kinds)
+    return search_around(searched, near, len(prompts), replayed, costs, progress=True)
+
+
+def make_report(
+    bench: Bench,
+    replay: CascadeReplay,
+    searched: Searched,
+    costs: dict[str, float],
+    seconds: float,
+) -> CascadeReport:
+    settings, sampling = bench.settings, bench.settings.sampling
+    found = results(searched, costs, settings.bootstrap)
+    finished = {one.name: one for one in searched.finished}
+    ranked = [finished[result.name] for result in found if result.name in finished]
+    default = next(iter(searched.outputs))
+    alone = next(one for one in ranked if one.origin == "first level alone")
+    calls = {
+        name: ReplayedCalls(asked=record.asked, made=record.made)
+        for name, record in replay.records.items()
+    }
+    reported = report_on(bench, replay, [searched.best, default, alone], costs)
+    paths = [settings.drafter, *settings.cascade]
+    return CascadeReport(
+        target=target_facts(bench.pair.target),
+        levels={level.name: path for level, path in zip(bench.levels, paths, strict=True)},
+        sampling={
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+        },
+        max_new_tokens=sampling.max_new_tokens,
+        costs=costs,
+        costs_from=settings.costs,
+        timing_prompts=min(settings.timing_prompts, len(bench.prompts))
+        if settings.costs == "measured"
+        else 0,
+        data=_data_facts(settings.data, bench.prompts, bench.skipped),
+        rungs=[
+            RungFacts(prompts=rung.prompts, candidates=rung.candidates) for rung in searched.rungs
+        ],
+        candidates=found,
+        best=searched.best.name,
+        default=default.name,
+        first_alone=alone.name,
+        reported_data=None
+        if bench.reporting is None
+        else _data_facts(bench.reporting.data, bench.reporting.prompts, bench.reporting.skipped),
+        reported=reported,
+        replayed=calls,
+        seconds=seconds,
+        environment=describe_environment(),
+    )
+
+
+def _data_facts(data: DataConfig, prompts: list[Prompt], skipped: list[Skipped]) -> DataFacts:
+    return data_facts(data.path, [prompt.reference for prompt in prompts], skipped)
+
+
+def report_on(
+    bench: Bench, replay: CascadeReplay, chosen: list[Candidate], costs: dict[str, float]
+) -> list[CandidateResult]:
+    """What was chosen, on the prompts that chose nothing; empty where there are none."""
+    if bench.reporting is None:
+        return []
+    chosen = list(dict.fromkeys(chosen))
+    played = [replay.replay(prompt, chosen) for prompt in bench.reporting.prompts]
+    outputs = [list(of_one) for of_one in zip(*played, strict=True)]
+    return [
+        summarise(one, its, costs, bench.settings.bootstrap, outputs[0])
+        for one, its in zip(chosen, outputs, strict=True)
+    ]
+
+
+def cascade_yaml(report: CascadeReport, settings: TuneCascadeConfig) -> str:
+    """Settings of `drafttrain eval` and `generate`, with what the choice rests on above them."""
+    best = report.find(report.best)
+    cascade = CascadeConfig(
+        drafters=settings.cascade, increments=best.increments, leniency=best.leniency
+    )
+    content = {
+        "target": settings.target.model_dump(mode="json", exclude_defaults=True),
+        "decode": decoding(settings, cascade).model_dump(mode="json", exclude_defaults=True),
+    }
+    swi, costs = best.metrics["swi"], report.costs.items()
+    machine = report.environment.gpu or report.environment.cpu
+    about = [
+        "Increments found by `drafttrain tune-cascade`. To measure them:",
+        f"  drafttrain eval --config {settings.out} --data FILE",
+        f"target: {report.target.path}",
+        f"a call in target calls, {report.costs_from}: "
+        + ", ".join(f"{name} {cost:.4f}" for name, cost in costs),
+        f"chosen on: {report.data.prompts} inputs of {report.data.path}, "
+        f"SWI {swi.value:.3f} ({swi.low:.3f} to {swi.high:.3f})",
+        f"machine: {machine}, {report.environment.threads} threads; {report.environment.date}",
+    ]
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, default_flow_style=None)
+    return "".join(f"# {' '.join(line.splitlines())}\n" for line in about) + text
+
+
+def report_path(out: Path) -> Path:
+    """tune-cascade.json beside cascade.yaml; NAME.tune-cascade.json beside NAME.yaml."""
+    return out.with_name(REPORT if out.stem == "cascade" else f"{out.stem}.{REPORT}")
+
+
+def print_search(report: CascadeReport, out: Path) -> None:
+    """The table, what it says, and where the files lie."""
+    console = Console()
+    if not console.is_terminal:  # a log file has room for whole columns
+        console = Console(width=LOG_WIDTH)
+    console.print(cascade_table(report))
+    for line in cascade_lines(report):
+        console.print(line, highlight=False, markup=False)
+    for line in (f"cascade: {out}", f"report: {report_path(out)}"):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def plan_search(settings: TuneCascadeConfig) -> str:
+    """What a search would do, without loading any weights or writing anything."""
+    decode = check_tuning(settings)
+    assert decode.cascade is not None
+    prompts = [f"{len(load_inputs(settings.data))} of {settings.data.path} to choose"]
+    if settings.report_data is not None:
+        count = len(load_inputs(settings.report_data, "report_data"))
+        prompts.append(f"{count} of {settings.report_data.path} to report")
+    costs = "parameters over the target's"
+    if settings.costs == "measured":
+        costs = f"measured on {settings.timing_prompts} prompts {TIMING_REPEATS} times"
+    return "\n".join(
+        [
+            f"levels      {', '.join([settings.drafter, *settings.cascade])}",
+            f"candidates  {settings.candidates}, on {settings.first_prompts} prompts first",
+            f"leniency    {', '.join(f'{one:g}' for one in settings.leniency)}",
+            f"prompts     {'; '.join(prompts)}",
+            f"costs       {costs}",
+            f"out         {settings.out}, {report_path(settings.out)}",
+        ]
+    )

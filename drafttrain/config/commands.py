@@ -1,0 +1,275 @@
+"""Settings of the commands, one frozen model each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+)
+
+from drafttrain.config.base import Config
+from drafttrain.config.decode import DecodeConfig, SamplingConfig, VerifierConfig
+from drafttrain.config.inputs import DataConfig, TargetConfig
+
+
+class DistillConfig(Config):
+    """`drafttrain distill`: the target's own outputs, as Parquet shards with a manifest."""
+
+    target: TargetConfig
+    data: DataConfig
+    out: Path
+    """Folder for the shards and manifest.json."""
+    method: Literal["greedy", "beam", "sample"] = "greedy"
+    """How the target decodes. Greedy outputs make the drafter agree with greedy decoding."""
+    num_beams: PositiveInt = 5
+    """Beams, where method is beam."""
+    sampling: SamplingConfig = SamplingConfig()
+    """Temperature, top-k and top-p count where method is sample; max_new_tokens always."""
+    batch_tokens: PositiveInt = 4096
+    """Source tokens (rows x longest row) decoded at once by a process. The keys and values of
+    these and of the rows' new tokens are held in memory: see --dry-run."""
+    shard_rows: PositiveInt = 2048
+    """Input rows a shard; a shard is the unit that is written, resumed and shared out."""
+    max_source_tokens: PositiveInt = 512
+    """Inputs longer than this are skipped and reported by row number."""
+    share: str | None = None
+    """0/4: write every fourth shard, from number 0 on. For launches that share a folder only."""
+
+
+class BigramsConfig(Config):
+    """`drafttrain bigrams`: which token usually follows each, for drafts by Max-Gram."""
+
+    distilled: Path
+    """Folder made by `drafttrain distill`."""
+    out: Path
+    """The table, a .safetensors file."""
+
+
+MethodKind = Literal[
+    "sd", "spectr", "specinfer", "rsd-c", "rsd-s", "opt-tree", "binary", "eagle", "sequoia"
+]
+
+
+class EvalConfig(Config):
+    """`drafttrain eval`: what a drafter is worth on a target and inputs."""
+
+    target: TargetConfig | None = None
+    """Default: the target the newest run (or the given drafter) was trained for."""
+    data: DataConfig | None = None
+    """Default: the held-out rows of the newest run."""
+    decode: DecodeConfig = DecodeConfig()
+    mode: Literal["decode", "teacher-forced"] = "decode"
+    """decode: the truth. teacher-forced: acceptance from one parallel pass, fast."""
+    others: dict[str, DecodeConfig] = {}
+    """More methods by the names that reports give them, measured in the same interleaved run, with
+    the sampling of `decode`: {copied: {drafter: max-gram}, ...}."""
+    sweep: dict[str, list[float]] = {}
+    """Values to try, for example {k: [5, 10], h: [0.5, 0.7], beta: [3], tau: [1.0, 2.0]}. Every k,
+    h, entropy, confidence and delta is a stop policy, measured with the verifier asked for; beta
+    and tau add Spec-Verification at each of their pairs."""
+    methods: tuple[MethodKind, ...] = ()
+    """Methods to compare at the depths and budgets given: sd (a chain), spectr, specinfer, rsd-c,
+    rsd-s, opt-tree, binary, eagle, sequoia. Every tree that the RSD paper (Appendix C.3) tries at a
+    depth or a budget is measured."""
+    depth: tuple[PositiveInt, ...] = ()
+    """Levels of the trees compared by `methods`."""
+    budget: tuple[PositiveInt, ...] = ()
+    """Drafted tokens a round of the trees compared by `methods`."""
+    rank_data: DataConfig | None = None
+    """Prompts on which acceptance by rank is measured for sequoia; not those reported on."""
+    baselines: tuple[Literal["generate", "beam"], ...] = ("generate", "beam")
+    """Transformers' own `generate` (greedy or sampling as asked) and beam search."""
+    num_beams: PositiveInt = 5
+    repeats: PositiveInt = 3
+    """Interleaved timing rounds; medians are reported."""
+    warmup: NonNegativeInt = 3
+    """Inputs decoded by every method before timing starts."""
+    bootstrap: PositiveInt = 1000
+    """Resamples of the prompts for the 95 % intervals."""
+    bleu_tokenizer: str = "13a"
+    """sacrebleu's tokenizer: 13a, or zh, ja-mecab, ko-mecab, char for such outputs."""
+    report: Path | None = None
+    """Where report.json goes; samples.jsonl and the plot lie beside it."""
+
+
+class GenerateConfig(Config):
+    """`drafttrain generate`: decode texts, with or without a drafter."""
+
+    target: TargetConfig | None = None
+    """Default: the target the drafter was trained for."""
+    data: DataConfig | None = None
+    decode: DecodeConfig = DecodeConfig()
+
+
+class CacheConfig(Config):
+    """`drafttrain cache`: what acceptance heads are trained on, computed once.
+
+    Distilled outputs -> a teacher-forced pass of target and drafter -> drafted tokens and how
+    likely each is accepted -> the drafter's hidden states at them, as safetensors shards.
+    """
+
+    target: TargetConfig
+    drafter: str
+    """Folder or Hub name of the drafter."""
+    distilled: Path
+    """Folder of the target's outputs, made by `drafttrain distill`."""
+    out: Path
+    """Folder for the shards and manifest.json."""
+    sampling: SamplingConfig | None = None
+    """The warping (temperature, top_k, top_p) that decoding will use; labels are made under it.
+    Default: as the outputs were decoded."""
+    state: Literal["drawn", "token"] = "drawn"
+    """What heads read, where the drafter drafts token by token: what is known when a token is
+    drawn, or the hidden state at its own position, a pass later (SpecDec++)."""
+    mixing: float | None = Field(default=None, ge=0.0, le=1.0)
+    """r, for `token` states: share of positions that keep the target's own token; the others are
+    drafted and in the loss (SpecDec++ Section 3.2). Default: 0.15."""
+    mixes: PositiveInt = 1
+    """R: how often drafted tokens and mixing are drawn anew; epochs cycle over them."""
+    dtype: Literal["float32", "float16"] = "float32"
+    """Storage of hidden states."""
+    seed: NonNegativeInt = 0
+    batch_tokens: PositiveInt = 4096
+    """Tokens (rows x longest row) in a forward pass."""
+    shard_rows: PositiveInt = 512
+    """Distilled rows a shard."""
+    k: PositiveInt = 10
+    """Slots of a block, where the drafter drafts blocks."""
+    blocks_per_row: PositiveInt | None = None
+    """Blocks drawn from each output, where the drafter drafts blocks. Default: one at every
+    prefix."""
+
+
+class TuneConfig(Config):
+    """`drafttrain tune`: replay one logged trace under every stop policy, and choose."""
+
+    target: TargetConfig | None = None
+    """Default: the target of the run that the heads come from."""
+    drafter: str | None = None
+    """Default: the drafter of that run."""
+    heads: Path | None = None
+    """A head, or the run of a sweep. Default: the newest run of heads."""
+    data: DataConfig | None = None
+    """Prompts to choose on. Default: the held-out prompts of the run."""
+    report_data: DataConfig | None = None
+    """Prompts to report on; never used to choose. Default: report on `data`, and say so."""
+    sampling: SamplingConfig | None = None
+    """Default: as the heads' labels were made."""
+    lengths: tuple[PositiveInt, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14)
+    """Fixed draft lengths to compare with."""
+    h: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+    """Thresholds of the heads."""
+    entropy: tuple[PositiveFloat, ...] = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
+    """Thresholds of the entropy policy."""
+    max_draft: PositiveInt = 20
+    """Most tokens a policy may draft in a round."""
+    replicates: PositiveInt = 4
+    """How often the coins of acceptance are tossed for each output (sampling only)."""
+    timing_prompts: PositiveInt = 20
+    """Prompts that are decoded to measure t_draft and t_target."""
+    bootstrap: PositiveInt = 1000
+    """Resamples of the prompts for the 95 % intervals."""
+    report: Path | None = None
+    """Where the report goes (JSON); its plots lie beside it. Default: tune.json in the run."""
+    policy: Path | None = None
+    """Where policy.json goes. Default: beside the chosen head."""
+
+
+class TuneCascadeConfig(Config):
+    """`drafttrain tune-cascade`: the increments and leniency of a cascade, found by replay."""
+
+    target: TargetConfig
+    drafter: str
+    """Folder or Hub name of the largest drafter."""
+    cascade: tuple[str, ...] = Field(min_length=1)
+    """Smaller drafters behind it, from the largest down, as a rule to max-gram."""
+    bigrams: str | None = None
+    """max-gram: table of likeliest successors, made by `drafttrain bigrams`."""
+    data: DataConfig
+    """Prompts to choose on."""
+    report_data: DataConfig | None = None
+    """Prompts to report on; never used to choose. Default: report on `data`, and say so."""
+    sampling: SamplingConfig = SamplingConfig()
+    """How the target decodes; seed also draws the candidates."""
+    leniency: tuple[Annotated[float, Field(ge=1.0)], ...] = Field(default=(1.0,), min_length=1)
+    """Values of l to try, where a language model reviews another."""
+    candidates: int = Field(default=64, ge=2)
+    """Matrices to try: the default, the first level alone at some lengths, and random ones."""
+    first_prompts: PositiveInt = 8
+    """Prompts that all candidates see; the better half sees twice as many, and so on."""
+    finalists: PositiveInt = 4
+    """Candidates that see all prompts, at least."""
+    local: bool = True
+    """Then try increments that differ by one or two from the best, on all prompts."""
+    costs: Literal["measured", "parameters"] = "measured"
+    """What a call of each level costs in target calls: seconds on this machine, or parameters."""
+    timing_prompts: PositiveInt = 10
+    """Prompts that are decoded to measure costs, by plain decoding and the default cascade."""
+    bootstrap: PositiveInt = 1000
+    """Resamples of the prompts for the 95 % intervals."""
+    out: Path = Path("cascade.yaml")
+    """Settings to write, for `drafttrain eval --config`; tune-cascade.json lies beside them."""
+
+    @field_validator("cascade", "leniency", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return value.split(",") if isinstance(value, str) else value
+
+
+class ExportConfig(Config):
+    """`drafttrain export`: a drafter, its head and its policy as one folder for other programs."""
+
+    drafter: str
+    """Folder or Hub name of the drafter; a run of recipes/train_spec_drafter.py is its final/."""
+    head: Path | None = None
+    """Folder of the acceptance head."""
+    heads: Path | None = None
+    """A run of heads, instead of one head: policy.json in it says which."""
+    policy: Path | None = None
+    """The policy.json. Default: the one beside the head, if there is one."""
+    h: float | None = Field(default=None, gt=0.0, lt=1.0)
+    """Stop when a rejection is likelier than this. Default: policy.json's, else 0.7."""
+    verifier: VerifierConfig | None = None
+    """The verifier in policy.json; kind=spec-verification makes greedy decoding lossy. Default: the
+    policy's, else auto (lossless)."""
+    target: str | None = None
+    """Hub name or folder of the target, for the model card and the check of decoding. Default: as
+    the head or the drafter recorded it."""
+    license: str | None = None
+    """Licence of the drafter, as the Hub names it (apache-2.0, cc-by-4.0, other)."""
+    target_license: str | None = None
+    """Licence of the target, for the model card: it may bind what was trained from it."""
+    training_data: str | None = None
+    """What the drafter was trained on, for the model card: a Hub name or words. Default: as its
+    run recorded it."""
+    data_license: str | None = None
+    """Licence of the training data, for the model card."""
+    report: Path | None = None
+    """Measured numbers for the model card, written by `drafttrain eval` or `drafttrain tune`; the
+    plot beside it goes along. Default: report.json in the drafter's run, if there is one."""
+    out: Path
+    """The folder to write."""
+    num_assistant_tokens: PositiveInt | None = None
+    """Draft length of Transformers' own assisted generation, and of the commands in the card.
+    Default: the policy's k, else 20."""
+    assistant_confidence_threshold: float | None = Field(default=None, ge=0.0, lt=1.0)
+    """Transformers' own stop in assisted generation; 0: none. Default: 0 for a policy of fixed
+    length, else the policy's confidence, else 0.4."""
+    check: Literal["auto", "target", "drafter"] = "auto"
+    """What is decoded on 20 inputs before the folder gets its name. target: the target with
+    custom_generate, against plain greedy `generate` (loads the target). drafter: drafts alone,
+    against those of the original. auto: target, where it is a folder on this machine."""
+    data: DataConfig | None = None
+    """Inputs of that check. Default: the held-out rows of the drafter's run, else random tokens."""
+    force: bool = False
+    """Replace an earlier export."""
+    push: str | None = None
+    """Repository on the Hub (USER/NAME) that the verified folder is pushed to."""
+    private: bool = False
+    """Make that repository private, where it does not exist yet."""

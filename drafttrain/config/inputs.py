@@ -1,0 +1,68 @@
+"""Where models and inputs come from."""
+
+from __future__ import annotations
+
+from pydantic import (
+    NonNegativeInt,
+    PositiveInt,
+)
+
+from drafttrain.config.base import Config, Precision
+
+
+class TargetConfig(Config):
+    """The large model whose output is to be reproduced faster."""
+
+    path: str
+    """Hub name or local folder of the target model."""
+    revision: str | None = None
+    """Hub revision (branch, tag or commit)."""
+    dtype: Precision = "float32"
+    """Weights and activations while decoding."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    trust_remote_code: bool = False
+    """Run Python code that lies beside the model's weights. Off unless you trust its author."""
+
+
+class DataConfig(Config):
+    """Input texts: a Hub name, a local file (json, jsonl, parquet, csv, txt, each also .gz),
+    two line-aligned files, or a folder written by `datasets`."""
+
+    path: str
+    """Hub name, file or folder of the inputs."""
+    reference_path: str | None = None
+    """Second file, line-aligned with `path`, that holds the references."""
+    config_name: str | None = None
+    """Configuration of a Hub data set (wmt14: de-en)."""
+    split: str = "train"
+    """Split of a Hub data set or `datasets` folder."""
+    input_column: str | None = None
+    """Column of the inputs, texts or chats. Default: messages (chats), source, prompt, text,
+    document or turns (the first of each list), whichever exists."""
+    template: str | None = None
+    """The input made of a row's columns, instead of one column: "{question} (A) {choices[0]}"."""
+    reference_column: str | None = None
+    """Column of the references. Default: reference, target, response, summary or
+    canonical_solution, if one exists; of chats, the assistant's turn at the end."""
+    source_language: str | None = None
+    """For rows of {"translation": {LANG: text}}: language of the inputs."""
+    target_language: str | None = None
+    """For rows of {"translation": {LANG: text}}: language of the references."""
+    prefix: str = ""
+    """Text put before every input (T5: "translate English to German: ")."""
+    suffix: str = ""
+    """Text put after every input ("\\nAnswer:")."""
+    chat: bool = False
+    """Put every text as a user's message through the tokenizer's chat template (decoder-only
+    targets). Rows that are chats are rendered with it in any case."""
+    where: dict[str, str | int | float | bool] = {}
+    """Keep only the rows with these values, as {category: math_reasoning}; skip and limit count
+    what is kept."""
+    skip: NonNegativeInt = 0
+    """Rows to leave out at the start."""
+    limit: PositiveInt | None = None
+    """Most rows to use."""
+    splices: NonNegativeInt = 0
+    """For distillation: so many more inputs for each of these, without references, made of two that
+    share two words: the start of one, the end of the other. The target answers them all."""

@@ -1,0 +1,40 @@
+"""policy.json: the stop policy and the verifier that were chosen for a drafter."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import (
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+)
+
+from drafttrain.config.base import Config
+from drafttrain.config.decode import VerifierConfig
+
+
+class Policy(Config):
+    """policy.json: the stop policy that was chosen for a drafter, and for which decoding.
+
+    It lies beside the acceptance head's folder; other keys in it are facts about the choice.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+    stop: Literal["fixed", "entropy", "confidence", "head"]
+    """As StopConfig.kind, and so are the values below."""
+    k: PositiveInt | None = None
+    max_draft: PositiveInt = 20
+    head: str | None = None
+    """Name of the head (D3-w6): its folder in a run of heads."""
+    h: float | None = Field(default=None, gt=0.0, lt=1.0)
+    entropy: PositiveFloat | None = None
+    confidence: float | None = Field(default=None, gt=0.0, lt=1.0)
+    sampling: dict[str, float] = {}
+    """Temperature, top_k and top_p that it was chosen for; under others the output is as exact."""
+    drafter: str | None = None
+    """What proposes: in an export the drafter's model_type (spec-drafter, llama, ...)."""
+    verifier: VerifierConfig = VerifierConfig()
+    """How drafted tokens are accepted; spec-verification counts in greedy decoding only."""

@@ -1,0 +1,95 @@
+"""Batches for block heads: which positions of each output every head learns from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from drafttrain.decoding.drafters.block_heads import head_logits
+from drafttrain.decoding.engine.teacher_forcing import states_before
+
+
+@dataclass(frozen=True)
+class BlockRowsBatch:
+    """Outputs with their sources, and the M states of them that heads learn from.
+
+    A state is the one that a row of the target's logits comes from; those of all outputs count on
+    from one output to the next.
+    """
+
+    sources: Sequence[Sequence[int]]
+    """B x [S_b]"""
+    targets: Sequence[Sequence[int]]
+    """B x [L_b], EOS included."""
+    counts: tuple[int, ...]
+    """States of each head, one head's after the other's."""
+    rows: Tensor
+    """[M] number of each state among those of all outputs."""
+    labels: Tensor
+    """[M] the token that the head is to predict from it."""
+
+    def to(self, device: torch.device) -> BlockRowsBatch:
+        rows, labels = self.rows.to(device), self.labels.to(device)
+        return BlockRowsBatch(self.sources, self.targets, self.counts, rows, labels)
+
+
+@dataclass(frozen=True)
+class BlockRowsCollator:
+    """Draws positions afresh for each (seed, epoch, row).
+
+    Head 1 learns from `positions` of each output, head j from a j-th of them and one at least, or
+    from all where there are fewer: a draft ends at its first miss, so the first heads count most.
+    """
+
+    heads: int
+    positions: int
+    seed: int
+
+    def __call__(self, examples: Sequence[tuple[int, int, list[int], list[int]]]) -> BlockRowsBatch:
+        """Examples are (epoch, row, source_ids, target_ids)."""
+        rows: list[list[np.ndarray]] = [[] for _ in range(self.heads)]
+        labels: list[list[np.ndarray]] = [[] for _ in range(self.heads)]
+        start = 0
+        for epoch, row, _, target in examples:
+            random = np.random.default_rng((self.seed, 1, epoch, row))
+            tokens = np.asarray(target)
+            for j in range(1, min(self.heads, len(target) - 1) + 1):
+                room = len(target) - j  # the state that judges y_i is head j's for y_{i + j}
+                chosen = random.permutation(room)[: -(-self.positions // j)]
+                rows[j - 1].append(start + chosen)
+                labels[j - 1].append(tokens[chosen + j])
+            start += len(target)
+        return BlockRowsBatch(
+            sources=[example[2] for example in examples],
+            targets=[example[3] for example in examples],
+            counts=tuple(sum(map(len, of_head)) for of_head in rows),
+            rows=_joined(rows),
+            labels=_joined(labels),
+        )
+
+
+def _joined(of_heads: list[list[np.ndarray]]) -> Tensor:
+    parts = [part for of_head in of_heads for part in of_head]
+    whole = np.concatenate(parts) if parts else np.empty(0)
+    return torch.from_numpy(whole.astype(np.int64))
+
+
+@dataclass(frozen=True)
+class FrozenTarget:
+    """The target that heads sit on, as training sees it: none of its weights are trained."""
+
+    model: PreTrainedModel
+
+    def states(self, batch: BlockRowsBatch) -> Tensor:
+        """The states that the batch chose, without gradient. Shapes: -> [M, D]."""
+        model = self.model.to(batch.rows.device)
+        return torch.cat(states_before(model, batch.sources, batch.targets))[batch.rows]
+
+    def logits(self, states: Tensor) -> Tensor:
+        """What heads say, through the target's output projection. Shapes: [M, D] -> [M, V]."""
+        return head_logits(self.model, states)

@@ -1,0 +1,160 @@
+"""What a distillation will take, and what forbids it, before any weights are loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import datasets
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    PretrainedConfig,
+)
+
+from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import DistillConfig
+from drafttrain.data.inputs.prompts import load_inputs
+from drafttrain.data.inputs.tokens import check_chats, tokenize_prompts
+from drafttrain.data.shards.outputs import MANIFEST, read_manifest, shard_path
+from drafttrain.data.shards.sharing import read_share
+from drafttrain.decoding.engine.architectures import position_limit
+from drafttrain.models.loading import check_target, choose_device, load_tokenizer
+
+
+@dataclass(frozen=True)
+class DistillPlan:
+    """What a distillation will take, known before any weights are loaded."""
+
+    rows: int
+    shards: int
+    shards_there: int
+    """Shards that an earlier run has left."""
+    batches: int
+    """Estimated from the sample."""
+    source_tokens: int
+    """Estimated from the sample."""
+    target_tokens: int
+    """Estimated: outputs as long as their inputs, but for max_new_tokens; decoder-only targets:
+    at most, all outputs of max_new_tokens."""
+    longest_source: int
+    """Tokens of the longest input in the sample."""
+    sampled_rows: int
+    disk_bytes: int
+    """Estimated."""
+    parameters: int
+    weight_bytes: int
+    cache_bytes: int
+    """Keys and values of one full batch (times the beams), at max_new_tokens."""
+
+    def __str__(self) -> str:
+        mib = 2**20
+        return (
+            f"{self.rows:,} rows, about {self.source_tokens:,} source tokens (longest of "
+            f"{self.sampled_rows:,} sampled: {self.longest_source}) and {self.target_tokens:,} "
+            f"generated ones, {self.batches:,} batches in "
+            f"{self.shards} shards ({self.shards_there} there), about "
+            f"{self.disk_bytes / mib:,.1f} MiB on disk; target of {self.parameters:,} parameters, "
+            f"{self.weight_bytes / mib:,.0f} MiB, at most {self.cache_bytes / mib:,.0f} MiB of "
+            "keys and values"
+        )
+
+
+def check_distillation(config: DistillConfig, group: str = "data") -> datasets.Dataset:
+    """The inputs, once all is checked that can be without the target's weights.
+
+    `group` is how the user calls the inputs' settings. Raises ConfigError.
+    """
+    check_distill_settings(config)
+    model_config = check_target(config.target)
+    choose_device(config.target.device)
+    check_lengths(config, model_config)
+    if (config.out / MANIFEST).is_file():
+        read_manifest(config.out)
+    inputs = load_inputs(config.data, group)
+    check_chats(load_tokenizer(config.target), inputs, not model_config.is_encoder_decoder)
+    return inputs
+
+
+def plan_distillation(config: DistillConfig, sample: int = 1000) -> DistillPlan:
+    """Rows, tokens, batches, disk and memory of a run. Loads the inputs and the tokenizer only."""
+    inputs = check_distillation(config)
+    model_config = check_target(config.target)
+    decoder_only = not model_config.is_encoder_decoder
+    tokenizer = load_tokenizer(config.target)
+    step = max(1, len(inputs) // sample)
+    chosen = inputs.select(range(0, len(inputs), step))
+    lengths = [len(ids) for ids in tokenize_prompts(tokenizer, chosen, decoder_only)]
+    tokens = round(sum(lengths) * len(inputs) / len(lengths))
+    most = config.sampling.max_new_tokens
+    outputs = [most if decoder_only else min(length, most) for length in lengths]
+    new_tokens = round(sum(outputs) * len(inputs) / len(lengths))
+    kind = AutoModelForCausalLM if decoder_only else AutoModelForSeq2SeqLM
+    with torch.device("meta"):
+        model = kind.from_config(model_config, trust_remote_code=config.target.trust_remote_code)
+    width = torch.finfo(getattr(torch, config.target.dtype)).bits // 8
+    shards = -(-len(inputs) // config.shard_rows)
+    rows_a_batch = max(1, config.batch_tokens * len(lengths) // max(1, sum(lengths)))
+    positions = rows_a_batch * most + config.batch_tokens
+    beams = config.num_beams if config.method == "beam" else 1
+    return DistillPlan(
+        rows=len(inputs),
+        shards=shards,
+        shards_there=sum(shard_path(config.out, i).is_file() for i in range(shards)),
+        batches=sum(
+            -(-min(config.shard_rows, len(inputs) - i * config.shard_rows) // rows_a_batch)
+            for i in range(shards)
+        ),
+        source_tokens=tokens,
+        target_tokens=new_tokens,
+        longest_source=max(lengths),
+        sampled_rows=len(lengths),
+        disk_bytes=2 * (tokens + new_tokens) + 8 * len(inputs),  # two bytes a token after zstd
+        parameters=model.num_parameters(),
+        weight_bytes=model.num_parameters() * width,
+        cache_bytes=_cache_numbers(model_config) * positions * beams * width,
+    )
+
+
+def _cache_numbers(model_config: PretrainedConfig) -> int:
+    """Numbers in the keys and values of one position; fewer heads where queries share them."""
+    if not model_config.is_encoder_decoder:
+        model_config = model_config.get_text_config(decoder=True)
+    hidden, heads = model_config.hidden_size, model_config.num_attention_heads
+    settings = model_config.to_dict()
+    shared = settings.get("num_key_value_heads") or heads
+    head = settings.get("head_dim") or hidden // heads
+    return 2 * model_config.num_hidden_layers * shared * head
+
+
+def check_lengths(config: DistillConfig, model_config: PretrainedConfig) -> None:
+    """The target must have positions for `max_new_tokens`. Raises ConfigError."""
+    positions = position_limit(model_config)
+    wanted = config.sampling.max_new_tokens
+    most = positions if model_config.is_encoder_decoder or positions is None else positions - 1
+    if most is not None and wanted > most:
+        prompt = "" if model_config.is_encoder_decoder else ", prompt included"
+        raise ConfigError(
+            f"sampling.max_new_tokens = {wanted}, but the target has only {positions} positions"
+            f"{prompt}; use sampling.max_new_tokens={most} or less"
+        )
+
+
+def check_distill_settings(config: DistillConfig) -> None:
+    """Settings that contradict each other. Raises ConfigError."""
+    read_share(config.share)
+    sampling = config.sampling
+    if config.method == "sample" and sampling.temperature == 0:
+        raise ConfigError(
+            "sampling.temperature = 0.0 with method = 'sample' would be greedy decoding; "
+            "use sampling.temperature=1.0, or method=greedy"
+        )
+    if config.method == "beam" and config.num_beams == 1:
+        raise ConfigError(
+            "num_beams = 1 with method = 'beam' would be greedy decoding; use num_beams=5, "
+            "or method=greedy"
+        )
+    if sampling.seed < 0:
+        raise ConfigError(f"sampling.seed = {sampling.seed}; use a seed of 0 or more")
+    if config.out.exists() and not config.out.is_dir():
+        raise ConfigError(f"out = {str(config.out)!r} is a file; give a folder")

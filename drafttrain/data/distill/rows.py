@@ -1,0 +1,56 @@
+"""What a recipe's drafter learns from: the target's own outputs, made where they are missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import datasets
+import numpy as np
+
+from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import DistillConfig
+from drafttrain.config.inputs import DataConfig
+from drafttrain.config.reading import validate_settings
+from drafttrain.config.recipes import DistillingRecipe
+from drafttrain.data.distill.distill import distill, load_distilled
+from drafttrain.models.loading import LoadedTarget
+
+
+def distillations(settings: DistillingRecipe) -> dict[str, DistillConfig]:
+    """What is to be distilled, by the setting that its inputs come from. Raises ConfigError."""
+    out = settings.distilled or settings.run / "distilled"
+    found = {"data": _distill_settings(settings, settings.data, out)}
+    if settings.held_out is not None:
+        most = settings.validation_rows
+        limit = min(settings.held_out.limit or most, most)
+        data = settings.held_out.model_copy(update={"limit": limit})
+        found["held_out"] = _distill_settings(settings, data, settings.run / "held_out")
+    return found
+
+
+def _distill_settings(settings: DistillingRecipe, data: DataConfig, out: Path) -> DistillConfig:
+    fixed = {"target": settings.target, "data": data, "out": out}
+    if clash := fixed.keys() & settings.distill.keys():
+        raise ConfigError(f"distill.{min(clash)}: give it as {min(clash)}= at the top level")
+    return validate_settings(DistillConfig, fixed | settings.distill, within="distill")
+
+
+def distilled_rows(
+    settings: DistillingRecipe, target: LoadedTarget
+) -> tuple[datasets.Dataset, datasets.Dataset | None]:
+    """The target's own outputs, for training and for validation; made where they are missing."""
+    wanted = distillations(settings)
+    for distillation in wanted.values():
+        distill(distillation, target)
+    rows = {group: load_distilled(distillation.out) for group, distillation in wanted.items()}
+    return rows["data"], rows.get("held_out")
+
+
+def row_lengths(rows: datasets.Dataset) -> np.ndarray:
+    """Tokens of source and output of each row. Shapes: -> [rows, 2]."""
+    columns = rows.with_format("arrow")
+    sizes = [
+        np.concatenate([np.diff(c.offsets) for c in columns[:][name].chunks])
+        for name in ("source_ids", "target_ids")
+    ]
+    return np.stack(sizes, axis=1)

@@ -1,0 +1,291 @@
+"""The hidden cache: what acceptance heads are trained on, computed once.
+
+The drafter is frozen while heads learn, so its hidden states at the positions in the loss never
+change; computing them once lets a whole sweep of heads train from the disk. Shards are shared out
+among processes as in distillation: re-running continues with those that are missing, and gives the
+same shards as an uninterrupted run, whatever the number of processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import torch
+import transformers
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from drafttrain.config.base import ConfigError, Interrupted
+from drafttrain.config.commands import CacheConfig
+from drafttrain.config.relaunch import launch_command
+from drafttrain.data.hidden.plan import CachePlan, kept_share, plan_cache, state_of
+from drafttrain.data.hidden.slot_states import label_slots
+from drafttrain.data.hidden.token_states import Labelling, Output, label_tokens
+from drafttrain.data.shards.outputs import Manifest, load_distilled, read_manifest
+from drafttrain.data.shards.states import (
+    MANIFEST,
+    CacheManifest,
+    HiddenCache,
+    Labelled,
+    ModelIdentity,
+    check_not_empty,
+    check_same_settings,
+    missing_shards,
+    open_cache,
+    read_cache_manifest,
+    read_column,
+    shard_path,
+    write_manifest,
+    write_shard,
+)
+from drafttrain.data.shards.writing import join_processes, only_writer, remove_leftovers, say
+from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.types import Sampling
+from drafttrain.models.drafters import load_drafter_beside
+from drafttrain.models.identity import hash_tokenizer, hash_weights
+from drafttrain.models.loading import LoadedTarget, load_target
+
+__all__ = [
+    "CacheManifest",
+    "CachePlan",
+    "HiddenCache",
+    "build_cache",
+    "open_cache",
+    "plan_cache",
+    "read_cache_manifest",
+]
+
+
+def build_cache(
+    config: CacheConfig,
+    target: LoadedTarget | None = None,
+    drafter: PreTrainedModel | None = None,
+) -> CacheManifest:
+    """Writes the missing shards of `config.out` and returns the finished manifest.
+
+    Runs in every process of an `accelerate launch`. Raises ConfigError, before anything is
+    written, for what `plan_cache` refuses, outputs of another target, and settings other than
+    those of the folder's manifest.
+    """
+    state = join_processes()  # first: it assigns each process its device
+    plan = plan_cache(config)
+    distilled, outputs = read_manifest(config.distilled), load_distilled(config.distilled)
+    target = load_target(config.target) if target is None else target
+    drafter = load_drafter_beside(target, config.drafter) if drafter is None else drafter
+    check_same_target(config, distilled, target)
+    labelling = _labelling(config, distilled, target, drafter)
+    with ExitStack() as stack:
+        if state.is_main_process:
+            stack.enter_context(only_writer(config.out))
+            _begin(config, _describe(config, plan, labelling, target, outputs))
+            say(str(plan))
+        state.wait_for_everyone()
+        manifest = read_cache_manifest(config.out)
+        missing = missing_shards(config.out, manifest)
+        state.wait_for_everyone()  # all have listed before anyone writes
+        mine = missing[state.process_index :: state.num_processes]
+        try:
+            _write_shards(mine, config.out, manifest, labelling, outputs, state.is_main_process)
+            state.wait_for_everyone()
+        except KeyboardInterrupt:
+            if state.is_main_process:
+                there = manifest.shards - len(missing_shards(config.out, manifest))
+                raise Interrupted(
+                    f"interrupted: {there} of {manifest.shards} shards are in {config.out}; go on "
+                    f"with: {launch_command()}"
+                ) from None
+            raise
+        if state.is_main_process:
+            _finish(config.out, manifest)
+        state.wait_for_everyone()
+    return read_cache_manifest(config.out)
+
+
+def check_same_target(config: CacheConfig, distilled: Manifest, target: LoadedTarget) -> None:
+    """Labels are the target's opinion of its own outputs. Raises ConfigError for another's."""
+    own = hash_weights(target.model, getattr(torch, distilled.dtype))
+    if own != distilled.weights_sha256:
+        raise ConfigError(
+            f"the outputs in {str(config.distilled)!r} were distilled from {distilled.target!r} "
+            f"(weights {distilled.weights_sha256[:12]}, {distilled.dtype}), not from target "
+            f"{target.path!r} (weights {own[:12]}); distil from this target, or give the other one"
+        )
+    if hash_tokenizer(target.tokenizer) != distilled.tokenizer_sha256:
+        raise ConfigError(
+            f"the outputs in {str(config.distilled)!r} were distilled with another tokenizer than "
+            f"that of target {target.path!r}; distil again"
+        )
+
+
+def _labelling(
+    config: CacheConfig, distilled: Manifest, target: LoadedTarget, drafter: PreTrainedModel
+) -> Labelling:
+    """Models and settings, checked against each other. Raises ConfigError."""
+    sampling = cache_sampling(config, distilled)
+    state = state_of(config, drafter.config)
+    if state != "slot":
+        starts = [make_source([0], model).prefix.tolist() for model in (target.model, drafter)]
+        if starts[0] != starts[1]:
+            raise ConfigError(
+                f"the decoder of drafter {config.drafter!r} starts from token {starts[1][0]} but "
+                f"that of target {target.path!r} from {starts[0][0]}; set decoder_start_token_id "
+                "in the drafter's generation_config"
+            )
+    try:
+        cached = CachedModel(target.model)
+        processors = cached.processors(sampling)
+        places = [cached.max_positions]
+        if state != "slot":
+            places.append(CachedModel(drafter).max_positions)
+        elif drafter.config.positions != "relative":
+            places.append(drafter.config.max_positions + 1 - config.k)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return Labelling(
+        target=target.model,
+        drafter=drafter,
+        processors=processors,
+        sampling=sampling,
+        max_new_tokens=distilled.max_new_tokens,
+        seed=config.seed,
+        mixes=config.mixes,
+        state=state,
+        mixing=kept_share(config, state),
+        k=config.k,
+        blocks_per_row=config.blocks_per_row,
+        batch_tokens=config.batch_tokens,
+        places=min((limit for limit in places if limit is not None), default=None),
+    )
+
+
+def cache_sampling(config: CacheConfig, distilled: Manifest) -> Sampling:
+    """The warping that labels are made under. Default: as the outputs were decoded."""
+    if config.sampling is not None:
+        return Sampling(config.sampling.temperature, config.sampling.top_k, config.sampling.top_p)
+    if distilled.method != "sample":
+        return Sampling()
+    assert distilled.temperature is not None
+    return Sampling(distilled.temperature, distilled.top_k or 0, distilled.top_p or 1.0)
+
+
+def _begin(config: CacheConfig, wanted: CacheManifest) -> None:
+    """Compares with what an earlier run has begun here, or begins."""
+    if (config.out / MANIFEST).is_file():
+        check_same_settings(config.out, read_cache_manifest(config.out), wanted)
+        for folder in (config.out, *config.out.glob("mix-*")):
+            remove_leftovers(folder)
+        return
+    strangers = sorted(path.name for path in config.out.glob("mix-*"))
+    if strangers:
+        raise ConfigError(
+            f"{str(config.out)!r} holds {strangers[0]} but no {MANIFEST}; give another folder "
+            "with out="
+        )
+    write_manifest(config.out, wanted)
+
+
+def _describe(
+    config: CacheConfig,
+    plan: CachePlan,
+    labelling: Labelling,
+    target: LoadedTarget,
+    outputs: datasets.Dataset,
+) -> CacheManifest:
+    sampling, drafter = labelling.sampling, labelling.drafter
+    return CacheManifest(
+        state=plan.state,
+        target=_identity(target.path, target.model),
+        drafter=_identity(config.drafter, drafter),
+        hidden_size=plan.hidden_size,
+        tokenizer_sha256=hash_tokenizer(target.tokenizer),
+        distilled=str(config.distilled),
+        outputs_sha256=hash_outputs(outputs),
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        mixing=labelling.mixing if plan.state == "token" else None,
+        k=config.k if plan.state == "slot" else None,
+        blocks_per_row=config.blocks_per_row,
+        mixes=config.mixes,
+        dtype=config.dtype,
+        seed=config.seed,
+        batch_tokens=config.batch_tokens,
+        shard_rows=config.shard_rows,
+        rows=len(outputs),
+        versions={"torch": torch.__version__, "transformers": transformers.__version__},
+    )
+
+
+def _identity(path: str, model: PreTrainedModel) -> ModelIdentity:
+    return ModelIdentity(
+        path=path, weights_sha256=hash_weights(model), model_type=model.config.model_type
+    )
+
+
+def hash_outputs(outputs: datasets.Dataset) -> str:
+    """SHA-256 of the row numbers, sources and outputs, in order."""
+    digest = hashlib.sha256()
+    for row in outputs:
+        digest.update(f"{row['row']}\t{row['source_ids']}\t{row['target_ids']}\n".encode())
+    return digest.hexdigest()
+
+
+def _write_shards(
+    shards: Sequence[int],
+    folder: Path,
+    manifest: CacheManifest,
+    labelling: Labelling,
+    outputs: datasets.Dataset,
+    shown: bool,
+) -> None:
+    label = label_slots if manifest.state == "slot" else label_tokens
+    first = [shard * manifest.shard_rows for shard in shards]
+    last = [min(start + manifest.shard_rows, manifest.rows) for start in first]
+    total = sum(last) - sum(first)
+    with tqdm(total=total, unit="row", desc="cache", disable=not shown or not shards) as bar:
+        for shard, start, end in zip(shards, first, last, strict=True):
+            rows = [_cut(row, labelling) for row in outputs.select(range(start, end))]
+            labelled: list[list[Labelled]] = []
+            for mixes in label(labelling, [row for row in rows if row.target_ids]):
+                labelled.append(mixes)
+                bar.update()
+            bar.update(sum(not row.target_ids for row in rows))
+            labelled.sort(key=lambda mixes: mixes[0].row)
+            for mix in range(manifest.mixes):
+                one = [mixes[mix] for mixes in labelled]
+                write_shard(shard_path(folder, mix, shard), one, manifest)
+
+
+def _cut(row: Mapping[str, Any], labelling: Labelling) -> Output:
+    """An output, as far as both models have positions for it: its last token is fed as well."""
+    source_ids, target_ids, places = row["source_ids"], row["target_ids"], labelling.places
+    if places is not None:
+        before = 1 if labelling.target.config.is_encoder_decoder else len(source_ids)
+        room = places - before if len(source_ids) <= places else 0
+        target_ids = target_ids[: max(0, room)]
+    return Output(row["row"], source_ids, target_ids)
+
+
+def _finish(folder: Path, manifest: CacheManifest) -> None:
+    """Counts the positions, completes the manifest and prints the account."""
+    labels = [
+        np.concatenate(read_column(folder, manifest, mix, "acceptance"))
+        for mix in range(manifest.mixes)
+    ]
+    counts = tuple(len(column) for column in labels)
+    check_not_empty(folder, counts)
+    mean = float(np.concatenate(labels).mean(dtype=np.float64))
+    finished = manifest.model_copy(update={"counts": counts, "mean_acceptance": mean})
+    write_manifest(folder, finished)
+    size = sum(path.stat().st_size for path in folder.glob("mix-*/shard-*.safetensors"))
+    mixes = f" in {manifest.mixes} mixes" if manifest.mixes > 1 else ""
+    say(
+        f"{folder}: {manifest.rows} rows, {sum(counts)} {manifest.state} states{mixes}, mean "
+        f"acceptance {mean:.3f}, {size / 2**20:,.1f} MiB"
+    )

@@ -1,0 +1,146 @@
+"""What a hidden cache will take, and what forbids it, before any weights are loaded."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+
+import torch
+from transformers import PretrainedConfig
+
+from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import CacheConfig
+from drafttrain.data.shards.outputs import load_distilled, read_manifest
+from drafttrain.data.shards.states import shard_path
+from drafttrain.models.draft_states import StateKind, kinds_of, state_size
+from drafttrain.models.drafters import check_drafter, check_tokenizers
+from drafttrain.models.loading import check_target
+from drafttrain.models.spec_drafter.config import SpecDrafterConfig
+
+SLOTS_SEEN = 4
+"""Slots of a block that are kept, as a guess: up to the first rejection, inclusive."""
+PAPER_MIXING = 0.15
+"""r of token mixing (SpecDec++, Section 3.2)."""
+SPARE = 64 * 2**20
+"""Bytes of the disk that a cache leaves free."""
+
+
+@dataclass(frozen=True)
+class CachePlan:
+    """What a cache will take, known before any weights are loaded."""
+
+    state: StateKind
+    rows: int
+    shards: int
+    shards_there: int
+    """Shards that an earlier run has left."""
+    tokens: int
+    """Tokens of the outputs."""
+    positions: int
+    """In all mixes, estimated."""
+    hidden_size: int
+    disk_bytes: int
+    """Of all shards, estimated."""
+    free_bytes: int
+
+    @property
+    def needed_bytes(self) -> int:
+        """Of the shards that are not there yet."""
+        return self.disk_bytes * (self.shards - self.shards_there) // max(1, self.shards)
+
+    def __str__(self) -> str:
+        mib = 2**20
+        return (
+            f"{self.rows:,} rows, {self.tokens:,} output tokens, about {self.positions:,} "
+            f"{self.state} states of {self.hidden_size} numbers in {self.shards} shards "
+            f"({self.shards_there} there), about {self.disk_bytes / mib:,.1f} MiB on disk; "
+            f"{self.free_bytes / mib:,.0f} MiB are free"
+        )
+
+
+def plan_cache(config: CacheConfig) -> CachePlan:
+    """Rows, positions and disk of a cache; nothing is written and no weights are loaded.
+
+    Raises ConfigError for settings that contradict each other, outputs that are not there, models
+    that do not fit together, and a disk that is too small.
+    """
+    distilled = read_manifest(config.distilled)
+    target_settings = check_target(config.target)
+    settings = check_drafter(config.drafter, config.target.path, target_settings)
+    state = state_of(config, settings)
+    if not isinstance(settings, SpecDrafterConfig):
+        check_tokenizers(config.target, config.drafter)
+    _check_settings(config, state)
+    rows = len(load_distilled(config.distilled))
+    assert distilled.counts is not None
+    tokens = distilled.counts.target_tokens
+    if state == "slot":
+        blocks = min(tokens, rows * (config.blocks_per_row or tokens))
+        positions = blocks * min(config.k, SLOTS_SEEN) * config.mixes
+    else:
+        positions = round(tokens * (1 - kept_share(config, state))) * config.mixes
+    width = torch.finfo(getattr(torch, config.dtype)).bits // 8
+    shards = -(-rows // config.shard_rows)
+    mixes = range(config.mixes)
+    existing = next(path for path in (config.out, *config.out.absolute().parents) if path.is_dir())
+    plan = CachePlan(
+        state=state,
+        rows=rows,
+        shards=shards,
+        shards_there=sum(
+            all(shard_path(config.out, mix, shard).is_file() for mix in mixes)
+            for shard in range(shards)
+        ),
+        tokens=tokens,
+        positions=positions,
+        hidden_size=state_size(settings, state),
+        disk_bytes=positions * (state_size(settings, state) * width + 4 + 8 + 4),
+        free_bytes=shutil.disk_usage(existing).free,
+    )
+    if plan.needed_bytes + SPARE > plan.free_bytes:
+        raise ConfigError(
+            f"out = {str(config.out)!r}: the cache takes about {plan.needed_bytes / 2**20:,.0f} "
+            f"MiB, but {plan.free_bytes / 2**20:,.0f} MiB are free there; use dtype=float16, fewer "
+            f"mixes or {'blocks_per_row' if state == 'slot' else 'distilled rows'}, or another disk"
+        )
+    return plan
+
+
+def state_of(config: CacheConfig, drafter: PretrainedConfig) -> StateKind:
+    """The kind of states that are cached: as asked, where the drafter has a choice.
+
+    Raises ConfigError for a drafter that has none.
+    """
+    kinds = kinds_of(drafter)
+    return config.state if config.state in kinds else kinds[0]
+
+
+def kept_share(config: CacheConfig, state: StateKind) -> float:
+    """r of token mixing. Only states at a token's own position depend on what is mixed in."""
+    if state != "token":
+        return 0.0
+    return PAPER_MIXING if config.mixing is None else config.mixing
+
+
+def _check_settings(config: CacheConfig, state: StateKind) -> None:
+    if config.mixing is not None and state != "token":
+        raise ConfigError(
+            f"mixing = {config.mixing} counts for token states only, but {state} states are "
+            "cached, which see the target's own tokens alone; leave it out, or give state=token"
+        )
+    if config.mixing == 1.0:
+        raise ConfigError(
+            "mixing = 1.0 keeps the target's own token everywhere, so that no drafted position is "
+            "left to learn from; use mixing=0.15"
+        )
+    if state != "slot" and config.blocks_per_row is not None:
+        raise ConfigError(
+            f"blocks_per_row = {config.blocks_per_row} counts for drafters of blocks only, but "
+            f"{config.drafter!r} drafts token by token; leave it out"
+        )
+    if config.out.exists() and not config.out.is_dir():
+        raise ConfigError(f"out = {str(config.out)!r} is a file; give a folder")
+    if config.out.absolute() == config.distilled.absolute():
+        raise ConfigError(
+            f"out = {str(config.out)!r} is the folder of the outputs; give one of its own"
+        )

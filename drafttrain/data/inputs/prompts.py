@@ -1,0 +1,256 @@
+"""Inputs: any of the places people keep texts or chats in -> rows of (row, source, reference).
+
+Read with `datasets`: a Hub name, a local file (json, jsonl, parquet, csv, tsv, txt, each also .gz),
+two line-aligned files, a folder written by `save_to_disk`, or a folder of data files.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import datasets
+import pyarrow
+import pyarrow.parquet
+
+from drafttrain.config.base import ConfigError
+from drafttrain.config.inputs import DataConfig
+from drafttrain.data.inputs.rows import add_splices, as_inputs, select_rows
+
+BUILDERS: dict[str, tuple[str, dict[str, Any]]] = {
+    ".json": ("json", {}),
+    ".jsonl": ("json", {}),
+    ".parquet": ("parquet", {}),
+    # without keep_default_na=False the texts "None", "NA" and "null" would be read as missing
+    ".csv": ("csv", {"keep_default_na": False}),
+    ".tsv": ("csv", {"keep_default_na": False, "sep": "\t"}),
+    ".txt": ("text", {}),
+}
+LOADING_ERRORS = (
+    datasets.exceptions.DatasetsError,
+    pyarrow.ArrowInvalid,
+    OSError,
+    EOFError,
+    RuntimeError,
+    StopIteration,
+    UnicodeError,
+    ValueError,
+    zlib.error,
+)
+HEAD_BYTES = 1 << 16
+DATA_FIELD = re.compile(rf"\bdata\.(?=({'|'.join(DataConfig.model_fields)})\b)")
+"""`data.` before a setting's name; messages are worded for the group that is called so."""
+HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+
+
+def load_inputs(config: DataConfig, group: str = "data") -> datasets.Dataset:
+    """The inputs as rows of `row`, `source` and `reference` (None where there is none).
+
+    `row` counts the records of the original file from 0; `where`, `skip` and `limit` do not
+    renumber, and splices are counted on from its end. `source` has prefix and suffix applied; a
+    missing text is these alone, and later skipped by its number. Chats have a column `messages`
+    too, and `source` is the user's last turn: `prompt_tokens.tokenize_prompts` renders them. Raises
+    ConfigError naming the field, the value and the remedy; `group` is how the user calls these
+    settings (held_out, report_data).
+    """
+    path = Path(config.path)
+    try:
+        with _quiet(path.exists()):
+            rows = _load_rows(config, path)
+            if len(rows) == 0:
+                raise ConfigError(
+                    f"data.path = {config.path!r} holds no rows; give a file with inputs"
+                )
+            inputs = as_inputs(rows, select_rows(rows, config), config)
+            return add_splices(inputs, config, len(rows)) if config.splices else inputs
+    except ConfigError as error:
+        raise ConfigError(DATA_FIELD.sub(f"{group}.", str(error))) from None
+
+
+def _load_rows(config: DataConfig, path: Path) -> datasets.Dataset:
+    if config.reference_path is not None:
+        return _load_aligned(config)
+    if path.is_dir():
+        return _load_folder(config, path)
+    if path.is_file():
+        for field in ("config_name", "split"):
+            if getattr(config, field) != DataConfig.model_fields[field].default:
+                raise ConfigError(
+                    f"data.{field} = {getattr(config, field)!r} is for Hub data sets and folders, "
+                    f"but {config.path!r} is a file; leave it out"
+                )
+        return _load_file(path, "data.path")
+    if not HUB_NAME.fullmatch(config.path) or _kind_suffix(path) in BUILDERS:
+        raise ConfigError(
+            f"data.path = {config.path!r}: no such file or folder; give an existing one, or the "
+            "name of a data set on the Hub"
+        )
+    return _load_hub(config)
+
+
+def _load_aligned(config: DataConfig) -> datasets.Dataset:
+    for field in ("input_column", "reference_column", "source_language", "target_language"):
+        if (value := getattr(config, field)) is not None:
+            raise ConfigError(
+                f"data.{field} = {value!r} has no meaning with data.reference_path: two "
+                "line-aligned text files have no columns; leave one of them out"
+            )
+    sides = {}
+    for field, text_path in (("path", config.path), ("reference_path", config.reference_path)):
+        path, name = Path(text_path), f"data.{field}"
+        if not path.is_file():
+            raise ConfigError(f"{name} = {text_path!r}: no such file; give an existing one")
+        if BUILDERS.get(_kind_suffix(path), ("text",))[0] != "text":
+            raise ConfigError(
+                f"{name} = {text_path!r} is no plain text; data.reference_path is for two "
+                "line-aligned text files (name the columns of one file with data.input_column "
+                "and data.reference_column instead)"
+            )
+        sides[field] = _load_file(path, name)
+    counts = {field: len(rows) for field, rows in sides.items()}
+    if counts["path"] != counts["reference_path"]:
+        raise ConfigError(
+            f"data.path {config.path!r} has {counts['path']} lines but data.reference_path "
+            f"{config.reference_path!r} has {counts['reference_path']}; they must be line-aligned"
+        )
+    source = sides["path"].rename_column("text", "source")
+    reference = sides["reference_path"].rename_column("text", "reference")
+    return datasets.concatenate_datasets([source, reference], axis=1)
+
+
+def _load_file(path: Path, name: str) -> datasets.Dataset:
+    """One local file; a suffix that says nothing (train.en) is read as lines of text."""
+    head = _read_head(path, name)
+    suffix = _kind_suffix(path)
+    if suffix not in BUILDERS and not _is_text(head):
+        raise ConfigError(
+            f"{name} = {str(path)!r} is neither text nor of a known kind; give one of "
+            f"{', '.join(BUILDERS)}, each also .gz"
+        )
+    builder, options = BUILDERS.get(suffix, ("text", {}))
+    try:
+        if builder == "parquet" and path.suffix == ".gz":  # a builder needs to seek in the file
+            packed = pyarrow.BufferReader(gzip.decompress(path.read_bytes()))
+            return datasets.Dataset(pyarrow.parquet.read_table(packed))
+        return datasets.load_dataset(builder, data_files=str(path), split="train", **options)
+    except LOADING_ERRORS as error:
+        broken = _find_broken_json(path) if builder == "json" else None
+        cause = broken or _innermost(error)
+        raise ConfigError(
+            f"{name} = {str(path)!r} cannot be read as {builder}: {cause}; mend the file, or give "
+            "another"
+        ) from None
+
+
+def _load_folder(config: DataConfig, path: Path) -> datasets.Dataset:
+    if (path / "dataset_dict.json").is_file() or (path / "dataset_info.json").is_file():
+        saved = datasets.load_from_disk(str(path))
+        if isinstance(saved, datasets.Dataset):
+            return saved
+        if config.split not in saved:
+            raise ConfigError(
+                f"data.split = {config.split!r} is not in {config.path!r}; "
+                f"there are: {', '.join(saved)}"
+            )
+        return saved[config.split]
+    try:
+        return datasets.load_dataset(str(path), config.config_name, split=config.split)
+    except LOADING_ERRORS as error:
+        raise ConfigError(
+            f"data.path = {config.path!r}: this folder cannot be loaded with data.split = "
+            f"{config.split!r}: {_innermost(error)}; give a file, or a folder with files of one "
+            "kind"
+        ) from None
+
+
+def _load_hub(config: DataConfig) -> datasets.Dataset:
+    try:
+        return datasets.load_dataset(config.path, config.config_name, split=config.split)
+    except LOADING_ERRORS as error:
+        raise ConfigError(
+            f"data.path = {config.path!r}: there is no such file or folder here, and the Hub data "
+            f"set (data.config_name = {config.config_name!r}, data.split = {config.split!r}) "
+            f"could not be loaded: {_innermost(error)}; give an existing file, or mend the name"
+        ) from None
+
+
+def _kind_suffix(path: Path) -> str:
+    """The suffix that tells the kind, .gz set aside."""
+    return (path.with_suffix("") if path.suffix == ".gz" else path).suffix.lower()
+
+
+def _open(path: Path) -> IO[bytes]:
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+
+
+def _read_head(path: Path, name: str) -> bytes:
+    """The first bytes, unpacked. Raises ConfigError where there are none or gzip is broken."""
+    try:
+        with _open(path) as file:
+            head = file.read(HEAD_BYTES)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ConfigError(
+            f"{name} = {str(path)!r} ends in .gz but is not sound gzip ({error}); "
+            "rename or repack it"
+        ) from None
+    if len(head) < HEAD_BYTES and not head.strip():
+        raise ConfigError(f"{name} = {str(path)!r} is empty; give a file with inputs")
+    return head
+
+
+def _is_text(head: bytes) -> bool:
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(head)  # may end inside a character
+    except UnicodeDecodeError:
+        return False
+    return "\0" not in text
+
+
+def _find_broken_json(path: Path) -> str | None:
+    """Which line of a JSON file does not parse, and why."""
+    try:
+        with _open(path) as file:
+            first = file.readline()
+            whole = first.lstrip().startswith(b"[")
+            if whole:
+                json.loads(first + file.read())
+                return None
+            line, number = first, 1
+            while line:
+                if line.strip() and not isinstance(json.loads(line), dict):
+                    return f"line {number} is no JSON object"
+                line, number = file.readline(), number + 1
+    except json.JSONDecodeError as error:
+        place, what = error.lineno if whole else number, error.msg.removesuffix(" at")
+        return f"line {place} is broken: {what} (column {error.colno})"
+    except (UnicodeDecodeError, EOFError, zlib.error) as error:
+        return str(error)
+    return None
+
+
+def _innermost(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{error}" or type(error).__name__
+
+
+@contextmanager
+def _quiet(quiet: bool) -> Iterator[None]:
+    """Local files load in moments and their errors are told by us; only downloads deserve bars."""
+    bars, verbosity = datasets.is_progress_bar_enabled(), datasets.logging.get_verbosity()
+    if quiet:
+        datasets.disable_progress_bars()
+        datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    try:
+        yield
+    finally:
+        datasets.logging.set_verbosity(verbosity)
+        if bars:
+            datasets.enable_progress_bars()

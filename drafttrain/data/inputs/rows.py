@@ -1,0 +1,276 @@
+"""Rows of any data set -> rows of `row`, `source`, `reference` and, for chats, `messages`.
+
+Which columns hold inputs and references is found by their usual names or told by the settings.
+Chats are [{"role": ..., "content": ...}, ...]; an assistant's turn at the end is the reference,
+what comes before it is the prompt. Rows with several questions (`turns`, as in Spec-Bench) give
+the first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from string import Formatter
+from typing import Any
+
+import datasets
+
+from drafttrain.config.base import ConfigError
+from drafttrain.config.inputs import DataConfig
+from drafttrain.data.inputs.splices import splice_texts
+
+INPUT_COLUMNS = ("source", "prompt", "text", "document")
+REFERENCE_COLUMNS = ("reference", "target", "response", "summary", "canonical_solution")
+CHATS = "messages"
+"""Column of rows that are chats, in what is read and in what comes out."""
+FILLED = "filled template"
+"""Column of the texts made by `data.template`."""
+TURNS = "turns"
+"""Column of lists of questions."""
+FEATURES = datasets.Features(
+    row=datasets.Value("int64"),
+    source=datasets.Value("string"),
+    reference=datasets.Value("string"),
+)
+LISTS = (datasets.List, datasets.LargeList)
+TURN = {"role": datasets.Value("string"), "content": datasets.Value("string")}
+
+
+def select_rows(rows: datasets.Dataset, config: DataConfig) -> Sequence[int]:
+    """Numbers of the rows that `where`, then `skip` and `limit` leave. Raises ConfigError."""
+    numbers: Sequence[int] = range(len(rows))
+    for name, wanted in config.where.items():
+        if name not in rows.column_names:
+            raise ConfigError(
+                f"data.where names a column {name!r} that is not in {config.path!r}; give one of: "
+                f"{', '.join(rows.column_names)}"
+            )
+        values = [str(value) for value in rows[name][:]]
+        numbers = [number for number in numbers if values[number] == str(wanted)]
+        if not numbers:
+            there = sorted(set(values))
+            more = f" and {len(there) - 20} more" if len(there) > 20 else ""
+            raise ConfigError(
+                f"data.where leaves nothing: no row of {config.path!r} with {name} = "
+                f"{str(wanted)!r}; there are: {', '.join(there[:20])}{more}"
+            )
+    if config.skip >= len(numbers):
+        left = " that data.where leaves" if config.where else ""
+        raise ConfigError(
+            f"data.skip = {config.skip} leaves nothing: {config.path!r} has {len(numbers)} rows"
+            f"{left}; skip fewer"
+        )
+    stop = None if config.limit is None else config.skip + config.limit
+    return numbers[config.skip : stop]
+
+
+def as_inputs(
+    rows: datasets.Dataset, numbers: Sequence[int], config: DataConfig
+) -> datasets.Dataset:
+    """The chosen columns of the numbered rows, renamed; prefix and suffix applied.
+
+    Raises ConfigError for columns that are not there or hold something else.
+    """
+    if config.template is not None:
+        rows = _fill_template(rows, config)
+        config = config.model_copy(update={"input_column": FILLED, "template": None})
+    column, reference_column = _choose_columns(rows, config)
+    source_key, reference_key = config.source_language, config.target_language
+    chats = _is_chat(rows.features[column])
+    prefix, suffix = config.prefix, config.suffix
+
+    def convert(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
+        prompts = [_split_chat(value) if chats else (value, None) for value in batch[column]]
+        references = [answer for _, answer in prompts]
+        if reference_column is not None:
+            references = [_text(value, reference_key) for value in batch[reference_column]]
+        found: dict[str, list[Any]] = {
+            "row": [numbers[index] for index in indices],
+            "reference": references,
+        }
+        if chats:
+            wrapped = [_wrap_chat(chat, prefix, suffix) for chat, _ in prompts]
+            found["source"] = [text for text, _ in wrapped]
+            return found | {CHATS: [chat for _, chat in wrapped]}
+        texts = [_text(value, source_key) or "" for value, _ in prompts]
+        found["source"] = [prefix + text + suffix for text in texts]
+        if config.chat:
+            found[CHATS] = [
+                [{"role": "user", "content": source}] if text.strip() else []
+                for text, source in zip(texts, found["source"], strict=True)
+            ]
+        return found
+
+    features = FEATURES
+    if chats or config.chat:
+        features = datasets.Features({**FEATURES, CHATS: datasets.List(TURN)})
+    return rows.select(numbers).map(
+        convert,
+        batched=True,
+        with_indices=True,
+        remove_columns=rows.column_names,
+        features=features,
+    )
+
+
+def add_splices(inputs: datasets.Dataset, config: DataConfig, first: int) -> datasets.Dataset:
+    """These inputs, and `splices` times as many spliced from them, numbered from `first` on.
+
+    Raises ConfigError for chats, and for inputs that have too little in common.
+    """
+    wanted = config.splices * len(inputs)
+    if CHATS in inputs.column_names:
+        raise ConfigError(
+            f"data.splices = {config.splices} is for texts, but the rows of {config.path!r} are "
+            "chats; use data.splices=0"
+        )
+    prefix, suffix = config.prefix, config.suffix
+    texts = [text.removeprefix(prefix).removesuffix(suffix) for text in inputs["source"]]
+    made = splice_texts(texts, wanted)
+    if len(made) < wanted:
+        raise ConfigError(
+            f"data.splices = {config.splices}: of the {wanted} splices wanted, {len(made)} were "
+            f"found, as the {len(inputs)} inputs share too few pairs of words; use data.splices=0, "
+            "or more inputs"
+        )
+    spliced = datasets.Dataset.from_dict(
+        {
+            "row": list(range(first, first + wanted)),
+            "source": [prefix + text + suffix for text in made],
+            "reference": [None] * wanted,
+        },
+        features=FEATURES,
+    )
+    return datasets.concatenate_datasets([inputs, spliced])
+
+
+def _fill_template(rows: datasets.Dataset, config: DataConfig) -> datasets.Dataset:
+    """One more column, of texts made by the template. Raises ConfigError."""
+    template = str(config.template)
+    if config.input_column is not None:
+        raise ConfigError(
+            f"data.input_column = {config.input_column!r} and data.template are both given; leave "
+            "one of the two out"
+        )
+    try:
+        fields = [name for _, name, *_ in Formatter().parse(template) if name is not None]
+        names = {re.split(r"[.\[]", field)[0] for field in fields}
+    except ValueError as error:
+        raise ConfigError(
+            f"data.template = {template!r}: {error}; write columns in braces, as {{question}}, and "
+            "braces that are text doubled"
+        ) from None
+    strays = sorted(names - set(rows.column_names))
+    if strays or any("." in field for field in fields):
+        wrong = strays[0] if strays else next(field for field in fields if "." in field)
+        raise ConfigError(
+            f"data.template names {wrong!r}, which is no column of {config.path!r}; give one of: "
+            f"{', '.join(rows.column_names)}"
+        )
+    try:
+        return rows.map(lambda row: {FILLED: template.format(**{n: row[n] for n in names})})
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"data.template = {template!r} does not fit the rows of {config.path!r} "
+            f"({type(error).__name__}: {error}); name what every row has"
+        ) from None
+
+
+def _choose_columns(rows: datasets.Dataset, config: DataConfig) -> tuple[str, str | None]:
+    if config.input_column is None and "translation" in rows.column_names:
+        _check_languages(rows, config)
+        return "translation", None if config.target_language is None else "translation"
+    there = ", ".join(rows.column_names)
+    for field in ("source_language", "target_language"):
+        if (value := getattr(config, field)) is not None:
+            raise ConfigError(
+                f"data.{field} = {value!r} is for rows with a translation column; "
+                f"the columns of {config.path!r} are: {there}"
+            )
+    usual = (CHATS, *INPUT_COLUMNS, TURNS)
+    inputs = _find_column(rows, config, "input_column", usual)
+    if inputs is None:
+        raise ConfigError(
+            f"{config.path!r} has none of the columns {', '.join(usual)}; name the inputs with "
+            f"data.input_column (there are: {there})"
+        )
+    references = _find_column(rows, config, "reference_column", REFERENCE_COLUMNS)
+    for field, column in (("input_column", inputs), ("reference_column", references)):
+        if column is None:
+            continue
+        kind = rows.features[column]
+        plain = isinstance(kind, datasets.Value) and column != CHATS
+        listed = inputs == TURNS and isinstance(kind, LISTS)
+        if not (plain or listed or (field == "input_column" and _is_chat(kind))):
+            wanted = 'chats of {"role", "content"} turns' if column == CHATS else "text"
+            raise ConfigError(
+                f"column {column!r} of {config.path!r} holds {kind}, not {wanted}; choose another "
+                f"with data.{field} (there are: {there})"
+            )
+    return inputs, references
+
+
+def _find_column(
+    rows: datasets.Dataset, config: DataConfig, field: str, defaults: Sequence[str]
+) -> str | None:
+    named = getattr(config, field)
+    if named is not None and named not in rows.column_names:
+        there = ", ".join(rows.column_names)
+        raise ConfigError(
+            f"data.{field} = {named!r} is no column of {config.path!r}; give one of: {there}"
+        )
+    return named or next((name for name in defaults if name in rows.column_names), None)
+
+
+def _check_languages(rows: datasets.Dataset, config: DataConfig) -> None:
+    languages = sorted(rows[0]["translation"])
+    for field in ("source_language", "target_language"):
+        value = getattr(config, field)
+        if value is None and field == "target_language":
+            continue
+        if value not in languages:
+            raise ConfigError(
+                f"data.{field} = {value!r}, but the translations in {config.path!r} are in "
+                f"{', '.join(languages)}; give one of these"
+            )
+
+
+def _is_chat(kind: Any) -> bool:
+    """Whether a column holds lists of turns, each with a role and a content that are text."""
+    if not isinstance(kind, LISTS) or not isinstance(kind.feature, dict):
+        return False
+    texts = [kind.feature.get(name) for name in TURN]
+    return all(isinstance(text, datasets.Value) for text in texts)
+
+
+def _split_chat(chat: list[dict[str, Any]] | None) -> tuple[list[dict[str, str]], str | None]:
+    """The prompt, and the assistant's turn that ends the chat, if one does."""
+    turns = [{name: turn[name] for name in TURN} for turn in chat or ()]
+    if turns and turns[-1]["role"] == "assistant":
+        return turns[:-1], turns[-1]["content"]
+    return turns, None
+
+
+def _wrap_chat(
+    chat: list[dict[str, str]], prefix: str, suffix: str
+) -> tuple[str, list[dict[str, str]]]:
+    """The user's last turn, prefix and suffix applied, and the chat with it.
+
+    Nothing of both where no turn is the user's, or a turn has no text.
+    """
+    users = [place for place, turn in enumerate(chat) if turn["role"] == "user"]
+    whole = all(turn["role"] and (turn["content"] or "").strip() for turn in chat)
+    if not users or not whole:
+        return "", []
+    text = prefix + chat[users[-1]]["content"] + suffix
+    return text, [*chat[: users[-1]], {"role": "user", "content": text}, *chat[users[-1] + 1 :]]
+
+
+def _text(value: Any, key: str | None) -> str | None:
+    """Text of a cell: of a translation, the language's; of a list, the first; else none."""
+    if isinstance(value, dict):
+        value = value.get(key)
+    if isinstance(value, list):
+        value = value[0] if value else None
+    # a column of mixed lists comes as JSON, in which the text "7" has become a number
+    return None if value is None or isinstance(value, dict | list) else str(value)

@@ -1,0 +1,294 @@
+"""Draft trees: a shape says which children a level gets, a source of rows says what follows them.
+
+Rows come from a language model with its own tree cache, one call a level, or from the slots of a
+Spec-Drafter, one pass for the whole tree. Nothing else differs between RSD, SpecTr, SpecInfer,
+OPT-Tree and fixed trees over either of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from drafttrain.decoding.drafters.block import CANDIDATES, BlockSession, SpecDrafterDrafter
+from drafttrain.decoding.drafters.causal import CausalDrafter, OwnSequence
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.trees.shapes import Choosing, Growth, Shape
+from drafttrain.decoding.types import (
+    Chance,
+    Drafter,
+    DraftSession,
+    DraftState,
+    Draw,
+    Proposal,
+    Sampling,
+    Sight,
+    Source,
+    StopPolicy,
+    TargetState,
+)
+
+
+class Rows(Protocol):
+    """What a drafter says after the committed tokens and below the nodes of a tree."""
+
+    passes: int
+    """Sequential calls of this round so far."""
+
+    def longest(self, tokens: Tensor, wanted: int) -> int:
+        """Levels that can be drafted after these tokens, at most as many as wanted."""
+        ...
+
+    def first(self, growth: Growth, tokens: Tensor, levels: int) -> list[int]:
+        """Let the tree grow after all committed tokens [T]; its nodes that are to be fed next."""
+        ...
+
+    def below(self, growth: Growth, nodes: Sequence[int]) -> list[int]:
+        """Let the tree grow below these nodes, all of one level; those to be fed next."""
+        ...
+
+
+class TreeDrafter:
+    """Drafts trees of one shape, with a language model or a Spec-Drafter.
+
+    draft_temperature: that of the rows tokens are drawn from; None: the target's. Raises ValueError
+    for a model that cannot be given branches, and for a tree with more siblings than the vocabulary
+    has tokens.
+    """
+
+    def __init__(
+        self,
+        drafter: CausalDrafter | SpecDrafterDrafter,
+        shape: Shape,
+        draft_temperature: float | None = None,
+    ) -> None:
+        self.drafter, self.shape = drafter, shape
+        self.draft_temperature = draft_temperature
+        if isinstance(drafter, CausalDrafter):
+            drafter.model.check_branches()
+        check_width(shape, drafter.vocabulary)
+
+    @property
+    def name(self) -> str:
+        if isinstance(self.drafter, CausalDrafter):
+            return self.shape.name
+        return f"{self.drafter.name} {self.shape.name}"
+
+    @property
+    def branches(self) -> bool:
+        return self.shape.branches
+
+    @property
+    def shows(self) -> frozenset[Sight]:
+        return frozenset({"expected"}) if self.shape.estimates else frozenset()
+
+    def draw(self, sampling: Sampling) -> Draw:
+        return self.shape.draw
+
+    def start(self, source: Source, sampling: Sampling, chance: Chance) -> TreeSession:
+        """Open a session. Raises ValueError for a source longer than the drafter's positions."""
+        if self.draft_temperature is not None:
+            sampling = replace(sampling, temperature=self.draft_temperature)
+        if isinstance(self.drafter, CausalDrafter):
+            rows: Rows = ModelRows(self.drafter.model, source)
+            ends = self.drafter.model.eos_ids
+        else:
+            rows = SlotRows(self.drafter.start(source, sampling, chance))
+            ends = self.drafter.eos_ids
+        return TreeSession(rows, self.shape, sampling, chance, ends)
+
+
+def check_width(shape: Shape, vocabulary: int) -> None:
+    """Refuse a shape with more siblings than there are tokens. Raises ValueError."""
+    if shape.widest > vocabulary:
+        raise ValueError(
+            f"tree {shape.name!r} asks for {shape.widest} siblings, but the drafter's "
+            f"vocabulary has {vocabulary} tokens; make the tree narrower"
+        )
+
+
+class TreeSession:
+    """One sequence: its rows' cache is all that is kept between rounds."""
+
+    def __init__(
+        self, rows: Rows, shape: Shape, sampling: Sampling, chance: Chance, ends: frozenset[int]
+    ) -> None:
+        self.rows, self.shape, self.ends = rows, shape, ends
+        self.sampling, self.chance = sampling, chance
+
+    @torch.inference_mode()
+    def propose(
+        self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
+    ) -> Proposal:
+        longest = self.rows.longest(tokens, stop.longest)
+        if longest == 0 or not stop.admit(DraftState(0)):
+            return Proposal.empty()
+        growth = self.shape.plant(self.sampling, self.chance, self.ends)
+        fed, depth = self.rows.first(growth, tokens, longest), 1
+        while fed and depth < longest:
+            if not stop.admit(DraftState(depth, expected=growth.expected)):
+                break
+            fed, depth = self.rows.below(growth, fed), depth + 1
+        return growth.proposal(self.rows.passes)
+
+
+class ModelRows:
+    """Rows of a language model. A level is one call; nodes see their ancestors only.
+
+    Nodes that were fed and then accepted stay cached for the next round.
+    """
+
+    def __init__(self, model: CachedModel, source: Source) -> None:
+        self.model = model
+        self.own = OwnSequence(model, source)
+        self.passes = 0
+        self._committed = 0
+        self._lines: dict[int, list[int]] = {}
+        """Of each fed node: the columns of its ancestors in the tree and its own."""
+        self._columns: dict[tuple[int, int], int] = {}
+        """(column of the parent, token) -> column, the parent's -1 where it is committed."""
+
+    def longest(self, tokens: Tensor, wanted: int) -> int:
+        return self.own.longest(wanted, len(self.own.tokens(tokens)))
+
+    def first(self, growth: Growth, tokens: Tensor, levels: int) -> list[int]:
+        tokens = self.own.tokens(tokens)
+        self._keep_accepted(tokens.tolist())
+        score = self.model.catch_up(self.own.state, tokens)
+        self._committed = len(tokens)
+        self._lines, self._columns = {-1: []}, {}
+        self.passes = 1
+        return growth.grow(score.logits, score.hidden[-1:])
+
+    def below(self, growth: Growth, nodes: Sequence[int]) -> list[int]:
+        tree = growth.tree
+        start = self.own.state.cached
+        visible = np.zeros((len(nodes), start + len(nodes)), dtype=bool)
+        visible[:, : self._committed] = True
+        for i, node in enumerate(nodes):
+            above = self._lines[tree.parents[node]]
+            self._lines[node] = line = [*above, start + i]
+            self._columns[above[-1] if above else -1, tree.tokens[node]] = start + i
+            visible[i, line] = True
+        position = self._committed + tree.depths[nodes[0]] - 1
+        score = self.model.extend(
+            self.own.state,
+            torch.tensor([tree.tokens[node] for node in nodes]),
+            torch.from_numpy(visible),
+            torch.full((len(nodes),), position),
+        )
+        self.passes += 1
+        return growth.grow(score.logits, score.hidden)
+
+    def _keep_accepted(self, tokens: list[int]) -> None:
+        """Of the last round's nodes, keep the path that was committed; the last token is fed anew
+        in any case, since its row is needed."""
+        if not self._columns:
+            return
+        column, kept = -1, list(range(self._committed))
+        for token in tokens[self._committed : -1]:
+            below = self._columns.get((column, token))
+            if below is None:
+                break
+            column = below
+            kept.append(below)
+        self.model.keep_columns(self.own.state, kept)
+
+
+class SlotRows:
+    """Rows of a Spec-Drafter's slots: one pass, whatever the depth.
+
+    Level l is predicted by slot l; with coupling, each node's row follows from the token before it.
+    A growth that chooses gets the likeliest tokens of all slots, worked out at once.
+    """
+
+    def __init__(self, session: BlockSession) -> None:
+        self.session = session
+        self.passes = 0
+        self._states = torch.empty(0)
+        self._level = 0
+        self._tokens = self._log_probs = np.empty(0)
+        """[K, C] and [K, C or 1, C]; empty where whole rows are wanted."""
+
+    def longest(self, tokens: Tensor, wanted: int) -> int:
+        return wanted
+
+    def first(self, growth: Growth, tokens: Tensor, levels: int) -> list[int]:
+        self._states = self.session.slot_states(tokens, levels)
+        self._level = 0
+        self.passes = 1
+        if not isinstance(growth, Choosing) or growth.likeliest is None:
+            return self._grow(growth, tokens[-1:])
+        count, temperature = growth.likeliest
+        found = self.session.likeliest(
+            self._states, int(tokens[-1]), max(count, CANDIDATES), temperature
+        )
+        self._tokens, self._log_probs = (part.cpu().numpy() for part in found)
+        return growth.choose(self._tokens[:1], self._log_probs[0, :1])
+
+    def below(self, growth: Growth, nodes: Sequence[int]) -> list[int]:
+        self._level += 1
+        previous = [growth.tree.tokens[node] for node in nodes]
+        if not isinstance(growth, Choosing) or growth.likeliest is None:
+            return self._grow(growth, torch.tensor(previous))
+        level, tokens = self._level, self._tokens
+        places = {token: place for place, token in enumerate(tokens[level - 1].tolist())}
+        lines = [places[token] % self._log_probs.shape[1] for token in previous]
+        below = np.broadcast_to(tokens[level], (len(nodes), tokens.shape[1]))
+        return growth.choose(below, self._log_probs[level, lines])
+
+    def _grow(self, growth: Growth, previous: Tensor) -> list[int]:
+        state = self._states[self._level]
+        logits = self.session.slot_logits(state, previous)
+        return growth.grow(logits, state.expand(len(previous), -1))
+
+
+class SeveralDrafters:
+    """Trees of several drafters side by side (SpecInfer's many small models).
+
+    Each sibling below the last committed token carries the row of the drafter it came from.
+    """
+
+    shows: frozenset[Sight] = frozenset()
+    branches = True
+
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        if len(drafters) < 2:
+            raise ValueError("several drafters are needed; give one more, or use it alone")
+        self.drafters = drafters
+
+    @property
+    def name(self) -> str:
+        return "+".join(drafter.name for drafter in self.drafters)
+
+    def draw(self, sampling: Sampling) -> Draw:
+        """Raises ValueError for drafters whose drafts are not independent draws."""
+        for drafter in self.drafters:
+            if drafter.draw(sampling) not in ("iid", "independent"):
+                raise ValueError(
+                    f"drafter {drafter.name!r} makes {drafter.draw(sampling)} drafts, but only "
+                    "independent draws of several drafters can be verified together; use paths"
+                )
+        return "independent"
+
+    def start(self, source: Source, sampling: Sampling, chance: Chance) -> SeveralSessions:
+        return SeveralSessions([d.start(source, sampling, chance) for d in self.drafters])
+
+
+class SeveralSessions:
+    """A session of each drafter."""
+
+    def __init__(self, sessions: Sequence[DraftSession]) -> None:
+        self.sessions = sessions
+
+    def propose(
+        self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
+    ) -> Proposal:
+        found = [session.propose(tokens, target_state, stop) for session in self.sessions]
+        found = [proposal for proposal in found if len(proposal.tokens) > 0]
+        return Proposal.side_by_side(found) if found else Proposal.empty()

@@ -1,0 +1,314 @@
+"""Language models with a KV cache, fed by chains and by trees.
+
+Targets and drafters share every path: `catch_up` keeps what the cache has in common with the
+committed tokens and feeds the rest, `feed` appends a chain, `extend` branches, of which
+`keep_columns` keeps one; `score` and `keep` are a target's round made of the same parts.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+from drafttrain.decoding.engine.architectures import (
+    KNOWN,
+    check_architecture,
+    position_limit,
+    probe,
+    unknown_positions,
+)
+from drafttrain.decoding.engine.forward import Branches, Forward
+from drafttrain.decoding.engine.logits_processing import TargetProcessors
+from drafttrain.decoding.engine.sequence_state import SequenceState
+from drafttrain.decoding.types import Proposal, Sampling, Source
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a model says after the tokens it was fed; the last rows of both belong together."""
+
+    logits: Tensor
+    """[R, V], float32 at least. Of a proposal (R = N + 1): row 0 follows the last committed token,
+    row i + 1 follows draft token i."""
+    hidden: Tensor
+    """[F, D] last hidden state (after the final norm) of the rows; where only the last row's logits
+    were asked for, of every token fed."""
+
+
+class CachedModel:
+    """A language model of Transformers, encoder-decoder or decoder-only, with a KV cache.
+
+    BART, mBART, Pegasus, Marian, T5, Llama, Mistral, Qwen2, Qwen3, GPT-2, GPT-NeoX and OPT are
+    known to have a plain cache. Others are tried on a few tokens first, and refused if drafting
+    and dropping tokens changes what they say.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        check_architecture(model)
+        self.model = model
+        self.device = model.device
+        self.is_encoder_decoder: bool = model.config.is_encoder_decoder
+        self.max_positions = position_limit(model.config)
+        """Most tokens that the encoder or the decoder can be fed; None = no limit."""
+        self._settings: GenerationConfig | None = None  # the model's own, as they are when decoding
+        self.eos_ids = _token_ids(model.generation_config.eos_token_id)
+        """Tokens that end a sequence."""
+        self._forward = Forward(model)
+        if type(model) not in KNOWN:
+            ids = (
+                torch.arange(12, device=self.device) + len(model.get_input_embeddings().weight) // 2
+            )
+            source = make_source(ids[:4], model)
+            probe(self, source, torch.cat([source.prefix, ids[4:]]))
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that it gives logits for."""
+        return self.model.get_output_embeddings().out_features
+
+    @property
+    def takes_branches(self) -> bool:
+        """Whether trees and `extend` work: a mask and a position can be given for every token."""
+        return self._forward.takes_branches
+
+    def check_branches(self) -> None:
+        """Raise ValueError, with the remedy, where trees and `extend` do not work."""
+        if self.takes_branches:
+            return
+        config = self.model.config
+        if type(self.model) not in KNOWN:
+            raise unknown_positions(config)
+        raise ValueError(
+            f"a {config.model_type!r} model with {config._attn_implementation!r} attention cannot "
+            "be given a draft tree, whose mask is not causal; load it with "
+            "attn_implementation='sdpa' or 'eager', or draft chains"
+        )
+
+    def processors(self, sampling: Sampling) -> TargetProcessors:
+        """The model's own logits processors. Raises ValueError where one cannot be honoured."""
+        return TargetProcessors(self.model, sampling, self._settings)
+
+    def under(self, generation_config: GenerationConfig) -> CachedModel:
+        """The same model, decoding as another generation_config says instead of its own."""
+        other = copy.copy(self)
+        other._settings = generation_config
+        other.eos_ids = _token_ids(generation_config.eos_token_id)
+        return other
+
+    def max_new_tokens(self, source: Source, wanted: int) -> int:
+        """Tokens that can be generated: as many as wanted, within the decoder's positions."""
+        if self.max_positions is None:
+            return wanted
+        # the last token is generated but never fed
+        return min(wanted, self.max_positions + 1 - len(source.prefix))
+
+    @torch.inference_mode()
+    def encode(self, source: Source) -> SequenceState:
+        """A state with nothing cached; runs the encoder, where there is one.
+
+        Raises ValueError for an empty or over-long source.
+        """
+        length = len(source.input_ids)
+        if length == 0:
+            raise ValueError("the source holds no tokens; leave empty inputs out")
+        if self.max_positions is not None and length > self.max_positions:
+            raise ValueError(
+                f"the source has {length} tokens but the model takes {self.max_positions}; "
+                "shorten it or leave it out"
+            )
+        if not self.is_encoder_decoder:
+            return SequenceState()
+        encoder = self.model.get_encoder()
+        return SequenceState(encoder(input_ids=source.input_ids[None].to(self.device)))
+
+    @torch.inference_mode()
+    def catch_up(self, state: SequenceState, tokens: Tensor) -> Score:
+        """Cache exactly these tokens, feeding those that are missing, at least the last one.
+
+        What the cache has in common with them is kept. Shapes: tokens [T], all committed tokens ->
+        logits [1, V] after the last one, hidden [F, D] of those fed. Raises ValueError while
+        branches are cached (see `forget`).
+        """
+        return self._chain(state, state.align(tokens.tolist()), rows=1)
+
+    @torch.inference_mode()
+    def feed(self, state: SequenceState, tokens: Tensor) -> Score:
+        """Append a chain to what is cached. Shapes: [N] -> logits [N, V], hidden [N, D]."""
+        ids = tokens.tolist()
+        return self._chain(state, ids, rows=len(ids))
+
+    @torch.inference_mode()
+    def extend(
+        self, state: SequenceState, tokens: Tensor, visible: Tensor, positions: Tensor
+    ) -> Score:
+        """Append tokens that see only the columns marked visible, at positions of their own.
+
+        Shapes: tokens [N], visible [N, C + N] bool (C cached columns, then the new ones; each token
+        sees itself), positions [N] -> logits [N, V], hidden [N, D]. Raises ValueError where
+        `takes_branches` is false.
+        """
+        self.check_branches()
+        ids = tokens.tolist()
+        return self._branches(state, ids, visible, positions.tolist(), rows=len(ids))
+
+    @torch.inference_mode()
+    def forget(self, state: SequenceState, columns_kept: int) -> None:
+        """Drop all cached columns but the first ones."""
+        state.forget(columns_kept)
+
+    @torch.inference_mode()
+    def keep_columns(self, state: SequenceState, columns: Sequence[int]) -> None:
+        """Keep these cached columns, which are one path from the first token on; drop the others.
+
+        How a drafter keeps those branches of its tree that were accepted: it may be fed a chain
+        again afterwards. Costs nothing where the columns are the first ones in order. Raises
+        ValueError for columns that are not cached or not a path: positions must count from 0.
+        """
+        strays = [column for column in columns if not 0 <= column < state.cached]
+        if strays:
+            raise ValueError(f"column {strays[0]} cannot be kept; {state.cached} are cached")
+        positions = [state.positions[column] for column in columns]
+        if positions != list(range(len(columns))):
+            raise ValueError(
+                f"columns {list(columns)} hold the positions {positions}, which are no path from "
+                "the first token on; give the columns of one leaf and all that lead to it"
+            )
+        state.gather(columns)
+
+    @torch.inference_mode()
+    def score(
+        self,
+        states: Sequence[SequenceState],
+        tokens: Sequence[Tensor],
+        proposals: Sequence[Proposal],
+    ) -> list[Score]:
+        """Logits and hidden states of each sequence's draft, N + 1 rows each.
+
+        tokens holds all committed tokens of each sequence ([T], decoder prefix included); those
+        not cached yet are fed in front of the draft. Raises ValueError for trees where
+        `takes_branches` is false.
+        """
+        return [
+            self._score_one(state, committed, proposal)
+            for state, committed, proposal in zip(states, tokens, proposals, strict=True)
+        ]
+
+    @torch.inference_mode()
+    def keep(self, state: SequenceState, path: Tensor) -> None:
+        """Keep committed tokens and the accepted nodes of the last draft; forget the others.
+
+        path [A] holds indices of the last proposal in rising order.
+        """
+        first = state.committed
+        state.gather([*range(first), *(first + node for node in path.tolist())])
+
+    def _score_one(self, state: SequenceState, tokens: Tensor, proposal: Proposal) -> Score:
+        drafted = proposal.tokens.tolist()
+        rows = len(drafted) + 1
+        if rows > 2 and not proposal.is_chain:
+            return self._score_tree(state, tokens, proposal)
+        missing = state.align(tokens.tolist())
+        state.committed = state.cached + len(missing)
+        score = self._chain(state, missing + drafted, rows)
+        return Score(score.logits, score.hidden[-rows:])
+
+    def _score_tree(self, state: SequenceState, tokens: Tensor, proposal: Proposal) -> Score:
+        self.check_branches()
+        missing = state.align(tokens.tolist())
+        cached, length = state.cached, len(tokens)
+        nodes = proposal.tokens.tolist()
+        lines = ancestry(proposal.parents)
+        depths = lines.sum(dim=1).tolist()
+        visible = np.ones((len(missing) + len(nodes), length + len(nodes)), dtype=bool)
+        for row in range(len(missing)):
+            visible[row, cached + row + 1 :] = False
+        visible[len(missing) :, length:] = lines
+        positions = [*range(cached, length), *(length - 1 + depth for depth in depths)]
+        rows = len(nodes) + 1
+        score = self._branches(state, missing + nodes, torch.from_numpy(visible), positions, rows)
+        state.chain = state.committed = length
+        return Score(score.logits, score.hidden[-rows:])
+
+    def _chain(self, state: SequenceState, tokens: list[int], rows: int) -> Score:
+        cached = state.cached
+        if state.chain < cached:
+            raise ValueError("branches are cached; forget them before feeding a chain")
+        self._check_room(cached + len(tokens))
+        logits, hidden = self._forward.chain(
+            tokens, rows, cached, state.cache, state.encoder_outputs
+        )
+        state.tokens += tokens
+        state.positions += range(cached, cached + len(tokens))
+        state.chain = state.cached
+        return Score(logits, hidden)
+
+    def _branches(
+        self,
+        state: SequenceState,
+        tokens: list[int],
+        visible: Tensor,
+        positions: list[int],
+        rows: int,
+    ) -> Score:
+        self._check_room(max(positions) + 1)
+        branches = Branches(visible, positions, state.positions)
+        logits, hidden = self._forward.tree(
+            tokens, rows, branches, state.cache, state.encoder_outputs
+        )
+        state.tokens += tokens
+        state.positions += positions
+        return Score(logits, hidden)
+
+    def _check_room(self, length: int) -> None:
+        if self.max_positions is not None and length > self.max_positions:
+            raise ValueError(
+                f"{length} tokens are more than the {self.max_positions} positions of this "
+                f"{self.model.config.model_type!r} model; generate or draft fewer"
+            )
+
+
+def make_source(input_ids: Sequence[int] | Tensor, model: PreTrainedModel) -> Source:
+    """A source from the tokenizer's ids, on the model's device.
+
+    A decoder-only model continues the prompt itself. The decoder of an encoder-decoder model starts
+    from decoder_start_token_id alone, as in `generate`; a forced first token is a logits processor.
+    """
+    ids = torch.as_tensor(input_ids, dtype=torch.long, device=model.device)
+    if not model.config.is_encoder_decoder:
+        return Source(ids, ids)
+    config = model.generation_config
+    start = config.decoder_start_token_id
+    if start is None:
+        start = config.bos_token_id
+    if not isinstance(start, int):
+        raise ValueError(
+            f"the target's generation_config has decoder_start_token_id={start!r}; one token id "
+            "is needed"
+        )
+    return Source(ids, torch.tensor([start], device=model.device))
+
+
+def ancestry(parents: Tensor) -> Tensor:
+    """Which nodes of a draft lie on the path to each: its ancestors and itself.
+
+    Shapes: parents [N], each before its children, -1 for roots -> [N, N] bool.
+    """
+    size = len(parents)
+    lines = bytearray()
+    for node, parent in enumerate(parents.tolist()):
+        line = lines[parent * size : (parent + 1) * size] if parent >= 0 else bytearray(size)
+        line[node] = True
+        lines += line
+    return torch.from_numpy(np.frombuffer(lines, dtype=bool).reshape(size, size))
+
+
+def _token_ids(value: int | Sequence[int] | None) -> frozenset[int]:
+    if value is None:
+        return frozenset()
+    return frozenset([value] if isinstance(value, int) else value)

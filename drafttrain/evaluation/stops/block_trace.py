@@ -1,0 +1,151 @@
+"""Traces of a drafter that drafts a block of slots in one pass (Spec-Drafter).
+
+A slot's state does not depend on the tokens drawn for earlier slots, so the states of every block
+are known before any coin is tossed: one pass along the output has them all. It does depend on how
+many slots the block has, so fixed lengths are replayed on traces of their own. See `trace.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from drafttrain.decoding.drafters.block import block_states, rows_after
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.sampling import warp
+from drafttrain.decoding.types import Chance, Sampling, Source
+from drafttrain.evaluation.stops.trace import NOTHING, Trace
+from drafttrain.evaluation.stops.trace_log import (
+    TraceOptions,
+    draw,
+    judge,
+    kept_probability,
+    rejected_law,
+    row_entropies,
+)
+from drafttrain.models.spec_drafter.model import SpecDrafter
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks at some positions of an output, all of as many slots."""
+
+    starts: Tensor
+    """[A] positions."""
+    states: Tensor
+    """[A, K, D] before any coupling."""
+    logits: Tensor
+    """[A, K, V] rows that tokens behind accepted ones are drawn from."""
+    kept: Tensor
+    """[A, K] probability that the slot was accepted, given the output; 0 beyond its end."""
+
+
+@torch.inference_mode()
+def log_block_trace(
+    target: CachedModel,
+    drafter: SpecDrafter,
+    source: Source,
+    output: Sequence[int],
+    options: TraceOptions,
+    chance: Chance,
+    row: int = 0,
+) -> Trace:
+    """The trace of blocks of options.depth slots (fewer near the maximal length)."""
+    tokens = torch.tensor(output, dtype=torch.long)
+    length, depth, tosses = len(tokens), options.depth, options.tosses
+    room = target.max_new_tokens(source, options.max_new_tokens)
+    target_probs = judge(target, source, tokens.to(source.prefix.device), options)
+    longest = np.minimum(depth, room - 1 - np.arange(length))
+    run = np.zeros((tosses, length), dtype=np.int32)
+    index = np.full((tosses, length, depth), NOTHING, dtype=np.int32)
+    states, entropies, total = [], [], 0
+    for blocks in _all_blocks(drafter, source, tokens, target_probs, longest, options.sampling):
+        slots = blocks.states.shape[1]
+        own_pool = bool(drafter.config.coupling_rank) and not options.sampling.greedy
+        for toss in range(tosses):
+            for block, start in enumerate(blocks.starts.tolist()):
+                run[toss, start] = chance.accept_run(blocks.kept[block])
+            if toss == 0 or own_pool:  # what was drawn before a slot changes coupled rows only
+                states.append(blocks.states.flatten(0, 1).float().cpu())
+                runs = run[toss, blocks.starts.numpy()]
+                found = _entropies(drafter, blocks, runs, target_probs, options.sampling, chance)
+                entropies.append(found.flatten().double().cpu().numpy())
+                first, total = total, total + found.numel()
+            places = first + np.arange(len(blocks.starts) * slots).reshape(-1, slots)
+            index[toss, blocks.starts.numpy(), :slots] = places
+    width = drafter.config.d_model
+    return Trace(
+        row=row,
+        tokens=length,
+        block=True,
+        lag=0,
+        states=torch.cat(states) if states else torch.zeros(0, width),
+        entropies=np.concatenate(entropies) if entropies else np.zeros(0),
+        index=index,
+        run=run,
+        longest=np.broadcast_to(longest, run.shape).astype(np.int32),
+        limit=longest.astype(np.int32),
+    )
+
+
+def _all_blocks(
+    drafter: SpecDrafter,
+    source: Source,
+    tokens: Tensor,
+    target_probs: Tensor,
+    longest: np.ndarray,
+    sampling: Sampling,
+) -> Iterator[Blocks]:
+    """Blocks of every number of slots that occurs along the output."""
+    device = target_probs.device
+    for slots in sorted(set(longest[longest > 0].tolist()), reverse=True):
+        starts = np.flatnonzero(longest == slots)
+        states, previous = block_states(
+            drafter, source.input_ids.cpu(), tokens, starts.tolist(), slots
+        )
+        logits = rows_after(drafter, states, previous)
+        places = torch.from_numpy(starts)[:, None] + torch.arange(slots)
+        inside = (places < len(tokens)).to(device)
+        places = places.clamp_max(len(tokens) - 1)
+        kept = kept_probability(
+            warp(logits, sampling).to(device).flatten(0, 1),
+            target_probs[places.to(device)].flatten(0, 1),
+            tokens[places].to(device).flatten(),
+        )
+        kept = torch.where(inside, kept.reshape(inside.shape), 0.0)
+        yield Blocks(torch.from_numpy(starts), states, logits, kept)
+
+
+def _entropies(
+    drafter: SpecDrafter,
+    blocks: Blocks,
+    runs: np.ndarray,
+    target_probs: Tensor,
+    sampling: Sampling,
+    chance: Chance,
+) -> Tensor:
+    """Entropy of every slot's row, behind wrong tokens where the rows are coupled. [A, K].
+
+    In greedy drafting a policy is shown the rows before coupling (see the drafter).
+    """
+    if not drafter.config.coupling_rank:
+        return row_entropies(blocks.logits)
+    if sampling.greedy:
+        return row_entropies(drafter.project(blocks.states))
+    found = row_entropies(blocks.logits)
+    for block, start in enumerate(blocks.starts.tolist()):
+        accepted = int(runs[block])
+        row = blocks.logits[block, min(accepted, blocks.logits.shape[1] - 1)]
+        for slot in range(accepted + 1, blocks.logits.shape[1]):
+            law = warp(row[None], sampling)
+            place = start + slot - 1
+            if slot == accepted + 1 and place < len(target_probs):
+                law = rejected_law(law, target_probs[place][None].to(law.device))
+            previous = torch.tensor(draw(law, sampling, chance), device=row.device)
+            row = rows_after(drafter, blocks.states[block, slot][None], previous)[0]
+            found[block, slot] = row_entropies(row)
+    return found

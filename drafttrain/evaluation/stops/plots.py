@@ -1,0 +1,159 @@
+"""Pictures of a tuning report: the trade-off of Figure 4, gains, and reliability."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from drafttrain.evaluation.bootstrap import Estimate
+from drafttrain.evaluation.plot_style import COLOURS, GREY, error_lengths, save_figure, tidy
+from drafttrain.evaluation.stops.report import PolicyResult, Replayed, TuneReport
+from drafttrain.evaluation.stops.tables import best_policy, main_policies
+
+MOST_HEADS = 4
+"""Heads drawn in colour, the best on the choosing prompts; the others are grey."""
+
+
+def plot_tune(report: TuneReport, path: Path) -> None:
+    """Write a PNG: discard rate against verification rate, gains, reliability."""
+    splits = [replayed for replayed in (report.chosen_on, report.reported_on) if replayed]
+    columns = len(splits) + 1 + bool(report.head_facts)
+    figure = Figure(figsize=(5.8 * columns, 4.8), dpi=150, layout="constrained")
+    axes = list(figure.subplots(1, columns, squeeze=False).flat)
+    for axis, replayed in zip(axes, splits, strict=False):
+        pareto_panel(axis, report, replayed)
+    gain_panel(axes[len(splits)], report)
+    if report.head_facts:
+        reliability_panel(axes[-1], report)
+    for axis in axes:
+        tidy(axis)
+    save_figure(figure, path)
+
+
+def pareto_panel(axis: Axes, report: TuneReport, replayed: Replayed) -> None:
+    """SpecDec++ Figure 4: a line a head over h, fixed lengths, entropy, the oracle."""
+    best = best_heads(report)
+    for head in sorted({policy.head for policy in replayed.policies if policy.head}):
+        if head not in best:
+            _line(axis, _of_head(replayed, head), "#DDDDDD", None, marker="", intervals=False)
+    for colour, head in zip(COLOURS, best, strict=False):
+        _line(axis, _of_head(replayed, head), colour, head)
+    fixed = [policy for policy in replayed.policies if policy.kind == "fixed"]
+    _line(axis, fixed, "black", "fixed length", marker="s")
+    for policy in fixed:
+        _name(axis, policy, f"{policy.value:g}")
+    entropy = [policy for policy in replayed.policies if policy.kind == "entropy"]
+    _line(axis, entropy, GREY, "entropy", marker="^")
+    x, y = _point(replayed.find("oracle"))
+    axis.plot(x.value, y.value, "*", color="#B8A800", markersize=13, label="oracle")
+    _iso_time(axis, report, replayed)
+    title = "chosen on" if replayed is report.chosen_on else "reported on"
+    axis.set(
+        title=f"{title}: {Path(replayed.data.path).name}, {replayed.data.prompts} prompts",
+        xlabel="target calls per token", ylabel="discarded tokens per token",
+    )  # fmt: skip
+    axis.set_ylim(bottom=0.0)
+    axis.legend(fontsize=8, frameon=True, framealpha=0.85, edgecolor="none")
+
+
+def gain_panel(axis: Axes, report: TuneReport) -> None:
+    """Modelled throughput against the best fixed length, with intervals."""
+    policies = main_policies(report)
+    gains = [policy.metrics["gain"] for policy in policies]
+    colours = ["#C4C4C4" if p.kind in ("fixed", "oracle") else COLOURS[0] for p in policies]
+    axis.barh(
+        range(len(policies)), [100 * gain.value for gain in gains], color=colours, height=0.62,
+        xerr=error_lengths(gains, 100.0),
+        error_kw={"ecolor": "#444444", "elinewidth": 1, "capsize": 3},
+    )  # fmt: skip
+    axis.axvline(0.0, color=GREY, linewidth=1)
+    axis.set_yticks(range(len(policies)), [policy.name for policy in policies])
+    axis.tick_params(axis="y", labelsize=8)
+    axis.invert_yaxis()
+    name = Path(report.reported.data.path).name
+    axis.set(
+        title=f"Modelled throughput, {name}",
+        xlabel=f"% over {report.best_fixed} (best fixed length)",
+    )
+
+
+def reliability_panel(axis: Axes, report: TuneReport) -> None:
+    """What heads predict against what comes, on drafts that decoding made."""
+    axis.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
+    for colour, name in zip(COLOURS, best_heads(report), strict=False):
+        head = report.head(name)
+        bins = head.reliability
+        most = max(bins.positions)
+        axis.plot(bins.predicted, bins.observed, "-", color=colour, linewidth=1.4)
+        axis.scatter(
+            bins.predicted, bins.observed, s=[8 + 70 * count / most for count in bins.positions],
+            color=colour, label=f"{name}, ECE {head.all_positions['ece'].value:.3f}",
+        )  # fmt: skip
+    axis.set(
+        title="Reliability on drafted positions", xlabel="predicted acceptance",
+        ylabel="acceptance", xlim=(0, 1), ylim=(0, 1),
+    )  # fmt: skip
+    axis.legend(fontsize=8, frameon=True, framealpha=0.85, edgecolor="none", loc="upper left")
+
+
+def best_heads(report: TuneReport) -> list[str]:
+    """The heads drawn in colour, best first by the choosing prompts."""
+    names = [head.name for head in report.head_facts]
+
+    def speed(name: str) -> float:
+        return best_policy(report.chosen_on, name).metrics["tokens_per_second"].value
+
+    return sorted(names, key=speed, reverse=True)[:MOST_HEADS]
+
+
+def _of_head(replayed: Replayed, head: str) -> list[PolicyResult]:
+    own = [policy for policy in replayed.policies if policy.head == head]
+    return sorted(own, key=lambda policy: policy.value)
+
+
+def _line(
+    axis: Axes,
+    policies: Sequence[PolicyResult],
+    colour: str,
+    label: str | None,
+    marker: str = "o",
+    intervals: bool = True,
+) -> None:
+    points = [_point(policy) for policy in policies]
+    if not points:
+        return
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    axis.errorbar(
+        [x.value for x in xs], [y.value for y in ys], fmt=f"{marker}-", color=colour, label=label,
+        xerr=error_lengths(xs) if intervals else None,
+        yerr=error_lengths(ys) if intervals else None,
+        linewidth=1.4, markersize=4.5, elinewidth=0.7, zorder=2 if label else 1,
+    )  # fmt: skip
+
+
+def _iso_time(axis: Axes, report: TuneReport, replayed: Replayed) -> None:
+    """Along these lines time is the same (Eq. 2.3): through the best fixed length and policy."""
+    costs = report.costs
+    if costs.t_target <= costs.t_draft:
+        return
+    slope = -(costs.t_target - costs.t_draft) / costs.t_draft
+    low, high = axis.get_xlim()
+    bounds = axis.get_ylim()
+    for name in {report.best_fixed, report.best}:
+        x, y = _point(replayed.find(name))
+        ends = [y.value + slope * (end - x.value) for end in (low, high)]
+        axis.plot([low, high], ends, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
+    axis.set_xlim(low, high)
+    axis.set_ylim(bounds)
+
+
+def _name(axis: Axes, policy: PolicyResult, text: str) -> None:
+    x, y = _point(policy)
+    axis.annotate(text, (x.value, y.value), xytext=(5, 4), textcoords="offset points", fontsize=7.5)
+
+
+def _point(policy: PolicyResult) -> tuple[Estimate, Estimate]:
+    return policy.metrics["verification_rate"], policy.metrics["discard_rate"]

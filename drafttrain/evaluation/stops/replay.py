@@ -1,0 +1,197 @@
+"""Replay a trace under stop policies: the rounds that decoding would have played, without models.
+
+A round that starts at position p drafts n(p) tokens, as many as its policy says; of them the first
+min(n, run(p)) are accepted; it emits one token more, up to the end of the output; the next round
+starts there. Policies decide from the states and rows of the tokens drafted (see `DraftState`):
+from the rows of tokens 1..d before token d + 1, and their states except, where these have a lag,
+the last; or from slots 1..d+1 of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from drafttrain.evaluation.bootstrap import Array
+from drafttrain.evaluation.metrics import Counts
+from drafttrain.evaluation.stops.trace import Trace
+from drafttrain.models.acceptance_head import AcceptanceHead
+
+Kind = Literal["fixed", "entropy", "head", "oracle"]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A stop policy to replay."""
+
+    kind: Kind
+    value: float = 0.0
+    """k, nats or h."""
+    head: str | None = None
+    max_draft: int = 20
+    """Most tokens of a round; the oracle has no cap."""
+
+    @property
+    def name(self) -> str:
+        """As the policy is called in reports, the head before it."""
+        if self.kind == "fixed":
+            return f"k={self.value:g}"
+        if self.kind == "oracle":
+            return "oracle"
+        policy = f"{self.kind}({self.value:g})"
+        return policy if self.head is None else f"{self.head} {policy}"
+
+
+@dataclass(frozen=True)
+class PolicyCounts:
+    """Sums over the rounds of each prompt and policy, all [P, C]; over all tosses of the coins."""
+
+    tokens: Array
+    rounds: Array
+    drafted: Array
+    accepted: Array
+    passes: Array
+    computed: Array
+    """Tokens or slots that the drafter computed: of a block also those behind the stop."""
+    judged: Array
+    """How often the policy worked something out: for each state or row, or once for a block."""
+
+    def of(self, candidate: int) -> Counts:
+        """The counts of one policy, as those of decoding."""
+        return Counts(
+            tokens=self.tokens[:, candidate],
+            rounds=self.rounds[:, candidate],
+            drafted=self.drafted[:, candidate],
+            accepted=self.accepted[:, candidate],
+            passes=self.passes[:, candidate],
+        )
+
+    @staticmethod
+    def stack(prompts: Sequence[PolicyCounts]) -> PolicyCounts:
+        """One for all prompts, in order."""
+        return PolicyCounts(
+            **{
+                name: np.concatenate([getattr(counts, name) for counts in prompts])
+                for name in PolicyCounts.__dataclass_fields__
+            }
+        )
+
+
+@torch.inference_mode()
+def predicted_acceptance(trace: Trace, heads: dict[str, AcceptanceHead]) -> dict[str, Array]:
+    """What each head says of every state of the pool, [M]; each head runs once."""
+    return {
+        name: head.acceptance(trace.states.to(head.device)).double().cpu().numpy()
+        for name, head in heads.items()
+    }
+
+
+def replay(
+    trace: Trace, acceptance: dict[str, Array], candidates: Sequence[Candidate]
+) -> PolicyCounts:
+    """Counts of one prompt under every policy, all [1, C].
+
+    Raises ValueError for a policy that may draft more than the trace was logged for.
+    """
+    lengths = draft_lengths(trace, acceptance, candidates)
+    rounds = play(trace, lengths)
+    judged = np.stack([_judged(trace, c, own) for c, own in zip(candidates, lengths, strict=True)])
+
+    def total(fact: Array) -> Array:
+        return np.where(rounds, fact, 0).sum(axis=(1, 2), dtype=np.float64)[None]
+
+    emitted, accepted = emit(trace, lengths)
+    return PolicyCounts(
+        tokens=total(emitted),
+        rounds=total(np.ones_like(lengths)),
+        drafted=total(lengths),
+        accepted=total(accepted),
+        passes=total(trace.longest > 0 if trace.block else lengths),
+        computed=total(trace.longest if trace.block else lengths),
+        judged=total(judged),
+    )
+
+
+def _judged(trace: Trace, candidate: Candidate, lengths: Array) -> Array:
+    """How often a policy works something out in a round from each position. [R, L] -> [R, L]."""
+    if candidate.kind not in ("head", "entropy"):
+        return np.zeros_like(lengths)
+    if not trace.block:
+        lag = trace.lag if candidate.kind == "head" else 0
+        most = np.minimum(trace.longest, candidate.max_draft)  # there it stops without being asked
+        asked = np.where(lengths < most, lengths, lengths - 1)
+        return np.maximum(asked - lag, 0)
+    if candidate.kind == "head":  # all slots at once
+        return (trace.longest > 0).astype(lengths.dtype)
+    return np.minimum(lengths + 1, trace.depth)
+
+
+def draft_lengths(
+    trace: Trace, acceptance: dict[str, Array], candidates: Sequence[Candidate]
+) -> Array:
+    """Tokens that each policy drafts in a round from each position. [C, R, L]."""
+    too_long = [c for c in candidates if c.kind != "oracle" and _most(c) > trace.depth]
+    if too_long:
+        raise ValueError(
+            f"policy {too_long[0].name} may draft {_most(too_long[0])} tokens, but the trace was "
+            f"logged for {trace.depth}; log it with a depth of {_most(too_long[0])}"
+        )
+    survival = {
+        name: np.cumprod(np.append(probs, 1.0)[trace.index], axis=-1)
+        for name, probs in acceptance.items()
+    }
+    entropies = np.append(trace.entropies, -np.inf)[trace.index]
+    highest = np.maximum.accumulate(entropies, axis=-1)
+    lengths = np.empty((len(candidates), *trace.run.shape), dtype=np.int64)
+    for i, candidate in enumerate(candidates):
+        lengths[i] = _lengths(trace, candidate, survival, highest)
+    return lengths
+
+
+def _lengths(
+    trace: Trace, candidate: Candidate, survival: dict[str, Array], highest: Array
+) -> Array:
+    """[R, L]; survival and highest are monotone along the draft, so counting finds the stop."""
+    if candidate.kind == "oracle":
+        return np.minimum(trace.run, trace.limit)
+    if candidate.kind == "fixed":
+        return np.minimum(int(candidate.value), trace.longest)
+    if candidate.kind == "entropy":
+        passed = (highest <= candidate.value).sum(axis=-1)
+        free = 0 if trace.block else 1  # a causal drafter knows a row only by drafting from it
+    else:
+        assert candidate.head is not None, "a head policy names its head"
+        passed = (1.0 - survival[candidate.head] <= candidate.value).sum(axis=-1)
+        free = 0 if trace.block else 1 + trace.lag
+    return np.minimum(np.minimum(passed + free, candidate.max_draft), trace.longest)
+
+
+def emit(trace: Trace, lengths: Array) -> tuple[Array, Array]:
+    """Tokens emitted by a round from each position, and the drafted ones among them. [C, R, L]."""
+    left = trace.tokens - np.arange(trace.tokens)
+    accepted = np.minimum(lengths, trace.run)
+    emitted = np.minimum(accepted + 1, left)
+    return emitted, np.minimum(accepted, emitted)
+
+
+def play(trace: Trace, lengths: Array) -> Array:
+    """Whether a round starts at each position: the walk of every policy and toss. [C, R, L]."""
+    emitted, _ = emit(trace, lengths)
+    starts = np.zeros(lengths.shape, dtype=bool)
+    policy, toss = np.indices(lengths.shape[:2])
+    policy, toss = policy.ravel(), toss.ravel()
+    at = np.zeros(len(policy), dtype=np.int64)
+    while len(at) > 0:
+        starts[policy, toss, at] = True
+        at = at + emitted[policy, toss, at]
+        going = at < trace.tokens
+        policy, toss, at = policy[going], toss[going], at[going]
+    return starts
+
+
+def _most(candidate: Candidate) -> int:
+    return int(candidate.value) if candidate.kind == "fixed" else candidate.max_draft

@@ -1,0 +1,113 @@
+"""Prompts to counts: every prompt is decoded once, traced, and replayed under every policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from drafttrain.decoding.drafters.block import SpecDrafterDrafter
+from drafttrain.decoding.drafters.causal import CausalDrafter
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.types import Drafter
+from drafttrain.evaluation.runner import Prompt
+from drafttrain.evaluation.stops.block_trace import log_block_trace
+from drafttrain.evaluation.stops.replay import (
+    Candidate,
+    PolicyCounts,
+    predicted_acceptance,
+    replay,
+)
+from drafttrain.evaluation.stops.trace_log import TraceOptions, check_ends, decode_text, log_trace
+from drafttrain.models.acceptance_head import AcceptanceHead
+
+
+@dataclass(frozen=True)
+class Replaying:
+    """A pair, its heads, and the policies to replay."""
+
+    target: CachedModel
+    drafter: Drafter
+    heads: dict[str, AcceptanceHead]
+    candidates: Sequence[Candidate]
+    options: TraceOptions
+    max_draft: int
+    seed: int = 0
+
+
+def replay_prompts(
+    replaying: Replaying, prompts: Sequence[Prompt], label: str = "trace", progress: bool = False
+) -> PolicyCounts:
+    """Counts of every prompt under every policy; random choices depend on seed and row alone.
+
+    Raises ValueError for a drafter that goes on after the target's EOS, or cannot be traced.
+    """
+    check_traceable(replaying.target, replaying.drafter)
+    counts = []
+    for prompt in tqdm(prompts, desc=label, unit="input", disable=not progress):
+        chance = prompt_chance(replaying.target.device, replaying.seed, prompt.row)
+        text = decode_text(
+            replaying.target, replaying.drafter, prompt.source, replaying.options, chance
+        )
+        counts.append(_replay_one(replaying, prompt, text, chance))
+    return PolicyCounts.stack(counts)
+
+
+def check_traceable(target: CachedModel, drafter: Drafter) -> None:
+    """Raise ValueError, before anything is decoded, where no trace would be exact."""
+    if isinstance(drafter, CausalDrafter):
+        check_ends(target, drafter.model)
+    elif not isinstance(drafter, SpecDrafterDrafter):
+        raise ValueError(
+            f"drafter {drafter.name!r} cannot be traced; give a language model or a Spec-Drafter"
+        )
+
+
+def prompt_chance(device: torch.device, seed: int, row: int) -> SampledChance:
+    """Random choices of one row, whatever the order of rows."""
+    key = int(np.random.SeedSequence([seed, row]).generate_state(1, np.uint64)[0])
+    return SampledChance(torch.Generator(device).manual_seed(key & (2**63 - 1)))
+
+
+def _replay_one(
+    replaying: Replaying, prompt: Prompt, text: Sequence[int], chance: SampledChance
+) -> PolicyCounts:
+    options = replaying.options
+    if isinstance(replaying.drafter, CausalDrafter):
+        trace = log_trace(
+            replaying.target, replaying.drafter.model, prompt.source, text, options, chance
+        )
+        return replay(trace, predicted_acceptance(trace, replaying.heads), replaying.candidates)
+    return _replay_blocks(replaying, prompt, text, chance)
+
+
+def _replay_blocks(
+    replaying: Replaying, prompt: Prompt, text: Sequence[int], chance: SampledChance
+) -> PolicyCounts:
+    """A fixed length is a block of that many slots; other policies cut blocks of max_draft."""
+    assert isinstance(replaying.drafter, SpecDrafterDrafter)
+    slots = [
+        int(one.value) if one.kind == "fixed" else replaying.max_draft
+        for one in replaying.candidates
+    ]
+    facts = {name: np.zeros((1, len(slots))) for name in PolicyCounts.__dataclass_fields__}
+    for depth in sorted(set(slots)):
+        places = [i for i, number in enumerate(slots) if number == depth]
+        trace = log_block_trace(
+            replaying.target,
+            replaying.drafter.model,
+            prompt.source,
+            text,
+            replace(replaying.options, depth=depth),
+            chance,
+        )
+        chosen = [replaying.candidates[i] for i in places]
+        heads = replaying.heads if any(one.kind == "head" for one in chosen) else {}
+        counts = replay(trace, predicted_acceptance(trace, heads), chosen)
+        for name, fact in facts.items():
+            fact[:, places] = getattr(counts, name)
+    return PolicyCounts(**facts)

@@ -1,0 +1,142 @@
+"""What `drafttrain tune` found, as JSON: its schema, and reading and writing it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from drafttrain.evaluation.bootstrap import Estimate
+from drafttrain.evaluation.environment import Environment
+from drafttrain.evaluation.report import DataFacts, Part, TargetFacts, write_text
+from drafttrain.evaluation.stops.calibration import Reliability
+
+
+class CostFacts(Part):
+    """t_draft and t_target on this machine (SpecDec++ Table 2), seconds."""
+
+    t_draft: float
+    t_target: float
+    constant: float
+    """A prompt, before its first round."""
+    t_slot: float
+    """A slot of a block that is computed but not submitted."""
+    r_squared: float
+    runs: int
+    draft_mean: float | None
+    """Direct mean of a drafter pass; the fit's t_draft also holds verifying one token more."""
+    target_mean: float | None
+    """Direct mean of a target call."""
+    plain_target: float
+    """Seconds a token of plain decoding, which is a target call alone."""
+    plain_tokens_per_second: float
+    lengths: list[int]
+    """Fixed lengths that were timed."""
+    prompts: int
+    entropy_seconds: float
+    """What the entropy policy takes to judge a token."""
+    suggested_h: float | None
+    """Theorem 3.1 with Delta = 0: a starting point for h; None where the target is the faster."""
+
+
+class HeadFacts(Part):
+    """A head: how large, how long it takes, how well it knows."""
+
+    name: str
+    depth: int
+    rejection_weight: float
+    parameters: int
+    seconds: float
+    """What it takes to judge a token."""
+    all_positions: dict[str, Estimate]
+    """Binary KL, ECE, AUC over all drafted positions that decoding made."""
+    before_rejection: dict[str, Estimate]
+    """The same over those with no earlier token of the draft rejected."""
+    reliability: Reliability
+    """Bins of equal width over all drafted positions."""
+
+
+class PolicyResult(Part):
+    """One stop policy, replayed."""
+
+    name: str
+    kind: Literal["fixed", "entropy", "head", "oracle"]
+    value: float
+    """k, nats or h."""
+    head: str | None
+    metrics: dict[str, Estimate]
+    """discard_rate, verification_rate, tokens_per_round, acceptance_rate, tokens_per_second
+    (modelled), speedup (modelled, over plain decoding), gain (over the best fixed length), regret
+    and oracle_share."""
+    totals: dict[str, int]
+
+
+class Replayed(Part):
+    """All policies on one set of prompts."""
+
+    data: DataFacts
+    tokens: int
+    """Of the outputs."""
+    replicates: int
+    """Tosses of the coins for each output, summed in all counts."""
+    policies: list[PolicyResult]
+
+    def find(self, name: str) -> PolicyResult:
+        """The policy of that name. Raises ValueError naming those there are."""
+        for policy in self.policies:
+            if policy.name == name:
+                return policy
+        names = ", ".join(policy.name for policy in self.policies)
+        raise ValueError(f"policy {name!r} was not replayed; there are {names}")
+
+
+class TuneReport(Part):
+    """The choice, what it rests on, and what it is worth on prompts it was not chosen on."""
+
+    target: TargetFacts
+    drafter: str
+    heads: str
+    sampling: dict[str, float]
+    max_new_tokens: int
+    max_draft: int
+    costs: CostFacts
+    head_facts: list[HeadFacts]
+    calibration_prompts: int
+    calibration_length: int
+    """Fixed length of the drafts on which heads are judged."""
+    best: str
+    """The policy of most modelled tokens a second on the choosing prompts."""
+    best_fixed: str
+    best_head: str | None
+    chosen_on: Replayed
+    reported_on: Replayed | None
+    """None: no report_data; figures are then of the prompts that the choice was made on."""
+    environment: Environment
+
+    @property
+    def reported(self) -> Replayed:
+        return self.reported_on or self.chosen_on
+
+    def head(self, name: str) -> HeadFacts:
+        return next(head for head in self.head_facts if head.name == name)
+
+
+def write_tune_report(report: TuneReport, path: Path) -> None:
+    """Write the report whole or not at all."""
+    text = json.dumps(report.model_dump(mode="json"), indent=2, ensure_ascii=False)
+    write_text(path, text + "\n")
+
+
+def read_tune_report(path: Path) -> TuneReport:
+    """Read a report of `drafttrain tune`. Raises ValueError for a file that is none."""
+    try:
+        return TuneReport.model_validate_json(path.read_text(encoding="utf-8"))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ValueError(
+            f"{path} is no report of drafttrain tune ({where}: {first['msg']}); make one with "
+            "`drafttrain tune --report FILE`"
+        ) from None

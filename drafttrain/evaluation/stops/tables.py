@@ -1,0 +1,195 @@
+"""Tables and sentences of a tuning report, for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from drafttrain.evaluation.bootstrap import Estimate
+from drafttrain.evaluation.stops.report import PolicyResult, Replayed, TuneReport
+from drafttrain.evaluation.tables import Column, FittedTable, new_table, terminal_cell
+
+COLUMNS = (
+    Column("discard_rate", "discarded %", digits=1, percent=True),
+    Column("verification_rate", "target calls %", digits=1, percent=True),
+    Column("tokens_per_round", "tokens a round"),
+    Column("tokens_per_second", "tok/s modelled", digits=0),
+    Column("gain", "gain %", digits=1, percent=True),
+    Column("oracle_share", "of oracle's gain %", digits=0, percent=True),
+    Column("regret", "regret %", digits=1, percent=True),
+)
+MOST_HEADS = 3
+"""Head policies in the main table; the heads' own table has them all."""
+CLOSE = 0.99
+"""Share of the best head's throughput from which on a figure is set in bold (Appendix C.3)."""
+
+
+def policy_table(report: TuneReport) -> FittedTable:
+    """Fixed lengths, the best of the other policies, and the oracle, on the reporting prompts."""
+    return FittedTable(lambda intervals: _policy_table(report, intervals))
+
+
+def head_table(report: TuneReport) -> Table:
+    """w_rej and D against KL, calibration, best h and throughput (SpecDec++ Table 3).
+
+    h is the best of each head on the choosing prompts; both figures of tokens a second are at it.
+    """
+    table = new_table("Heads")
+    table.caption = (
+        f"KL, ECE and AUC on {report.calibration_prompts} prompts, drafts of "
+        f"{report.calibration_length}: all positions / no earlier rejection. Bold: at least "
+        f"{CLOSE:.0%} of the best."
+    )
+    titles = ["w_rej", "D", "KL", "ECE", "AUC", "h", "tok/s chosen on"]
+    splits = [report.chosen_on]
+    if report.reported_on is not None:
+        titles.append("tok/s reported on")
+        splits.append(report.reported_on)
+    for title in titles:
+        table.add_column(title, justify="right")
+    facts = sorted(report.head_facts, key=lambda head: (head.rejection_weight, head.depth))
+    at_best_h = {head.name: best_policy(report.chosen_on, head.name) for head in facts}
+    tops = [max(_speed(split.find(p.name)) for p in at_best_h.values()) for split in splits]
+    for head in facts:
+        chosen = at_best_h[head.name]
+        knowledge = [
+            _pair(head.all_positions, head.before_rejection, metric, digits)
+            for metric, digits in (("binary_kl", 3), ("ece", 3), ("auc", 2))
+        ]
+        speeds = [
+            _marked(_speed(split.find(chosen.name)), top)
+            for split, top in zip(splits, tops, strict=True)
+        ]
+        weight, depth = f"{head.rejection_weight:g}", str(head.depth)
+        table.add_row(weight, depth, *knowledge, f"{chosen.value:g}", *speeds)
+    return table
+
+
+def cost_lines(report: TuneReport) -> list[str]:
+    """t_draft and t_target with their fit (SpecDec++ Table 2), and what a head costs."""
+    costs = report.costs
+    lines = [
+        f"t_draft {_ms(costs.t_draft)}, t_target {_ms(costs.t_target)} "
+        f"({costs.t_target / costs.t_draft:.1f} times), R² {costs.r_squared:.3f} over "
+        f"{costs.runs} decoding runs; plain decoding {_ms(costs.plain_target)} a token",
+    ]
+    if costs.draft_mean is not None and costs.target_mean is not None:
+        lines.append(
+            f"direct means: a drafter pass {_ms(costs.draft_mean)}, a target call "
+            f"{_ms(costs.target_mean)}"
+        )
+    if costs.suggested_h is not None:
+        lines.append(f"Theorem 3.1 suggests h = {costs.suggested_h:.2f} to start with")
+    if report.head_facts:
+        slowest = max(report.head_facts, key=lambda head: head.seconds)
+        lines.append(
+            f"a head takes up to {_ms(slowest.seconds)} a token ({slowest.name}); it is counted"
+        )
+    return lines
+
+
+def verdict_lines(report: TuneReport) -> list[str]:
+    """Which policy wins, by how much, and where a fixed length is as good."""
+    replayed = report.reported
+    where = f"{replayed.data.prompts} prompts of {replayed.data.path}"
+    if report.reported_on is None:
+        where += ", on which it was also chosen (give --report-data for an unbiased figure)"
+    lines = [f"best: {report.best}, chosen on {report.chosen_on.data.prompts} prompts"]
+    names = [report.best, report.best_head]
+    lines += [
+        _against_fixed(report, name, where)
+        for name in dict.fromkeys(names)
+        if name not in (None, report.best_fixed)
+    ]
+    return lines + _why_fixed(report)
+
+
+def _against_fixed(report: TuneReport, name: str, where: str) -> str:
+    policy, oracle = report.reported.find(name), report.reported.find("oracle")
+    gain = policy.metrics["gain"]
+    line = f"{name}: {_percent(gain)} over {report.best_fixed} on {where}"
+    share = policy.metrics.get("oracle_share")
+    if gain.low > 0.0 and oracle.metrics["gain"].low > 0.0 and share is not None:
+        line += f"; {share.value:.0%} of the oracle's gain"
+    elif gain.high < 0.0:
+        line += f"; {report.best_fixed} is better there"
+    elif gain.low <= 0.0:
+        line += f"; {report.best_fixed} is as good there: the interval holds 0"
+    return line
+
+
+def best_policy(replayed: Replayed, head: str) -> PolicyResult:
+    """A head at its best h."""
+    own = [policy for policy in replayed.policies if policy.head == head]
+    return max(own, key=_speed)
+
+
+def _why_fixed(report: TuneReport) -> list[str]:
+    """What the room for any policy is, where a fixed length wins."""
+    if report.best != report.best_fixed:
+        return []
+    oracle = report.reported.find("oracle")
+    return [
+        f"a fixed length wins: the oracle itself would gain {_percent(oracle.metrics['gain'])} "
+        f"with t_target/t_draft = {report.costs.t_target / report.costs.t_draft:.1f}; a slower "
+        "target or a better drafter leaves more to gain"
+    ]
+
+
+def _policy_table(report: TuneReport, intervals: bool) -> Table:
+    replayed = report.reported
+    table = new_table(
+        f"{report.target.path} with {report.drafter} on {replayed.data.path}, "
+        f"{replayed.data.prompts} inputs"
+    )
+    table.caption = (
+        f"Replayed; {replayed.replicates} tosses of the coins an output. Gain over "
+        f"{report.best_fixed}, the best fixed length on the choosing prompts."
+    )
+    table.add_column("policy", no_wrap=True)
+    for column in COLUMNS:
+        table.add_column(column.title, justify="right")
+    for policy in main_policies(report):
+        name = Text(policy.name, style="bold" if policy.name == report.best else "")
+        table.add_row(name, *[terminal_cell(policy, column, intervals) for column in COLUMNS])
+    return table
+
+
+def main_policies(report: TuneReport) -> list[PolicyResult]:
+    """Fixed lengths; the best entropy threshold and heads by the choosing prompts; the oracle."""
+
+    def best(kind: str, count: int) -> list[str]:
+        own = [policy for policy in report.chosen_on.policies if policy.kind == kind]
+        return [policy.name for policy in sorted(own, key=_speed, reverse=True)[:count]]
+
+    fixed = [policy.name for policy in report.chosen_on.policies if policy.kind == "fixed"]
+    names = [*fixed, *best("entropy", 1), *best("head", MOST_HEADS), "oracle"]
+    return [report.reported.find(name) for name in names]
+
+
+def _speed(policy: PolicyResult) -> float:
+    return policy.metrics["tokens_per_second"].value
+
+
+def _marked(speed: float, top: float) -> Text:
+    return Text(f"{speed:.0f}", style="bold" if speed >= CLOSE * top else "")
+
+
+def _pair(
+    everywhere: dict[str, Estimate], before: dict[str, Estimate], metric: str, digits: int
+) -> str:
+    values: Sequence[Estimate | None] = (everywhere.get(metric), before.get(metric))
+    return " / ".join("–" if one is None else f"{one.value:.{digits}f}" for one in values)
+
+
+def _percent(estimate: Estimate) -> str:
+    def shown(value: float) -> str:
+        return f"{100 * value:+.1f}".replace("-", "−")
+
+    return f"{shown(estimate.value)} % ({shown(estimate.low)} to {shown(estimate.high)})"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.2f} ms"

@@ -1,0 +1,213 @@
+"""Traces: one output with everything that any stop policy would see and cost along it.
+
+Exact replay by coupling. Let X be an output of the target. Given X, the law of speculative sampling
+is known: a token drafted at position i behind accepted tokens equals X_i and is accepted with
+probability min(1, draft_i(X_i) / target_i(X_i)); otherwise the drafted token is a sample of
+Norm[(draft_i - target_i)+], it is rejected, X_i takes its place, and the drafter went on from the
+wrong token until its policy stopped. (P(drafted and accepted = x) = min(draft, target)(x), and the
+token emitted after a rejection does not depend on the one rejected.) Every position of X belongs to
+exactly one round, so one coin and one wrong branch a position make a trace on which every policy
+plays the rounds that decoding would have played, in law; in greedy decoding there is no chance,
+and they are the same rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from drafttrain.config.base import ConfigError
+
+Array = np.ndarray
+NOTHING = -1
+"""In `Trace.index`: no token can be drafted there, or no policy ever looks at it."""
+ARRAYS = ("entropies", "index", "run", "longest", "limit")
+UNENDED = np.iinfo(np.int32).max
+FORMAT = "drafttrain-traces-2"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Rounds of one prompt's output, from every position, in R tosses of the coins.
+
+    Positions are those of the output, from 0; a round that starts at p drafts tokens for p, p + 1,
+    ...; its d-th drafted token (from 0) is entry index[r, p, d] of the pool.
+    """
+
+    row: int
+    """Number of the input row."""
+    tokens: int
+    """L, the tokens of the output, EOS included."""
+    block: bool
+    """Whether one pass drafts a block of slots (the states are then those of slots)."""
+    lag: int
+    """Tokens drafted behind one before its state is known: 1 where a head reads states of tokens at
+    their own positions, else 0."""
+    states: Tensor
+    """[M, D] the pool: what acceptance heads read."""
+    entropies: Array
+    """[M] entropy (nats, before temperature) of the row each token was drawn from."""
+    index: Array
+    """[R, L, K] int32: pool entry of each drafted token, or NOTHING."""
+    run: Array
+    """[R, L] int32: tokens accepted before the first rejection, were drafting never stopped."""
+    longest: Array
+    """[R, L] int32: tokens drafted if no policy stops: the limit, EOS in the draft, K."""
+    limit: Array
+    """[L] int32: most tokens that a draft from each position may have, were K unlimited: what is
+    left to generate less one, and the drafter's own positions."""
+
+    @property
+    def replicates(self) -> int:
+        return len(self.run)
+
+    @property
+    def depth(self) -> int:
+        """K, the most tokens a policy may draft in a replay."""
+        return self.index.shape[2]
+
+
+@dataclass(frozen=True)
+class WrongBranch:
+    """What the drafter drafts from a rejected token on."""
+
+    tokens: int
+    """Drafted tokens, the rejected one and a final EOS included."""
+    ended: bool
+    """Whether the last one is EOS, after which a drafter stops."""
+    states: Sequence[Tensor]
+    """[D] each, of all but the last token: nothing is asked after it."""
+    entropies: Sequence[float]
+    """Of the row of each token whose state is there."""
+
+
+@dataclass(frozen=True)
+class AcceptedPath:
+    """The drafter's side of an output that was accepted all along."""
+
+    row: int
+    limit: Array
+    """[L] as in `Trace`."""
+    ends: Array
+    """[L] whether the token at each position is one that a drafter stops after."""
+    lag: int
+    """As in `Trace`."""
+    states: Tensor
+    """[L, D] state of each token of the output, were it drafted."""
+    entropies: Tensor
+    """[L] of the drafter's row that each token was drawn from."""
+
+
+def join(
+    path: AcceptedPath, accepted: Array, branches: Sequence[dict[int, WrongBranch]], depth: int
+) -> Trace:
+    """The trace of a drafter that drafts one token a pass.
+
+    accepted [R, L]: the coins. branches: for each toss, the wrong branch of every position where
+    the coin says no (positions at which nothing can be drafted need none).
+    """
+    replicates, length = accepted.shape
+    states, entropies = [path.states.cpu()], [path.entropies.double().cpu().numpy()]
+    first = np.full((replicates, length), NOTHING)
+    known = np.zeros((replicates, length), dtype=np.int64)
+    drawn = np.zeros((replicates, length), dtype=np.int64)
+    ended = np.zeros((replicates, length), dtype=bool)
+    total = length
+    for toss, found in enumerate(branches):
+        for position, branch in found.items():
+            first[toss, position] = total
+            known[toss, position] = len(branch.states)
+            drawn[toss, position] = branch.tokens
+            ended[toss, position] = branch.ended
+            total += len(branch.states)
+            if branch.states:
+                states.append(torch.stack(list(branch.states)).cpu())
+                entropies.append(np.array(branch.entropies))
+    run = first_rejection(accepted) - np.arange(length)
+    longest = np.minimum(_until_eos(run, drawn, ended, path.ends), np.minimum(path.limit, depth))
+    return Trace(
+        row=path.row,
+        tokens=length,
+        block=False,
+        lag=path.lag,
+        states=torch.cat(states),
+        entropies=np.concatenate(entropies),
+        index=_pool_entries(run, first, known, depth),
+        run=run.astype(np.int32),
+        longest=longest.astype(np.int32),
+        limit=path.limit.astype(np.int32),
+    )
+
+
+def first_rejection(accepted: Array) -> Array:
+    """First position at or after each one where the coin says no; L where none does. [R, L]."""
+    length = accepted.shape[1]
+    rejected = np.where(accepted, length, np.arange(length))
+    return np.minimum.accumulate(rejected[:, ::-1], axis=1)[:, ::-1]
+
+
+def _until_eos(run: Array, drawn: Array, ended: Array, ends: Array) -> Array:
+    """Tokens from each position to the first EOS in the draft, itself included. [R, L]."""
+    length = run.shape[1]
+    places = np.arange(length)
+    rejected = places + run
+    inside = np.minimum(rejected, length - 1)
+    wrong = (rejected < length) & np.take_along_axis(ended, inside, axis=1)
+    in_branch = run + np.take_along_axis(drawn, inside, axis=1)
+    stops = first_rejection(~ends[None])[0]  # the next position that holds an EOS
+    on_path = (stops < length) & (stops < rejected)
+    return np.where(on_path, stops - places + 1, np.where(wrong, in_branch, UNENDED))
+
+
+def _pool_entries(run: Array, first: Array, known: Array, depth: int) -> Array:
+    """Where the d-th token drafted from each position lies in the pool. [R, L, K]."""
+    length = run.shape[1]
+    rejected = np.arange(length) + run
+    inside = np.minimum(rejected, length - 1)
+    begin = np.take_along_axis(first, inside, axis=1)[..., None]
+    count = np.take_along_axis(known, inside, axis=1)[..., None]
+    depths = np.arange(depth)
+    on_path = depths < run[..., None]
+    beyond = depths - run[..., None]
+    in_branch = (rejected < length)[..., None] & (beyond >= 0) & (beyond < count)
+    entries = np.where(in_branch, begin + beyond, NOTHING)
+    return np.where(on_path, np.arange(length)[:, None] + depths, entries).astype(np.int32)
+
+
+def save_traces(traces: Iterable[Trace], path: Path) -> None:
+    """Write traces as safetensors, whole or not at all."""
+    tensors: dict[str, Tensor] = {}
+    count = 0
+    for trace in traces:
+        for field in fields(Trace):
+            tensors[f"{count}.{field.name}"] = torch.as_tensor(getattr(trace, field.name))
+        count += 1
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.temporary")
+    save_file(tensors, temporary, metadata={"format": FORMAT, "traces": str(count)})
+    temporary.replace(path)
+
+
+def load_traces(path: Path) -> Iterable[Trace]:
+    """Traces of a file, one at a time. Raises ConfigError for a file that holds none."""
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
+        if metadata.get("format") != FORMAT:
+            raise ConfigError(f"{path} holds no traces of this version; log them again")
+        for number in range(int(metadata["traces"])):
+            found = {f.name: file.get_tensor(f"{number}.{f.name}") for f in fields(Trace)}
+            yield Trace(
+                row=int(found["row"]),
+                tokens=int(found["tokens"]),
+                block=bool(found["block"]),
+                lag=int(found["lag"]),
+                states=found["states"],
+                **{name: found[name].numpy() for name in ARRAYS},
+            )

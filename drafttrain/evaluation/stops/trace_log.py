@@ -1,0 +1,245 @@
+"""Log traces: decode a prompt, judge the drafter along the output, toss coins, draft on after each
+rejection. See `trace.py` for why a replay of them is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.sampling import warp
+from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.types import Chance, Drafter, Proposal, Sampling, Source
+from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
+from drafttrain.evaluation.stops.trace import AcceptedPath, Array, Trace, WrongBranch, join
+from drafttrain.evaluation.stops.wrong_branches import (
+    GrowingBranch,
+    grow_as_tree,
+    grow_one_by_one,
+    row_entropies,
+)
+from drafttrain.models.draft_states import StateKind, drawn_states
+
+TEXT_DRAFT = 4
+"""Draft length with which outputs are decoded; any gives the same output (in law)."""
+
+
+@dataclass(frozen=True)
+class TraceOptions:
+    """How outputs are decoded and how often coins are tossed."""
+
+    sampling: Sampling
+    max_new_tokens: int
+    depth: int
+    """K, the most tokens a replayed policy may draft in a round."""
+    replicates: int = 1
+    """Tosses of the coins for each output; greedy decoding needs one."""
+    reads: StateKind = "drawn"
+    """The kind of states that are logged for heads (of slots for blocks, whatever it is)."""
+
+    @property
+    def tosses(self) -> int:
+        return 1 if self.sampling.greedy else self.replicates
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Target and drafter along one output."""
+
+    target_probs: Tensor
+    """[L, V] row i judges token i of the output."""
+    draft_probs: Tensor
+    """[L, V] what the drafter would draw token i from behind accepted tokens."""
+    entropies: Tensor
+    """[L] of the drafter's rows, before temperature."""
+
+
+def decode_text(
+    target: CachedModel, drafter: Drafter, source: Source, options: TraceOptions, chance: Chance
+) -> list[int]:
+    """An output of the target, EOS included where it came."""
+    verifier = GreedyMatch() if options.sampling.greedy else RejectionSampling()
+    decoder = Decoder(target, drafter, FixedLength(TEXT_DRAFT), verifier, options.sampling, chance)
+    return decoder.decode_all([source], options.max_new_tokens)[0].tokens
+
+
+@torch.inference_mode()
+def log_trace(
+    target: CachedModel,
+    drafter: CachedModel,
+    source: Source,
+    output: Sequence[int],
+    options: TraceOptions,
+    chance: Chance,
+    row: int = 0,
+) -> Trace:
+    """The trace of a drafter that drafts one token a pass, along an output of the target."""
+    own = make_source(source.input_ids, drafter.model)  # its decoder may start from another token
+    limit = draft_limits(target, drafter, source, len(own.prefix), len(output), options)
+    tokens = torch.tensor(output, dtype=torch.long, device=own.prefix.device)
+    fed = (
+        tokens
+        if drafter.max_positions is None
+        else tokens[: drafter.max_positions - len(own.prefix)]
+    )
+    state = drafter.encode(own)
+    before = drafter.catch_up(state, own.prefix)
+    along = drafter.feed(state, fed)
+    draft_logits = torch.cat([before.logits[-1:], along.logits])[: len(tokens)]
+    rows_from = torch.cat([before.hidden[-1:], along.hidden])[: len(tokens)]
+    states = along.hidden
+    if options.reads == "drawn":
+        states = drawn_states(rows_from, draft_logits, tokens[: len(draft_logits)])
+    judged = Judged(
+        target_probs=judge(target, source, tokens.to(source.prefix.device), options),
+        draft_probs=_lengthen(warp(draft_logits, options.sampling), len(tokens)).to(target.device),
+        entropies=_lengthen(row_entropies(draft_logits), len(tokens)),
+    )
+    accepted = toss_coins(judged, tokens, limit, options.tosses, chance)
+    branches = start_branches(judged, accepted, limit, options, chance)
+    everything = [branch for found in branches for branch in found]
+    if options.reads == "drawn" and everything:
+        places = [branch.position for branch in everything]
+        firsts = tokens.new_tensor([branch.tokens[0] for branch in everything])
+        drawn = drawn_states(rows_from[places], draft_logits[places], firsts)
+        for branch, first in zip(everything, drawn, strict=True):
+            branch.drawn = first
+
+    def pick(logits: Tensor) -> list[int]:
+        return draw(warp(logits, options.sampling), options.sampling, chance)
+
+    ends = drafter.eos_ids
+    prefix = len(own.prefix)
+    if drafter.takes_branches:
+        grow_as_tree(drafter, state, prefix + len(fed), prefix, everything, pick, ends)
+    else:
+        path = torch.cat([own.prefix, fed])
+        grow_one_by_one(drafter, state, path, prefix, everything, pick, ends)
+    finished: list[dict[int, WrongBranch]] = [
+        {branch.position: branch.finished(ends) for branch in found} for found in branches
+    ]
+    stops = np.array([token in ends for token in output])
+    return join(
+        AcceptedPath(
+            row=row,
+            limit=limit,
+            ends=stops,
+            lag=1 if options.reads == "token" else 0,
+            states=_lengthen(states, len(tokens)),
+            entropies=judged.entropies,
+        ),
+        accepted,
+        finished,
+        options.depth,
+    )
+
+
+def check_ends(target: CachedModel, drafter: CachedModel) -> None:
+    """A drafter must stop drafting where the target's outputs end. Raises ValueError."""
+    missing = sorted(target.eos_ids - drafter.eos_ids)
+    if missing:
+        raise ValueError(
+            f"the target ends its outputs with token {missing[0]}, but the drafter's "
+            f"generation_config has eos_token_id = {sorted(drafter.eos_ids) or None}; add it there"
+        )
+
+
+def draft_limits(
+    target: CachedModel,
+    drafter: CachedModel,
+    source: Source,
+    prefix: int,
+    length: int,
+    options: TraceOptions,
+) -> Array:
+    """Most tokens that may be drafted from each position of an output. [L].
+
+    One token less than is left to generate, and what the drafter has positions for (the last
+    token of a draft is never fed).
+    """
+    places = np.arange(length)
+    limit = target.max_new_tokens(source, options.max_new_tokens) - 1 - places
+    if drafter.max_positions is not None:
+        limit = np.minimum(limit, drafter.max_positions + 1 - prefix - places)
+    return np.maximum(limit, 0)
+
+
+def _lengthen(rows: Tensor, length: int) -> Tensor:
+    """Rows of zeros for positions beyond the drafter's own, at which nothing is drafted."""
+    missing = length - len(rows)
+    return rows if missing <= 0 else torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
+
+
+def judge(target: CachedModel, source: Source, tokens: Tensor, options: TraceOptions) -> Tensor:
+    """The target's distributions along an output, through its own processors. [L, V]."""
+    draft = tokens[:-1]
+    [score] = target.score([target.encode(source)], [source.prefix], [Proposal.chain(draft)])
+    room = target.max_new_tokens(source, options.max_new_tokens)
+    process = target.processors(options.sampling).start(source, room)
+    return warp(process(source.prefix, draft, score.logits), options.sampling)
+
+
+def toss_coins(judged: Judged, tokens: Tensor, limit: Array, tosses: int, chance: Chance) -> Array:
+    """Whether the token drafted at each position is accepted. [R, L].
+
+    Positions at which nothing can be drafted have no coin.
+    """
+    kept = kept_probability(judged.draft_probs, judged.target_probs, tokens)
+    accepted = np.zeros((tosses, len(tokens)), dtype=bool)
+    for toss in range(tosses):
+        for position in np.flatnonzero(limit > 0):
+            accepted[toss, position] = chance.accept_run(kept[position : position + 1]) == 1
+    return accepted
+
+
+def kept_probability(draft_probs: Tensor, target_probs: Tensor, tokens: Tensor) -> Tensor:
+    """P(the drafted token was accepted | its position holds x) = min(1, draft / target) at x.
+
+    Shapes: [N, V], [N, V], [N] -> [N].
+    """
+    tokens = tokens.to(target_probs.device)[:, None]
+    at_target = target_probs.gather(-1, tokens)[:, 0]
+    at_draft = draft_probs.to(target_probs).gather(-1, tokens)[:, 0]
+    smallest = torch.finfo(at_target.dtype).tiny
+    return (at_draft / at_target.clamp_min(smallest)).clamp_max(1.0)
+
+
+def start_branches(
+    judged: Judged, accepted: Array, limit: Array, options: TraceOptions, chance: Chance
+) -> list[list[GrowingBranch]]:
+    """The rejected token at every position whose coin says no: Norm[(draft - target)+]."""
+    places = np.argwhere(~accepted & (limit > 0))
+    branches: list[list[GrowingBranch]] = [[] for _ in accepted]
+    if len(places) == 0:
+        return branches
+    positions = torch.from_numpy(places[:, 1])
+    rejected = chance.categorical(
+        rejected_law(judged.draft_probs[positions], judged.target_probs[positions])
+    )
+    for (toss, position), token in zip(places.tolist(), rejected.tolist(), strict=True):
+        most = min(options.depth, int(limit[position]))
+        entropy = float(judged.entropies[position])
+        branches[toss].append(GrowingBranch(position, most, [token], [entropy]))
+    return branches
+
+
+def rejected_law(draft_probs: Tensor, target_probs: Tensor) -> Tensor:
+    """What a rejected token follows: Norm[(draft - target)+], or draft where that is all zero.
+
+    Shapes: [N, V], [N, V] -> [N, V].
+    """
+    excess = (draft_probs - target_probs.to(draft_probs)).clamp_min(0.0)
+    total = excess.sum(dim=-1, keepdim=True)
+    return torch.where(total > 0.0, excess / total, draft_probs)
+
+
+def draw(probs: Tensor, sampling: Sampling, chance: Chance) -> list[int]:
+    """One token a row: drawn, or the arg-max in greedy decoding. [N, V] -> N tokens."""
+    drawn = probs.argmax(dim=-1) if sampling.greedy else chance.categorical(probs)
+    return drawn.tolist()

@@ -1,0 +1,167 @@
+"""What tuning works on: settings, pair, heads and prompts, checked before weights are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from datasets import Dataset
+
+from drafttrain.build.method import build_sampling, build_verifier
+from drafttrain.build.pairs import Pair, load_pair
+from drafttrain.commands.eval import check_report_path
+from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import TuneConfig
+from drafttrain.config.decode import SamplingConfig, VerifierConfig
+from drafttrain.config.runs import head_folders
+from drafttrain.data.inputs.prompts import load_inputs
+from drafttrain.decoding.drafters.block import SpecDrafterDrafter
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.stopping import FixedLength
+from drafttrain.evaluation.runner import Method, Prompt, Skipped, read_prompts
+from drafttrain.evaluation.stops.choice import candidates_of
+from drafttrain.evaluation.stops.replay_prompts import check_traceable
+from drafttrain.models.acceptance_head import (
+    AcceptanceHead,
+    check_head_identity,
+    check_head_shape,
+    load_heads,
+)
+from drafttrain.models.draft_states import StateKind
+from drafttrain.models.drafters import read_drafter_settings
+
+TIMING_REPEATS = 3
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """What tuning works on, loaded and checked."""
+
+    settings: TuneConfig
+    pair: Pair
+    target: CachedModel
+    heads: dict[str, AcceptanceHead]
+    prompts: list[Prompt]
+    skipped: list[Skipped]
+
+    @property
+    def sampling(self) -> SamplingConfig:
+        assert self.settings.sampling is not None
+        return self.settings.sampling
+
+    @property
+    def block(self) -> bool:
+        return isinstance(self.pair.drafter, SpecDrafterDrafter)
+
+    def method(self, k: int, reads: StateKind | None = None) -> Method:
+        """Fixed length k, which shows states of a kind if asked to."""
+        verifier = build_verifier(VerifierConfig(), build_sampling(self.sampling))
+        return Method(self.pair.drafter, FixedLength(k, reads), verifier)
+
+    @property
+    def reads(self) -> StateKind:
+        """The kind of states that the heads read."""
+        return next(iter(self.heads.values())).config.state
+
+
+def check_tuning(settings: TuneConfig) -> None:
+    """Refuse settings that cannot work, before anything is loaded. Raises ConfigError."""
+    assert settings.report is not None
+    check_report_path(settings.report)
+    for h in settings.h:
+        if not 0.0 < h < 1.0:
+            raise ConfigError(f"h = {h}: a threshold on a probability lies between 0 and 1")
+    for name in ("h", "lengths"):
+        if not getattr(settings, name):
+            raise ConfigError(f"{name} is empty; give one value at least")
+
+
+def open_bench(settings: TuneConfig, rows: Dataset) -> Workbench:
+    """Load and check pair, heads and prompts, the small things first. Raises ConfigError."""
+    assert settings.target is not None
+    heads = load_heads(str(settings.heads))
+    drafter_settings = read_drafter_settings(str(settings.drafter))
+    for name, head in heads.items():
+        check_head_shape(head, drafter_settings, name)
+        check_head_sampling(head, name, settings)
+    check_same_states(heads, str(settings.heads))
+    pair = load_pair(settings.target, str(settings.drafter))
+    assert pair.drafter_model is not None
+    checked: set[str] = set()
+    for name, head in heads.items():
+        trained_for = str((head.config.drafter or {}).get("weights_sha256"))
+        if trained_for not in checked:
+            check_head_identity(head, pair.drafter_model, name)
+        checked.add(trained_for)
+    target = CachedModel(pair.target.model)
+    check_traceable(target, pair.drafter)
+    heads = {name: head.to(pair.drafter_model.device) for name, head in heads.items()}
+    prompts, skipped = read_prompts(pair.target, target, rows)
+    return Workbench(settings, pair, target, heads, prompts, skipped)
+
+
+def check_same_states(heads: Mapping[str, AcceptanceHead], folder: str) -> None:
+    """One trace logs states of one kind. Raises ConfigError for heads that read several."""
+    kinds = {head.config.state: name for name, head in heads.items()}
+    if len(kinds) > 1:
+        found = ", ".join(f"{name} reads {kind!r} states" for kind, name in kinds.items())
+        raise ConfigError(
+            f"heads = {folder!r} holds heads of several kinds: {found}; tune them one run at a time"
+        )
+
+
+def check_head_sampling(head: AcceptanceHead, name: str, settings: TuneConfig) -> None:
+    """A head's labels must be made for the decoding it is tuned for. Raises ConfigError."""
+    assert settings.sampling is not None
+    asked, trained = warping(settings.sampling), head.config.sampling or {}
+    if trained.get("temperature") == asked["temperature"] == 0.0:
+        return
+    for key, value in trained.items():
+        if key in asked and asked[key] != value:
+            raise ConfigError(
+                f"head {name!r} was trained for {key} = {value:g}, but sampling.{key} = "
+                f"{asked[key]:g}; leave sampling.{key} out, or train a head for it"
+            )
+
+
+def warping(sampling: SamplingConfig) -> dict[str, float]:
+    return {
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+    }
+
+
+def timed_lengths(lengths: Sequence[int]) -> list[int]:
+    """The least, the middle and the most; a single length is timed beside twice itself."""
+    ordered = sorted(set(lengths))
+    if len(ordered) == 1:
+        ordered.append(2 * ordered[0])
+    return sorted({ordered[place] for place in (0, len(ordered) // 2, -1)})
+
+
+def plan_tuning(settings: TuneConfig) -> str:
+    """What a tuning would do, without loading any weights or writing anything."""
+    assert settings.data is not None and settings.report is not None
+    check_tuning(settings)
+    names = [folder.name for folder in head_folders(Path(str(settings.heads)))]
+    candidates = candidates_of(
+        settings.lengths, settings.entropy, names, settings.h, settings.max_draft
+    )
+    prompts = [f"{len(load_inputs(settings.data))} of {settings.data.path} to choose"]
+    if settings.report_data is not None:
+        prompts.append(
+            f"{len(load_inputs(settings.report_data, 'report_data'))} of "
+            f"{settings.report_data.path} to report"
+        )
+    timed = ", ".join(f"k={k}" for k in timed_lengths(settings.lengths))
+    return "\n".join(
+        [
+            f"heads     {len(names)}: {', '.join(names)}",
+            f"policies  {len(candidates)}, replayed",
+            f"prompts   {'; '.join(prompts)}",
+            f"timing    {settings.timing_prompts} prompts {TIMING_REPEATS} times: plain, {timed}",
+            f"report    {settings.report}",
+        ]
+    )

@@ -1,0 +1,189 @@
+"""Methods compared at equal depth and at equal budget (RSD, Jeon et al. 2024, Exp1 and Exp2).
+
+A method at a depth or a budget stands for several trees: all that the paper's Appendix C.3 tries.
+Budgets are drafted tokens a round, which the target scores at once; every tree of a budget has just
+as many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import MethodKind
+from drafttrain.config.decode import TREE_SETTINGS, DecodeConfig
+from drafttrain.decoding.trees.chosen import binary_tree
+
+BEAMS_AT_DEPTH = {2: (2, 3), 3: (3, 4), 4: (5, 7), 5: (6, 12)}
+"""Depth -> paths of SpecTr and SpecInfer, beams of RSD-S (Appendix C.3.1)."""
+BRANCHINGS_AT_DEPTH = {
+    2: ((2, 2), (2, 1), (3, 1)),
+    3: ((2, 2, 2), (3, 1, 1), (4, 1, 1)),
+    4: ((2, 2, 2, 2), (5, 1, 1, 1), (7, 1, 1, 1)),
+    5: ((2, 2, 2, 2, 2), (6, 1, 1, 1, 1), (12, 1, 1, 1, 1)),
+}
+BEAMS_AT_BUDGET = {
+    6: ((2, 3), (3, 2)),
+    10: ((2, 5), (5, 2)),
+    14: ((2, 7), (7, 2)),
+    21: ((3, 7), (7, 3)),
+    30: ((5, 6), (6, 5)),
+}
+"""Budget -> (paths or beams, depth) (Appendix C.3.2)."""
+BRANCHINGS_AT_BUDGET = {
+    6: ((2, 1, 1), (2, 2), (3, 1)),
+    10: ((2, 1, 1, 1, 1), (2, 2, 1), (5, 1)),
+    14: ((2, 1, 1, 1, 1, 1, 1), (2, 2, 2), (7, 1)),
+    21: ((3, 1, 1, 1, 1, 1, 1), (3, 2, 2), (7, 1, 1)),
+    30: ((2, 2, 2, 2), (5, 1, 1, 1, 1, 1), (6, 1, 1, 1, 1)),
+}
+EAGLE_NODES = 25
+
+Parts = dict[str, dict[str, Any]]
+"""tree, stop and verifier of a method, as far as it sets them."""
+
+
+def expand_methods(
+    decode: DecodeConfig,
+    methods: Sequence[MethodKind],
+    depths: Sequence[int],
+    budgets: Sequence[int],
+) -> list[DecodeConfig]:
+    """Every method at every depth and budget, each tree once.
+
+    Drafter and sampling are those of `decode`; delta, max_draft and a head too for opt-tree, the
+    companion drafters for specinfer, draft_temperature for trees that have one. Raises ConfigError
+    for methods without depths and budgets or the other way round, for a depth or budget that a
+    method has no trees for, and for settings of one tree beside methods, which bring their own.
+    """
+    if bool(methods) != bool(depths or budgets):
+        given, missing = ("methods", "depth or budget") if methods else ("depth/budget", "methods")
+        raise ConfigError(
+            f"{given} are given without {missing}; write for example --methods sd,spectr,rsd-s "
+            "--depth 2,3,4,5"
+        )
+    if methods:
+        _check_shared(decode)
+    found: list[DecodeConfig] = []
+    for method in methods:
+        wanted = [("depth", depth) for depth in depths] + [("budget", b) for b in budgets]
+        if method == "eagle":
+            if EAGLE_NODES not in budgets:
+                raise ConfigError(
+                    f"eagle's tree has {EAGLE_NODES} tokens; compare it with --budget "
+                    f"{EAGLE_NODES} among others"
+                )
+            wanted = [("budget", EAGLE_NODES)]
+        for axis, value in wanted:
+            for parts in _trees(decode, method, axis, value):
+                config = _with_parts(decode, parts)
+                if config not in found:
+                    found.append(config)
+    return found
+
+
+def _check_shared(decode: DecodeConfig) -> None:
+    """Refuse what every method sets for itself."""
+    chosen = [f"tree.{name}" for name in ("kind", "width", "branching", "nodes")]
+    chosen += ["stop.k", "stop.kind"]
+    for name in chosen:
+        group, _, field = name.partition(".")
+        settings = getattr(decode, group)
+        if field in settings.model_fields_set and (name, settings.kind) != ("stop.kind", "gain"):
+            raise ConfigError(
+                f"{name} = {getattr(settings, field)!r} is of one tree, but methods bring trees of "
+                "their own; leave it out, or leave methods out"
+            )
+
+
+def _trees(decode: DecodeConfig, method: MethodKind, axis: str, value: int) -> Iterator[Parts]:
+    if method == "sd":
+        yield _parts("none", value)
+    elif method in ("spectr", "specinfer", "rsd-s"):
+        yield from _beams(decode, method, axis, value)
+    elif method == "rsd-c":
+        table = BRANCHINGS_AT_DEPTH if axis == "depth" else BRANCHINGS_AT_BUDGET
+        for branching in _look_up(table, method, axis, value):
+            yield _parts("rsd-c", len(branching), branching=branching)
+    else:
+        yield _chosen(decode, method, axis, value)
+
+
+def _beams(decode: DecodeConfig, method: MethodKind, axis: str, value: int) -> Iterator[Parts]:
+    if axis == "depth":
+        pairs = [(width, value) for width in _look_up(BEAMS_AT_DEPTH, method, axis, value)]
+    else:
+        pairs = list(_look_up(BEAMS_AT_BUDGET, method, axis, value))
+    if method == "specinfer" and decode.tree.drafters:
+        yield from _shared_out(decode.tree.drafters, pairs, f"{axis} = {value}")
+        return
+    for width, depth in pairs:
+        if method == "rsd-s":
+            yield _parts("rsd-s", depth, width=width)
+        else:
+            verifier = "k-seq" if method == "spectr" else "multi-round"
+            yield _parts("paths", depth, verifier, width=width)
+
+
+def _shared_out(
+    companions: tuple[str, ...], pairs: Sequence[tuple[int, int]], where: str
+) -> Iterator[Parts]:
+    """As many paths of several drafters as there are of one."""
+    drafters = 1 + len(companions)
+    found = [(width, depth) for width, depth in pairs if width % drafters == 0]
+    if not found:
+        raise ConfigError(
+            f"{where}: {drafters} drafters cannot share {' or '.join(str(w) for w, _ in pairs)} "
+            "paths evenly; leave it out for specinfer, or leave tree.drafters out"
+        )
+    for width, depth in found:
+        each = width // drafters
+        yield _parts("paths", depth, "multi-round", width=each, drafters=companions)
+
+
+def _chosen(decode: DecodeConfig, method: MethodKind, axis: str, value: int) -> Parts:
+    """Trees that are chosen, not drawn; at a depth as large as RSD-C's largest."""
+    nodes = 2 ** (value + 1) - 2 if axis == "depth" else value
+    if method == "eagle":
+        return _parts("eagle", 5)
+    if method == "opt-tree":
+        given = {} if decode.tree.head is None else {"head": decode.tree.head}
+        parts = _parts("opt-tree", value, nodes=nodes, **given)
+        if axis == "budget":
+            known = decode.stop.model_dump(include={"delta", "max_draft"}, exclude_unset=True)
+            parts["stop"] = {"kind": "gain", **known}
+        return parts
+    if method == "binary":
+        return _parts("binary", max(map(len, binary_tree(nodes).paths)), nodes=nodes)
+    depth = value if axis == "depth" else min(nodes, decode.stop.max_draft)
+    given = {} if decode.tree.by_rank is None else {"by_rank": decode.tree.by_rank}
+    return _parts("sequoia", depth, nodes=nodes, **given)
+
+
+def _parts(kind: str, depth: int, verifier: str | None = None, **tree: Any) -> Parts:
+    parts: Parts = {"tree": {"kind": kind, **tree}, "stop": {"kind": "fixed", "k": depth}}
+    return parts if verifier is None else parts | {"verifier": {"kind": verifier}}
+
+
+def _look_up(table: Mapping[int, tuple], method: str, axis: str, value: int) -> tuple:
+    if value not in table:
+        known = ", ".join(map(str, table))
+        raise ConfigError(
+            f"{axis} = {value}: the RSD paper has no trees of {method} there; use {known}, or "
+            "measure one tree with decode.tree"
+        )
+    return table[value]
+
+
+def _with_parts(decode: DecodeConfig, parts: Parts) -> DecodeConfig:
+    """The method's own parts; at temperature 0 every verifier is greedy match."""
+    values = decode.model_dump(exclude_unset=True)
+    tree = parts["tree"]
+    if decode.tree.draft_temperature is not None:
+        if "draft_temperature" in TREE_SETTINGS[tree["kind"]]:
+            tree["draft_temperature"] = decode.tree.draft_temperature
+    values |= {"tree": tree, "stop": parts["stop"]}
+    if "verifier" in parts and decode.sampling.temperature > 0:
+        values["verifier"] = parts["verifier"]
+    return DecodeConfig.model_validate(values)

@@ -1,0 +1,49 @@
+"""How often the target's token is the drafter's first, second, ... choice.
+
+What a fixed tree is built from (Sequoia, Chen et al. 2024, and OPT-Tree, Figure 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from drafttrain.decoding.drafters.block import SpecDrafterDrafter
+from drafttrain.decoding.drafters.causal import CausalDrafter
+from drafttrain.decoding.drafters.tree import TreeDrafter
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.trees.chosen import Fixed
+from drafttrain.decoding.trees.verifiers import TargetWalk
+from drafttrain.decoding.types import Chance, Sampling, Source
+
+RANKS = 16
+
+
+def measure_acceptance_by_rank(
+    target: CachedModel,
+    drafter: CausalDrafter | SpecDrafterDrafter,
+    sampling: Sampling,
+    chance: Chance,
+    sources: Sequence[Source],
+    max_new_tokens: int,
+    ranks: int = RANKS,
+) -> tuple[float, ...]:
+    """Share of the drafter's rows in which the target's token has rank 0, 1, ...
+
+    The sources are decoded with the drafter's `ranks` best next tokens as a tree of one level: a
+    round accepts the one that is the target's. Raises ValueError where nothing was drafted.
+    """
+    ranks = min(ranks, drafter.vocabulary)
+    level = Fixed(frozenset((rank,) for rank in range(ranks)), "ranks")
+    outputs = Decoder(
+        target, TreeDrafter(drafter, level), FixedLength(1), TargetWalk, sampling, chance
+    ).decode_all(sources, max_new_tokens)
+    rounds = [played for output in outputs for played in output.rounds if played.drafted]
+    if not rounds:
+        raise ValueError("no round drafted anything; give longer outputs (max_new_tokens)")
+    counts = [0] * ranks
+    for played in rounds:
+        for node in played.path:
+            counts[node] += 1
+    return tuple(count / len(rounds) for count in counts)

@@ -1,0 +1,362 @@
+"""Start a Spec-Drafter from its target: shape, embeddings, encoder and decoder layers.
+
+Growing depth maps target layer floor(i * L_target / L_drafter) to layer i (SpecDec initialises the
+encoder from BART-base this way); a shallower decoder takes evenly spaced layers, the first and the
+last among them, since the last ones write what the output projection reads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+from drafttrain.config.base import ConfigError
+from drafttrain.config.recipes import DrafterConfig
+from drafttrain.models.spec_drafter.model import SpecDrafter, SpecDrafterConfig
+
+
+@dataclass
+class Account:
+    """What became of the drafter's parameters. Names are the drafter's own."""
+
+    loaded: dict[str, str] = field(default_factory=dict)
+    """Drafter parameter -> target parameters it was copied from."""
+    missing: list[str] = field(default_factory=list)
+    """Drafter parameters that start at random."""
+    unexpected: list[str] = field(default_factory=list)
+    """Target parameters that found no place (layers left out are not counted)."""
+
+    def __str__(self) -> str:
+        lines = [f"initialised {len(self.loaded)} parameters from the target"]
+        if self.missing:
+            lines.append(f"  at random ({len(self.missing)}): {', '.join(self.missing)}")
+        if self.unexpected:
+            lines.append(
+                f"  without a place ({len(self.unexpected)}): {', '.join(self.unexpected)}"
+            )
+        return "\n".join(lines)
+
+
+def drafter_shape(config: PretrainedConfig) -> dict:
+    """Spec-Drafter fields that follow the target's family. Raises ValueError for other families."""
+    reader = _SHAPES.get(config.model_type)
+    if reader is None:
+        raise ValueError(
+            f"no Spec-Drafter shape is known for model type {config.model_type!r}; known: "
+            f"{', '.join(sorted(_SHAPES))}"
+        )
+    return reader(config)
+
+
+def has_own_output(target: PreTrainedModel) -> bool:
+    """Whether the target's output rows differ from its embeddings; its configuration can be wrong.
+
+    Raises ValueError where encoder and decoder embed tokens differently: a Spec-Drafter shares one
+    table.
+    """
+    embedding = target.get_input_embeddings().weight
+    for part in (target.get_encoder(), target.get_decoder()):
+        own = part.get_input_embeddings().weight
+        if own.shape != embedding.shape or not torch.equal(own, embedding):
+            raise ValueError(
+                "the target's encoder and decoder have embeddings of their own; a Spec-Drafter "
+                "needs a shared table"
+            )
+    output = target.get_output_embeddings().weight
+    return output.shape != embedding.shape or not torch.equal(output, embedding)
+
+
+def make_config(
+    target: PretrainedConfig,
+    settings: DrafterConfig,
+    mask_id: int | None,
+    identity: dict | None = None,
+    untied_output: bool | None = None,
+) -> SpecDrafterConfig:
+    """The drafter's configuration for a target. `identity` records which target it is for.
+
+    untied_output is read off the target's configuration where it is not given; `has_own_output`
+    reads it off the weights. Raises ConfigError for a width that is not the target's but is to
+    start from its weights, and for one that its heads do not fit in.
+    """
+    shape = drafter_shape(target)
+    if untied_output is not None:
+        shape["untied_output"] = untied_output
+    if settings.encoder_layers is not None:
+        shape["encoder_layers"] = settings.encoder_layers
+    shape |= _resized(shape, settings)
+    return SpecDrafterConfig(
+        **shape
+        | {
+            "decoder_layers": settings.decoder_layers,
+            "dropout": settings.dropout,
+            "k": settings.k,
+            "slots": settings.slots,
+            "prefix_attention": settings.prefix_attention,
+            "soft_copy": settings.soft_copy,
+            "coupling_rank": settings.coupling_rank,
+            "mask_id": mask_id,
+            "pad_token_id": target.pad_token_id,
+            "eos_token_id": target.eos_token_id,
+            "decoder_start_token_id": target.decoder_start_token_id,
+            "target": identity,
+        }
+    )
+
+
+def _resized(shape: dict, settings: DrafterConfig) -> dict:
+    """The fields of a shape that change with its width, its heads and its feed-forward layers."""
+    sizes = {"d_model", "attention_heads", "ffn_dim"}
+    asked = settings.model_dump(include=sizes, exclude_none=True)
+    other = [name for name, value in asked.items() if value != shape[name]]
+    if other and settings.initialise != "none":
+        name = other[0]
+        raise ConfigError(
+            f"drafter.{name} = {asked[name]} is not the target's {shape[name]}, so no part can "
+            f"start from its weights, but drafter.initialise={settings.initialise}; set it to none"
+        )
+    changed = _widened(shape, asked["d_model"]) if "d_model" in asked else {}
+    changed |= asked
+    if "attention_heads" in other:
+        width, heads = changed.get("d_model", shape["d_model"]), asked["attention_heads"]
+        if width % heads:
+            raise ConfigError(
+                f"drafter.attention_heads = {heads} does not divide the width {width}; give a "
+                "number that does"
+            )
+        changed["head_dim"] = width // heads
+    return changed
+
+
+def _widened(shape: dict, width: int) -> dict:
+    """The fields of a shape at another width: heads as large, feed-forward layers in proportion."""
+    before = shape["d_model"]
+    heads, left = divmod(shape["attention_heads"] * width, before)
+    if left:
+        raise ConfigError(
+            f"drafter.d_model = {width} does not hold whole heads of the target's "
+            f"({shape['attention_heads']} in {before}); give a multiple of "
+            f"{before // math.gcd(before, shape['attention_heads'])}"
+        )
+    grown = width / before
+    return {
+        "d_model": width,
+        "attention_heads": heads,
+        "ffn_dim": round(shape["ffn_dim"] * grown),
+        "embedding_scale": _scaled(shape.get("embedding_scale", 1.0), grown**0.5),
+        "logit_scale": _scaled(shape.get("logit_scale", 1.0), grown**-0.5),
+    }
+
+
+def _scaled(value: float, factor: float) -> float:
+    return value if value == 1.0 else value * factor
+
+
+def initialise(drafter: SpecDrafter, target: PreTrainedModel, parts: str) -> Account:
+    """Copy the target's weights into the drafter: parts is none, encoder or both.
+
+    Embeddings and output rows come with `encoder` and `both`. Every target parameter is either
+    copied, belongs to a layer or part that is left out on purpose, or is named `unexpected`.
+    """
+    account = Account()
+    own = drafter.state_dict()
+    if parts != "none":
+        names = _NAMES[target.config.model_type]
+        theirs = {name: tensor for name, tensor in target.state_dict().items()}
+        wanted = names(drafter.config, target.config)
+        if parts == "encoder":
+            wanted = {k: v for k, v in wanted.items() if not k.startswith("decoder.")}
+        used: set[str] = set()
+        for name, sources in wanted.items():
+            present = [source for source in sources if source in theirs]
+            if name not in own or len(present) != len(sources):
+                continue
+            value = torch.cat([theirs[source] for source in sources])
+            _copy(own[name], value, name, sources)
+            account.loaded[name] = " + ".join(sources)
+            used.update(sources)
+        account.unexpected = [name for name in theirs if _homeless(name, used, theirs, parts)]
+    account.missing = [name for name in own if name not in account.loaded]
+    return account
+
+
+def spread(own: int, theirs: int) -> list[int]:
+    """Which target layer each drafter layer starts from."""
+    if own >= theirs:
+        return [i * theirs // own for i in range(own)]
+    if own == 1:
+        return [theirs - 1]
+    return [round(i * (theirs - 1) / (own - 1)) for i in range(own)]
+
+
+@torch.no_grad()
+def _copy(own: Tensor, value: Tensor, name: str, sources: list[str]) -> None:
+    if name == "embedding.weight":  # the mask row, where it is one of its own, stays random
+        rows = min(len(own), len(value))
+        own[:rows].copy_(value[:rows])
+        return
+    if name == "logits_bias":  # [1, V] in the target
+        value = value.squeeze(0)
+    if own.shape != value.shape:
+        raise ValueError(
+            f"drafter parameter {name} has shape {tuple(own.shape)}, but {' + '.join(sources)} of "
+            f"the target has {tuple(value.shape)}; set drafter.initialise=none or report the model"
+        )
+    own.copy_(value)
+
+
+def _homeless(name: str, used: set[str], theirs: dict[str, Tensor], parts: str) -> bool:
+    if name in used:
+        return False
+    address = theirs[name].data_ptr()
+    if any(theirs[other].data_ptr() == address for other in used):  # tied to one that was copied
+        return False
+    if parts == "encoder" and ".decoder." in f".{name}":
+        return False
+    return not any(part in name for part in (".layers.", ".block.", "embed_positions"))
+
+
+def _bart_shape(config: PretrainedConfig) -> dict:
+    if config.model_type == "marian" and not config.share_encoder_decoder_embeddings:
+        raise ValueError(
+            "this Marian model has separate source and target vocabularies "
+            "(share_encoder_decoder_embeddings=false); a Spec-Drafter needs a shared one"
+        )
+    pre_norm = config.model_type in ("mbart", "pegasus")
+    learned = config.model_type in ("bart", "mbart")
+    return {
+        "vocab_size": config.vocab_size,
+        "d_model": config.d_model,
+        "encoder_layers": config.encoder_layers,
+        "attention_heads": config.encoder_attention_heads,
+        "ffn_dim": config.encoder_ffn_dim,
+        "activation": config.activation_function,
+        "norm": "layer",
+        "norm_position": "pre" if pre_norm else "post",
+        "bias": True,
+        "positions": "learned" if learned else "sinusoidal",
+        "max_positions": config.max_position_embeddings,
+        "position_offset": 2 if learned else 0,
+        "embedding_scale": config.d_model**0.5 if config.scale_embedding else 1.0,
+        "embedding_norm": learned,
+        "untied_output": not config.tie_word_embeddings,
+        "logits_bias": True,
+    }
+
+
+def _t5_shape(config: PretrainedConfig) -> dict:
+    # T5 v1.0 ties its output rows and scales them; v1.1, FLAN and mT5 do neither
+    scaled = getattr(config, "scale_decoder_outputs", config.tie_word_embeddings)
+    return {
+        "vocab_size": config.vocab_size,
+        "d_model": config.d_model,
+        "encoder_layers": config.num_layers,
+        "attention_heads": config.num_heads,
+        "head_dim": config.d_kv,
+        "ffn_dim": config.d_ff,
+        "activation": config.dense_act_fn,
+        "gated_ffn": config.is_gated_act,
+        "norm": "rms",
+        "norm_position": "pre",
+        "norm_eps": config.layer_norm_epsilon,
+        "bias": False,
+        "positions": "relative",
+        "relative_buckets": config.relative_attention_num_buckets,
+        "relative_max_distance": config.relative_attention_max_distance,
+        "attention_scale": 1.0,
+        "logit_scale": config.d_model**-0.5 if scaled else 1.0,
+        "untied_output": not scaled,
+    }
+
+
+def _bart_names(own: SpecDrafterConfig, target: PretrainedConfig) -> dict[str, list[str]]:
+    names = {
+        "embedding.weight": ["model.shared.weight"],
+        "output.weight": ["lm_head.weight"],
+        "logits_bias": ["final_logits_bias"],
+    }
+    for part, depth, target_depth in (
+        ("encoder", own.encoder_layers, target.encoder_layers),
+        ("decoder", own.decoder_layers, target.decoder_layers),
+    ):
+        there = f"model.{part}"
+        names[f"{part}.learned_positions.weight"] = [f"{there}.embed_positions.weight"]
+        _add_norm(names, f"{part}.embedding_norm", f"{there}.layernorm_embedding")
+        _add_norm(names, f"{part}.final_norm", f"{there}.layer_norm")
+        for i, j in enumerate(spread(depth, target_depth)):
+            here, layer = f"{part}.layers.{i}", f"{there}.layers.{j}"
+            for kind in ("weight", "bias"):
+                qkv = [f"{layer}.self_attn.{p}_proj.{kind}" for p in "qkv"]
+                names[f"{here}.self_attention.qkv.{kind}"] = qkv
+                names[f"{here}.self_attention.out.{kind}"] = [f"{layer}.self_attn.out_proj.{kind}"]
+                names[f"{here}.feed_forward.up.{kind}"] = [f"{layer}.fc1.{kind}"]
+                names[f"{here}.feed_forward.down.{kind}"] = [f"{layer}.fc2.{kind}"]
+                if part == "decoder":
+                    cross, attention = f"{here}.cross_attention", f"{layer}.encoder_attn"
+                    names[f"{cross}.query.{kind}"] = [f"{attention}.q_proj.{kind}"]
+                    names[f"{cross}.kv.{kind}"] = [f"{attention}.{p}_proj.{kind}" for p in "kv"]
+                    names[f"{cross}.out.{kind}"] = [f"{attention}.out_proj.{kind}"]
+            _add_norm(names, f"{here}.self_norm", f"{layer}.self_attn_layer_norm")
+            _add_norm(names, f"{here}.feed_forward_norm", f"{layer}.final_layer_norm")
+            if part == "decoder":
+                _add_norm(names, f"{here}.cross_norm", f"{layer}.encoder_attn_layer_norm")
+    return names
+
+
+def _t5_names(own: SpecDrafterConfig, target: PretrainedConfig) -> dict[str, list[str]]:
+    names = {"embedding.weight": ["shared.weight"], "output.weight": ["lm_head.weight"]}
+    for part, depth, target_depth in (
+        ("encoder", own.encoder_layers, target.num_layers),
+        ("decoder", own.decoder_layers, target.num_decoder_layers),
+    ):
+        first = f"{part}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        names[f"{part}.relative_bias.embedding.weight"] = [first]
+        names[f"{part}.final_norm.weight"] = [f"{part}.final_layer_norm.weight"]
+        for i, j in enumerate(spread(depth, target_depth)):
+            here, block = f"{part}.layers.{i}", f"{part}.block.{j}.layer"
+            attention = f"{block}.0.SelfAttention"
+            names[f"{here}.self_attention.qkv.weight"] = [f"{attention}.{p}.weight" for p in "qkv"]
+            names[f"{here}.self_attention.out.weight"] = [f"{attention}.o.weight"]
+            names[f"{here}.self_norm.weight"] = [f"{block}.0.layer_norm.weight"]
+            last = 1
+            if part == "decoder":
+                cross, attention, last = f"{here}.cross_attention", f"{block}.1.EncDecAttention", 2
+                names[f"{cross}.query.weight"] = [f"{attention}.q.weight"]
+                names[f"{cross}.kv.weight"] = [f"{attention}.{p}.weight" for p in "kv"]
+                names[f"{cross}.out.weight"] = [f"{attention}.o.weight"]
+                names[f"{here}.cross_norm.weight"] = [f"{block}.1.layer_norm.weight"]
+            dense = f"{block}.{last}.DenseReluDense"
+            up, gate = ("wi_1", "wi_0") if target.is_gated_act else ("wi", "none")
+            names[f"{here}.feed_forward.up.weight"] = [f"{dense}.{up}.weight"]
+            names[f"{here}.feed_forward.gate.weight"] = [f"{dense}.{gate}.weight"]
+            names[f"{here}.feed_forward.down.weight"] = [f"{dense}.wo.weight"]
+            names[f"{here}.feed_forward_norm.weight"] = [f"{block}.{last}.layer_norm.weight"]
+    return names
+
+
+def _add_norm(names: dict[str, list[str]], own: str, theirs: str) -> None:
+    for kind in ("weight", "bias"):
+        names[f"{own}.{kind}"] = [f"{theirs}.{kind}"]
+
+
+_SHAPES: dict[str, Callable[[PretrainedConfig], dict]] = {
+    "marian": _bart_shape,
+    "bart": _bart_shape,
+    "mbart": _bart_shape,
+    "pegasus": _bart_shape,
+    "t5": _t5_shape,
+    "mt5": _t5_shape,
+}
+_NAMES: dict[str, Callable[[SpecDrafterConfig, PretrainedConfig], dict[str, list[str]]]] = {
+    "marian": _bart_names,
+    "bart": _bart_names,
+    "mbart": _bart_names,
+    "pegasus": _bart_names,
+    "t5": _t5_names,
+    "mt5": _t5_names,
+}

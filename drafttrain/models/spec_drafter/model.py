@@ -1,0 +1,288 @@
+"""Spec-Drafter: a deep encoder and a shallow mask-predict decoder (SpecDec, Section 3.1).
+
+The decoder reads the accepted prefix followed by k slots and predicts all k tokens in one pass.
+Two slot conventions:
+
+- `paper`: the decoder input is not shifted; slots are k masks and slot i predicts token i.
+- `anchored` (ours): the input is shifted like the target's own (start token, y_1, ..., y_p); the
+  position of the last committed token predicts y_{p+1} and k - 1 masks predict the rest, so the
+  decoder can start from the target's own layers.
+
+One network covers the Marian, BART, mBART, Pegasus and T5 families: norm, positions, activation
+and scaling are settings, and `models/initialise.py` reads them and the weights off a target.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, PreTrainedModel
+
+from drafttrain.models.spec_drafter.config import SpecDrafterConfig
+from drafttrain.models.spec_drafter.layers import Norm, Stack, sinusoids
+
+PREFIX = -1
+"""Value of `block` for rows of the prefix."""
+PADDING = -2
+"""Value of `block` for rows that are padding."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the decoder keeps of one source: cross-attention keys and values of every layer."""
+
+    keys_values: list[tuple[Tensor, Tensor]]
+    mask: Tensor | None
+    """[B, 1, 1, S] true where a source token is; None: all are."""
+    source: tuple[Tensor, Tensor] | None = None
+    """Two [B, S, D], embedded source without and with positions, for softly copied slots only."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Decoder input rows: a prefix and masked blocks, all of one sentence in one line.
+
+    A row of the prefix (block = PREFIX) sees prefix rows up to position `limit`; a row of block b
+    sees prefix rows up to `limit` and every row of block b. Shapes: all [B, T].
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    block: Tensor
+    limit: Tensor
+
+    def visible(self, bidirectional: bool, before: Rows | None = None) -> Tensor:
+        """[B, 1, T, S] true where row t may look at row s of `before` and these rows."""
+        keys = self if before is None else self.after(before)
+        is_prefix = keys.block == PREFIX
+        prefix = is_prefix[:, None, :] & (keys.positions[:, None, :] <= self.limit[:, :, None])
+        same = (keys.block[:, None, :] == self.block[:, :, None]) & (self.block >= 0)[:, :, None]
+        seen = prefix | same
+        if bidirectional:  # one block: the prefix sees it too
+            seen = seen | ((self.block == PREFIX)[:, :, None] & (keys.block == 0)[:, None, :])
+        return seen[:, None]
+
+    def part(self, start: int, end: int | None = None) -> Rows:
+        """Some of the rows, all of every line."""
+        return Rows(*(value[:, start:end] for value in vars(self).values()))
+
+    def after(self, before: Rows) -> Rows:
+        """Both, `before` first."""
+        pairs = zip(vars(before).values(), vars(self).values(), strict=True)
+        return Rows(*(torch.cat(pair, dim=1) for pair in pairs))
+
+
+@dataclass(frozen=True)
+class Read:
+    """Rows that have been read: of a causal prefix, what the blocks after it look at."""
+
+    rows: Rows
+    hidden: Tensor
+    """[B, T, D]"""
+    keys_values: list[tuple[Tensor, Tensor]]
+
+
+class SpecDrafter(PreTrainedModel):
+    """The drafter of SpecDec. `encode` once a source, `decode` once a round, `logits` on slots."""
+
+    config_class = SpecDrafterConfig
+    base_model_prefix = "drafter"
+    main_input_name = "input_ids"
+    _supports_sdpa = True
+
+    def __init__(self, config: SpecDrafterConfig):
+        super().__init__(config)
+        if config.prefix_attention == "bidirectional" and config.slots == "anchored":
+            raise ValueError(
+                "anchored slots need a causal prefix (a prefix that sees the slots would see its "
+                "own labels); set drafter.slots=paper or drafter.prefix_attention=causal"
+            )
+        if config.soft_copy and config.positions == "relative":
+            raise ValueError(
+                "softly copied slots are addressed by position embeddings, which a target with "
+                "relative positions (T5) has not; set drafter.soft_copy=false"
+            )
+        self.embedding = nn.Embedding(config.embedding_rows, config.d_model)
+        self.output = (
+            nn.Linear(config.d_model, config.vocab_size, bias=False)
+            if config.untied_output
+            else None
+        )
+        self.logits_bias = (
+            nn.Parameter(torch.zeros(config.vocab_size)) if config.logits_bias else None
+        )
+        self.encoder = Stack(config, decoder=False)
+        self.decoder = Stack(config, decoder=True)
+        self.soft_copy = (
+            nn.Linear(config.d_model, config.d_model, bias=False) if config.soft_copy else None
+        )
+        if config.coupling_rank:
+            self.coupling_hidden = nn.Linear(config.d_model, config.coupling_rank)
+            self.coupling_previous = nn.Linear(config.d_model, config.coupling_rank, bias=False)
+            self.coupling_out = nn.Linear(config.coupling_rank, config.d_model, bias=False)
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        std = 0.02 if self.config.embedding_scale == 1.0 else self.config.d_model**-0.5
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=std)
+        elif isinstance(module, Norm):
+            nn.init.ones_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, Stack) and self.config.positions == "sinusoidal":
+            module.sinusoids.copy_(sinusoids(self.config.max_positions, self.config.d_model))
+        elif isinstance(module, SpecDrafter):
+            if module.logits_bias is not None:
+                nn.init.zeros_(module.logits_bias)
+            if self.config.coupling_rank:  # starts as no correction at all
+                nn.init.zeros_(module.coupling_out.weight)
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.embedding
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.embedding(tokens) * self.config.embedding_scale
+
+    def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Memory:
+        """Encoder and cross-attention projections, once a source.
+
+        Shapes: input_ids [B, S], attention_mask [B, S] (1 = token) or None.
+        """
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+        mask = None if attention_mask is None else attention_mask.bool()[:, None, None, :]
+        embedded = self.embed(input_ids)
+        x = self.encoder.start(embedded, positions)
+        bias = self.encoder.bias(mask, positions, positions)
+        for layer in self.encoder.layers:
+            x, _ = layer(x, bias)
+        x = self.encoder.finish(x)
+        keys_values = [layer.cross_attention.project(x) for layer in self.decoder.layers]
+        source = None
+        if self.soft_copy is not None:
+            source = (embedded, embedded + self.encoder.embed_positions(positions))
+        return Memory(keys_values, mask, source)
+
+    def decode(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        visible: Tensor | None,
+        memory: Memory,
+        past: list[tuple[Tensor, Tensor]] | None = None,
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """Hidden states of the given rows, and their keys and values for a cache.
+
+        Shapes: tokens, positions [B, T]; visible [B, 1, T, P + T] (P cached rows, at positions
+        0..P-1); past: per layer keys and values [B, H, P, C] -> [B, T, D].
+        """
+        embedded = self.embed(tokens)
+        if self.soft_copy is not None:
+            embedded = self._copy_source(embedded, tokens, positions, memory)
+        x = self.decoder.start(embedded, positions)
+        key_positions = positions
+        if past is not None and self.decoder.relative_bias is not None:
+            cached = torch.arange(past[0][0].shape[2], device=tokens.device)[None]
+            key_positions = torch.cat((cached.expand(tokens.shape[0], -1), positions), dim=1)
+        bias = self.decoder.bias(visible, positions, key_positions)
+        new = []
+        for index, layer in enumerate(self.decoder.layers):
+            x, keys_values = layer(
+                x,
+                bias,
+                memory.keys_values[index],
+                memory.mask,
+                None if past is None else past[index],
+            )
+            new.append(keys_values)
+        return self.decoder.finish(x), new
+
+    def _copy_source(
+        self, embedded: Tensor, tokens: Tensor, positions: Tensor, memory: Memory
+    ) -> Tensor:
+        """Masks become softmax(W pos (source + source pos)^T) source, as in the original code."""
+        values, keys = memory.source
+        scores = self.soft_copy(self.decoder.embed_positions(positions)) @ keys.transpose(1, 2)
+        if memory.mask is not None:
+            scores = scores.masked_fill(~memory.mask[:, 0], float("-inf"))
+        copied = scores.softmax(-1) @ values
+        return torch.where((tokens == self.config.mask_id)[..., None], copied, embedded)
+
+    def logits(self, hidden: Tensor, previous: Tensor | None = None) -> Tensor:
+        """Scores of every token at the given rows; `previous` is the token before each prediction.
+
+        With a coupling rank, hidden is corrected first: + W_o silu(W_h hidden + told_by(previous)).
+        Shapes: hidden [..., D], previous [...] -> [..., V].
+        """
+        if self.config.coupling_rank:
+            if previous is None:
+                raise ValueError("a coupled drafter needs the token before each prediction")
+            hidden = self.couple(hidden, self.coupling_hidden(hidden), previous)
+        return self.project(hidden)
+
+    def couple(self, hidden: Tensor, from_hidden: Tensor, previous: Tensor) -> Tensor:
+        """The correction of one slot's hidden state by the token before it."""
+        return hidden + self.coupling_out(F.silu(from_hidden + self.told_by(previous)))
+
+    def told_by(self, previous: Tensor) -> Tensor:
+        """What a token tells the slot after it: W_p E[previous], each row of E of one length.
+
+        From the embedding, so that tokens tell alike what is alike from the first step on, and
+        normed, as families scale theirs differently. Shapes: [...] -> [..., rank].
+        """
+        embedded = self.embedding(previous)
+        return self.coupling_previous(F.rms_norm(embedded, embedded.shape[-1:]))
+
+    def project(self, hidden: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Output projection, after any coupling; `weight` may hold the output rows otherwise.
+
+        Shapes: [..., D] -> [..., V].
+        """
+        if self.config.logit_scale != 1.0:
+            hidden = hidden * self.config.logit_scale
+        weight = self.output_weight() if weight is None else weight
+        return F.linear(hidden, weight, self.logits_bias)
+
+    def output_weight(self) -> Tensor:
+        """Rows of the output projection. Shapes: -> [V, D]."""
+        if self.output is not None:
+            return self.output.weight
+        return self.embedding.weight[: self.config.vocab_size]
+
+    def coupled_rows(self) -> Tensor:
+        """What one unit of the coupling adds to each token's score. Shapes: -> [V, rank]."""
+        return self.output_weight() @ self.coupling_out.weight * self.config.logit_scale
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        rows: Rows,
+        memory: Memory | None = None,
+    ) -> Tensor:
+        """Hidden states of all rows in one pass (training). Shapes: -> [B, T, D]."""
+        if memory is None:
+            memory = self.encode(input_ids, attention_mask)
+        return self.read(rows, memory).hidden
+
+    def read(self, rows: Rows, memory: Memory, prefix: Read | None = None) -> Read:
+        """Hidden states, keys and values of rows, which also see the prefix read before.
+
+        A causal prefix sees no block, so it can be read once for several passes over its blocks.
+        """
+        before = None if prefix is None else prefix.rows
+        visible = rows.visible(self.config.prefix_attention == "bidirectional", before)
+        visible = visible | (rows.block == PADDING)[:, None, :, None]  # no row without a key
+        past = None if prefix is None else prefix.keys_values
+        return Read(rows, *self.decode(rows.tokens, rows.positions, visible, memory, past))
+
+
+AutoConfig.register("spec-drafter", SpecDrafterConfig)
+AutoModel.register(SpecDrafterConfig, SpecDrafter)

@@ -1,0 +1,98 @@
+"""Next-token training, from references or from a teacher's distribution."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from drafttrain.data.batches.collate import PairBatch, TextBatch
+from drafttrain.models.spec_drafter.slots import IGNORED
+from drafttrain.training.losses import (
+    LossSums,
+    followed_cross_entropy,
+    smoothed_cross_entropy,
+)
+
+
+class LanguageModelling(nn.Module):
+    """Next-token training from references, or from a teacher's distribution over them.
+
+    With a teacher, the label of each position is the teacher's whole distribution given the same
+    text (cross entropy, so KL(teacher || model) up to a constant; DistillSpec, Zhou et al. 2024).
+    That is what a drafter needs: a draft is accepted with probability sum(min(target_probs,
+    draft_probs)), whatever the reference says.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        label_smoothing: float = 0.0,
+        teacher: PreTrainedModel | None = None,
+    ):
+        super().__init__()
+        self.model = model
+        self._no_split_modules = model._no_split_modules  # FSDP gathers these one at a time
+        self.label_smoothing = label_smoothing
+        self._teacher = () if teacher is None else (teacher.requires_grad_(False).eval(),)
+
+    @property
+    def has_teacher(self) -> bool:
+        return bool(self._teacher)
+
+    def forward(self, batch: PairBatch | TextBatch, progress: float) -> LossSums:
+        """A teacher only counts while training: validation is against the references."""
+        logits, labels = self._read(self.model, batch)
+        counted = labels != IGNORED
+        labels, logits = labels[counted], logits[counted]
+        weights = torch.ones_like(labels, dtype=torch.float)
+        if self._teacher and self.training:
+            loss, weight = followed_cross_entropy(logits, self.teacher_probs(batch), weights)
+        else:
+            loss, weight = smoothed_cross_entropy(logits, labels, weights, self.label_smoothing)
+        return LossSums(loss, weight, (logits.argmax(-1) == labels).sum(), counted.sum())
+
+    @torch.no_grad()
+    def teacher_probs(self, batch: PairBatch | TextBatch) -> Tensor:
+        """The teacher's distribution at each counted position, [N, V of the teacher]."""
+        teacher = self._teacher[0].to(batch.input_ids.device)
+        logits, labels = self._read(teacher, batch)
+        return logits[labels != IGNORED].float().softmax(-1)
+
+    @torch.no_grad()
+    def acceptance(self, batch: PairBatch | TextBatch) -> Tensor:
+        """sum(min(target_probs, draft_probs)) at each counted position, [N]: the probability that
+        a token drawn from the model is accepted by the teacher, unwarped (Leviathan et al.,
+        Theorem 3.5)."""
+        target_probs = self.teacher_probs(batch)
+        logits, labels = self._read(self.model, batch)
+        draft_probs = logits[labels != IGNORED].float().softmax(-1)
+        shared = min(target_probs.shape[-1], draft_probs.shape[-1])
+        return torch.minimum(target_probs[:, :shared], draft_probs[:, :shared]).sum(-1)
+
+    def _read(self, model: PreTrainedModel, batch: PairBatch | TextBatch) -> tuple[Tensor, Tensor]:
+        """The model's logits, and the label that each of them is to predict."""
+        raise NotImplementedError
+
+
+class SequenceToSequence(LanguageModelling):
+    """Language modelling of an encoder-decoder's output."""
+
+    def _read(self, model: PreTrainedModel, batch: PairBatch) -> tuple[Tensor, Tensor]:
+        logits = model(
+            input_ids=batch.input_ids,
+            attention_mask=batch.attention_mask,
+            decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels=batch.labels),
+            use_cache=False,
+        ).logits
+        return logits, batch.labels
+
+
+class NextToken(LanguageModelling):
+    """Language modelling of a decoder-only model's text."""
+
+    def _read(self, model: PreTrainedModel, batch: TextBatch) -> tuple[Tensor, Tensor]:
+        logits = model(
+            input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False
+        ).logits
+        return logits[:, :-1], batch.labels[:, 1:]

@@ -1,0 +1,151 @@
+"""Mask-predict with glancing (SpecDec): all slots of a block at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import record_function
+from transformers import PreTrainedModel
+
+from drafttrain.config.recipes import ObjectiveConfig
+from drafttrain.data.batches.collate import SlotBatch
+from drafttrain.data.batches.glancing import choose_revealed, glancing_ratio, reveal
+from drafttrain.models.spec_drafter.model import Memory, Read, Rows, SpecDrafter
+from drafttrain.models.spec_drafter.slots import IGNORED, Layout
+from drafttrain.training.losses import (
+    LossSums,
+    rejection_probability,
+    smoothed_cross_entropy,
+)
+
+LIKELIEST = 32
+"""Tokens of a target's row that the total variation is reckoned from; the others count as none."""
+
+
+class MaskPredict(nn.Module):
+    """Predict all slots of a block at once, with glancing (SpecDec Equation 5, Section 3.1.3)."""
+
+    _no_split_modules = ("SelfAttention", "FeedForward")
+    """FSDP gathers these one at a time; not whole layers, as `encode` enters the decoder's."""
+
+    def __init__(
+        self,
+        drafter: SpecDrafter,
+        settings: ObjectiveConfig,
+        teacher: PreTrainedModel | None = None,
+    ):
+        super().__init__()
+        self.model = drafter
+        self.settings = settings
+        self.anchored = drafter.config.slots == "anchored"
+        if settings.total_variation > 0 and teacher is None:
+            raise ValueError(
+                f"total_variation = {settings.total_variation:g} compares with the target's rows; "
+                "give the target as teacher"
+            )
+        self._teacher = () if teacher is None else (teacher.requires_grad_(False).eval(),)
+        causal = drafter.config.prefix_attention == "causal"
+        self.prefix_apart = causal and drafter.config.mask_rows > 0
+        """The prefix sees no block, so it is read once for both passes."""
+
+    def forward(self, batch: SlotBatch, progress: float) -> LossSums:
+        """`progress` runs from 0 to 1 over training; validation (eval mode) does not glance."""
+        layout, rows = batch.layout, batch.layout.rows
+        memory = self.model.encode(batch.input_ids, batch.attention_mask)
+        tokens, labels = rows.tokens, layout.labels
+        prefix, start = None, 0
+        if self.prefix_apart:
+            start = layout.prefix_rows
+            prefix, rows = self.model.read(rows.part(0, start), memory), rows.part(start)
+        ratio = glancing_ratio(self.settings.glancing_start, self.settings.glancing_end, progress)
+        if self.training and ratio > 0:
+            with torch.no_grad(), record_function("glancing"):
+                wrong = self._count_wrong(batch, rows, memory, prefix)
+            revealable = layout.of_blocks(layout.fill) >= 0
+            revealed = choose_revealed(wrong, revealable, batch.priority, ratio)
+            tokens, labels = reveal(layout, revealed, self.anchored)
+        fed = replace(rows, tokens=tokens[:, start:])
+        hidden = self.model.read(fed, memory, prefix).hidden
+        if prefix is not None:
+            hidden = torch.cat((prefix.hidden, hidden), dim=1)
+        target_rows = None
+        if self.training and self.settings.total_variation > 0:
+            target_rows = self._target_rows(batch, self._weights(labels, layout) > 0)
+        return self._loss(hidden, labels, layout, target_rows)
+
+    def _count_wrong(
+        self, batch: SlotBatch, rows: Rows, memory: Memory, prefix: Read | None
+    ) -> Tensor:
+        """Masked slots of each block that the first pass gets wrong, [B, A].
+
+        The random state is put back, so that both passes drop out the same units.
+        """
+        layout = batch.layout
+        device = batch.input_ids.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            hidden = self.model.read(rows, memory, prefix).hidden
+        if prefix is None:
+            hidden = hidden[:, layout.prefix_rows :]
+        hidden = hidden.unflatten(1, (layout.blocks, layout.mask_rows))
+        labels = layout.of_blocks(layout.labels)
+        inside = labels != IGNORED
+        previous = layout.of_blocks(layout.previous)[inside]
+        predicted = self.model.logits(hidden[inside], previous).argmax(-1)
+        wrong = torch.zeros_like(inside)
+        wrong[inside] = predicted != labels[inside]
+        return wrong.sum(-1)
+
+    @torch.no_grad()
+    def _target_rows(self, batch: SlotBatch, counted: Tensor) -> tuple[Tensor, Tensor]:
+        """What the target finds likeliest where each counted row predicts, given all before it.
+
+        A row stands at the place that it predicts, counted from 0, but for unshifted prefix rows,
+        which predict nothing. Shapes: counted [B, T] -> ids [N, C], their probabilities [N, C].
+        """
+        teacher = self._teacher[0].to(batch.input_ids.device)
+        start = torch.full_like(batch.targets[:, :1], self.model.config.decoder_start_token_id)
+        logits = teacher(
+            input_ids=batch.input_ids,
+            attention_mask=batch.attention_mask,
+            decoder_input_ids=torch.cat((start, batch.targets[:, :-1]), dim=1),
+            use_cache=False,
+        ).logits
+        highest, ids = logits.float().topk(min(LIKELIEST, logits.shape[-1]), dim=-1)
+        probs = (highest - logits.float().logsumexp(-1, keepdim=True)).exp()
+        sentence = torch.arange(len(counted), device=counted.device)[:, None].expand_as(counted)
+        places = sentence[counted], batch.layout.rows.positions[counted]
+        return ids[places], probs[places]
+
+    def _loss(
+        self,
+        hidden: Tensor,
+        labels: Tensor,
+        layout: Layout,
+        target_rows: tuple[Tensor, Tensor] | None,
+    ) -> LossSums:
+        weights = self._weights(labels, layout)
+        counted = weights > 0
+        labels, weights = labels[counted], weights[counted]
+        logits = self.model.logits(hidden[counted], layout.previous[counted])
+        loss, weight = smoothed_cross_entropy(
+            logits, labels, weights, self.settings.label_smoothing
+        )
+        if target_rows is not None:
+            rejected = rejection_probability(logits, *target_rows)
+            loss = loss + self.settings.total_variation * (rejected * weights).sum()
+        in_block = (layout.rows.block >= 0)[counted]
+        correct = (logits.argmax(-1) == labels) & in_block
+        return LossSums(loss, weight, correct.sum(), in_block.sum())
+
+    def _weights(self, labels: Tensor, layout: Layout) -> Tensor:
+        """Weight of each row's loss: slots 1 (or decaying), prefix rows prefix_weight. [B, T]"""
+        slot = torch.arange(layout.mask_rows, device=labels.device).float() + self.anchored
+        decay = self.settings.position_decay
+        of_slot = torch.ones_like(slot) if decay is None else torch.exp(-slot / decay)
+        prefix = torch.full_like(
+            layout.of_prefix(labels), self.settings.prefix_weight, dtype=torch.float
+        )
+        weights = torch.cat((prefix, of_slot.repeat(layout.blocks).expand(len(labels), -1)), dim=1)
+        return weights * (labels != IGNORED)

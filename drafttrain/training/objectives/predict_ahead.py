@@ -1,0 +1,39 @@
+"""Blockwise Decoding's objective: each head predicts a later token of the target's own output."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from drafttrain.data.batches.block_rows import BlockRowsBatch, FrozenTarget
+from drafttrain.models.block_heads import BlockHeads
+from drafttrain.training.losses import LossSums, smoothed_cross_entropy
+
+
+class PredictAhead(nn.Module):
+    """Cross entropy of head j at the state that judges y_i, against y_{i+j} (Stern et al. 2018).
+
+    The target runs along its own outputs without gradient. Only its states enter the loss that the
+    batch chose: all positions of all heads through the output projection would take most of the
+    time. The paper trains one head a step, drawn at random, for the same reason.
+    """
+
+    def __init__(self, heads: BlockHeads, target: FrozenTarget, label_smoothing: float = 0.0):
+        super().__init__()
+        self.model = heads
+        self.label_smoothing = label_smoothing
+        target.model.requires_grad_(False).eval()
+        self._target = (target,)  # no module of this one: it is neither trained nor saved
+
+    @property
+    def target(self) -> FrozenTarget:
+        return self._target[0]
+
+    def forward(self, batch: BlockRowsBatch, progress: float) -> LossSums:
+        states = self.target.states(batch).to(self.model.dtype)
+        logits = self.target.logits(self.model(states, batch.counts))
+        weights = torch.ones_like(batch.labels, dtype=torch.float)
+        smoothing = self.label_smoothing if self.training else 0.0
+        loss, weight = smoothed_cross_entropy(logits, batch.labels, weights, smoothing)
+        correct = logits.argmax(-1) == batch.labels
+        return LossSums(loss, weight, correct.sum(), weight.detach().clone())

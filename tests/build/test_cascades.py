@@ -1,0 +1,135 @@
+"""Cascades from settings and on the command line: levels, increments, costs, reports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from drafttrain.build.method import build_method, check_method
+from drafttrain.build.cascades import level_names
+from drafttrain.cli import main
+from drafttrain.config.decode import CascadeConfig, DecodeConfig
+from drafttrain.config.inputs import TargetConfig
+from drafttrain.models.layout import count_parameters
+from drafttrain.build.pairs import load_pair
+from drafttrain.config.runs import fill_from_run
+from tests.export.pairs import noisy_copy
+from tests.tiny_models import tiny_model
+from tests.tiny_targets import save_target
+
+SHORT = ["baselines=[generate]", "repeats=1", "warmup=0", "bootstrap=20"]
+SHORT += ["decode.sampling.max_new_tokens=12", "decode.sampling.top_k=20"]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("cascades")
+    save_target(tiny_model("llama").float(), root / "llama")
+    save_target(noisy_copy("llama", 0.1).float(), root / "base")
+    save_target(noisy_copy("llama", 0.4).float(), root / "small")
+    (root / "texts.txt").write_text("w5 w6 w7 w5\nw9 w4 w30 w9\n")
+    return root
+
+
+@pytest.fixture
+def inside(project, monkeypatch) -> Path:
+    monkeypatch.chdir(project)
+    return project
+
+
+def run(*arguments: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    assert ended.value.code == 0
+
+
+def report_of(*arguments: str) -> dict:
+    pair = ["--target", "llama", "--drafter", "base", "--data", "texts.txt"]
+    run("eval", *pair, *SHORT, "--report", "report.json", *arguments)
+    return json.loads(Path("report.json").read_text())
+
+
+CASCADE = ["--cascade", "small,max-gram", "--increments", "3,2,1/2,1/4"]
+
+
+def test_a_cascade_on_the_command_line_gives_plain_output_and_counts_every_drafter(inside):
+    _, found, *_ = report_of(*CASCADE, "--leniency", "1.5")["runs"]
+    assert found["name"] == "cascade base>small>max-gram 3,2,1/2,1/4 l=1.5 k=6 greedy"
+    assert found["lossless"]
+    assert found["metrics"]["identical"]["value"] == 1.0
+    calls, costs = found["costs"]["calls"], found["costs"]["measured"]
+    assert set(calls) == set(costs) == {"base", "small", "max-gram"}
+    assert calls["base"] > 0 and calls["small"] > 0 and calls["max-gram"] > 0
+    assert found["totals"]["passes"] == calls["base"] + calls["small"]
+    totals = found["totals"]
+    time = totals["rounds"] + sum(costs[name] * calls[name] for name in calls)
+    assert found["metrics"]["swi"]["value"] == pytest.approx(totals["tokens"] / time)
+    by_size = found["costs"]["parameters"]
+    assert by_size == {"base": 1.0, "small": 1.0, "max-gram": 0.0}
+    size = totals["rounds"] + calls["base"] + calls["small"]
+    assert found["metrics"]["mbsu"]["value"] == pytest.approx(totals["tokens"] / size)
+
+
+def test_a_sampled_cascade_is_verified_by_rejection(inside):
+    _, found, *_ = report_of(*CASCADE, "--temperature", "1")["runs"]
+    assert found["verifier"] == "rejection"
+    assert found["lossless"]
+
+
+def test_generate_takes_a_cascade_too(inside, capsys):
+    pair = ["--target", "llama", "--drafter", "base"]
+    length = "decode.sampling.max_new_tokens=12"
+    run("generate", "--text", "w5 w6 w7 w5", *pair, *CASCADE, length)
+    drafted = capsys.readouterr().out
+    run("generate", "--text", "w5 w6 w7 w5", "--target", "llama", "--drafter", "none", length)
+    assert capsys.readouterr().out == drafted
+
+
+def decode_config(**cascade) -> DecodeConfig:
+    return DecodeConfig(drafter="base", cascade=CascadeConfig(**cascade))
+
+
+def test_a_round_drafts_what_the_first_row_adds_up_to(inside):
+    decode = decode_config(drafters=("max-gram",), increments=((4, 3), (10,)))
+    check_method(decode)
+    pair = load_pair(TargetConfig(path="llama"), "base", ["max-gram"])
+    method = build_method(decode, pair)
+    assert method.stop.longest == 7
+    assert method.parameter_ratios == {
+        "base": count_parameters(pair.drafter_model) / count_parameters(pair.target.model),
+        "max-gram": 0.0,
+    }
+
+
+def test_default_increments_ask_models_for_five_and_max_gram_for_ten_in_reviews():
+    copied = CascadeConfig(drafters=("small", "max-gram"))
+    assert copied.matrix() == ((5, 5, 0), (5, 10), (10,))
+    assert CascadeConfig(drafters=("small",)).matrix() == ((5, 5), (5,))
+
+
+def test_levels_are_named_by_what_tells_them_apart():
+    behind = CascadeConfig(drafters=("runs/b/final", "max-gram"))
+    assert level_names("runs/a/final", behind) == ["a", "b", "max-gram"]
+    behind = CascadeConfig(drafters=("two/drafter", "max-gram"))
+    assert level_names("one/drafter", behind) == ["one/drafter", "two/drafter", "max-gram"]
+
+
+def test_without_a_drafter_and_a_run_for_the_target_max_gram_drafts(inside, capsys):
+    values = fill_from_run({"target": {"path": "llama"}})
+    assert values["decode"]["drafter"] == "max-gram"
+    assert "no drafter is given: using max-gram" in capsys.readouterr().err
+
+
+def test_other_methods_are_measured_in_the_same_run_under_their_names(inside):
+    others = [
+        "others.copied.drafter=max-gram",
+        "others.smaller={drafter: small, stop: {k: 3}}",
+        "others.both={drafter: small, cascade: {drafters: max-gram, increments: '2,2/4'}}",
+    ]
+    report = report_of("--k", "2", *others)
+    names = [run["name"] for run in report["runs"]]
+    assert names == ["plain", "causal k=2 greedy", "copied", "smaller", "both", "generate"]
+    assert all(run["metrics"]["identical"]["value"] == 1.0 for run in report["runs"][1:])
+    assert report["runs"][4]["costs"]["calls"].keys() == {"small", "max-gram"}

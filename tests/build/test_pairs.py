@@ -1,0 +1,167 @@
+"""Targets and drafters load together, or say in one line why they cannot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import GPTJConfig, MambaConfig
+
+from drafttrain.config.base import ConfigError
+from drafttrain.config.inputs import TargetConfig
+from drafttrain.config.decode import TreeConfig
+from drafttrain.models.spec_drafter.config import SpecDrafterConfig
+from drafttrain.build.pairs import load_pair
+from drafttrain.build.trees import check_companions
+from tests.tiny_models import VOCAB, tiny_model
+from tests.tiny_targets import save_target
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> Path:
+    """A folder a family, and one of another vocabulary."""
+    root = tmp_path_factory.mktemp("models")
+    for family in ("llama", "qwen2", "t5", "marian"):
+        save_target(tiny_model(family), root / family)
+    save_target(tiny_model("gpt2", vocab_size=48), root / "wide")
+    save_target(tiny_model("llama", num_hidden_layers=1), root / "shallow")
+    return root
+
+
+def target(path: Path, **settings) -> TargetConfig:
+    return TargetConfig(path=str(path), device="cpu", **settings)
+
+
+def without_weights(folder: Path) -> Path:
+    """Whatever is refused here is refused before weights are read."""
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    return folder
+
+
+@pytest.mark.parametrize(("large", "small"), [("llama", "qwen2"), ("marian", "t5")])
+def test_any_language_model_with_the_targets_vocabulary_drafts(folders, large, small):
+    pair = load_pair(target(folders / large, dtype="bfloat16"), str(folders / small))
+    assert pair.drafter.name == "causal"
+    assert pair.drafter_model.config.model_type == small
+    assert pair.drafter_model.dtype == pair.target.model.dtype == torch.bfloat16
+    assert not pair.drafter_model.training
+    sizes = [
+        sum(p.numel() for p in m.parameters()) for m in (pair.drafter_model, pair.target.model)
+    ]
+    assert pair.parameter_ratio() == sizes[0] / sizes[1]
+
+
+def test_plain_decoding_needs_no_drafter(folders):
+    pair = load_pair(target(folders / "llama"), "none")
+    assert (pair.drafter.name, pair.drafter_model, pair.parameter_ratio()) == ("none", None, None)
+
+
+def test_max_gram_needs_no_model_and_takes_a_table_of_this_target(folders, tmp_path):
+    pair = load_pair(target(folders / "llama"), "max-gram")
+    assert (pair.drafter.name, pair.drafter_model, pair.drafter.bigrams) == ("max-gram", None, None)
+    save_file({"next": torch.tensor([3, -1, 0])}, tmp_path / "b.safetensors")
+    pair = load_pair(target(folders / "llama"), "max-gram", bigrams=str(tmp_path / "b.safetensors"))
+    assert pair.drafter.bigrams == [3, -1, 0] + [-1] * (VOCAB - 3)
+    save_file({"next": torch.tensor([VOCAB])}, tmp_path / "b.safetensors")
+    with pytest.raises(ConfigError, match=f"token {VOCAB}, but the target has {VOCAB} tokens"):
+        load_pair(
+            target(folders / "llama"), "max-gram",
+            bigrams=str(tmp_path / "b.safetensors"),
+        )  # fmt: skip
+
+
+def test_a_call_of_several_drafters_costs_their_mean_size(folders):
+    pair = load_pair(target(folders / "llama"), str(folders / "qwen2"), [str(folders / "shallow")])
+    sizes = [
+        sum(p.numel() for p in model.parameters())
+        for model in (pair.drafter_model, pair.companions[str(folders / "shallow")].model.model)
+    ]
+    target_size = pair.target.model.num_parameters()
+    assert sizes[0] != sizes[1]
+    assert pair.parameter_ratio() == sizes[0] / target_size
+    assert pair.parameter_ratio([str(folders / "shallow")]) == sum(sizes) / 2 / target_size
+
+
+def test_mixed_kinds_are_refused_by_name(folders):
+    with pytest.raises(ConfigError, match="is a decoder-only model \\('llama'\\), but target .*t5"):
+        load_pair(target(folders / "t5"), str(folders / "llama"))
+    with pytest.raises(ConfigError, match="encoder-decoder model \\('t5'\\), but target .*llama"):
+        load_pair(target(folders / "llama"), str(folders / "t5"))
+
+
+def test_a_spec_drafter_for_a_decoder_only_target_is_refused(folders, tmp_path):
+    SpecDrafterConfig(vocab_size=40).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="is a Spec-Drafter, .* is a decoder-only model"):
+        load_pair(target(folders / "llama"), str(tmp_path))
+
+
+def test_another_vocabulary_is_refused_with_both_sizes(folders):
+    with pytest.raises(ConfigError, match="wide' has a vocabulary of 48 .*llama' has 40"):
+        load_pair(target(folders / "llama"), str(folders / "wide"))
+
+
+def test_another_tokenizer_of_the_same_size_is_refused_by_its_first_token(folders, tmp_path):
+    large = without_weights(save_target(tiny_model("llama"), tmp_path / "large"))
+    small = without_weights(save_target(tiny_model("qwen2"), tmp_path / "small"))
+    state = json.loads((small / "tokenizer.json").read_text())
+    words = state["model"]["vocab"]
+    words["w7"], words["w8"] = words["w8"], words["w7"]
+    (small / "tokenizer.json").write_text(json.dumps(state))
+    with pytest.raises(ConfigError, match="token 7 is 'w8' .* but 'w7' "):
+        load_pair(target(large), str(small))
+
+
+def test_a_drafter_without_a_tokenizer_is_taken_at_its_size(folders, tmp_path):
+    tiny_model("qwen2").save_pretrained(tmp_path)
+    assert load_pair(target(folders / "llama"), str(tmp_path)).drafter.name == "causal"
+
+
+def test_models_without_a_plain_cache_are_refused_before_weights_are_read(folders, tmp_path):
+    MambaConfig(vocab_size=40).save_pretrained(tmp_path)
+    for large, small in ((tmp_path, "none"), (folders / "llama", str(tmp_path))):
+        with pytest.raises(ValueError, match="'mamba' model cannot be decoded speculatively"):
+            load_pair(target(large), small)
+
+
+def test_families_without_trees_are_refused_where_drafts_are_trees(folders, tmp_path):
+    """Their config.json is enough: there are no weights."""
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "rotary_dim": 4}
+    GPTJConfig(vocab_size=40, **sizes).save_pretrained(tmp_path)
+    reason = "'gptj' model cannot be given a draft tree"
+    with pytest.raises(ValueError, match=reason):
+        load_pair(target(tmp_path), str(folders / "llama"), trees=True)
+    with pytest.raises(ValueError, match=reason):
+        load_pair(target(folders / "llama"), str(tmp_path), trees=True)
+    with pytest.raises(ValueError, match=reason):
+        load_pair(target(folders / "llama"), str(folders / "qwen2"), [str(tmp_path)], trees=True)
+    with pytest.raises(ConfigError, match="weights cannot be read"):  # chains it could draft
+        load_pair(target(folders / "llama"), str(tmp_path))
+
+
+def test_companions_are_language_models_with_the_targets_vocabulary(folders, tmp_path):
+    settings = SpecDrafterConfig(vocab_size=40).to_dict()
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    tree = TreeConfig(kind="paths", drafters=(str(tmp_path),))
+    with pytest.raises(ConfigError, match="tree.drafters = .* is of kind spec-drafter"):
+        check_companions(tree)
+    for large, companion, message in (
+        ("llama", folders / "wide", "vocabulary of 48 tokens"),
+        ("llama", folders / "absent", "no such folder"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load_pair(target(folders / large), str(folders / large), [str(companion)], trees=True)
+
+
+def test_a_drafter_that_is_none_or_has_no_weights_is_named(folders, tmp_path):
+    with pytest.raises(ConfigError, match="holds no config.json"):
+        load_pair(target(folders / "llama"), str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit"}))
+    with pytest.raises(ConfigError, match="'vit' model, which drafts nothing"):
+        load_pair(target(folders / "llama"), str(tmp_path))
+    empty = without_weights(save_target(tiny_model("qwen2"), tmp_path / "empty"))
+    with pytest.raises(ConfigError, match="empty': its weights cannot be read"):
+        load_pair(target(folders / "llama"), str(empty))

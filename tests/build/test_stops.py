@@ -1,0 +1,216 @@
+"""Stop policies from settings: heads are found, fit their drafter, and take h from policy.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from drafttrain.config.base import ConfigError
+from drafttrain.config.decode import DecodeConfig
+from drafttrain.config.recipes import DrafterConfig
+from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength, HeadPolicy
+from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
+from drafttrain.models.identity import hash_weights
+from drafttrain.models.spec_drafter.initialise import make_config
+from drafttrain.models.spec_drafter.model import SpecDrafter
+from drafttrain.config.runs import fill_from_run
+from drafttrain.config.reading import validate_settings
+from drafttrain.build.stops import build_stop, check_stop, varied_settings
+from tests.tiny_models import tiny_model
+
+
+@pytest.fixture
+def drafter(tmp_path: Path) -> PreTrainedModel:
+    """A tiny Llama in tmp_path/drafter, float32."""
+    model = tiny_model("llama").float()
+    model.save_pretrained(tmp_path / "drafter")
+    return model
+
+
+def save_head(folder: Path, drafter: PreTrainedModel, **settings) -> Path:
+    """A random head that says it was trained for this drafter, at temperature 0.8."""
+    identity = {"path": "drafter", "weights_sha256": hash_weights(drafter), "model_type": "llama"}
+    sampling = {"temperature": 0.8, "top_k": 50, "top_p": 1.0}
+    settings = {"hidden_size": 16, "depth": 1, "drafter": identity, "sampling": sampling} | settings
+    AcceptanceHead(AcceptanceHeadConfig(**settings)).save_pretrained(folder)
+    return folder
+
+
+def decode(tmp_path: Path, stop: dict, **others) -> DecodeConfig:
+    sampling = {"temperature": 0.8, "top_k": 50}
+    values = {"drafter": str(tmp_path / "drafter"), "stop": stop, "sampling": sampling}
+    return validate_settings(DecodeConfig, values | others)
+
+
+def test_every_kind_is_built_with_its_own_numbers(tmp_path, drafter):
+    head = str(save_head(tmp_path / "head", drafter))
+    greedy = {"sampling": {"temperature": 0.0}}
+    assert build_stop(decode(tmp_path, {"k": 4}), drafter) == FixedLength(4)
+    entropy = {"kind": "entropy", "entropy": 1.5, "max_draft": 7}
+    assert build_stop(decode(tmp_path, entropy), drafter) == Entropy(1.5, 7)
+    confidence = decode(tmp_path, {"kind": "confidence", "confidence": 0.3}, **greedy)
+    assert build_stop(confidence, drafter) == Confidence(0.3, 20)
+    policy = build_stop(decode(tmp_path, {"kind": "head", "head": head, "h": 0.4}), drafter)
+    assert isinstance(policy, HeadPolicy)
+    assert (policy.name, policy.longest) == ("head(0.4)", 20)
+    assert [varied_settings(stop) for stop in (FixedLength(4), Entropy(1.5, 7), policy)] == [
+        {"k": 4.0},
+        {"entropy": 1.5},
+        {"h": 0.4},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stop", "message"),
+    [
+        ({"h": 0.5}, "stop.h = 0.5 counts for stop policy head only.*--stop head"),
+        ({"head": "x"}, "stop.head = x counts for stop policy head only"),
+        ({"kind": "head", "k": 3}, "stop.k = 3 counts for stop policy fixed only"),
+        ({"kind": "entropy", "confidence": 0.3}, "stop.confidence = 0.3.*it is 'entropy'"),
+        ({"max_draft": 8}, "stop.max_draft = 8 counts for stop policy entropy or confidence"),
+    ],
+)
+def test_settings_of_another_policy_are_refused(tmp_path, stop, message):
+    with pytest.raises(ConfigError, match=message):
+        check_stop(decode(tmp_path, stop))
+
+
+@pytest.mark.parametrize("h", [0.0, 1.0, -0.1, 1.5])
+def test_h_outside_its_range_is_refused(tmp_path, h):
+    with pytest.raises(ConfigError, match=r"stop\.h"):
+        decode(tmp_path, {"kind": "head", "h": h})
+
+
+def test_policies_that_cannot_be_right_are_refused_before_anything_loads(tmp_path):
+    with pytest.raises(ValueError, match="temperature is 0.8.*its own value"):
+        check_stop(decode(tmp_path, {"kind": "confidence"}))
+    with pytest.raises(ConfigError, match="has no rows or states"):
+        check_stop(decode(tmp_path, {"kind": "entropy"}, drafter="none"))
+
+
+def test_the_head_beside_the_drafter_is_the_default_with_the_papers_h(tmp_path, drafter):
+    save_head(tmp_path / "drafter" / "acceptance_head", drafter)
+    chosen = build_stop(decode(tmp_path, {"kind": "head"}), drafter)
+    assert (chosen.h, chosen.longest) == (0.7, 20)
+
+
+def write_policy(folder: Path, **values) -> None:
+    (folder / "policy.json").write_text(json.dumps({"stop": "head"} | values))
+
+
+@pytest.mark.parametrize("place", [".", "acceptance_head"])
+def test_h_and_the_cap_are_those_of_policy_json_unless_given(tmp_path, drafter, place):
+    save_head(tmp_path / "drafter" / "acceptance_head", drafter)
+    write_policy(tmp_path / "drafter" / place, h=0.35, max_draft=9)
+    chosen = build_stop(decode(tmp_path, {"kind": "head"}), drafter)
+    assert (chosen.h, chosen.longest) == (0.35, 9)
+    given = build_stop(decode(tmp_path, {"kind": "head", "h": 0.6, "max_draft": 5}), drafter)
+    assert (given.h, given.longest) == (0.6, 5)
+
+
+def test_a_policy_for_another_head_says_nothing_about_this_one(tmp_path, drafter):
+    save_head(tmp_path / "drafter" / "acceptance_head", drafter)
+    write_policy(tmp_path / "drafter", h=0.35, max_draft=9, head="D4-w1")
+    chosen = build_stop(decode(tmp_path, {"kind": "head"}), drafter)
+    assert (chosen.h, chosen.longest) == (0.7, 20)
+
+
+def test_h_of_a_head_counts_where_a_fixed_length_was_better(tmp_path, drafter):
+    save_head(tmp_path / "run" / "final" / "D1-w6", drafter)
+    (tmp_path / "run" / "final" / "policy.json").write_text(
+        json.dumps({"stop": "fixed", "k": 3, "head": "D1-w6", "h": 0.25, "max_draft": 11})
+    )
+    stop = {"kind": "head", "head": str(tmp_path / "run")}
+    policy = build_stop(decode(tmp_path, stop), drafter)
+    assert (policy.h, policy.longest) == (0.25, 11)
+
+
+def test_policy_json_chooses_among_the_heads_of_a_run(tmp_path, drafter):
+    for depth in (0, 2):
+        save_head(tmp_path / f"run/final/D{depth}-w6", drafter, depth=depth)
+    stop = {"kind": "head", "head": str(tmp_path / "run")}
+    with pytest.raises(ConfigError, match="holds 2 heads .D0-w6, D2-w6.*give the folder of one"):
+        check_stop(decode(tmp_path, stop))
+    write_policy(tmp_path / "run", h=0.2, head="D2-w6")
+    chosen = build_stop(decode(tmp_path, stop), drafter)
+    assert (chosen.head.config.depth, chosen.h) == (2, 0.2)
+
+
+def test_missing_heads_are_refused_by_name(tmp_path, drafter):
+    with pytest.raises(ConfigError, match="no acceptance_head folder beside it; add --head"):
+        check_stop(decode(tmp_path, {"kind": "head"}))
+    with pytest.raises(ConfigError, match="nowhere.*no such folder"):
+        check_stop(decode(tmp_path, {"kind": "head", "head": str(tmp_path / "nowhere")}))
+    with pytest.raises(ConfigError, match="'llama' model, not an acceptance head"):
+        check_stop(decode(tmp_path, {"kind": "head", "head": str(tmp_path / "drafter")}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"hidden_size": 8}, "reads 8 numbers.*have 16"), ({"state": "slot"}, "reads 'slot' states")],
+)
+def test_heads_of_another_shape_are_refused_before_the_drafter_loads(
+    tmp_path, drafter, settings, message
+):
+    head = str(save_head(tmp_path / "head", drafter, **settings))
+    with pytest.raises(ConfigError, match=message):
+        check_stop(decode(tmp_path, {"kind": "head", "head": head}))
+
+
+def test_a_head_trained_for_another_drafter_is_refused(tmp_path, drafter):
+    other = tiny_model("llama", seed=9).float()
+    head = str(save_head(tmp_path / "head", other))
+    check_stop(decode(tmp_path, {"kind": "head", "head": head}))  # the shape fits
+    with pytest.raises(ConfigError, match="was trained for drafter 'drafter' with other weights"):
+        build_stop(decode(tmp_path, {"kind": "head", "head": head}), drafter)
+
+
+def test_a_drafter_rounded_to_half_precision_is_still_the_same(tmp_path, drafter):
+    head = str(save_head(tmp_path / "head", drafter))
+    half = AutoModelForCausalLM.from_pretrained(tmp_path / "drafter", dtype=torch.bfloat16)
+    assert hash_weights(half, torch.float32) != hash_weights(drafter)
+    stop = build_stop(decode(tmp_path, {"kind": "head", "head": head}), half)
+    assert stop.head.dtype == torch.float32
+
+
+def test_other_sampling_than_the_heads_is_told_once_and_allowed(tmp_path, drafter, capsys):
+    head = str(save_head(tmp_path / "head", drafter))
+    same = decode(tmp_path, {"kind": "head", "head": head})
+    build_stop(same, drafter)
+    assert warnings(capsys) == []
+    for h in (0.3, 0.5):
+        other = {"sampling": {"temperature": 1.0}}
+        build_stop(decode(tmp_path, {"kind": "head", "head": head, "h": h}, **other), drafter)
+    [line] = warnings(capsys)
+    assert "trained for temperature 0.8, top_k 50, top_p 1" in line
+    assert "decoding uses temperature 1, top_k 0, top_p 1" in line
+
+
+def warnings(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Our own lines on standard error, without the libraries' progress bars."""
+    lines = capsys.readouterr().err.splitlines()
+    return [line for line in lines if line.startswith("warning: ")]
+
+
+def test_a_block_drafter_drafts_no_more_slots_than_it_was_trained_with(tmp_path):
+    target = tiny_model("marian", tie_word_embeddings=True)
+    config = make_config(target.config, DrafterConfig(k=6), None, untied_output=True)
+    model = SpecDrafter(config)
+    assert build_stop(decode(tmp_path, {"kind": "entropy"}), model).longest == 6
+    assert build_stop(decode(tmp_path, {"kind": "entropy", "max_draft": 8}), model).longest == 8
+
+
+def test_a_runs_draft_length_is_the_default_of_fixed_lengths_only(tmp_path):
+    run = tmp_path / "run"
+    (run / "final").mkdir(parents=True)
+    (run / "final" / "config.json").write_text('{"model_type": "spec-drafter"}')
+    lines = ["run: run", "target: {path: t}", "data: {path: d.txt}", "drafter: {k: 7}"]
+    (run / "run.yaml").write_text("\n".join(lines))
+    values = {"decode": {"drafter": str(run)}}
+    assert fill_from_run(values)["decode"]["stop"] == {"k": 7}
+    values["decode"]["stop"] = {"kind": "entropy"}
+    assert fill_from_run(values)["decode"]["stop"] == {"kind": "entropy"}

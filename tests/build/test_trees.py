@@ -1,0 +1,303 @@
+"""Draft trees from settings: what is built, what is refused, and that the output stays right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from drafttrain.build.method import build_method, build_sampling, check_method
+from drafttrain.config.base import ConfigError
+from drafttrain.config.decode import DecodeConfig, TreeConfig
+from drafttrain.config.inputs import TargetConfig
+from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.trees.chosen import Fixed, Optimal
+from drafttrain.decoding.drafters.tree import SeveralDrafters, TreeDrafter
+from drafttrain.decoding.trees.drawn import Beam, Branching, Paths
+from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.stopping import FixedLength, Gain
+from drafttrain.decoding.types import Output
+from drafttrain.models.acceptance_head import AcceptanceHead
+from drafttrain.models.drafters import load_drafter, read_drafter_settings
+from drafttrain.build.pairs import Pair, load_pair
+from drafttrain.config.runs import fill_from_run
+from drafttrain.config.reading import validate_settings
+from drafttrain.build.trees import drawn_judge, tree_settings, tree_stop
+from tests.evaluation.scripted import plain_tokens
+from tests.export.pairs import make_head, noisy_copy, save_spec_drafter
+from tests.tiny_models import tiny_model
+from tests.tiny_targets import save_target
+
+LENGTH = 12
+PROMPTS = [[5, 6, 7], [9, 3, 30, 12]]
+SAMPLED = {"temperature": 1.0, "top_k": 20}
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Pairs on disk: decoder-only with a companion and heads, encoder-decoder with slots."""
+
+    root: Path
+
+    def decode(self, tree: dict, **groups: object) -> DecodeConfig:
+        values = {"drafter": str(self.root / "small"), "tree": tree} | groups
+        return validate_settings(DecodeConfig, values)
+
+    def pair(self, decode: DecodeConfig) -> Pair:
+        large = "marian" if "slots" in str(decode.drafter) else "llama"
+        target = TargetConfig(path=str(self.root / large), device="cpu", dtype="float32")
+        return load_pair(target, str(decode.drafter), decode.tree.drafters, trees=True)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> Folders:
+    root = tmp_path_factory.mktemp("trees")
+    save_target(tiny_model("llama").float(), root / "llama")
+    small = noisy_copy("llama", 0.5).float()
+    save_target(small, root / "small")
+    save_target(noisy_copy("llama", 1.0).float(), root / "other")
+    drawn = make_head(small, state="drawn", hidden_size=16 + 6)
+    drawn.save_pretrained(root / "drawn-head")
+    make_head(small).save_pretrained(root / "token-head")
+    marian = tiny_model("marian").float()
+    save_target(marian, root / "marian")
+    slots = str(save_spec_drafter(root / "slots", marian, root / "marian"))
+    block_drafter = load_drafter(slots, read_drafter_settings(slots)).float()
+    block_drafter.save_pretrained(slots)
+    make_head(block_drafter, state="slot", hidden_size=16).save_pretrained(root / "slot-head")
+    return Folders(root)
+
+
+def decode_all(folders: Folders, decode: DecodeConfig) -> tuple[list[Output], list[list[int]]]:
+    """What a method writes, and what plain greedy decoding does."""
+    pair = folders.pair(decode)
+    method = build_method(decode, pair)
+    model = pair.target.model
+    outputs = Decoder(
+        CachedModel(model),
+        method.drafter,
+        method.stop,
+        method.verifier,
+        build_sampling(decode.sampling),
+        SampledChance(torch.Generator().manual_seed(0)),
+    ).decode_all([make_source(ids, model) for ids in PROMPTS], LENGTH)
+    return outputs, [plain_tokens(model, ids, LENGTH) for ids in PROMPTS]
+
+
+# --- built as asked ------------------------------------------------------------------------------
+
+TREES = {
+    "paths": ({"kind": "paths", "width": 4}, Paths(4), "k-seq"),
+    "rsd-c": ({"kind": "rsd-c", "branching": (3, 1)}, Branching((3, 1)), "recursive"),
+    "rsd-s": ({"kind": "rsd-s", "width": 5}, Beam(5), "recursive"),
+    "opt-tree": ({"kind": "opt-tree", "nodes": 9}, Optimal(9), "target-walk"),
+    "binary": (
+        {"kind": "binary", "nodes": 3},
+        Fixed(frozenset({(0,), (1,), (0, 0)}), "binary"),
+        "target-walk",
+    ),
+    "sequoia": (
+        {"kind": "sequoia", "nodes": 4, "by_rank": (0.6, 0.3)},  # .6 .36 .3 .216
+        Fixed(frozenset({(0,), (1,), (0, 0), (0, 0, 0)}), "sequoia"),
+        "target-walk",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", TREES)
+def test_a_tree_is_of_the_shape_asked_for_and_gets_its_own_rule(folders, kind):
+    settings, shape, rule = TREES[kind]
+    decode = folders.decode(settings, sampling=SAMPLED)
+    check_method(decode)
+    method = build_method(decode, folders.pair(decode))
+    assert isinstance(method.drafter, TreeDrafter)
+    assert method.drafter.shape == shape
+    assert method.verifier.name == rule and method.verifier.lossless
+
+
+def test_greedy_decoding_matches_the_trees_that_are_chosen(folders):
+    for kind in ("opt-tree", "binary", "eagle"):
+        decode = folders.decode({"kind": kind})
+        assert build_method(decode, folders.pair(decode)).verifier.name == "greedy"
+
+
+def test_a_drawn_tree_keeps_its_own_temperature(folders):
+    decode = folders.decode({"kind": "rsd-s", "draft_temperature": 0.6})
+    method = build_method(decode, folders.pair(decode))
+    assert method.drafter.draft_temperature == 0.6
+    assert method.verifier.name == "greedy"
+
+
+def test_an_opt_tree_stops_by_gain_unless_a_length_or_a_policy_is_given(folders):
+    def stop(tree: dict, **given: object):
+        decode = folders.decode(tree, stop=given)
+        return build_method(decode, folders.pair(decode)).stop
+
+    assert stop({"kind": "opt-tree"}) == Gain(0.2, 20)
+    assert stop({"kind": "opt-tree"}, delta=0.4, max_draft=6) == Gain(0.4, 6)
+    assert stop({"kind": "opt-tree"}, k=3) == FixedLength(3)
+    assert stop({"kind": "opt-tree"}, kind="fixed") == FixedLength(10)
+    assert stop({"kind": "binary"}) == FixedLength(10)
+    assert tree_stop(folders.decode({"kind": "none"})).kind == "fixed"
+
+
+def test_gain_goes_no_deeper_than_the_slots_of_a_block(folders):
+    decode = folders.decode(
+        {"kind": "opt-tree"}, drafter=str(folders.root / "slots"), stop={"kind": "gain"}
+    )
+    assert build_method(decode, folders.pair(decode)).stop == Gain(0.2, 4)
+
+
+@pytest.mark.parametrize(
+    ("tree", "depth", "size"),
+    [
+        (TreeConfig(), 4, (4, 4)),
+        (TreeConfig(kind="paths", width=3), 4, (4, 12)),
+        (TreeConfig(kind="paths", width=3, drafters=("a", "b")), 4, (4, 36)),
+        (TreeConfig(kind="rsd-c", branching=(3, 2, 1)), 5, (3, 3 + 6 + 6)),
+        (TreeConfig(kind="rsd-s", width=6), 5, (5, 30)),
+        (TreeConfig(kind="opt-tree", nodes=14), 20, (20, 14)),
+        (TreeConfig(kind="binary", nodes=14), 10, (3, 14)),
+        (TreeConfig(kind="eagle"), 10, (5, 25)),
+        (TreeConfig(kind="sequoia", nodes=3, by_rank=(0.9,)), 10, (3, 3)),
+    ],
+    ids=lambda value: value.kind if isinstance(value, TreeConfig) else None,
+)
+def test_reports_name_the_depth_and_the_tokens_of_a_tree(tree, depth, size):
+    assert tuple(tree_settings(tree, depth).values()) == size
+
+
+# --- exact on real models ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["opt-tree", "binary", "eagle", "rsd-s", "paths"])
+def test_greedy_trees_write_what_plain_decoding_does(folders, kind):
+    drawn = {"draft_temperature": 1.0} if kind in ("rsd-s", "paths") else {}
+    outputs, plain = decode_all(folders, folders.decode({"kind": kind} | drawn, stop={"k": 3}))
+    assert [output.tokens for output in outputs] == plain
+    rounds = [played for output in outputs for played in output.rounds]
+    assert any(len(played.path) > 0 for played in rounds)
+    assert max(len(played.drafted) for played in rounds) > 3  # no chains
+
+
+@pytest.mark.parametrize(
+    ("drafter", "head", "name"),
+    [
+        ("small", "drawn-head", "opt-tree(9,head)"),
+        ("slots", "slot-head", "opt-tree(9,head)"),
+    ],
+)
+def test_head_guided_trees_write_what_plain_decoding_does(folders, drafter, head, name):
+    decode = folders.decode(
+        {"kind": "opt-tree", "nodes": 9, "head": str(folders.root / head)},
+        drafter=str(folders.root / drafter),
+        stop={"k": 4},
+    )
+    check_method(decode)
+    assert build_method(decode, folders.pair(decode)).drafter.name.endswith(name)
+    outputs, plain = decode_all(folders, decode)
+    assert [output.tokens for output in outputs] == plain
+    alone = decode.model_copy(update={"tree": TreeConfig(kind="opt-tree", nodes=9)})
+    unguided, _ = decode_all(folders, alone)
+    drafts = [[list(r.drafted) for o in outs for r in o.rounds] for outs in (outputs, unguided)]
+    assert drafts[0] != drafts[1]  # the head has a say
+
+
+def test_a_drawn_head_judges_each_candidate_by_the_row_it_is_in(folders):
+    head = AcceptanceHead.from_pretrained(folders.root / "drawn-head")
+    torch.manual_seed(0)
+    hidden, logits = torch.randn(2, 16), torch.randn(2, 40)
+    rows, tokens = torch.tensor([1, 0, 0]), torch.tensor([7, 8, 9])
+    judged = drawn_judge(head)(hidden, logits, rows, tokens)
+    log_probs = logits.log_softmax(dim=-1)
+    for place, (row, token) in enumerate(zip(rows.tolist(), tokens.tolist(), strict=True)):
+        own = log_probs[row]
+        best = own.topk(2).values
+        numbers = [own[token], *best, -(own.exp() * own).sum(), own[token].exp(), best[0].exp()]
+        state = torch.cat([hidden[row], torch.stack(numbers)])
+        with torch.inference_mode():
+            assert judged[place] == pytest.approx(head.acceptance(state[None]).item(), abs=1e-6)
+
+
+def test_several_drafters_draft_side_by_side_and_run_to_the_end(folders):
+    other = str(folders.root / "other")
+    decode = folders.decode(
+        {"kind": "paths", "width": 2, "drafters": [other]}, sampling=SAMPLED, stop={"k": 2}
+    )
+    check_method(decode)
+    method = build_method(decode, folders.pair(decode))
+    assert isinstance(method.drafter, SeveralDrafters)
+    assert (method.drafter.name, method.verifier.name) == ("paths(2)+paths(2)", "multi-round")
+    assert method.settings == {"depth": 2.0, "nodes": 8.0}
+    outputs, _ = decode_all(folders, decode)
+    assert {played.passes for o in outputs for played in o.rounds if played.drafted} <= {2, 3, 4}
+    greedy = folders.decode(
+        {"kind": "paths", "width": 2, "drafters": [other], "draft_temperature": 1.0},
+        stop={"k": 2},
+    )
+    outputs, plain = decode_all(folders, greedy)
+    assert [output.tokens for output in outputs] == plain
+
+
+# --- refused -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tree", "groups", "message"),
+    [
+        ({"width": 3}, {}, "tree.width = 3 counts for paths or rsd-s only, but the tree is 'none'"),
+        ({"kind": "rsd-s", "nodes": 9}, {}, "tree.nodes = 9 counts for opt-tree or binary"),
+        ({"kind": "eagle", "nodes": 9}, {}, "the tree is 'eagle'; leave it out"),
+        ({"kind": "binary", "draft_temperature": 1.0}, {}, "tree.draft_temperature = 1.0 counts"),
+        ({"kind": "opt-tree"}, {"drafter": "none"}, "has no rows to grow a tree"),
+        ({"kind": "paths"}, {"sampling": {}}, "at temperature 0 all draws are the same"),
+        ({"kind": "rsd-c"}, {"sampling": {}}, "set tree.draft_temperature=1, or use opt-tree"),
+        ({"kind": "rsd-s", "width": 41}, {}, "asks for 41 siblings, .* has 40 tokens"),
+        ({"kind": "sequoia"}, {}, "tree.by_rank is missing for a sequoia tree"),
+        ({"kind": "sequoia", "by_rank": (0.7, 0.4)}, {}, "sum to 1 at most"),
+        ({"kind": "sequoia", "by_rank": (0.7, -0.1)}, {}, "shares of the rows, of 0 or more"),
+        ({"kind": "opt-tree", "head": "absent"}, {}, "tree.head = 'absent': no such folder"),
+        ({"kind": "opt-tree"}, {"stop": {"kind": "entropy"}}, "'entropy' stops chains, but"),
+        ({"kind": "binary"}, {"stop": {"kind": "gain"}}, "gain' goes by .* an opt-tree"),
+        ({"kind": "paths"}, {"verifier": {"kind": "recursive"}}, "use multi-round or k-seq"),
+        ({"kind": "rsd-s"}, {"verifier": {"kind": "k-seq"}}, "use recursive or target-walk"),
+        ({"kind": "opt-tree"}, {"verifier": {"kind": "rejection"}}, "takes chains.*target-walk"),
+        ({"kind": "binary"}, {"verifier": {"kind": "multi-round"}}, "use target-walk"),
+        (
+            {"kind": "paths", "drafters": ("other",)},
+            {"verifier": {"kind": "k-seq"}},
+            "not valid for independent drafts.*use multi-round or target-walk",
+        ),
+        ({}, {"verifier": {"kind": "recursive"}}, "not valid for iid drafts.*use rejection"),
+        ({"kind": "rsd-s"}, {"verifier": {"kind": "greedy"}}, "greedy.*temperature"),
+    ],
+)
+def test_wrong_trees_are_refused_before_a_model_loads(folders, tree, groups, message):
+    with pytest.raises(ValueError, match=message):
+        check_method(folders.decode(tree, **({"sampling": SAMPLED} | groups)))
+
+
+def test_a_head_that_reads_tokens_own_states_cannot_score_nodes(folders):
+    tree = {"kind": "opt-tree", "head": str(folders.root / "token-head")}
+    with pytest.raises(ConfigError, match="tree.head = .* trained with cache.state=drawn"):
+        check_method(folders.decode(tree))
+
+
+def test_an_exports_stop_policy_is_of_chains_and_left_out_for_trees(folders):
+    policy = folders.root / "small" / "policy.json"
+    policy.write_text('{"stop": "entropy", "entropy": 1.5, "max_draft": 7}')
+    values = {
+        "target": {"path": "llama"},
+        "decode": {"drafter": str(folders.root / "small")},
+    }
+    try:
+        assert fill_from_run(values)["decode"]["stop"]["kind"] == "entropy"
+        values["decode"]["tree"] = {"kind": "opt-tree"}
+        assert fill_from_run(values)["decode"].get("stop", {}) == {}
+        del values["decode"]["tree"]
+        assert fill_from_run(values | {"methods": ["sd"]})["decode"].get("stop", {}) == {}
+    finally:
+        policy.unlink()

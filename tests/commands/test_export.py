@@ -1,0 +1,236 @@
+"""`drafttrain export` from the command line: what it says, writes and refuses."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import dynamic_module_utils
+
+from drafttrain.cli import main
+from drafttrain.commands.export import export, read_measured
+from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import ExportConfig
+from drafttrain.config.reading import dump_settings
+from drafttrain.config.recipes import SpecDrafterRecipe
+from drafttrain.evaluation.bootstrap import Estimate
+from drafttrain.evaluation.environment import describe_environment
+from drafttrain.evaluation.report import DataFacts, Report, Run, TargetFacts, write_report
+from drafttrain.evaluation.stops.report import (
+    CostFacts,
+    PolicyResult,
+    Replayed,
+    TuneReport,
+    write_tune_report,
+)
+from drafttrain.export.reload import compare
+from tests.export.pairs import SAMPLING, noisy_copy, save_drafter, save_head, save_spec_drafter
+from tests.tiny_models import tiny_model
+from tests.tiny_targets import random_sentences, save_target
+
+
+@pytest.fixture
+def drafter(tmp_path: Path) -> Path:
+    return save_drafter(tmp_path / "drafter")
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Path:
+    """What `drafttrain eval` writes, of one method."""
+    run = Run(
+        name="causal head(0.7) greedy",
+        kind="method",
+        drafter="causal",
+        stop="head(0.7)",
+        verifier="greedy",
+        sampling={"temperature": 0.0},
+        lossless=True,
+        settings={},
+        metrics={"speedup": Estimate(1.5, 1.4, 1.6)},
+    )
+    written = Report(
+        mode="decode",
+        target=TargetFacts(path="org/big", parameters=10, dtype="float32", device="cpu"),
+        data=DataFacts(path="test.jsonl", prompts=200, references=0),
+        environment=describe_environment("drafttrain eval --drafter tiny"),
+        options={},
+        runs=[run],
+    )
+    write_report(written, tmp_path / "report.json")
+    return tmp_path / "report.json"
+
+
+def run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main(["export", *map(str, arguments)])
+    return int(stopped.value.code)
+
+
+def test_a_drafter_with_head_and_report_is_exported(capsys, tmp_path, drafter, report):
+    head = save_head(tmp_path / "head", noisy_copy("llama"))
+    out = tmp_path / "out"
+    given = ("--drafter", drafter, "--head", head, "--h", "0.4", "--report", report, "--out", out)
+    assert run(*given) == 0
+    said = capsys.readouterr().out
+    assert "reloaded in a fresh process, every part equal to the original" in said
+    assert "h = 0.4" in said
+    card = (out / "README.md").read_text()
+    assert "| causal head(0.7) greedy | 1.50× (1.40–1.60×) |" in card
+    assert "drafttrain eval --drafter tiny" in card
+    assert "200 prompts of `test.jsonl`" in card
+    assert "speculative decoding of `org/tiny-target`" in card
+    assert run(*given) == 2
+    assert "add --force" in capsys.readouterr().err
+    assert run(*given, "--force") == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--out", "out"], "setting 'drafter' is missing"),
+        (["--drafter", "{drafter}"], "setting 'out' is missing"),
+        (["--drafter", "./nowhere", "--out", "out"], "no such folder"),
+        (["--drafter", "{drafter}", "--out", "my-eagle3"], "choose another name"),
+        (["--drafter", "{drafter}", "--out", "out", "--h", "1.5"], "h = '1.5': Input"),
+        (["--drafter", "{drafter}", "--out", "out", "--head", "none"], "no acceptance head"),
+        (["--drafter", "{drafter}", "--out", "out", "--report", "no.json"], "no such file"),
+        (["--drafter", "{drafter}", "--out", "out", "--report", "{text}"], "is no JSON"),
+        (["--drafter", "{drafter}", "--out", "{text}"], "is no earlier export"),
+        (["--drafter", "{drafter}", "--out", "out", "forse=1"], "did you mean 'force'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_wrong_input_ends_in_one_line_and_writes_nothing(
+    capsys, tmp_path, monkeypatch, drafter, arguments, says
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").write_text("not json")
+    places = {"drafter": drafter, "text": tmp_path / "text"}
+    before = sorted(tmp_path.rglob("*"))
+    assert run(*[argument.format(**places) for argument in arguments]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len([line for line in lines if line.startswith("drafttrain:")]) == 1
+    assert says in lines[-1]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.fixture
+def finished_run(tmp_path: Path, report: Path) -> Path:
+    """A run of a Spec-Drafter, with its report, plot and held-out rows."""
+    model = tiny_model("marian").float()
+    target = save_target(model, tmp_path / "target")
+    folder = tmp_path / "checkpoints" / "tiny"
+    save_spec_drafter(folder / "final", model, target)
+    for name, texts in (("train", ["w5 w6"]), ("val", random_sentences(3))):
+        rows = "".join(f"{text}\n" for text in texts)
+        (tmp_path / f"{name}.txt").write_text(rows)
+    recipe = SpecDrafterRecipe(
+        run=folder,
+        target={"path": str(target)},
+        data={"path": str(tmp_path / "train.txt")},
+        held_out={"path": str(tmp_path / "val.txt")},
+    )
+    (folder / "run.yaml").write_text(dump_settings(recipe))
+    report.rename(folder / "report.json")
+    (folder / "report.png").write_bytes(b"a picture")
+    return folder
+
+
+def test_a_run_is_exported_with_its_report_plot_data_and_target(capsys, tmp_path, finished_run):
+    settings = ExportConfig(drafter=str(finished_run), out=tmp_path / "out", license="mit")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+        patch.setattr(sys, "path", list(sys.path))
+        export(settings, reload=compare)
+    said = capsys.readouterr().out
+    assert "drafts for 3 inputs too; the target's output unchanged for 3 inputs" in said
+    assert "licence" not in said
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "| causal head(0.7) greedy | 1.50× (1.40–1.60×) |" in card
+    assert "![What was measured](report.png)" in card
+    assert f"| its target | `{tmp_path / 'target'}` | not stated |" in card
+    assert f"| its training data | `{tmp_path / 'train.txt'}` | not stated |" in card
+    assert "license: mit" in card
+    assert (tmp_path / "out" / "report.png").read_bytes() == b"a picture"
+
+
+def test_what_is_pushed_is_checked_first_and_named_in_the_card(
+    capsys, tmp_path, drafter, monkeypatch
+):
+    pushed = []
+    monkeypatch.setattr("drafttrain.commands.export.check_push", pushed.append)
+    monkeypatch.setattr(
+        "drafttrain.commands.export.push",
+        lambda folder, repository, private: f"{folder.name} to {repository}, {private}",
+    )
+    settings = ExportConfig(drafter=str(drafter), out=tmp_path / "out", push="user/mine")
+    export(settings, reload=compare)
+    assert pushed == ["user/mine"]
+    assert "pushed   out to user/mine, False" in capsys.readouterr().out
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert 'custom_generate="user/mine"' in card
+    code = (tmp_path / "out" / "custom_generate" / "generate.py").read_text()
+    assert "EXPORTED_TO = 'user/mine'" in code and str(tmp_path) not in code
+
+
+def test_a_check_with_a_target_that_does_not_fit_is_refused(tmp_path, drafter):
+    with pytest.raises(ConfigError, match="add --target MODEL"):
+        export(ExportConfig(drafter=str(drafter), out=tmp_path / "out", check="target"))
+    other = save_target(tiny_model("llama", vocab_size=48), tmp_path / "other")
+    with pytest.raises(ConfigError, match="vocabulary of 40 tokens but target .* has 48"):
+        export(ExportConfig(drafter=str(drafter), out=tmp_path / "out", target=str(other)))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_reports_numbers_keep_their_source(report):
+    measured = read_measured(report)
+    assert measured.command == "drafttrain eval --drafter tiny"
+    assert "threads" in measured.machine and "torch" in measured.machine
+
+
+def policy(name: str, kind: str, value: float, gain: float, head: str | None = None):
+    metrics = {
+        "tokens_per_second": Estimate(100.0 + gain, 90.0, 120.0),
+        "gain": Estimate(gain, gain - 0.01, gain + 0.01),
+        "discard_rate": Estimate(0.2, 0.1, 0.3),
+    }
+    return PolicyResult(name=name, kind=kind, value=value, head=head, metrics=metrics, totals={})
+
+
+def test_a_tuning_report_shows_policies_costs_and_verdict(tmp_path):
+    replayed = Replayed(
+        data=DataFacts(path="val.jsonl", prompts=50, references=0),
+        tokens=1000,
+        replicates=4,
+        policies=[
+            policy("k=4", "fixed", 4, 0.0),
+            policy("D1-w6 h=0.7", "head", 0.7, 0.08, "D1-w6"),
+            policy("oracle", "oracle", 0, 0.3),
+        ],
+    )
+    costs = {field: 0.5 for field in CostFacts.model_fields}
+    report = TuneReport(
+        target=TargetFacts(path="org/big", parameters=10, dtype="float32", device="cpu"),
+        drafter="tiny",
+        heads="run",
+        sampling=SAMPLING,
+        max_new_tokens=64,
+        max_draft=20,
+        costs=CostFacts(**(costs | {"lengths": [2, 4], "prompts": 20, "runs": 40})),
+        head_facts=[],
+        calibration_prompts=50,
+        calibration_length=4,
+        best="D1-w6 h=0.7",
+        best_fixed="k=4",
+        best_head="D1-w6 h=0.7",
+        chosen_on=replayed,
+        reported_on=None,
+        environment=describe_environment("drafttrain tune --heads run"),
+    )
+    write_tune_report(report, tmp_path / "tune.json")
+    measured = read_measured(tmp_path / "tune.json")
+    assert "| D1-w6 h=0.7 | 20.0 (10.0–30.0) |" in measured.table
+    assert any("on which it was also chosen" in note for note in measured.notes)
+    assert any(note.startswith("t_draft 500.00 ms") for note in measured.notes)
+    assert measured.command == "drafttrain tune --heads run"

@@ -1,0 +1,173 @@
+"""`drafttrain tune` on tiny models: what it writes, and what it refuses in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from drafttrain.build.policy import read_policy
+from drafttrain.cli import main
+from drafttrain.decoding.types import Output
+from drafttrain.evaluation.stops.costs import Costs, fit_costs
+from drafttrain.evaluation.stops.report import TuneReport, read_tune_report
+from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
+from drafttrain.models.identity import hash_weights
+from tests.tiny_models import tiny_model
+from tests.tiny_targets import random_sentences, save_target
+
+SAMPLING = {"temperature": 1.0, "top_k": 20, "top_p": 1.0}
+SMALL = (
+    "lengths=[2,5]",
+    "h=[0.3,0.7]",
+    "entropy=[1.0,2.0]",
+    "max_draft=6",
+    "replicates=2",
+    "timing_prompts=2",
+    "bootstrap=50",
+)
+
+
+def run(*arguments: str, capsys: pytest.CaptureFixture) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as leaving:
+        main(list(arguments))
+    shown = capsys.readouterr()
+    return leaving.value.code or 0, shown.out, shown.err
+
+
+@pytest.fixture(scope="module")
+def heads_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two random heads for a drafter that often agrees with its target."""
+    folder = tmp_path_factory.mktemp("tune")
+    model = tiny_model("llama").float()
+    save_target(model, folder / "target")
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    model.save_pretrained(folder / "drafter")
+    for name, sentences in (("val", random_sentences(5)), ("test", random_sentences(4))):
+        (folder / f"{name}.txt").write_text("\n".join(sentences) + "\n")
+    recipe = {
+        "run": str(folder / "run"),
+        "target": {"path": str(folder / "target")},
+        "drafter": str(folder / "drafter"),
+        "data": {"path": str(folder / "val.txt"), "prefix": "w7 "},
+        "held_out": {"path": str(folder / "val.txt"), "prefix": "w7 "},
+        "distill": {"method": "sample", "sampling": SAMPLING | {"max_new_tokens": 16}},
+    }
+    for depth, weight in ((0, 1.0), (1, 6.0)):
+        config = AcceptanceHeadConfig(
+            hidden_size=16,
+            depth=depth,
+            rejection_weight=weight,
+            drafter={"path": "drafter", "weights_sha256": hash_weights(model)},
+            target={"path": "target"},
+            sampling=SAMPLING,
+        )
+        head = AcceptanceHead(config)
+        head.out.bias.data += 1.0
+        head.save_pretrained(folder / "run" / "final" / config.name)
+    (folder / "run" / "run.yaml").write_text(yaml.safe_dump(recipe))
+    return folder / "run"
+
+
+def fit_known_times(outputs: list[Output], block: bool) -> Costs:
+    """As if a pass took 2 ms and a call 11 ms: what a busy machine's clock says proves nothing."""
+    for output in outputs:
+        output.seconds = 0.01 + sum(0.002 * len(r.drafted) + 0.011 for r in output.rounds)
+    return fit_costs(outputs, block)
+
+
+@pytest.fixture(scope="module")
+def tuned(heads_run: Path) -> TuneReport:
+    test = heads_run.parent / "test.txt"
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as leaving:
+        patch.setattr("drafttrain.commands.tune.fit_costs", fit_known_times)
+        main(["tune", "--heads", str(heads_run), "--report-data", str(test), *SMALL])
+    assert not leaving.value.code
+    return read_tune_report(heads_run / "tune.json")
+
+
+def test_every_policy_is_replayed_on_both_sets_of_prompts(tuned: TuneReport):
+    names = {"k=2", "k=5", "entropy(1)", "entropy(2)", "oracle"}
+    names |= {f"{head} head({h})" for head in ("D0-w1", "D1-w6") for h in (0.3, 0.7)}
+    assert tuned.reported_on is not None
+    for replayed, prompts in ((tuned.chosen_on, 5), (tuned.reported_on, 4)):
+        assert {policy.name for policy in replayed.policies} == names
+        assert replayed.data.prompts == prompts
+        assert len({policy.totals["tokens"] for policy in replayed.policies}) == 1
+        assert replayed.find("oracle").totals["discarded"] == 0
+        assert replayed.find(tuned.best_fixed).metrics["gain"].value == 0.0
+
+
+def test_the_choice_is_made_on_the_choosing_prompts_alone(tuned: TuneReport):
+    speeds = {
+        policy.name: policy.metrics["tokens_per_second"].value
+        for policy in tuned.chosen_on.policies
+        if policy.kind != "oracle"
+    }
+    assert tuned.best == max(speeds, key=speeds.get)
+    assert tuned.best_fixed == max((n for n in speeds if n.startswith("k=")), key=speeds.get)
+
+
+def test_modelled_latency_is_that_of_equation_2_3_but_for_eos_in_the_draft(tuned: TuneReport):
+    costs = tuned.costs
+    for policy in tuned.chosen_on.policies:
+        if policy.kind == "fixed":
+            t = policy.totals
+            missing = t["tokens"] + t["discarded"] - t["drafted"] - t["rounds"]
+            assert -5 * 2 <= missing <= 0  # one less for an output whose EOS lies in the draft
+            seconds = t["tokens"] / policy.metrics["tokens_per_second"].value
+            c2 = costs.t_target - costs.t_draft
+            identity = costs.t_draft * (t["tokens"] + t["discarded"] - missing) + c2 * t["rounds"]
+            assert seconds == pytest.approx(identity)
+
+
+def test_the_policy_lies_beside_the_heads_and_names_one(tuned: TuneReport, heads_run: Path):
+    policy = read_policy(heads_run / "final" / "policy.json")
+    assert policy.head in ("D0-w1", "D1-w6") and policy.h in (0.3, 0.7)
+    assert policy.sampling == SAMPLING and policy.max_draft == 6
+    facts = json.loads((heads_run / "final" / "policy.json").read_text())
+    assert {"gain_over_best_fixed", "costs", "machine"} <= facts.keys()
+    assert (heads_run / "tune.png").stat().st_size > 10_000
+
+
+def test_heads_are_judged_on_real_drafts(tuned: TuneReport):
+    for head in tuned.head_facts:
+        everywhere, before = head.all_positions, head.before_rejection
+        assert {"binary_kl", "ece", "auc"} <= everywhere.keys()
+        assert everywhere["binary_kl"].value >= 0.0 and 0.0 <= everywhere["ece"].value <= 1.0
+        for positions in (everywhere, before):
+            assert 0.0 <= positions["label_mean"].value <= 1.0 + 1e-12
+        assert sum(head.reliability.positions) > 10
+
+
+def test_a_dry_run_says_what_would_be_done(heads_run: Path, capsys):
+    code, out, _ = run("tune", "--heads", str(heads_run), "--dry-run", *SMALL, capsys=capsys)
+    assert code == 0
+    assert "2: D0-w1, D1-w6" in out and "9, replayed" in out and "5 of" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["h=[0.5,1.0]"], "h = 1.0: a threshold on a probability lies between 0 and 1"),
+        (["sampling.temperature=0.5"], "was trained for temperature = 1, but"),
+        (["--drafter", "{target}"], "was trained for drafter 'drafter' with other weights"),
+        (["--heads", "{nowhere}"], "holds no acceptance head"),
+        (["lengths=[]"], "lengths is empty"),
+        (["lenghts=[2]"], "did you mean 'lengths'"),
+    ],
+)
+def test_wrong_input_ends_in_one_line(heads_run: Path, arguments, message, capsys):
+    places = {"target": heads_run.parent / "target", "nowhere": heads_run.parent / "nowhere"}
+    arguments = [argument.format(**places) for argument in arguments]
+    if "--heads" not in arguments:
+        arguments += ["--heads", str(heads_run)]
+    code, _, err = run("tune", *arguments, capsys=capsys)
+    assert code == 2
+    assert message in err and err.count("\n") == 1

@@ -1,0 +1,166 @@
+"""Settings: precedence, types of overrides, and errors that name the field and the remedy."""
+
+from pathlib import Path
+
+import pytest
+
+from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import DistillConfig, EvalConfig
+from drafttrain.config.inputs import TargetConfig
+from drafttrain.config.reading import dump_settings, load_settings
+from drafttrain.config.recipes import SpecDrafterRecipe, TrainConfig
+
+NEEDED = ["target.path=t5-small", "data.path=in.txt", "out=shards"]
+
+
+def yaml_file(folder: Path, text: str) -> Path:
+    file = folder / "settings.yaml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def message(*overrides: str, kind=DistillConfig, file: Path | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(kind, file, overrides)
+    return str(caught.value)
+
+
+def test_overrides_win_over_the_file_and_flags_over_both(tmp_path):
+    file = yaml_file(
+        tmp_path, "target: {path: from-file, dtype: bfloat16}\ndata: {path: a}\nout: o"
+    )
+    settings = load_settings(
+        DistillConfig,
+        file,
+        ["target.path=from-override", "data.path=b"],
+        {"target.path": "from-flag", "data.limit": None},
+    )
+    assert settings.target.path == "from-flag"
+    assert settings.target.dtype == "bfloat16"
+    assert settings.data.path == "b"
+    assert settings.data.limit is None
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("3e-4", 3e-4), ("1", 1.0), ("0.5", 0.5), (".5", 0.5), ("1e-3", 1e-3)],
+)
+def test_numbers_are_read_as_numbers_in_every_spelling(text, value):
+    settings = load_settings(TrainConfig, overrides=[f"learning_rate={text}"])
+    assert settings.learning_rate == value
+
+
+def test_overrides_take_lists_booleans_and_null():
+    settings = load_settings(
+        TrainConfig, overrides=["trackers=[wandb]", "adam_betas=[0.9, 0.98]", "clip=null"]
+    )
+    assert settings.trackers == ("wandb",)
+    assert settings.adam_betas == (0.9, 0.98)
+    assert settings.clip is None
+    assert load_settings(TrainConfig, overrides=["max_steps="]).max_steps is None
+    assert load_settings(
+        TargetConfig, overrides=["path=x", "trust_remote_code=true"]
+    ).trust_remote_code
+
+
+def test_an_override_may_hold_an_equals_sign():
+    settings = load_settings(DistillConfig, overrides=[*NEEDED, "data.prefix=a=b"])
+    assert settings.data.prefix == "a=b"
+
+
+def test_an_override_with_a_colon_is_text():
+    settings = load_settings(
+        DistillConfig, overrides=[*NEEDED, "data.prefix=Question: ", "data.where={category: math}"]
+    )
+    assert settings.data.prefix == "Question: "
+    assert settings.data.where == {"category": "math"}
+
+
+def test_an_unknown_name_is_refused_with_the_nearest_one():
+    assert message(*NEEDED, "batch_token=1") == (
+        "unknown setting 'batch_token'; did you mean 'batch_tokens'?"
+    )
+    assert message(*NEEDED, "target.dtypes=float32") == (
+        "unknown setting 'target.dtypes'; did you mean 'dtype'?"
+    )
+    assert "did you mean 'learning_rate'?" in message(
+        "run=r", "target.path=t", "data.path=d", "train.learning_rat=1", kind=SpecDrafterRecipe
+    )
+
+
+def test_an_unknown_name_without_a_near_one_lists_what_is_known():
+    text = message(*NEEDED, "target.zzz=1")
+    assert text.startswith("unknown setting 'target.zzz'; known here: ")
+    assert "path" in text and "revision" in text
+
+
+def test_names_are_suggested_inside_optional_groups():
+    assert "did you mean 'limit'?" in message("data.path=d", "data.limits=3", kind=EvalConfig)
+
+
+def test_a_misspelt_key_is_reported_before_the_key_it_leaves_missing():
+    assert "did you mean 'path'?" in message("target.pth=t5-small", "data.path=d", "out=o")
+
+
+def test_a_missing_group_is_named_by_its_first_required_setting():
+    assert message("data.path=d", "out=o") == (
+        "setting 'target.path' is missing; give target.path=VALUE or put it in the YAML file"
+    )
+
+
+def test_a_wrong_value_names_field_value_and_choices():
+    text = message(*NEEDED, "method=beem")
+    assert "method = 'beem'" in text and "'greedy', 'beam' or 'sample'" in text
+    assert "sampling.temperature = -1" in message(*NEEDED, "sampling.temperature=-1")
+    assert "data.limit = 0" in message(*NEEDED, "data.limit=0")
+
+
+@pytest.mark.parametrize("text", ["seed", "=3", ""])
+def test_an_override_without_key_or_equals_sign_is_refused(text):
+    assert "write key=value" in message(text)
+
+
+def test_a_value_cannot_be_used_as_a_group():
+    said = message(*NEEDED, "target.path.revision=main")
+    assert "target.path = 't5-small' is a value, not a group" in said
+
+
+def test_an_empty_group_in_the_file_can_be_filled_by_overrides(tmp_path):
+    file = yaml_file(tmp_path, "target:\ndata:\n")
+    assert load_settings(DistillConfig, file, NEEDED).target.path == "t5-small"
+
+
+@pytest.mark.parametrize("text", ["a: [1", "a: b: c", "\t- x: ["])
+def test_a_file_that_is_no_yaml_is_refused_by_name(tmp_path, text):
+    file = yaml_file(tmp_path, text)
+    assert f"{file} is not valid YAML" in message(file=file)
+
+
+def test_a_value_that_is_no_yaml_is_refused():
+    assert "the value is not valid YAML" in message("out=[1")
+
+
+def test_a_file_that_holds_no_mapping_is_refused(tmp_path):
+    assert "holds a list" in message(file=yaml_file(tmp_path, "- a\n- b\n"))
+
+
+def test_an_absent_settings_file_is_refused_by_name(tmp_path):
+    assert "no settings file" in message(file=tmp_path / "absent.yaml")
+
+
+def test_an_empty_file_leaves_all_defaults(tmp_path):
+    assert load_settings(TrainConfig, yaml_file(tmp_path, "")) == TrainConfig()
+
+
+def test_settings_survive_dump_and_load(tmp_path):
+    recipe = load_settings(
+        SpecDrafterRecipe,
+        overrides=["run=checkpoints/r", "target.path=t", "data.path=d", "train.clip=null"],
+    )
+    file = yaml_file(tmp_path, dump_settings(recipe))
+    assert load_settings(SpecDrafterRecipe, file) == recipe
+
+
+def test_settings_are_frozen():
+    with pytest.raises(ValueError, match="frozen"):
+        TrainConfig().seed = 3

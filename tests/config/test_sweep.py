@@ -1,0 +1,116 @@
+"""One method setting becomes several."""
+
+import pytest
+
+from drafttrain.config.base import ConfigError
+from drafttrain.config.decode import DecodeConfig
+from drafttrain.config.sweep import expand_sweep, parse_sweep
+
+METHOD = DecodeConfig.model_validate({"drafter": "d", "stop": {"k": 7}})
+
+
+def test_no_sweep_is_the_method_itself():
+    assert expand_sweep(METHOD, {}) == [METHOD]
+
+
+def test_a_sweep_over_k_changes_nothing_else():
+    found = expand_sweep(METHOD, {"k": [5, 10, 25]})
+    assert [decode.stop.k for decode in found] == [5, 10, 25]
+    assert {decode.verifier.kind for decode in found} == {"auto"}
+    assert {decode.drafter for decode in found} == {"d"}
+
+
+def test_beta_and_tau_add_spec_verification_at_each_pair_to_the_verifier_asked_for():
+    found = expand_sweep(METHOD, {"beta": [1, 3], "tau": [1, 2.5]})
+    points = [(d.verifier.kind, d.verifier.beta, d.verifier.tau) for d in found[1:]]
+    assert found[0] == METHOD
+    assert points == [
+        ("spec-verification", 1, 1.0),
+        ("spec-verification", 1, 2.5),
+        ("spec-verification", 3, 1.0),
+        ("spec-verification", 3, 2.5),
+    ]
+    assert {decode.stop.k for decode in found} == {7}
+
+
+def test_a_sweep_over_k_and_tau_measures_every_verifier_at_every_k():
+    found = expand_sweep(METHOD, {"k": [5, 10], "tau": [2]})
+    points = [(decode.stop.k, decode.verifier.kind) for decode in found]
+    assert points == [
+        (5, "auto"),
+        (5, "spec-verification"),
+        (10, "auto"),
+        (10, "spec-verification"),
+    ]
+    assert found[1].verifier.beta == METHOD.verifier.beta
+
+
+def stops(decode: DecodeConfig, sweep: dict) -> list[tuple[str, dict]]:
+    found = [method.stop.model_dump(exclude_unset=True) for method in expand_sweep(decode, sweep)]
+    return [(stop.pop("kind", "fixed"), stop) for stop in found]
+
+
+def test_every_swept_number_is_a_policy_of_its_own_kind():
+    found = stops(METHOD, {"k": [2, 4], "h": [0.3, 0.7], "entropy": [1.5], "confidence": [0.4]})
+    assert found == [
+        ("fixed", {"k": 2}),
+        ("fixed", {"k": 4}),
+        ("head", {"h": 0.3}),
+        ("head", {"h": 0.7}),
+        ("entropy", {"entropy": 1.5}),
+        ("confidence", {"confidence": 0.4}),
+    ]
+
+
+def test_a_policy_takes_only_its_own_settings_into_a_sweep():
+    given = {"stop": {"k": 7, "head": "folder", "max_draft": 12}}
+    found = stops(DecodeConfig.model_validate(given), {"k": [2], "h": [0.5], "entropy": [1.0]})
+    assert found == [
+        ("fixed", {"k": 2}),
+        ("head", {"head": "folder", "max_draft": 12, "h": 0.5}),
+        ("entropy", {"max_draft": 12, "entropy": 1.0}),
+    ]
+
+
+def test_the_policy_asked_for_is_measured_beside_a_sweep_over_others():
+    head = {"stop": {"kind": "head", "h": 0.7, "head": "folder"}}
+    found = stops(DecodeConfig.model_validate(head), {"k": [2, 4]})
+    assert found[0] == ("head", {"h": 0.7, "head": "folder"})
+    assert found[1:] == [("fixed", {"k": 2}), ("fixed", {"k": 4})]
+    assert [h for _, h in stops(DecodeConfig.model_validate(head), {"h": [0.1, 0.3]})] == [
+        {"h": 0.1, "head": "folder"},
+        {"h": 0.3, "head": "folder"},
+    ]
+
+
+def test_settings_that_were_not_given_stay_not_given():
+    strict, loose = expand_sweep(METHOD, {"beta": [2], "tau": [1]})
+    assert not strict.verifier.model_fields_set & {"beta", "tau"}
+    assert loose.verifier.model_fields_set == {"kind", "beta", "tau"}
+
+
+def test_repeated_values_are_measured_once():
+    assert len(expand_sweep(METHOD, {"k": [5, 5.0, 6]})) == 2
+
+
+@pytest.mark.parametrize(
+    ("sweep", "message"),
+    [
+        ({"bta": [1]}, "did you mean 'beta'"),
+        ({"k": []}, "no values"),
+        ({"k": [2.5]}, "k=2.5"),
+        ({"k": [0]}, "k=0"),
+        ({"tau": [-1]}, "tau=-1"),
+        ({"h": [1.0]}, "h=1"),
+    ],
+)
+def test_impossible_sweeps_are_refused_by_name(sweep, message):
+    with pytest.raises(ConfigError, match=message):
+        expand_sweep(METHOD, sweep)
+
+
+def test_sweeps_are_read_from_the_command_line():
+    assert parse_sweep(["k=5,10", "tau=0.5"]) == {"k": [5, 10], "tau": [0.5]}
+    for text in ("k", "k=", "k=a,b"):
+        with pytest.raises(ConfigError, match="NAME=VALUE"):
+            parse_sweep([text])

@@ -1,0 +1,85 @@
+"""Batches hold every row once an epoch, keep to the budget, and do not depend on history."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from drafttrain.data.batches.collate import BatchPlan, PairCollator, SlotCollator
+from drafttrain.models.spec_drafter.model import SpecDrafterConfig
+
+LENGTHS = np.random.default_rng(0).integers(3, 30, size=101)
+
+
+def test_every_row_comes_once_an_epoch_within_the_budget() -> None:
+    plan = BatchPlan(LENGTHS, 120, seed=1)
+    batches = plan.epoch(3)
+    assert sorted(np.concatenate(batches)) == list(range(101))
+    assert max(len(rows) * LENGTHS[rows].max() for rows in batches) <= 120
+    assert len(batches) == plan.batches_per_epoch
+
+
+def test_pairs_are_batched_by_what_their_padding_costs() -> None:
+    random = np.random.default_rng(0)
+    sources = random.integers(3, 60, 3000)
+    pairs = np.stack((sources, np.maximum(2, sources + random.integers(-8, 9, 3000))), axis=1)
+    plan = BatchPlan(pairs, 600, seed=1)
+    batches = plan.epoch(0)
+    assert sorted(np.concatenate(batches)) == list(range(3000))
+    costs = [len(rows) * pairs[rows].max(0).sum() for rows in batches]
+    assert max(costs) <= 600
+    by_total = BatchPlan(pairs.sum(1), 600, seed=1).epoch(0)
+    assert pairs.sum() / sum(costs) > 0.92
+    assert sum(costs) < 0.95 * sum(len(rows) * pairs[rows].max(0).sum() for rows in by_total)
+
+
+def test_epochs_of_pairs_differ_but_not_in_the_sizes_of_their_batches() -> None:
+    pairs = np.stack((LENGTHS, LENGTHS[::-1]), axis=1)
+    plan = BatchPlan(pairs, 120, seed=1)
+    one, other = (plan.epoch(number) for number in (0, 1))
+    assert [b.tolist() for b in one] != [b.tolist() for b in other]
+    assert sorted(map(len, one)) == sorted(map(len, other))
+
+
+def test_epochs_differ_and_a_later_start_gives_the_same_batches() -> None:
+    plan = BatchPlan(LENGTHS, 120, seed=1)
+    assert [b.tolist() for b in plan.epoch(0)] != [b.tolist() for b in plan.epoch(1)]
+    whole = list(plan.stream(0, 50))
+    assert list(plan.stream(31, 50)) == whole[31:]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"), [([], "no rows"), ([5, 500], "row 1 has 500 tokens")]
+)
+def test_impossible_plans_are_refused(lengths: list[int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BatchPlan(np.array(lengths), 120, seed=0)
+
+
+def test_draws_depend_on_seed_epoch_and_row_alone() -> None:
+    config = SpecDrafterConfig(vocab_size=10, k=4, decoder_start_token_id=0, pad_token_id=0)
+    collate = SlotCollator(config, blocks=2, seed=7)
+    first, second = (0, 3, [4, 5, 1], [4, 5, 6, 7, 1]), (0, 8, [4, 1], [4, 5, 1])
+    together, alone = collate([first, second]), collate([second])
+    assert torch.equal(together.priority[1:], alone.priority)
+    blocks = together.layout.of_blocks(together.layout.rows.positions)[1:]
+    assert torch.equal(blocks, alone.layout.of_blocks(alone.layout.rows.positions))
+    later = collate([(1, 8, [4, 1], [4, 5, 1])])
+    assert not torch.equal(later.priority, alone.priority)
+
+
+def test_prefix_lengths_are_uniform_over_the_sentence() -> None:
+    config = SpecDrafterConfig(vocab_size=10, k=4, decoder_start_token_id=0, slots="paper")
+    collate = SlotCollator(config, blocks=1, seed=0)
+    batch = collate([(0, row, [4], [5, 6, 7, 1]) for row in range(4000)])
+    prefixes = batch.layout.of_blocks(batch.layout.rows.positions)[:, 0, 0]
+    share = torch.bincount(prefixes, minlength=4) / 4000
+    assert len(share) == 4 and (share - 0.25).abs().max() < 0.03
+
+
+def test_pairs_are_padded_and_masked() -> None:
+    batch = PairCollator(pad_token_id=0)([(0, 0, [5, 1], [6, 7, 1]), (0, 1, [5, 6, 1], [7, 1])])
+    assert batch.input_ids.tolist() == [[5, 1, 0], [5, 6, 1]]
+    assert batch.attention_mask.tolist() == [[1, 1, 0], [1, 1, 1]]
+    assert batch.labels.tolist() == [[6, 7, 1], [7, 1, -100]]

@@ -1,0 +1,573 @@
+"""Distilled outputs are the target's own, and shards do not depend on how a run went."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import pyarrow.parquet
+import pytest
+import torch
+from filelock import FileLock
+
+from drafttrain.config.base import ConfigError, Interrupted
+from drafttrain.config.commands import DistillConfig
+from drafttrain.config.inputs import DataConfig, TargetConfig
+from drafttrain.data.distill import distill as distillation
+from drafttrain.data.distill.distill import (
+    ShardRow,
+    batches_by_length,
+    distill,
+    generate_settings,
+    load_distilled,
+    plan_distillation,
+    read_manifest,
+)
+from drafttrain.data.distill.generation import choose, generate_batch, trim
+from drafttrain.data.inputs.prompts import load_inputs
+from drafttrain.data.shards.outputs import hash_inputs, hash_tokenizer, hash_weights
+from drafttrain.models.loading import load_target
+from tests.killing import kill_nine_when
+from tests.tiny_models import BOS, EOS, FAMILIES, tiny_model
+from tests.tiny_targets import random_sentences, save_target, tiny_tokenizer
+
+OFFLINE = {
+    "ACCELERATE_USE_CPU": "true",
+    "CUDA_VISIBLE_DEVICES": "",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def settings(target: Path, out: str = "out", sentences: int = 20, **changes) -> DistillConfig:
+    folder = target.parent
+    texts = folder / f"{sentences}.txt"
+    texts.write_text("\n".join(random_sentences(sentences)) + "\n")
+    values = {
+        "target": TargetConfig(path=str(target), device="cpu"),
+        "data": DataConfig(path=str(texts)),
+        "out": folder / out,
+        "sampling": {"max_new_tokens": 12},
+        "batch_tokens": 40,
+        "shard_rows": 8,
+    }
+    return DistillConfig.model_validate(values | changes)
+
+
+def shards(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.parquet"))}
+
+
+def rows_of(folder: Path) -> list[dict]:
+    paths = sorted(folder.glob("*.parquet"))
+    return [row for path in paths for row in pyarrow.parquet.read_table(path).to_pylist()]
+
+
+SAMPLED = {"method": "sample", "sampling": {"max_new_tokens": 12, "temperature": 1.0, "seed": 3}}
+
+
+@pytest.mark.parametrize("method", ["greedy", "beam"])
+def test_outputs_are_those_of_generate_row_by_row(tiny_target, method):
+    config = settings(tiny_target, sentences=9, method=method, num_beams=3)
+    manifest = distill(config)
+    assert manifest.counts.ok == manifest.rows == 9
+    target = load_target(config.target)
+    beams = 3 if method == "beam" else 1
+    for row in load_distilled(config.out):
+        source = torch.tensor([row["source_ids"]])
+        asked = {"do_sample": False, "num_beams": beams, "max_new_tokens": 12}
+        expected = target.model.generate(source, **asked)[0, 1:].tolist()
+        assert row["target_ids"] == expected  # a single row is not padded
+        text = config.data.path
+        line = Path(text).read_text().splitlines()[row["row"]]
+        assert row["source_ids"] == target.tokenizer(line)["input_ids"]
+
+
+GENERATION = {
+    "plain": {},
+    "one end": {"eos_token_id": EOS},
+    "minimal length": {"min_length": 5},
+    "no repeated n-gram": {"no_repeat_ngram_size": 2},
+    "forced first and last token": {"forced_bos_token_id": 7, "forced_eos_token_id": EOS},
+    "bad words": {"bad_words_ids": [[37], [19]]},
+    "repetition penalty": {"repetition_penalty": 1.5},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_that_leave_the_batch_change_nothing(family):
+    """Every family and what a generation_config may ask for: the same as generate."""
+    greedy = {"do_sample": False, "num_beams": 1, "max_new_tokens": 16, "max_length": None}
+    sources = [[4 + (i * 13 + j * 7) % 36 for j in range(1 + i % 5)] + [EOS] for i in range(10)]
+    padded = torch.tensor([source + [0] * (6 - len(source)) for source in sources])
+    mask = torch.tensor([[1] * len(source) + [0] * (6 - len(source)) for source in sources])
+    lengths = set()
+    for asked in GENERATION.values():
+        model = tiny_model(family)
+        model.generation_config.update(**{"eos_token_id": [EOS, 15, 21, 25]} | asked)
+        outputs = trim(model.generate(padded, attention_mask=mask, **greedy), model)
+        assert generate_batch(model, sources, greedy) == outputs
+        lengths |= {len(tokens) for tokens in outputs}
+    assert len(lengths) > 2  # rows did leave at different times
+
+
+def test_settings_that_look_at_the_source_are_honoured(tiny_marian, tmp_path):
+    tiny_marian.generation_config.update(encoder_no_repeat_ngram_size=1)
+    config = settings(save_target(tiny_marian, tmp_path / "target"))
+    distill(config)
+    for row in load_distilled(config.out):
+        assert not set(row["target_ids"]) - {EOS} & set(row["source_ids"])
+
+
+def test_padding_is_cut_by_place_and_not_by_value():
+    model = tiny_model("bart", pad_token_id=EOS)  # EOS is also the decoder start token
+    sequences = torch.tensor([[1, 5, 0, 1, 1, 1], [1, 1, 1, 1, 1, 1], [1, 5, 0, 0, 6, 0]])
+    assert trim(sequences, model) == [[5, 0, 1], [1], [5, 0, 0, 6, 0]]
+
+
+def test_a_uniform_number_picks_each_token_for_its_share():
+    probs = torch.tensor([0.25, 0.0, 0.5, 0.0, 0.25])
+    uniforms = (torch.arange(1000, dtype=torch.double) + 0.5) / 1000
+    tokens = choose(probs.log().expand(1000, 5), uniforms)
+    assert torch.bincount(tokens, minlength=5).tolist() == [250, 0, 500, 0, 250]
+    ends = torch.tensor([0.0, 1.0 - 2.0**-53], dtype=torch.double)
+    assert choose(probs.log().expand(2, 5), ends).tolist() == [0, 4]
+
+
+def test_sampled_rows_depend_on_the_seed_and_the_row_alone(tiny_target):
+    one, other = settings(tiny_target, "one", **SAMPLED), settings(tiny_target, "two", **SAMPLED)
+    other = other.model_copy(update={"shard_rows": 5, "batch_tokens": 12})
+    distill(one)
+    distill(other)
+    assert rows_of(one.out) == rows_of(other.out)
+    seeded = {**SAMPLED["sampling"], "seed": 4}
+    third = settings(tiny_target, "three", method="sample", sampling=seeded)
+    distill(third)
+    assert rows_of(third.out) != rows_of(one.out)
+
+
+def test_a_shard_that_is_missing_is_made_again_alike(tiny_target):
+    config = settings(tiny_target, **SAMPLED)
+    first = distill(config)
+    whole = shards(config.out)
+    assert list(whole) == ["shard-00000.parquet", "shard-00001.parquet", "shard-00002.parquet"]
+    (config.out / "shard-00001.parquet").unlink()
+    with pytest.raises(ConfigError, match="2 of 3 shards.*again"):
+        load_distilled(config.out)
+    assert distill(config) == first
+    assert shards(config.out) == whole
+
+
+def test_an_interrupted_run_keeps_whole_shards_and_says_how_to_go_on(tiny_target, monkeypatch):
+    config, write = settings(tiny_target), distillation.write_shard
+
+    def interrupted(path, rows):
+        if path.name == "shard-00001.parquet":
+            raise KeyboardInterrupt
+        write(path, rows)
+
+    monkeypatch.setattr(distillation, "write_shard", interrupted)
+    with pytest.raises(Interrupted, match="1 of 3 shards are in .*; go on with: .*pytest"):
+        distill(config)
+    assert read_manifest(config.out).counts is None
+    assert list(shards(config.out)) == ["shard-00000.parquet"]
+    monkeypatch.undo()
+    distill(config)
+    assert len(load_distilled(config.out)) == 20
+
+
+def test_a_killed_run_continues_to_the_same_shards(tiny_target, tmp_path):
+    """kill -9 in the middle of distillation, then the same settings again."""
+    many = {"sentences": 60, "shard_rows": 1}
+    config = settings(tiny_target, "killed", **many, **SAMPLED)
+    file = tmp_path / "distill.yaml"
+    file.write_text(json.dumps(config.model_dump(mode="json")))
+    command = [sys.executable, "-m", "drafttrain.cli", "distill", "--config", str(file)]
+    kill_nine_when(
+        lambda: len(list(config.out.glob("*.parquet"))) >= 3,
+        command,
+        tmp_path / "log",
+        os.environ | OFFLINE,
+    )
+    there = len(shards(config.out))
+    assert 3 <= there < 60
+    assert read_manifest(config.out).counts is None
+    whole = settings(tiny_target, "whole", **many, **SAMPLED)
+    assert distill(config).counts == distill(whole).counts
+    assert shards(config.out) == shards(whole.out)
+    assert not list(config.out.glob(".*.part"))
+
+
+def test_two_processes_write_what_one_writes(tiny_target, tmp_path):
+    """Two processes of torchrun on CPU (gloo)."""
+    one, two = settings(tiny_target, "one", **SAMPLED), settings(tiny_target, "two", **SAMPLED)
+    file = tmp_path / "distill.yaml"
+    file.write_text(json.dumps(two.model_dump(mode="json")))
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command = [sys.executable, *launch, "-m", "drafttrain.cli", "distill", "--config", str(file)]
+    done = subprocess.run(
+        command, env=os.environ | OFFLINE, capture_output=True, text=True, timeout=180
+    )
+    assert done.returncode == 0, done.stderr
+    distill(one)
+    assert shards(two.out) == shards(one.out)
+    assert read_manifest(two.out).counts == read_manifest(one.out).counts
+
+
+def test_every_input_row_is_accounted_for(tiny_target, capsys):
+    config = settings(tiny_target, sentences=12, max_source_tokens=6)
+    lines = random_sentences(12, longest=5)
+    lines[3], lines[7], lines[9] = "", "w5 w6 w7 w8 w9 w10", "   "
+    Path(config.data.path).write_text("\n".join(lines) + "\n")
+    config = config.model_copy(
+        update={"data": config.data.model_copy(update={"skip": 1, "prefix": "w4 "})}
+    )
+    manifest = distill(config)
+    counts = manifest.counts
+    assert (manifest.rows, counts.ok, counts.skipped, counts.error) == (11, 7, 4, 0)
+    rows = {row["row"]: row for row in rows_of(config.out)}
+    assert sorted(rows) == list(range(1, 12))
+    assert {number for number, row in rows.items() if row["status"] == "skipped"} == {3, 4, 7, 9}
+    assert rows[3]["reason"] == rows[9]["reason"] == "empty"
+    assert rows[7]["reason"] == "8 tokens, max_source_tokens is 6"
+    said = capsys.readouterr().err
+    assert "row 7: skipped, 8 tokens" in said and "row 3: skipped, empty" in said
+    kept = load_distilled(config.out)
+    assert kept.column_names == ["row", "source_ids", "target_ids"]
+    assert list(kept["row"]) == [1, 2, 5, 6, 8, 10, 11]
+    assert counts.source_tokens == sum(map(len, kept["source_ids"]))
+    assert counts.target_tokens == sum(map(len, kept["target_ids"]))
+    cut = [ids for ids in kept["target_ids"] if ids[-1] != EOS]
+    assert counts.truncated == len(cut) and all(len(ids) == 12 for ids in cut)
+
+
+def test_rows_without_finite_scores_are_errors(tiny_marian, tmp_path):
+    with torch.no_grad():
+        tiny_marian.model.encoder.embed_tokens.weight[5] = torch.nan
+        tiny_marian.model.decoder.embed_tokens.weight[5] = 0.0
+    target = save_target(tiny_marian, tmp_path / "target")
+    config = settings(target, sentences=3)
+    Path(config.data.path).write_text("w4\nw5\nw6\n")
+    counts = distill(config).counts
+    assert (counts.ok, counts.error) == (2, 1)
+    assert [(row["status"], row["source_ids"]) for row in rows_of(config.out)][1] == (
+        "error",
+        [5, EOS],
+    )
+
+
+CHANGES = {
+    "method": ({"method": "beam"}, r"method = 'greedy', .*'beam'"),
+    "length": ({"sampling": {"max_new_tokens": 13}}, r"max_new_tokens = 12, .*13"),
+    "shard rows": ({"shard_rows": 9}, r"shard_rows = 8, .*9"),
+    "longest source": ({"max_source_tokens": 40}, r"max_source_tokens = 512, .*40"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_other_settings_than_the_folder_was_begun_with_are_refused(tiny_target, change):
+    config = settings(tiny_target, sentences=4)
+    distill(config)
+    changes, message = CHANGES[change]
+    before = shards(config.out)
+    with pytest.raises(ConfigError, match=message):
+        distill(settings(tiny_target, sentences=4, **changes))
+    assert shards(config.out) == before
+
+
+def test_other_inputs_or_weights_than_the_first_are_refused(tiny_target, tmp_path):
+    config = settings(tiny_target, sentences=4)
+    distill(config)
+    with pytest.raises(ConfigError, match=r"data.limit = None, .*2"):
+        data = config.data.model_copy(update={"limit": 2})
+        distill(config.model_copy(update={"data": data}))
+    with pytest.raises(ConfigError, match=r"inputs_sha256 .*texts of"):
+        other = tmp_path / "other.txt"
+        other.write_text("\n".join(random_sentences(4)[::-1]) + "\n")
+        data = config.data.model_copy(update={"path": str(other)})
+        distill(config.model_copy(update={"data": data}))
+    with pytest.raises(ConfigError, match=r"weights_sha256 .*target was"):
+        path = save_target(tiny_model("marian", seed=1), tmp_path / "other")
+        other = config.target.model_copy(update={"path": str(path)})
+        distill(config.model_copy(update={"target": other}))
+
+
+def test_the_same_weights_and_inputs_at_another_place_are_the_same(tiny_target, tmp_path):
+    config = settings(tiny_target, sentences=4)
+    distill(config)
+    (config.out / "shard-00000.parquet").unlink()
+    moved_target, moved_data = tmp_path / "moved", tmp_path / "moved.txt"
+    tiny_target.rename(moved_target)
+    Path(config.data.path).rename(moved_data)
+    distill(
+        config.model_copy(
+            update={
+                "target": config.target.model_copy(update={"path": str(moved_target)}),
+                "data": config.data.model_copy(update={"path": str(moved_data)}),
+            }
+        )
+    )
+    assert len(load_distilled(config.out)) == 4
+
+
+def test_two_runs_do_not_write_to_one_folder(tiny_target):
+    config = settings(tiny_target, sentences=4)
+    config.out.mkdir()
+    with FileLock(config.out / ".writing.lock"), pytest.raises(ConfigError, match="another proc"):
+        distill(config)
+    distill(config)  # the lock went with its holder
+
+
+def test_damaged_or_strange_folders_are_refused(tiny_target, tmp_path):
+    with pytest.raises(ConfigError, match="holds no manifest.json"):
+        load_distilled(tmp_path)
+    config = settings(tiny_target, sentences=10)
+    distill(config)
+    first, second = (config.out / f"shard-0000{i}.parquet" for i in (0, 1))
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    with pytest.raises(ConfigError, match="has 2 rows where 8 belong; delete it"):
+        load_distilled(config.out)
+    first.write_bytes(content[:100])
+    with pytest.raises(ConfigError, match="cannot be read .*delete it"):
+        load_distilled(config.out)
+    (config.out / "manifest.json").unlink()
+    with pytest.raises(ConfigError, match="no manifest.json"):
+        distill(config)
+
+
+BAD = {
+    "sampling at 0": ({"method": "sample"}, "sampling.temperature = 0"),
+    "one beam": ({"method": "beam", "num_beams": 1}, "num_beams = 1"),
+    "too long": ({"sampling": {"max_new_tokens": 65}}, "max_new_tokens = 65.*64 positions"),
+    "no file": ({"data": {"path": "./nowhere.txt"}}, "no such file"),
+}
+
+
+@pytest.mark.parametrize("mistake", BAD)
+def test_wrong_settings_are_refused_before_anything_is_written(tiny_target, mistake):
+    changes, message = BAD[mistake]
+    config = settings(tiny_target, **changes)
+    with pytest.raises(ConfigError, match=message):
+        distill(config)
+    with pytest.raises(ConfigError, match=message):
+        plan_distillation(config)
+    assert not config.out.exists()
+
+
+def test_batches_hold_as_many_rows_of_like_length_as_fit():
+    rows = [ShardRow(i, source_ids=[4] * length) for i, length in enumerate([3, 9, 1, 3, 2, 30])]
+    batches = [[row.row for row in batch] for batch in batches_by_length(rows, 9)]
+    assert batches == [[5], [1], [0, 3, 4], [2]]
+
+
+def test_the_plan_counts_what_the_run_then_does(tiny_target):
+    config = settings(tiny_target)
+    plan = plan_distillation(config)
+    target = load_target(config.target)
+    counts = distill(config, target).counts
+    assert (plan.rows, plan.shards, plan.shards_there) == (20, 3, 0)
+    assert plan.source_tokens == counts.source_tokens  # 20 rows: the sample is all of them
+    assert plan.parameters == target.model.num_parameters()
+    assert "20 rows" in str(plan)
+    assert plan_distillation(config).shards_there == 3
+
+
+def test_fingerprints_follow_contents(tmp_path):
+    weights = [hash_weights(tiny_model("marian", seed=seed)) for seed in (0, 0, 1)]
+    assert weights[0] == weights[1] != weights[2]
+    tokenizer = tiny_tokenizer()
+    before = hash_tokenizer(tokenizer)
+    tokenizer(["w4", "w5 w6"], padding=True, truncation=True, max_length=3)
+    assert hash_tokenizer(tokenizer) == before
+    tokenizer.add_tokens(["new"])
+    assert hash_tokenizer(tokenizer) != before
+
+
+def test_settings_of_generate_state_all_that_a_target_could_set_otherwise(tiny_target):
+    """A target that samples by default is still decoded greedily when greedy is asked for."""
+    config = settings(tiny_target)
+    plain = distill(config, target := load_target(config.target))
+    asked = {"do_sample": True, "num_beams": 4, "temperature": 2.0, "top_k": 3, "max_length": 5}
+    target.model.generation_config.update(**asked, early_stopping=True, length_penalty=2.0)
+    other = config.model_copy(update={"out": tiny_target.parent / "other"})
+    assert distill(other, target).counts == plain.counts
+    assert rows_of(other.out) == rows_of(config.out)
+    assert generate_settings(config)["num_beams"] == 1
+
+
+@pytest.fixture
+def causal_target(tmp_path: Path) -> Path:
+    """A folder with a tiny Llama that ends many texts, and the tokenizer of the words."""
+    model = tiny_model("llama")
+    model.generation_config.update(eos_token_id=[EOS, 15, 21, 25], pad_token_id=0)
+    return save_target(model, tmp_path / "target")
+
+
+def words(text: str) -> list[int]:
+    return [int(word.removeprefix("w")) for word in text.split()]
+
+
+@pytest.mark.parametrize("method", ["greedy", "beam"])
+def test_outputs_of_a_decoder_only_target_are_those_of_generate(causal_target, method):
+    config = settings(causal_target, sentences=9, method=method, num_beams=3)
+    assert distill(config).counts.ok == 9
+    model = load_target(config.target).model
+    asked = {"do_sample": False, "num_beams": 3 if method == "beam" else 1, "max_new_tokens": 12}
+    lines = Path(config.data.path).read_text().splitlines()
+    for row in load_distilled(config.out):
+        assert row["source_ids"] == words(lines[row["row"]])  # the tokenizer's EOS is no prompt
+        ids = torch.tensor([row["source_ids"]])
+        expected = model.generate(ids, attention_mask=torch.ones_like(ids), **asked)[0]
+        assert row["target_ids"] == expected[ids.shape[1] :].tolist()
+
+
+def test_sampled_rows_of_a_decoder_only_target_depend_on_seed_and_row_alone(causal_target):
+    one = settings(causal_target, "one", **SAMPLED)
+    other = settings(causal_target, "two", **SAMPLED)
+    other = other.model_copy(update={"shard_rows": 5, "batch_tokens": 12})
+    distill(one)
+    distill(other)
+    assert rows_of(one.out) == rows_of(other.out)
+    assert len({len(row["target_ids"]) for row in rows_of(one.out)}) > 2
+
+
+def test_a_target_that_penalises_repetition_takes_rows_of_one_length(causal_target):
+    target = load_target(settings(causal_target).target)
+    target.model.generation_config.update(repetition_penalty=1.3)
+    config = settings(causal_target, sentences=18)
+    distill(config, target)
+    asked = {"do_sample": False, "num_beams": 1, "max_new_tokens": 12}
+    for row in load_distilled(config.out):
+        ids = torch.tensor([row["source_ids"]])
+        expected = target.model.generate(ids, attention_mask=torch.ones_like(ids), **asked)[0]
+        assert row["target_ids"] == expected[ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
+def test_prompts_without_room_for_the_output_are_skipped_by_number(family, tmp_path):
+    target = save_target(tiny_model(family), tmp_path / "target")
+    config = settings(target, sentences=3, sampling={"max_new_tokens": 60})
+    Path(config.data.path).write_text("w4 w5\n\nw4 w5 w6 w7\nw4 w5 w6 w7 w8\n")
+    counts = distill(config).counts
+    assert (counts.ok, counts.skipped) == (2, 2)
+    rows = rows_of(config.out)
+    assert [row["reason"] for row in rows if row["status"] == "skipped"] == [
+        "empty",
+        "5 tokens and 60 new ones, the target has 64 positions",
+    ]
+
+
+def test_a_decoder_only_target_needs_room_for_a_prompt(causal_target):
+    config = settings(causal_target, sampling={"max_new_tokens": 64})
+    with pytest.raises(ConfigError, match="64 positions, prompt included; .*max_new_tokens=63"):
+        distill(config)
+    assert not config.out.exists()
+
+
+TEMPLATE = "{% for turn in messages %}<s> {{ turn.content }} </s> {% endfor %}<s>"
+
+
+def chat_settings(target: Path, lines: list[str], **changes) -> DistillConfig:
+    config = settings(target, **changes)
+    rows = [json.dumps({"messages": [{"role": "user", "content": line}]}) for line in lines]
+    path = target.parent / "chats.jsonl"
+    path.write_text("\n".join(rows) + "\n")
+    data = config.data.model_copy(update={"path": str(path)})
+    return config.model_copy(update={"data": data})
+
+
+def test_chats_are_distilled_through_the_template(causal_target):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(causal_target)
+    config = chat_settings(causal_target, ["w4 w5", " ", "w6"])
+    plan = plan_distillation(config)
+    counts = distill(config).counts
+    assert (counts.ok, counts.skipped) == (2, 1)
+    rows = {row["row"]: row for row in rows_of(config.out)}
+    assert rows[0]["source_ids"] == [BOS, 4, 5, EOS, BOS]
+    assert rows[1]["reason"] == "no user turn, or one without text"
+    assert plan.source_tokens == counts.source_tokens
+    plain = settings(causal_target, "plain", sentences=1)
+    Path(plain.data.path).write_text("w4 w5\n")
+    asked = plain.data.model_copy(update={"chat": True})
+    distill(plain.model_copy(update={"data": asked}))
+    assert rows_of(plain.out)[0] == rows[0]
+
+
+def test_chats_without_a_template_are_refused_before_anything_is_written(
+    causal_target, tiny_marian
+):
+    config = chat_settings(causal_target, ["w4"])
+    with pytest.raises(ConfigError, match="no chat template"):
+        distill(config)
+    save_target(tiny_marian, causal_target)
+    with pytest.raises(ConfigError, match="encoder-decoder target needs one text a row"):
+        distill(config)
+    assert not config.out.exists()
+
+
+def test_another_turn_of_a_chat_makes_other_inputs(causal_target):
+    one = chat_settings(causal_target, ["w4"]).data
+    before = hash_inputs(load_inputs(one))
+    path = Path(one.path)
+    path.write_text(path.read_text().replace('"user"', '"system"'))
+    assert hash_inputs(load_inputs(one)) != before
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
+def test_a_decoder_only_run_is_planned_without_its_weights(family, tmp_path):
+    target = save_target(tiny_model(family), tmp_path / "target")
+    parameters = load_target(TargetConfig(path=str(target), device="cpu")).model.num_parameters()
+    (target / "model.safetensors").unlink()
+    plan = plan_distillation(settings(target))
+    assert plan.parameters == parameters
+    assert plan.target_tokens == 20 * 12  # at most
+    heads = 2 if family == "llama" else 4
+    a_position = 2 * 2 * heads * 4 * 4  # keys and values, layers, heads, their width, bytes
+    assert plan.cache_bytes % a_position == 0
+    rows = max(1, 40 * 20 // plan.source_tokens)
+    assert plan.cache_bytes == a_position * (40 + 12 * rows)
+
+
+def test_a_folder_begun_before_a_setting_of_the_inputs_existed_goes_on(tiny_target):
+    config = settings(tiny_target, sentences=4)
+    distill(config)
+    path = config.out / "manifest.json"
+    manifest = json.loads(path.read_text())
+    for name in ("chat", "where", "suffix"):
+        del manifest["data"][name]
+    path.write_text(json.dumps(manifest))
+    distill(config)
+    changed = config.data.model_copy(update={"suffix": "!"})
+    with pytest.raises(ConfigError, match="data.suffix = '', .*'!'"):
+        distill(config.model_copy(update={"data": changed}))
+
+
+def test_the_embedded_data_are_whole_and_their_splits_disjoint():
+    folder = Path(__file__).resolve().parents[2] / "data"
+    spec = importlib.util.spec_from_file_location("make", folder / "make_docstrings.py")
+    make = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(make)
+    sizes, seen = {}, set()
+    for name in ("train", "val", "test"):
+        with gzip.open(folder / "docstrings" / f"{name}.jsonl.gz", "rt") as file:
+            rows = [json.loads(line) for line in file]
+        sizes[name] = len(rows)
+        for row in rows:
+            assert row["source"] not in seen
+            assert row["source"] == make.strip_casing_and_punctuation(row["reference"])
+            seen.add(row["source"])
+    assert sizes == {"train": 11162, "val": 500, "test": 500}

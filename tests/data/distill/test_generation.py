@@ -1,0 +1,111 @@
+"""Batches of prompts of decoder-only models: padding and finished rows change nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from drafttrain.data.distill.generation import generate_batch, needs_equal_lengths
+from tests.tiny_models import CAUSAL_FAMILIES, tiny_model
+
+PROMPTS = [[4 + (i * 13 + j * 7) % 36 for j in range(1 + i % 5)] for i in range(10)]
+NEW = 16
+GREEDY = {"do_sample": False, "num_beams": 1, "max_new_tokens": NEW, "max_length": None}
+SAMPLED = GREEDY | {"do_sample": True, "temperature": 0.8, "top_k": 7, "top_p": 0.95}
+ENDS = [1, 15, 21, 25]
+
+
+def generate(model: PreTrainedModel, prompt: list[int], **settings) -> list[int]:
+    """Transformers' own output for one prompt, which is not padded."""
+    ids = torch.tensor([prompt])
+    mask = torch.ones_like(ids)
+    return model.generate(ids, attention_mask=mask, **settings)[0, len(prompt) :].tolist()
+
+
+def ending_model(family: str, **changes) -> PreTrainedModel:
+    model = tiny_model(family, **changes)
+    model.generation_config.update(eos_token_id=ENDS, pad_token_id=0)
+    return model
+
+
+@pytest.mark.parametrize("family", CAUSAL_FAMILIES)
+def test_a_row_of_a_batch_is_the_row_alone_and_is_generate(family):
+    model = ending_model(family)
+    batch = generate_batch(model, PROMPTS, GREEDY)
+    assert batch == [generate_batch(model, [prompt], GREEDY)[0] for prompt in PROMPTS]
+    assert batch == [generate(model, prompt, **GREEDY) for prompt in PROMPTS]
+    assert len({len(tokens) for tokens in batch}) > 2  # rows did leave at different times
+
+
+@pytest.mark.parametrize("family", CAUSAL_FAMILIES)
+def test_a_sampled_row_depends_on_its_own_numbers_alone(family):
+    model = ending_model(family)
+    uniforms = torch.rand(len(PROMPTS), NEW, dtype=torch.double, generator=torch.manual_seed(5))
+    batch = generate_batch(model, PROMPTS, SAMPLED, uniforms)
+    for i, prompt in enumerate(PROMPTS):
+        assert generate_batch(model, [prompt], SAMPLED, uniforms[i : i + 1]) == [batch[i]]
+    assert len({len(tokens) for tokens in batch}) > 2
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
+def test_beams_of_a_batch_are_those_of_generate(family):
+    model = ending_model(family)
+    beam = GREEDY | {"num_beams": 3}
+    assert generate_batch(model, PROMPTS[:5], beam) == [
+        generate(model, prompt, **beam) for prompt in PROMPTS[:5]
+    ]
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_t5_decodes_whatever_the_depth_of_its_decoder(depth: int) -> None:
+    """`generate` itself makes a cache as deep as the encoder, and fails on a deeper decoder."""
+    model = tiny_model("t5", num_decoder_layers=depth)
+    for beams in (1, 3):
+        batch = generate_batch(model, PROMPTS, GREEDY | {"num_beams": beams})
+        assert len({tuple(tokens) for tokens in batch}) > 2
+        uncached = GREEDY | {"num_beams": beams, "use_cache": False}
+        for prompt, tokens in zip(PROMPTS, batch, strict=True):
+            ids = torch.tensor([prompt])
+            expected = model.generate(ids, attention_mask=torch.ones_like(ids), **uncached)
+            assert tokens == expected[0, 1:].tolist()
+
+
+def test_layers_with_a_sliding_window_forget_alike_in_a_batch():
+    model = ending_model("mistral", sliding_window=5)
+    assert generate_batch(model, PROMPTS, GREEDY) == [
+        generate(model, prompt, **GREEDY) for prompt in PROMPTS
+    ]
+
+
+def test_a_padding_token_that_ends_texts_is_told_apart():
+    """GPT-2 and many chat models pad with EOS, or name no padding token at all."""
+    for pad in (ENDS[0], None):
+        model = tiny_model("gpt2", pad_token_id=None)
+        model.generation_config.update(eos_token_id=ENDS, pad_token_id=pad)
+        assert generate_batch(model, PROMPTS, GREEDY) == [
+            generate(model, prompt, **GREEDY) for prompt in PROMPTS
+        ]
+
+
+PATHS = {
+    "repetition penalty": {"repetition_penalty": 1.5},
+    "no repeated n-gram": {"no_repeat_ngram_size": 2},
+    "minimal length": {"min_length": 12},
+    "bad words": {"bad_words_ids": [[37], [19]]},
+}
+
+
+@pytest.mark.parametrize("setting", PATHS)
+def test_settings_that_would_see_the_padding_ask_for_rows_of_one_length(setting):
+    model = ending_model("llama")
+    assert not needs_equal_lengths(model)
+    model.generation_config.update(**PATHS[setting])
+    assert needs_equal_lengths(model)
+    alike = [prompt for prompt in PROMPTS if len(prompt) == 3]
+    assert generate_batch(model, alike, GREEDY) == [
+        generate(model, prompt, **GREEDY) for prompt in alike
+    ]
+    encoder_decoder = tiny_model("t5")
+    encoder_decoder.generation_config.update(**PATHS[setting])
+    assert not needs_equal_lengths(encoder_decoder)  # its padding is on the other side

@@ -1,0 +1,437 @@
+"""States, labels and positions belong together, and shards do not depend on how a run went."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import namedtuple
+from pathlib import Path
+from types import SimpleNamespace
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, ViTConfig
+
+from drafttrain.cli import main
+from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import CacheConfig, DistillConfig
+from drafttrain.data.batches.mixing import draw_tokens, row_uniforms
+from drafttrain.data.distill.distill import distill, load_distilled
+from drafttrain.data.hidden import cache as hidden_cache
+from drafttrain.data.hidden import plan as cache_plan
+from drafttrain.data.hidden.cache import build_cache, open_cache, plan_cache
+from drafttrain.decoding.engine.teacher_forcing import teacher_force
+from drafttrain.decoding.sampling import warp
+from drafttrain.decoding.types import Sampling
+from drafttrain.models.draft_states import drawn_states
+from drafttrain.models.loading import load_target
+from tests.data.distill.test_distill import OFFLINE
+from tests.killing import kill_nine_when
+from tests.tiny_models import EOS, PAD, VOCAB, tiny_model
+from tests.tiny_targets import random_sentences, save_target
+
+SAMPLING = {"temperature": 1.0, "top_k": 20, "max_new_tokens": 12}
+WARPING = Sampling(1.0, 20)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def tiny_llama(seed: int) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    shape = {
+        "vocab_size": VOCAB,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.4,
+    }
+    special = {"pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": 3}
+    return LlamaForCausalLM(LlamaConfig(**shape, **special)).eval()
+
+
+MODELS = {"marian": lambda seed: tiny_model("marian", seed=seed), "llama": tiny_llama}
+
+
+def make_pair(folder: Path, family: str = "marian", sentences: int = 9) -> Path:
+    """Folders target, drafter and distilled: sampled outputs of the target."""
+    target = save_target(MODELS[family](3), folder / "target")
+    MODELS[family](9).save_pretrained(folder / "drafter")
+    texts = folder / "texts.txt"
+    texts.write_text("\n".join(random_sentences(sentences)) + "\n")
+    values = {
+        "target": {"path": str(target), "device": "cpu"},
+        "data": {"path": str(texts)},
+        "out": folder / "distilled",
+        "method": "sample",
+        "sampling": SAMPLING,
+        "batch_tokens": 60,
+    }
+    distill(DistillConfig.model_validate(values))
+    return folder
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Path:
+    return make_pair(tmp_path)
+
+
+def settings(pair: Path, out: str = "out", **changes) -> CacheConfig:
+    values = {
+        "target": {"path": str(pair / "target"), "device": "cpu"},
+        "drafter": str(pair / "drafter"),
+        "distilled": pair / "distilled",
+        "out": pair / out,
+        "batch_tokens": 60,
+        "shard_rows": 4,
+        "seed": 2,
+        "state": "token",
+    }
+    return CacheConfig.model_validate(values | changes)
+
+
+def shards(folder: Path) -> dict[str, bytes]:
+    paths = sorted(folder.glob("mix-*/*.safetensors"))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def columns(folder: Path, mix: int = 0) -> dict[str, torch.Tensor]:
+    parts = [load_file(path) for path in sorted(folder.glob(f"mix-{mix}/*.safetensors"))]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_every_state_is_that_of_the_drafted_token_at_its_own_position(tmp_path, family):
+    """Against each model run on one sequence at a time, and the token drawn by hand."""
+    pair = make_pair(tmp_path, family, sentences=5)
+    build_cache(settings(pair, mixing=0.3))
+    stored = columns(pair / "out")
+    target = load_target(settings(pair).target).model
+    drafter = type(target).from_pretrained(pair / "drafter", dtype=torch.float32).eval()
+    found = 0
+    for row in load_distilled(pair / "distilled"):
+        source, output = row["source_ids"], row["target_ids"]
+        [judged] = teacher_force(target, [source], [output])
+        [drafts] = teacher_force(drafter, [source], [output])
+        target_probs, draft_probs = warp(judged.logits, WARPING), warp(drafts.logits, WARPING)
+        numbers = row_uniforms(2, 0, row["row"], len(output))
+        mixed = list(output)
+        mine = stored["rows"] == row["row"]
+        assert stored["positions"][mine].tolist() == np.flatnonzero(numbers[:, 1] >= 0.3).tolist()
+        for position in stored["positions"][mine].tolist():
+            mass = draft_probs[position].double().cumsum(0)
+            token = mixed[position] = int((mass <= numbers[position, 0] * mass[-1]).sum())
+            label = min(1.0, float(target_probs[position, token] / draft_probs[position, token]))
+            at = int((mine & (stored["positions"] == position)).nonzero())
+            assert stored["acceptance"][at] == pytest.approx(label, abs=1e-5)
+            [alone] = teacher_force(drafter, [source], [mixed[: position + 1]])
+            torch.testing.assert_close(stored["hidden"][at], alone.hidden[-1], rtol=0, atol=1e-4)
+            found += 1
+    assert found == len(stored["rows"]) > 20
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_drawn_states_are_those_of_tokens_drawn_behind_the_targets_own(tmp_path, family):
+    """Every position is drafted; each against the drafter run on the output up to it alone."""
+    pair = make_pair(tmp_path, family, sentences=5)
+    manifest = build_cache(settings(pair, state="drawn", mixes=2))
+    assert (manifest.state, manifest.mixing) == ("drawn", None)
+    drafter = type(load_target(settings(pair).target).model).from_pretrained(
+        pair / "drafter", dtype=torch.float32
+    )
+    draws = set()
+    for mix in range(2):
+        stored = columns(pair / "out", mix)
+        for row in load_distilled(pair / "distilled"):
+            source, output = row["source_ids"], row["target_ids"]
+            mine = stored["rows"] == row["row"]
+            assert stored["positions"][mine].tolist() == list(range(len(output)))
+            [along] = teacher_force(drafter.eval(), [source], [output])
+            numbers = row_uniforms(2, mix, row["row"], len(output))
+            tokens = draw_tokens(warp(along.logits, WARPING), torch.from_numpy(numbers[:, :1]))
+            draws.add((row["row"], *tokens[:, 0].tolist()))
+            states = stored["hidden"][mine]
+            expected = drawn_states(along.before, along.logits, tokens[:, 0])
+            torch.testing.assert_close(states, expected, rtol=1e-4, atol=1e-4)
+    assert len(draws) > 6  # each mix draws anew
+
+
+def test_what_a_drawn_state_holds_by_hand():
+    logits = torch.tensor([[2.0, 0.0, -torch.inf]]).double()
+    state = drawn_states(torch.tensor([[5.0, 6.0]]).double(), logits, torch.tensor([1]))
+    high, low = 1 / (1 + np.exp(-2.0)), 1 / (1 + np.exp(2.0))
+    entropy = -high * np.log(high) - low * np.log(low)
+    assert state[0].tolist() == pytest.approx(
+        [5, 6, np.log(low), np.log(high), np.log(low), entropy, low, high]
+    )
+
+
+def test_acceptance_is_a_known_function_of_the_token(tmp_path):
+    """A drafter that is its target but for one token, which it likes e^4 times too much.
+
+    Then P = 1 for every other token, and target / draft = Z / e^4 for that one, Z normalising.
+    """
+    pair = make_pair(tmp_path)
+    model, liked = tiny_model("marian", seed=3), 17
+    model.final_logits_bias[0, liked] += 4.0
+    model.save_pretrained(pair / "drafter")
+    build_cache(settings(pair, mixing=0.0, mixes=3, sampling={"temperature": 1.0}))
+    target = load_target(settings(pair).target).model
+    seen = []
+    for row in load_distilled(pair / "distilled"):
+        source, output = row["source_ids"], row["target_ids"]
+        [judged] = teacher_force(target, [source], [output])
+        share = judged.logits.softmax(-1)[:, liked]
+        low = (1 + share * (np.exp(4) - 1)) / np.exp(4)
+        for mix in range(3):
+            stored = columns(pair / "out", mix)
+            labels = stored["acceptance"][stored["rows"] == row["row"]]
+            of_liked, of_others = (labels - low).abs() < 1e-4, (labels - 1).abs() < 1e-4
+            assert (of_liked | of_others).all()
+            seen.append(of_liked.double().mean() - (share * np.exp(4) / (low * np.exp(4))).mean())
+    assert abs(sum(seen) / len(seen)) < 0.15  # as often as the drafter draws it
+
+
+def test_the_targets_own_processors_judge_the_drafted_tokens(pair):
+    """Suppressing every token but a few leaves the labels of the others at 0."""
+    build_cache(settings(pair, mixing=0.0))
+    plain = columns(pair / "out")
+    target = load_target(settings(pair).target)
+    target.model.generation_config.bad_words_ids = [[token] for token in range(4, 22)]
+    build_cache(settings(pair, "strict", mixing=0.0), target)
+    strict = columns(pair / "strict")
+    assert torch.equal(plain["positions"], strict["positions"])
+    assert int((strict["acceptance"] == 0).sum()) > int((plain["acceptance"] == 0).sum())
+    other = strict["acceptance"] > 0
+    assert (strict["acceptance"][other] >= plain["acceptance"][other] - 1e-6).all()
+
+
+def test_batches_change_nothing_but_the_last_bits(pair):
+    build_cache(settings(pair, mixes=2))
+    build_cache(settings(pair, "alone", mixes=2, batch_tokens=1))
+    for mix in range(2):
+        one, other = columns(pair / "out", mix), columns(pair / "alone", mix)
+        assert torch.equal(one["rows"], other["rows"])
+        assert torch.equal(one["positions"], other["positions"])
+        torch.testing.assert_close(one["acceptance"], other["acceptance"], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(one["hidden"], other["hidden"], rtol=1e-4, atol=1e-4)
+    assert not torch.equal(columns(pair / "out", 0)["rows"], columns(pair / "out", 1)["rows"])
+
+
+def test_missing_shards_are_made_again_alike(pair, capsys):
+    config = settings(pair, mixes=2)
+    first = build_cache(config)
+    assert first.counts == tuple(len(columns(config.out, mix)["rows"]) for mix in range(2))
+    labels = torch.cat([columns(config.out, mix)["acceptance"] for mix in range(2)])
+    assert first.mean_acceptance == pytest.approx(float(labels.mean()))
+    said = capsys.readouterr().err
+    assert f"9 rows, {sum(first.counts)} token states in 2 mixes, mean acceptance" in said
+    whole = shards(config.out)
+    assert len(whole) == 2 * 3
+    (config.out / "mix-1" / "shard-00001.safetensors").unlink()
+    with pytest.raises(ConfigError, match="2 of 3 shards are there; run the same .drafttrain"):
+        open_cache(config.out)
+    assert build_cache(config) == first
+    assert shards(config.out) == whole
+
+
+def test_a_killed_run_continues_to_the_same_shards(tmp_path):
+    """kill -9 in the middle, then the same settings again."""
+    pair = make_pair(tmp_path, sentences=60)
+    config = settings(pair, "killed", shard_rows=1)
+    file = tmp_path / "cache.yaml"
+    file.write_text(json.dumps(config.model_dump(mode="json")))
+    command = [sys.executable, "-m", "drafttrain.cli", "cache", "--config", str(file)]
+    kill_nine_when(
+        lambda: len(shards(config.out)) >= 3, command, tmp_path / "log", os.environ | OFFLINE
+    )
+    assert 3 <= len(shards(config.out)) < 60
+    assert hidden_cache.read_cache_manifest(config.out).counts is None
+    whole = settings(pair, "whole", shard_rows=1)
+    assert build_cache(config).counts == build_cache(whole).counts
+    assert shards(config.out) == shards(whole.out)
+    assert not list(config.out.rglob(".*.part"))
+
+
+def test_two_processes_share_the_shards(pair, monkeypatch):
+    """The second process works while the first waits, once the manifest is there."""
+    written = []
+    config, write = settings(pair), hidden_cache.write_shard
+
+    def log(path, labelled, manifest):
+        written.append(path.name)
+        write(path, labelled, manifest)
+
+    def wait():
+        waits.append(None)
+        if len(waits) == 3:  # the first has written its share
+            build_cache(config)
+
+    waits: list[None] = []
+    first = SimpleNamespace(
+        process_index=0, num_processes=2, is_main_process=True, wait_for_everyone=wait
+    )
+    second = SimpleNamespace(
+        process_index=1, num_processes=2, is_main_process=False, wait_for_everyone=lambda: None
+    )
+    states = [second, first]
+    monkeypatch.setattr(hidden_cache, "join_processes", lambda: states.pop())
+    monkeypatch.setattr(hidden_cache, "write_shard", log)
+    monkeypatch.setattr(hidden_cache, "missing_shards", lambda folder, manifest: [0, 1, 2])
+    build_cache(config)
+    monkeypatch.undo()
+    assert [name[6:11] for name in written] == ["00000", "00002", "00001"]
+    build_cache(settings(pair, "one"))
+    assert shards(config.out) == shards(pair / "one")
+
+
+def test_rows_are_read_in_the_order_asked_for(pair):
+    config = settings(pair, mixes=2, dtype="float16")
+    manifest = build_cache(config)
+    cache = open_cache(config.out)
+    assert cache.row_numbers.tolist() == list(range(9))
+    for mix in range(2):
+        stored = columns(config.out, mix)
+        lengths = cache.lengths(mix)
+        assert lengths.sum() == manifest.counts[mix]
+        for asked in ([3], [0, 1, 2, 3, 4, 5, 6, 7, 8], [7, 2, 3, 4, 5, 0], []):
+            hidden, acceptance = cache.read(mix, asked)
+            parts = [stored["rows"] == int(cache.row_numbers[row]) for row in asked]
+            assert [int(part.sum()) for part in parts] == [lengths[row] for row in asked]
+            expected = [stored["hidden"][part] for part in parts]
+            assert hidden.dtype == torch.float16 and hidden.shape[1] == 16
+            assert torch.equal(hidden, torch.cat([*expected, hidden[:0]]))
+            labels = [stored["acceptance"][part] for part in parts]
+            assert torch.equal(acceptance, torch.cat([*labels, acceptance[:0]]))
+
+
+def test_float16_that_overflows_is_refused_with_the_row(pair):
+    model = tiny_model("marian", seed=9)
+    with torch.no_grad():
+        model.model.decoder.layers[-1].final_layer_norm.weight.mul_(1e6)
+    model.save_pretrained(pair / "drafter")
+    with pytest.raises(ConfigError, match=r"row 0: .* do not fit into float16; use dtype=float32"):
+        build_cache(settings(pair, dtype="float16"))
+    assert shards(pair / "out") == {}
+
+
+def test_outputs_longer_than_the_positions_of_the_drafter_are_cut(pair):
+    tiny_model("marian", seed=9, max_position_embeddings=11).save_pretrained(pair / "drafter")
+    build_cache(settings(pair, mixing=0.0))
+    stored = columns(pair / "out")
+    for row in load_distilled(pair / "distilled"):
+        length = min(10, len(row["target_ids"]))  # the start token takes a position
+        assert int((stored["rows"] == row["row"]).sum()) == length
+
+
+CHANGES = {
+    "warping": ({"sampling": {"temperature": 0.5}}, r"temperature = 1.0, .*0.5"),
+    "mixing": ({"mixing": 0.5}, r"mixing = 0.15, .*0.5"),
+    "mixes": ({"mixes": 2}, r"mixes = 1, .*2"),
+    "dtype": ({"dtype": "float16"}, r"dtype = 'float32', .*'float16'"),
+    "state": ({"state": "drawn"}, r"state = 'token', .*'drawn'"),
+    "seed": ({"seed": 3}, r"seed = 2, .*3"),
+}
+
+
+def test_other_settings_or_models_than_the_folder_was_begun_with_are_refused(pair):
+    config = settings(pair)
+    build_cache(config)
+    before = shards(config.out)
+    for changes, message in CHANGES.values():
+        with pytest.raises(ConfigError, match=message):
+            build_cache(settings(pair, **changes))
+    tiny_model("marian", seed=8).save_pretrained(pair / "other")
+    with pytest.raises(ConfigError, match=r"drafter.weights_sha256 .*drafter was .*this is"):
+        build_cache(settings(pair, drafter=str(pair / "other")))
+    assert shards(config.out) == before
+    (pair / "drafter").rename(pair / "moved")
+    build_cache(settings(pair, drafter=str(pair / "moved")))  # the same by content
+
+
+def test_outputs_of_another_target_are_refused_before_anything_is_written(pair):
+    other = save_target(tiny_model("marian", seed=1), pair / "other")
+    with pytest.raises(ConfigError, match="distilled from .*/target.*not from target .*/other"):
+        build_cache(settings(pair, target={"path": str(other), "device": "cpu"}))
+    assert not (pair / "out").exists()
+
+
+def test_wrong_input_is_refused_before_weights_are_loaded(pair, monkeypatch):
+    monkeypatch.setattr(hidden_cache, "load_target", lambda config: pytest.fail("loaded"))
+    small = tiny_model("marian", vocab_size=36)
+    small.save_pretrained(pair / "small")
+    ViTConfig().save_pretrained(pair / "vit")
+    tiny_llama(1).save_pretrained(pair / "llama")
+    wrong = [
+        ({"drafter": str(pair / "small")}, "/small' has a vocabulary of 36 tokens .*/target.* 40"),
+        ({"drafter": str(pair / "vit")}, "'vit' model, which drafts nothing"),
+        (
+            {"drafter": str(pair / "llama")},
+            "is a decoder-only model .*, but target .* encoder-decoder",
+        ),
+        ({"drafter": str(pair / "none")}, "/none': no such folder"),
+        ({"distilled": pair / "none"}, "holds no manifest.json; make it with .drafttrain distill"),
+        ({"mixing": 1.0}, "mixing = 1.0 .* no drafted position"),
+        ({"mixing": 0.1, "state": "drawn"}, "mixing = 0.1 counts for token states only"),
+        ({"blocks_per_row": 2}, "blocks_per_row = 2 counts for drafters of blocks only"),
+        ({"out": pair / "texts.txt"}, "is a file; give a folder"),
+        ({"out": pair / "distilled"}, "is the folder of the outputs"),
+    ]
+    for changes, message in wrong:
+        with pytest.raises(ConfigError, match=message):
+            build_cache(settings(pair, **changes))
+    (pair / "distilled" / "shard-00000.parquet").unlink()
+    with pytest.raises(ConfigError, match="unfinished: 0 of 1 shards"):
+        build_cache(settings(pair))
+    assert not (pair / "out").exists()
+
+
+def test_a_disk_that_is_too_small_is_refused_with_both_sizes(pair, monkeypatch):
+    usage = namedtuple("usage", "total used free")(0, 0, 65 * 2**20)
+    monkeypatch.setattr(cache_plan.shutil, "disk_usage", lambda path: usage)
+    assert plan_cache(settings(pair)).free_bytes == usage.free
+    with pytest.raises(ConfigError, match="takes about [0-9]+ MiB, but 65 MiB are free"):
+        plan_cache(settings(pair, mixes=1000))
+
+
+def test_the_plan_is_what_comes_out_and_a_dry_run_writes_nothing(pair, capsys):
+    config = settings(pair, mixes=2, mixing=0.0)
+    file = pair / "cache.yaml"
+    file.write_text(json.dumps(config.model_dump(mode="json")))
+    with pytest.raises(SystemExit) as code:
+        main(["cache", "--config", str(file), "--dry-run"])
+    assert code.value.code == 0 and "MiB on disk" in capsys.readouterr().out
+    assert not config.out.exists()
+    plan = plan_cache(config)
+    manifest = build_cache(config)
+    assert plan.positions == sum(manifest.counts)
+    size = sum(len(content) for content in shards(config.out).values())
+    assert plan.disk_bytes < size < plan.disk_bytes + 1024 * len(shards(config.out))
+    assert plan_cache(config).needed_bytes == 0
+
+
+def test_a_damaged_empty_or_strange_cache_is_refused(pair):
+    with pytest.raises(ConfigError, match="holds no manifest.json; make it with .drafttrain cache"):
+        open_cache(pair)
+    config = settings(pair)
+    build_cache(config)
+    first, second = (config.out / "mix-0" / f"shard-0000{i}.safetensors" for i in (0, 1))
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    with pytest.raises(ConfigError, match="hold .* positions, but its manifest.json says"):
+        open_cache(config.out)
+    first.write_bytes(content[:-8])
+    with pytest.raises(ConfigError, match="cannot be read .*delete it"):
+        open_cache(config.out)
+    with pytest.raises(ConfigError, match="mix 0 of .* holds no positions"):
+        build_cache(settings(pair, "empty", mixing=0.9999999))
+    with pytest.raises(ConfigError, match="unfinished"):
+        open_cache(pair / "empty")

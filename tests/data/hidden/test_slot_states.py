@@ -1,0 +1,227 @@
+"""Labels of slots are what real rounds of speculative sampling would have seen."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from drafttrain.config.base import ConfigError
+from drafttrain.config.recipes import DrafterConfig
+from drafttrain.data.distill.distill import load_distilled
+from drafttrain.data.hidden import slot_states as slot_blocks
+from drafttrain.data.hidden.cache import build_cache, open_cache, plan_cache
+from drafttrain.data.hidden.slot_states import draw_prefixes, label_slots
+from drafttrain.data.hidden.token_states import Labelling, Output
+from drafttrain.decoding.drafters.block import SpecDrafterDrafter, block_states, predict_blocks
+from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.teacher_forcing import teacher_force
+from drafttrain.decoding.sampling import warp
+from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.types import Sampling
+from drafttrain.decoding.verifiers import RejectionSampling
+from drafttrain.models.spec_drafter.initialise import has_own_output, initialise, make_config
+from drafttrain.models.spec_drafter.model import SpecDrafter
+from tests.data.hidden.test_cache import columns, make_pair, settings
+from tests.decoding.enumeration import enumerate_outcomes
+from tests.tiny_models import EOS, VOCAB, tiny_model
+
+WORDS = 6
+"""Vocabulary of the enumerated pair."""
+SOURCE, BEGUN = [5, 4, 5, EOS], [4, 5]
+SAMPLING = Sampling(3.0, top_k=5)
+
+SHAPES = {
+    "anchored": {},
+    "coupled": {"coupling_rank": 3},
+    "paper": {"slots": "paper"},
+    "bidirectional": {"slots": "paper", "prefix_attention": "bidirectional"},
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def tiny_pair(vocab: int = WORDS, **shape):
+    """A target and a drafter that starts from it; float64."""
+    target = tiny_model("marian", vocab_size=vocab, tie_word_embeddings=True)
+    shape = DrafterConfig(**({"k": 2, "decoder_layers": 2, "coupling_rank": 0} | shape))
+    config = make_config(target.config, shape, None, untied_output=has_own_output(target))
+    torch.manual_seed(1)
+    drafter = SpecDrafter(config).double().eval()
+    initialise(drafter, target, "both" if config.slots == "anchored" else "encoder")
+    if config.coupling_rank:
+        torch.nn.init.normal_(drafter.coupling_out.weight, std=0.5)
+    return target, drafter
+
+
+def labelling(pair, sampling: Sampling = SAMPLING, **changes) -> Labelling:
+    target, drafter = pair
+    values = {
+        "target": target,
+        "drafter": drafter,
+        "processors": CachedModel(target).processors(sampling),
+        "sampling": sampling,
+        "max_new_tokens": 12,
+        "seed": 0,
+        "mixes": 1,
+        "state": "slot",
+        "mixing": 0.0,
+        "k": 2,
+        "blocks_per_row": None,
+        "batch_tokens": 64,
+        "places": None,
+    }
+    return Labelling(**(values | changes))
+
+
+def judge(target, drafted: list[int]) -> Tensor:
+    """The rows that verify a draft after BEGUN. [k + 1, V]"""
+    [forced] = teacher_force(target, [SOURCE], [[*BEGUN, *drafted, 0]])
+    return forced.logits[len(BEGUN) :]
+
+
+def real_rounds(pair) -> dict[tuple[int, ...], float]:
+    """Probability of each accepted path after BEGUN, by drafter, policy and verifier."""
+    target, drafter = pair
+    source, drafts = make_source(SOURCE, target), SpecDrafterDrafter(drafter)
+    tokens = torch.cat([source.prefix, torch.tensor(BEGUN)])
+
+    def one_round(chance) -> tuple[int, ...]:
+        session = drafts.start(source, SAMPLING, chance)
+        proposal = session.propose(tokens, None, FixedLength(2))
+        drafted = proposal.tokens.tolist()
+        verdict = RejectionSampling().verify(proposal, judge(target, drafted), SAMPLING, chance)
+        return tuple(drafted[: len(verdict.path)])
+
+    law: dict[tuple[int, ...], float] = defaultdict(float)
+    for path, probability in enumerate_outcomes(one_round):
+        law[path] += probability
+    return law
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_labels_and_coins_are_the_law_of_real_rounds(shape, monkeypatch):
+    """P(a is accepted) = target(a) coin(a), and P(a, then one more) = that times label(slot 2 | a).
+
+    The coin and the label are those of an output that goes on with a; both exact.
+    """
+    pair = tiny_pair(**SHAPES[shape])
+    law, coins = real_rounds(pair), []
+    survival = slot_blocks._survival
+    monkeypatch.setattr(slot_blocks, "draw_prefixes", lambda numbers, count: [len(BEGUN)])
+    monkeypatch.setattr(slot_blocks, "row_uniforms", lambda *key: np.zeros((4, 3)))
+    monkeypatch.setattr(
+        slot_blocks, "_survival", lambda *rows: coins.append(survival(*rows)) or coins[-1]
+    )
+    emitted = warp(judge(pair[0], [4, 4])[0], SAMPLING)
+    seen = 0.0
+    for token in set(range(WORDS)) - {EOS}:
+        coins.clear()
+        [[labelled]] = label_slots(labelling(pair), [Output(0, SOURCE, [*BEGUN, token, 5])])
+        first, coin = float(labelled.acceptance[0]), float(coins[0][0])
+        accepted = {path: p for path, p in law.items() if path[:1] == (token,)}
+        more = sum(p for path, p in accepted.items() if len(path) == 2)
+        assert first == pytest.approx(1 - law[()], abs=1e-12)
+        assert sum(accepted.values()) == pytest.approx(float(emitted[token]) * coin, abs=1e-12)
+        assert labelled.positions.tolist() == ([2, 3] if coin > 0 else [2])
+        if coin > 0:
+            second = float(labelled.acceptance[1])
+            assert more == pytest.approx(float(emitted[token]) * coin * second, abs=1e-12)
+        seen += more
+    assert 0.01 < seen < 0.99
+
+
+@torch.inference_mode()
+def test_a_slot_is_seen_as_often_as_its_coin_says():
+    pair, mixes, begun = tiny_pair(coupling_rank=3), 1000, [4, 5]
+    [forced] = teacher_force(pair[0], [SOURCE], [[*begun, 0]])
+    path = torch.tensor([*begun, 0])
+    states, previous = block_states(pair[1], torch.tensor(SOURCE), path, [2], 2)
+    target_probs = warp(forced.logits[2], SAMPLING)
+    draft_probs = warp(pair[1].logits(states, previous)[0, 0], SAMPLING)
+    survival = (draft_probs / target_probs).clamp(max=1.0).nan_to_num(1.0)
+    token = int((survival - 0.5).abs().argmin())  # neither sure nor impossible
+    share = float(survival[token])
+    assert 0.05 < share < 0.95
+    [many] = label_slots(labelling(pair, mixes=mixes), [Output(3, SOURCE, [*begun, token, 4])])
+    # position 3 is slot 1 of block 3, always there, and slot 2 of block 2 after an accepted slot 1
+    seen = sum(int((mix.positions == 3).sum()) for mix in many) / mixes - 1
+    assert abs(seen - share) < 4 * (share * (1 - share) / mixes) ** 0.5
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_greedy_labels_end_at_the_first_wrong_slot(shape):
+    """Of greedy outputs: 1 where the first choice of a slot is right; the first 0 ends a block."""
+    target, drafter = pair = tiny_pair(VOCAB, **{"k": 4} | SHAPES[shape])
+    source, wrong, right = [7, 9, 12, EOS], 0, 0
+    tokens = target.generate(torch.tensor([source]), max_new_tokens=9, do_sample=False)
+    output = tokens[0, 1:].tolist()
+    [[labelled]] = label_slots(labelling(pair, Sampling(), k=4), [Output(0, source, output)])
+    found = sorted(zip(labelled.positions.tolist(), labelled.acceptance.tolist(), strict=True))
+    predicted = predict_blocks(drafter, torch.tensor(source), torch.tensor(output)).tolist()
+    expected = []
+    for prefix, block in enumerate(predicted):
+        for place, token in enumerate(block[: len(output) - prefix], prefix):
+            expected.append((place, float(token == output[place])))
+            if token != output[place]:
+                wrong += 1
+                break
+            right += 1
+    assert found == sorted(expected)
+    assert wrong > 2 and (right > 2 or shape in ("paper", "bidirectional"))
+
+
+def test_states_are_those_that_a_policy_is_shown():
+    """The slot's own state, before its token is known and before any coupling."""
+    target, drafter = pair = tiny_pair(VOCAB, k=3, coupling_rank=2)
+    output = [8, 20, 11, 6, 9]
+    [[labelled]] = label_slots(labelling(pair, k=3), [Output(0, SOURCE, output)])
+    shown = []
+    for prefix in range(5):
+        source = make_source(SOURCE, target)
+        session = SpecDrafterDrafter(drafter).start(source, Sampling(), None)
+        tokens = torch.cat([source.prefix, torch.tensor(output[:prefix], dtype=torch.long)])
+        shown.append(session.propose(tokens, None, FixedLength(3)).hidden)
+    first = torch.stack([states[0] for states in shown]).float()
+    assert labelled.positions[:5].tolist() == [0, 1, 2, 3, 4]  # first slots come first
+    torch.testing.assert_close(labelled.hidden[:5], first, rtol=0, atol=1e-5)
+    everything = torch.cat(shown).float()
+    for state in labelled.hidden:
+        assert (everything - state).abs().amax(-1).min() < 1e-5
+
+
+def test_the_blocks_of_a_row_are_a_sample_of_its_own_numbers():
+    numbers = np.array([0.4, 0.9, 0.1, 0.7])
+    assert draw_prefixes(numbers, None) == draw_prefixes(numbers, 9) == [0, 1, 2, 3]
+    assert draw_prefixes(numbers, 2) == [0, 2]
+
+
+def test_a_cache_of_slots_is_built_and_read(tmp_path: Path, capsys):
+    pair = make_pair(tmp_path)
+    tiny_pair(VOCAB, k=3)[1].save_pretrained(pair / "drafter")
+    config = settings(pair, k=3, mixes=2)
+    manifest = build_cache(config)
+    assert "slot states in 2 mixes" in capsys.readouterr().err
+    assert (manifest.state, manifest.mixing, manifest.k) == ("slot", None, 3)
+    assert manifest.drafter.model_type == "spec-drafter"
+    stored, outputs = columns(config.out), load_distilled(config.distilled)
+    tokens = sum(map(len, outputs["target_ids"]))
+    assert tokens < len(stored["rows"]) <= 3 * tokens
+    assert (0 <= stored["acceptance"]).all() and (stored["acceptance"] <= 1).all()
+    hidden, _ = open_cache(config.out).read(1, [4])
+    assert hidden.shape[1] == manifest.hidden_size == 16
+    few = settings(pair, "few", k=3, blocks_per_row=2)
+    assert plan_cache(few).positions < plan_cache(config).positions
+    build_cache(few)
+    per_row = torch.bincount(columns(few.out)["rows"])
+    assert ((1 <= per_row) & (per_row <= 6)).all()  # an output of one token has one block
+    with pytest.raises(ConfigError, match="k = 3, .*4"):
+        build_cache(settings(pair, k=4, mixes=2))

@@ -1,0 +1,163 @@
+"""Spec-Drafter in the loop: lossless by enumeration, cached equals recomputed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from drafttrain.decoding.drafters import block
+from drafttrain.decoding.drafters.block import SpecDrafterDrafter, predict_blocks
+from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.sampling import SampledChance, warp
+from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.types import Chance, Sampling
+from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
+from drafttrain.evaluation.replay import replay_rounds
+from drafttrain.models.spec_drafter.model import SpecDrafter, SpecDrafterConfig
+from tests.decoding.enumeration import enumerate_law, total_variation
+from tests.decoding.toys import ToyTarget, autoregressive_law, toy_source
+from tests.models.test_spec_drafter import shared, tiny_drafter
+from tests.tiny_models import VOCAB
+
+CONVENTIONS = {
+    "anchored": {"slots": "anchored"},
+    "anchored, coupled": {"slots": "anchored", "coupling_rank": 3},
+    "paper": {"slots": "paper"},
+    "paper, coupled": {"slots": "paper", "coupling_rank": 3},
+    "paper, bidirectional": {"slots": "paper", "prefix_attention": "bidirectional"},
+}
+SAMPLINGS = {
+    "temperature 1": Sampling(temperature=1.0),
+    "top-k": Sampling(temperature=1.3, top_k=2),
+    "top-p": Sampling(temperature=0.7, top_p=0.6),
+}
+
+
+def excite(drafter: SpecDrafter) -> SpecDrafter:
+    """Random weights large enough that every slot says something else."""
+    torch.manual_seed(5)
+    for parameter in drafter.parameters():
+        parameter.data.normal_(std=0.7)
+    return drafter.double().eval()
+
+
+def toy_drafter(**settings) -> SpecDrafterDrafter:
+    config = SpecDrafterConfig(
+        vocab_size=4,
+        d_model=8,
+        encoder_layers=1,
+        decoder_layers=1,
+        attention_heads=2,
+        ffn_dim=8,
+        decoder_start_token_id=0,
+        max_positions=32,
+        k=3,
+        **settings,
+    )
+    return SpecDrafterDrafter(excite(SpecDrafter(config)))
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
+@pytest.mark.parametrize("settings", CONVENTIONS.values(), ids=CONVENTIONS.keys())
+def test_sampling_from_slots_follows_the_target_exactly(settings: dict, sampling: Sampling) -> None:
+    target, drafter = ToyTarget(vocabulary=4, seed=1), toy_drafter(**settings)
+
+    def run(chance: Chance) -> tuple[int, ...]:
+        outputs = Decoder(
+            target, drafter, FixedLength(2), RejectionSampling(), sampling, chance
+        ).decode_all([toy_source()], 3)
+        return tuple(outputs[0].tokens)
+
+    law = enumerate_law(run)
+    expected = autoregressive_law(target, sampling, 3)
+    assert total_variation(law, expected) < 1e-12
+    assert max(abs(law[x] - expected[x]) for x in expected) < 1e-12
+
+
+@pytest.mark.parametrize("settings", CONVENTIONS.values(), ids=CONVENTIONS.keys())
+@pytest.mark.parametrize("family", ["marian", "bart", "t5"])
+def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass(
+    family: str, settings: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block, "CANDIDATES", VOCAB)  # coupled slots look at every token
+    target, drafter = (
+        CachedModel(shared(family)),
+        tiny_drafter(family, decoder_layers=2, **settings),
+    )
+    target.model.generation_config.min_new_tokens = 10  # random BART ends at once
+    torch.manual_seed(0)
+    for parameter in drafter.parameters():
+        parameter.data += 0.02 * torch.randn_like(parameter)
+    source = make_source(torch.tensor([5, 9, 20, 7, 1]), target.model)
+    chance = SampledChance(torch.Generator())
+
+    def decode(drafter, k: int):
+        return Decoder(
+            target, drafter, FixedLength(k), GreedyMatch(), Sampling(), chance
+        ).decode_all([source], 24)[0]
+
+    plain = decode(NoDrafter(), 1)
+    drafted = decode(SpecDrafterDrafter(drafter), 4)
+    assert drafted.tokens == plain.tokens
+    if settings["slots"] == "anchored":  # starts from the target's decoder: something is accepted
+        assert len(drafted.rounds) < len(plain.rounds)
+    blocks = predict_blocks(drafter, source.input_ids, torch.tensor(plain.tokens))
+    replayed = replay_rounds(blocks, plain.tokens)
+    whole = [r for r in drafted.rounds if len(r.drafted) == 4]  # not cut at the maximal length
+    assert len(whole) > 3
+    for played, expected in zip(whole, replayed, strict=False):
+        assert list(played.path) == list(expected.path)
+        first_wrong = len(played.path) + 1
+        assert played.drafted[:first_wrong] == expected.drafted[:first_wrong]
+
+
+@pytest.mark.parametrize("candidates", [2, 4])
+@pytest.mark.parametrize("slots", ["anchored", "paper"])
+def test_drawn_rows_are_coupled_to_the_token_drawn_before(
+    slots: str, candidates: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exactness cannot see this: a row without its coupling is valid, and accepted less."""
+    monkeypatch.setattr(block, "CANDIDATES", candidates)
+    drafter, sampling = toy_drafter(slots=slots, coupling_rank=3), Sampling(temperature=1.0)
+    chance = SampledChance(torch.Generator().manual_seed(0))
+    session = drafter.start(toy_source(), sampling, chance)
+    tokens = torch.cat((toy_source().prefix, torch.tensor([2, 3])))
+    proposal = session.propose(tokens, None, FixedLength(3))
+    fresh = drafter.start(toy_source(), sampling, chance)
+    with torch.inference_mode():
+        hidden = fresh.slot_states(tokens, 3)
+        previous = torch.cat((tokens[-1:], proposal.tokens[:-1]))
+        coupled, alone = drafter.model.logits(hidden, previous), drafter.project(hidden)
+        best = alone >= alone.sort(descending=True).values[:, candidates - 1 : candidates]
+        expected = warp(torch.where(best, coupled, alone), sampling)
+    assert (proposal.draft_probs - expected).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("slots", ["anchored", "paper"])
+def test_sampling_stays_exact_where_only_the_best_candidates_are_coupled(
+    slots: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block, "CANDIDATES", 2)
+    settings = {"slots": slots, "coupling_rank": 3}
+    test_sampling_from_slots_follows_the_target_exactly(settings, SAMPLINGS["temperature 1"])
+
+
+def test_masked_slots_are_never_proposed_past_the_vocabulary() -> None:
+    drafter = toy_drafter(slots="anchored")
+    assert drafter.model.config.mask_id == 4
+    assert drafter.model.project(torch.randn(2, 8, dtype=torch.float64)).shape == (2, 4)
+
+
+@pytest.mark.parametrize("settings", CONVENTIONS.values(), ids=CONVENTIONS.keys())
+def test_a_session_whose_sequence_changed_drafts_as_a_fresh_one(settings: dict) -> None:
+    """As inside a cascade, where tokens it was shown may be rejected further out."""
+    drafter, chance = toy_drafter(**settings), SampledChance(torch.Generator())
+    session = drafter.start(toy_source(), Sampling(), chance)
+    for output in ([], [2, 3, 3], [2, 3, 1, 1], [3], [3, 2, 2], [3, 2]):
+        tokens = torch.cat((toy_source().prefix, torch.tensor(output, dtype=torch.long)))
+        fresh = drafter.start(toy_source(), Sampling(), chance)
+        with torch.inference_mode():
+            seen, expected = session.slot_states(tokens, 3), fresh.slot_states(tokens, 3)
+        assert (seen - expected).abs().max() < 1e-12

@@ -1,0 +1,255 @@
+"""An ordinary language model as drafter: greedy output, caches and states, on real families."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from drafttrain.decoding.drafters.causal import CausalDrafter, CausalSession
+from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength, HeadPolicy
+from drafttrain.decoding.types import (
+    Chance,
+    Output,
+    Proposal,
+    Sampling,
+    Source,
+    StopPolicy,
+    TargetState,
+)
+from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
+from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
+from drafttrain.models.draft_states import ROW_FEATURES, drawn_states
+from tests.tiny_models import EOS, VOCAB, tiny_model
+
+LONGEST = 16
+
+
+def stops() -> dict[str, StopPolicy]:
+    torch.manual_seed(0)
+    fed = AcceptanceHead(AcceptanceHeadConfig(hidden_size=16, depth=1))
+    drawn = AcceptanceHead(
+        AcceptanceHeadConfig(hidden_size=16 + ROW_FEATURES, depth=1, state="drawn")
+    )
+    for head in (fed, drawn):
+        head.out.bias.data.fill_(1.0)
+    return {
+        "fixed": FixedLength(4),
+        "shown": FixedLength(4, reads="drawn"),
+        "fed": HeadPolicy(fed, 0.5, 6),
+        "drawn": HeadPolicy(drawn, 0.5, 6),
+        "entropy": Entropy(2.0, 6),
+        "confidence": Confidence(0.4, 6),
+    }
+
+
+def noisy(model: PreTrainedModel, family: str, scale: float = 0.15) -> PreTrainedModel:
+    """A drafter that is right about some tokens: the target's weights with noise."""
+    drafter = tiny_model(family)
+    drafter.load_state_dict(model.state_dict())
+    torch.manual_seed(1)
+    for parameter in drafter.parameters():
+        parameter.data += scale * parameter.data.std().nan_to_num(0.0) * torch.randn_like(parameter)
+    return drafter
+
+
+@dataclass
+class Watched:
+    """The production drafter; after every draft its cache is compared with a fresh prefill."""
+
+    inner: CausalDrafter
+    drafts: list[Proposal] = field(default_factory=list)
+    name: str = "causal"
+    shows = frozenset({"logits", "hidden"})
+    branches = False
+
+    def draw(self, sampling: Sampling):
+        return self.inner.draw(sampling)
+
+    def start(self, source: Source, sampling: Sampling, chance: Chance) -> WatchedSession:
+        return WatchedSession(self, self.inner.start(source, sampling, chance), source)
+
+
+@dataclass
+class WatchedSession:
+    watched: Watched
+    inner: CausalSession
+    source: Source
+
+    def propose(
+        self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
+    ) -> Proposal:
+        proposal = self.inner.propose(tokens, target_state, stop)
+        self.watched.drafts.append(proposal)
+        drafted = proposal.tokens.tolist()
+        if drafted:
+            path = tokens.tolist() + drafted[:-1]  # the last token is not fed
+            assert self.inner.own.state.tokens == path
+            check_states(self.inner, self.source, path, proposal, stop)
+        return proposal
+
+
+def check_states(
+    session: CausalSession,
+    source: Source,
+    path: list[int],
+    proposal: Proposal,
+    stop: StopPolicy,
+) -> None:
+    """Cache and states of a session equal those of one prefill of the whole path."""
+    model = session.model
+    fresh = model.encode(source)
+    score = model.catch_up(fresh, torch.tensor(path))
+    for layer, wanted in zip(layers(session.own.state.cache), layers(fresh.cache), strict=True):
+        torch.testing.assert_close(layer.keys, wanted.keys, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(layer.values, wanted.values, rtol=1e-9, atol=1e-9)
+    drafted = proposal.tokens
+    if stop.reads == "drawn":
+        with torch.no_grad():
+            hidden, logits = rows_before(model, source, path, len(drafted))
+        expected = drawn_states(hidden, logits, drafted)
+    elif stop.reads == "token" and len(drafted) > 1:
+        expected = score.hidden[-(len(drafted) - 1) :]  # the last token is not fed
+    else:
+        assert proposal.hidden is None
+        return
+    torch.testing.assert_close(proposal.hidden, expected, rtol=1e-9, atol=1e-9)
+
+
+def rows_before(
+    model: CachedModel, source: Source, path: list[int], drafted: int
+) -> tuple[Tensor, Tensor]:
+    """Hidden states and logits that the drafted tokens came from, without a cache."""
+    if model.is_encoder_decoder:
+        inputs = {"input_ids": source.input_ids[None], "decoder_input_ids": torch.tensor([path])}
+        output = model.model(**inputs, output_hidden_states=True)
+        states = output.decoder_hidden_states
+    else:
+        output = model.model(torch.tensor([path]), output_hidden_states=True)
+        states = output.hidden_states
+    return states[-1][0, -drafted:], output.logits[0, -drafted:]
+
+
+def layers(cache):
+    parts = [cache.self_attention_cache, cache.cross_attention_cache] if is_pair(cache) else [cache]
+    return [layer for part in parts for layer in part.layers]
+
+
+def is_pair(cache) -> bool:
+    return type(cache).__name__ == "EncoderDecoderCache"
+
+
+def decode(model, drafter, stop, sources, sampling=None, verifier=None) -> list[Output]:
+    return Decoder(
+        CachedModel(model),
+        drafter,
+        stop,
+        verifier or GreedyMatch(),
+        sampling or Sampling(),
+        SampledChance(torch.Generator().manual_seed(0)),
+    ).decode_all(sources, LONGEST)
+
+
+def sources_for(model: PreTrainedModel, count: int = 3) -> list[Source]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        make_source(torch.randint(4, VOCAB, (3 + i,), generator=generator), model)
+        for i in range(count)
+    ]
+
+
+def generate(model: PreTrainedModel, source: Source) -> list[int]:
+    generated = model.generate(
+        source.input_ids[None],
+        attention_mask=torch.ones_like(source.input_ids[None]),
+        do_sample=False,
+        num_beams=1,
+        max_new_tokens=LONGEST,
+    )
+    return generated[0, len(source.prefix) :].tolist()
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "marian", "t5"])
+def test_greedy_output_is_the_targets_own_under_every_policy(family):
+    model = tiny_model(family)
+    sources = sources_for(model)
+    expected = [generate(model, source) for source in sources]
+    drafter = CachedModel(noisy(model, family))
+    lengths, accepted, rejected = set(), set(), set()
+    for name, stop in stops().items():
+        watched = Watched(CausalDrafter(drafter))
+        outputs = decode(model, watched, stop, sources)
+        assert [output.tokens for output in outputs] == expected, name
+        rounds = [played for output in outputs for played in output.rounds]
+        lengths |= {len(played.drafted) for played in rounds}
+        assert all(played.passes == len(played.drafted) for played in rounds)
+        accepted |= {played.path[:1] == [0] for played in rounds}
+        rejected |= {len(played.path) < len(played.drafted) for played in rounds}
+    assert len(lengths) > 2
+    assert accepted == rejected == {True, False}
+
+
+def test_a_drafter_that_is_always_right_is_accepted_whole_and_catches_up():
+    model = tiny_model("llama")
+    sources = sources_for(model)
+    watched = Watched(CausalDrafter(CachedModel(model)))
+    for output, source in zip(
+        decode(model, watched, FixedLength(3), sources), sources, strict=True
+    ):
+        assert output.tokens == generate(model, source)
+        assert all(len(played.path) == len(played.drafted) for played in output.rounds)
+
+
+def test_a_drafter_of_another_family_and_start_token_encodes_the_source_itself():
+    """BART starts its decoder from EOS, Marian from padding; neither knows of the other."""
+    model, other = tiny_model("bart"), tiny_model("marian", seed=5)
+    sources = sources_for(model)
+    drafter = CausalDrafter(CachedModel(other))
+    for output, source in zip(
+        decode(model, drafter, FixedLength(3), sources), sources, strict=True
+    ):
+        assert output.tokens == generate(model, source)
+    session = drafter.start(sources[0], Sampling(), SampledChance(torch.Generator()))
+    committed = torch.cat([sources[0].prefix, torch.tensor([7, 8])])
+    proposal = session.propose(committed, None, FixedLength(2))
+    own = make_source(sources[0].input_ids, other)
+    with torch.no_grad():
+        path = torch.cat([own.prefix, torch.tensor([7, 8])])
+        logits = other(input_ids=own.input_ids[None], decoder_input_ids=path[None]).logits
+    assert int(proposal.tokens[0]) == int(logits[0, -1].argmax())
+
+
+def test_a_draft_ends_with_its_first_eos():
+    model = tiny_model("llama")
+    model.lm_head.weight.data[EOS] = model.lm_head.weight.data[9]  # a tie that EOS, first, wins
+    watched = Watched(CausalDrafter(CachedModel(model)))
+    sources = sources_for(model, 8)
+    outputs = decode(model, watched, FixedLength(8), sources)
+    assert [output.tokens for output in outputs] == [generate(model, one) for one in sources]
+    drafts = [proposal.tokens.tolist() for proposal in watched.drafts]
+    assert any(draft[-1:] == [EOS] and len(draft) < 8 for draft in drafts)
+    assert not any(EOS in draft[:-1] for draft in drafts)
+
+
+def test_sampled_rows_are_those_the_tokens_were_drawn_from():
+    model = tiny_model("llama")
+    sampling = Sampling(temperature=0.9, top_k=7, top_p=0.9)
+    watched = Watched(CausalDrafter(CachedModel(noisy(model, "llama"))))
+    sources = sources_for(model)
+    decode(model, watched, FixedLength(4), sources, sampling, RejectionSampling())
+    assert any(len(proposal.tokens) == 4 for proposal in watched.drafts)
+    for proposal in watched.drafts:
+        if len(proposal.tokens) == 0:
+            continue
+        rows = proposal.draft_probs
+        assert rows.shape == (len(proposal.tokens), VOCAB)
+        assert proposal.draw == "iid"
+        assert (rows.gather(1, proposal.tokens[:, None]) > 0).all()
+        assert ((rows > 0).sum(dim=1) <= 7).all()
+        torch.testing.assert_close(rows.sum(dim=1), torch.ones(len(rows), dtype=rows.dtype))

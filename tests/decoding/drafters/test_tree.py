@@ -1,0 +1,413 @@
+"""Tree drafters: exact by enumeration with every rule that takes them, their trees, their cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+from drafttrain.decoding.drafters.block import SpecDrafterDrafter
+from drafttrain.decoding.drafters.causal import CausalDrafter
+from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.drafters.tree import ModelRows, SeveralDrafters, TreeDrafter
+from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.sampling import SampledChance, warp
+from drafttrain.decoding.stopping import Entropy, FixedLength, Gain
+from drafttrain.decoding.trees.chosen import Optimal, binary_tree, eagle_tree
+from drafttrain.decoding.trees.drawn import Beam, Branching, Paths
+from drafttrain.decoding.trees.shapes import Shape
+from drafttrain.decoding.trees.verifiers import KSeq, MultiRound, RecursiveRejection, TargetWalk
+from drafttrain.decoding.types import (
+    Chance,
+    Drafter,
+    Proposal,
+    Sampling,
+    Source,
+    StopPolicy,
+    TargetState,
+    Verifier,
+)
+from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
+from drafttrain.models.spec_drafter.model import SpecDrafter
+from tests.decoding.drafters.test_block import toy_drafter
+from tests.decoding.drafters.test_causal import noisy
+from tests.decoding.engine.test_cached_model import close_caches, fresh
+from tests.decoding.enumeration import enumerate_law
+from tests.decoding.toys import (
+    ToyModel,
+    ToyTarget,
+    autoregressive_law,
+    toy_prompt,
+    toy_source,
+)
+from tests.decoding.trees.growing import paths_of
+from tests.models.test_spec_drafter import shared, tiny_drafter
+from tests.tiny_models import CAUSAL_FAMILIES, tiny_model
+
+SAMPLINGS = {
+    "top-k": Sampling(1.3, top_k=2),
+    "top-p": Sampling(1.5, top_p=0.8),
+}
+"""Supports of one or two tokens, so that every outcome of several rounds is visited; single rounds
+under full supports are enumerated in test_tree_verifiers.py and test_drawn_shapes.py."""
+
+
+def toy(shape, seed: int = 2, excluded: float = 0.0) -> TreeDrafter:
+    return TreeDrafter(CausalDrafter(ToyModel(seed, excluded=excluded)), shape)
+
+
+def law_of(
+    drafter: Drafter,
+    verifier: Verifier,
+    sampling: Sampling,
+    stop: StopPolicy,
+    excluded: float = 0.0,
+    max_new_tokens: int = 3,
+    vocabulary: int = 3,
+) -> dict[tuple[int, ...], float]:
+    def run(chance: Chance) -> tuple[int, ...]:
+        [output] = Decoder(
+            ToyTarget(1, vocabulary, excluded), drafter, stop, verifier, sampling, chance
+        ).decode_all([toy_prompt() if vocabulary == 3 else toy_source()], max_new_tokens)
+        return tuple(output.tokens)
+
+    return enumerate_law(run)
+
+
+def distance(law: dict, other: dict) -> float:
+    assert abs(sum(law.values()) - 1.0) < 1e-12
+    return max(abs(law.get(x, 0.0) - other.get(x, 0.0)) for x in law.keys() | other.keys())
+
+
+PAIRS = {
+    "paths k-seq": (Paths(2), KSeq, FixedLength(2)),
+    "paths multi-round": (Paths(2), MultiRound, FixedLength(2)),
+    "paths walk": (Paths(2), TargetWalk, FixedLength(2)),
+    "rsd-c": (Branching((2, 1)), RecursiveRejection, FixedLength(2)),
+    "rsd-c walk": (Branching((2, 2)), TargetWalk, FixedLength(2)),
+    "opt-tree": (Optimal(4), TargetWalk, Gain(0.1, 2)),
+    "binary": (binary_tree(6), TargetWalk, FixedLength(2)),
+}
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
+@pytest.mark.parametrize("excluded", [0.0, 0.4], ids=["full", "supports apart"])
+@pytest.mark.parametrize("name", PAIRS)
+def test_decoding_with_trees_follows_the_target_exactly(name, excluded, sampling):
+    shape, verifier, stop = PAIRS[name]
+    law = law_of(toy(shape, excluded=excluded), verifier, sampling, stop, excluded)
+    expected = autoregressive_law(ToyTarget(1, excluded=excluded), sampling, 3)
+    assert distance(law, expected) < 1e-12
+
+
+def test_several_drafters_side_by_side_are_exact():
+    """SpecInfer: siblings of two drafters, each with the row it was drawn from."""
+    sampling = Sampling(1.3, top_k=2)
+    drafter = SeveralDrafters([toy(Paths(1), seed=2), toy(Paths(1), seed=3)])
+    expected = autoregressive_law(ToyTarget(1), sampling, 3)
+    for verifier in (MultiRound, TargetWalk):
+        law = law_of(drafter, verifier, sampling, FixedLength(2))
+        assert distance(law, expected) < 1e-12
+
+
+SLOTS = {"plain": {"slots": "anchored"}, "coupled": {"slots": "paper", "coupling_rank": 3}}
+
+
+@pytest.mark.parametrize("settings", SLOTS.values(), ids=SLOTS.keys())
+@pytest.mark.parametrize("name", ["paths multi-round", "rsd-c", "opt-tree", "opt-tree of all"])
+def test_trees_over_the_slots_of_a_block_are_exact(name, settings):
+    shape, verifier, stop = PAIRS[name.removesuffix(" of all")]
+    sampling = Sampling(1.3, top_k=0 if name.endswith("of all") else 2)
+    drafter = TreeDrafter(toy_drafter(**settings), shape)
+    law = law_of(drafter, verifier, sampling, stop, vocabulary=4)
+    assert distance(law, autoregressive_law(ToyTarget(1, 4), sampling, 3)) < 1e-12
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("rank", [0, 3], ids=["plain", "coupled"])
+def test_the_likeliest_tokens_of_all_slots_have_the_probabilities_of_their_rows(rank):
+    drafter = SpecDrafterDrafter(slots_model(rank))
+    source = make_source([5, 9, 20, 7, 1], shared("marian"))
+    session = drafter.start(source, Sampling(), SampledChance(torch.Generator()))
+    states, last = session.slot_states(source.prefix, 4), int(source.prefix[-1])
+    vocabulary = drafter.vocabulary
+    tokens, log_probs = session.likeliest(states, last, vocabulary, temperature=0.7)
+    assert log_probs.shape[1] == (vocabulary if rank else 1)
+    for slot in range(4):
+        before = tokens[slot - 1] if slot else torch.tensor([last])
+        rows = (session.slot_logits(states[slot], before) / 0.7).log_softmax(-1)
+        expected = rows.gather(1, tokens[slot].expand(len(before), -1))
+        found = log_probs[slot].expand(vocabulary, -1)[: len(before)]
+        assert torch.allclose(found, expected, rtol=0, atol=1e-9)
+    few_tokens, few = session.likeliest(states, last, 5, temperature=0.7)
+    assert torch.equal(few_tokens, tokens[:, :5])
+    outside = 1 - few.exp().sum(-1)
+    assert (outside > 0).all(), "tokens beyond the likeliest keep some probability"
+    if not rank:
+        assert torch.allclose(few, log_probs[:, :, :5], rtol=0, atol=1e-9)
+
+
+class WholeRows:
+    """A shape whose growth is given whole rows always."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+
+    def __getattr__(self, name: str):
+        return getattr(self.shape, name)
+
+    def plant(self, *given):
+        growth = self.shape.plant(*given)
+        growth.likeliest = None
+        return growth
+
+
+@pytest.mark.parametrize(
+    ("shape", "rank"), [(Optimal(60), 0), (Optimal(60), 3), (Optimal(9), 0), (binary_tree(14), 0)]
+)
+def test_trees_of_the_likeliest_tokens_are_those_of_whole_rows(shape, rank):
+    """60 tokens are more than the vocabulary has, so that nothing is left out with coupling."""
+    drafter = SpecDrafterDrafter(slots_model(rank))
+    source = make_source([5, 9, 20, 7, 1], shared("marian"))
+    proposals = []
+    for asked in (shape, WholeRows(shape)):
+        chance = SampledChance(torch.Generator())
+        session = TreeDrafter(drafter, asked).start(source, Sampling(), chance)
+        proposals.append(session.propose(source.prefix, None, FixedLength(4)))
+    likeliest, whole = proposals
+    assert likeliest.passes == whole.passes == 1
+    assert set(paths_of(likeliest)) == set(paths_of(whole))
+
+
+def slots_model(rank: int) -> SpecDrafter:
+    """A small drafter whose coupling, if any, makes a difference."""
+    model = tiny_drafter("marian", decoder_layers=2, coupling_rank=rank)
+    if rank:
+        torch.manual_seed(5)
+        torch.nn.init.normal_(model.coupling_out.weight, std=0.5)
+    return model
+
+
+# --- on real models ------------------------------------------------------------------------------
+
+SHAPES: dict[str, Shape] = {
+    "paths": Paths(3),
+    "rsd-c": Branching((3, 2, 1)),
+    "rsd-s": Beam(4),
+    "opt-tree": Optimal(12),
+    "binary": binary_tree(10),
+    "eagle": eagle_tree(),
+}
+RULES = {
+    "iid": MultiRound,
+    "without_replacement": RecursiveRejection,
+    "deterministic": TargetWalk,
+}
+
+
+@dataclass
+class Watched:
+    """A tree drafter; after every draft its cache is compared with fresh prefills of its paths."""
+
+    inner: TreeDrafter
+    proposals: list[Proposal] = field(default_factory=list)
+    kept: int = 0
+    """Tokens that a catch-up found cached although they were drafts."""
+
+    name = "watched"
+    branches = True
+
+    @property
+    def shows(self):
+        return self.inner.shows
+
+    def draw(self, sampling: Sampling):
+        return self.inner.draw(sampling)
+
+    def start(self, source: Source, sampling: Sampling, chance: Chance) -> WatchedSession:
+        return WatchedSession(self, self.inner.start(source, sampling, chance), source)
+
+
+@dataclass
+class WatchedSession:
+    watched: Watched
+    session: object
+    source: Source
+    before: int = 0
+
+    def propose(
+        self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
+    ) -> Proposal:
+        rows = self.session.rows
+        assert isinstance(rows, ModelRows)
+        catch_up = rows.model.catch_up
+
+        def watched(state, committed: Tensor):
+            if self.before:
+                assert state.tokens == committed[: state.cached].tolist()
+                close_caches(state, cached_after(rows.model.model, self.source, state.tokens))
+                self.watched.kept += state.cached - self.before
+            return catch_up(state, committed)
+
+        rows.model.catch_up = watched
+        proposal = self.session.propose(tokens, target_state, stop)
+        del rows.model.catch_up
+        self.before = len(tokens)
+        self.watched.proposals.append(proposal)
+        return proposal
+
+
+def cached_after(model, source: Source, tokens: list[int]):
+    return fresh(model, source, tokens).past_key_values
+
+
+def endless(model):
+    """Random models may end at once; these go on to the maximal length."""
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def decode(target: CachedModel, drafter, stop, verifier, sampling: Sampling, source, seed=0):
+    chance = SampledChance(torch.Generator().manual_seed(seed))
+    return Decoder(target, drafter, stop, verifier, sampling, chance).decode_all([source], 24)[0]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("family", [*CAUSAL_FAMILIES, "marian", "bart", "t5"])
+def test_greedy_trees_give_plain_output_and_keep_what_was_accepted(family, name):
+    model = endless(tiny_model(family))
+    target, source = CachedModel(model), make_source([5, 9, 20], model)
+    plain = decode(target, NoDrafter(), FixedLength(1), GreedyMatch(), Sampling(), source)
+    drafter = Watched(
+        TreeDrafter(CausalDrafter(CachedModel(endless(noisy(model, family)))), SHAPES[name])
+    )
+    found = decode(target, drafter, FixedLength(3), GreedyMatch(), Sampling(), source)
+    assert found.tokens == plain.tokens
+    assert len(plain.tokens) == 24 and len(found.rounds) < len(plain.rounds)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("family", ["llama", "opt", "marian", "t5"])
+def test_sampled_trees_run_on_real_models_and_count_what_they_did(family, name):
+    model = endless(tiny_model(family))
+    target, source = CachedModel(model), make_source([5, 9, 20], model)
+    shape = SHAPES[name]
+    drafter = Watched(
+        TreeDrafter(CausalDrafter(CachedModel(endless(noisy(model, family, 0.03)))), shape)
+    )
+    sampling = Sampling(0.25, top_k=20)  # sure enough that some drafts are accepted
+    for seed in range(3):
+        found = decode(target, drafter, FixedLength(3), RULES[shape.draw], sampling, source, seed)
+        for played in found.rounds:
+            assert played.levels <= played.passes <= 3  # a level's nodes may all be displaced
+            assert len(played.path) <= played.levels
+            assert list(played.path) == sorted(played.path)
+    deepest = max((p for p in drafter.proposals), key=lambda p: len(p.tokens))
+    assert deepest.draw == shape.draw and deepest.depth == 3
+    if deepest.draft_probs is not None:
+        drawn_from = deepest.draft_probs[deepest.rows]
+        assert (drawn_from.gather(1, deepest.tokens[:, None]) > 0).all()
+    assert drafter.kept > 0, "no drafted node was kept in three sequences"
+
+
+@pytest.mark.parametrize("slots", ["anchored", "paper"])
+@pytest.mark.parametrize("family", ["marian", "bart", "t5"])
+def test_greedy_trees_over_slots_give_plain_output(family, slots):
+    model = shared(family)
+    target = CachedModel(model)
+    source = make_source([5, 9, 20, 7, 1], model)
+    drafter = SpecDrafterDrafter(tiny_drafter(family, decoder_layers=2, slots=slots))
+    plain = decode(target, NoDrafter(), FixedLength(1), GreedyMatch(), Sampling(), source)
+    for shape in (Optimal(10), binary_tree(8), eagle_tree()):
+        found = decode(
+            target, TreeDrafter(drafter, shape), FixedLength(3), GreedyMatch(), Sampling(), source
+        )
+        assert found.tokens == plain.tokens
+        assert all(played.passes <= 1 for played in found.rounds)
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+
+def refusals() -> dict[str, tuple[Drafter, StopPolicy, Verifier]]:
+    return {
+        "not valid for deterministic drafts": (toy(Optimal(4)), FixedLength(2), MultiRound),
+        "not valid for without_replacement drafts": (
+            toy(Branching((2, 2))), FixedLength(2), KSeq,
+        ),
+        "not valid for iid drafts": (toy(Paths(2)), FixedLength(2), RecursiveRejection),
+        "takes chains, but drafter .* use multi-round or k-seq": (
+            toy(Paths(2)), FixedLength(2), RejectionSampling(),
+        ),
+        "goes by the expected acceptance": (toy(Beam(2)), Gain(0.5, 2), RecursiveRejection),
+        "goes by the drafter's newest row": (toy(Optimal(2)), Entropy(1.0, 2), TargetWalk),
+        "not valid for independent drafts": (
+            SeveralDrafters([toy(Paths(1)), toy(Paths(2))]), FixedLength(2), KSeq,
+        ),
+        "only independent draws of several": (
+            SeveralDrafters([toy(Paths(1)), toy(Beam(2))]), FixedLength(2), MultiRound,
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("message", refusals())
+def test_wrong_pairings_are_refused_before_anything_runs(message):
+    drafter, stop, verifier = refusals()[message]
+    chance = SampledChance(torch.Generator())
+    decoder = Decoder(Untouched(), drafter, stop, verifier, Sampling(1.0), chance)
+    with pytest.raises(ValueError, match=message):
+        decoder.decode([toy_prompt()], 3)
+
+
+class Untouched:
+    """A target that must not be used."""
+
+
+def test_a_target_that_cannot_be_given_trees_is_refused_before_anything_runs():
+    class Flat(ToyTarget):
+        def check_branches(self) -> None:
+            raise ValueError("this attention takes no tree mask")
+
+    decoder = Decoder(
+        Flat(1), toy(Beam(2)), FixedLength(2), RecursiveRejection, Sampling(1.0),
+        SampledChance(torch.Generator()),
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="takes no tree mask"):
+        decoder.decode([toy_prompt()], 3)
+
+
+@pytest.mark.parametrize("shape", [Branching((4,)), Beam(4), eagle_tree()], ids=lambda s: s.name)
+def test_a_tree_wider_than_the_vocabulary_is_refused(shape):
+    with pytest.raises(ValueError, match="4 siblings, but the drafter's vocabulary has 3 tokens"):
+        toy(shape)
+
+
+# --- rules on trees that were made for chains ----------------------------------------------------
+
+
+def test_spec_verification_goes_down_to_the_child_the_target_prefers():
+    """Both roots lie within tau of the arg-max 3; the target prefers 1 of them; then 2 leads."""
+    logits = torch.tensor(
+        [[0.0, 2.0, 1.5, 2.5], [0.0, 0.0, 9.0, 0.0], [9.0, 0, 0, 0], [0, 5.0, 0, 0], [9.0, 0, 0, 0]]
+    )
+    proposal = Proposal(torch.tensor([2, 1, 2, 0]), torch.tensor([-1, -1, 1, 0]))
+    verdict = SpecVerification(3, 1.0).verify(proposal, logits, Sampling(), None)
+    assert verdict.path.tolist() == [1]
+    assert verdict.next_token == 0  # after node 1 the target says 0: node 2 is no child it accepts
+    strict = GreedyMatch().verify(proposal, logits, Sampling(), None)
+    assert strict.path.tolist() == [] and strict.next_token == 3
+
+
+def test_warped_rows_of_a_tree_are_those_its_tokens_were_drawn_from():
+    model, sampling = ToyModel(7), Sampling(0.7, top_k=2)
+    session = TreeDrafter(CausalDrafter(model), Branching((2, 2))).start(
+        toy_prompt(), sampling, SampledChance(torch.Generator())
+    )
+    proposal = session.propose(torch.tensor([0, 2]), None, FixedLength(2))
+    for node, parent in enumerate(proposal.parents.tolist()):
+        path = [0, 2] + ([int(proposal.tokens[parent])] if parent >= 0 else [])
+        expected = warp(model.table[path], sampling)
+        assert torch.equal(proposal.draft_probs[proposal.rows[node]], expected)

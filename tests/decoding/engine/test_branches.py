@@ -1,0 +1,306 @@
+"""Trees and branches: each node's row is that of its path run alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from drafttrain.decoding.engine.cached_model import CachedModel, ancestry, make_source
+from drafttrain.decoding.engine.sequence_state import SequenceState
+from drafttrain.decoding.types import Proposal
+from tests.decoding.engine.test_cached_model import (
+    PATHS,
+    any_model,
+    close,
+    close_caches,
+    fresh,
+    last_hidden,
+    precision_of,
+)
+from tests.tiny_models import CAUSAL_FAMILIES, FAMILIES, VOCAB, tiny_model
+
+SUPPORTED = (*CAUSAL_FAMILIES, *FAMILIES, "mt5")
+PROMPT = PATHS[0]
+NODES = torch.tensor([8, 9, 8, 30, 11, 12, 13])
+PARENTS = torch.tensor([-1, -1, 0, 0, 1, 3, 3])
+"""Two roots; two children of the first, two of its second child; one child of the second root."""
+
+
+def path_to(node: int) -> list[int]:
+    tokens = []
+    while node >= 0:
+        tokens.append(int(NODES[node]))
+        node = int(PARENTS[node])
+    return tokens[::-1]
+
+
+def load(family: str, attention: str, dtype: torch.dtype = torch.float64):
+    model = any_model(family).to(dtype)
+    model.set_attn_implementation(attention)
+    return model
+
+
+def tolerance(model) -> float:
+    return 1e-4 if model.dtype == torch.float32 else precision_of(model)
+
+
+def committed_after(source) -> list[int]:
+    """Long enough for T5 to have distances of several kinds."""
+    return [*source.prefix.tolist(), 21, 6, 30, 15, 21, 6, 33, 8]
+
+
+def for_every_model(test):
+    """Every supported family, with both kinds of attention."""
+    test = pytest.mark.parametrize("attention", ["sdpa", "eager"])(test)
+    return pytest.mark.parametrize("family", SUPPORTED)(test)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@for_every_model
+def test_tree_logits_equal_each_path_run_alone(family, attention, dtype):
+    model = load(family, attention, dtype)
+    target, source = CachedModel(model), make_source(PROMPT, model)
+    state = target.encode(source)
+    tokens = torch.tensor(committed_after(source))
+    target.score([state], [tokens[:-1]], [Proposal.chain(torch.tensor([33]))])  # something to drop
+    target.keep(state, torch.arange(0))
+    [score] = target.score([state], [tokens], [Proposal(NODES, PARENTS)])
+    assert score.logits.shape[0] == score.hidden.shape[0] == len(NODES) + 1
+    for node in range(-1, len(NODES)):
+        reference = fresh(model, source, [*tokens.tolist(), *path_to(node)])
+        close(score.logits[node + 1], reference.logits[0, -1], tolerance(model))
+        close(score.hidden[node + 1], last_hidden(reference)[-1], tolerance(model))
+
+
+@for_every_model
+def test_the_cache_after_a_tree_equals_a_fresh_prefill_of_the_kept_path(family, attention):
+    model = load(family, attention)
+    target, source = CachedModel(model), make_source(PROMPT, model)
+    lines, tokens = ancestry(PARENTS), committed_after(source)
+    for node in range(-1, len(NODES)):
+        state = target.encode(source)
+        target.score([state], [torch.tensor(tokens)], [Proposal(NODES, PARENTS)])
+        crossing = cross_attention(state)
+        target.keep(state, lines[node].nonzero().flatten() if node >= 0 else torch.arange(0))
+        path = [*tokens, *path_to(node)]
+        assert (state.tokens, state.positions) == (path, list(range(len(path))))
+        close_caches(state, fresh(model, source, path).past_key_values, tolerance(model))
+        path.append(27)  # the correction
+        [score] = target.score([state], [torch.tensor(path)], [Proposal(NODES, PARENTS)])
+        for after in (-1, 4, 6):
+            expected = fresh(model, source, [*path, *path_to(after)]).logits[0, -1]
+            close(score.logits[after + 1], expected, tolerance(model))
+        assert all(a is b for a, b in zip(crossing, cross_attention(state), strict=True))
+
+
+def cross_attention(state: SequenceState) -> list[Tensor]:
+    if state.encoder_outputs is None:
+        return []
+    return [
+        part
+        for layer in state.cache.cross_attention_cache.layers
+        for part in (layer.keys, layer.values)
+    ]
+
+
+@for_every_model
+def test_trees_grown_level_by_level_equal_each_path_run_alone(family, attention):
+    """As drafters grow them: a level a call, behind the levels before it."""
+    model = load(family, attention)
+    drafter, source = CachedModel(model), make_source(PROMPT, model)
+    state, tokens = drafter.encode(source), committed_after(source)
+    drafter.catch_up(state, torch.tensor(tokens))
+    lines, length = ancestry(PARENTS), len(tokens)
+    for level in ([0, 1], [2, 3, 4], [5, 6]):
+        visible = torch.ones(len(level), state.cached + len(level), dtype=torch.bool)
+        visible[:, length:] = lines[level, : level[-1] + 1]
+        depths = lines[level].sum(dim=1)
+        score = drafter.extend(state, NODES[level], visible, length - 1 + depths)
+        for row, node in enumerate(level):
+            reference = fresh(model, source, [*tokens, *path_to(node)])
+            close(score.logits[row], reference.logits[0, -1], tolerance(model))
+            close(score.hidden[row], last_hidden(reference)[-1], tolerance(model))
+    columns = [*range(length), *(length + node for node in (0, 3, 6))]
+    drafter.keep_columns(state, columns)
+    path = [*tokens, *path_to(6)]
+    close_caches(state, fresh(model, source, path).past_key_values, tolerance(model))
+    score = drafter.catch_up(state, torch.tensor([*path, 27]))
+    expected = fresh(model, source, [*path, 27]).logits[0, -1]
+    close(score.logits[-1], expected, tolerance(model))
+
+
+@for_every_model
+def test_branches_that_grow_by_turns_equal_paths_run_alone(family, attention):
+    """As beams and pools of drafts do."""
+    model = load(family, attention)
+    drafter, source = CachedModel(model), make_source(PROMPT, model)
+    state, prompt = drafter.encode(source), committed_after(source)
+    drafter.catch_up(state, torch.tensor(prompt))
+    first, second = [*prompt], [*prompt]
+    columns = {"first": list(range(len(prompt))), "second": list(range(len(prompt)))}
+    for pair in ([8, 9], [30, 30], [11, 7]):
+        start = state.cached
+        for name, place in (("first", start), ("second", start + 1)):
+            columns[name].append(place)
+        visible = torch.zeros(2, start + 2, dtype=torch.bool)
+        visible[0, columns["first"]] = True
+        visible[1, columns["second"]] = True
+        positions = torch.full((2,), len(first))
+        score = drafter.extend(state, torch.tensor(pair), visible, positions)
+        first.append(pair[0])
+        second.append(pair[1])
+        for row, path in enumerate((first, second)):
+            reference = fresh(model, source, path)
+            close(score.logits[row], reference.logits[0, -1], tolerance(model))
+            close(score.hidden[row], last_hidden(reference)[-1], tolerance(model))
+    with pytest.raises(ValueError, match="6 columns of branches are cached"):
+        drafter.catch_up(state, torch.tensor(prompt))
+    with pytest.raises(ValueError, match="branches are cached"):
+        drafter.feed(state, torch.tensor([5]))
+    drafter.forget(state, len(prompt))
+    score = drafter.catch_up(state, torch.tensor(first))
+    close(score.logits[-1], fresh(model, source, first).logits[0, -1], tolerance(model))
+
+
+@pytest.mark.parametrize("family", ["bart", "t5"])
+def test_a_tree_that_fails_leaves_the_models_own_positions_as_they_were(family):
+    model = any_model(family)
+    target, source = CachedModel(model), make_source(PROMPT, model)
+    before = fresh(model, source, [1, 5, 6]).logits
+    outside = torch.where(NODES == 30, VOCAB + 100, NODES)
+    with pytest.raises(IndexError):
+        target.score([target.encode(source)], [source.prefix], [Proposal(outside, PARENTS)])
+    assert torch.equal(fresh(model, source, [1, 5, 6]).logits, before)
+
+
+def two_branches(drafter: CachedModel, source) -> SequenceState:
+    """Behind the prompt's three columns, 8 30 in columns 3 and 5, 9 11 in columns 4 and 6."""
+    state = drafter.encode(source)
+    drafter.catch_up(state, torch.tensor(PROMPT))
+    for pair in ([8, 9], [30, 11]):
+        start, depth = state.cached, state.cached // 2
+        visible = torch.zeros(2, start + 2, dtype=torch.bool)
+        visible[:, :3] = True
+        for row in (0, 1):
+            visible[row, 3 + row :: 2] = True
+        drafter.extend(state, torch.tensor(pair), visible, torch.tensor([depth + 2] * 2))
+    return state
+
+
+@pytest.mark.parametrize(
+    ("columns", "path"), [([0, 1, 2, 4, 6], [9, 11]), ([0, 1, 2, 3], [8]), ([0, 1, 2], [])]
+)
+@pytest.mark.parametrize("family", ["qwen3", "opt"])
+def test_the_columns_of_a_branch_can_be_kept_and_fed_again(family, columns, path):
+    model = tiny_model(family)
+    drafter, source = CachedModel(model), make_source(PROMPT, model)
+    state = two_branches(drafter, source)
+    drafter.keep_columns(state, columns)
+    tokens = [*PROMPT, *path]
+    assert (state.tokens, state.positions) == (tokens, list(range(len(tokens))))
+    close_caches(state, fresh(model, source, tokens).past_key_values)
+    tokens += [27, 12]
+    score = drafter.catch_up(state, torch.tensor(tokens))
+    assert score.hidden.shape[0] == 2  # what was kept is not fed again
+    close(score.logits[-1], fresh(model, source, tokens).logits[0, -1])
+
+
+def test_columns_that_are_first_are_kept_without_a_copy():
+    model = tiny_model("llama")
+    drafter = CachedModel(model)
+    state = two_branches(drafter, make_source(PROMPT, model))
+    before = state.cache.layers[0].keys.data_ptr()
+    drafter.keep_columns(state, [0, 1, 2, 3])
+    assert state.cache.layers[0].keys.data_ptr() == before
+    drafter.keep_columns(state, [])
+    assert state.cached == 0
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ([0, 1, 2, 7], "column 7 cannot be kept; 7 are cached"),
+        ([0, 1, 2, -1], "column -1 cannot be kept"),
+        ([0, 1, 2, 3, 4], r"positions \[0, 1, 2, 3, 3\], which are no path"),
+        ([0, 2], r"positions \[0, 2\], which are no path"),
+    ],
+)
+def test_columns_that_are_no_path_are_refused(columns, reason):
+    model = tiny_model("llama")
+    drafter = CachedModel(model)
+    state = two_branches(drafter, make_source(PROMPT, model))
+    with pytest.raises(ValueError, match=reason):
+        drafter.keep_columns(state, columns)
+    assert state.cached == 7
+
+
+def test_masks_of_random_trees_hold_the_ancestors_only():
+    generator = torch.Generator().manual_seed(0)
+    for size in [*range(9), 60]:
+        parents = torch.tensor(
+            [int(torch.randint(-1, node, (), generator=generator)) for node in range(size)],
+            dtype=torch.long,
+        )
+        assert torch.equal(ancestry(parents), slow_ancestry(parents))
+
+
+def slow_ancestry(parents: Tensor) -> Tensor:
+    lines = torch.zeros(len(parents), len(parents), dtype=torch.bool)
+    for node in range(len(parents)):
+        here = node
+        while here >= 0:
+            lines[node, here] = True
+            here = int(parents[here])
+    return lines
+
+
+@pytest.mark.parametrize("family", ["llama", "opt", "bart", "t5"])
+def test_trees_are_refused_under_other_attention_but_chains_are_right(family):
+    """Flash attention makes its own mask, as this one is told to."""
+    AttentionInterface.register("makes_its_own_mask", sdpa_attention_forward)
+    AttentionMaskInterface.register("makes_its_own_mask", sdpa_mask)
+    model = load(family, "makes_its_own_mask")
+    target, source = CachedModel(model), make_source(PROMPT, model)
+    state = target.encode(source)
+    assert not target.takes_branches
+    reason = f"'{family}' model with 'makes_its_own_mask' .*attn_implementation='sdpa' or 'eager'"
+    refuses_trees(target, state, source, reason)
+    tokens, draft = source.prefix.tolist(), torch.tensor([8, 30, 11])
+    for correction in (21, 6):
+        [score] = target.score([state], [torch.tensor(tokens)], [Proposal.chain(draft)])
+        reference = fresh(model, source, [*tokens, *draft.tolist()])
+        close(score.logits, reference.logits[0, -4:])
+        target.keep(state, torch.arange(1))
+        tokens += [8, correction]
+
+
+@pytest.mark.parametrize("family", ["gptj", "m2m100"])
+def test_trees_are_refused_where_a_family_is_not_known(family):
+    model = any_model(family)
+    target, source = CachedModel(model), make_source(PROMPT, model)
+    assert not target.takes_branches
+    state = target.encode(source)
+    reason = "cannot be given a draft tree: how it takes positions is not known; draft chains"
+    refuses_trees(target, state, source, reason)
+
+
+def refuses_trees(target: CachedModel, state: SequenceState, source, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        target.check_branches()
+    with pytest.raises(ValueError, match=reason):
+        target.score([state], [source.prefix], [Proposal(NODES, PARENTS)])
+    with pytest.raises(ValueError, match=reason):
+        one = torch.tensor([5])
+        target.extend(state, one, torch.ones(1, 1, dtype=torch.bool), torch.tensor([0]))
+    assert state.cached == 0
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_branches_are_no_reason_to_refuse_a_known_family(family):
+    target = CachedModel(any_model(family))
+    assert target.takes_branches
+    target.check_branches()

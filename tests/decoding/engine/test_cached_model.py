@@ -1,0 +1,315 @@
+"""Cached scoring equals the model run afresh, whatever was drafted and dropped before."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    EncoderDecoderCache,
+    GPTJConfig,
+    GPTJForCausalLM,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    MT5Config,
+    MT5ForConditionalGeneration,
+    PreTrainedModel,
+)
+
+from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.sequence_state import SequenceState
+from drafttrain.decoding.types import Proposal, Source
+from tests.tiny_models import BART_SHAPE, CAUSAL_FAMILIES, FAMILIES, T5_SHAPE, VOCAB, tiny_model
+
+SOURCE = [5, 9, 17, 30, 8, 21]
+WIDE = {"vocab_size": VOCAB, "hidden_size": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
+KEPT = [(3, 0), (4, 4), (2, 1), (1, 1), (5, 3), (0, 0), (3, 3)]
+"""(drafted, accepted) of successive rounds."""
+
+
+def fresh(model: PreTrainedModel, source: Source, tokens: list[int]):
+    """The whole path through the model's own forward, without a cache from before."""
+    inputs = {"input_ids": torch.tensor([tokens])}
+    if model.config.is_encoder_decoder:
+        inputs = {"input_ids": source.input_ids[None], "decoder_input_ids": inputs["input_ids"]}
+    with torch.inference_mode():
+        return model(**inputs, use_cache=True, output_hidden_states=True)
+
+
+def last_hidden(output) -> torch.Tensor:
+    states = output.get("decoder_hidden_states") or output.hidden_states
+    return states[-1][0]
+
+
+def any_model(family: str) -> PreTrainedModel:
+    torch.manual_seed(3)
+    if family == "m2m100":
+        start = {"decoder_start_token_id": 1}
+        model = M2M100ForConditionalGeneration(M2M100Config(**(BART_SHAPE | start)))
+    elif family == "gptj":
+        model = GPTJForCausalLM(GPTJConfig(**WIDE, rotary_dim=2, n_positions=64))
+    elif family == "bloom":
+        model = BloomForCausalLM(BloomConfig(**WIDE))
+    elif family == "mt5":
+        model = MT5ForConditionalGeneration(MT5Config(**T5_SHAPE))
+    else:
+        return tiny_model(family)
+    return model.double().eval()
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *CAUSAL_FAMILIES, "mt5", "m2m100", "gptj", "bloom"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_scores_and_caches_equal_a_fresh_prefill_after_every_round(family, attention):
+    model = any_model(family)
+    model.set_attn_implementation(attention)
+    target, source = CachedModel(model), make_source(SOURCE, model)
+    state = target.encode(source)
+    precision = precision_of(model)
+    generator = torch.Generator().manual_seed(1)
+    tokens = source.prefix.tolist()
+    for drafted, accepted in KEPT:
+        draft = torch.randint(4, VOCAB, (drafted,), generator=generator)
+        [score] = target.score([state], [torch.tensor(tokens)], [Proposal.chain(draft)])
+        reference = fresh(model, source, tokens + draft.tolist())
+        rows = slice(len(tokens) - 1, None)
+        close(score.logits, reference.logits[0, rows], precision)
+        close(score.hidden, last_hidden(reference)[rows], precision)
+        target.keep(state, torch.arange(accepted))
+        tokens += draft[:accepted].tolist()
+        close_caches(state, fresh(model, source, tokens).past_key_values, precision)
+        tokens.append(int(torch.randint(4, VOCAB, (), generator=generator)))
+
+
+def close(seen: torch.Tensor, expected: torch.Tensor, precision: float = 1e-10) -> None:
+    torch.testing.assert_close(seen, expected, rtol=precision, atol=precision)
+
+
+def precision_of(model: PreTrainedModel) -> float:
+    """Eager attention takes its softmax in float32, and GPT-J its scores."""
+    config = model.config
+    single = config._attn_implementation == "eager" or config.model_type == "gptj"
+    return 1e-5 if single else 1e-10
+
+
+def close_caches(state: SequenceState, expected, precision: float = 1e-10) -> None:
+    pairs = [(state.cache, expected)]
+    if isinstance(state.cache, EncoderDecoderCache):
+        parts = ("self_attention_cache", "cross_attention_cache")
+        pairs = [(getattr(state.cache, part), getattr(expected, part)) for part in parts]
+    for cache, wanted in pairs:
+        for layer, reference in zip(cache.layers, wanted.layers, strict=True):
+            close(layer.keys, reference.keys, precision)
+            close(layer.values, reference.values, precision)
+
+
+PATHS = [
+    [5, 9, 17],  # the prompt alone
+    [5, 9, 17, 8, 30, 21, 6],  # one more token than was drafted: all accepted, and a bonus
+    [5, 9, 17, 8, 30, 21, 6],  # nothing new
+    [5, 9, 17, 8, 11],  # some rejected
+    [5, 9, 17],  # back
+    [7, 9, 17, 22, 23],  # another text from the first token on
+    [7, 9, 17, 22, 23, *range(4, 34)],
+]
+DRAFTS = [[8, 30, 21], [4], [10, 11, 12, 13], [], [33], [6, 6], [8]]
+
+
+@pytest.mark.parametrize("family", [*CAUSAL_FAMILIES, "bart", "t5"])
+def test_catching_up_equals_a_fresh_prefill_wherever_the_cache_diverges(family):
+    model = tiny_model(family)
+    cached, source = CachedModel(model), make_source(PATHS[0], model)
+    state = cached.encode(source)
+    for path, draft in zip(PATHS, DRAFTS, strict=True):
+        score = cached.catch_up(state, torch.tensor(path))
+        reference = fresh(model, source, path)
+        close(score.logits[-1], reference.logits[0, -1])
+        close(score.hidden[-1], last_hidden(reference)[-1])
+        close_caches(state, reference.past_key_values)
+        for token in draft:  # one a call, as drafters do
+            path = [*path, token]
+            score = cached.feed(state, torch.tensor([token]))
+            reference = fresh(model, source, path)
+            close(score.logits, reference.logits[0, -1:])
+            close(score.hidden, last_hidden(reference)[-1:])
+        close_caches(state, reference.past_key_values)
+
+
+def test_only_tokens_that_are_missing_are_fed(monkeypatch):
+    model = tiny_model("llama")
+    cached, source = CachedModel(model), make_source([5, 9, 17], model)
+    fed: list[int] = []
+    chain = cached._forward.chain
+    monkeypatch.setattr(
+        cached._forward,
+        "chain",
+        lambda tokens, *rest: fed.append(len(tokens)) or chain(tokens, *rest),
+    )
+    state = cached.encode(source)
+    for path in ([5, 9, 17], [5, 9, 17, 8, 9], [5, 9, 17, 8, 9], [5, 9, 17, 8, 11, 12], [5, 9]):
+        cached.catch_up(state, torch.tensor(path))
+    cached.feed(state, torch.tensor([3, 4]))
+    assert fed == [3, 2, 1, 2, 1, 2]
+    assert state.tokens == [5, 9, 3, 4]
+
+
+def test_long_catch_ups_behind_a_cache_see_all_of_it_and_nothing_ahead():
+    """More tokens than the mask strip has rows, behind more columns than it first reached."""
+    for attention in ("sdpa", "eager"):
+        model = tiny_model("qwen2", max_position_embeddings=400)
+        model.set_attn_implementation(attention)
+        cached, source = CachedModel(model), make_source([5, 9, 17], model)
+        path = torch.randint(4, VOCAB, (330,), generator=torch.Generator().manual_seed(0)).tolist()
+        state = cached.encode(source)
+        for length in (3, 10, 150, 153, 160, 320, 330):
+            score = cached.catch_up(state, torch.tensor(path[:length]))
+            expected = fresh(model, source, path[:length]).logits[0, -1]
+            close(score.logits[-1], expected, precision_of(model))
+
+
+@pytest.mark.parametrize("family", [*CAUSAL_FAMILIES, "gptj", "bart", "t5"])
+def test_rows_that_nobody_asked_for_do_not_meet_the_vocabulary(family):
+    model = any_model(family)
+    projected: list[int] = []
+    cached = CachedModel(model)
+    model.get_output_embeddings().register_forward_hook(
+        lambda module, inputs, output: projected.append(output.numel() // VOCAB)
+    )
+    source = make_source(list(range(4, 34)), model)
+    state = cached.encode(source)
+    path = torch.cat([source.prefix, torch.tensor([5, 6])])
+    cached.score([state], [path], [Proposal.chain(torch.tensor([7, 8]))])
+    cached.catch_up(state, torch.cat([path, torch.tensor([7, 9, 10])]))
+    assert projected == [3, 1]
+
+
+def test_a_prompt_costs_nothing_until_it_is_scored():
+    model = tiny_model("gpt2")
+    model.transformer.register_forward_hook(lambda *_: pytest.fail("encode ran the model"))
+    state = CachedModel(model).encode(make_source(SOURCE, model))
+    assert (state.cached, state.tokens) == (0, [])
+
+
+def test_a_decoder_only_model_continues_its_prompt():
+    source = make_source(SOURCE, tiny_model("llama"))
+    assert source.prefix.tolist() == source.input_ids.tolist() == SOURCE
+
+
+def test_positions_count_the_prompt_of_a_decoder_only_model():
+    for family in CAUSAL_FAMILIES:
+        model = tiny_model(family)
+        cached = CachedModel(model)
+        assert cached.max_positions == 64
+        source = make_source([5] * 60, model)
+        assert cached.max_new_tokens(source, 1000) == 5  # four are fed, the fifth is not
+        state = cached.encode(source)
+        cached.catch_up(state, torch.tensor([5] * 64))
+        with pytest.raises(ValueError, match="65 tokens are more than the 64 positions"):
+            cached.feed(state, torch.tensor([5]))
+        with pytest.raises(ValueError, match="65 tokens but the model takes 64"):
+            cached.encode(make_source([5] * 65, model))
+
+
+def test_half_precision_models_give_logits_in_float32():
+    model = tiny_model("llama").to(torch.bfloat16)
+    cached, source = CachedModel(model), make_source(SOURCE, model)
+    score = cached.catch_up(cached.encode(source), source.prefix)
+    assert (score.logits.dtype, score.hidden.dtype) == (torch.float32, torch.bfloat16)
+
+
+def test_columns_that_are_not_there_cannot_be_kept():
+    model = tiny_model("llama")
+    cached, source = CachedModel(model), make_source(SOURCE, model)
+    state = cached.encode(source)
+    cached.catch_up(state, source.prefix)
+    with pytest.raises(ValueError, match="7 columns cannot be kept; 6 are cached"):
+        cached.forget(state, 7)
+
+
+def test_keep_gathers_any_path():
+    model = tiny_model("marian")
+    target, source = CachedModel(model), make_source(SOURCE, model)
+    state = target.encode(source)
+    draft = Proposal.chain(torch.tensor([7, 8, 9, 10]))
+    target.score([state], [source.prefix], [draft])
+    before = state.cache.self_attention_cache.layers[1].keys.clone()
+    target.keep(state, torch.tensor([1, 3]))
+    after = state.cache.self_attention_cache.layers[1].keys
+    assert torch.equal(after, before[:, :, [0, 2, 4]])
+    assert state.cached == 3
+
+
+def test_encoder_and_cross_attention_run_once_a_sequence():
+    model = tiny_model("bart")
+    runs = {"encoder": 0, "cross": 0}
+    model.get_encoder().register_forward_hook(lambda *_: count(runs, "encoder"))
+    layer = model.get_decoder().layers[0].encoder_attn
+    layer.k_proj.register_forward_hook(lambda *_: count(runs, "cross"))
+    target, source = CachedModel(model), make_source(SOURCE, model)
+    state = target.encode(source)
+    tokens = source.prefix.tolist()
+    for _ in range(4):
+        target.score([state], [torch.tensor(tokens)], [Proposal.chain(torch.tensor([6, 7]))])
+        target.keep(state, torch.arange(1))
+        tokens += [6, 11]
+    assert runs == {"encoder": 1, "cross": 1}
+
+
+def count(runs: dict[str, int], name: str) -> None:
+    runs[name] += 1
+
+
+def test_sequences_do_not_share_state():
+    model = tiny_model("t5")
+    target = CachedModel(model)
+    sources = [make_source(SOURCE, model), make_source(SOURCE[:3], model)]
+    states = [target.encode(source) for source in sources]
+    drafts = [Proposal.chain(torch.tensor([6, 7])), Proposal.chain(torch.tensor([8]))]
+    scores = target.score(states, [s.prefix for s in sources], drafts)
+    for source, draft, score in zip(sources, drafts, scores, strict=True):
+        path = source.prefix.tolist() + draft.tokens.tolist()
+        close(score.logits, fresh(model, source, path).logits[0])
+
+
+def test_the_families_called_directly_agree_with_the_models_own_forward():
+    """Biases of the output head and scales in front of it are what a direct call can forget."""
+    for family in FAMILIES:
+        model = tiny_model(family)
+        source = make_source(SOURCE, model)
+        target = CachedModel(model)
+        state = target.encode(source)
+        [score] = target.score([state], [source.prefix], [Proposal.chain(torch.tensor([5, 6]))])
+        with torch.inference_mode():
+            expected = model(
+                encoder_outputs=state.encoder_outputs,
+                decoder_input_ids=torch.tensor([[*source.prefix.tolist(), 5, 6]]),
+            ).logits[0]
+        close(score.logits, expected)
+
+
+def test_positions_run_out_one_token_after_the_decoder_is_full():
+    model = tiny_model("marian")
+    target = CachedModel(model)
+    source = make_source(SOURCE, model)
+    assert target.max_new_tokens(source, 1000) == 64  # 1 + 63 are fed, the 64th is not
+    assert target.max_new_tokens(source, 10) == 10
+    assert CachedModel(tiny_model("t5")).max_new_tokens(source, 1000) == 1000
+
+
+def test_sources_that_do_not_fit_are_refused():
+    model = tiny_model("bart")
+    target = CachedModel(model)
+    with pytest.raises(ValueError, match="65 tokens but the model takes 64"):
+        target.encode(make_source([5] * 65, model))
+    with pytest.raises(ValueError, match="no tokens"):
+        target.encode(make_source([], model))
+
+
+def test_the_decoder_starts_from_its_start_token_alone():
+    model = tiny_model("bart")
+    assert make_source(SOURCE, model).prefix.tolist() == [1]
+    model.generation_config.decoder_start_token_id = None
+    assert make_source(SOURCE, model).prefix.tolist() == [3]
+    model.generation_config.decoder_start_token_id = [1, 2]
+    with pytest.raises(ValueError, match="decoder_start_token_id"):
+        make_source(SOURCE, model)

@@ -1,0 +1,132 @@
+"""One padded pass gives, row for row, what the model says on each sequence alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    MistralConfig,
+    MistralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from drafttrain.decoding.engine.teacher_forcing import forced_states, teacher_force
+from tests.tiny_models import BART_SHAPE, FAMILIES, VOCAB, tiny_model
+
+SOURCES = [[5, 9, 17, 30, 8, 21], [7], [4, 11, 6]]
+TARGETS = [[12, 6, 6, 1], [9, 33, 20, 10, 5, 8, 1], [22]]
+
+SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 3,
+    "eos_token_id": 1,
+    "initializer_range": 0.3,
+}
+GPT2_SHAPE = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}
+OPT_SHAPE = {"ffn_dim": 32, "init_std": 0.3}
+CAUSAL = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=None)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=8)),
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, **GPT2_SHAPE)),
+    "gpt_neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**SHAPE)),
+    "opt": lambda: OPTForCausalLM(OPTConfig(**SHAPE, **OPT_SHAPE, word_embed_proj_dim=16)),
+    "opt-projected": lambda: OPTForCausalLM(OPTConfig(**SHAPE, **OPT_SHAPE, word_embed_proj_dim=8)),
+    "cohere": lambda: CohereForCausalLM(CohereConfig(**SHAPE, logit_scale=0.25)),
+}
+"""Cohere scales its logits: it stands for families whose projection is not plain."""
+
+
+def causal_model(family: str) -> PreTrainedModel:
+    torch.manual_seed(5)
+    return CAUSAL[family]().double().eval()
+
+
+def seq2seq_model(family: str) -> PreTrainedModel:
+    if family != "m2m100":
+        return tiny_model(family)
+    torch.manual_seed(3)
+    shape = BART_SHAPE | {"decoder_start_token_id": 1}
+    return M2M100ForConditionalGeneration(M2M100Config(**shape)).double().eval()
+
+
+def alone(model: PreTrainedModel, source: list[int], target: list[int]):
+    """Logits [L, V] and hidden states [L, D] of one sequence from the model's own forward."""
+    with torch.inference_mode():
+        if not model.config.is_encoder_decoder:
+            output = model(torch.tensor([source + target]), output_hidden_states=True)
+            logits, hidden = output.logits[0], output.hidden_states[-1][0]
+            first = len(source)
+        else:
+            start = model.generation_config.decoder_start_token_id
+            output = model(
+                input_ids=torch.tensor([source]),
+                decoder_input_ids=torch.tensor([[start, *target]]),
+                output_hidden_states=True,
+            )
+            logits, hidden = output.logits[0], output.decoder_hidden_states[-1][0]
+            first = 1
+    return logits[first - 1 : -1], hidden[first:]
+
+
+@pytest.mark.parametrize("family", [*CAUSAL, *FAMILIES, "m2m100"])
+def test_a_padded_batch_equals_each_sequence_run_alone(family):
+    model = causal_model(family) if family in CAUSAL else seq2seq_model(family)
+    forced = teacher_force(model, SOURCES, TARGETS)
+    states = forced_states(model, SOURCES, TARGETS)
+    for source, target, seen, state in zip(SOURCES, TARGETS, forced, states, strict=True):
+        logits, hidden = alone(model, source, target)
+        torch.testing.assert_close(seen.logits, logits, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(seen.hidden, hidden, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(state, hidden, rtol=1e-10, atol=1e-10)
+
+
+def test_only_rows_of_the_output_are_projected():
+    model = causal_model("llama")
+    rows = []
+    model.lm_head.register_forward_hook(lambda module, inputs, output: rows.append(len(inputs[0])))
+    teacher_force(model, SOURCES, TARGETS)
+    forced_states(model, SOURCES, TARGETS)
+    assert rows == [sum(map(len, TARGETS))]
+
+
+def test_logits_are_float32_where_the_model_is_narrower():
+    model = causal_model("llama").to(torch.bfloat16)
+    [forced, *_] = teacher_force(model, SOURCES, TARGETS)
+    assert forced.logits.dtype == torch.float32
+    assert forced.hidden.dtype == torch.bfloat16
+
+
+def test_an_output_without_tokens_has_no_rows():
+    [empty, full] = teacher_force(causal_model("gpt2"), [[5, 6], [7]], [[], [8]])
+    assert empty.logits.shape == (0, VOCAB) and empty.hidden.shape == (0, 16)
+    assert full.logits.shape == (1, VOCAB)
+
+
+def test_an_empty_source_is_refused_by_number():
+    with pytest.raises(ValueError, match="source 1 of the batch holds no tokens"):
+        teacher_force(causal_model("llama"), [[5], []], [[6], [7]])

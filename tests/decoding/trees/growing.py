@@ -1,0 +1,42 @@
+"""Trees grown on tables of logits, and their paths."""
+
+from __future__ import annotations
+
+import torch
+
+from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.trees.shapes import Growth
+from drafttrain.decoding.types import Proposal
+from tests.decoding.toys import LogitsTable
+
+START = (0,)
+Path = tuple[int, ...]
+
+
+def grow(growth: Growth, table: LogitsTable, levels: int) -> Proposal:
+    """Grow a tree on the rows of a table, as a session does."""
+    fed = [-1]
+    for _ in range(levels):
+        paths = [(*START, *path_of(growth, node)) for node in fed]
+        rows = torch.stack([table[path] for path in paths])
+        fed = growth.grow(rows, torch.zeros(len(rows), 1))
+        if not fed:
+            break
+    return growth.proposal(levels)
+
+
+def path_of(growth: Growth, node: int) -> Path:
+    if node < 0:
+        return ()
+    return (*path_of(growth, growth.tree.parents[node]), growth.tree.tokens[node])
+
+
+def paths_of(proposal: Proposal) -> list[Path]:
+    paths: list[Path] = []
+    for token, parent in zip(proposal.tokens.tolist(), proposal.parents.tolist(), strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return paths
+
+
+def sampled(seed: int = 0) -> SampledChance:
+    return SampledChance(torch.Generator().manual_seed(seed))

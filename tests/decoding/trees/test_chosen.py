@@ -1,0 +1,149 @@
+"""Trees that are chosen: which nodes they hold, and what is worth feeding."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from drafttrain.decoding.trees.chosen import (
+    GREEDY_SCORES,
+    Fixed,
+    Optimal,
+    best_fixed_tree,
+    binary_tree,
+    eagle_tree,
+)
+from drafttrain.decoding.trees.drawn import Beam, Branching, Paths
+from drafttrain.decoding.types import Sampling
+from tests.decoding.toys import LogitsTable
+from tests.decoding.trees.growing import START, Path, grow, paths_of, sampled
+
+
+def all_products(table: LogitsTable, depth: int, vocabulary: int) -> dict[Path, float]:
+    products: dict[Path, float] = {(): 1.0}
+    for length in range(1, depth + 1):
+        for path in itertools.product(range(vocabulary), repeat=length):
+            row = table[(*START, *path[:-1])].softmax(-1)
+            products[path] = products[path[:-1]] * float(row[path[-1]])
+    del products[()]
+    return products
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 5, 12, 60])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_optimal_tree_holds_the_largest_products_of_all(seed, nodes):
+    table = LogitsTable(seed, 4)
+    growth = Optimal(nodes).plant(Sampling(1.0), sampled(), ())
+    proposal = grow(growth, table, 3)
+    products = all_products(table, 3, 4)
+    best = sorted(products.values(), reverse=True)[:nodes]
+    found = sorted((products[path] for path in paths_of(proposal)), reverse=True)
+    assert found == pytest.approx(best, abs=1e-12)
+    assert proposal.expected == pytest.approx(sum(best), abs=1e-6)
+    for level, expected in enumerate(growth.expected, start=1):
+        so_far = [p for path, p in products.items() if len(path) <= level]
+        assert expected == pytest.approx(sum(sorted(so_far, reverse=True)[:nodes]), abs=1e-6)
+
+
+def test_a_greedy_target_is_scored_as_if_the_drafter_were_surer():
+    table, sharper = LogitsTable(3, 4), Sampling(GREEDY_SCORES)
+    greedy = grow(Optimal(7).plant(Sampling(), sampled(), ()), table, 3)
+    sharp = grow(Optimal(7).plant(sharper, sampled(), ()), table, 3)
+    assert paths_of(greedy) == paths_of(sharp) and greedy.expected == sharp.expected
+    plain = grow(Optimal(7).plant(Sampling(1.0), sampled(), ()), table, 3)
+    assert greedy.expected > plain.expected and greedy.depth >= plain.depth
+
+
+def test_a_node_whose_children_cannot_enter_is_not_fed():
+    """One node: the best first token; below it nothing can score more."""
+    growth = Optimal(1).plant(Sampling(), sampled(), ())
+    assert growth.grow(LogitsTable(3, 4)[START][None], torch.zeros(1, 1)) == []
+
+
+def test_a_child_that_ties_its_parent_comes_after_it():
+    """Rows that are sure: every product is 1, as many as there are levels."""
+    sure = SureTable()
+    proposal = grow(Optimal(5).plant(Sampling(), sampled(), ()), sure, 3)
+    assert proposal.tokens.tolist() == [2, 2, 2]
+    assert proposal.parents.tolist() == [-1, 0, 1]
+    assert proposal.expected == pytest.approx(3.0)
+
+
+class SureTable:
+    def __getitem__(self, path: Path) -> Tensor:
+        return torch.tensor([-torch.inf, -torch.inf, 0.0])
+
+
+def test_nothing_is_drafted_below_the_end_of_a_sequence():
+    table = LogitsTable(2, 3)
+    for shape in (Optimal(20), Paths(6), Branching((3, 3)), Beam(6), binary_tree(14)):
+        found = paths_of(grow(shape.plant(Sampling(1.0), sampled(), {1}), table, 3))
+        assert any(path[-1] == 1 for path in found)
+        assert not any(1 in path[:-1] for path in found), shape.name
+
+
+def test_a_judge_ranks_nodes_by_the_part_the_target_is_predicted_to_share():
+    """q P: the first choice is judged hopeless, so that the second leads the tree."""
+    table = LogitsTable(5, 3)
+    first, second = table[START].argsort(descending=True)[:2].tolist()
+
+    def judge(states: Tensor, logits: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+        assert len(states) == len(logits) == 1 and rows.tolist() == [0] * len(tokens)
+        return torch.where(tokens == first, 1e-3, 1.0)
+
+    growth = Optimal(2, judge).plant(Sampling(1.0), sampled(), ())
+    proposal = grow(growth, table, 1)
+    assert proposal.tokens.tolist()[0] == second
+    probs = table[START].softmax(-1)
+    assert first not in proposal.tokens.tolist() or probs[first] * 1e-3 > probs.min()
+
+
+def test_fixed_trees_have_the_nodes_they_are_made_of():
+    assert len(eagle_tree().paths) == 25 and eagle_tree().name == "eagle(25)"
+    assert Counter(map(len, eagle_tree().paths)) == {1: 4, 2: 8, 3: 8, 4: 3, 5: 2}
+    assert Counter(map(len, binary_tree(25).paths)) == {1: 2, 2: 4, 3: 8, 4: 11}
+    table = LogitsTable(6, 4)
+    proposal = grow(binary_tree(6).plant(Sampling(), sampled(), ()), table, 2)
+    likeliest = table[START].topk(2).indices.tolist()
+    assert [path for path in paths_of(proposal) if len(path) == 1] == [(t,) for t in likeliest]
+    assert Counter(map(len, paths_of(proposal))) == {1: 2, 2: 4}
+
+
+def subtrees(paths: list[Path], nodes: int) -> Iterator[set[Path]]:
+    for chosen in itertools.combinations(paths, nodes):
+        if all(len(path) == 1 or path[:-1] in chosen for path in chosen):
+            yield set(chosen)
+
+
+@pytest.mark.parametrize("by_rank", [(0.5, 0.2, 0.1), (0.3, 0.3, 0.3), (0.2, 0.6, 0.05)])
+@pytest.mark.parametrize("nodes", [1, 3, 5])
+def test_the_best_fixed_tree_expects_as_much_as_any(by_rank, nodes):
+    paths = [p for n in (1, 2) for p in itertools.product(range(3), repeat=n)]
+
+    def worth(tree) -> float:
+        return sum(math.prod(by_rank[rank] for rank in path) for path in tree)
+
+    best = max(worth(tree) for tree in subtrees(paths, nodes))
+    found = best_fixed_tree(by_rank, nodes, depth=2)
+    assert worth(found.paths) == pytest.approx(best, abs=1e-12)
+    assert len(found.paths) == nodes and max(map(len, found.paths)) <= 2
+
+
+WRONG: dict[str, Callable] = {
+    "nodes = 0": lambda: Optimal(0),
+    r"path \(0, 1\)": lambda: Fixed(frozenset({(0, 1)})),
+    "by_rank = ": lambda: best_fixed_tree((0.9, 0.3), 3, 2),
+    "depth = 0": lambda: best_fixed_tree((0.5,), 3, 0),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_impossible_trees_are_refused(message):
+    with pytest.raises(ValueError, match=message.strip()):
+        WRONG[message]()

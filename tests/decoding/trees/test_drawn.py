@@ -1,0 +1,254 @@
+"""Trees that are drawn: which nodes, in which order, and how likely each tree is."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from drafttrain.decoding.sampling import warp
+from drafttrain.decoding.trees.drawn import Beam, Branching, Paths, perturb
+from drafttrain.decoding.trees.verifiers import RecursiveRejection, TargetWalk
+from drafttrain.decoding.types import Chance, Proposal, Sampling
+from tests.decoding.enumeration import EnumeratedChance, enumerate_law
+from tests.decoding.toys import LogitsTable
+from tests.decoding.trees.growing import START, Path, grow, paths_of, sampled
+
+# --- independent paths ---------------------------------------------------------------------------
+
+
+def test_equal_beginnings_of_paths_are_one_node_with_a_count():
+    table, sampling = LogitsTable(1, 2), Sampling(1.0)
+    proposal = grow(Paths(5).plant(sampling, sampled(), ()), table, 3)
+    paths, counts = paths_of(proposal), proposal.counts.tolist()
+    assert len(set(paths)) == len(paths)
+    known = dict(zip(paths, counts, strict=True))
+    for depth in (1, 2, 3):
+        assert sum(c for path, c in known.items() if len(path) == depth) == 5
+    for path, count in known.items():
+        below = sum(c for p, c in known.items() if p[:-1] == path)
+        assert below == (count if len(path) < 3 else 0)
+
+
+def test_paths_have_the_law_of_independent_draws():
+    """One level, two paths: pairs of draws, unordered."""
+    table, sampling = LogitsTable(1, 3), Sampling(1.0)
+    probs = warp(table[START], sampling)
+
+    def run(chance: Chance) -> tuple:
+        proposal = grow(Paths(2).plant(sampling, chance, ()), table, 1)
+        pairs = zip(proposal.tokens.tolist(), proposal.counts.tolist(), strict=True)
+        return tuple(sorted(t for token, count in pairs for t in [token] * count))
+
+    law = enumerate_law(run)
+    for a, b in itertools.combinations_with_replacement(range(3), 2):
+        expected = float(probs[a] * probs[b]) * (1 if a == b else 2)
+        assert law[a, b] == pytest.approx(expected, abs=1e-12)
+
+
+# --- without replacement -------------------------------------------------------------------------
+
+
+def test_siblings_come_in_the_order_drawn_and_never_twice():
+    """Plackett-Luce: P(a, b) = p_a p_b / (1 - p_a)."""
+    table, sampling = LogitsTable(3, 4), Sampling(1.0)
+    probs = warp(table[START], sampling)
+
+    def run(chance: Chance) -> Path:
+        return tuple(grow(Branching((2,)).plant(sampling, chance, ()), table, 1).tokens.tolist())
+
+    law = enumerate_law(run)
+    for a, b in itertools.permutations(range(4), 2):
+        expected = float(probs[a] * probs[b] / (1 - probs[a]))
+        assert law[a, b] == pytest.approx(expected, abs=1e-12)
+    assert len(law) == 12
+
+
+def test_the_generators_order_has_the_law_that_is_enumerated():
+    table, sampling, runs = LogitsTable(3, 3), Sampling(1.0), 4000
+    probs = warp(table[START], sampling)
+    drawn = sampled().without_replacement(probs.expand(runs, -1), 2).tolist()
+    counts = Counter(map(tuple, drawn))
+    for a, b in itertools.permutations(range(3), 2):
+        p = float(probs[a] * probs[b] / (1 - probs[a]))
+        assert abs(counts[a, b] / runs - p) < 5 * math.sqrt(p * (1 - p) / runs)
+
+
+@pytest.mark.parametrize("chance", [sampled(), EnumeratedChance()], ids=["drawn", "enumerated"])
+def test_a_row_with_fewer_tokens_than_siblings_gives_those_it_has(chance: Chance):
+    probs = torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.0, 0.5]])
+    drawn = chance.without_replacement(probs, 3).tolist()
+    assert drawn[0] == [1, -1, -1]
+    assert sorted(drawn[1][:2]) == [0, 2] and drawn[1][2] == -1
+    table, sampling = LogitsTable(3, 3), Sampling(1.0, top_k=2)
+    proposal = grow(Branching((3, 3)).plant(sampling, sampled(), ()), table, 2)
+    assert len(proposal.tokens) == 2 + 2 * 2
+
+
+def test_levels_have_their_own_widths():
+    table = LogitsTable(3, 5)
+    proposal = grow(Branching((3, 2, 1)).plant(Sampling(1.0), sampled(), ()), table, 3)
+    assert Counter(map(len, paths_of(proposal))) == {1: 3, 2: 6, 3: 6}
+    assert Branching((3, 2, 1)).name == "rsd-c(3,2,1)"
+
+
+# --- stochastic beams ----------------------------------------------------------------------------
+
+
+def beam_trees(
+    table: LogitsTable, sampling: Sampling, width: int, end: int | None = None
+) -> dict[tuple, float]:
+    """The law of RSD-S trees of two levels, by the Plackett-Luce order of all leaf sequences.
+
+    The perturbed log-probability of a prefix is the largest of its leaves', so each level holds the
+    first `width` different prefixes in that order, the second below the first only. Leaves that
+    can add no node are passed over. A token that ends a sequence is a leaf by itself.
+    """
+    first = warp(table[START], sampling)
+    leaves: dict[Path, float] = {}
+    for a in range(len(first)):
+        if a == end:
+            leaves[(a,)] = float(first[a])
+        elif first[a] > 0:
+            row = warp(table[(*START, a)], sampling)
+            leaves |= {(a, b): float(first[a] * row[b]) for b in range(len(first))}
+    leaves = {leaf: p for leaf, p in leaves.items() if p > 0.0}
+    law: dict[tuple, float] = {}
+
+    def go(above: tuple[int, ...], below: tuple[Path, ...], probability: float) -> None:
+        adding = {}
+        for leaf, p in leaves.items():
+            new_above = leaf[0] not in above and len(above) < width
+            reached = leaf[0] in above or new_above
+            new_below = len(leaf) == 2 and leaf not in below and len(below) < width and reached
+            if new_above or new_below:
+                adding[leaf] = (p, new_above, new_below)
+        if not adding:
+            law[above, below] = law.get((above, below), 0.0) + probability
+            return
+        total = sum(p for p, _, _ in adding.values())
+        for leaf, (p, new_above, new_below) in adding.items():
+            more_above = (*above, leaf[0]) if new_above else above
+            go(more_above, (*below, leaf) if new_below else below, probability * p / total)
+
+    go((), (), 1.0)
+    return law
+
+
+def beam_proposal(above, below, table: LogitsTable, sampling: Sampling) -> Proposal:
+    rows = [(), *((a,) for a in above)]
+    return Proposal(
+        tokens=torch.tensor([*above, *(leaf[1] for leaf in below)]),
+        parents=torch.tensor([-1] * len(above) + [above.index(leaf[0]) for leaf in below]),
+        draw="without_replacement",
+        draft_probs=torch.stack([warp(table[(*START, *row)], sampling) for row in rows]),
+        rows=torch.tensor([0] * len(above) + [1 + above.index(leaf[0]) for leaf in below]),
+    )
+
+
+@pytest.mark.parametrize("end", [None, 1], ids=["endless", "a token ends"])
+@pytest.mark.parametrize("verifier", [RecursiveRejection, TargetWalk], ids=lambda v: v.name)
+@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("sampling", "excluded"),
+    [(Sampling(1.0), 0.0), (Sampling(1.3, top_k=2), 0.0), (Sampling(1.5, top_p=0.8), 0.4)],
+    ids=["temperature 1", "top-k", "top-p, supports apart"],
+)
+def test_stochastic_beams_are_exact(width, sampling, excluded, verifier, end):
+    target, draft = LogitsTable(1, 3, excluded), LogitsTable(2, 3, excluded)
+    law = torch.zeros(3, 3, dtype=torch.float64)
+    trees = beam_trees(draft, sampling, width, end)
+    assert sum(trees.values()) == pytest.approx(1.0, abs=1e-12)
+    if width == 3 and sampling == Sampling(1.0) and end is None:
+        assert len(trees) == 522
+    for (above, below), likely in trees.items():
+        proposal = beam_proposal(above, below, draft, sampling)
+        rows = [target[START], *(target[(*START, *path)] for path in paths_of(proposal))]
+
+        def play(chance: Chance, proposal=proposal, rows=rows) -> Path:
+            verdict = verifier.verify(proposal, torch.stack(rows), sampling, chance)
+            return (*proposal.tokens[verdict.path].tolist(), verdict.next_token)
+
+        for tokens, probability in enumerate_law(play).items():
+            if len(tokens) == 1:
+                after = warp(target[(*START, *tokens)], sampling)
+                law[tokens[0]] += likely * probability * after
+            else:
+                law[tokens[:2]] += likely * probability
+    first = warp(target[START], sampling)
+    plain = torch.stack([p * warp(target[(*START, t)], sampling) for t, p in enumerate(first)])
+    assert (law - plain).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("end", [None, 1], ids=["endless", "a token ends"])
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_the_float_sampler_has_the_law_that_is_enumerated(width, end):
+    table, sampling, runs, chance = LogitsTable(2, 3), Sampling(1.0), 3000, sampled()
+    law, ends = beam_trees(table, sampling, width, end), {end}
+    counts: Counter[tuple] = Counter()
+    for _ in range(runs):
+        found = paths_of(grow(Beam(width).plant(sampling, chance, ends), table, 2))
+        above = tuple(path[0] for path in found if len(path) == 1)
+        counts[above, tuple(path for path in found if len(path) == 2)] += 1
+    assert set(counts) <= set(law)
+    for tree, p in law.items():
+        rare = 4 / runs  # trees of which none or a few are expected
+        assert abs(counts[tree] / runs - p) < 5 * math.sqrt(p * (1 - p) / runs) + rare
+    if width == 2:  # trees are told apart, not only their tokens
+        assert len(counts) > 20
+
+
+def test_perturbed_values_stay_finite_and_their_largest_is_the_bound():
+    """Log-probabilities of -90 in float32, where the plain formula overflows."""
+    generator = torch.Generator().manual_seed(0)
+    log_probs = torch.tensor([[-85.1, -175.0, -87.5, -torch.inf], [-95.0, -90.0, -91.0, -120.0]])
+    gumbels = -torch.empty(2, 4).exponential_(generator=generator).log()
+    bounds = torch.tensor([-85.0, -88.0])
+    found = perturb(log_probs + gumbels, bounds)
+    assert torch.equal(found.max(dim=-1).values, bounds)
+    assert torch.isfinite(found[torch.isfinite(log_probs)]).all()
+    assert found[0, 3] == -torch.inf
+    order = (log_probs + gumbels).argsort(dim=-1)
+    assert torch.equal(found.argsort(dim=-1), order)
+
+
+def test_perturbed_values_equal_the_plain_formula_where_that_is_finite():
+    generator = torch.Generator().manual_seed(1)
+    log_probs = torch.randn(3, 5, generator=generator).double().log_softmax(-1)
+    keys = torch.randn(3, 5, generator=generator).double()
+    bounds = torch.tensor([0.0, -1.5, 2.0]).double()
+    largest = (log_probs + keys).max(-1, keepdim=True).values
+    plain = -torch.log(
+        torch.exp(-bounds[:, None]) - torch.exp(-largest) + torch.exp(-(log_probs + keys))
+    )
+    torch.testing.assert_close(perturb(log_probs + keys, bounds), plain, rtol=0, atol=1e-12)
+
+
+def test_a_beam_goes_on_below_any_parents_in_falling_order():
+    table, sampling, chance = LogitsTable(4, 4), Sampling(1.0), sampled(3)
+    growth = Beam(3).plant(sampling, chance, ())
+    proposal = grow(growth, table, 4)
+    assert Counter(map(len, paths_of(proposal))) == {1: 3, 2: 3, 3: 3, 4: 3}
+    assert proposal.draft_probs.shape == (1 + 3 * 3, 4)
+    for node, row in enumerate(proposal.rows.tolist()):
+        above = paths_of(proposal)[node][:-1]
+        expected = warp(table[(*START, *above)], sampling)
+        assert torch.equal(proposal.draft_probs[row], expected)
+
+
+WRONG: dict[str, Callable] = {
+    "paths = 0": lambda: Paths(0),
+    "branching = 0": lambda: Branching((2, 0)),
+    "branching = 0 ": lambda: Branching(()),
+    "width = 0": lambda: Beam(0),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_impossible_trees_are_refused(message):
+    with pytest.raises(ValueError, match=message.strip()):
+        WRONG[message]()

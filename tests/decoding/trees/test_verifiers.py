@@ -1,0 +1,229 @@
+"""Verification on trees: every random outcome of drawing a tree and of verifying it, summed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from drafttrain.decoding.sampling import warp
+from drafttrain.decoding.trees.verifiers import (
+    KSeq,
+    MultiRound,
+    RecursiveRejection,
+    TargetWalk,
+    TreeRejection,
+    k_seq_gamma,
+)
+from drafttrain.decoding.types import Chance, Proposal, Sampling
+from drafttrain.decoding.verifiers import RejectionSampling
+from tests.decoding.enumeration import enumerate_law
+from tests.decoding.toys import LogitsTable
+
+START = (0,)
+SAMPLINGS = {
+    "temperature 1": Sampling(1.0),
+    "top-k": Sampling(1.3, top_k=2),
+    "top-p": Sampling(1.5, top_p=0.8),
+}
+Grow = Callable[[LogitsTable, Sampling, Chance], Proposal]
+
+
+def iid_paths(count: int, depth: int) -> Grow:
+    """`count` independent paths; equal prefixes are one node with a count."""
+
+    def grow(table: LogitsTable, sampling: Sampling, chance: Chance) -> Proposal:
+        counts: Counter[tuple[int, ...]] = Counter()
+        for _ in range(count):
+            path: tuple[int, ...] = ()
+            for _ in range(depth):
+                row = warp(table[(*START, *path)][None], sampling)
+                path = (*path, int(chance.categorical(row)))
+                counts[path] += 1
+        return tree(sorted(counts, key=len), table, sampling, "iid", counts)
+
+    return grow
+
+
+def without_replacement(branching: tuple[int, ...]) -> Grow:
+    """branching[l] siblings a node at level l (RSD-C), fewer where the support is smaller."""
+
+    def grow(table: LogitsTable, sampling: Sampling, chance: Chance) -> Proposal:
+        level, paths = [()], []
+        for width in branching:
+            below = []
+            for parent in level:
+                row = warp(table[(*START, *parent)], sampling).clone()
+                for _ in range(min(width, int((row > 0).sum()))):
+                    token = int(chance.categorical((row / row.sum())[None]))
+                    row[token] = 0.0
+                    below.append((*parent, token))
+            paths, level = paths + below, below
+        return tree(paths, table, sampling, "without_replacement")
+
+    return grow
+
+
+def likeliest(branching: tuple[int, ...]) -> Grow:
+    """The top of each row, no chance in it."""
+
+    def grow(table: LogitsTable, sampling: Sampling, chance: Chance) -> Proposal:
+        level, paths = [()], []
+        for width in branching:
+            tops = {p: table[(*START, *p)].topk(width).indices.tolist() for p in level}
+            level = [(*parent, token) for parent, top in tops.items() for token in top]
+            paths += level
+        return tree(paths, table, sampling, "deterministic")
+
+    return grow
+
+
+def tree(paths, table: LogitsTable, sampling: Sampling, draw, counts=None) -> Proposal:
+    index = {path: node for node, path in enumerate(paths)}
+    parents = sorted({path[:-1] for path in paths}, key=lambda p: (len(p), p))
+    rows = torch.stack([warp(table[(*START, *p)], sampling) for p in parents])
+    return Proposal(
+        tokens=torch.tensor([path[-1] for path in paths]),
+        parents=torch.tensor([index.get(path[:-1], -1) for path in paths]),
+        draw=draw,
+        draft_probs=None if draw == "deterministic" else rows,
+        rows=torch.tensor([parents.index(path[:-1]) for path in paths]),
+        counts=None if counts is None else torch.tensor([counts[path] for path in paths]),
+    )
+
+
+def target_logits(table: LogitsTable, proposal: Proposal) -> Tensor:
+    rows, paths = [table[START]], []
+    for token, parent in zip(proposal.tokens.tolist(), proposal.parents.tolist(), strict=True):
+        paths.append([*(paths[parent] if parent >= 0 else []), token])
+        rows.append(table[(*START, *paths[-1])])
+    return torch.stack(rows)
+
+
+def law_of_two(verifier, grow: Grow, target, draft, sampling: Sampling) -> Tensor:
+    """The joint law of the first two tokens: one round, completed by plain sampling. [V, V]."""
+    vocabulary = len(target[START])
+
+    def play(chance: Chance) -> tuple[int, ...]:
+        proposal = grow(draft, sampling, chance)
+        verdict = verifier.verify(proposal, target_logits(target, proposal), sampling, chance)
+        return (*proposal.tokens[verdict.path].tolist(), verdict.next_token)
+
+    law = torch.zeros(vocabulary, vocabulary, dtype=torch.float64)
+    for tokens, probability in enumerate_law(play).items():
+        if len(tokens) == 1:
+            law[tokens[0]] += probability * warp(target[(*START, *tokens)], sampling)
+        else:
+            law[tokens[:2]] += probability
+    return law
+
+
+def plain_law(target: LogitsTable, sampling: Sampling) -> Tensor:
+    first = warp(target[START], sampling)
+    return torch.stack(
+        [p * warp(target[(*START, token)], sampling) for token, p in enumerate(first)]
+    )
+
+
+LOSSLESS = {
+    "multi-round": (MultiRound, iid_paths(2, 2)),
+    "multi-round of three": (MultiRound, iid_paths(3, 1)),
+    "k-seq": (KSeq, iid_paths(2, 2)),
+    "k-seq of three": (KSeq, iid_paths(3, 1)),
+    "recursive": (RecursiveRejection, without_replacement((2, 2))),
+    "walk iid": (TargetWalk, iid_paths(2, 2)),
+    "walk without replacement": (TargetWalk, without_replacement((2, 2))),
+    "walk deterministic": (TargetWalk, likeliest((2, 2))),
+}
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
+@pytest.mark.parametrize("excluded", [0.0, 0.4], ids=["full", "supports apart"])
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_the_output_is_the_targets_own(name: str, excluded: float, sampling: Sampling) -> None:
+    verifier, grow = LOSSLESS[name]
+    target, draft = LogitsTable(1, 3, excluded), LogitsTable(2, 3, excluded)
+    law = law_of_two(verifier, grow, target, draft, sampling)
+    assert (law - plain_law(target, sampling)).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("rule", [MultiRound, KSeq, RecursiveRejection], ids=lambda r: r.name)
+def test_on_a_chain_every_rule_is_speculative_sampling(rule: TreeRejection) -> None:
+    target, draft, sampling = LogitsTable(5, 3), LogitsTable(6, 3), SAMPLINGS["temperature 1"]
+    law = law_of_two(rule, iid_paths(1, 2), target, draft, sampling)
+    chain = law_of_two(RejectionSampling(), iid_paths(1, 2), target, draft, sampling)
+    torch.testing.assert_close(law, chain, rtol=0, atol=1e-12)
+    accepted = [
+        enumerate_law(
+            lambda chance, verifier=verifier: play_length(verifier, target, draft, sampling, chance)
+        )
+        for verifier in (rule, RejectionSampling())
+    ]
+    assert accepted[0] == pytest.approx(accepted[1], abs=1e-12)
+
+
+def play_length(verifier, target, draft, sampling: Sampling, chance: Chance) -> int:
+    proposal = iid_paths(1, 2)(draft, sampling, chance)
+    verdict = verifier.verify(proposal, target_logits(target, proposal), sampling, chance)
+    return len(verdict.path)
+
+
+WRONG = {
+    "deterministic as independent": (MultiRound, likeliest((2, 2))),
+    "without replacement as independent": (MultiRound, without_replacement((2, 1))),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_rule_for_another_draw_is_biased_and_says_that_it_does_not_take_it(name: str) -> None:
+    """The control: what the pairing check refuses would indeed be wrong."""
+    verifier, grow = WRONG[name]
+    target, draft, sampling = LogitsTable(1, 3), LogitsTable(2, 3), SAMPLINGS["temperature 1"]
+
+    def with_rows(table: LogitsTable, sampling: Sampling, chance: Chance) -> Proposal:
+        found = grow(table, sampling, chance)
+        if found.draft_probs is not None:
+            return found
+        paths = [path_to(found, node) for node in range(len(found.tokens))]
+        return tree(paths, table, sampling, "iid")
+
+    law = law_of_two(verifier, with_rows, target, draft, sampling)
+    assert 0.5 * (law - plain_law(target, sampling)).abs().sum() > 0.01
+
+
+def path_to(proposal: Proposal, node: int) -> tuple[int, ...]:
+    parent = int(proposal.parents[node])
+    before = path_to(proposal, parent) if parent >= 0 else ()
+    return (*before, int(proposal.tokens[node]))
+
+
+def test_gamma_of_k_seq_by_hand() -> None:
+    """Bernoulli: target (1, 0), draft (1/2, 1/2), two tries: beta = min(1/2, 1/gamma) = 1/2 for
+    gamma <= 2, and 1 - 1/4 = gamma / 2 at gamma = 3/2; equal rows need none; one try is gamma 1."""
+    target, draft = torch.tensor([1.0, 0.0]).double(), torch.tensor([0.5, 0.5]).double()
+    assert k_seq_gamma(target, draft, 2) == pytest.approx(1.5, abs=1e-12)
+    assert k_seq_gamma(target, draft, 1) == 1.0
+    assert k_seq_gamma(draft, draft, 3) == pytest.approx(1.0, abs=1e-12)
+
+
+def test_a_greedy_target_is_walked_down_its_arg_maxes() -> None:
+    target, draft = LogitsTable(3, 3), LogitsTable(4, 3)
+    proposal = likeliest((3, 3))(draft, Sampling(), ArgMax())
+    verdict = TargetWalk.verify(proposal, target_logits(target, proposal), Sampling(), ArgMax())
+    first = int(target[START].argmax())
+    second = int(target[(*START, first)].argmax())
+    assert path_to(proposal, int(verdict.path[-1])) == (first, second)
+    assert verdict.next_token == int(target[(*START, first, second)].argmax())
+
+
+class ArgMax:
+    """Chance where there is none."""
+
+    def categorical(self, probs: Tensor) -> Tensor:
+        return probs.argmax(dim=-1)
+
+    def accept_run(self, probs: Tensor) -> int:
+        return int((probs > 0.5).cumprod(0).sum())

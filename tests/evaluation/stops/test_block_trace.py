@@ -1,0 +1,110 @@
+"""Replayed blocks are those of decoding: equal in greedy decoding, of one law in sampling."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from drafttrain.decoding.drafters import block
+from drafttrain.decoding.drafters.block import SpecDrafterDrafter
+from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.stopping import Entropy, FixedLength, HeadPolicy
+from drafttrain.decoding.types import Sampling
+from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
+from drafttrain.evaluation.stops.block_trace import log_block_trace
+from drafttrain.evaluation.stops.replay import Candidate
+from drafttrain.evaluation.stops.trace_log import TraceOptions
+from tests.decoding.drafters.test_block import CONVENTIONS, toy_drafter
+from tests.decoding.enumeration import enumerate_law, total_variation
+from tests.decoding.toys import ToyTarget, toy_source
+from tests.evaluation.stops.test_trace_log import decoded_rounds, random_head, replayed_rounds
+from tests.models.test_spec_drafter import shared, tiny_drafter
+from tests.tiny_models import VOCAB
+
+GREEDY = Sampling()
+
+
+@pytest.mark.parametrize("convention", ["anchored, coupled", "paper", "paper, bidirectional"])
+def test_greedy_replay_equals_decoding_round_for_round(convention, monkeypatch):
+    monkeypatch.setattr(block, "CANDIDATES", VOCAB)  # coupled slots look at every token
+    target = CachedModel(shared("marian"))
+    target.model.generation_config.min_new_tokens = 10
+    drafter = tiny_drafter("marian", decoder_layers=2, **CONVENTIONS[convention])
+    torch.manual_seed(0)
+    for parameter in drafter.parameters():
+        parameter.data += 0.02 * torch.randn_like(parameter)
+    head, slots, chance = random_head(16), 4, SampledChance(torch.Generator())
+    pairs = [
+        (FixedLength(4), Candidate("fixed", 4)),
+        (Entropy(2.0, 4), Candidate("entropy", 2.0, max_draft=4)),
+        (HeadPolicy(head, 0.4, 4), Candidate("head", 0.4, "D", 4)),
+        (HeadPolicy(head, 0.1, 4), Candidate("head", 0.1, "D", 4)),
+    ]
+    for ids in ([5, 9, 20, 7, 1], [8, 30, 1]):
+        source = make_source(ids, target.model)
+
+        def decode(drafts, stop, source=source):
+            decoder = Decoder(target, drafts, stop, GreedyMatch(), GREEDY, chance)
+            return decoder.decode_all([source], 15)[0]
+
+        text = decode(NoDrafter(), FixedLength(1)).tokens
+        options = TraceOptions(GREEDY, 15, slots)
+        trace = log_block_trace(target, drafter, source, text, options, chance)
+        for stop, candidate in pairs:
+            output = decode(SpecDrafterDrafter(drafter), stop)
+            assert output.tokens == text
+            assert replayed_rounds(trace, candidate, head) == decoded_rounds(output), candidate.name
+
+
+@pytest.mark.parametrize("kind", ["fixed", "entropy", "head"])
+@pytest.mark.parametrize(
+    "settings", [{"slots": "anchored"}, {"slots": "paper", "coupling_rank": 3}]
+)
+def test_replayed_blocks_have_the_law_of_decoding(settings, kind):
+    target, drafter = ToyTarget(vocabulary=4, seed=1), toy_drafter(**settings)
+    sampling, head, max_new_tokens, slots = Sampling(1.0, top_k=2), random_head(8), 4, 3
+    options = TraceOptions(sampling, max_new_tokens, slots)
+    seeded = SampledChance(torch.Generator().manual_seed(0))
+    seen = log_block_trace(target, drafter.model, toy_source(), [2, 3, 2, 3], options, seeded)
+    # so that the entropy policy stops now and then; off the median, where rounding would decide
+    nats = float(np.median(seen.entropies)) + 1e-9
+    stop, candidate = {
+        "fixed": (FixedLength(3), Candidate("fixed", 3)),
+        "entropy": (Entropy(nats, 3), Candidate("entropy", nats, max_draft=3)),
+        "head": (HeadPolicy(head, 0.3, 3), Candidate("head", 0.3, "D", 3)),
+    }[kind]
+
+    def decode(chance):
+        decoder = Decoder(target, drafter, stop, RejectionSampling(), sampling, chance)
+        output = decoder.decode_all([toy_source()], max_new_tokens)[0]
+        return tuple(output.tokens), tuple(decoded_rounds(output))
+
+    def replay_one(chance):
+        plain = Decoder(target, NoDrafter(), FixedLength(1), RejectionSampling(), sampling, chance)
+        text = plain.decode_all([toy_source()], max_new_tokens)[0].tokens
+        trace = log_block_trace(target, drafter.model, toy_source(), text, options, chance)
+        return tuple(text), tuple(replayed_rounds(trace, candidate, head))
+
+    law, replayed = enumerate_law(decode), enumerate_law(replay_one)
+    assert len({rounds for _, rounds in law}) > 2, "the pair is too simple to show anything"
+    assert total_variation(law, replayed) < 1e-9
+
+
+def test_slots_of_several_tosses_share_their_states():
+    target, drafter = ToyTarget(vocabulary=4, seed=1), toy_drafter(slots="anchored")
+    options = TraceOptions(Sampling(1.0), 6, depth=3, replicates=3)
+    chance = SampledChance(torch.Generator().manual_seed(0))
+    trace = log_block_trace(target, drafter.model, toy_source(), [2, 3, 2, 3], options, chance)
+    assert trace.run.shape == (3, 4)
+    assert np.array_equal(trace.index[0], trace.index[1])
+    assert len(trace.states) == int(trace.longest[0].sum()) == 3 + 3 + 3 + 2
+
+
+def test_replay_couples_the_same_candidates_as_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block, "CANDIDATES", 2)
+    settings = {"slots": "paper", "coupling_rank": 3}
+    test_replayed_blocks_have_the_law_of_decoding(settings, "fixed")

@@ -1,0 +1,163 @@
+"""Replayed rounds are those of decoding: equal in greedy decoding, of one law in sampling."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from drafttrain.decoding.drafters.causal import CausalDrafter
+from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.stopping import Entropy, FixedLength, HeadPolicy
+from drafttrain.decoding.types import Output, Sampling
+from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
+from drafttrain.evaluation.stops.replay import (
+    Candidate,
+    draft_lengths,
+    emit,
+    play,
+    predicted_acceptance,
+)
+from drafttrain.evaluation.stops.trace import Trace
+from drafttrain.evaluation.stops.trace_log import TraceOptions, check_ends, log_trace
+from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
+from drafttrain.models.draft_states import ROW_FEATURES, StateKind
+from tests.decoding.enumeration import enumerate_law, total_variation
+from tests.tiny_models import tiny_model
+
+GREEDY = Sampling()
+DEPTH = 6
+
+
+def near_copy(model: PreTrainedModel, noise: float, seed: int) -> PreTrainedModel:
+    """A drafter that often agrees with its target."""
+    torch.manual_seed(seed)
+    other = tiny_model(model.config.model_type.replace("_", "-"))
+    other.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter += noise * torch.randn_like(parameter)
+    return other
+
+
+def random_head(width: int, seed: int = 0, state: StateKind = "token") -> AcceptanceHead:
+    torch.manual_seed(seed)
+    width += ROW_FEATURES if state == "drawn" else 0
+    config = AcceptanceHeadConfig(hidden_size=width, depth=1, state=state)
+    head = AcceptanceHead(config).double().eval()
+    head.out.weight.data *= 3.0
+    head.out.bias.data += 1.5
+    return head
+
+
+def replayed_rounds(trace: Trace, candidate: Candidate, head: AcceptanceHead | None = None):
+    """(start, drafted, accepted) of every round of the first toss."""
+    acceptance = {} if head is None else predicted_acceptance(trace, {"D": head})
+    lengths = draft_lengths(trace, acceptance, [candidate])
+    starts = np.flatnonzero(play(trace, lengths)[0, 0])
+    _, accepted = emit(trace, lengths)
+    return [(int(p), int(lengths[0, 0, p]), int(accepted[0, 0, p])) for p in starts]
+
+
+def decoded_rounds(output: Output):
+    start, rounds = 0, []
+    for played in output.rounds:
+        accepted = min(len(played.path), len(played.emitted))
+        rounds.append((start, len(played.drafted), accepted))
+        start += len(played.emitted)
+    return rounds
+
+
+def policies(head: AcceptanceHead):
+    pairs = [(FixedLength(k), Candidate("fixed", k)) for k in (1, 3, 6)]
+    pairs += [
+        (Entropy(nats, DEPTH), Candidate("entropy", nats, max_draft=DEPTH)) for nats in (1.0, 2.5)
+    ]
+    for h in (0.2, 0.5, 0.8):
+        pairs.append((HeadPolicy(head, h, DEPTH), Candidate("head", h, "D", DEPTH)))
+    return pairs
+
+
+@pytest.mark.parametrize("reads", ["token", "drawn"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "t5"])
+@pytest.mark.parametrize("max_new_tokens", [7, 30])
+def test_greedy_replay_equals_decoding_round_for_round(family, max_new_tokens, reads):
+    target_model = tiny_model(family)
+    drafter_model = near_copy(target_model, 0.05, seed=1)
+    target, drafter = CachedModel(target_model), CachedModel(drafter_model)
+    head = random_head(16, state=reads)
+    chance = SampledChance(torch.Generator().manual_seed(0))
+    rejections = 0
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        ids = torch.randint(4, 40, (5,), generator=generator).tolist()
+        source = make_source(ids, target_model)
+        plain = Decoder(target, NoDrafter(), FixedLength(1), GreedyMatch(), GREEDY, chance)
+        text = plain.decode_all([source], max_new_tokens)[0].tokens
+        options = TraceOptions(GREEDY, max_new_tokens, DEPTH, reads=reads)
+        trace = log_trace(target, drafter, source, text, options, chance)
+        for stop, candidate in policies(head):
+            decoder = Decoder(target, CausalDrafter(drafter), stop, GreedyMatch(), GREEDY, chance)
+            output = decoder.decode_all([source], max_new_tokens)[0]
+            assert output.tokens == text
+            found = replayed_rounds(trace, candidate, head)
+            assert found == decoded_rounds(output), (seed, candidate.name)
+            rejections += sum(drafted > accepted for _, drafted, accepted in found)
+    assert rejections > 5, "too few rejections to show anything"
+
+
+@pytest.mark.parametrize(
+    ("sampling", "kind", "depth"),
+    [
+        (Sampling(1.0, top_k=2), "fixed", 3),
+        (Sampling(1.0, top_k=2), "head", 3),
+        (Sampling(3.0, top_p=0.7), "head", 2),
+        (Sampling(1.0, top_k=2), "drawn", 3),
+    ],
+)
+def test_replayed_rounds_have_the_law_of_decoding(sampling, kind, depth):
+    """Outputs and rounds together, every outcome of every random choice summed."""
+    target_model = tiny_model("llama", vocab_size=4, num_hidden_layers=1)
+    drafter_model = tiny_model("llama", seed=9, vocab_size=4, num_hidden_layers=1)
+    target, drafter = CachedModel(target_model), CachedModel(drafter_model)
+    reads = "drawn" if kind == "drawn" else "token"
+    head = random_head(16, seed=3 if reads == "drawn" else 2, state=reads)
+    source, max_new_tokens = make_source([2, 3], target_model), depth + 1
+    stop = FixedLength(depth) if kind == "fixed" else HeadPolicy(head, 0.5, depth)
+    fixed, by_head = Candidate("fixed", depth), Candidate("head", 0.5, "D", depth)
+    candidate = fixed if kind == "fixed" else by_head
+
+    def decode(chance):
+        decoder = Decoder(
+            target, CausalDrafter(drafter), stop, RejectionSampling(), sampling, chance
+        )
+        output = decoder.decode_all([source], max_new_tokens)[0]
+        return tuple(output.tokens), tuple(decoded_rounds(output))
+
+    def replay_one(chance):
+        plain = Decoder(target, NoDrafter(), FixedLength(1), RejectionSampling(), sampling, chance)
+        text = plain.decode_all([source], max_new_tokens)[0].tokens
+        options = TraceOptions(sampling, max_new_tokens, depth, reads=reads)
+        trace = log_trace(target, drafter, source, text, options, chance)
+        return tuple(text), tuple(replayed_rounds(trace, candidate, head))
+
+    law, replayed = enumerate_law(decode), enumerate_law(replay_one)
+    drafted = defaultdict(float)
+    for (_, rounds), probability in law.items():
+        drafted[rounds[0][1:]] += probability
+    assert len(drafted) > 2, "the pair is too simple to show anything"
+    assert abs(sum(replayed.values()) - 1.0) < 1e-9
+    assert total_variation(law, replayed) < 1e-9
+
+
+def test_a_drafter_that_goes_on_after_the_targets_eos_is_refused():
+    target_model, drafter_model = tiny_model("llama"), tiny_model("llama", seed=5)
+    drafter_model.generation_config.eos_token_id = 7
+    with pytest.raises(ValueError, match="ends its outputs with token 1.*eos_token_id = \\[7\\]"):
+        check_ends(CachedModel(target_model), CachedModel(drafter_model))

@@ -1,0 +1,60 @@
+"""E(A) against accepted tokens: hand-made rounds."""
+
+import numpy as np
+import pytest
+
+from drafttrain.decoding.types import Output, Round
+from drafttrain.evaluation.bootstrap import draw_resamples
+from drafttrain.evaluation.trees.expectation import compare_expectation
+
+
+def output_of(*rounds):
+    """(expected, accepted) of each round; the last token accepted is cut."""
+    played = [
+        Round(0, range(9), range(accepted), range(accepted), depth=9, expected=expected, passes=9)
+        for expected, accepted in rounds
+    ]
+    return Output([], played)
+
+
+OUTPUTS = [
+    output_of((0.5, 0), (1.5, 1), (None, 0)),
+    output_of((0.5, 1), (2.5, 2), (2.5, 4)),
+]
+
+
+def test_rounds_with_an_expectation_are_counted_and_averaged():
+    found = compare_expectation(OUTPUTS, draw_resamples(2, 20))
+    assert found.rounds == 5
+    assert found.expected == pytest.approx(7.5 / 5)
+    assert found.accepted.value == pytest.approx(8 / 5)
+
+
+def test_correlation_is_pearsons_over_rounds():
+    found = compare_expectation(OUTPUTS, draw_resamples(2, 20))
+    known = np.corrcoef([0.5, 1.5, 0.5, 2.5, 2.5], [0, 1, 1, 2, 4])[0, 1]
+    assert found.correlation.value == pytest.approx(known)
+    alone = [np.corrcoef([0.5, 1.5], [0, 1])[0, 1], np.corrcoef([0.5, 2.5, 2.5], [1, 2, 4])[0, 1]]
+    assert found.correlation.high == pytest.approx(max(*alone, known))
+    assert found.correlation.low == pytest.approx(min(*alone, known))
+
+
+def test_bins_hold_rounds_of_similar_expectation():
+    found = compare_expectation(OUTPUTS, draw_resamples(2, 20), bins=2)
+    assert [(one.rounds, one.expected, one.accepted.value) for one in found.bins] == [
+        (2, pytest.approx(0.5), pytest.approx(0.5)),
+        (3, pytest.approx(6.5 / 3), pytest.approx(7 / 3)),
+    ]
+    low, high = found.bins[1].accepted.low, found.bins[1].accepted.high
+    assert (low, high) == (pytest.approx(1.0), pytest.approx(3.0))  # either prompt alone
+
+
+def test_equal_expectations_are_one_bin_without_a_correlation():
+    found = compare_expectation([output_of((1.0, 0), (1.0, 2))], draw_resamples(1, 20))
+    assert found.correlation is None
+    assert [(one.rounds, one.accepted.value) for one in found.bins] == [(2, 1.0)]
+
+
+def test_rounds_without_expectations_are_refused():
+    with pytest.raises(ValueError, match="decode with an opt-tree"):
+        compare_expectation([output_of((None, 1))], draw_resamples(1, 20))

@@ -1,0 +1,198 @@
+"""The trees compared at equal depth and budget: RSD's Appendix C.3, written out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from drafttrain.build.trees import build_shape, tree_settings, tree_stop
+from drafttrain.config.base import ConfigError
+from drafttrain.config.decode import DecodeConfig
+from drafttrain.config.reading import validate_settings
+from drafttrain.evaluation.trees.methods import EAGLE_NODES, expand_methods
+
+BEAMS_AT_DEPTH = {  # C.3.1: (K, L) of SpecTr and RSD-S
+    2: [(2, 2), (3, 2)],
+    3: [(3, 3), (4, 3)],
+    4: [(5, 4), (7, 4)],
+    5: [(6, 5), (12, 5)],
+}
+BRANCHINGS_AT_DEPTH = {  # C.3.1: b of RSD-C
+    2: [(2, 2), (2, 1), (3, 1)],
+    3: [(2, 2, 2), (3, 1, 1), (4, 1, 1)],
+    4: [(2, 2, 2, 2), (5, 1, 1, 1), (7, 1, 1, 1)],
+    5: [(2, 2, 2, 2, 2), (6, 1, 1, 1, 1), (12, 1, 1, 1, 1)],
+}
+BEAMS_AT_BUDGET = {  # C.3.2
+    6: [(2, 3), (3, 2)],
+    10: [(2, 5), (5, 2)],
+    14: [(2, 7), (7, 2)],
+    21: [(3, 7), (7, 3)],
+    30: [(5, 6), (6, 5)],
+}
+BRANCHINGS_AT_BUDGET = {  # C.3.2
+    6: [(2, 1, 1), (2, 2), (3, 1)],
+    10: [(2, 1, 1, 1, 1), (2, 2, 1), (5, 1)],
+    14: [(2, 1, 1, 1, 1, 1, 1), (2, 2, 2), (7, 1)],
+    21: [(3, 1, 1, 1, 1, 1, 1), (3, 2, 2), (7, 1, 1)],
+    30: [(2, 2, 2, 2), (5, 1, 1, 1, 1, 1), (6, 1, 1, 1, 1)],
+}
+EVERY_METHOD = ["sd", "spectr", "specinfer", "rsd-c", "rsd-s", "opt-tree", "binary", "sequoia"]
+
+
+def decode(temperature: float = 1.0, **groups: dict) -> DecodeConfig:
+    values = {"drafter": "small", "sampling": {"temperature": temperature, "top_k": 50}}
+    return validate_settings(DecodeConfig, values | groups)
+
+
+def beams(found: list[DecodeConfig]) -> list[tuple[int, int]]:
+    return [(config.tree.width, config.stop.k) for config in found]
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "verifier"),
+    [("spectr", "paths", "k-seq"), ("specinfer", "paths", "multi-round"), ("rsd-s", "rsd-s", None)],
+)
+def test_paths_and_beams_are_the_papers(method, kind, verifier):
+    for depth, expected in BEAMS_AT_DEPTH.items():
+        found = expand_methods(decode(), [method], [depth], [])
+        assert beams(found) == expected
+        assert {config.tree.kind for config in found} == {kind}
+        assert {config.verifier.kind for config in found} == {verifier or "auto"}
+    for budget, expected in BEAMS_AT_BUDGET.items():
+        assert beams(expand_methods(decode(), [method], [], [budget])) == expected
+
+
+def test_branchings_are_the_papers_and_as_deep_as_they_are_long():
+    for axis, table in ((0, BRANCHINGS_AT_DEPTH), (1, BRANCHINGS_AT_BUDGET)):
+        for value, expected in table.items():
+            wanted = ([], [])
+            wanted[axis].append(value)
+            found = expand_methods(decode(), ["rsd-c"], *wanted)
+            assert [config.tree.branching for config in found] == expected
+            assert [config.stop.k for config in found] == [len(b) for b in expected]
+
+
+def test_a_chain_is_as_long_as_the_depth_or_the_budget():
+    found = expand_methods(decode(), ["sd"], [2, 5], [6, 30])
+    assert [(config.tree.kind, config.stop.k) for config in found] == [
+        ("none", 2),
+        ("none", 5),
+        ("none", 6),
+        ("none", 30),
+    ]
+
+
+@pytest.mark.parametrize("method", EVERY_METHOD)
+@pytest.mark.parametrize("budget", [6, 10, 14, 21, 30])
+def test_every_tree_of_a_budget_has_just_as_many_tokens(method, budget):
+    by_rank = {"tree": {"by_rank": (0.4, 0.3, 0.2, 0.1)}} if method == "sequoia" else {}
+    found = expand_methods(decode(**by_rank), [method], [], [budget])
+    assert found
+    for config in found:
+        depth = tree_stop(config).k
+        assert tree_settings(config.tree, depth)["nodes"] == budget
+        shape = None if config.tree.kind == "none" else build_shape(config.tree, depth)
+        if config.tree.kind in ("binary", "sequoia"):
+            assert len(shape.paths) == budget
+
+
+@pytest.mark.parametrize("method", ["sd", "spectr", "specinfer", "rsd-c", "rsd-s", "binary"])
+@pytest.mark.parametrize("depth", [2, 3, 4, 5])
+def test_every_tree_of_a_depth_is_as_deep_and_no_larger_than_rsd_cs_binary_one(method, depth):
+    for config in expand_methods(decode(), [method], [depth], []):
+        facts = tree_settings(config.tree, config.stop.k)
+        assert facts["depth"] == depth
+        assert facts["nodes"] <= 2 ** (depth + 1) - 2
+
+
+def test_a_binary_tree_has_the_depth_that_its_tokens_fill():
+    found = expand_methods(decode(), ["binary"], [], [6, 7, 30])
+    assert [config.stop.k for config in found] == [2, 3, 4]
+
+
+def test_opt_trees_of_a_budget_stop_by_gain_with_what_was_given():
+    given = decode(stop={"kind": "gain", "delta": 0.4, "max_draft": 9})
+    [at_depth, at_budget] = expand_methods(given, ["opt-tree"], [2], [14])
+    assert (at_depth.tree.nodes, at_depth.stop.kind, at_depth.stop.k) == (6, "fixed", 2)
+    assert (at_budget.tree.nodes, at_budget.stop.kind) == (14, "gain")
+    assert (at_budget.stop.delta, at_budget.stop.max_draft) == (0.4, 9)
+
+
+def test_what_depths_and_budgets_share_is_measured_once():
+    found = expand_methods(decode(), ["rsd-c", "binary", "rsd-s"], [2, 3, 4], [6, 14, 30])
+    assert len({str(config.model_dump()) for config in found}) == len(found)
+    branchings = [config.tree.branching for config in found if config.tree.kind == "rsd-c"]
+    assert branchings.count((2, 2)) == branchings.count((3, 1)) == branchings.count((2, 2, 2)) == 1
+    assert len([config for config in found if config.tree.kind == "binary"]) == 3
+    assert len([config for config in found if config.tree.kind == "rsd-s"]) == 6 + 6 - 1  # (3, 2)
+
+
+def test_greedy_decoding_has_one_verifier_so_that_spectr_and_specinfer_are_the_same():
+    given = decode(0.0, tree={"draft_temperature": 0.7})
+    found = expand_methods(given, ["spectr", "specinfer", "rsd-s", "opt-tree"], [2], [])
+    assert [(config.tree.kind, config.verifier.kind) for config in found] == [
+        *[("paths", "auto")] * 2,
+        *[("rsd-s", "auto")] * 2,
+        ("opt-tree", "auto"),
+    ]
+    assert [config.tree.draft_temperature for config in found] == [0.7] * 5
+
+
+def test_sampling_and_drafter_are_everywhere_those_given():
+    found = expand_methods(decode(0.3), EVERY_METHOD, [2], [6])
+    assert {config.drafter for config in found} == {"small"}
+    assert {config.sampling for config in found} == {decode(0.3).sampling}
+
+
+def test_several_drafters_share_as_many_paths_as_one_has():
+    given = decode(tree={"drafters": ("other",)})
+    found = expand_methods(given, ["specinfer"], [2, 5], [6])
+    assert beams(found) == [(1, 2), (3, 5), (6, 5), (1, 3)]
+    for config in found:
+        assert config.tree.drafters == ("other",)
+    assert tree_settings(found[0].tree, 2)["nodes"] == 4  # two drafters, one path each
+    [first, *_] = expand_methods(given, ["spectr"], [2], [])
+    assert first.tree.drafters == ()
+    with pytest.raises(ConfigError, match="depth = 4: 2 drafters cannot share 5 or 7 paths evenly"):
+        expand_methods(given, ["specinfer"], [4], [])
+
+
+def test_eagles_tree_is_compared_at_its_own_size():
+    [only] = expand_methods(decode(), ["eagle"], [], [EAGLE_NODES])
+    assert len(build_shape(only.tree, only.stop.k).paths) == EAGLE_NODES == 25
+    with pytest.raises(ConfigError, match="eagle's tree has 25 tokens.*--budget 25"):
+        expand_methods(decode(), ["eagle"], [5], [30])
+
+
+@pytest.mark.parametrize(
+    ("methods", "depths", "budgets", "message"),
+    [
+        (["sd"], [], [], "methods are given without depth or budget"),
+        ([], [2], [], "depth/budget are given without methods"),
+        (["rsd-s"], [6], [], "depth = 6: .* no trees of rsd-s there; use 2, 3, 4, 5"),
+        (["rsd-c"], [], [7], "budget = 7: .* no trees of rsd-c there; use 6, 10, 14, 21, 30"),
+    ],
+)
+def test_what_methods_cannot_be_compared_at_is_refused(methods, depths, budgets, message):
+    with pytest.raises(ConfigError, match=message):
+        expand_methods(decode(), methods, depths, budgets)
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ({"tree": {"kind": "rsd-s"}}, "tree.kind = 'rsd-s' is of one tree"),
+        ({"tree": {"width": 3}}, "tree.width = 3 is of one tree"),
+        ({"tree": {"nodes": 9}}, "tree.nodes = 9 is of one tree"),
+        ({"tree": {"branching": (2,)}}, r"tree.branching = \(2,\) is of one tree"),
+        ({"stop": {"k": 4}}, "stop.k = 4 is of one tree"),
+        ({"stop": {"kind": "entropy"}}, "stop.kind = 'entropy' is of one tree"),
+    ],
+)
+def test_settings_of_one_tree_do_not_go_with_methods(groups, message):
+    with pytest.raises(ConfigError, match=message):
+        expand_methods(decode(**groups), ["sd"], [2], [])
+
+
+def test_no_methods_are_no_trees():
+    assert expand_methods(decode(stop={"k": 4}), [], [], []) == []

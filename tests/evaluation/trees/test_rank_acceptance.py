@@ -1,0 +1,104 @@
+"""Acceptance by rank: counted by hand on scripted rows, and the target's law on average."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from drafttrain.decoding.drafters.causal import CausalDrafter
+from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.types import Sampling
+from drafttrain.evaluation.trees.rank_acceptance import measure_acceptance_by_rank
+from tests.decoding.toys import ToyModel, ToyTarget, toy_prompt
+from tests.evaluation.scripted import plain_tokens
+from tests.tiny_models import tiny_model
+
+PROMPTS = [[5, 6, 7], [9, 3, 30], [12, 4, 20, 33]]
+LENGTH = 9
+
+
+def seeded(seed: int = 0) -> SampledChance:
+    return SampledChance(torch.Generator().manual_seed(seed))
+
+
+def greedy_ranks(ranks: int, seed: int = 5) -> tuple[tuple[float, ...], list[int]]:
+    """Measured on three prompts, and the rank of every token of plain decoding, by hand."""
+    model, drafter = tiny_model("llama", seed=3), tiny_model("llama", seed=seed)
+    sources = [make_source(ids, model) for ids in PROMPTS]
+    measured = measure_acceptance_by_rank(
+        CachedModel(model),
+        CausalDrafter(CachedModel(drafter)),
+        Sampling(),
+        seeded(),
+        sources,
+        LENGTH,
+        ranks,
+    )
+    by_hand = []
+    for ids in PROMPTS:
+        tokens = plain_tokens(model, ids, LENGTH)
+        with torch.inference_mode():
+            logits = drafter(torch.tensor([ids + tokens])).logits[0]
+        for place, token in enumerate(tokens):
+            row = logits[len(ids) + place - 1]
+            by_hand.append(int((row > row[token]).sum()))
+    return measured, by_hand
+
+
+def test_a_drafter_that_is_the_target_has_the_token_as_its_first_choice():
+    measured, by_hand = greedy_ranks(4, seed=3)
+    assert set(by_hand) == {0}
+    assert measured == (1.0, 0.0, 0.0, 0.0)
+
+
+def test_greedy_shares_are_those_of_the_rounds_that_drafted():
+    """With all 40 tokens as a level every round accepts one, and its bonus is not judged."""
+    measured, _ = greedy_ranks(40)
+    assert len(measured) == 40
+    assert sum(measured) == pytest.approx(1.0, abs=1e-12)
+    model = tiny_model("llama", seed=3)
+    judged = []
+    for ids in PROMPTS:
+        tokens = plain_tokens(model, ids, LENGTH)
+        with torch.inference_mode():
+            logits = tiny_model("llama", seed=5)(torch.tensor([ids + tokens])).logits[0]
+        # rounds of two tokens; the last token of all is drafted for only where one more fits
+        for place in range(0, len(tokens), 2):
+            if place < LENGTH - 1:
+                row = logits[len(ids) + place - 1]
+                judged.append(int((row > row[tokens[place]]).sum()))
+    assert measured == tuple(judged.count(rank) / len(judged) for rank in range(40))
+
+
+def test_sampled_shares_are_the_targets_probabilities_of_the_drafters_choices():
+    """One token a prompt: the shares tend to t(rank) of one known row."""
+    target, drafter = ToyTarget(1), ToyModel(2)
+    measured = measure_acceptance_by_rank(
+        target,
+        CausalDrafter(drafter),
+        Sampling(1.3),
+        seeded(),
+        [toy_prompt()] * 600,
+        max_new_tokens=2,
+        ranks=3,
+    )
+    prefix = toy_prompt().prefix.tolist()
+    choices = drafter.table[prefix].argsort(descending=True)
+    expected = (target.table[prefix] / 1.3).softmax(dim=-1)[choices]
+    assert measured == pytest.approx(expected.tolist(), abs=0.06)
+    assert sum(measured) == pytest.approx(1.0)
+
+
+def test_ranks_are_at_most_the_vocabulary():
+    measured, _ = greedy_ranks(100)
+    assert len(measured) == 40
+
+
+def test_outputs_too_short_for_a_draft_are_refused():
+    model = tiny_model("llama")
+    target = CachedModel(model)
+    with pytest.raises(ValueError, match="no round drafted anything; give longer outputs"):
+        measure_acceptance_by_rank(
+            target, CausalDrafter(target), Sampling(), seeded(), [make_source([5], model)], 1
+        )

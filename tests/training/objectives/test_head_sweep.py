@@ -1,0 +1,240 @@
+"""Heads trained together: losses by hand, gradients however a step is cut, each as if alone."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from drafttrain.config.recipes import HeadConfig, TrainConfig
+from drafttrain.data.batches.head_batches import HeadBatch, whole_batch
+from drafttrain.training.loop import Interrupted, Task, make_accelerator, train
+from drafttrain.training.losses import acceptance_loss, acceptance_loss_slope, binary_kl
+from drafttrain.training.objectives import head_sweep
+from drafttrain.training.objectives.head_sweep import HeadSweep, make_heads
+from tests.training.test_loop import equal, logged, stop_at
+
+WIDTH = 6
+SWEEP = HeadConfig(depths=(0, 1, 3), rejection_weights=(1.0, 6.0))
+SETTINGS = TrainConfig(
+    max_steps=6,
+    threads=1,
+    batch_tokens=40,
+    learning_rate=1e-2,
+    warmup=2,
+    clip=0.05,
+    checkpoint_every=2,
+    validate_every=3,
+    log_every=1,
+)
+
+
+class Rows(Dataset):
+    """Twelve rows of 3 to 14 random positions, drawn anew in each of two mixes."""
+
+    sizes = np.arange(3, 15)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitems__(self, keys) -> list[HeadBatch]:
+        rows = []
+        for epoch, row in keys:
+            random = torch.Generator().manual_seed(100 * (epoch % 2) + row)
+            hidden = torch.randn(int(self.sizes[row]), WIDTH, generator=random)
+            rows.append((hidden, (hidden[:, 0] + 1).clamp(0, 1)))
+        return [HeadBatch(torch.cat([h for h, _ in rows]), torch.cat([p for _, p in rows]))]
+
+
+def make_task(settings: HeadConfig = SWEEP, validate=None) -> Task:
+    sweep = HeadSweep(make_heads(settings, WIDTH, seed=0, mean_acceptance=0.7))
+    return Task(sweep, Rows(), Rows.sizes, whole_batch, validate, sweep.parts)
+
+
+def trained(task: Task, settings: TrainConfig, run: Path) -> dict[str, torch.Tensor]:
+    run.mkdir(parents=True, exist_ok=True)
+    train(make_accelerator(settings, run), task, settings, run)
+    return {
+        f"{name}.{key}": value.clone()
+        for name, head in task.parts.items()
+        for key, value in head.state_dict().items()
+    }
+
+
+def batch_of(count: int, dtype: torch.dtype = torch.float64) -> HeadBatch:
+    random = torch.Generator().manual_seed(count)
+    hidden = torch.randn(count, WIDTH, generator=random, dtype=dtype)
+    return HeadBatch(hidden, torch.rand(count, generator=random, dtype=dtype))
+
+
+def test_loss_by_hand() -> None:
+    """P = 0.25 against P^ = 0.5, w_rej = 6: 0.25 log 2 + 6 * 0.75 log 2, of weight 0.25 + 4.5."""
+    loss, weight = acceptance_loss(torch.tensor([0.0]), torch.tensor([0.25]), 6.0)
+    assert loss.item() == pytest.approx(4.75 * math.log(2))
+    assert weight.item() == pytest.approx(4.75)
+    logit = torch.tensor([math.log(0.8 / 0.2)])
+    loss, _ = acceptance_loss(logit, torch.tensor([0.5]), 3.0)
+    assert loss.item() == pytest.approx(-0.5 * math.log(0.8) - 1.5 * math.log(0.2))
+
+
+def test_extreme_logits_and_labels_stay_finite() -> None:
+    logits = torch.tensor([1e4, -1e4, 1e4, -1e4])
+    labels = torch.tensor([1.0, 0.0, 0.0, 1.0])
+    loss, _ = acceptance_loss(logits, labels, 2.0)
+    assert loss.tolist() == [0.0, 0.0, 2e4, 1e4]
+    assert acceptance_loss_slope(logits, labels, 2.0).tolist() == [0.0, 0.0, 2.0, -1.0]
+    assert binary_kl(logits, labels).tolist() == [0.0, 0.0, 1e4, 1e4]
+
+
+def test_binary_kl_by_hand_and_zero_where_the_prediction_is_the_label() -> None:
+    labels = torch.tensor([0.0, 0.2, 0.5, 0.9, 1.0], dtype=torch.float64)
+    assert binary_kl(torch.logit(labels, eps=1e-12), labels).abs().max() < 1e-10
+    kl = binary_kl(torch.tensor([math.log(3.0)]), torch.tensor([0.5]))  # P^ = 3/4
+    assert kl.item() == pytest.approx(0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25))
+
+
+def test_slope_is_the_derivative_of_the_loss() -> None:
+    logits = torch.randn(4, 7, dtype=torch.float64, requires_grad=True)
+    labels = torch.rand(7, dtype=torch.float64)
+    weights = torch.tensor([1.0, 3.0, 6.0, 12.0], dtype=torch.float64)[:, None]
+    (slope,) = torch.autograd.grad(acceptance_loss(logits, labels, weights)[0].sum(), logits)
+    assert (slope - acceptance_loss_slope(logits, labels, weights)).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    "depths", [(0,), (1,), (4,), (0, 2), (3, 0, 1, 4), (2, 3)], ids=lambda d: f"D{d}"
+)
+@pytest.mark.parametrize("rows", [64, 512], ids=["many pieces", "one piece"])
+def test_sums_and_gradients_are_those_of_each_head_by_itself(
+    depths: tuple[int, ...], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head_sweep, "PIECE_BYTES", {"cpu": 1})
+    monkeypatch.setattr(head_sweep, "LEAST_ROWS", rows)
+    settings = HeadConfig(depths=depths, rejection_weights=(1.0, 6.0))
+    sweep = HeadSweep(make_heads(settings, WIDTH, seed=0)).double()
+    batch = batch_of(150)
+    sums = sweep(batch, 0.0)
+    scale = torch.arange(1, len(sweep.model) + 1, dtype=torch.float64)
+    (sums.loss * scale).sum().backward()
+    for index, head in enumerate(sweep.model):
+        found = [parameter.grad for parameter in head.parameters()]
+        logits = head(batch.hidden)
+        losses, weights = acceptance_loss(logits, batch.acceptance, head.config.rejection_weight)
+        assert sums.loss[index].item() == pytest.approx(losses.sum().item(), rel=1e-12)
+        assert sums.weight[index].item() == pytest.approx(weights.sum().item(), rel=1e-12)
+        right = ((logits > 0) == (batch.acceptance > 0.5)).sum()
+        assert sums.correct[index] == right and sums.counted[index] == 150
+        expected = torch.autograd.grad(losses.sum() * scale[index], list(head.parameters()))
+        for one, other in zip(found, expected, strict=True):
+            assert (one - other).abs().max() < 1e-10
+
+
+def test_sums_do_not_depend_on_how_the_batch_is_split() -> None:
+    sweep = HeadSweep(make_heads(SWEEP, WIDTH, seed=0)).double()
+    batch = batch_of(50)
+    whole = sweep(batch, 0.0)
+    parts = [
+        sweep(HeadBatch(batch.hidden[span], batch.acceptance[span]), 0.0)
+        for span in (slice(0, 0), slice(0, 7), slice(7, 50))
+    ]
+    for total, *pieces in zip(whole, *parts, strict=True):
+        assert (total - sum(pieces)).abs().max() < 1e-10
+
+
+def test_an_empty_batch_keeps_a_graph() -> None:
+    sweep = HeadSweep(make_heads(SWEEP, WIDTH, seed=0))
+    sums = sweep(HeadBatch(torch.empty(0, WIDTH), torch.empty(0)), 0.0)
+    sums.loss.sum().backward()
+    assert not sums.loss.any() and not sums.weight.any()
+    assert all(not parameter.grad.any() for parameter in sweep.parameters())
+
+
+def test_half_precision_states_are_read_as_float32() -> None:
+    sweep = HeadSweep(make_heads(SWEEP, WIDTH, seed=0))
+    batch = batch_of(30, torch.float16)
+    full = HeadBatch(batch.hidden.float(), batch.acceptance.float())
+    assert torch.equal(sweep(batch, 0.0).loss, sweep(full, 0.0).loss)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_head_in_a_sweep_ends_as_if_trained_alone(tmp_path: Path, accumulation: int) -> None:
+    """With clipping, and over two batches a step: each head has its own norm and normaliser."""
+    settings = SETTINGS.model_copy(update={"accumulation": accumulation, "weight_decay": 0.1})
+    together = trained(make_task(), settings, tmp_path / "sweep")
+    for depth in SWEEP.depths:
+        for weight in SWEEP.rejection_weights:
+            one = HeadConfig(depths=(depth,), rejection_weights=(weight,))
+            alone = trained(make_task(one), settings, tmp_path / f"D{depth}-w{weight:g}")
+            for name, value in alone.items():
+                assert (value - together[name]).abs().max() < 1e-6, name
+    first = make_task().objective.model[0].out.weight
+    assert (together["D0-w1.out.weight"] - first).abs().max() > 1e-3  # something was learned
+
+
+def test_accumulated_batches_divide_each_head_by_its_own_weight(tmp_path: Path) -> None:
+    """The gradient of a step is that of its batches' losses added up and divided once, per head."""
+    settings = SETTINGS.model_copy(update={"max_steps": 1, "accumulation": 3, "clip": None})
+    task, by_hand = make_task(), make_task()
+    sums = []
+    fetched = Rows.__getitems__
+
+    def spy(rows, keys):
+        batches = fetched(rows, keys)
+        sums.append(by_hand.objective(batches[0], 0.0))
+        return batches
+
+    seen = {}
+    step = torch.optim.AdamW.step
+
+    def note(optimizer, *args, **kwargs):
+        seen.update({n: p.grad.clone() for n, p in task.objective.named_parameters()})
+        return step(optimizer, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Rows, "__getitems__", spy)
+        patch.setattr(torch.optim.AdamW, "step", note)
+        trained(task, settings, tmp_path)
+    assert len(sums) == 3
+    (sum(s.loss for s in sums) / sum(s.weight for s in sums)).sum().backward()
+    for name, parameter in by_hand.objective.named_parameters():
+        assert (seen[name] - parameter.grad).abs().max() < 1e-6
+
+
+def test_resumed_sweep_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path) -> None:
+    whole = trained(make_task(), SETTINGS, tmp_path / "whole")
+    with pytest.raises(Interrupted, match="step 3 of 6"):
+        trained(make_task(validate=stop_at(3)), SETTINGS, tmp_path / "cut")
+    assert equal(whole, trained(make_task(), SETTINGS, tmp_path / "cut"))
+    assert logged(tmp_path / "whole", "loss/D3-w6") == logged(tmp_path / "cut", "loss/D3-w6")
+
+
+def test_first_weights_depend_on_seed_and_name_alone() -> None:
+    sweep = {head.config.name: head for head in make_heads(SWEEP, WIDTH, seed=0)}
+    torch.manual_seed(123)
+    (alone,) = make_heads(HeadConfig(depths=(3,), rejection_weights=(6.0,)), WIDTH, seed=0)
+    assert equal(alone.state_dict(), sweep["D3-w6"].state_dict())
+    assert not torch.equal(sweep["D3-w1"].out.weight, sweep["D3-w6"].out.weight)
+
+
+def test_the_first_prediction_is_the_best_constant() -> None:
+    """sum w P -log c is least at the odds P / (w (1 - P)): 0.9 / (3 * 0.1) = 3."""
+    settings = HeadConfig(depths=(1,), rejection_weights=(3.0,))
+    (head,) = make_heads(settings, WIDTH, seed=0, mean_acceptance=0.9)
+    assert head.out.bias.item() == pytest.approx(math.log(3.0), rel=1e-6)
+
+
+def test_one_batch_is_learned_by_heart() -> None:
+    sweep = HeadSweep(make_heads(HeadConfig(depths=(2,), rejection_weights=(1.0,)), WIDTH, 0))
+    batch = batch_of(12, torch.float32)
+    labels = (batch.acceptance > 0.5).float()
+    optimizer = torch.optim.Adam(sweep.parameters(), lr=3e-2)
+    for _ in range(200):
+        sums = sweep(HeadBatch(batch.hidden, labels), 0.0)
+        optimizer.zero_grad()
+        (sums.loss / sums.weight).sum().backward()
+        optimizer.step()
+    assert sums.loss / sums.weight < 0.02 and sums.correct == 12

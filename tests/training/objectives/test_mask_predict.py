@@ -1,0 +1,231 @@
+"""The mask-predict objective: split-invariant, honest about what was revealed, able to learn."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from drafttrain.config.recipes import ObjectiveConfig
+from drafttrain.data.batches.collate import PairCollator, SlotCollator, TextCollator
+from drafttrain.models.spec_drafter.model import PADDING, SpecDrafter, SpecDrafterConfig
+from drafttrain.training.losses import followed_cross_entropy, smoothed_cross_entropy
+from drafttrain.training.objectives.language_modelling import NextToken, SequenceToSequence
+from drafttrain.training.objectives.mask_predict import MaskPredict
+from tests.tiny_models import tiny_model
+
+
+def small_drafter(dropout: float = 0.0, **changes) -> SpecDrafter:
+    torch.manual_seed(1)
+    shape = {
+        "vocab_size": 20,
+        "d_model": 24,
+        "encoder_layers": 1,
+        "decoder_layers": 2,
+        "attention_heads": 2,
+        "ffn_dim": 32,
+        "k": 4,
+        "decoder_start_token_id": 0,
+        "pad_token_id": 0,
+        "dropout": dropout,
+    }
+    return SpecDrafter(SpecDrafterConfig(**shape | changes)).double()
+
+
+def examples(count: int = 6) -> list[tuple[int, int, list[int], list[int]]]:
+    random = torch.Generator().manual_seed(0)
+
+    def sentence(length: int) -> list[int]:
+        return [*torch.randint(2, 20, (length,), generator=random).tolist(), 1]
+
+    return [(0, row, sentence(4), sentence(3 + row)) for row in range(count)]
+
+
+SLOTS = [
+    {"slots": "anchored"},
+    {"slots": "anchored", "k": 1},
+    {"slots": "anchored", "coupling_rank": 4},
+    {"slots": "paper"},
+    {"slots": "paper", "prefix_attention": "bidirectional"},
+]
+
+
+@pytest.mark.parametrize("changes", SLOTS, ids=str)
+def test_sums_do_not_depend_on_how_the_batch_is_split(changes: dict) -> None:
+    objective = MaskPredict(small_drafter(**changes), ObjectiveConfig()).train()
+    blocks = 1 if "prefix_attention" in changes else 2
+    collate = SlotCollator(objective.model.config, blocks, seed=0)
+    rows = examples()
+    whole = objective(collate(rows), 0.3)
+    assert whole.weight > 0
+    for sizes in ([2, 4], [5, 1], [1, 2, 3], [1] * 6):
+        ends = list(itertools.accumulate(sizes))
+        parts = [rows[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+        sums = [objective(collate(part), 0.3) for part in parts]
+        for total, *apart in zip(whole, *sums, strict=True):
+            assert abs(total - sum(apart)) < 1e-9
+
+
+@pytest.mark.parametrize("changes", [{}, {"positions": "relative"}], ids=str)
+def test_a_prefix_read_apart_gives_what_all_rows_in_one_pass_give(changes: dict) -> None:
+    drafter = small_drafter(**changes)
+    batch = SlotCollator(drafter.config, 2, seed=0)(examples())
+    rows, start = batch.layout.rows, batch.layout.prefix_rows
+    memory = drafter.encode(batch.input_ids, batch.attention_mask)
+    whole = drafter(batch.input_ids, batch.attention_mask, rows, memory)
+    prefix = drafter.read(rows.part(0, start), memory)
+    blocks = drafter.read(rows.part(start), memory, prefix)
+    real = rows.block != PADDING
+    apart = torch.cat((prefix.hidden, blocks.hidden), dim=1)
+    assert (whole - apart)[real].abs().max() < 1e-12
+
+
+def test_both_glancing_passes_drop_out_the_same_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    objective = MaskPredict(small_drafter(dropout=0.4), ObjectiveConfig()).train()
+    seen = []
+    decode = SpecDrafter.decode
+
+    def spy(self, tokens, *rest):
+        hidden, new = decode(self, tokens, *rest)
+        seen.append((tokens, hidden.detach()))
+        return hidden, new
+
+    monkeypatch.setattr(SpecDrafter, "decode", spy)
+    monkeypatch.setattr(
+        "drafttrain.training.objectives.mask_predict.choose_revealed",
+        lambda wrong, revealable, priority, ratio: torch.zeros_like(revealable),
+    )
+    objective(SlotCollator(objective.model.config, 1, seed=0)(examples()), 0.5)
+    (_, prefix), (first_tokens, first), (second_tokens, second) = seen
+    assert prefix.shape[1] == 9  # the longest output: read once for both
+    assert torch.equal(first_tokens, second_tokens)
+    assert torch.equal(first, second)
+
+
+def test_revealed_slots_leave_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    objective = MaskPredict(small_drafter(slots="paper"), ObjectiveConfig()).train()
+    batch = SlotCollator(objective.model.config, 1, seed=0)(examples())
+    monkeypatch.setattr(
+        "drafttrain.training.objectives.mask_predict.choose_revealed",
+        lambda wrong, revealable, priority, ratio: revealable,
+    )
+    sums = objective(batch, 0.5)
+    assert sums.weight == 0 and sums.loss == 0
+    sums.loss.backward()  # an empty selection keeps its graph
+
+
+def test_validation_does_not_glance() -> None:
+    objective = MaskPredict(small_drafter(slots="paper"), ObjectiveConfig()).eval()
+    batch = SlotCollator(objective.model.config, 1, seed=0)(examples())
+    assert objective(batch, 0.0).weight == (batch.layout.labels >= 0).sum()
+
+
+def test_slots_past_the_end_carry_no_loss_but_are_fed() -> None:
+    objective = MaskPredict(small_drafter(slots="paper"), ObjectiveConfig()).eval()
+    batch = SlotCollator(objective.model.config, 1, seed=0)([(0, 0, [5, 1], [1])])
+    assert batch.layout.of_blocks(batch.layout.rows.tokens).shape[-1] == 4  # k masks, always
+    assert objective(batch, 0.0).weight == 1
+
+
+def test_unknown_word_in_the_output_is_a_token_like_any_other() -> None:
+    drafter = small_drafter(slots="paper", mask_id=19)
+    batch = SlotCollator(drafter.config, 1, seed=0)([(0, 0, [5, 1], [2, 2, 2, 1])])
+    layout = batch.layout
+    assert ((layout.rows.tokens == 19) == (layout.rows.block != -1)).all()
+
+
+def test_prefix_rows_weigh_what_was_asked_and_slots_decay() -> None:
+    settings = ObjectiveConfig(prefix_weight=0.25, position_decay=2.0)
+    objective = MaskPredict(small_drafter(), settings).eval()
+    batch = SlotCollator(objective.model.config, 1, seed=0)([(0, 0, [5, 1], [4, 5, 6, 7, 8, 1])])
+    weights = objective._weights(batch.layout.labels, batch.layout)[0]
+    assert weights[:6].tolist() == [0.25] * 6
+    prefix = int(batch.layout.of_blocks(batch.layout.rows.limit)[0, 0, 0])
+    inside = min(3, 5 - prefix)  # masks that predict y_{p+2}.. up to EOS
+    expected = [math.exp(-slot / 2.0) for slot in (1, 2, 3)][:inside] + [0.0] * (3 - inside)
+    assert weights[6:].tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("changes", [{}, {"coupling_rank": 8}, {"slots": "paper"}], ids=str)
+def test_one_batch_is_learned_by_heart(changes: dict) -> None:
+    objective = MaskPredict(small_drafter(**changes), ObjectiveConfig(label_smoothing=0.0)).train()
+    batch = SlotCollator(objective.model.config, 2, seed=0)(examples(3))
+    optimizer = torch.optim.Adam(objective.parameters(), lr=1e-2)
+    for step in range(150):
+        sums = objective(batch, step / 149)
+        optimizer.zero_grad()
+        (sums.loss / sums.weight.clamp(min=1)).backward()
+        optimizer.step()
+    sums = objective.eval()(batch, 1.0)
+    assert sums.loss / sums.weight < 0.05
+    assert sums.correct == sums.counted
+
+
+def test_smoothed_loss_by_hand() -> None:
+    logits = torch.log(torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64))
+    weight = torch.tensor([2.0], dtype=torch.float64)
+    loss, total = smoothed_cross_entropy(logits, torch.tensor([0]), weight, 0.3)
+    expected = 0.7 * -math.log(0.7) + 0.1 * sum(-math.log(p) for p in (0.7, 0.2, 0.1))
+    assert loss.item() == pytest.approx(2 * expected)
+    assert total.item() == 2.0
+
+
+def test_target_objective_counts_tokens_and_ignores_padding() -> None:
+    objective = SequenceToSequence(tiny_model("marian"), label_smoothing=0.0).eval()
+    long, short = (0, 0, [5, 6, 1], [7, 8, 9, 1]), (0, 1, [5, 1], [7, 1])
+    collate = PairCollator(pad_token_id=0)
+    together = objective(collate([long, short]), 0.0)
+    apart = [objective(collate([row]), 0.0) for row in (long, short)]
+    assert together.counted == 6
+    assert abs(together.loss - apart[0].loss - apart[1].loss) < 1e-9
+
+
+def test_following_a_teacher_by_hand() -> None:
+    """A vocabulary padded to a round size on one side only takes no part in the sum."""
+    logits = torch.log(torch.tensor([[0.5, 0.3, 0.1, 0.1]], dtype=torch.float64))
+    teacher = torch.tensor([[0.2, 0.8, 0.0]], dtype=torch.float64)
+    weight = torch.tensor([2.0], dtype=torch.float64)
+    loss, total = followed_cross_entropy(logits.float(), teacher, weight)
+    assert loss.item() == pytest.approx(-2 * (0.2 * math.log(0.5) + 0.8 * math.log(0.3)))
+    assert total.item() == 2.0
+
+
+FAMILIES = {"marian": (SequenceToSequence, PairCollator), "llama": (NextToken, TextCollator)}
+ROWS = [(0, 0, [5, 6, 1], [7, 8, 9, 1]), (0, 1, [5, 1], [7, 1])]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_drafter_that_is_its_teacher_is_always_accepted_and_has_its_entropy(family: str) -> None:
+    objective_of, collator = FAMILIES[family]
+    batch = collator(pad_token_id=0)(ROWS)
+    still = {} if family == "llama" else {"dropout": 0.0}
+    objective = objective_of(tiny_model(family, **still), teacher=tiny_model(family))
+    probs = objective.teacher_probs(batch)
+    counted = 6 if family == "marian" else 9  # of a decoder-only text, the prompt but its first
+    torch.testing.assert_close(objective.acceptance(batch), torch.ones(counted))
+    entropy = torch.special.entr(probs).sum()
+    sums = objective.train()(batch, 0.0)
+    assert sums.loss.item() == pytest.approx(entropy.item(), rel=1e-5)
+    assert objective.eval()(batch, 0.0).loss.item() > entropy.item()  # against the references
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_following_a_teacher_raises_acceptance_and_leaves_the_teacher_alone(family: str) -> None:
+    objective_of, collator = FAMILIES[family]
+    batch = collator(pad_token_id=0)(ROWS)
+    teacher = tiny_model(family, seed=3)
+    before = {name: value.clone() for name, value in teacher.state_dict().items()}
+    objective = objective_of(tiny_model(family, seed=4), teacher=teacher).train()
+    trained = list(objective.parameters())
+    assert not {id(p) for p in trained} & {id(p) for p in teacher.parameters()}
+    optimizer = torch.optim.Adam(trained, lr=1e-2)
+    first = objective.acceptance(batch).mean()
+    for _ in range(100):
+        sums = objective(batch, 0.0)
+        (sums.loss / sums.weight).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert objective.acceptance(batch).mean() > max(0.8, first + 0.05)
+    assert all(torch.equal(value, before[name]) for name, value in teacher.state_dict().items())

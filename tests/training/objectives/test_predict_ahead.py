@@ -1,0 +1,116 @@
+"""The objective of block heads: the right labels, split-invariant, able to learn."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from drafttrain.data.batches.block_rows import BlockRowsCollator, FrozenTarget
+from drafttrain.decoding.engine.teacher_forcing import teacher_force
+from drafttrain.models.block_heads import BlockHeads
+from drafttrain.training.objectives.predict_ahead import PredictAhead
+from tests.models.test_block_heads import block_heads
+from tests.tiny_models import tiny_model
+
+Examples = list[tuple[int, int, list[int], list[int]]]
+
+
+def examples(count: int = 5) -> Examples:
+    random = torch.Generator().manual_seed(0)
+
+    def sentence(length: int) -> list[int]:
+        return [*torch.randint(4, 40, (length,), generator=random).tolist(), 1]
+
+    return [(0, row, sentence(4), sentence(1 + 2 * row)) for row in range(count)]
+
+
+def objective(family: str, heads: BlockHeads) -> PredictAhead:
+    return PredictAhead(heads, FrozenTarget(tiny_model(family))).train()
+
+
+@pytest.mark.parametrize("family", ["marian", "t5", "llama"])
+def test_loss_is_the_cross_entropy_of_each_head_against_its_own_later_token(family: str) -> None:
+    heads, rows = block_heads(), examples()
+    whole = BlockRowsCollator(heads.config.heads, positions=100, seed=0)
+    sums = objective(family, heads)(whole(rows), 0.0)
+    target, expected, counted = tiny_model(family), 0.0, 0
+    for _, _, source, output in rows:
+        before = teacher_force(target, [source], [output])[0].before.clone()
+        for j in range(1, heads.config.k):
+            for i in range(len(output) - j):  # output[i] is y_{i + 1}
+                inner = (before[i] @ heads.inner_weight[j - 1] + heads.inner_bias[j - 1]).relu()
+                state = before[i] + inner @ heads.outer_weight[j - 1] + heads.outer_bias[j - 1]
+                if family == "t5":
+                    state = state * 16**-0.5
+                logits = target.lm_head(state)
+                if family == "marian":
+                    logits = logits + target.final_logits_bias
+                expected -= logits.log_softmax(-1).flatten()[output[i + j]].item()
+                counted += 1
+    assert sums.weight == counted == sums.counted
+    assert abs(sums.loss.item() - expected) < 1e-8 * expected
+
+
+@pytest.mark.parametrize("positions", [1, 3, 100])
+def test_sums_do_not_depend_on_how_the_batch_is_split(positions: int) -> None:
+    trained = objective("marian", block_heads())
+    collate = BlockRowsCollator(3, positions, seed=0)
+    whole = trained(collate(examples()), 0.3)
+    halves = [trained(collate(part), 0.3) for part in (examples()[:1], examples()[1:])]
+    for total, *parts in zip(whole, *halves, strict=True):
+        assert abs(total - sum(parts)) < 1e-9
+
+
+def test_positions_are_drawn_anew_each_epoch_and_again_for_the_same_one() -> None:
+    collate, output = BlockRowsCollator(3, 4, seed=0), [5, 6, 7, 8, 9, 10, 11, 12, 13, 1]
+
+    def drawn(epoch: int, row: int) -> list[int]:
+        return collate([(epoch, row, [5, 1], output)]).rows.tolist()
+
+    assert drawn(0, 3) == drawn(0, 3)
+    assert drawn(0, 3) != drawn(1, 3)
+    assert drawn(0, 3) != drawn(0, 4)
+
+
+def test_head_j_learns_from_a_jth_of_the_positions_and_never_past_the_end() -> None:
+    collate = BlockRowsCollator(4, 4, seed=0)
+    batch = collate([(0, 0, [5, 1], [10, 11, 12, 13, 14, 1]), (0, 1, [6, 1], [20, 1])])
+    assert batch.counts == (5, 2, 2, 1)  # of the second output only head 1 has one
+    tokens = torch.tensor([10, 11, 12, 13, 14, 1, 20, 1])
+    ahead = torch.repeat_interleave(torch.arange(1, 5), torch.tensor(batch.counts))
+    assert torch.equal(batch.labels, tokens[batch.rows + ahead])
+    of_first = batch.rows < 6
+    assert (batch.rows + ahead)[of_first].max() < 6
+    one = collate([(0, 0, [5, 1], [1])])
+    assert one.counts == (0, 0, 0, 0)
+
+
+def test_outputs_of_one_token_leave_a_loss_of_zero_with_a_graph() -> None:
+    trained = objective("marian", block_heads())
+    sums = trained(BlockRowsCollator(3, 4, seed=0)([(0, 0, [5, 1], [1])]), 0.0)
+    assert sums.loss == 0 and sums.weight == 0
+    sums.loss.backward()
+
+
+def test_the_target_is_neither_trained_nor_saved() -> None:
+    trained = objective("marian", block_heads())
+    before = {name: value.clone() for name, value in trained.target.model.state_dict().items()}
+    assert set(trained.state_dict()) == {f"model.{n}" for n, _ in trained.model.named_parameters()}
+    optimizer = torch.optim.AdamW(trained.parameters(), lr=0.1)
+    trained(BlockRowsCollator(3, 4, seed=0)(examples()), 0.0).loss.backward()
+    optimizer.step()
+    after = trained.target.model.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+def test_heads_learn_one_batch_by_heart() -> None:
+    trained = objective("marian", block_heads(std=None, ffn_size=64))
+    batch = BlockRowsCollator(3, 100, seed=0)(examples())
+    optimizer = torch.optim.Adam(trained.parameters(), lr=0.02)
+    for _ in range(150):
+        optimizer.zero_grad()
+        sums = trained(batch, 0.0)
+        (sums.loss / sums.weight).backward()
+        optimizer.step()
+    assert sums.loss / sums.weight < 0.05
+    assert sums.correct == sums.counted
