@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from drafttrain.decoding.drafters.block import SpecDrafterDrafter
+from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Sampling
@@ -133,7 +133,7 @@ def measure_drafter(
         sampling = Sampling(temperature)
         verifier = GreedyMatch() if sampling.greedy else RejectionSampling()
         lengths = [k for k, wanted in cases if wanted == temperature]
-        methods = [Method(SpecDrafterDrafter(drafter), FixedLength(k), verifier) for k in lengths]
+        methods = [Method(BlockDrafter(drafter), FixedLength(k), verifier) for k in lengths]
         options = EvaluationOptions(sampling=sampling, baselines=(), repeats=1)
         first, rest = prompts[:timed], prompts[timed:]
         jobs = make_jobs(target, model, methods, first, options)
@@ -194,7 +194,11 @@ def write_report(folder: Path, names: Sequence[str], baseline: str) -> str:
     table = make_table(done, baseline)
     report = {
         name: {"trained": trained.model_dump(), "measured": measured.model_dump()}
-        | {"tokens_per_round": [vars(tokens_per_round(case)) for case in measured.cases]}
+        | {
+            "mean_acceptance_length": [
+                vars(mean_acceptance_length(case)) for case in measured.cases
+            ]
+        }
         for name, (trained, measured) in done.items()
     }
     write_text(folder / "ablations.json", json.dumps(report, indent=1) + "\n")
@@ -230,7 +234,7 @@ def compared_with(baseline: tuple[Trained, Measured] | None, case: Case) -> Case
 
 
 def table_row(name: str, trained: Trained, case: Case, against: Case | None) -> str:
-    rate = tokens_per_round(case)
+    rate = mean_acceptance_length(case)
     difference = "" if against in (None, case) else signed(rate_difference(case, against))
     accepted = " ".join(f"{share:.2f}".lstrip("0") for share in case.conditional[:5])
     speed = f"{case.speedup:.2f}× ({case.speedup_low:.2f}–{case.speedup_high:.2f})"
@@ -258,7 +262,7 @@ def signed(found: Estimate) -> str:
     return text.replace("-", "−")
 
 
-def tokens_per_round(case: Case) -> Estimate:
+def mean_acceptance_length(case: Case) -> Estimate:
     ratio = Ratio(np.array(case.tokens, float), np.array(case.rounds, float))
     found = estimate_ratio(ratio, draw_resamples(len(case.tokens), RESAMPLES))
     assert found is not None

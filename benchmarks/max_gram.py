@@ -25,10 +25,10 @@ COPIED_FROM, COPIED_SHARE, ACCEPTED, DRAFTED = 3_000, 0.7, 3, 10
 
 
 def make_text(length: int, vocabulary: int) -> torch.Tensor:
-    chance = random.Random(0)
-    tokens = [chance.randrange(vocabulary) for _ in range(length)]
+    randomness = random.Random(0)
+    tokens = [randomness.randrange(vocabulary) for _ in range(length)]
     for place in range(COPIED_FROM, length):
-        if chance.random() < COPIED_SHARE:
+        if randomness.random() < COPIED_SHARE:
             tokens[place] = tokens[place - COPIED_FROM]
     return torch.tensor(tokens)
 

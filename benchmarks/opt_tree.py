@@ -276,7 +276,7 @@ class Bench:
             figure=figure,
             method=variant.name,
             value=float(variant.value),
-            tokens_per_round=metrics["tokens_per_round"],
+            mean_acceptance_length=metrics["mean_acceptance_length"],
             tokens_per_second=speeds[0],
             speedup=speeds[0].value / speeds[1].value,
             expected_accepted=metrics.get("expected_accepted"),

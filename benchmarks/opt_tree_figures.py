@@ -29,7 +29,7 @@ class Point:
     method: str
     value: float
     """Tokens of the tree, delta, or temperature."""
-    tokens_per_round: Estimate
+    mean_acceptance_length: Estimate
     tokens_per_second: Estimate
     speedup: float
     """Over plain decoding at the same temperature, interleaved with it."""
@@ -51,7 +51,7 @@ def summary(expectation: Expectation, mu: float, points: Sequence[Point]) -> Ite
     for point in points:
         yield (
             f"figure {point.figure}: {point.method:9} {point.value:5g}  tokens a round "
-            f"{shown(point.tokens_per_round)}  tok/s {point.tokens_per_second.value:6.1f}  "
+            f"{shown(point.mean_acceptance_length)}  tok/s {point.tokens_per_second.value:6.1f}  "
             f"speed-up {point.speedup:.2f}  drafter calls {point.passes_per_round:.2f}"
         )
 
@@ -105,7 +105,9 @@ def draw_sizes(axis: Axes, points: Sequence[Point]) -> None:
     kinds = list(dict.fromkeys(point.method for point in points))
     for colour, marker, kind in zip(COLOURS, "osD^v", kinds, strict=False):
         own = [point for point in points if point.method == kind]
-        draw_curve(axis, own, [point.tokens_per_round for point in own], colour, f"{marker}-", kind)
+        draw_curve(
+            axis, own, [point.mean_acceptance_length for point in own], colour, f"{marker}-", kind
+        )
     axis.set(title="Tree size", xlabel="tokens of the tree", ylabel="tokens per target call")
     draw_legend(axis)
     tidy(axis)
@@ -115,7 +117,12 @@ def draw_two(axis: Axes, points: Sequence[Point]) -> None:
     """Tokens a round, left, and tokens a second, right."""
     tokens, speeds = COLOURS[0], COLOURS[1]
     draw_curve(
-        axis, points, [point.tokens_per_round for point in points], tokens, "o-", "tokens a round"
+        axis,
+        points,
+        [point.mean_acceptance_length for point in points],
+        tokens,
+        "o-",
+        "tokens a round",
     )
     axis.set_ylabel("tokens per target call (solid)", color=tokens)
     tidy(axis)

@@ -177,7 +177,7 @@ def as_line(dtype: str, run: Run) -> str:
     """A row of the table: means, times of a round, speed-ups with their 95 % intervals."""
     found = run.metrics
     rounds = run.totals.get("rounds", 0)  # baselines have none
-    figures = [with_interval(found.get("tokens_per_round"), "")]
+    figures = [with_interval(found.get("mean_acceptance_length"), "")]
     for share in ("draft", "target"):
         if run.time is not None and rounds > 0:
             seconds = run.totals["tokens"] / found["tokens_per_second"].value

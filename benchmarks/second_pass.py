@@ -1,12 +1,12 @@
-"""What is a second pass over a Spec-Drafter's block worth, and what its coupling?
+"""What is a second pass over a Spec-Drafter's block worth, and what its previous-token features?
 
     python benchmarks/second_pass.py --target MODEL --drafter DRAFTER --data sentences.txt
 
 Mask-predict (Ghazvininejad et al. 2019) on a draft: tokens of the first pass that are at least as
 likely as a threshold are fed in place of their masks, and the other slots are predicted once more,
 knowing them. No second pass where none is kept or none is left. Decodes greedily, interleaved: the
-drafter as it was trained, without its coupling, and with a second pass at each threshold. Output
-is the target's own in all cases.
+drafter as it was trained, without previous-token features, and with a second pass at each
+threshold. Output is the target's own in all cases.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from drafttrain.commands.shell import quiet_libraries
 from drafttrain.config.commands import EvalConfig
 from drafttrain.config.reading import load_settings
 from drafttrain.data.inputs.prompts import load_inputs
-from drafttrain.decoding.drafters.block import BlockSession, SpecDrafterDrafter
+from drafttrain.decoding.drafters.block import BlockDrafter, BlockSession
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import (
-    Chance,
     Proposal,
+    Randomness,
     Sampling,
     Source,
     StopPolicy,
@@ -56,7 +56,7 @@ from drafttrain.models.spec_drafter.model import SpecDrafter
 RESAMPLES = 1000
 
 
-class SecondPass(SpecDrafterDrafter):
+class SecondPass(BlockDrafter):
     """Drafts greedily in two passes."""
 
     def __init__(self, model: SpecDrafter, threshold: float):
@@ -66,8 +66,8 @@ class SecondPass(SpecDrafterDrafter):
         self.blocks = 0
         self.second_passes = 0
 
-    def start(self, source: Source, sampling: Sampling, chance: Chance) -> BlockSession:
-        return TwoPasses(self, source, sampling, chance)
+    def start(self, source: Source, sampling: Sampling, randomness: Randomness) -> BlockSession:
+        return TwoPasses(self, source, sampling, randomness)
 
 
 class TwoPasses(BlockSession):
@@ -162,7 +162,7 @@ def settings(given: argparse.Namespace) -> EvalConfig:
 
 
 def make_methods(given: argparse.Namespace, target) -> list[Method]:
-    """As trained first; without coupling where it has one; then each threshold."""
+    """As trained first; without previous-token features where it has them; then each threshold."""
     shape = read_drafter_settings(str(given.drafter))
     trained = load_drafter(given.drafter, shape, target)
     if trained.config.prefix_attention == "bidirectional":
@@ -170,12 +170,12 @@ def make_methods(given: argparse.Namespace, target) -> list[Method]:
             "error: a prefix that sees its block keeps no cache, so a second pass over the block "
             "alone is not the drafter's own; give a drafter with a causal prefix"
         )
-    drafters = {"as trained": SpecDrafterDrafter(trained)}
-    if trained.config.coupling_rank:
+    drafters = {"as trained": BlockDrafter(trained)}
+    if trained.config.previous_token_rank:
         alone = load_drafter(given.drafter, shape, target)
         alone.config = copy.copy(trained.config)
-        alone.config.coupling_rank = 0
-        drafters["coupling off"] = SpecDrafterDrafter(alone)
+        alone.config.previous_token_rank = 0
+        drafters["no previous token"] = BlockDrafter(alone)
     for threshold in given.thresholds:
         drafters[f"second pass, {threshold:g}"] = SecondPass(trained, threshold)
     k = given.k or trained.config.k
@@ -194,7 +194,9 @@ def summarise(run: Decoded, plain: Decoded, trained: Decoded) -> dict:
     share = drafter.second_passes / drafter.blocks if isinstance(drafter, SecondPass) else 0.0
     return {
         "name": run.name,
-        "tokens_per_round": vars(estimate_ratio(Ratio(counts.tokens, counts.rounds), resamples)),
+        "mean_acceptance_length": vars(
+            estimate_ratio(Ratio(counts.tokens, counts.rounds), resamples)
+        ),
         "accepted": (positions.accepted.sum(0) / positions.reached.sum(0).clip(min=1)).tolist(),
         "second_passes_per_round": share,
         "draft_ms": 1e3 * float(np.median([round.draft_seconds for round in rounds])),
@@ -221,7 +223,7 @@ def as_table(figures: Sequence[dict]) -> str:
     for found in figures:
         cells = [
             found["name"],
-            interval(found["tokens_per_round"]),
+            interval(found["mean_acceptance_length"]),
             " ".join(f"{share:.2f}".lstrip("0") for share in found["accepted"][:5]),
             f"{found['second_passes_per_round']:.2f}",
             f"{found['draft_ms']:.2f}",

@@ -35,7 +35,7 @@ from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.forward import Forward
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.trees.chosen import Optimal, OptimalGrowth
 from drafttrain.decoding.trees.drawn import (
@@ -118,7 +118,7 @@ def main() -> None:
             FixedLength(depth),
             verifier,
             sampling,
-            SampledChance(torch.Generator().manual_seed(arguments.seed)),
+            SampledRandomness(torch.Generator().manual_seed(arguments.seed)),
         )
         for name, (shape, depth, verifier, sampling) in TREES.items()
     }

@@ -337,7 +337,9 @@ def test_teacher_forced_estimate_equals_decoding(inside, tmp_path):
     for mode in ("decode", "teacher-forced"):
         report = tmp_path / f"{mode}.json"
         assert run("eval", "--mode", mode, "--report", str(report), *quick) == 0
-        found.append(json.loads(report.read_text())["runs"][-1]["metrics"]["tokens_per_round"])
+        found.append(
+            json.loads(report.read_text())["runs"][-1]["metrics"]["mean_acceptance_length"]
+        )
     assert found[0]["value"] == pytest.approx(found[1]["value"], abs=1e-12)
 
 
@@ -375,7 +377,7 @@ def test_json_rounds_add_up_to_the_tokens(capsys, inside):
         accepted = one["accepted"]
         assert one["drafted"][:accepted] == one["emitted"][:accepted]
         assert len(one["emitted"]) - accepted in (0, 1)
-    assert line["tokens_per_round"] == len(line["tokens"]) / len(line["rounds"])
+    assert line["mean_acceptance_length"] == len(line["tokens"]) / len(line["rounds"])
 
 
 def test_rounds_are_shown_one_a_line_with_a_count_of_them(capsys, inside):

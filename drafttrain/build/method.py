@@ -10,15 +10,15 @@ from drafttrain.build.cascades import build_cascade, cascade_ratios, cascade_sto
 from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import (DecodeConfig, SamplingConfig, StopConfig, TreeConfig, VerifierConfig,)
 from drafttrain.config.commands import EvalConfig
-from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import Gain
 from drafttrain.decoding.trees.verifiers import KSeq, MultiRound, RecursiveRejection, TargetWalk
-from drafttrain.decoding.types import Chance, Draw, Sampling, Verifier
+from drafttrain.decoding.types import Randomness, DrawKind, Sampling, Verifier
 from drafttrain.decoding.verifiers import (
     GreedyMatch,
     RejectionSampling,
     SpecVerification,
-    check_draw,
+    check_draw_kind,
     check_pairing,
 )
 from drafttrain.evaluation.runner import EvaluationOptions, Method
@@ -43,9 +43,9 @@ def build_sampling(config: SamplingConfig) -> Sampling:
     return Sampling(config.temperature, config.top_k, config.top_p)
 
 
-def build_chance(seed: int, device: torch.device | str = "cpu") -> Chance:
+def build_randomness(seed: int, device: torch.device | str = "cpu") -> Randomness:
     """Random choices that follow from the seed."""
-    return SampledChance(torch.Generator(device).manual_seed(seed))
+    return SampledRandomness(torch.Generator(device).manual_seed(seed))
 
 
 def build_verifier(
@@ -73,7 +73,7 @@ def build_verifier(
 def check_method(config: DecodeConfig) -> None:
     """Refuse what can be known to be wrong before any large model is loaded.
 
-    Raises ValueError as `build_verifier`, `check_tree`, `check_stop` and `check_draw`.
+    Raises ValueError as `build_verifier`, `check_tree`, `check_stop` and `check_draw_kind`.
     """
     sampling = build_sampling(config.sampling)
     verifier = build_verifier(config.verifier, sampling, config.tree)
@@ -88,11 +88,11 @@ def check_method(config: DecodeConfig) -> None:
     check_stop(config)
     if config.tree.kind != "none":
         shape = build_shape(config.tree, config.stop.k)
-        draw: Draw = "independent" if config.tree.drafters else shape.draw
-        check_draw(verifier, draw, True, shape.name)
+        draw_kind: DrawKind = "independent" if config.tree.drafters else shape.draw_kind
+        check_draw_kind(verifier, draw_kind, True, shape.name)
         check_companions(config.tree)
     elif config.drafter not in MODEL_FREE:
-        check_draw(verifier, "deterministic" if sampling.greedy else "iid", False, "chain")
+        check_draw_kind(verifier, "deterministic" if sampling.greedy else "iid", False, "chain")
 
 
 def build_method(config: DecodeConfig, pair: Pair) -> Method:

@@ -15,7 +15,7 @@ from drafttrain.decoding.drafters.block_heads import BlockHeadsDrafter
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.drafters.block import SpecDrafterDrafter
+from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.types import Drafter
 from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig
 from drafttrain.models.drafters import (
@@ -128,7 +128,7 @@ def open_drafter(
     """A drafter of any kind, and its model, from settings that were checked."""
     model = load_drafter(path, settings, target)
     if isinstance(model, SpecDrafter):
-        return SpecDrafterDrafter(model), model
+        return BlockDrafter(model), model
     if isinstance(model, BlockHeads):
         return BlockHeadsDrafter(model, target.model), model
     return CausalDrafter(CachedModel(model)), model

@@ -13,7 +13,7 @@ from drafttrain.config.decode import TREE_SETTINGS, DecodeConfig, StopConfig, Tr
 from drafttrain.config.base import ConfigError
 from drafttrain.decoding.trees.chosen import (Fixed, Optimal, best_fixed_tree, binary_tree, eagle_tree,)
 from drafttrain.decoding.drafters.causal import CausalDrafter
-from drafttrain.decoding.drafters.block import SpecDrafterDrafter
+from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.tree import SeveralDrafters, TreeDrafter, check_width
 from drafttrain.decoding.trees.drawn import Beam, Branching, Paths
 from drafttrain.decoding.trees.shapes import Judge, Shape
@@ -141,7 +141,7 @@ def build_drafter(decode: DecodeConfig, pair: Pair) -> Drafter:
     tree, drafter = decode.tree, pair.drafter
     if tree.kind == "none":
         return drafter
-    assert isinstance(drafter, CausalDrafter | SpecDrafterDrafter)
+    assert isinstance(drafter, CausalDrafter | BlockDrafter)
     shape = build_shape(tree, decode.stop.k, _open_judge(decode, pair))
     first = TreeDrafter(drafter, shape, tree.draft_temperature)
     if not tree.drafters:

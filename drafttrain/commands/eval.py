@@ -13,9 +13,9 @@ from torch import Tensor
 
 from drafttrain.build.cascades import other_drafters
 from drafttrain.build.method import (
-    build_chance,
     build_method,
     build_options,
+    build_randomness,
     build_sampling,
     check_method,
 )
@@ -208,7 +208,7 @@ def measure_ranks(settings: EvalConfig, pair: Pair, rows: Dataset) -> tuple[floa
         model,
         pair.drafter,
         build_sampling(sampling),
-        build_chance(sampling.seed, model.device),
+        build_randomness(sampling.seed, model.device),
         [prompt.source for prompt in prompts],
         sampling.max_new_tokens,
     )
@@ -274,7 +274,7 @@ def measure_teacher_forced(
         FixedLength(1),
         GreedyMatch(),
         options.sampling,
-        build_chance(options.seed, pair.target.model.device),
+        build_randomness(options.seed, pair.target.model.device),
     ).decode_all([prompt.source for prompt in prompts], options.max_new_tokens)
     pairs = [
         (prompt.source.input_ids.tolist(), output.tokens)

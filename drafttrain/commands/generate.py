@@ -17,7 +17,7 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from drafttrain.build.cascades import other_drafters
-from drafttrain.build.method import build_chance, build_method, build_sampling, check_method
+from drafttrain.build.method import build_method, build_randomness, build_sampling, check_method
 from drafttrain.build.pairs import load_pair
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import GenerateConfig
@@ -53,7 +53,7 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
     pair = load_pair(settings.target, drafter, other_drafters(settings.decode), trees, bigrams)
     method, target = build_method(settings.decode, pair), pair.target
     sampling = build_sampling(settings.decode.sampling)
-    chance = build_chance(settings.decode.sampling.seed, target.model.device)
+    randomness = build_randomness(settings.decode.sampling.seed, target.model.device)
     cached = CachedModel(target.model)
     screen = SCREENS[display](target.tokenizer)
     tokenized = tokenize_prompts(
@@ -62,7 +62,7 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
     for (row, text), ids in zip(rows, tokenized, strict=True):
         source = make_source(ids, target.model)
         rounds = Decoder(
-            cached, method.drafter, method.stop, method.verifier, sampling, chance
+            cached, method.drafter, method.stop, method.verifier, sampling, randomness
         ).decode([source], settings.decode.sampling.max_new_tokens)
         try:
             screen.show(row, text, rounds)
@@ -218,7 +218,7 @@ class JsonScreen:
             "text": self.tokenizer.decode(tokens, skip_special_tokens=True),
             "tokens": tokens,
             "rounds": [round_facts(one) for one in played],
-            "tokens_per_round": len(tokens) / len(played),
+            "mean_acceptance_length": len(tokens) / len(played),
             "seconds": round(perf_counter() - started, 6),
         }
         print(json.dumps(line, ensure_ascii=False), flush=True)

@@ -52,7 +52,7 @@ from drafttrain.evaluation.stops.costs import (
 )
 from drafttrain.evaluation.stops.plots import plot_tune
 from drafttrain.evaluation.stops.replay import Candidate, PolicyCounts
-from drafttrain.evaluation.stops.replay_prompts import Replaying, prompt_chance, replay_prompts
+from drafttrain.evaluation.stops.replay_prompts import Replaying, prompt_randomness, replay_prompts
 from drafttrain.evaluation.stops.report import (
     CostFacts,
     HeadFacts,
@@ -198,7 +198,7 @@ def make_replaying(bench: Workbench, candidates: Sequence[Candidate]) -> Replayi
         max_new_tokens=bench.sampling.max_new_tokens,
         depth=max(settings.max_draft, *settings.lengths),
         replicates=settings.replicates,
-        reads=bench.reads,
+        state_kind=bench.state_kind,
     )
     return Replaying(
         target=bench.target,
@@ -267,7 +267,7 @@ def head_seconds(bench: Workbench, head: AcceptanceHead) -> float:
     slots = bench.settings.max_draft if bench.block else 1
     policy = HeadPolicy(head, 1.0 - 1e-9, 100)
     judging = decision_seconds(policy, hidden.expand(slots, -1), logits)
-    if bench.reads != "drawn":
+    if bench.state_kind != "drawn":
         return judging
     rows, token = logits[None].float(), torch.zeros(1, dtype=torch.long)
     return judging + median_seconds(lambda: drawn_states(hidden[:, :-ROW_FEATURES], rows, token))
@@ -285,7 +285,7 @@ def example(bench: Workbench) -> tuple[torch.Tensor, torch.Tensor]:
 
 def judge_heads(bench: Workbench, prompts: Sequence[Prompt], prices: Prices) -> list[HeadFacts]:
     """Calibration of every head on the positions of drafts that decoding really made."""
-    method = bench.method(max(bench.settings.lengths), bench.reads)
+    method = bench.method(max(bench.settings.lengths), bench.state_kind)
     positions = record_positions(
         bench.target,
         bench.pair.drafter,
@@ -294,7 +294,7 @@ def judge_heads(bench: Workbench, prompts: Sequence[Prompt], prices: Prices) -> 
         build_sampling(bench.sampling),
         [prompt.source for prompt in prompts],
         bench.sampling.max_new_tokens,
-        prompt_chance(bench.target.device, bench.sampling.seed + 1, 0),
+        prompt_randomness(bench.target.device, bench.sampling.seed + 1, 0),
     )
     return [head_facts(bench, name, positions, len(prompts), prices) for name in bench.heads]
 

@@ -11,6 +11,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    model_validator,
 )
 
 from drafttrain.config.base import Config, Precision
@@ -45,10 +46,19 @@ class DrafterConfig(Config):
     """Which parts start from the target's weights."""
     soft_copy: bool = False
     """Masked slots start from softly copied source embeddings."""
-    coupling_rank: NonNegativeInt = 128
+    previous_token_rank: NonNegativeInt = 128
     """Width of a correction that tells each slot the token before it, left to right over the block
     (ours); 0: off, as in the paper."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_former_names(cls, values: Any) -> Any:
+        """Settings as runs recorded them before they had their present names."""
+        if isinstance(values, dict) and "coupling_rank" in values:
+            values = dict(values)
+            values.setdefault("previous_token_rank", values.pop("coupling_rank"))
+        return values
 
 
 class ObjectiveConfig(Config):

@@ -9,14 +9,14 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.engine.cached_model import CachedModel, Score
+from drafttrain.decoding.engine.cached_model import CachedModel, StepOutput
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
 from drafttrain.decoding.stopping import Capped
 from drafttrain.decoding.types import (
-    Chance,
     Drafter,
     Output,
     Proposal,
+    Randomness,
     Round,
     Sampling,
     Source,
@@ -39,7 +39,7 @@ class Decoder:
     stop: StopPolicy
     verifier: Verifier
     sampling: Sampling
-    chance: Chance
+    randomness: Randomness
 
     def decode(
         self, sources: Sequence[Source], max_new_tokens: int, batch_size: int = 1
@@ -99,7 +99,7 @@ class RunningSequence:
         self.remaining = target.max_new_tokens(source, max_new_tokens)
         self.process = processors.start(source, self.remaining)
         self.state = target.encode(source)
-        self.draft = decoder.drafter.start(source, decoder.sampling, decoder.chance)
+        self.draft = decoder.drafter.start(source, decoder.sampling, decoder.randomness)
         self.target_state: TargetState | None = None
         self._length = len(source.prefix)
         self._tokens = source.prefix.new_empty(self._length + self.remaining)
@@ -119,12 +119,12 @@ class RunningSequence:
         if len(proposal.tokens) > limit and proposal.depth > limit:
             raise ValueError(
                 f"the drafter proposed {proposal.depth} tokens in a row where {limit} were "
-                "admitted; it must ask stop.admit before each token"
+                "admitted; it must ask stop.should_draft before each token"
             )
         return proposal
 
     def commit(
-        self, drafted: list[int], verdict: Verdict, score: Score, ends: frozenset[int]
+        self, drafted: list[int], verdict: Verdict, score: StepOutput, ends: frozenset[int]
     ) -> list[int]:
         """Append the accepted path and the next token, up to the first EOS; what was appended."""
         path = verdict.path.tolist()
@@ -163,7 +163,7 @@ def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Roun
     for i, (sequence, proposal, score) in enumerate(zip(active, proposals, scores, strict=True)):
         began = perf_counter()
         logits = sequence.process(sequence.tokens, proposal.tokens, score.logits, proposal.parents)
-        verdict = verifier.verify(proposal, logits, decoder.sampling, decoder.chance)
+        verdict = verifier.verify(proposal, logits, decoder.sampling, decoder.randomness)
         target.keep(sequence.state, verdict.path)
         drafted = proposal.tokens.tolist()
         emitted = sequence.commit(drafted, verdict, score, target.eos_ids)

@@ -48,8 +48,8 @@ def _keep_top_p(scores: Tensor, top_p: float) -> Tensor:
     return scores.masked_fill(remove.scatter(-1, order, remove), -torch.inf)
 
 
-class SampledChance:
-    """`Chance` in production: draws from one generator, on the generator's device."""
+class SampledRandomness:
+    """`Randomness` in production: draws from one generator, on the generator's device."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.types import DraftState, Sampling, Sight, StopPolicy
+from drafttrain.decoding.types import DraftState, Evidence, Sampling, StopPolicy
 from drafttrain.models.acceptance_head import AcceptanceHead, quick_judge
 from drafttrain.models.draft_states import StateKind
 
-NOTHING: frozenset[Sight] = frozenset()
-ROWS: frozenset[Sight] = frozenset({"logits"})
-STATES: frozenset[Sight] = frozenset({"hidden"})
-EXPECTED: frozenset[Sight] = frozenset({"expected"})
+NOTHING: frozenset[Evidence] = frozenset()
+ROWS: frozenset[Evidence] = frozenset({"logits"})
+STATES: frozenset[Evidence] = frozenset({"hidden"})
+EXPECTED: frozenset[Evidence] = frozenset({"expected"})
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class FixedLength:
 
     k: int
     """Tokens; levels of a tree."""
-    reads: StateKind | None = None
+    state_kind: StateKind | None = None
     """Nothing decides here, but states of this kind are shown, and logged, all the same."""
-    looks_at = NOTHING
+    requires = NOTHING
 
     @property
     def name(self) -> str:
@@ -46,7 +46,7 @@ class FixedLength:
     def check_sampling(self, sampling: Sampling) -> None:
         """Any sampling is right: a count knows no values."""
 
-    def admit(self, state: DraftState) -> bool:
+    def should_draft(self, state: DraftState) -> bool:
         return state.depth < self.k
 
 
@@ -60,8 +60,8 @@ class Entropy:
 
     nats: float
     max_draft: int
-    reads = None
-    looks_at = ROWS
+    state_kind = None
+    requires = ROWS
 
     @property
     def name(self) -> str:
@@ -74,7 +74,7 @@ class Entropy:
     def check_sampling(self, sampling: Sampling) -> None:
         """Any sampling is right: a row is known before a token is drawn from it."""
 
-    def admit(self, state: DraftState) -> bool:
+    def should_draft(self, state: DraftState) -> bool:
         if state.depth >= self.max_draft:
             return False
         return not state.logits or entropy(state.logits[-1]) <= self.nats
@@ -90,8 +90,8 @@ class Confidence:
 
     threshold: float
     max_draft: int
-    reads = None
-    looks_at = ROWS
+    state_kind = None
+    requires = ROWS
 
     @property
     def name(self) -> str:
@@ -111,7 +111,7 @@ class Confidence:
                 "output's distribution); use the entropy or head policy, or temperature 0"
             )
 
-    def admit(self, state: DraftState) -> bool:
+    def should_draft(self, state: DraftState) -> bool:
         if state.depth >= self.max_draft:
             return False
         return not state.logits or largest_probability(state.logits[-1]) >= self.threshold
@@ -133,7 +133,7 @@ class HeadPolicy:
     h: float
     max_draft: int
     judge: Callable[[Tensor], float] = field(init=False, repr=False, compare=False)
-    looks_at = STATES
+    requires = STATES
 
     def __post_init__(self) -> None:
         self.head.requires_grad_(False).eval()
@@ -144,7 +144,7 @@ class HeadPolicy:
         return f"head({self.h:g})"
 
     @property
-    def reads(self) -> StateKind:
+    def state_kind(self) -> StateKind:
         return self.head.config.state
 
     @property
@@ -154,7 +154,7 @@ class HeadPolicy:
     def check_sampling(self, sampling: Sampling) -> None:
         """Any sampling is right: states are of tokens already drafted, or of masks."""
 
-    def admit(self, state: DraftState) -> bool:
+    def should_draft(self, state: DraftState) -> bool:
         if state.depth >= self.max_draft:
             return False
         return not state.hidden or self.rejection(state) <= self.h
@@ -182,8 +182,8 @@ class Gain:
     delta: float
     depth: int
     """Most levels."""
-    reads = None
-    looks_at = EXPECTED
+    state_kind = None
+    requires = EXPECTED
 
     @property
     def name(self) -> str:
@@ -196,7 +196,7 @@ class Gain:
     def check_sampling(self, sampling: Sampling) -> None:
         """Any sampling is right: the tree is the same whatever is sampled."""
 
-    def admit(self, state: DraftState) -> bool:
+    def should_draft(self, state: DraftState) -> bool:
         if state.depth >= self.depth:
             return False
         if not state.expected:
@@ -220,12 +220,12 @@ class Capped:
         return self.policy.name
 
     @property
-    def reads(self) -> StateKind | None:
-        return self.policy.reads
+    def state_kind(self) -> StateKind | None:
+        return self.policy.state_kind
 
     @property
-    def looks_at(self) -> frozenset[Sight]:
-        return self.policy.looks_at
+    def requires(self) -> frozenset[Evidence]:
+        return self.policy.requires
 
     @property
     def longest(self) -> int:
@@ -234,8 +234,8 @@ class Capped:
     def check_sampling(self, sampling: Sampling) -> None:
         self.policy.check_sampling(sampling)
 
-    def admit(self, state: DraftState) -> bool:
-        return state.depth < self.limit and self.policy.admit(state)
+    def should_draft(self, state: DraftState) -> bool:
+        return state.depth < self.limit and self.policy.should_draft(state)
 
 
 def entropy(logits: Tensor) -> float:

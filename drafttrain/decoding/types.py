@@ -16,19 +16,19 @@ from torch import Tensor
 
 from drafttrain.models.draft_states import StateKind
 
-Draw = Literal["deterministic", "iid", "independent", "without_replacement"]
+DrawKind = Literal["deterministic", "iid", "independent", "without_replacement"]
 """How siblings come about: no chance in it; independently from one row; independently, each from a
 row of its own (several drafters); from one row, never twice the same token."""
 
-Sight = Literal["logits", "hidden", "expected"]
+Evidence = Literal["logits", "hidden", "expected"]
 """What a stop policy may look at: fields of `DraftState`."""
 
 
-class Chance(Protocol):
+class Randomness(Protocol):
     """Every random choice of drafting and verification goes through here.
 
-    `SampledChance` draws from a `torch.Generator`; the tests' `EnumeratedChance` visits every
-    outcome with its probability, so that exactness is proven on the production code.
+    `SampledRandomness` draws from a `torch.Generator`; the tests' `EnumeratedRandomness` visits
+    every outcome with its probability, so that exactness is proven on the production code.
     """
 
     def categorical(self, probs: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ class Proposal:
     """[N] parents before children, siblings in draw order."""
     parents: Tensor
     """[N] index of the parent, -1 = the last committed token."""
-    draw: Draw = "deterministic"
+    draw_kind: DrawKind = "deterministic"
     """How the tokens were drawn; a verifier states which draws it is valid for."""
     draft_probs: Tensor | None = None
     """[R, V] the rows the tokens were drawn from; None = point mass."""
@@ -176,7 +176,7 @@ class Proposal:
         return Proposal(
             tokens=torch.cat(tokens),
             parents=torch.cat(parents),
-            draw="independent",
+            draw_kind="independent",
             draft_probs=torch.cat([p.draft_probs for p in proposals if p.draft_probs is not None]),
             rows=torch.cat(rows),
             counts=torch.cat(counts),
@@ -230,11 +230,11 @@ class StopPolicy(Protocol):
     """
 
     name: str
-    looks_at: frozenset[Sight]
+    requires: frozenset[Evidence]
     """What it goes by beside depth; a drafter that does not show it is refused."""
 
     @property
-    def reads(self) -> StateKind | None:
+    def state_kind(self) -> StateKind | None:
         """The kind of states that a drafter is to show it; None: it looks at none."""
         ...
 
@@ -247,7 +247,7 @@ class StopPolicy(Protocol):
         """Raise ValueError if the policy would bias decoding of this kind."""
         ...
 
-    def admit(self, state: DraftState) -> bool: ...
+    def should_draft(self, state: DraftState) -> bool: ...
 
 
 class DraftSession(Protocol):
@@ -264,16 +264,16 @@ class Drafter(Protocol):
     """What proposes tokens. `start` opens a session for one sequence."""
 
     name: str
-    shows: frozenset[Sight]
+    provides: frozenset[Evidence]
     """What stop policies see of its drafts, beside depth."""
     branches: bool
     """Whether its drafts are trees wider than a chain."""
 
-    def draw(self, sampling: Sampling) -> Draw:
+    def draw_kind(self, sampling: Sampling) -> DrawKind:
         """How tokens will be drawn when the target decodes so; checked before anything runs."""
         ...
 
-    def start(self, source: Source, sampling: Sampling, chance: Chance) -> DraftSession: ...
+    def start(self, source: Source, sampling: Sampling, randomness: Randomness) -> DraftSession: ...
 
 
 @dataclass(frozen=True)
@@ -293,7 +293,7 @@ class Verifier(Protocol):
 
     name: str
     lossless: bool
-    accepts_draws: frozenset[Draw]
+    accepts_draws: frozenset[DrawKind]
     takes_trees: bool
     """Whether it is right for drafts that branch."""
 
@@ -302,7 +302,7 @@ class Verifier(Protocol):
         ...
 
     def verify(
-        self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, chance: Chance
+        self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
     ) -> Verdict:
         """Row 0 of target_logits [N + 1, V] judges the roots, row i + 1 the children of node i.
 

@@ -14,27 +14,27 @@ from torch import Tensor
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import (
-    Chance,
     Drafter,
-    Draw,
+    DrawKind,
+    Evidence,
     Proposal,
+    Randomness,
     Sampling,
-    Sight,
     StopPolicy,
     Verdict,
     Verifier,
 )
 
-ANY_DRAW: frozenset[Draw] = frozenset(
+ANY_DRAW: frozenset[DrawKind] = frozenset(
     {"deterministic", "iid", "independent", "without_replacement"}
 )
 
-IN_WORDS: dict[Sight, str] = {
+IN_WORDS: dict[Evidence, str] = {
     "logits": "the drafter's newest row",
     "hidden": "the states of drafted tokens",
     "expected": "the expected acceptance of a tree's levels",
 }
-TREE_RULES: dict[Draw, tuple[str, ...]] = {
+TREE_RULES: dict[DrawKind, tuple[str, ...]] = {
     "deterministic": ("target-walk",),
     "iid": ("multi-round", "k-seq", "target-walk"),
     "independent": ("multi-round", "target-walk"),
@@ -52,28 +52,28 @@ def check_pairing(
     show. Raises ValueError, before any model runs.
     """
     stop.check_sampling(sampling)
-    unseen = stop.looks_at - drafter.shows
+    unseen = stop.requires - drafter.provides
     if unseen and not isinstance(drafter, NoDrafter):
         raise ValueError(
             f"stop policy {stop.name!r} goes by {IN_WORDS[min(unseen)]}, which drafter "
             f"{drafter.name!r} does not show; use a fixed length"
         )
     verifier.check_sampling(sampling)
-    check_draw(verifier, drafter.draw(sampling), drafter.branches, drafter.name)
+    check_draw_kind(verifier, drafter.draw_kind(sampling), drafter.branches, drafter.name)
 
 
-def check_draw(verifier: Verifier, draw: Draw, branches: bool, drafter: str) -> None:
+def check_draw_kind(verifier: Verifier, draw_kind: DrawKind, branches: bool, drafter: str) -> None:
     """Refuse a verifier that is not valid for how the drafter of this name draws its drafts."""
-    if draw not in verifier.accepts_draws:
-        remedy = " or ".join(TREE_RULES[draw]) if branches else "rejection"
+    if draw_kind not in verifier.accepts_draws:
+        remedy = " or ".join(TREE_RULES[draw_kind]) if branches else "rejection"
         raise ValueError(
-            f"verifier {verifier.name!r} is not valid for {draw} drafts, which drafter {drafter!r} "
-            f"makes; it takes {', '.join(sorted(verifier.accepts_draws))}; use {remedy}"
+            f"verifier {verifier.name!r} is not valid for {draw_kind} drafts, which drafter "
+            f"{drafter!r} makes; it takes {', '.join(sorted(verifier.accepts_draws))}; use {remedy}"
         )
     if branches and not verifier.takes_trees:
         raise ValueError(
             f"verifier {verifier.name!r} takes chains, but drafter {drafter!r} makes trees; "
-            f"use {' or '.join(TREE_RULES[draw])}"
+            f"use {' or '.join(TREE_RULES[draw_kind])}"
         )
 
 
@@ -93,7 +93,7 @@ class GreedyMatch:
         _check_greedy(self.name, sampling, "verifier.kind=rejection")
 
     def verify(
-        self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, chance: Chance
+        self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
     ) -> Verdict:
         """Shapes: target_logits [N + 1, V]."""
         best = target_logits.argmax(dim=-1).tolist()
@@ -138,7 +138,7 @@ class SpecVerification:
         _check_greedy(self.name, sampling, "verifier.kind=rejection")
 
     def verify(
-        self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, chance: Chance
+        self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
     ) -> Verdict:
         """Shapes: target_logits [N + 1, V]."""
         best = target_logits.argmax(dim=-1).tolist()
@@ -173,14 +173,14 @@ class RejectionSampling:
 
     name = "rejection"
     lossless = True
-    accepts_draws: frozenset[Draw] = frozenset({"deterministic", "iid"})
+    accepts_draws: frozenset[DrawKind] = frozenset({"deterministic", "iid"})
     takes_trees = False
 
     def check_sampling(self, sampling: Sampling) -> None:
         """Any sampling is right: at temperature 0 target is a point mass."""
 
     def verify(
-        self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, chance: Chance
+        self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
     ) -> Verdict:
         """Shapes: target_logits [N + 1, V]."""
         target_probs = warp(target_logits, sampling)
@@ -189,13 +189,13 @@ class RejectionSampling:
         if drafted > 0:
             tokens = proposal.tokens.to(target_probs.device)
             draft_probs = _draft_rows(proposal, tokens, target_probs)
-            accepted = chance.accept_run(
+            accepted = randomness.accept_run(
                 acceptance_probability(target_probs[:-1], draft_probs, tokens)
             )
         next_probs = target_probs[accepted]
         if accepted < drafted:
             next_probs = residual(next_probs, draft_probs[accepted])
-        next_token = int(chance.categorical(next_probs[None]))
+        next_token = int(randomness.categorical(next_probs[None]))
         return Verdict(_chain_path(accepted), next_token, target_probs[: accepted + 1])
 
 

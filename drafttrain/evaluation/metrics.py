@@ -125,7 +125,7 @@ def count_positions(outputs: Sequence[Output]) -> PositionCounts:
     return PositionCounts(drafted, accepted, reached)
 
 
-def tokens_per_round(counts: Counts) -> Ratio:
+def mean_acceptance_length(counts: Counts) -> Ratio:
     """Tokens emitted per target call, correction or bonus included (block efficiency)."""
     return Ratio(counts.tokens, counts.rounds)
 
@@ -194,7 +194,7 @@ def acceptance_metrics(
 ) -> dict[str, Estimate]:
     """Every acceptance metric that the counts allow, by its name in reports."""
     ratios = {
-        "tokens_per_round": tokens_per_round(counts),
+        "mean_acceptance_length": mean_acceptance_length(counts),
         "accepted_per_round": accepted_per_round(counts),
         "acceptance_rate": acceptance_rate(counts),
         "discard_rate": discard_rate(counts),

@@ -121,7 +121,7 @@ def acceptance_panel(axis: Axes, report: Report) -> None:
 
 def tokens_against_k(axis: Axes, report: Report) -> None:
     """Tokens a round against draft length, a line for each verifier."""
-    _curves_over_k(axis, report, "tokens_per_round")
+    _curves_over_k(axis, report, "mean_acceptance_length")
     axis.set(title="Tokens per round", xlabel="draft length k", ylabel="tokens per target call")
     axis.set_ylim(bottom=1.0)
     draw_legend(axis)
@@ -149,8 +149,8 @@ def speed_bars(axis: Axes, report: Report) -> None:
 
 def tokens_bars(axis: Axes, report: Report) -> None:
     """Tokens a round, a bar for each run."""
-    _bars(axis, [run for run in report.runs if "tokens_per_round" in run.metrics],
-          "tokens_per_round", "")  # fmt: skip
+    _bars(axis, [run for run in report.runs if "mean_acceptance_length" in run.metrics],
+          "mean_acceptance_length", "")  # fmt: skip
     axis.set(title="Tokens per round", xlabel="tokens per target call")
 
 
@@ -182,7 +182,7 @@ def trade_off_panel(axis: Axes, report: Report) -> None:
         lossy = points[0].lossy
         face = "white" if lossy else colour
         for place, run in enumerate(points):
-            x, y = run.metrics["tokens_per_round"], run.metrics[metric]
+            x, y = run.metrics["mean_acceptance_length"], run.metrics[metric]
             axis.errorbar(
                 x.value, y.value, xerr=error_lengths([x]), yerr=error_lengths([y]), fmt="o",
                 color=colour, ecolor="#DADADA", elinewidth=1, markerfacecolor=face,
@@ -246,7 +246,7 @@ def _methods(report: Report) -> list[Run]:
 def longest_drafts(report: Report) -> list[Run]:
     """The methods that drafted, each drafter and verifier with its longest draft only.
 
-    Shorter drafts have the same conditional acceptance, up to chance.
+    Shorter drafts have the same conditional acceptance, up to randomness.
     """
     longest: dict[tuple[str | None, str | None], Run] = {}
     for run in _methods(report):

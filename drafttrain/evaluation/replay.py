@@ -62,7 +62,7 @@ def replay_rounds(
     return rounds
 
 
-def tokens_per_round_from_predictions(
+def mean_acceptance_length_from_predictions(
     predicted: Tensor, reference: Sequence[int]
 ) -> tuple[int, int]:
     """Tokens and rounds of greedy verification along a known output; their ratio is the metric.

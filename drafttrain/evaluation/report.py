@@ -88,7 +88,7 @@ class Run(Part):
     costs: CallCosts | None = None
     speedup_quantiles: dict[str, list[float]] = {}
     """Of the speed-ups of single inputs, by the metric's name: the least, that of 5 %, 10 %, ...
-    and the greatest. Greedy runs only: sampled outputs differ in length by chance."""
+    and the greatest. Greedy runs only: sampled outputs differ in length by randomness."""
 
     @property
     def lossy(self) -> bool:

@@ -23,7 +23,7 @@ from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import (
     Drafter,
@@ -278,7 +278,7 @@ def _engine(
             method.stop,
             method.verifier,
             options.sampling,
-            SampledChance(_generator(model.device, options.seed, prompts[prompt].row)),
+            SampledRandomness(_generator(model.device, options.seed, prompts[prompt].row)),
         ).decode_all([prompts[prompt].source], options.max_new_tokens)[0]
 
     return decode

@@ -137,7 +137,7 @@ def transport_optimum(target_probs: Tensor, draws: Draws) -> float:
 
 
 class _AllRejected:
-    """`Chance`, as far as rejection rules ask it: each sibling is rejected, with `probability`.
+    """`Randomness`, as far as rejection rules ask it: each sibling is rejected, with `probability`.
 
     Siblings come in draw order. A rule for independent ones would visit copies in random order,
     which changes nothing once all draws are summed: each order of a draw is a draw just as likely.

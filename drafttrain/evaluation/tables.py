@@ -43,7 +43,7 @@ class Column:
         return f"{low.removesuffix(self.suffix)}{between}{high}"
 
 
-TOKENS = Column("tokens_per_round", "tokens a round")
+TOKENS = Column("mean_acceptance_length", "tokens a round")
 SPEEDUP = Column("speedup", "speed-up", suffix="×")
 BLEU = Column("bleu", "BLEU", digits=1)
 BLEU_DIFFERENCE = Column("bleu_difference", "ΔBLEU to plain")

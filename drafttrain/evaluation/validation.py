@@ -10,7 +10,7 @@ import datasets
 import torch
 from torch import Tensor, nn
 
-from drafttrain.evaluation.replay import tokens_per_round_from_predictions
+from drafttrain.evaluation.replay import mean_acceptance_length_from_predictions
 
 ROWS_AT_ONCE = 64
 """Held-out rows that are read at a time."""
@@ -38,11 +38,11 @@ class BlockValidation:
             sums += torch.stack([value.double().cpu() for value in found])
             for source, output in pairs:
                 blocks = self.predict_blocks(objective, torch.tensor(source), torch.tensor(output))
-                emitted, walked = tokens_per_round_from_predictions(blocks, output)
+                emitted, walked = mean_acceptance_length_from_predictions(blocks, output)
                 tokens, rounds = tokens + emitted, rounds + walked
         loss, weight, correct, counted = sums.tolist()
         return {
-            "tokens_per_round": tokens / rounds,
+            "mean_acceptance_length": tokens / rounds,
             "held_out_loss": loss / weight,
             "slot_accuracy": correct / counted,
         }

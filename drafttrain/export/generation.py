@@ -24,7 +24,7 @@ from transformers.utils import ModelOutput
 
 from drafttrain.build.policy import policy_verifier
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.export.pairing import load_assistant, prepare
 
@@ -111,7 +111,7 @@ def generate(
         pair.stop,
         policy_verifier(pair.rules, sampling),
         sampling,
-        SampledChance(torch.Generator(model.device).manual_seed(seed)),
+        SampledRandomness(torch.Generator(model.device).manual_seed(seed)),
     )
     return finish(model, request, run(decoder, request, streamer))
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from drafttrain.build.policy import HEAD, POLICY, check_policy, read_policy, stop_policy
 from drafttrain.config.base import ConfigError
 from drafttrain.config.policy import Policy
-from drafttrain.decoding.drafters.block import SpecDrafterDrafter
+from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.types import Drafter, StopPolicy
@@ -64,7 +64,7 @@ def prepare(model: PreTrainedModel, assistant: PreTrainedModel, policy: Chosen) 
     check_pair(model, assistant)
     rules, stop = choose_stop(assistant, policy)
     if isinstance(assistant, SpecDrafter):
-        drafter: Drafter = SpecDrafterDrafter(assistant)
+        drafter: Drafter = BlockDrafter(assistant)
     else:
         drafter = CausalDrafter(CachedModel(assistant))
     pair = PreparedPair(CachedModel(model), assistant, drafter, stop, rules, policy)

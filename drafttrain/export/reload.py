@@ -23,10 +23,10 @@ from drafttrain.build.policy import HEAD, POLICY, dump_policy, read_policy, stop
 from drafttrain.config.decode import VerifierConfig
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.policy import Policy
-from drafttrain.decoding.drafters.block import SpecDrafterDrafter, block_states
+from drafttrain.decoding.drafters.block import BlockDrafter, block_states
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import Capped
 from drafttrain.decoding.types import Drafter, Sampling, Source, StopPolicy
 from drafttrain.models.acceptance_head import AcceptanceHead, load_heads
@@ -202,13 +202,13 @@ def some_drafts(
 ) -> list[list[int]]:
     """What is drafted for each input when everything is accepted, round after round."""
     spec = isinstance(model, SpecDrafter)
-    drafter = SpecDrafterDrafter(model) if spec else CausalDrafter(CachedModel(model))
+    drafter = BlockDrafter(model) if spec else CausalDrafter(CachedModel(model))
     return [_draft(drafter, stop, _source(model, ids)) for ids in inputs]
 
 
 def _draft(drafter: Drafter, stop: StopPolicy, source: Source) -> list[int]:
-    chance = SampledChance(torch.Generator(source.prefix.device).manual_seed(0))
-    session = drafter.start(source, Sampling(), chance)
+    randomness = SampledRandomness(torch.Generator(source.prefix.device).manual_seed(0))
+    session = drafter.start(source, Sampling(), randomness)
     tokens, start = source.prefix, len(source.prefix)
     while len(tokens) - start < NEW_TOKENS:
         left = NEW_TOKENS - (len(tokens) - start)

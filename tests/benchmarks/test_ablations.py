@@ -108,7 +108,7 @@ def test_differences_are_paired_sentence_by_sentence(ablations: ModuleType) -> N
         return tables.Case.model_construct(tokens=tokens, rounds=[2, 2, 2, 2])
 
     more, fewer = case([5, 9, 3, 21]), case([4, 8, 2, 20])
-    assert tables.tokens_per_round(more).value == pytest.approx(38 / 8)
+    assert tables.mean_acceptance_length(more).value == pytest.approx(38 / 8)
     found = tables.rate_difference(more, fewer)
     assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
     assert tables.signed(found).endswith("*")

@@ -10,9 +10,9 @@ import torch
 
 from benchmarks import second_pass
 from benchmarks.second_pass import SecondPass
-from drafttrain.decoding.drafters.block import SpecDrafterDrafter
+from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.engine.cached_model import make_source
-from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Sampling
 from drafttrain.models.spec_drafter.model import SpecDrafter
@@ -32,9 +32,9 @@ def excited(**settings) -> SpecDrafter:
     return drafter.double().eval()
 
 
-def propose(drafter: SpecDrafterDrafter) -> list[int]:
+def propose(drafter: BlockDrafter) -> list[int]:
     source = make_source(torch.tensor([5, 9, 20, 7, 1]), shared("marian"))
-    session = drafter.start(source, Sampling(), SampledChance(torch.Generator()))
+    session = drafter.start(source, Sampling(), SampledRandomness(torch.Generator()))
     return session.propose(TOKENS, None, FixedLength(4)).tokens.tolist()
 
 
@@ -43,7 +43,7 @@ def test_second_pass_equals_one_pass_over_the_whole_block_that_is_told_the_kept_
     settings: dict,
 ) -> None:
     model = excited(**settings)
-    first = propose(SpecDrafterDrafter(model))
+    first = propose(BlockDrafter(model))
     source = make_source(torch.tensor([5, 9, 20, 7, 1]), shared("marian"))
     anchored = settings["slots"] == "anchored"
     prefix = TOKENS if anchored else TOKENS[1:]  # the start token is no row of paper slots
@@ -76,15 +76,15 @@ def test_second_pass_equals_one_pass_over_the_whole_block_that_is_told_the_kept_
 
 @pytest.mark.parametrize("threshold", [0.0, 1.1])
 def test_no_second_pass_where_all_or_nothing_is_kept(threshold: float) -> None:
-    model = excited(slots="anchored", coupling_rank=3)
+    model = excited(slots="anchored", previous_token_rank=3)
     drafter = SecondPass(model, threshold)
-    assert propose(drafter) == propose(SpecDrafterDrafter(model))
+    assert propose(drafter) == propose(BlockDrafter(model))
     assert (drafter.blocks, drafter.second_passes) == (1, 0)
 
 
 def test_benchmark_compares_all_ways_and_each_gives_the_targets_output(tmp_path: Path) -> None:
     target = save_target(shared("marian"), tmp_path / "target")
-    drafter = tiny_drafter("marian", decoder_layers=2, slots="anchored", coupling_rank=3)
+    drafter = tiny_drafter("marian", decoder_layers=2, slots="anchored", previous_token_rank=3)
     drafter.save_pretrained(tmp_path / "drafter")
     tiny_tokenizer().save_pretrained(tmp_path / "drafter")
     (tmp_path / "inputs.txt").write_text("\n".join(random_sentences(6)) + "\n")
@@ -92,7 +92,7 @@ def test_benchmark_compares_all_ways_and_each_gives_the_targets_output(tmp_path:
     given += f" --thresholds 0.01,0.5 --max-new-tokens 8 --repeats 1 --out {tmp_path}/out.json"
     second_pass.main(given.split())
     found = json.loads((tmp_path / "out.json").read_text())["methods"]
-    names = ["as trained", "coupling off", "second pass, 0.01", "second pass, 0.5"]
+    names = ["as trained", "no previous token", "second pass, 0.01", "second pass, 0.5"]
     assert [one["name"] for one in found] == names
     assert all(one["identical"] == 1.0 for one in found)
     assert found[0]["speed_as_trained"]["value"] == 1.0

@@ -17,7 +17,7 @@ from drafttrain.decoding.trees.chosen import Fixed, Optimal
 from drafttrain.decoding.drafters.tree import SeveralDrafters, TreeDrafter
 from drafttrain.decoding.trees.drawn import Beam, Branching, Paths
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength, Gain
 from drafttrain.decoding.types import Output
 from drafttrain.models.acceptance_head import AcceptanceHead
@@ -82,7 +82,7 @@ def decode_all(folders: Folders, decode: DecodeConfig) -> tuple[list[Output], li
         method.stop,
         method.verifier,
         build_sampling(decode.sampling),
-        SampledChance(torch.Generator().manual_seed(0)),
+        SampledRandomness(torch.Generator().manual_seed(0)),
     ).decode_all([make_source(ids, model) for ids in PROMPTS], LENGTH)
     return outputs, [plain_tokens(model, ids, LENGTH) for ids in PROMPTS]
 

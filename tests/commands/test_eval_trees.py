@@ -88,7 +88,7 @@ def assert_counts_agree(one: dict) -> None:
     assert sum(positions["accepted"]) == totals["accepted"]
     levels = sum(positions["drafted"])  # one call each; all nodes of an opt-tree's may be displaced
     assert levels == totals["passes"] or "opt-tree" in one["name"] and levels < totals["passes"]
-    rate = one["metrics"]["tokens_per_round"]["value"]
+    rate = one["metrics"]["mean_acceptance_length"]["value"]
     assert rate == pytest.approx(totals["tokens"] / totals["rounds"])
     by_hand = totals["tokens"] / (totals["rounds"] + totals["passes"])  # models of one size
     assert one["metrics"]["mbsu"]["value"] == pytest.approx(by_hand)

@@ -162,7 +162,7 @@ def test_a_line_of_json_holds_every_round(capsys):
             {"drafted": [8], "accepted": 1, "emitted": [8, 4]},
             {"drafted": [], "accepted": 0, "emitted": [1]},
         ],
-        "tokens_per_round": 5 / 3,
+        "mean_acceptance_length": 5 / 3,
     }
 
 

@@ -71,7 +71,9 @@ def test_candidates_are_ranked_by_swi_from_their_calls_and_the_costs(searched: C
     for one in searched.candidates:
         spent = one.target_calls + one.calls.get("base", 0) + one.calls.get("small", 0)
         assert one.metrics["swi"].value == pytest.approx(one.tokens / spent)
-        assert one.metrics["tokens_per_round"].value == pytest.approx(one.tokens / one.target_calls)
+        assert one.metrics["mean_acceptance_length"].value == pytest.approx(
+            one.tokens / one.target_calls
+        )
     assert searched.rungs[0].candidates == 12 and searched.rungs[0].prompts == 2
     assert searched.seconds > 0 and searched.timing_prompts == 0
 

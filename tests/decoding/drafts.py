@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from drafttrain.decoding.types import (
-    Chance,
     DraftState,
-    Draw,
+    DrawKind,
     Proposal,
+    Randomness,
     Sampling,
     Source,
     StopPolicy,
@@ -32,14 +32,14 @@ class HalfRight:
     right: float = 0.5
     seed: int = 0
     name: str = "half-right"
-    shows = frozenset()
+    provides = frozenset()
     branches = False
     _started: int = field(default=0, init=False)
 
-    def draw(self, sampling: Sampling) -> Draw:
+    def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic"
 
-    def start(self, source: Source, sampling: Sampling, chance: Chance) -> HalfRightSession:
+    def start(self, source: Source, sampling: Sampling, randomness: Randomness) -> HalfRightSession:
         self._started += 1
         return HalfRightSession(self, self.answers[self._started - 1], len(source.prefix))
 
@@ -57,7 +57,7 @@ class HalfRightSession:
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
     ) -> Proposal:
         first, drafted = len(tokens) - self.prefix, []
-        while stop.admit(DraftState(depth=len(drafted))):
+        while stop.should_draft(DraftState(depth=len(drafted))):
             known = self.answer[first + len(drafted) :]
             right = bool(torch.rand((), generator=self.generator) < self.drafter.right)
             drafted.append(known[0] if known and right else self._random_token())

@@ -1,4 +1,4 @@
-"""Every outcome of production code with its probability: a `Chance` that follows a script.
+"""Every outcome of production code with its probability: a `Randomness` that follows a script.
 
 The code under test runs once for each sequence of random choices. A run follows its script, then
 takes the first possible choice everywhere and notes the others as scripts still to be run.
@@ -17,7 +17,7 @@ from torch import Tensor
 Outcome = TypeVar("Outcome", bound=Hashable)
 
 
-class EnumeratedChance:
+class EnumeratedRandomness:
     """Makes the choices of a script; `probability` is that of all choices made."""
 
     def __init__(self, script: Sequence[int] = ()) -> None:
@@ -64,7 +64,7 @@ class EnumeratedChance:
         return choice
 
 
-def enumerate_law(run: Callable[[EnumeratedChance], Outcome]) -> dict[Outcome, float]:
+def enumerate_law(run: Callable[[EnumeratedRandomness], Outcome]) -> dict[Outcome, float]:
     """The exact law of what `run` returns, over all its random choices."""
     law: dict[Outcome, float] = defaultdict(float)
     for outcome, probability in enumerate_outcomes(run):
@@ -73,15 +73,15 @@ def enumerate_law(run: Callable[[EnumeratedChance], Outcome]) -> dict[Outcome, f
 
 
 def enumerate_outcomes(
-    run: Callable[[EnumeratedChance], Outcome],
+    run: Callable[[EnumeratedRandomness], Outcome],
 ) -> Iterator[tuple[Outcome, float]]:
     """Every run's result and probability; results may repeat."""
     scripts: list[list[int]] = [[]]
     while scripts:
-        chance = EnumeratedChance(scripts.pop())
-        outcome = run(chance)
-        yield outcome, chance.probability
-        scripts += chance.untried
+        randomness = EnumeratedRandomness(scripts.pop())
+        outcome = run(randomness)
+        yield outcome, randomness.probability
+        scripts += randomness.untried
 
 
 def total_variation(law: dict[Outcome, float], other: dict[Outcome, float]) -> float:

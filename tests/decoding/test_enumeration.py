@@ -11,10 +11,10 @@ from tests.decoding.enumeration import enumerate_law, enumerate_outcomes, total_
 def test_every_outcome_is_visited_once_with_its_probability():
     first, second = torch.tensor([[0.25, 0.75]]), torch.tensor([[0.5, 0.0, 0.5]])
 
-    def run(chance):
-        if int(chance.categorical(first)) == 0:
+    def run(randomness):
+        if int(randomness.categorical(first)) == 0:
             return ("low",)
-        return ("high", int(chance.categorical(second)))
+        return ("high", int(randomness.categorical(second)))
 
     assert sorted(enumerate_outcomes(run)) == [
         (("high", 0), 0.375),
@@ -25,9 +25,9 @@ def test_every_outcome_is_visited_once_with_its_probability():
 
 def test_rows_are_drawn_independently_and_runs_stop_at_the_first_rejection():
     rows = torch.tensor([[0.5, 0.5], [0.2, 0.8]], dtype=torch.float64)
-    pairs = enumerate_law(lambda chance: tuple(chance.categorical(rows).tolist()))
+    pairs = enumerate_law(lambda randomness: tuple(randomness.categorical(rows).tolist()))
     assert pairs == pytest.approx({(0, 0): 0.1, (0, 1): 0.4, (1, 0): 0.1, (1, 1): 0.4})
-    runs = enumerate_law(lambda chance: chance.accept_run(torch.tensor([0.5, 1.0, 0.2])))
+    runs = enumerate_law(lambda randomness: randomness.accept_run(torch.tensor([0.5, 1.0, 0.2])))
     assert runs == pytest.approx({0: 0.5, 2: 0.4, 3: 0.1})
 
 

@@ -11,12 +11,12 @@ from torch import Tensor
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.sampling import SampledChance, warp
+from drafttrain.decoding.sampling import SampledRandomness, warp
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import (
-    Chance,
     Drafter,
     Proposal,
+    Randomness,
     Sampling,
     Source,
     StopPolicy,
@@ -55,9 +55,9 @@ def output_law(
     verifier: Verifier | None = None,
     source: Source | None = None,
 ) -> dict[tuple[int, ...], float]:
-    def run(chance: Chance) -> tuple[int, ...]:
+    def run(randomness: Randomness) -> tuple[int, ...]:
         outputs = Decoder(
-            target, drafter, FixedLength(k), verifier or RejectionSampling(), sampling, chance
+            target, drafter, FixedLength(k), verifier or RejectionSampling(), sampling, randomness
         ).decode_all([source or toy_source()], max_new_tokens)
         return tuple(outputs[0].tokens)
 
@@ -109,10 +109,10 @@ def test_a_drafter_that_knows_the_target_is_never_rejected_and_exact():
     drafter.table = SameRows(target.table)
     rejected = 0
 
-    def run(chance: Chance) -> tuple[int, ...]:
+    def run(randomness: Randomness) -> tuple[int, ...]:
         nonlocal rejected
         [output] = Decoder(
-            target, drafter, FixedLength(1), RejectionSampling(), sampling, chance
+            target, drafter, FixedLength(1), RejectionSampling(), sampling, randomness
         ).decode_all([toy_source()], 3)
         rejected += sum(len(r.drafted) - len(r.path) for r in output.rounds)
         return tuple(output.tokens)
@@ -141,14 +141,14 @@ def test_plain_sampling_follows_the_target_exactly(sampling):
 def test_sequences_decoded_in_one_group_are_independent_and_exact():
     target, sampling = ToyTarget(4, vocabulary=2), Sampling(temperature=1.0)
 
-    def run(chance: Chance) -> tuple:
+    def run(randomness: Randomness) -> tuple:
         outputs = Decoder(
             target,
             ToyDrafter(9, vocabulary=2),
             FixedLength(1),
             RejectionSampling(),
             sampling,
-            chance,
+            randomness,
         ).decode_all([toy_source(), toy_source()], 2, batch_size=2)
         return tuple(tuple(output.tokens) for output in outputs)
 
@@ -188,21 +188,21 @@ class NoResidual(RejectionSampling):
     """Wrong on purpose: after a rejection it samples target itself."""
 
     def verify(
-        self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, chance: Chance
+        self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
     ) -> Verdict:
-        verdict = super().verify(proposal, target_logits, sampling, chance)
+        verdict = super().verify(proposal, target_logits, sampling, randomness)
         if len(verdict.path) == len(proposal.tokens):
             return verdict
         row = warp(target_logits, sampling)[len(verdict.path)]
-        return Verdict(verdict.path, int(chance.categorical(row[None])))
+        return Verdict(verdict.path, int(randomness.categorical(row[None])))
 
 
 @dataclass
 class DropsByValue(ToyDrafter):
     """Wrong on purpose: leaves out its last token when it is token 2."""
 
-    def start(self, source, sampling, chance) -> ToySession:
-        return DroppingSession(self, sampling, chance)
+    def start(self, source, sampling, randomness) -> ToySession:
+        return DroppingSession(self, sampling, randomness)
 
 
 class DroppingSession(ToySession):
@@ -232,11 +232,16 @@ def test_control_a_drafter_that_drops_tokens_by_their_value_is_found_out():
 def test_sampled_chance_has_the_law_that_is_enumerated():
     """The production generator against the enumerated law, within five standard errors."""
     target, sampling = ToyTarget(1, vocabulary=2), Sampling(temperature=1.0)
-    chance = SampledChance(torch.Generator().manual_seed(0))
+    randomness = SampledRandomness(torch.Generator().manual_seed(0))
     runs = 2000
     counts: dict[tuple[int, ...], int] = {}
     outputs = Decoder(
-        target, ToyDrafter(2, vocabulary=2), FixedLength(2), RejectionSampling(), sampling, chance
+        target,
+        ToyDrafter(2, vocabulary=2),
+        FixedLength(2),
+        RejectionSampling(),
+        sampling,
+        randomness,
     ).decode_all([toy_source()] * runs, 3)
     for output in outputs:
         counts[tuple(output.tokens)] = counts.get(tuple(output.tokens), 0) + 1

@@ -10,7 +10,7 @@ from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder, RunningSequence, play_round
-from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Drafter, Output, Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
@@ -59,7 +59,7 @@ def run(
         FixedLength(k),
         verifier or GreedyMatch(),
         GREEDY,
-        SampledChance(torch.Generator().manual_seed(0)),
+        SampledRandomness(torch.Generator().manual_seed(0)),
     ).decode_all(sources, max_new_tokens, batch_size=batch_size)
 
 
@@ -167,7 +167,7 @@ def test_caches_of_target_and_drafter_hold_committed_tokens_only(target, drafter
         FixedLength(3),
         GreedyMatch(),
         GREEDY,
-        SampledChance(torch.Generator()),
+        SampledRandomness(torch.Generator()),
     )
     accepted = set()
     for source in sources_for(model):
@@ -212,16 +212,16 @@ class Fixed:
     """Proposes the continuation of a fixed list."""
 
     name = "fixed"
-    shows = frozenset()
+    provides = frozenset()
     branches = False
 
     def __init__(self, path: list[int]) -> None:
         self._path = path
 
-    def draw(self, sampling):
+    def draw_kind(self, sampling):
         return "deterministic"
 
-    def start(self, source, sampling, chance):
+    def start(self, source, sampling, randomness):
         return self
 
     def propose(self, tokens, target_state, stop):
@@ -236,7 +236,7 @@ def scripted(path: list[int], draft: list[int], k: int, eos_ids=(EOS,), longest=
         FixedLength(k),
         GreedyMatch(),
         GREEDY,
-        SampledChance(torch.Generator()),
+        SampledRandomness(torch.Generator()),
     ).decode_all([toy_source()], longest)
     return output
 
@@ -274,7 +274,7 @@ def test_rounds_stream_one_at_a_time():
         FixedLength(3),
         GreedyMatch(),
         GREEDY,
-        SampledChance(torch.Generator()),
+        SampledRandomness(torch.Generator()),
     ).decode(sources_for(model), 5)
     assert [next(rounds).sequence for _ in range(5)] == [0] * 5
     assert next(rounds).sequence == 1
@@ -291,7 +291,7 @@ def test_wrong_pairings_are_refused_before_anything_runs():
                 FixedLength(3),
                 verifier,
                 sampling,
-                SampledChance(torch.Generator()),
+                SampledRandomness(torch.Generator()),
             ).decode([], 5)
 
 
@@ -307,7 +307,7 @@ def test_a_drafter_that_ignores_the_stop_policy_is_refused():
             FixedLength(3),
             GreedyMatch(),
             GREEDY,
-            SampledChance(torch.Generator()),
+            SampledRandomness(torch.Generator()),
         ).decode_all([toy_source()], 3)
 
 
@@ -322,8 +322,8 @@ def test_the_drafter_sees_the_targets_state_at_the_last_verified_row():
     seen: list[tuple[list[int], torch.Tensor | None]] = []
 
     class Watches(HalfRight):
-        def start(self, source, sampling, chance):
-            session = super().start(source, sampling, chance)
+        def start(self, source, sampling, randomness):
+            session = super().start(source, sampling, randomness)
             propose = session.propose
 
             def watched(tokens, target_state, stop):
@@ -353,7 +353,7 @@ def test_sampling_with_a_drafter_follows_the_seed():
             FixedLength(2),
             RejectionSampling(),
             Sampling(temperature=1.0),
-            SampledChance(torch.Generator().manual_seed(seed)),
+            SampledRandomness(torch.Generator().manual_seed(seed)),
         ).decode_all([toy_source()] * 20, 6)
         return tokens_of(outputs)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from drafttrain.decoding.sampling import SampledChance, warp
+from drafttrain.decoding.sampling import SampledRandomness, warp
 from drafttrain.decoding.types import Sampling
 
 
@@ -48,26 +48,26 @@ def test_half_precision_is_warped_in_float32_and_float64_is_kept():
 
 
 def test_sure_and_impossible_events_are_never_mistaken():
-    chance = SampledChance(torch.Generator().manual_seed(0))
+    randomness = SampledRandomness(torch.Generator().manual_seed(0))
     for _ in range(200):
-        assert chance.accept_run(torch.tensor([1.0, 1.0, 0.0, 1.0])) == 2
-        assert chance.categorical(torch.tensor([[0.0, 1.0], [1.0, 0.0]])).tolist() == [1, 0]
-    assert chance.accept_run(torch.empty(0)) == 0
+        assert randomness.accept_run(torch.tensor([1.0, 1.0, 0.0, 1.0])) == 2
+        assert randomness.categorical(torch.tensor([[0.0, 1.0], [1.0, 0.0]])).tolist() == [1, 0]
+    assert randomness.accept_run(torch.empty(0)) == 0
 
 
 def test_the_same_seed_gives_the_same_choices():
     def choices(seed: int) -> list[int]:
-        chance = SampledChance(torch.Generator().manual_seed(seed))
-        return [int(chance.categorical(torch.full((1, 50), 0.02))) for _ in range(20)]
+        randomness = SampledRandomness(torch.Generator().manual_seed(seed))
+        return [int(randomness.categorical(torch.full((1, 50), 0.02))) for _ in range(20)]
 
     assert choices(1) == choices(1) != choices(2)
 
 
 def test_drawn_tokens_have_the_law_of_their_rows_and_impossible_ones_never_come():
     probs = torch.tensor([[0.0, 0.2, 0.0, 0.5, 0.3, 0.0], [0.6, 0.0, 0.0, 0.0, 0.0, 0.4]])
-    chance, runs = SampledChance(torch.Generator().manual_seed(0)), 4000
+    randomness, runs = SampledRandomness(torch.Generator().manual_seed(0)), 4000
     for row in probs:
-        drawn = chance.categorical(row.expand(runs, -1))
+        drawn = randomness.categorical(row.expand(runs, -1))
         shares = torch.bincount(drawn, minlength=6) / runs
         assert (shares[row == 0] == 0).all()
         assert ((shares - row).abs() <= 5 * (row * (1 - row) / runs).sqrt()).all()
@@ -75,4 +75,4 @@ def test_drawn_tokens_have_the_law_of_their_rows_and_impossible_ones_never_come(
 
 def test_rows_that_are_not_finite_are_refused():
     with pytest.raises(ValueError, match="not finite"):
-        SampledChance(torch.Generator()).categorical(torch.tensor([[0.5, torch.nan]]))
+        SampledRandomness(torch.Generator()).categorical(torch.tensor([[0.5, torch.nan]]))

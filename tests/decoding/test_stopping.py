@@ -12,7 +12,7 @@ from torch import Tensor
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.sampling import SampledChance, warp
+from drafttrain.decoding.sampling import SampledRandomness, warp
 from drafttrain.decoding.stopping import (
     Capped,
     Confidence,
@@ -80,8 +80,8 @@ def scripted_drafter(tokens: Sequence[int]) -> CausalDrafter:
 
 
 def draft(drafter: CausalDrafter, stop, sampling: Sampling = GREEDY):
-    chance = SampledChance(torch.Generator().manual_seed(0))
-    return drafter.start(toy_prompt(), sampling, chance).propose(torch.tensor([0]), None, stop)
+    randomness = SampledRandomness(torch.Generator().manual_seed(0))
+    return drafter.start(toy_prompt(), sampling, randomness).propose(torch.tensor([0]), None, stop)
 
 
 @pytest.mark.parametrize(
@@ -136,10 +136,15 @@ def known_pair() -> tuple[ToyTarget, CausalDrafter]:
 
 def test_every_sampled_round_stops_where_the_rule_says_and_is_accepted_as_often():
     target, drafter = known_pair()
-    chance = SampledChance(torch.Generator().manual_seed(0))
+    randomness = SampledRandomness(torch.Generator().manual_seed(0))
     h, cap, longest = 0.6, 6, 30
     outputs = Decoder(
-        target, drafter, HeadPolicy(knowing_head(), h, cap), RejectionSampling(), SAMPLED, chance
+        target,
+        drafter,
+        HeadPolicy(knowing_head(), h, cap),
+        RejectionSampling(),
+        SAMPLED,
+        randomness,
     ).decode_all([toy_prompt()] * 40, longest)
     tried, accepted, lengths = 0, 0, set()
     for output in outputs:
@@ -176,10 +181,10 @@ def test_a_head_on_slots_judges_the_slot_it_is_asked_about():
     alone = policy.rejection(DraftState(0, hidden=states(2)))
     assert policy.rejection(DraftState(0, hidden=block)) == pytest.approx(alone, abs=1e-6)
     assert policy.rejection(DraftState(1, hidden=block)) == pytest.approx(0.55)
-    assert policy.admit(DraftState(0, hidden=states(2)))
-    assert not policy.admit(DraftState(1, hidden=states(2, 3)))
-    assert policy.admit(DraftState(3))  # nothing known: go on
-    assert not policy.admit(DraftState(8, hidden=states(4)))
+    assert policy.should_draft(DraftState(0, hidden=states(2)))
+    assert not policy.should_draft(DraftState(1, hidden=states(2, 3)))
+    assert policy.should_draft(DraftState(3))  # nothing known: go on
+    assert not policy.should_draft(DraftState(8, hidden=states(4)))
 
 
 def test_notes_of_a_round_change_nothing_but_the_work():
@@ -193,15 +198,15 @@ def test_notes_of_a_round_change_nothing_but_the_work():
 
 def test_a_rejection_exactly_as_likely_as_h_goes_on():
     even = knowing_head({3: 0.5})
-    assert HeadPolicy(even, 0.5, 8).admit(DraftState(2, hidden=states(3)))
-    assert not HeadPolicy(even, 0.4999, 8).admit(DraftState(2, hidden=states(3)))
+    assert HeadPolicy(even, 0.5, 8).should_draft(DraftState(2, hidden=states(3)))
+    assert not HeadPolicy(even, 0.4999, 8).should_draft(DraftState(2, hidden=states(3)))
 
 
 def test_a_head_computes_in_its_own_type_and_without_gradients():
     head = knowing_head().train()
     policy = HeadPolicy(head, 0.5, 8)
     half = DraftState(2, hidden=[torch.eye(5, dtype=torch.float16)[2]])
-    assert policy.admit(half)
+    assert policy.should_draft(half)
     assert not head.training
     assert not any(parameter.requires_grad for parameter in head.parameters())
 
@@ -209,11 +214,11 @@ def test_a_head_computes_in_its_own_type_and_without_gradients():
 def test_entropy_looks_at_the_newest_row_before_temperature():
     sure, even = torch.tensor([9.0, 0.0, 0.0, 0.0]), torch.zeros(4)
     policy = Entropy(math.log(4.0) - 0.01, 5)
-    assert policy.admit(DraftState(0))
-    assert policy.admit(DraftState(2, logits=[even, sure]))
-    assert not policy.admit(DraftState(2, logits=[sure, even]))
-    assert Entropy(math.log(4.0) + 0.01, 5).admit(DraftState(1, logits=[even]))
-    assert not policy.admit(DraftState(5, logits=[sure]))
+    assert policy.should_draft(DraftState(0))
+    assert policy.should_draft(DraftState(2, logits=[even, sure]))
+    assert not policy.should_draft(DraftState(2, logits=[sure, even]))
+    assert Entropy(math.log(4.0) + 0.01, 5).should_draft(DraftState(1, logits=[even]))
+    assert not policy.should_draft(DraftState(5, logits=[sure]))
 
 
 def test_entropy_of_excluded_tokens_counts_nothing():
@@ -226,9 +231,9 @@ def test_entropy_of_excluded_tokens_counts_nothing():
 def test_confidence_stops_after_a_token_of_low_probability():
     policy = Confidence(0.4, 5)
     high, low = torch.tensor([0.5, 0.25, 0.25]).log(), torch.full((3,), 1.0 / 3).log()
-    assert policy.admit(DraftState(0))
-    assert policy.admit(DraftState(1, logits=[high]))
-    assert not policy.admit(DraftState(1, logits=[low]))
+    assert policy.should_draft(DraftState(0))
+    assert policy.should_draft(DraftState(1, logits=[high]))
+    assert not policy.should_draft(DraftState(1, logits=[low]))
     rows = ToyModel(0)
     rows.table, rows.hidden = SameRow([1 / 3, 0.0, 1 / 3, 1 / 3, 0.0]), OneHot()
     assert len(draft(CausalDrafter(rows), policy).tokens) == 1  # it is submitted, no other is
@@ -245,7 +250,7 @@ def test_confidence_is_refused_where_tokens_are_sampled():
             Capped(Confidence(0.4, 5), 3),
             RejectionSampling(),
             SAMPLED,
-            SampledChance(torch.Generator()),
+            SampledRandomness(torch.Generator()),
         ).decode([toy_prompt()], 3)
     for stop in (FixedLength(3), Entropy(1.0, 3), HeadPolicy(knowing_head(), 0.5, 3)):
         check_pairing(NoDrafter(), stop, RejectionSampling(), SAMPLED)
@@ -268,7 +273,7 @@ def test_a_source_longer_than_the_drafters_positions_is_refused_with_both_number
     drafter.model.max_positions = 4
     with pytest.raises(ValueError, match="5 tokens but the drafter takes 4"):
         source = Source(torch.zeros(5, dtype=torch.long), torch.zeros(5, dtype=torch.long))
-        drafter.start(source, GREEDY, SampledChance(torch.Generator()))
+        drafter.start(source, GREEDY, SampledRandomness(torch.Generator()))
 
 
 @pytest.mark.parametrize(("committed", "wanted"), [(1, 4), (3, 2), (4, 1), (5, 0), (9, 0)])
@@ -276,7 +281,7 @@ def test_drafts_end_where_the_drafters_positions_do(committed, wanted):
     """Four positions: the last drafted token is never fed, so it needs none."""
     drafter = scripted_drafter([2] * 20)
     drafter.model.max_positions = 4
-    session = drafter.start(toy_prompt(), GREEDY, SampledChance(torch.Generator()))
+    session = drafter.start(toy_prompt(), GREEDY, SampledRandomness(torch.Generator()))
     proposal = session.propose(torch.zeros(committed, dtype=torch.long), None, FixedLength(9))
     assert len(proposal.tokens) == proposal.passes == wanted
     assert len(session.own.state) <= 4

@@ -10,16 +10,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.config.recipes import DrafterConfig
-from drafttrain.decoding.drafters.block import SpecDrafterDrafter
+from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.causal import CausalDrafter, CausalSession
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength, HeadPolicy
 from drafttrain.decoding.types import (
-    Chance,
     Drafter,
     Proposal,
+    Randomness,
     Sampling,
     Source,
     StopPolicy,
@@ -93,10 +93,10 @@ def play(
 ) -> Played:
     early: set[bool] = set()
 
-    def run(chance: Chance) -> tuple[int, ...]:
-        [output] = Decoder(target, drafter, stop, RejectionSampling(), sampling, chance).decode_all(
-            [source], max_new_tokens
-        )
+    def run(randomness: Randomness) -> tuple[int, ...]:
+        [output] = Decoder(
+            target, drafter, stop, RejectionSampling(), sampling, randomness
+        ).decode_all([source], max_new_tokens)
         left = max_new_tokens
         for played in output.rounds:
             if left > 1 and EOS not in played.drafted:
@@ -134,26 +134,26 @@ def test_supports_that_do_not_contain_each_other_stay_exact(kind, seed):
 
 
 @pytest.mark.parametrize("name", ["temperature 1", "top-k", "top-p", "all"])
-@pytest.mark.parametrize("coupling", [0, 3])
+@pytest.mark.parametrize("rank", [0, 3])
 @pytest.mark.parametrize("kind", ["entropy", "head"])
-def test_a_block_that_ends_before_verification_is_exact(kind, coupling, name):
-    target, drafter, sampling = ToyTarget(3, vocabulary=4), block_drafter(coupling), SAMPLINGS[name]
+def test_a_block_that_ends_before_verification_is_exact(kind, rank, name):
+    target, drafter, sampling = ToyTarget(3, vocabulary=4), block_drafter(rank), SAMPLINGS[name]
     played = play(target, drafter, BLOCK_STOPS[kind], sampling, 3, toy_source())
     assert distance(played.law, autoregressive_law(target, sampling, 3)) < 1e-12
     if sampling == WIDE:
         assert played.early == {True, False}
 
 
-def block_drafter(coupling: int) -> SpecDrafterDrafter:
+def block_drafter(rank: int) -> BlockDrafter:
     small = {"vocab_size": 4, "decoder_vocab_size": 4, "tie_word_embeddings": True}
     target = tiny_model("marian", **small)
-    settings = DrafterConfig(k=3, coupling_rank=coupling)
+    settings = DrafterConfig(k=3, previous_token_rank=rank)
     torch.manual_seed(0)
     model = SpecDrafter(make_config(target.config, settings, None, untied_output=True)).double()
     initialise(model, target, "both")
-    if coupling:
-        model.coupling_out.weight.data.normal_(std=0.3)
-    return SpecDrafterDrafter(model)
+    if rank:
+        model.previous_token_out.weight.data.normal_(std=0.3)
+    return BlockDrafter(model)
 
 
 @pytest.mark.parametrize("kind", ["entropy", "head", "drawn"])
@@ -213,8 +213,8 @@ class LooksAtOwnValue(CausalDrafter):
         super().__init__(model)
         self.keep = keep
 
-    def start(self, source: Source, sampling: Sampling, chance: Chance) -> CuttingSession:
-        return CuttingSession(super().start(source, sampling, chance), self.keep)
+    def start(self, source: Source, sampling: Sampling, randomness: Randomness) -> CuttingSession:
+        return CuttingSession(super().start(source, sampling, randomness), self.keep)
 
 
 @dataclass

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Proposal, Sampling, Verdict
 from drafttrain.decoding.verifiers import (
@@ -19,11 +19,11 @@ from drafttrain.decoding.verifiers import (
     check_pairing,
     residual,
 )
-from tests.decoding.enumeration import EnumeratedChance
+from tests.decoding.enumeration import EnumeratedRandomness
 from tests.decoding.toys import ToyDrafter
 
 GREEDY = Sampling()
-NO_CHANCE = EnumeratedChance()
+NO_CHANCE = EnumeratedRandomness()
 
 LOGITS = torch.tensor(
     [
@@ -35,8 +35,8 @@ LOGITS = torch.tensor(
 
 
 def verify(verifier, tokens: list[int], logits=LOGITS, sampling=GREEDY) -> Verdict:
-    chance = SampledChance(torch.Generator().manual_seed(0))
-    return verifier.verify(Proposal.chain(torch.tensor(tokens)), logits, sampling, chance)
+    randomness = SampledRandomness(torch.Generator().manual_seed(0))
+    return verifier.verify(Proposal.chain(torch.tensor(tokens)), logits, sampling, randomness)
 
 
 def outcome(verdict: Verdict) -> tuple[list[int], int]:
@@ -112,7 +112,7 @@ def test_a_residual_of_zeros_falls_back_to_target():
     assert residual(row, row).tolist() == row.tolist()
 
 
-class AlwaysRejects(EnumeratedChance):
+class AlwaysRejects(EnumeratedRandomness):
     def accept_run(self, probs: torch.Tensor) -> int:
         return 0
 
@@ -138,7 +138,7 @@ def test_rows_name_the_draft_row_of_each_token():
     proposal = Proposal(
         tokens=torch.tensor([1, 0]),
         parents=torch.tensor([-1, 0]),
-        draw="iid",
+        draw_kind="iid",
         draft_probs=draft_probs,
         rows=torch.tensor([1, 0]),
     )
@@ -167,7 +167,7 @@ def test_a_greedy_rule_with_a_temperature_is_refused(verifier):
 
 def test_a_draw_that_a_rule_is_not_valid_for_is_refused():
     class Tree(ToyDrafter):
-        def draw(self, sampling):
+        def draw_kind(self, sampling):
             return "without_replacement"
 
     with pytest.raises(ValueError, match="without_replacement"):

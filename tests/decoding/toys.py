@@ -19,14 +19,14 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from drafttrain.decoding.engine.cached_model import Score
+from drafttrain.decoding.engine.cached_model import StepOutput
 from drafttrain.decoding.engine.logits_processing import RowProcessors
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import (
-    Chance,
     DraftState,
-    Draw,
+    DrawKind,
     Proposal,
+    Randomness,
     Sampling,
     Source,
     StopPolicy,
@@ -82,7 +82,7 @@ class ToyTarget:
 
     def score(
         self, states: Sequence[list[int]], tokens: Sequence[Tensor], proposals: Sequence[Proposal]
-    ) -> list[Score]:
+    ) -> list[StepOutput]:
         scores = []
         for state, committed, proposal in zip(states, tokens, proposals, strict=True):
             assert committed[: len(state)].tolist() == state, "the cache holds other tokens"
@@ -95,7 +95,7 @@ class ToyTarget:
             rows = [self.table[path] for path in paths]
             state += proposal.tokens.tolist()
             state.append(-1 - len(proposal.tokens))  # how many of the last are drafts
-            scores.append(Score(torch.stack(rows), torch.zeros(len(rows), 1)))
+            scores.append(StepOutput(torch.stack(rows), torch.zeros(len(rows), 1)))
         return scores
 
     def keep(self, state: list[int], path: Tensor) -> None:
@@ -129,24 +129,24 @@ class ToyModel:
     def encode(self, source: Source) -> ToyColumns:
         return ToyColumns()
 
-    def catch_up(self, state: ToyColumns, tokens: Tensor) -> Score:
+    def catch_up(self, state: ToyColumns, tokens: Tensor) -> StepOutput:
         assert not state.branches, "branches are cached"
         state[:] = tokens.tolist()
-        return Score(self.table[state][None], self.hidden[state][None])
+        return StepOutput(self.table[state][None], self.hidden[state][None])
 
-    def feed(self, state: ToyColumns, tokens: Tensor) -> Score:
+    def feed(self, state: ToyColumns, tokens: Tensor) -> StepOutput:
         assert not state.branches, "branches are cached"
         state += tokens.tolist()
-        return Score(self.table[state][None], self.hidden[state][None])
+        return StepOutput(self.table[state][None], self.hidden[state][None])
 
     def extend(
         self, state: ToyColumns, tokens: Tensor, visible: Tensor, positions: Tensor
-    ) -> Score:
+    ) -> StepOutput:
         state.branches = True
         state += tokens.tolist()
         paths = [[state[c] for c in row.nonzero()[:, 0].tolist()] for row in visible]
         assert [len(path) - 1 for path in paths] == positions.tolist()
-        return Score(
+        return StepOutput(
             torch.stack([self.table[path] for path in paths]),
             torch.stack([self.hidden[path] for path in paths]),
         )
@@ -178,30 +178,30 @@ class ToyDrafter:
     excluded: float = 0.0
     point: bool = False
     name: str = "toy"
-    shows = frozenset({"logits", "hidden"})
+    provides = frozenset({"logits", "hidden"})
     branches = False
 
     def __post_init__(self) -> None:
         self.table = LogitsTable(self.seed, self.vocabulary, self.excluded)
 
-    def draw(self, sampling: Sampling) -> Draw:
+    def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic" if self.point else "iid"
 
-    def start(self, source: Source, sampling: Sampling, chance: Chance) -> ToySession:
-        return ToySession(self, sampling, chance)
+    def start(self, source: Source, sampling: Sampling, randomness: Randomness) -> ToySession:
+        return ToySession(self, sampling, randomness)
 
 
 @dataclass
 class ToySession:
     drafter: ToyDrafter
     sampling: Sampling
-    chance: Chance
+    randomness: Randomness
 
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
     ) -> Proposal:
         rows = []
-        while stop.admit(DraftState(depth=len(rows))):
+        while stop.should_draft(DraftState(depth=len(rows))):
             slot = [*tokens.tolist(), -len(rows) - 1]
             rows.append(self.drafter.table[slot])
         if not rows:
@@ -209,7 +209,7 @@ class ToySession:
         draft_probs = warp(torch.stack(rows), self.sampling)
         if self.drafter.point:
             return Proposal.chain(draft_probs.argmax(dim=-1))
-        return Proposal.chain(self.chance.categorical(draft_probs), draft_probs)
+        return Proposal.chain(self.randomness.categorical(draft_probs), draft_probs)
 
 
 def autoregressive_law(

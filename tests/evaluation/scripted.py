@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch
@@ -21,17 +21,17 @@ from tests.tiny_models import EOS, PAD, UNK, VOCAB
 class ScriptedDrafter:
     """Proposes the block written down for the source and the length of the prefix."""
 
-    shows = frozenset()
+    provides = frozenset()
     branches = False
 
     def __init__(self, blocks: dict[tuple[int, ...], Tensor], name: str = "scripted"):
         self.blocks = blocks
         self.name = name
 
-    def draw(self, sampling: Sampling) -> str:
+    def draw_kind(self, sampling: Sampling) -> str:
         return "deterministic"
 
-    def start(self, source: Source, sampling: Sampling, chance: object) -> ScriptedSession:
+    def start(self, source: Source, sampling: Sampling, randomness: object) -> ScriptedSession:
         return ScriptedSession(self.blocks[tuple(source.input_ids.tolist())], len(source.prefix))
 
 
@@ -47,10 +47,10 @@ class ScriptedSession:
 
 def plain_tokens(model: PreTrainedModel, ids: list[int], max_new_tokens: int) -> list[int]:
     """The target's own greedy output."""
-    chance = SampledChance(torch.Generator().manual_seed(0))
+    randomness = SampledRandomness(torch.Generator().manual_seed(0))
     sources = [make_source(ids, model)]
     output = Decoder(
-        CachedModel(model), NoDrafter(), FixedLength(1), GreedyMatch(), Sampling(), chance
+        CachedModel(model), NoDrafter(), FixedLength(1), GreedyMatch(), Sampling(), randomness
     ).decode_all(sources, max_new_tokens)
     return output[0].tokens
 

@@ -152,7 +152,7 @@ def test_speed_ups_are_ratios_of_the_times_of_the_same_inputs(report):
 def test_totals_and_metrics_come_from_the_same_rounds(report):
     run = report.run("scripted k=4 greedy")
     totals = run.totals
-    assert run.metrics["tokens_per_round"].value == totals["tokens"] / totals["rounds"]
+    assert run.metrics["mean_acceptance_length"].value == totals["tokens"] / totals["rounds"]
     assert run.metrics["mbsu"].value == pytest.approx(
         totals["tokens"] / (0.5 * totals["passes"] + totals["rounds"])
     )
@@ -232,7 +232,7 @@ def test_sampling_makes_no_identity_claim_and_repeats_with_its_seed(target):
     run = first.report.runs[1]
     assert run.name == "scripted k=4 rejection" and run.lossless
     assert "identical" not in run.metrics and run.parity == []
-    assert "tokens_per_round" in run.metrics
+    assert "mean_acceptance_length" in run.metrics
     other = evaluate(target, model, [method], rows(), replace(options, seed=1), "d")
     assert other.samples != first.samples
 
@@ -270,8 +270,8 @@ def test_a_wrong_output_is_reported_with_row_position_and_gap(target, monkeypatc
     drafter, outputs = script(target)
     model = CachedModel(target.model)
 
-    def broken(self, proposal, target_logits, sampling, chance):
-        verdict = GreedyMatch().verify(proposal, target_logits, sampling, chance)
+    def broken(self, proposal, target_logits, sampling, randomness):
+        verdict = GreedyMatch().verify(proposal, target_logits, sampling, randomness)
         return replace(verdict, next_token=6)
 
     wrong = type("Wrong", (GreedyMatch,), {"verify": broken, "name": "wrong"})()
@@ -331,7 +331,7 @@ def test_teacher_forced_and_decoded_acceptance_are_equal(target, report):
     assert forced.runs[0].totals == report.runs[0].totals
     assert run.totals == decoded.totals
     assert run.by_position == decoded.by_position
-    for name in ("tokens_per_round", "acceptance_rate", "discard_rate"):
+    for name in ("mean_acceptance_length", "acceptance_rate", "discard_rate"):
         assert run.metrics[name] == decoded.metrics[name]
     assert "speedup" not in run.metrics
 
@@ -354,7 +354,7 @@ def test_the_trade_off_lists_every_method_with_its_settings(report):
 
 def test_a_narrow_terminal_gets_values_without_intervals(report):
     wide, narrow = (printed(main_table(report), width) for width in (200, 80))
-    value = report.run("scripted k=4 greedy").metrics["tokens_per_round"]
+    value = report.run("scripted k=4 greedy").metrics["mean_acceptance_length"]
     interval = f"{value.low:.2f}–{value.high:.2f}"
     assert any(interval in line for line in wide)
     assert not any(interval in line for line in narrow)

@@ -53,12 +53,17 @@ def test_equal_drafters_are_the_closed_form_of_one(alpha, cost, k):
 
 
 def test_coins_give_what_the_formula_says():
-    chance, alphas, prices, rounds = random.Random(0), [0.9, 0.6, 0.7], [0.05, 0.02, 0.01], 40_000
+    randomness, alphas, prices, rounds = (
+        random.Random(0),
+        [0.9, 0.6, 0.7],
+        [0.05, 0.02, 0.01],
+        40_000,
+    )
     tokens = 0
     for _ in range(rounds):
         tokens += 1
         for alpha in alphas:
-            if chance.random() >= alpha:
+            if randomness.random() >= alpha:
                 break
             tokens += 1
     found = tokens / (rounds * (1 + sum(prices)))

@@ -57,7 +57,7 @@ def test_rates_are_ratios_of_sums():
     values = {name: estimate.value for name, estimate in found.items()}
     assert values == pytest.approx(
         {
-            "tokens_per_round": 13 / 5,
+            "mean_acceptance_length": 13 / 5,
             "accepted_per_round": 10 / 5,
             "acceptance_rate": 10 / 20,
             "discard_rate": 10 / 13,
@@ -76,7 +76,7 @@ def test_drafted_plus_target_calls_is_tokens_plus_discarded_but_for_an_unemitted
 def test_plain_decoding_emits_one_token_a_round_and_has_no_acceptance_rate():
     plain = output_of(round_of([], 0, [5]), round_of([], 0, [EOS], finished=True))
     found = acceptance_metrics(count_rounds([plain]), draw_resamples(1, 10))
-    assert found["tokens_per_round"].value == 1.0
+    assert found["mean_acceptance_length"].value == 1.0
     assert found["verification_rate"].value == 1.0
     assert "acceptance_rate" not in found
     assert position_rates(count_positions([plain]), draw_resamples(1, 10)) is None
@@ -124,7 +124,7 @@ def test_a_trees_nodes_count_as_drafted_and_its_levels_as_drafter_calls():
     values = {name: estimate.value for name, estimate in found.items()}
     assert values == pytest.approx(
         {
-            "tokens_per_round": 5 / 2,
+            "mean_acceptance_length": 5 / 2,
             "accepted_per_round": 3 / 2,
             "expected_accepted": 2 / 2,
             "acceptance_rate": 3 / 12,

@@ -5,14 +5,14 @@ import torch
 
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.evaluation.replay import (
+    mean_acceptance_length_from_predictions,
     replay_outputs,
     replay_rounds,
-    tokens_per_round_from_predictions,
 )
 from tests.evaluation.scripted import ScriptedDrafter, noisy_blocks, plain_tokens
 
@@ -32,17 +32,17 @@ def test_rounds_start_after_the_accepted_tokens_and_the_one_more():
         ([0, 1], [8, EOS]),  # EOS inside the draft: no bonus
     ]
     assert [r.finished for r in rounds] == [False, True]
-    assert tokens_per_round_from_predictions(predicted, reference) == (5, 2)
+    assert mean_acceptance_length_from_predictions(predicted, reference) == (5, 2)
 
 
 def test_always_wrong_blocks_give_one_token_a_round():
-    assert tokens_per_round_from_predictions(torch.zeros(4, 3), [5, 6, 7, EOS]) == (4, 4)
+    assert mean_acceptance_length_from_predictions(torch.zeros(4, 3), [5, 6, 7, EOS]) == (4, 4)
 
 
 def test_perfect_blocks_of_k_give_k_plus_one_tokens_a_round():
     reference = list(range(2, 14))
     blocks = noisy_blocks(reference, k=3, wrong=0.0, seed=0)
-    assert tokens_per_round_from_predictions(blocks, reference) == (12, 3)
+    assert mean_acceptance_length_from_predictions(blocks, reference) == (12, 3)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -58,7 +58,7 @@ def test_replayed_rounds_equal_those_of_decoding(tiny_marian, seed, max_new_toke
         FixedLength(4),
         GreedyMatch(),
         Sampling(),
-        SampledChance(torch.Generator()),
+        SampledRandomness(torch.Generator()),
     ).decode_all([make_source(ids, tiny_marian)], max_new_tokens)[0]
     replayed = replay_outputs(lambda source, target: blocks, [(ids, tokens)], max_new_tokens)[0]
     assert replayed.tokens == decoded.tokens

@@ -19,7 +19,7 @@ from drafttrain.decoding.trees.verifiers import (
     TreeRejection,
     recurse,
 )
-from drafttrain.decoding.types import Chance, Proposal, Sampling
+from drafttrain.decoding.types import Proposal, Randomness, Sampling
 from drafttrain.evaluation.sibling_rules import (
     SiblingAcceptance,
     distinct_draws,
@@ -49,24 +49,24 @@ def bernoulli(p: float, q: float, siblings: int = 2) -> SiblingAcceptance:
 def enumerated(verifier: TreeRejection, target: Tensor, draft: Tensor, siblings: int) -> float:
     """Draws siblings as a drafter does, equal independent ones merged, and verifies the tree."""
 
-    def accepted(chance: Chance) -> bool:
+    def accepted(randomness: Randomness) -> bool:
         left, drawn = draft.clone(), []
         distinct = verifier is RecursiveRejection
         for _ in range(min(siblings, int((draft > 0).sum())) if distinct else siblings):
-            drawn.append(int(chance.categorical((left / left.sum())[None])))
+            drawn.append(int(randomness.categorical((left / left.sum())[None])))
             if distinct:
                 left[drawn[-1]] = 0.0
         counts = Counter(drawn)
         proposal = Proposal(
             tokens=torch.tensor(list(counts)),
             parents=torch.full((len(counts),), -1),
-            draw="without_replacement" if distinct else "iid",
+            draw_kind="without_replacement" if distinct else "iid",
             draft_probs=draft[None],
             rows=torch.zeros(len(counts), dtype=torch.long),
             counts=torch.tensor(list(counts.values())),
         )
         logits = target.log().expand(len(counts) + 1, -1)
-        return len(verifier.verify(proposal, logits, Sampling(1.0), chance).path) > 0
+        return len(verifier.verify(proposal, logits, Sampling(1.0), randomness).path) > 0
 
     return enumerate_law(accepted).get(True, 0.0)
 

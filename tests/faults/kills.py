@@ -68,14 +68,14 @@ def prepare(base: Path, stages: Sequence[str] = tuple(STAGES)) -> dict[str, Whol
     return wholes
 
 
-def random_point(chance: random.Random, whole: Whole, number: int) -> Point:
+def random_point(randomness: random.Random, whole: Whole, number: int) -> Point:
     """By the clock, by the file operations, or (to kill) in the middle of a file: a third each."""
-    kind = chance.choice(("clock", "operation", "torn"))
+    kind = randomness.choice(("clock", "operation", "torn"))
     if kind == "clock":
-        return Point(seconds=chance.uniform(0.0, whole.seconds))
-    operation = chance.randint(1, whole.operations)
+        return Point(seconds=randomness.uniform(0.0, whole.seconds))
+    operation = randomness.randint(1, whole.operations)
     if kind == "torn" and number == signal.SIGKILL:
-        return Point(operation=operation, torn=int(10 ** chance.uniform(0.0, 3.5)))
+        return Point(operation=operation, torn=int(10 ** randomness.uniform(0.0, 3.5)))
     return Point(operation=operation)
 
 
@@ -86,17 +86,17 @@ def break_off(
 
     A run is broken off one to three times at random points, then finished.
     """
-    chance = random.Random(seed)
+    randomness = random.Random(seed)
     accounts = {name: Account() for name in wholes}
     shares = [WEIGHTS[name] for name in wholes]
     sent, trial = 0, 0
     while sent < signals:
-        name = chance.choices(list(wholes), shares)[0]
+        name = randomness.choices(list(wholes), shares)[0]
         account = accounts[name]
         work = base / f"{signal.Signals(number).name}-{trial}"
         work.mkdir()
-        for _ in range(min(chance.randint(1, 3), signals - sent)):
-            point = random_point(chance, wholes[name], number)
+        for _ in range(min(randomness.randint(1, 3), signals - sent)):
+            point = random_point(randomness, wholes[name], number)
             if not _break_once(base, work, STAGES[name], wholes[name], point, number, account):
                 break  # it was done before the signal came
             sent, account.signals = sent + 1, account.signals + 1

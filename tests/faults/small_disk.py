@@ -46,14 +46,14 @@ def fill_disks(
     A run has room for a random part of what it writes; once it has failed, the disk is emptied of
     what filled it, and the run goes on.
     """
-    chance = random.Random(seed)
+    randomness = random.Random(seed)
     accounts = {name: Account() for name in wholes}
     with small_disk(base / "disk") as disk:
         for trial in range(disks):
             name = list(wholes)[trial % len(wholes)]
             work, filler = disk / f"disk-{trial}", disk / "filler"
             work.mkdir()
-            free = chance.uniform(0.05, 0.95) * most_bytes(wholes[name].folder)
+            free = randomness.uniform(0.05, 0.95) * most_bytes(wholes[name].folder)
             _fill(filler, shutil.disk_usage(disk).free - int(free) // PAGE * PAGE)
             _starve(base, work, STAGES[name], wholes[name], filler, accounts[name])
             if not accounts[name].wrong:

@@ -32,7 +32,7 @@ def shared(family: str) -> PreTrainedModel:
 
 def tiny_drafter(family: str = "marian", parts: str = "both", **settings) -> SpecDrafter:
     target = shared(family)
-    settings = DrafterConfig(**{"k": 4, "coupling_rank": 0} | settings)
+    settings = DrafterConfig(**{"k": 4, "previous_token_rank": 0} | settings)
     config = make_config(target.config, settings, None, untied_output=has_own_output(target))
     torch.manual_seed(0)
     drafter = SpecDrafter(config).double().eval()
@@ -58,10 +58,13 @@ def test_drafter_of_equal_depth_computes_what_its_target_computes(family: str) -
 def test_every_parameter_is_accounted_for(family: str) -> None:
     target = shared(family)
     config = make_config(
-        target.config, DrafterConfig(coupling_rank=2), None, untied_output=has_own_output(target)
+        target.config,
+        DrafterConfig(previous_token_rank=2),
+        None,
+        untied_output=has_own_output(target),
     )
     account = initialise(SpecDrafter(config).double(), target, "both")
-    assert all(name.startswith("coupling") for name in account.missing)
+    assert all(name.startswith("previous_token") for name in account.missing)
     assert account.unexpected == []
     encoder_only = initialise(SpecDrafter(config).double(), target, "encoder")
     assert any(name.startswith("decoder.") for name in encoder_only.missing)
@@ -173,7 +176,7 @@ def test_padding_changes_nothing() -> None:
 def test_saved_drafter_loads_with_the_auto_class_and_computes_the_same(
     family: str, tmp_path: Path
 ) -> None:
-    drafter = tiny_drafter(family, coupling_rank=3)
+    drafter = tiny_drafter(family, previous_token_rank=3)
     drafter.save_pretrained(tmp_path)
     assert [file.suffix for file in tmp_path.iterdir() if "model" in file.name] == [".safetensors"]
     loaded = AutoModel.from_pretrained(tmp_path, dtype=torch.float64).eval()
@@ -199,16 +202,16 @@ def test_slots_know_the_token_before_them_also_right_behind_the_end(slots: str) 
         assert previous[: len(known)] == known[: len(previous)]
 
 
-def test_coupling_corrects_a_state_by_the_direction_of_the_last_tokens_embedding() -> None:
-    drafter = tiny_drafter("bart", coupling_rank=3)
-    torch.nn.init.normal_(drafter.coupling_out.weight)
+def test_a_state_is_corrected_by_the_direction_of_the_last_tokens_embedding() -> None:
+    drafter = tiny_drafter("bart", previous_token_rank=3)
+    torch.nn.init.normal_(drafter.previous_token_out.weight)
     hidden, tokens = torch.randn(2, drafter.config.d_model).double(), torch.tensor([5, 9])
     with torch.no_grad():
         drafter.embedding.weight[9] = 40 * drafter.embedding.weight[5]  # longer, not another way
         row = drafter.embedding.weight[5]
-        told = drafter.coupling_previous.weight @ (row / row.square().mean().sqrt())
-        gate = drafter.coupling_hidden(hidden) + told
-        correction = (gate * gate.sigmoid()) @ drafter.coupling_out.weight.T
+        told = drafter.previous_token_embedding.weight @ (row / row.square().mean().sqrt())
+        gate = drafter.previous_token_hidden(hidden) + told
+        correction = (gate * gate.sigmoid()) @ drafter.previous_token_out.weight.T
         expected = drafter.project(hidden + correction)
         assert (drafter.logits(hidden, tokens) - expected).abs().max() < 1e-4  # the norm's epsilon
         assert (drafter.logits(hidden, tokens.flip(0)) - expected).abs().max() < 1e-4

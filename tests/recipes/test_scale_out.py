@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "distill": {"sampling": {"max_new_tokens": 12}, "shard_rows": 20},
     }
     drafter = {
-        "drafter": {"k": 4, "decoder_layers": 1, "dropout": 0.0, "coupling_rank": 4},
+        "drafter": {"k": 4, "decoder_layers": 1, "dropout": 0.0, "previous_token_rank": 4},
         "train": TRAIN | {"batch_tokens": 400, "clip": 6.5},  # some steps are clipped, some not
     }
     heads = {

@@ -64,8 +64,8 @@ def test_one_command_leaves_heads_that_eval_measures_as_exact(
     assert heads.config.is_encoder_decoder == (family == "marian")
     assert heads.outer_weight.abs().max() > 0  # they started at 0
     log = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
-    validation = next(entry for entry in log if "tokens_per_round" in entry)
-    assert validation["tokens_per_round"] >= 1 and validation["held_out_loss"] > 0
+    validation = next(entry for entry in log if "mean_acceptance_length" in entry)
+    assert validation["mean_acceptance_length"] >= 1 and validation["held_out_loss"] > 0
     assert run(arguments) == 0 and "is finished" in capsys.readouterr().out
     assert newest_run(tmp_path).recipe.drafter.k == 4
     quick = ["repeats=1", "warmup=0", "bootstrap=20", "baselines=[]"]

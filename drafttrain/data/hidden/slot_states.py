@@ -6,7 +6,7 @@ sampling couples draft and output: P(accept and emit x) = min(draft(x), target(x
 target(x), so, given an output X of the target and a block that starts at p, slot j was accepted
 with x_j emitted with probability min(1, draft_j(x_j) / target_j(x_j)). One coin a slot decides;
 slots up to the first rejection, inclusive, are what decoding would have seen. The label is exact:
-sum_v min(target_i(v), draft_i(v)), with slot i's row coupled to y_{i-1} = x_{i-1}. In greedy
+sum_v min(target_i(v), draft_i(v)), with slot i's row given y_{i-1} = x_{i-1}. In greedy
 decoding it is 1 where the slot's arg-max is x_i, else 0.
 """
 

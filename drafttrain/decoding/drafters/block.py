@@ -2,8 +2,8 @@
 
 Greedy decoding proposes the arg-max of every slot, a point mass. Under sampling each token is drawn
 from its own slot's row: given the accepted prefix that is the distribution it follows, so rejection
-sampling stays lossless. With coupling, slot i's row is computed from the token drawn for slot i - 1
-and is again just what the token is drawn from.
+sampling stays lossless. With previous-token features, slot i's row is computed from the token drawn
+for slot i - 1 and is again just what the token is drawn from.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import Tensor
 
 from drafttrain.decoding.sampling import exact_enough, warp
 from drafttrain.decoding.types import (
-    Chance,
     DraftState,
-    Draw,
+    DrawKind,
+    Evidence,
     Proposal,
+    Randomness,
     Sampling,
-    Sight,
     Source,
     StopPolicy,
     TargetState,
@@ -35,11 +35,11 @@ CANDIDATES = 64
 """Tokens a slot that are scored again with the token before them; all others keep their scores."""
 
 
-class SpecDrafterDrafter:
+class BlockDrafter:
     """Drafts blocks of slots with a trained Spec-Drafter."""
 
     name = "spec-drafter"
-    shows: frozenset[Sight] = frozenset({"logits", "hidden"})
+    provides: frozenset[Evidence] = frozenset({"logits", "hidden"})
     branches = False
 
     def __init__(self, model: SpecDrafter):
@@ -47,9 +47,14 @@ class SpecDrafterDrafter:
         store_column_major(model)
         with torch.inference_mode():
             self.output_weight = column_major(model.output_weight())
-            if model.config.coupling_rank:  # tables, so that a pair of tokens is quickly scored
+            if (
+                model.config.previous_token_rank
+            ):  # tables, so that a pair of tokens is quickly scored
                 every = torch.arange(model.config.embedding_rows, device=self.output_weight.device)
-                self.told_by, self.coupled_rows = model.told_by(every), model.coupled_rows()
+                self.previous_token_features, self.previous_token_rows = (
+                    model.previous_token_features(every),
+                    model.previous_token_rows(),
+                )
 
         ends = model.config.eos_token_id
         self.eos_ids = frozenset([] if ends is None else [ends] if isinstance(ends, int) else ends)
@@ -64,11 +69,11 @@ class SpecDrafterDrafter:
         """Tokens that it can draft."""
         return self.model.config.vocab_size
 
-    def draw(self, sampling: Sampling) -> Draw:
+    def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic" if sampling.greedy else "iid"
 
-    def start(self, source: Source, sampling: Sampling, chance: Chance) -> BlockSession:
-        return BlockSession(self, source, sampling, chance)
+    def start(self, source: Source, sampling: Sampling, randomness: Randomness) -> BlockSession:
+        return BlockSession(self, source, sampling, randomness)
 
 
 class BlockSession:
@@ -76,10 +81,15 @@ class BlockSession:
 
     @torch.inference_mode()
     def __init__(
-        self, drafter: SpecDrafterDrafter, source: Source, sampling: Sampling, chance: Chance
+        self, drafter: BlockDrafter, source: Source, sampling: Sampling, randomness: Randomness
     ):
         model = drafter.model
-        self.drafter, self.model, self.sampling, self.chance = drafter, model, sampling, chance
+        self.drafter, self.model, self.sampling, self.randomness = (
+            drafter,
+            model,
+            sampling,
+            randomness,
+        )
         self.candidates = min(CANDIDATES, model.config.vocab_size)
         self.anchored = model.config.slots == "anchored"
         self.causal = model.config.prefix_attention == "causal"
@@ -107,7 +117,7 @@ class BlockSession:
     def slot_states(self, tokens: Tensor, slots: int) -> Tensor:
         """Hidden states that predict what follows all committed tokens; caches the prefix.
 
-        Before any coupling. Shapes: tokens [T] -> [slots, D].
+        Before previous-token features. Shapes: tokens [T] -> [slots, D].
         """
         prefix = tokens.to(self.device)[self.skipped :]
         cached = self._forget_what_differs(prefix)
@@ -132,13 +142,13 @@ class BlockSession:
     def slot_logits(self, state: Tensor, previous: Tensor) -> Tensor:
         """Rows of one slot, each after another token. Shapes: state [D], previous [F] -> [F, V].
 
-        Without coupling the token before makes no difference.
+        Without previous-token features the token before makes no difference.
         """
         model, previous = self.model, previous.to(self.device)
-        if not model.config.coupling_rank:
+        if not model.config.previous_token_rank:
             return self.drafter.project(state).expand(len(previous), -1)
-        coupled = model.couple(state, model.coupling_hidden(state), previous)
-        return self.drafter.project(coupled)
+        hidden = model.with_previous_token(state, model.previous_token_hidden(state), previous)
+        return self.drafter.project(hidden)
 
     def _forget_what_differs(self, prefix: Tensor) -> int:
         """Keep of the cache what it has in common with these tokens; how many they are.
@@ -170,22 +180,22 @@ class BlockSession:
 
     def _arg_max(self, hidden: Tensor, last: int, stop: StopPolicy) -> list[int]:
         model = self.model
-        if not model.config.coupling_rank:
+        if not model.config.previous_token_rank:
             logits = self.drafter.project(hidden)
-            return logits.argmax(-1).tolist()[: admitted(stop, logits, hidden)]
-        return self._coupled_arg_max(hidden, last, stop)
+            return logits.argmax(-1).tolist()[: slots_to_draft(stop, logits, hidden)]
+        return self._arg_max_left_to_right(hidden, last, stop)
 
-    def _coupled_arg_max(self, hidden: Tensor, last: int, stop: StopPolicy) -> list[int]:
+    def _arg_max_left_to_right(self, hidden: Tensor, last: int, stop: StopPolicy) -> list[int]:
         """Left to right over the slots, among the best candidates of each slot alone."""
         logits = self.drafter.project(hidden)
         after = self._candidates_after(hidden, logits)
         drafted = [torch.tensor(last, device=self.device)]
-        for slot in range(admitted(stop, logits, hidden)):
+        for slot in range(slots_to_draft(stop, logits, hidden)):
             candidates, scores = after(slot, drafted[-1])
             drafted.append(candidates[scores.argmax()])
         return torch.stack(drafted).tolist()[1:]
 
-    def _coupling_of_pairs(self, hidden: Tensor, candidates: Tensor, last: int) -> Tensor:
+    def _previous_token_scores(self, hidden: Tensor, candidates: Tensor, last: int) -> Tensor:
         """What the token before adds to the score of each candidate.
 
         Shapes: hidden [K, D], candidates [K, C] -> [K, C, C]: of slot i, after candidate j of slot
@@ -194,35 +204,36 @@ class BlockSession:
         model = self.model
         before = candidates.roll(1, dims=0)
         before[0] = last
-        told = F.embedding(before, self.drafter.told_by)
-        gate = F.silu(model.coupling_hidden(hidden)[:, None] + told)
-        return gate @ F.embedding(candidates, self.drafter.coupled_rows).transpose(1, 2)
+        features = F.embedding(before, self.drafter.previous_token_features)
+        gate = F.silu(model.previous_token_hidden(hidden)[:, None] + features)
+        return gate @ F.embedding(candidates, self.drafter.previous_token_rows).transpose(1, 2)
 
     def likeliest(
         self, hidden: Tensor, last: int, count: int, temperature: float
     ) -> tuple[Tensor, Tensor]:
         """The likeliest tokens of every slot at once, and their log-probabilities.
 
-        With coupling they are the likeliest without the token before, and that token moves
-        probability among them only: all others keep their scores. Shapes: hidden [K, D] -> tokens
-        [K, C], log-probabilities [K, C, C] as in `_coupling_of_pairs`; [K, 1, C] without coupling.
+        With previous-token features they are the likeliest without the token before, and that token
+        moves probability among them only: all others keep their scores. Shapes: hidden [K, D] ->
+        tokens [K, C], log-probabilities [K, C, C] as in `_previous_token_scores`; [K, 1, C] without
+        such features.
         """
         logits = self.drafter.project(hidden)
         logits = exact_enough(logits) / temperature
         total = logits.logsumexp(-1)
         scores, tokens = logits.topk(min(count, logits.shape[-1]), dim=-1)
-        if not self.model.config.coupling_rank:
+        if not self.model.config.previous_token_rank:
             return tokens, (scores - total[:, None])[:, None]
         share = (scores.logsumexp(-1) - total).exp().clamp(max=1.0)
         others = total + torch.log1p(-share)
-        coupled = scores[:, None] + self._coupling_of_pairs(hidden, tokens, last) / temperature
-        totals = torch.logaddexp(coupled.logsumexp(-1), others[:, None])
-        return tokens, coupled - totals[..., None]
+        after = scores[:, None] + self._previous_token_scores(hidden, tokens, last) / temperature
+        totals = torch.logaddexp(after.logsumexp(-1), others[:, None])
+        return tokens, after - totals[..., None]
 
     def _draw(self, hidden: Tensor, last: int, stop: StopPolicy) -> Proposal:
         logits = self.drafter.project(hidden)
-        coupled = bool(self.model.config.coupling_rank)
-        after = self._candidates_after(hidden, logits) if coupled else None
+        featured = bool(self.model.config.previous_token_rank)
+        after = self._candidates_after(hidden, logits) if featured else None
         states, known = hidden.unbind(), list(logits.unbind())
         drafted: list[Tensor] = []
         rows: list[Tensor] = []
@@ -232,10 +243,10 @@ class BlockSession:
             if after is not None:
                 known[depth] = known[depth].index_copy(0, *after(depth, previous))
             state = DraftState(depth, known[: depth + 1], states, notes)
-            if not stop.admit(state):
+            if not stop.should_draft(state):
                 break
             row = warp(known[depth], self.sampling)
-            previous = self.chance.categorical(row[None])[0]
+            previous = self.randomness.categorical(row[None])[0]
             drafted.append(previous)
             rows.append(row)
         if not drafted:
@@ -252,22 +263,22 @@ class BlockSession:
         Shapes: hidden [K, D], logits [K, V], -> two [C].
         """
         scores, candidates = logits.topk(self.candidates, dim=-1)
-        directions = F.embedding(candidates, self.drafter.coupled_rows)  # [K, C, rank]
-        from_hidden = self.model.coupling_hidden(hidden)
+        directions = F.embedding(candidates, self.drafter.previous_token_rows)  # [K, C, rank]
+        from_hidden = self.model.previous_token_hidden(hidden)
 
         def after(slot: int, previous: Tensor) -> tuple[Tensor, Tensor]:
-            gate = F.silu(from_hidden[slot] + self.drafter.told_by[previous])
+            gate = F.silu(from_hidden[slot] + self.drafter.previous_token_features[previous])
             return candidates[slot], torch.addmv(scores[slot], directions[slot], gate)
 
         return after
 
 
-def admitted(stop: StopPolicy, logits: Tensor, hidden: Tensor | None = None) -> int:
+def slots_to_draft(stop: StopPolicy, logits: Tensor, hidden: Tensor | None = None) -> int:
     """How many slots of a block a policy admits. Shapes: logits [K, V], hidden [K, D]."""
     rows, states = logits.unbind(), () if hidden is None else hidden.unbind()
     notes: dict[str, list[float]] = {}
     for depth in range(len(rows)):
-        if not stop.admit(DraftState(depth, rows[: depth + 1], states, notes)):
+        if not stop.should_draft(DraftState(depth, rows[: depth + 1], states, notes)):
             return depth
     return len(rows)
 
@@ -276,8 +287,8 @@ def admitted(stop: StopPolicy, logits: Tensor, hidden: Tensor | None = None) -> 
 def predict_blocks(model: SpecDrafter, source_ids: Tensor, target_ids: Tensor) -> Tensor:
     """Greedy blocks at every prefix length 0..L-1 of a known output, in one pass.
 
-    With coupling, slot i is given y_{i-1}: a slot counts only where all earlier ones were right,
-    so this is what decoding would have drafted there. Shapes: [S], [L] -> [L, k].
+    With previous-token features slot i is given y_{i-1}: a slot counts only where all earlier ones
+    were right, so this is what decoding would have drafted there. Shapes: [S], [L] -> [L, k].
     """
     prefixes = range(len(target_ids))
     states, previous = block_states(model, source_ids, target_ids, prefixes, model.config.k)
@@ -287,15 +298,15 @@ def predict_blocks(model: SpecDrafter, source_ids: Tensor, target_ids: Tensor) -
 def rows_after(model: SpecDrafter, states: Tensor, previous: Tensor) -> Tensor:
     """The rows of slots as decoding has them after these tokens.
 
-    With coupling the token before changes the scores of a slot's best candidates, all others keep
-    theirs. Shapes: states [..., D], previous [...] -> [..., V].
+    With previous-token features the token before changes the scores of a slot's best candidates,
+    all others keep theirs. Shapes: states [..., D], previous [...] -> [..., V].
     """
     alone = model.project(states)
-    if not model.config.coupling_rank:
+    if not model.config.previous_token_rank:
         return alone
     best = alone.topk(min(CANDIDATES, alone.shape[-1]), dim=-1).indices
-    coupled = model.logits(states, previous)
-    return alone.scatter(-1, best, coupled.gather(-1, best))
+    after = model.logits(states, previous)
+    return alone.scatter(-1, best, after.gather(-1, best))
 
 
 @torch.inference_mode()
@@ -304,8 +315,8 @@ def block_states(
 ) -> tuple[Tensor, Tensor]:
     """The slots of blocks at some prefix lengths of a known output, in one pass.
 
-    Hidden states before any coupling, and the token of the output before each one predicted.
-    Shapes: [S], [L], A prefix lengths in 0..L-1 -> [A, k, D], [A, k].
+    Hidden states before previous-token features, and the token of the output before each one
+    predicted. Shapes: [S], [L], A prefix lengths in 0..L-1 -> [A, k, D], [A, k].
     """
     config, device = copy.copy(model.config), model.embedding.weight.device
     config.k = k

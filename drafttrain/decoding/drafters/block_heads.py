@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from drafttrain.decoding.drafters.block import admitted
+from drafttrain.decoding.drafters.block import slots_to_draft
 from drafttrain.decoding.engine.architectures import check_projection
 from drafttrain.decoding.engine.teacher_forcing import project, states_before
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import (
-    Chance,
-    Draw,
+    DrawKind,
+    Evidence,
     Proposal,
+    Randomness,
     Sampling,
-    Sight,
     Source,
     StopPolicy,
     TargetState,
@@ -36,7 +36,7 @@ class BlockHeadsDrafter:
     """
 
     name = "block-heads"
-    shows: frozenset[Sight] = frozenset({"logits"})
+    provides: frozenset[Evidence] = frozenset({"logits"})
     branches = False
 
     def __init__(self, heads: BlockHeads, target: PreTrainedModel):
@@ -48,18 +48,20 @@ class BlockHeadsDrafter:
         """Tokens that it can draft."""
         return self.target.get_output_embeddings().out_features
 
-    def draw(self, sampling: Sampling) -> Draw:
+    def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic" if sampling.greedy else "iid"
 
-    def start(self, source: Source, sampling: Sampling, chance: Chance) -> BlockHeadsSession:
-        return BlockHeadsSession(self, sampling, chance)
+    def start(
+        self, source: Source, sampling: Sampling, randomness: Randomness
+    ) -> BlockHeadsSession:
+        return BlockHeadsSession(self, sampling, randomness)
 
 
 class BlockHeadsSession:
     """One sequence; nothing is kept between rounds, as all is in the target's state."""
 
-    def __init__(self, drafter: BlockHeadsDrafter, sampling: Sampling, chance: Chance):
-        self.drafter, self.sampling, self.chance = drafter, sampling, chance
+    def __init__(self, drafter: BlockHeadsDrafter, sampling: Sampling, randomness: Randomness):
+        self.drafter, self.sampling, self.randomness = drafter, sampling, randomness
 
     @torch.inference_mode()
     def propose(
@@ -69,14 +71,14 @@ class BlockHeadsSession:
         if target_state is None:
             return Proposal.empty()
         logits = self._rows(target_state, len(tokens) - target_state.committed, stop.longest)
-        logits = logits[: admitted(stop, logits)]
+        logits = logits[: slots_to_draft(stop, logits)]
         if len(logits) == 0:
             return Proposal.empty()
         rows = logits.unbind()
         if self.sampling.greedy:
             return Proposal.chain(logits.argmax(-1).cpu(), logits=rows)
         probs = warp(logits, self.sampling)
-        return Proposal.chain(self.chance.categorical(probs).cpu(), probs, logits=rows)
+        return Proposal.chain(self.randomness.categorical(probs).cpu(), probs, logits=rows)
 
     def _rows(self, target_state: TargetState, skipped: int, most: int) -> Tensor:
         """Rows of the heads behind the first `skipped`. Shapes: -> [N, V], N <= most."""

@@ -22,14 +22,14 @@ from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import (
     Calls,
-    Chance,
     Drafter,
     DraftSession,
     DraftState,
-    Draw,
+    DrawKind,
+    Evidence,
     Proposal,
+    Randomness,
     Sampling,
-    Sight,
     Source,
     StopPolicy,
     TargetState,
@@ -59,7 +59,7 @@ class ReviewedDrafter:
     reviewed with l = 1. Raises ValueError for l below 1 and k below 1.
     """
 
-    shows: frozenset[Sight] = frozenset()
+    provides: frozenset[Evidence] = frozenset()
     branches = False
 
     def __init__(
@@ -87,23 +87,23 @@ class ReviewedDrafter:
         """Tokens that it can draft."""
         return self.reviewer.vocabulary
 
-    def draw(self, sampling: Sampling) -> Draw:
+    def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic" if sampling.greedy else "iid"
 
-    def start(self, source: Source, sampling: Sampling, chance: Chance) -> ReviewedSession:
+    def start(self, source: Source, sampling: Sampling, randomness: Randomness) -> ReviewedSession:
         """Open a session. Raises ValueError for a source longer than a level's positions."""
-        return ReviewedSession(self, source, sampling, chance)
+        return ReviewedSession(self, source, sampling, randomness)
 
 
 class ReviewedSession:
     """One sequence: the reviewer's cache, and a session of the inner drafter."""
 
     def __init__(
-        self, drafter: ReviewedDrafter, source: Source, sampling: Sampling, chance: Chance
+        self, drafter: ReviewedDrafter, source: Source, sampling: Sampling, randomness: Randomness
     ) -> None:
-        self.drafter, self.sampling, self.chance = drafter, sampling, chance
+        self.drafter, self.sampling, self.randomness = drafter, sampling, randomness
         self.own = OwnSequence(drafter.reviewer, source)
-        self.inner = drafter.inner.start(source, sampling, chance)
+        self.inner = drafter.inner.start(source, sampling, randomness)
 
     @torch.inference_mode()
     def propose(
@@ -111,7 +111,7 @@ class ReviewedSession:
     ) -> Proposal:
         longest = self.own.longest(stop.longest, len(self.own.tokens(tokens)))
         found = Draft(tokens)
-        while len(found.tokens) < longest and stop.admit(DraftState(len(found.tokens))):
+        while len(found.tokens) < longest and stop.should_draft(DraftState(len(found.tokens))):
             room = longest - len(found.tokens) - 1  # one token follows what is accepted
             inner = Proposal.empty()
             if room > 0:
@@ -128,7 +128,7 @@ class ReviewedSession:
         reviewer, state, began = self.drafter.reviewer, self.own.state, perf_counter()
         [score] = reviewer.score([state], [self.own.tokens(found.sequence())], [inner])
         emitted, rows = review(
-            inner, score.logits, self.sampling, self.chance, self.drafter.leniency
+            inner, score.logits, self.sampling, self.randomness, self.drafter.leniency
         )
         reviewer.keep(state, torch.arange(len(emitted) - 1))
         found.add(emitted, rows, list(score.logits[: len(emitted)]))
@@ -151,7 +151,7 @@ class InTurnDrafter:
     Raises ValueError for negative quotas, and where all are zero.
     """
 
-    shows: frozenset[Sight] = frozenset()
+    provides: frozenset[Evidence] = frozenset()
     branches = False
 
     def __init__(
@@ -170,12 +170,12 @@ class InTurnDrafter:
         self.ends = ends
         self.name = name or " then ".join(f"{q.drafter.name} {q.count}" for q in self.quotas)
 
-    def draw(self, sampling: Sampling) -> Draw:
-        draws = {quota.drafter.draw(sampling) for quota in self.quotas}
+    def draw_kind(self, sampling: Sampling) -> DrawKind:
+        draws = {quota.drafter.draw_kind(sampling) for quota in self.quotas}
         return "deterministic" if draws == {"deterministic"} else "iid"
 
-    def start(self, source: Source, sampling: Sampling, chance: Chance) -> InTurnSession:
-        sessions = [quota.drafter.start(source, sampling, chance) for quota in self.quotas]
+    def start(self, source: Source, sampling: Sampling, randomness: Randomness) -> InTurnSession:
+        sessions = [quota.drafter.start(source, sampling, randomness) for quota in self.quotas]
         return InTurnSession(self, sessions)
 
 
@@ -191,7 +191,7 @@ class InTurnSession:
         found = Draft(tokens)
         for quota, session in zip(self.drafter.quotas, self.sessions, strict=True):
             room = min(quota.count, stop.longest - len(found.tokens))
-            if room <= 0 or not stop.admit(DraftState(len(found.tokens))):
+            if room <= 0 or not stop.should_draft(DraftState(len(found.tokens))):
                 break
             name = quota.name or quota.drafter.name
             found.append(found.ask(session, name, room, target_state))
@@ -284,7 +284,7 @@ def _point(token: int, like: Tensor) -> Tensor:
 
 
 def review(
-    inner: Proposal, logits: Tensor, sampling: Sampling, chance: Chance, leniency: float
+    inner: Proposal, logits: Tensor, sampling: Sampling, randomness: Randomness, leniency: float
 ) -> tuple[list[int], list[Tensor | None]]:
     """Accept a run of the inner draft and add one token; the rows that these follow.
 
@@ -297,7 +297,7 @@ def review(
         return _review_greedily(inner, tokens, logits, leniency)
     probs = warp(logits, sampling)
     if not tokens:
-        return [int(chance.categorical(probs)[0])], [probs[0]]
+        return [int(randomness.categorical(probs)[0])], [probs[0]]
     if inner.draft_probs is None:
         leniency = 1.0
         draft = torch.zeros_like(probs[:-1]).scatter_(
@@ -309,7 +309,7 @@ def review(
     at_token = inner.tokens[:, None].to(probs.device)
     smallest = torch.finfo(draft.dtype).tiny
     likely = (shared.gather(1, at_token) / draft.gather(1, at_token).clamp_min(smallest))[:, 0]
-    accepted = chance.accept_run(likely.clamp_max(1.0))
+    accepted = randomness.accept_run(likely.clamp_max(1.0))
     rows: list[Tensor | None] = []
     for row, mine, theirs in zip(shared, probs, draft, strict=False):
         rows.append(row + (1.0 - row.sum()).clamp_min(0.0) * residual(mine, theirs))
@@ -320,7 +320,7 @@ def review(
         left = probs[accepted]
     else:
         left = residual(probs[accepted], draft[accepted])
-    return [*tokens[:accepted], int(chance.categorical(left[None])[0])], rows
+    return [*tokens[:accepted], int(randomness.categorical(left[None])[0])], rows
 
 
 def _review_greedily(

@@ -13,12 +13,12 @@ from torch import Tensor
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import (
-    Chance,
     DraftState,
-    Draw,
+    DrawKind,
+    Evidence,
     Proposal,
+    Randomness,
     Sampling,
-    Sight,
     Source,
     StopPolicy,
     TargetState,
@@ -30,7 +30,7 @@ class CausalDrafter:
     """Drafts chains with a language model, decoder-only or encoder-decoder."""
 
     name = "causal"
-    shows: frozenset[Sight] = frozenset({"logits", "hidden"})
+    provides: frozenset[Evidence] = frozenset({"logits", "hidden"})
     branches = False
 
     def __init__(self, model: CachedModel) -> None:
@@ -41,12 +41,12 @@ class CausalDrafter:
         """Tokens that it can draft."""
         return self.model.vocabulary
 
-    def draw(self, sampling: Sampling) -> Draw:
+    def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic" if sampling.greedy else "iid"
 
-    def start(self, source: Source, sampling: Sampling, chance: Chance) -> CausalSession:
+    def start(self, source: Source, sampling: Sampling, randomness: Randomness) -> CausalSession:
         """Open a session. Raises ValueError for a source longer than the drafter's positions."""
-        return CausalSession(self.model, source, sampling, chance)
+        return CausalSession(self.model, source, sampling, randomness)
 
 
 class OwnSequence:
@@ -89,9 +89,9 @@ class CausalSession:
     """
 
     def __init__(
-        self, model: CachedModel, source: Source, sampling: Sampling, chance: Chance
+        self, model: CachedModel, source: Source, sampling: Sampling, randomness: Randomness
     ) -> None:
-        self.model, self.sampling, self.chance = model, sampling, chance
+        self.model, self.sampling, self.randomness = model, sampling, randomness
         self.own = OwnSequence(model, source)
 
     @torch.inference_mode()
@@ -100,7 +100,7 @@ class CausalSession:
     ) -> Proposal:
         tokens = self.own.tokens(tokens)
         longest = self.own.longest(stop.longest, len(tokens))
-        if longest == 0 or not stop.admit(DraftState(0)):
+        if longest == 0 or not stop.should_draft(DraftState(0)):
             return Proposal.empty()
         ends = self.model.eos_ids
         drafted: list[Tensor] = []
@@ -115,14 +115,14 @@ class CausalSession:
             logits.append(row)
             drafted.append(token)
             depth = len(drafted)
-            if stop.reads == "drawn":
+            if stop.state_kind == "drawn":
                 states += drawn_states(score.hidden[-1:], row[None], token)
             if depth == longest or token.item() in ends:
                 break
-            if not stop.admit(DraftState(depth, logits, states, notes)):
+            if not stop.should_draft(DraftState(depth, logits, states, notes)):
                 break
             score = self.model.feed(self.own.state, token)
-            if stop.reads == "token":
+            if stop.state_kind == "token":
                 states.append(score.hidden[-1])
         return Proposal.chain(
             torch.cat(drafted),
@@ -137,4 +137,4 @@ class CausalSession:
         if self.sampling.greedy:
             return row.argmax(dim=-1, keepdim=True).cpu()
         probs.append(warp(row[None], self.sampling))
-        return self.chance.categorical(probs[-1]).cpu()
+        return self.randomness.categorical(probs[-1]).cpu()

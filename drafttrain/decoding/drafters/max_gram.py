@@ -19,12 +19,12 @@ from torch import Tensor
 from drafttrain.decoding.drafters.suffix_index import SuffixIndex
 from drafttrain.decoding.types import (
     Calls,
-    Chance,
     DraftState,
-    Draw,
+    DrawKind,
+    Evidence,
     Proposal,
+    Randomness,
     Sampling,
-    Sight,
     Source,
     StopPolicy,
     TargetState,
@@ -38,17 +38,17 @@ class MaxGramDrafter:
     """Drafts chains from the sequence itself, and from a table of likeliest successors."""
 
     name = MAX_GRAM
-    shows: frozenset[Sight] = frozenset()
+    provides: frozenset[Evidence] = frozenset()
     branches = False
 
     def __init__(self, bigrams: Sequence[int] | None = None) -> None:
         """bigrams[token]: the token that usually follows it, -1 where none is known."""
         self.bigrams = bigrams
 
-    def draw(self, sampling: Sampling) -> Draw:
+    def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic"
 
-    def start(self, source: Source, sampling: Sampling, chance: Chance) -> MaxGramSession:
+    def start(self, source: Source, sampling: Sampling, randomness: Randomness) -> MaxGramSession:
         return MaxGramSession(self.bigrams, source)
 
 
@@ -79,7 +79,7 @@ class MaxGramSession:
         self._follow(tokens[self.skipped :])
         drafted: list[int] = []
         likeliest = self._continue()
-        while stop.admit(DraftState(len(drafted))):
+        while stop.should_draft(DraftState(len(drafted))):
             token = next(likeliest, None)
             if token is None:
                 break

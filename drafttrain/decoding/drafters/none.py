@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from drafttrain.decoding.types import (
-    Chance,
-    Draw,
+    DrawKind,
+    Evidence,
     Proposal,
+    Randomness,
     Sampling,
-    Sight,
     Source,
     StopPolicy,
     TargetState,
@@ -20,13 +20,13 @@ class NoDrafter:
     """Proposes nothing. It keeps no state, so it is its own session for every sequence."""
 
     name = "none"
-    shows: frozenset[Sight] = frozenset()
+    provides: frozenset[Evidence] = frozenset()
     branches = False
 
-    def draw(self, sampling: Sampling) -> Draw:
+    def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic"
 
-    def start(self, source: Source, sampling: Sampling, chance: Chance) -> NoDrafter:
+    def start(self, source: Source, sampling: Sampling, randomness: Randomness) -> NoDrafter:
         return self
 
     def propose(

@@ -15,19 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.drafters.block import CANDIDATES, BlockSession, SpecDrafterDrafter
+from drafttrain.decoding.drafters.block import CANDIDATES, BlockDrafter, BlockSession
 from drafttrain.decoding.drafters.causal import CausalDrafter, OwnSequence
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.trees.shapes import Choosing, Growth, Shape
 from drafttrain.decoding.types import (
-    Chance,
     Drafter,
     DraftSession,
     DraftState,
-    Draw,
+    DrawKind,
+    Evidence,
     Proposal,
+    Randomness,
     Sampling,
-    Sight,
     Source,
     StopPolicy,
     TargetState,
@@ -63,7 +63,7 @@ class TreeDrafter:
 
     def __init__(
         self,
-        drafter: CausalDrafter | SpecDrafterDrafter,
+        drafter: CausalDrafter | BlockDrafter,
         shape: Shape,
         draft_temperature: float | None = None,
     ) -> None:
@@ -84,13 +84,13 @@ class TreeDrafter:
         return self.shape.branches
 
     @property
-    def shows(self) -> frozenset[Sight]:
+    def provides(self) -> frozenset[Evidence]:
         return frozenset({"expected"}) if self.shape.estimates else frozenset()
 
-    def draw(self, sampling: Sampling) -> Draw:
-        return self.shape.draw
+    def draw_kind(self, sampling: Sampling) -> DrawKind:
+        return self.shape.draw_kind
 
-    def start(self, source: Source, sampling: Sampling, chance: Chance) -> TreeSession:
+    def start(self, source: Source, sampling: Sampling, randomness: Randomness) -> TreeSession:
         """Open a session. Raises ValueError for a source longer than the drafter's positions."""
         if self.draft_temperature is not None:
             sampling = replace(sampling, temperature=self.draft_temperature)
@@ -98,9 +98,9 @@ class TreeDrafter:
             rows: Rows = ModelRows(self.drafter.model, source)
             ends = self.drafter.model.eos_ids
         else:
-            rows = SlotRows(self.drafter.start(source, sampling, chance))
+            rows = SlotRows(self.drafter.start(source, sampling, randomness))
             ends = self.drafter.eos_ids
-        return TreeSession(rows, self.shape, sampling, chance, ends)
+        return TreeSession(rows, self.shape, sampling, randomness, ends)
 
 
 def check_width(shape: Shape, vocabulary: int) -> None:
@@ -116,22 +116,27 @@ class TreeSession:
     """One sequence: its rows' cache is all that is kept between rounds."""
 
     def __init__(
-        self, rows: Rows, shape: Shape, sampling: Sampling, chance: Chance, ends: frozenset[int]
+        self,
+        rows: Rows,
+        shape: Shape,
+        sampling: Sampling,
+        randomness: Randomness,
+        ends: frozenset[int],
     ) -> None:
         self.rows, self.shape, self.ends = rows, shape, ends
-        self.sampling, self.chance = sampling, chance
+        self.sampling, self.randomness = sampling, randomness
 
     @torch.inference_mode()
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
     ) -> Proposal:
         longest = self.rows.longest(tokens, stop.longest)
-        if longest == 0 or not stop.admit(DraftState(0)):
+        if longest == 0 or not stop.should_draft(DraftState(0)):
             return Proposal.empty()
-        growth = self.shape.plant(self.sampling, self.chance, self.ends)
+        growth = self.shape.plant(self.sampling, self.randomness, self.ends)
         fed, depth = self.rows.first(growth, tokens, longest), 1
         while fed and depth < longest:
-            if not stop.admit(DraftState(depth, expected=growth.expected)):
+            if not stop.should_draft(DraftState(depth, expected=growth.expected)):
                 break
             fed, depth = self.rows.below(growth, fed), depth + 1
         return growth.proposal(self.rows.passes)
@@ -203,7 +208,8 @@ class ModelRows:
 class SlotRows:
     """Rows of a Spec-Drafter's slots: one pass, whatever the depth.
 
-    Level l is predicted by slot l; with coupling, each node's row follows from the token before it.
+    Level l is predicted by slot l; with previous-token features,
+    each node's row follows from the token before it.
     A growth that chooses gets the likeliest tokens of all slots, worked out at once.
     """
 
@@ -254,7 +260,7 @@ class SeveralDrafters:
     Each sibling below the last committed token carries the row of the drafter it came from.
     """
 
-    shows: frozenset[Sight] = frozenset()
+    provides: frozenset[Evidence] = frozenset()
     branches = True
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
@@ -266,18 +272,18 @@ class SeveralDrafters:
     def name(self) -> str:
         return "+".join(drafter.name for drafter in self.drafters)
 
-    def draw(self, sampling: Sampling) -> Draw:
+    def draw_kind(self, sampling: Sampling) -> DrawKind:
         """Raises ValueError for drafters whose drafts are not independent draws."""
         for drafter in self.drafters:
-            if drafter.draw(sampling) not in ("iid", "independent"):
+            if drafter.draw_kind(sampling) not in ("iid", "independent"):
                 raise ValueError(
-                    f"drafter {drafter.name!r} makes {drafter.draw(sampling)} drafts, but only "
-                    "independent draws of several drafters can be verified together; use paths"
+                    f"drafter {drafter.name!r} makes {drafter.draw_kind(sampling)} drafts, but "
+                    "only independent draws of several drafters can be verified together; use paths"
                 )
         return "independent"
 
-    def start(self, source: Source, sampling: Sampling, chance: Chance) -> SeveralSessions:
-        return SeveralSessions([d.start(source, sampling, chance) for d in self.drafters])
+    def start(self, source: Source, sampling: Sampling, randomness: Randomness) -> SeveralSessions:
+        return SeveralSessions([d.start(source, sampling, randomness) for d in self.drafters])
 
 
 class SeveralSessions:

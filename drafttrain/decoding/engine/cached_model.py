@@ -30,7 +30,7 @@ from drafttrain.decoding.types import Proposal, Sampling, Source
 
 
 @dataclass(frozen=True)
-class Score:
+class StepOutput:
     """What a model says after the tokens it was fed; the last rows of both belong together."""
 
     logits: Tensor
@@ -128,7 +128,7 @@ class CachedModel:
         return SequenceState(encoder(input_ids=source.input_ids[None].to(self.device)))
 
     @torch.inference_mode()
-    def catch_up(self, state: SequenceState, tokens: Tensor) -> Score:
+    def catch_up(self, state: SequenceState, tokens: Tensor) -> StepOutput:
         """Cache exactly these tokens, feeding those that are missing, at least the last one.
 
         What the cache has in common with them is kept. Shapes: tokens [T], all committed tokens ->
@@ -138,7 +138,7 @@ class CachedModel:
         return self._chain(state, state.align(tokens.tolist()), rows=1)
 
     @torch.inference_mode()
-    def feed(self, state: SequenceState, tokens: Tensor) -> Score:
+    def feed(self, state: SequenceState, tokens: Tensor) -> StepOutput:
         """Append a chain to what is cached. Shapes: [N] -> logits [N, V], hidden [N, D]."""
         ids = tokens.tolist()
         return self._chain(state, ids, rows=len(ids))
@@ -146,7 +146,7 @@ class CachedModel:
     @torch.inference_mode()
     def extend(
         self, state: SequenceState, tokens: Tensor, visible: Tensor, positions: Tensor
-    ) -> Score:
+    ) -> StepOutput:
         """Append tokens that see only the columns marked visible, at positions of their own.
 
         Shapes: tokens [N], visible [N, C + N] bool (C cached columns, then the new ones; each token
@@ -187,7 +187,7 @@ class CachedModel:
         states: Sequence[SequenceState],
         tokens: Sequence[Tensor],
         proposals: Sequence[Proposal],
-    ) -> list[Score]:
+    ) -> list[StepOutput]:
         """Logits and hidden states of each sequence's draft, N + 1 rows each.
 
         tokens holds all committed tokens of each sequence ([T], decoder prefix included); those
@@ -208,7 +208,7 @@ class CachedModel:
         first = state.committed
         state.gather([*range(first), *(first + node for node in path.tolist())])
 
-    def _score_one(self, state: SequenceState, tokens: Tensor, proposal: Proposal) -> Score:
+    def _score_one(self, state: SequenceState, tokens: Tensor, proposal: Proposal) -> StepOutput:
         drafted = proposal.tokens.tolist()
         rows = len(drafted) + 1
         if rows > 2 and not proposal.is_chain:
@@ -216,9 +216,9 @@ class CachedModel:
         missing = state.align(tokens.tolist())
         state.committed = state.cached + len(missing)
         score = self._chain(state, missing + drafted, rows)
-        return Score(score.logits, score.hidden[-rows:])
+        return StepOutput(score.logits, score.hidden[-rows:])
 
-    def _score_tree(self, state: SequenceState, tokens: Tensor, proposal: Proposal) -> Score:
+    def _score_tree(self, state: SequenceState, tokens: Tensor, proposal: Proposal) -> StepOutput:
         self.check_branches()
         missing = state.align(tokens.tolist())
         cached, length = state.cached, len(tokens)
@@ -233,9 +233,9 @@ class CachedModel:
         rows = len(nodes) + 1
         score = self._branches(state, missing + nodes, torch.from_numpy(visible), positions, rows)
         state.chain = state.committed = length
-        return Score(score.logits, score.hidden[-rows:])
+        return StepOutput(score.logits, score.hidden[-rows:])
 
-    def _chain(self, state: SequenceState, tokens: list[int], rows: int) -> Score:
+    def _chain(self, state: SequenceState, tokens: list[int], rows: int) -> StepOutput:
         cached = state.cached
         if state.chain < cached:
             raise ValueError("branches are cached; forget them before feeding a chain")
@@ -246,7 +246,7 @@ class CachedModel:
         state.tokens += tokens
         state.positions += range(cached, cached + len(tokens))
         state.chain = state.cached
-        return Score(logits, hidden)
+        return StepOutput(logits, hidden)
 
     def _branches(
         self,
@@ -255,7 +255,7 @@ class CachedModel:
         visible: Tensor,
         positions: list[int],
         rows: int,
-    ) -> Score:
+    ) -> StepOutput:
         self._check_room(max(positions) + 1)
         branches = Branches(visible, positions, state.positions)
         logits, hidden = self._forward.tree(
@@ -263,7 +263,7 @@ class CachedModel:
         )
         state.tokens += tokens
         state.positions += positions
-        return Score(logits, hidden)
+        return StepOutput(logits, hidden)
 
     def _check_room(self, length: int) -> None:
         if self.max_positions is not None and length > self.max_positions:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from drafttrain.decoding.sampling import exact_enough, warp
 from drafttrain.decoding.trees.shapes import ROOT, Array, Growth, Judge, Tree, check_positive
-from drafttrain.decoding.types import Chance, Draw, Proposal, Sampling
+from drafttrain.decoding.types import DrawKind, Proposal, Randomness, Sampling
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Optimal:
 
     nodes: int
     judge: Judge | None = None
-    draw: Draw = "deterministic"
+    draw_kind: DrawKind = "deterministic"
     estimates = True
     widest = 1
 
@@ -41,7 +41,7 @@ class Optimal:
     def branches(self) -> bool:
         return self.nodes > 1
 
-    def plant(self, sampling: Sampling, chance: Chance, ends: Collection[int]) -> Growth:
+    def plant(self, sampling: Sampling, randomness: Randomness, ends: Collection[int]) -> Growth:
         return OptimalGrowth(self.nodes, sampling, ends, self.judge)
 
 
@@ -162,7 +162,7 @@ class Fixed:
 
     paths: frozenset[tuple[int, ...]]
     kind: str = "fixed"
-    draw: Draw = "deterministic"
+    draw_kind: DrawKind = "deterministic"
     estimates = False
 
     def __post_init__(self) -> None:
@@ -186,7 +186,7 @@ class Fixed:
     def branches(self) -> bool:
         return len(self.paths) > max(map(len, self.paths))
 
-    def plant(self, sampling: Sampling, chance: Chance, ends: Collection[int]) -> Growth:
+    def plant(self, sampling: Sampling, randomness: Randomness, ends: Collection[int]) -> Growth:
         return FixedGrowth(self.paths, ends)
 
 

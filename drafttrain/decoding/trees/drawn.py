@@ -11,7 +11,7 @@ from torch import Tensor
 
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.trees.shapes import ROOT, Growth, Tree, check_positive
-from drafttrain.decoding.types import Chance, Draw, Proposal, Sampling
+from drafttrain.decoding.types import DrawKind, Proposal, Randomness, Sampling
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Paths:
     """K independent paths; equal beginnings are one node with a count (SpecTr, SpecInfer)."""
 
     count: int
-    draw: Draw = "iid"
+    draw_kind: DrawKind = "iid"
     estimates = False
     widest = 1
 
@@ -34,17 +34,17 @@ class Paths:
     def branches(self) -> bool:
         return self.count > 1
 
-    def plant(self, sampling: Sampling, chance: Chance, ends: Collection[int]) -> Growth:
-        return PathsGrowth(self.count, sampling, chance, ends)
+    def plant(self, sampling: Sampling, randomness: Randomness, ends: Collection[int]) -> Growth:
+        return PathsGrowth(self.count, sampling, randomness, ends)
 
 
 class PathsGrowth:
     """Each node draws as many children as paths go through it."""
 
     def __init__(
-        self, count: int, sampling: Sampling, chance: Chance, ends: Collection[int]
+        self, count: int, sampling: Sampling, randomness: Randomness, ends: Collection[int]
     ) -> None:
-        self.sampling, self.chance, self.ends = sampling, chance, ends
+        self.sampling, self.randomness, self.ends = sampling, randomness, ends
         self.tree, self.expected = Tree(), []
         self.counts: list[int] = []
         self._fed, self._through = [ROOT], [count]
@@ -53,7 +53,7 @@ class PathsGrowth:
         probs = warp(logits, self.sampling)
         first = self.tree.add_rows(probs)
         owners = [row for row, through in enumerate(self._through) for _ in range(through)]
-        drawn = self.chance.categorical(probs[owners]).tolist()
+        drawn = self.randomness.categorical(probs[owners]).tolist()
         added = []
         for (row, token), copies in Counter(zip(owners, drawn, strict=True)).items():
             added.append(self.tree.add(token, self._fed[row], first + row))
@@ -75,7 +75,7 @@ class Branching:
     """
 
     widths: tuple[int, ...]
-    draw: Draw = "without_replacement"
+    draw_kind: DrawKind = "without_replacement"
     branches = True
     estimates = False
 
@@ -91,17 +91,21 @@ class Branching:
     def name(self) -> str:
         return f"rsd-c({','.join(map(str, self.widths))})"
 
-    def plant(self, sampling: Sampling, chance: Chance, ends: Collection[int]) -> Growth:
-        return BranchingGrowth(self.widths, sampling, chance, ends)
+    def plant(self, sampling: Sampling, randomness: Randomness, ends: Collection[int]) -> Growth:
+        return BranchingGrowth(self.widths, sampling, randomness, ends)
 
 
 class BranchingGrowth:
     """Level l draws widths[l] siblings from each row."""
 
     def __init__(
-        self, widths: Sequence[int], sampling: Sampling, chance: Chance, ends: Collection[int]
+        self,
+        widths: Sequence[int],
+        sampling: Sampling,
+        randomness: Randomness,
+        ends: Collection[int],
     ) -> None:
-        self.widths, self.sampling, self.chance, self.ends = widths, sampling, chance, ends
+        self.widths, self.sampling, self.randomness, self.ends = widths, sampling, randomness, ends
         self.tree, self.expected = Tree(), []
         self._fed, self._level = [ROOT], 0
 
@@ -109,7 +113,7 @@ class BranchingGrowth:
         probs = warp(logits, self.sampling)
         first = self.tree.add_rows(probs)
         width = min(self.widths[self._level], probs.shape[-1])
-        drawn = self.chance.without_replacement(probs, width).tolist()
+        drawn = self.randomness.without_replacement(probs, width).tolist()
         self._level += 1
         added = [
             self.tree.add(token, self._fed[row], first + row)
@@ -136,7 +140,7 @@ class Beam:
     """
 
     width: int
-    draw: Draw = "without_replacement"
+    draw_kind: DrawKind = "without_replacement"
     branches = True
     estimates = False
 
@@ -151,17 +155,17 @@ class Beam:
     def name(self) -> str:
         return f"rsd-s({self.width})"
 
-    def plant(self, sampling: Sampling, chance: Chance, ends: Collection[int]) -> Growth:
-        return BeamGrowth(self.width, sampling, chance, ends)
+    def plant(self, sampling: Sampling, randomness: Randomness, ends: Collection[int]) -> Growth:
+        return BeamGrowth(self.width, sampling, randomness, ends)
 
 
 class BeamGrowth:
     """Each level keeps the `width` best perturbed sequences of all children."""
 
     def __init__(
-        self, width: int, sampling: Sampling, chance: Chance, ends: Collection[int]
+        self, width: int, sampling: Sampling, randomness: Randomness, ends: Collection[int]
     ) -> None:
-        self.width, self.sampling, self.chance, self.ends = width, sampling, chance, ends
+        self.width, self.sampling, self.randomness, self.ends = width, sampling, randomness, ends
         self.tree, self.expected = Tree(), []
         self._fed = [ROOT]
         self._log_probs: Tensor | None = None
@@ -177,7 +181,7 @@ class BeamGrowth:
             bound = self._perturbed
         # truncation keeps the order within a row, so that no more than these can be among the best
         width = min(self.width, probs.shape[-1])
-        largest = (log_probs + self.chance.gumbel(log_probs)).topk(width, dim=-1)
+        largest = (log_probs + self.randomness.gumbel(log_probs)).topk(width, dim=-1)
         keys = perturb(largest.values, bound)
         best = keys.flatten().topk(min(self.width, keys.numel()))
         fed, kept = [], []

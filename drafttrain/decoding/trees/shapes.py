@@ -2,7 +2,7 @@
 
 A shape plants a `Growth` for each round. The growth is handed the drafter's rows below the nodes
 that were fed last, adds their children, and says which of these are to be fed next: those whose
-children may still enter the tree. Every random choice goes through `Chance`. Shapes that draw
+children may still enter the tree. Every random choice goes through `Randomness`. Shapes that draw
 (`drawn_shapes`) keep the rows they drew from, for rejection; shapes that choose (`chosen_shapes`)
 make point masses.
 """
@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.types import Chance, Draw, Proposal, Sampling
+from drafttrain.decoding.types import DrawKind, Proposal, Randomness, Sampling
 
 Array = npt.NDArray
 ROOT = -1
@@ -65,12 +65,12 @@ class Tree:
         self.known += len(draft_probs)
         return self.known - len(draft_probs)
 
-    def drawn(self, draw: Draw, passes: int, counts: list[int] | None = None) -> Proposal:
+    def drawn(self, draw_kind: DrawKind, passes: int, counts: list[int] | None = None) -> Proposal:
         """The tree with the rows it was drawn from."""
         return Proposal(
             tokens=torch.tensor(self.tokens, dtype=torch.long),
             parents=torch.tensor(self.parents, dtype=torch.long),
-            draw=draw,
+            draw_kind=draw_kind,
             draft_probs=torch.cat(self.draft_probs),
             rows=torch.tensor(self.rows, dtype=torch.long),
             counts=None if counts is None else torch.tensor(counts),
@@ -112,14 +112,14 @@ class Shape(Protocol):
     """A kind of tree."""
 
     name: str
-    draw: Draw
+    draw_kind: DrawKind
     branches: bool
     estimates: bool
     """Whether `Growth.expected` is worked out, for stop policies that go by it."""
     widest: int
     """Most siblings that it is bound to ask for."""
 
-    def plant(self, sampling: Sampling, chance: Chance, ends: Collection[int]) -> Growth:
+    def plant(self, sampling: Sampling, randomness: Randomness, ends: Collection[int]) -> Growth:
         """A tree for one round; tokens in `ends` get no children."""
         ...
 

@@ -21,7 +21,7 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 from drafttrain.decoding.sampling import warp
-from drafttrain.decoding.types import Chance, Draw, Proposal, Sampling, Verdict
+from drafttrain.decoding.types import DrawKind, Proposal, Randomness, Sampling, Verdict
 from drafttrain.decoding.verifiers import ANY_DRAW, residual
 
 
@@ -51,7 +51,9 @@ class Choice:
 class Rule(Protocol):
     """Accept at most one child of a node whose row is target_probs [V]."""
 
-    def __call__(self, target_probs: Tensor, children: Children, chance: Chance) -> Choice: ...
+    def __call__(
+        self, target_probs: Tensor, children: Children, randomness: Randomness
+    ) -> Choice: ...
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class TreeRejection:
 
     name: str
     rule: Rule
-    accepts_draws: frozenset[Draw]
+    accepts_draws: frozenset[DrawKind]
     lossless = True
     takes_trees = True
 
@@ -68,7 +70,7 @@ class TreeRejection:
         """Any sampling is right: at temperature 0 target is a point mass."""
 
     def verify(
-        self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, chance: Chance
+        self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
     ) -> Verdict:
         """Shapes: target_logits [N + 1, V]."""
         below = children_of(proposal)
@@ -79,14 +81,14 @@ class TreeRejection:
             if not nodes:
                 choice = Choice(None, row)
             else:
-                choice = self.rule(row, _children(proposal, nodes, row), chance)
+                choice = self.rule(row, _children(proposal, nodes, row), randomness)
             if choice.child is None:
-                next_token = int(chance.categorical(choice.next_probs[None]))
+                next_token = int(randomness.categorical(choice.next_probs[None]))
                 return Verdict(torch.tensor(path, dtype=torch.long), next_token)
             path.append(nodes[choice.child])
 
 
-def recurse(target_probs: Tensor, children: Children, chance: Chance) -> Choice:
+def recurse(target_probs: Tensor, children: Children, randomness: Randomness) -> Choice:
     """Siblings drawn without replacement from one row d (RSD, Jeon et al. 2024, Algorithms 1, 6).
 
     Each sibling in draw order is accepted with min(1, t / d); on rejection, in this order: t
@@ -94,7 +96,7 @@ def recurse(target_probs: Tensor, children: Children, chance: Chance) -> Choice:
     """
     target, draft = target_probs, _rows(children, target_probs)[0]
     for index, token in enumerate(children.tokens):
-        if _accepted(target[token], draft[token], chance):
+        if _accepted(target[token], draft[token], randomness):
             return Choice(index, target)
         target = residual(target, draft)
         draft = draft.clone()
@@ -103,22 +105,22 @@ def recurse(target_probs: Tensor, children: Children, chance: Chance) -> Choice:
     return Choice(None, target)
 
 
-def multi_round(target_probs: Tensor, children: Children, chance: Chance) -> Choice:
+def multi_round(target_probs: Tensor, children: Children, randomness: Randomness) -> Choice:
     """Siblings drawn independently (SpecInfer, Miao et al. 2024).
 
     Each copy is accepted with min(1, t / d); on rejection t becomes Norm[(t - d)+] and d stays.
     Siblings may come from rows of several drafters.
     """
     target, draft = target_probs, _rows(children, target_probs)
-    for index in _copies(children, chance):
+    for index in _copies(children, randomness):
         token = children.tokens[index]
-        if _accepted(target[token], draft[index, token], chance):
+        if _accepted(target[token], draft[index, token], randomness):
             return Choice(index, target)
         target = residual(target, draft[index])
     return Choice(None, target)
 
 
-def k_seq(target_probs: Tensor, children: Children, chance: Chance) -> Choice:
+def k_seq(target_probs: Tensor, children: Children, randomness: Randomness) -> Choice:
     """K siblings drawn independently from one row (SpecTr, Sun et al. 2023, Algorithm 3).
 
     Each copy is accepted with min(1, t / (gamma d)), gamma as `k_seq_gamma`; where none is, the
@@ -127,9 +129,9 @@ def k_seq(target_probs: Tensor, children: Children, chance: Chance) -> Choice:
     draft = _rows(children, target_probs)[0]
     tries = sum(children.copies)
     gamma = k_seq_gamma(target_probs, draft, tries)
-    for index in _copies(children, chance):
+    for index in _copies(children, randomness):
         token = children.tokens[index]
-        if _accepted(target_probs[token], gamma * draft[token], chance):
+        if _accepted(target_probs[token], gamma * draft[token], randomness):
             return Choice(index, target_probs)
     overlap = torch.minimum(draft, target_probs / gamma)
     beta = float(overlap.sum())
@@ -158,9 +160,9 @@ def k_seq_gamma(target_probs: Tensor, draft_probs: Tensor, tries: int) -> float:
     return float(brentq(room, 1.0, tries, xtol=1e-15, rtol=4 * np.finfo(float).eps))
 
 
-def sample_target(target_probs: Tensor, children: Children, chance: Chance) -> Choice:
+def sample_target(target_probs: Tensor, children: Children, randomness: Randomness) -> Choice:
     """Any tree: draw the target's own token and go on below it if it is there (OPT-Tree)."""
-    token = int(chance.categorical(target_probs[None]))
+    token = int(randomness.categorical(target_probs[None]))
     if token in children.tokens:
         return Choice(children.tokens.index(token), target_probs)
     return Choice(None, torch.zeros_like(target_probs).scatter_(0, torch.tensor(token), 1.0))
@@ -198,16 +200,16 @@ def _rows(children: Children, like: Tensor) -> Tensor:
     return like.new_zeros(len(children.tokens), len(like)).scatter_(1, tokens, 1.0)
 
 
-def _copies(children: Children, chance: Chance) -> Iterator[int]:
+def _copies(children: Children, randomness: Randomness) -> Iterator[int]:
     """Indices of the children, each as often as it was drawn, in uniformly random order."""
     left = torch.tensor(children.copies, dtype=torch.float64)
     while (total := left.sum()) > 0:
-        index = 0 if len(left) == 1 else int(chance.categorical((left / total)[None]))
+        index = 0 if len(left) == 1 else int(randomness.categorical((left / total)[None]))
         left[index] -= 1
         yield index
 
 
-def _accepted(target: Tensor, draft: Tensor, chance: Chance) -> bool:
+def _accepted(target: Tensor, draft: Tensor, randomness: Randomness) -> bool:
     """Whether an event of probability min(1, target / draft) comes true. Shapes: [], []."""
     likely = (target / draft.clamp_min(torch.finfo(draft.dtype).tiny)).clamp_max(1.0)
-    return chance.accept_run(likely[None]) == 1
+    return randomness.accept_run(likely[None]) == 1

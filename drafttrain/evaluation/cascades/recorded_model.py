@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.engine.cached_model import CachedModel, Score
+from drafttrain.decoding.engine.cached_model import CachedModel, StepOutput
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.types import Proposal, Sampling, Source
@@ -111,12 +111,12 @@ class RecordedModel:
             self.record.sources[key] = Recording(self.wrapped.encode(source))
         return RecordedState(self.record.sources[key])
 
-    def catch_up(self, state: RecordedState, tokens: Tensor) -> Score:
+    def catch_up(self, state: RecordedState, tokens: Tensor) -> StepOutput:
         """What follows these tokens. Shapes: tokens [T] -> logits [1, V], hidden [1, D]."""
         self._follow(state, tokens.tolist())
         return self._rows(state, first=len(state.tokens) - 1)
 
-    def feed(self, state: RecordedState, tokens: Tensor) -> Score:
+    def feed(self, state: RecordedState, tokens: Tensor) -> StepOutput:
         """Append a chain. Shapes: [N] -> logits [N, V], hidden [N, D]."""
         first = len(state.tokens)
         self._follow(state, state.tokens + tokens.tolist())
@@ -127,7 +127,7 @@ class RecordedModel:
         states: Sequence[RecordedState],
         tokens: Sequence[Tensor],
         proposals: Sequence[Proposal],
-    ) -> list[Score]:
+    ) -> list[StepOutput]:
         """Rows of each sequence's chain, N + 1 each. Raises ValueError for trees."""
         scores = []
         for state, committed, proposal in zip(states, tokens, proposals, strict=True):
@@ -156,7 +156,7 @@ class RecordedModel:
             state.tokens.append(token)
             state.places.append(place)
 
-    def _rows(self, state: RecordedState, first: int, skip: bool = False) -> Score:
+    def _rows(self, state: RecordedState, first: int, skip: bool = False) -> StepOutput:
         """Rows after the tokens from number `first` on."""
         self.record.asked += 1
         places, wanted = state.places, len(state.places)
@@ -171,7 +171,7 @@ class RecordedModel:
         unread = len(places) - wanted
         logits += [torch.zeros_like(logits[0])] * unread
         hidden += [torch.zeros_like(hidden[0])] * unread
-        return Score(torch.stack(logits), torch.stack(hidden))
+        return StepOutput(torch.stack(logits), torch.stack(hidden))
 
     @torch.inference_mode()
     def _compute(self, state: RecordedState, row: int) -> None:

@@ -22,7 +22,7 @@ from drafttrain.evaluation.bootstrap import (
 from drafttrain.evaluation.cascades.candidates import Candidate, Origin
 from drafttrain.evaluation.cascades.search import Searched, swi
 from drafttrain.evaluation.environment import Environment
-from drafttrain.evaluation.metrics import count_rounds, tokens_per_round
+from drafttrain.evaluation.metrics import count_rounds, mean_acceptance_length
 from drafttrain.evaluation.report import DataFacts, Part, TargetFacts, write_text
 
 
@@ -36,8 +36,8 @@ class CandidateResult(Part):
     leniency: float
     prompts: int
     metrics: dict[str, Estimate]
-    """swi and tokens_per_round; of those that saw all prompts regret, the share of the best SWI
-    that is missing."""
+    """swi and mean_acceptance_length; of those that saw all prompts regret, the share of the best
+    SWI that is missing."""
     tokens: int
     target_calls: int
     calls: dict[str, int]
@@ -124,7 +124,7 @@ def summarise(
     resamples = draw_resamples(len(outputs), bootstrap)
     metrics = {
         "swi": estimate_ratio(swi(outputs, costs), resamples),
-        "tokens_per_round": estimate_ratio(tokens_per_round(counts), resamples),
+        "mean_acceptance_length": estimate_ratio(mean_acceptance_length(counts), resamples),
     }
     if best is not None:
         metrics["regret"] = regret(outputs, best, costs, resamples)

@@ -24,7 +24,7 @@ from drafttrain.evaluation.cascades.candidates import Candidate
 from drafttrain.evaluation.cascades.recorded_model import Record, RecordedModel
 from drafttrain.evaluation.metrics import count_rounds, walltime_improvement
 from drafttrain.evaluation.runner import Prompt
-from drafttrain.evaluation.stops.replay_prompts import prompt_chance
+from drafttrain.evaluation.stops.replay_prompts import prompt_randomness
 
 ReplayPrompt = Callable[[int, Sequence[Candidate]], list[Output]]
 """What each candidate does with prompt number i."""
@@ -84,7 +84,7 @@ class CascadeReplay:
             FixedLength(candidate.longest),
             self.verifier,
             self.sampling,
-            prompt_chance(self.target.device, self.seed, prompt.row),
+            prompt_randomness(self.target.device, self.seed, prompt.row),
         ).decode_all([prompt.source], self.max_new_tokens)[0]
 
 

@@ -10,7 +10,7 @@ from drafttrain.evaluation.tables import Column, FittedTable, new_table, termina
 
 COLUMNS = (
     Column("swi", "SWI"),
-    Column("tokens_per_round", "tokens a round"),
+    Column("mean_acceptance_length", "tokens a round"),
     Column("regret", "regret %", digits=1, percent=True),
 )
 SHOWN = 8

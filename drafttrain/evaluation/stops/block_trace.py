@@ -17,7 +17,7 @@ from torch import Tensor
 from drafttrain.decoding.drafters.block import block_states, rows_after
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.sampling import warp
-from drafttrain.decoding.types import Chance, Sampling, Source
+from drafttrain.decoding.types import Randomness, Sampling, Source
 from drafttrain.evaluation.stops.trace import NOTHING, Trace
 from drafttrain.evaluation.stops.trace_log import (
     TraceOptions,
@@ -37,7 +37,7 @@ class Blocks:
     starts: Tensor
     """[A] positions."""
     states: Tensor
-    """[A, K, D] before any coupling."""
+    """[A, K, D] before previous-token features."""
     logits: Tensor
     """[A, K, V] rows that tokens behind accepted ones are drawn from."""
     kept: Tensor
@@ -51,7 +51,7 @@ def log_block_trace(
     source: Source,
     output: Sequence[int],
     options: TraceOptions,
-    chance: Chance,
+    randomness: Randomness,
     row: int = 0,
 ) -> Trace:
     """The trace of blocks of options.depth slots (fewer near the maximal length)."""
@@ -65,14 +65,18 @@ def log_block_trace(
     states, entropies, total = [], [], 0
     for blocks in _all_blocks(drafter, source, tokens, target_probs, longest, options.sampling):
         slots = blocks.states.shape[1]
-        own_pool = bool(drafter.config.coupling_rank) and not options.sampling.greedy
+        own_pool = bool(drafter.config.previous_token_rank) and not options.sampling.greedy
         for toss in range(tosses):
             for block, start in enumerate(blocks.starts.tolist()):
-                run[toss, start] = chance.accept_run(blocks.kept[block])
-            if toss == 0 or own_pool:  # what was drawn before a slot changes coupled rows only
+                run[toss, start] = randomness.accept_run(blocks.kept[block])
+            if (
+                toss == 0 or own_pool
+            ):  # what was drawn before a slot changes rows with its features only
                 states.append(blocks.states.flatten(0, 1).float().cpu())
                 runs = run[toss, blocks.starts.numpy()]
-                found = _entropies(drafter, blocks, runs, target_probs, options.sampling, chance)
+                found = _entropies(
+                    drafter, blocks, runs, target_probs, options.sampling, randomness
+                )
                 entropies.append(found.flatten().double().cpu().numpy())
                 first, total = total, total + found.numel()
             places = first + np.arange(len(blocks.starts) * slots).reshape(-1, slots)
@@ -126,13 +130,14 @@ def _entropies(
     runs: np.ndarray,
     target_probs: Tensor,
     sampling: Sampling,
-    chance: Chance,
+    randomness: Randomness,
 ) -> Tensor:
-    """Entropy of every slot's row, behind wrong tokens where the rows are coupled. [A, K].
+    """Entropy of every slot's row. [A, K].
 
-    In greedy drafting a policy is shown the rows before coupling (see the drafter).
+    Where rows have previous-token features, those behind wrong tokens. In greedy drafting a policy
+    is shown the rows without them (see the drafter).
     """
-    if not drafter.config.coupling_rank:
+    if not drafter.config.previous_token_rank:
         return row_entropies(blocks.logits)
     if sampling.greedy:
         return row_entropies(drafter.project(blocks.states))
@@ -145,7 +150,7 @@ def _entropies(
             place = start + slot - 1
             if slot == accepted + 1 and place < len(target_probs):
                 law = rejected_law(law, target_probs[place][None].to(law.device))
-            previous = torch.tensor(draw(law, sampling, chance), device=row.device)
+            previous = torch.tensor(draw(law, sampling, randomness), device=row.device)
             row = rows_after(drafter, blocks.states[block, slot][None], previous)[0]
             found[block, slot] = row_entropies(row)
     return found

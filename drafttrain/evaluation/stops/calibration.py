@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.drafters.block import SpecDrafterDrafter
+from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import (
-    Chance,
     Drafter,
     Proposal,
+    Randomness,
     Sampling,
     Source,
     StopPolicy,
@@ -85,9 +85,9 @@ class RecordingVerifier:
         self.verifier.check_sampling(sampling)
 
     def verify(
-        self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, chance: Chance
+        self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
     ) -> Verdict:
-        verdict = self.verifier.verify(proposal, target_logits, sampling, chance)
+        verdict = self.verifier.verify(proposal, target_logits, sampling, randomness)
         if proposal.hidden is not None and len(proposal.tokens) > 0:
             known = min(len(proposal.hidden), len(proposal.tokens))
             self.hidden.append(proposal.hidden[:known].float().cpu())
@@ -119,17 +119,17 @@ def record_positions(
     sampling: Sampling,
     sources: Sequence[Source],
     max_new_tokens: int,
-    chance: Chance,
+    randomness: Randomness,
 ) -> OnPolicy:
     """Decode, and note every drafted position whose state a head could have read.
 
     Raises ValueError for a drafter that shows no states.
     """
     found = []
-    slots = isinstance(drafter, SpecDrafterDrafter)
+    slots = isinstance(drafter, BlockDrafter)
     for number, source in enumerate(sources):
         recorder = RecordingVerifier(verifier, slots)
-        Decoder(target, drafter, stop, recorder, sampling, chance).decode_all(
+        Decoder(target, drafter, stop, recorder, sampling, randomness).decode_all(
             [source], max_new_tokens
         )
         if recorder.hidden:

@@ -130,7 +130,7 @@ def decision_seconds(policy: StopPolicy, hidden: torch.Tensor, logits: torch.Ten
     states = hidden.unbind()
     # states before the newest were judged at earlier questions (`DraftState.notes`)
     return median_seconds(
-        lambda: policy.admit(DraftState(depth=2, logits=(logits,) * 2, hidden=states))
+        lambda: policy.should_draft(DraftState(depth=2, logits=(logits,) * 2, hidden=states))
     )
 
 

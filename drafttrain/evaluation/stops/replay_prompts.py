@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from drafttrain.decoding.drafters.block import SpecDrafterDrafter
+from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.types import Drafter
 from drafttrain.evaluation.runner import Prompt
 from drafttrain.evaluation.stops.block_trace import log_block_trace
@@ -49,11 +49,11 @@ def replay_prompts(
     check_traceable(replaying.target, replaying.drafter)
     counts = []
     for prompt in tqdm(prompts, desc=label, unit="input", disable=not progress):
-        chance = prompt_chance(replaying.target.device, replaying.seed, prompt.row)
+        randomness = prompt_randomness(replaying.target.device, replaying.seed, prompt.row)
         text = decode_text(
-            replaying.target, replaying.drafter, prompt.source, replaying.options, chance
+            replaying.target, replaying.drafter, prompt.source, replaying.options, randomness
         )
-        counts.append(_replay_one(replaying, prompt, text, chance))
+        counts.append(_replay_one(replaying, prompt, text, randomness))
     return PolicyCounts.stack(counts)
 
 
@@ -61,35 +61,35 @@ def check_traceable(target: CachedModel, drafter: Drafter) -> None:
     """Raise ValueError, before anything is decoded, where no trace would be exact."""
     if isinstance(drafter, CausalDrafter):
         check_ends(target, drafter.model)
-    elif not isinstance(drafter, SpecDrafterDrafter):
+    elif not isinstance(drafter, BlockDrafter):
         raise ValueError(
             f"drafter {drafter.name!r} cannot be traced; give a language model or a Spec-Drafter"
         )
 
 
-def prompt_chance(device: torch.device, seed: int, row: int) -> SampledChance:
+def prompt_randomness(device: torch.device, seed: int, row: int) -> SampledRandomness:
     """Random choices of one row, whatever the order of rows."""
     key = int(np.random.SeedSequence([seed, row]).generate_state(1, np.uint64)[0])
-    return SampledChance(torch.Generator(device).manual_seed(key & (2**63 - 1)))
+    return SampledRandomness(torch.Generator(device).manual_seed(key & (2**63 - 1)))
 
 
 def _replay_one(
-    replaying: Replaying, prompt: Prompt, text: Sequence[int], chance: SampledChance
+    replaying: Replaying, prompt: Prompt, text: Sequence[int], randomness: SampledRandomness
 ) -> PolicyCounts:
     options = replaying.options
     if isinstance(replaying.drafter, CausalDrafter):
         trace = log_trace(
-            replaying.target, replaying.drafter.model, prompt.source, text, options, chance
+            replaying.target, replaying.drafter.model, prompt.source, text, options, randomness
         )
         return replay(trace, predicted_acceptance(trace, replaying.heads), replaying.candidates)
-    return _replay_blocks(replaying, prompt, text, chance)
+    return _replay_blocks(replaying, prompt, text, randomness)
 
 
 def _replay_blocks(
-    replaying: Replaying, prompt: Prompt, text: Sequence[int], chance: SampledChance
+    replaying: Replaying, prompt: Prompt, text: Sequence[int], randomness: SampledRandomness
 ) -> PolicyCounts:
     """A fixed length is a block of that many slots; other policies cut blocks of max_draft."""
-    assert isinstance(replaying.drafter, SpecDrafterDrafter)
+    assert isinstance(replaying.drafter, BlockDrafter)
     slots = [
         int(one.value) if one.kind == "fixed" else replaying.max_draft
         for one in replaying.candidates
@@ -103,7 +103,7 @@ def _replay_blocks(
             prompt.source,
             text,
             replace(replaying.options, depth=depth),
-            chance,
+            randomness,
         )
         chosen = [replaying.candidates[i] for i in places]
         heads = replaying.heads if any(one.kind == "head" for one in chosen) else {}

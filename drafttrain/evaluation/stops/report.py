@@ -67,7 +67,7 @@ class PolicyResult(Part):
     """k, nats or h."""
     head: str | None
     metrics: dict[str, Estimate]
-    """discard_rate, verification_rate, tokens_per_round, acceptance_rate, tokens_per_second
+    """discard_rate, verification_rate, mean_acceptance_length, acceptance_rate, tokens_per_second
     (modelled), speedup (modelled, over plain decoding), gain (over the best fixed length), regret
     and oracle_share."""
     totals: dict[str, int]

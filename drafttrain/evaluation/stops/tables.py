@@ -14,7 +14,7 @@ from drafttrain.evaluation.tables import Column, FittedTable, new_table, termina
 COLUMNS = (
     Column("discard_rate", "discarded %", digits=1, percent=True),
     Column("verification_rate", "target calls %", digits=1, percent=True),
-    Column("tokens_per_round", "tokens a round"),
+    Column("mean_acceptance_length", "tokens a round"),
     Column("tokens_per_second", "tok/s modelled", digits=0),
     Column("gain", "gain %", digits=1, percent=True),
     Column("oracle_share", "of oracle's gain %", digits=0, percent=True),

@@ -7,7 +7,7 @@ Norm[(draft_i - target_i)+], it is rejected, X_i takes its place, and the drafte
 wrong token until its policy stopped. (P(drafted and accepted = x) = min(draft, target)(x), and the
 token emitted after a rejection does not depend on the one rejected.) Every position of X belongs to
 exactly one round, so one coin and one wrong branch a position make a trace on which every policy
-plays the rounds that decoding would have played, in law; in greedy decoding there is no chance,
+plays the rounds that decoding would have played, in law; in greedy decoding there is no randomness,
 and they are the same rounds.
 """
 

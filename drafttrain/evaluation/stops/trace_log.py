@@ -15,7 +15,7 @@ from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import Chance, Drafter, Proposal, Sampling, Source
+from drafttrain.decoding.types import Drafter, Proposal, Randomness, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.evaluation.stops.trace import AcceptedPath, Array, Trace, WrongBranch, join
 from drafttrain.evaluation.stops.wrong_branches import (
@@ -40,7 +40,7 @@ class TraceOptions:
     """K, the most tokens a replayed policy may draft in a round."""
     replicates: int = 1
     """Tosses of the coins for each output; greedy decoding needs one."""
-    reads: StateKind = "drawn"
+    state_kind: StateKind = "drawn"
     """The kind of states that are logged for heads (of slots for blocks, whatever it is)."""
 
     @property
@@ -61,11 +61,17 @@ class Judged:
 
 
 def decode_text(
-    target: CachedModel, drafter: Drafter, source: Source, options: TraceOptions, chance: Chance
+    target: CachedModel,
+    drafter: Drafter,
+    source: Source,
+    options: TraceOptions,
+    randomness: Randomness,
 ) -> list[int]:
     """An output of the target, EOS included where it came."""
     verifier = GreedyMatch() if options.sampling.greedy else RejectionSampling()
-    decoder = Decoder(target, drafter, FixedLength(TEXT_DRAFT), verifier, options.sampling, chance)
+    decoder = Decoder(
+        target, drafter, FixedLength(TEXT_DRAFT), verifier, options.sampling, randomness
+    )
     return decoder.decode_all([source], options.max_new_tokens)[0].tokens
 
 
@@ -76,7 +82,7 @@ def log_trace(
     source: Source,
     output: Sequence[int],
     options: TraceOptions,
-    chance: Chance,
+    randomness: Randomness,
     row: int = 0,
 ) -> Trace:
     """The trace of a drafter that drafts one token a pass, along an output of the target."""
@@ -94,17 +100,17 @@ def log_trace(
     draft_logits = torch.cat([before.logits[-1:], along.logits])[: len(tokens)]
     rows_from = torch.cat([before.hidden[-1:], along.hidden])[: len(tokens)]
     states = along.hidden
-    if options.reads == "drawn":
+    if options.state_kind == "drawn":
         states = drawn_states(rows_from, draft_logits, tokens[: len(draft_logits)])
     judged = Judged(
         target_probs=judge(target, source, tokens.to(source.prefix.device), options),
         draft_probs=_lengthen(warp(draft_logits, options.sampling), len(tokens)).to(target.device),
         entropies=_lengthen(row_entropies(draft_logits), len(tokens)),
     )
-    accepted = toss_coins(judged, tokens, limit, options.tosses, chance)
-    branches = start_branches(judged, accepted, limit, options, chance)
+    accepted = toss_coins(judged, tokens, limit, options.tosses, randomness)
+    branches = start_branches(judged, accepted, limit, options, randomness)
     everything = [branch for found in branches for branch in found]
-    if options.reads == "drawn" and everything:
+    if options.state_kind == "drawn" and everything:
         places = [branch.position for branch in everything]
         firsts = tokens.new_tensor([branch.tokens[0] for branch in everything])
         drawn = drawn_states(rows_from[places], draft_logits[places], firsts)
@@ -112,7 +118,7 @@ def log_trace(
             branch.drawn = first
 
     def pick(logits: Tensor) -> list[int]:
-        return draw(warp(logits, options.sampling), options.sampling, chance)
+        return draw(warp(logits, options.sampling), options.sampling, randomness)
 
     ends = drafter.eos_ids
     prefix = len(own.prefix)
@@ -130,7 +136,7 @@ def log_trace(
             row=row,
             limit=limit,
             ends=stops,
-            lag=1 if options.reads == "token" else 0,
+            lag=1 if options.state_kind == "token" else 0,
             states=_lengthen(states, len(tokens)),
             entropies=judged.entropies,
         ),
@@ -185,7 +191,9 @@ def judge(target: CachedModel, source: Source, tokens: Tensor, options: TraceOpt
     return warp(process(source.prefix, draft, score.logits), options.sampling)
 
 
-def toss_coins(judged: Judged, tokens: Tensor, limit: Array, tosses: int, chance: Chance) -> Array:
+def toss_coins(
+    judged: Judged, tokens: Tensor, limit: Array, tosses: int, randomness: Randomness
+) -> Array:
     """Whether the token drafted at each position is accepted. [R, L].
 
     Positions at which nothing can be drafted have no coin.
@@ -194,7 +202,7 @@ def toss_coins(judged: Judged, tokens: Tensor, limit: Array, tosses: int, chance
     accepted = np.zeros((tosses, len(tokens)), dtype=bool)
     for toss in range(tosses):
         for position in np.flatnonzero(limit > 0):
-            accepted[toss, position] = chance.accept_run(kept[position : position + 1]) == 1
+            accepted[toss, position] = randomness.accept_run(kept[position : position + 1]) == 1
     return accepted
 
 
@@ -211,7 +219,7 @@ def kept_probability(draft_probs: Tensor, target_probs: Tensor, tokens: Tensor) 
 
 
 def start_branches(
-    judged: Judged, accepted: Array, limit: Array, options: TraceOptions, chance: Chance
+    judged: Judged, accepted: Array, limit: Array, options: TraceOptions, randomness: Randomness
 ) -> list[list[GrowingBranch]]:
     """The rejected token at every position whose coin says no: Norm[(draft - target)+]."""
     places = np.argwhere(~accepted & (limit > 0))
@@ -219,7 +227,7 @@ def start_branches(
     if len(places) == 0:
         return branches
     positions = torch.from_numpy(places[:, 1])
-    rejected = chance.categorical(
+    rejected = randomness.categorical(
         rejected_law(judged.draft_probs[positions], judged.target_probs[positions])
     )
     for (toss, position), token in zip(places.tolist(), rejected.tolist(), strict=True):
@@ -239,7 +247,7 @@ def rejected_law(draft_probs: Tensor, target_probs: Tensor) -> Tensor:
     return torch.where(total > 0.0, excess / total, draft_probs)
 
 
-def draw(probs: Tensor, sampling: Sampling, chance: Chance) -> list[int]:
+def draw(probs: Tensor, sampling: Sampling, randomness: Randomness) -> list[int]:
     """One token a row: drawn, or the arg-max in greedy decoding. [N, V] -> N tokens."""
-    drawn = probs.argmax(dim=-1) if sampling.greedy else chance.categorical(probs)
+    drawn = probs.argmax(dim=-1) if sampling.greedy else randomness.categorical(probs)
     return drawn.tolist()

@@ -16,7 +16,7 @@ from drafttrain.config.commands import TuneConfig
 from drafttrain.config.decode import SamplingConfig, VerifierConfig
 from drafttrain.config.runs import head_folders
 from drafttrain.data.inputs.prompts import load_inputs
-from drafttrain.decoding.drafters.block import SpecDrafterDrafter
+from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.evaluation.runner import Method, Prompt, Skipped, read_prompts
@@ -52,15 +52,15 @@ class Workbench:
 
     @property
     def block(self) -> bool:
-        return isinstance(self.pair.drafter, SpecDrafterDrafter)
+        return isinstance(self.pair.drafter, BlockDrafter)
 
-    def method(self, k: int, reads: StateKind | None = None) -> Method:
+    def method(self, k: int, state_kind: StateKind | None = None) -> Method:
         """Fixed length k, which shows states of a kind if asked to."""
         verifier = build_verifier(VerifierConfig(), build_sampling(self.sampling))
-        return Method(self.pair.drafter, FixedLength(k, reads), verifier)
+        return Method(self.pair.drafter, FixedLength(k, state_kind), verifier)
 
     @property
-    def reads(self) -> StateKind:
+    def state_kind(self) -> StateKind:
         """The kind of states that the heads read."""
         return next(iter(self.heads.values())).config.state
 

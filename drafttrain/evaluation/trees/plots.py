@@ -24,7 +24,7 @@ from drafttrain.evaluation.trees.comparison import (
 )
 
 TITLES = {
-    "tokens_per_round": "Tokens per round",
+    "mean_acceptance_length": "Tokens per round",
     "mbsu": "Memory-bound speed-up",
     "tokens_per_second": "Tokens per second",
 }
@@ -39,7 +39,7 @@ APART = 0.012
 
 def tree_tokens(axis: Axes, report: Report) -> None:
     """Tokens a round (block efficiency)."""
-    draw_trees("tokens_per_round", axis, report)
+    draw_trees("mean_acceptance_length", axis, report)
 
 
 def tree_mbsu(axis: Axes, report: Report) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from drafttrain.decoding.drafters.block import SpecDrafterDrafter
+from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
@@ -15,16 +15,16 @@ from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.trees.chosen import Fixed
 from drafttrain.decoding.trees.verifiers import TargetWalk
-from drafttrain.decoding.types import Chance, Sampling, Source
+from drafttrain.decoding.types import Randomness, Sampling, Source
 
 RANKS = 16
 
 
 def measure_acceptance_by_rank(
     target: CachedModel,
-    drafter: CausalDrafter | SpecDrafterDrafter,
+    drafter: CausalDrafter | BlockDrafter,
     sampling: Sampling,
-    chance: Chance,
+    randomness: Randomness,
     sources: Sequence[Source],
     max_new_tokens: int,
     ranks: int = RANKS,
@@ -37,7 +37,7 @@ def measure_acceptance_by_rank(
     ranks = min(ranks, drafter.vocabulary)
     level = Fixed(frozenset((rank,) for rank in range(ranks)), "ranks")
     outputs = Decoder(
-        target, TreeDrafter(drafter, level), FixedLength(1), TargetWalk, sampling, chance
+        target, TreeDrafter(drafter, level), FixedLength(1), TargetWalk, sampling, randomness
     ).decode_all(sources, max_new_tokens)
     rounds = [played for output in outputs for played in output.rounds if played.drafted]
     if not rounds:

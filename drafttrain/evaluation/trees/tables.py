@@ -35,7 +35,7 @@ COLUMNS = (
     Column("tokens_per_second", "tok/s", digits=0),
     SPEEDUP,
 )
-RANKED = {"tokens_per_round", "mbsu", "tokens_per_second", "speedup"}
+RANKED = {"mean_acceptance_length", "mbsu", "tokens_per_second", "speedup"}
 """Metrics whose best is marked, where a method has several trees in a group."""
 TITLES: dict[TreeAxis, str] = {"depth": "levels", "nodes": "drafted"}
 BOUND = "≤ "

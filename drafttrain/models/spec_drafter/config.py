@@ -44,7 +44,7 @@ class SpecDrafterConfig(PretrainedConfig):
         slots: Literal["anchored", "paper"] = "anchored",
         prefix_attention: Literal["causal", "bidirectional"] = "causal",
         soft_copy: bool = False,
-        coupling_rank: int = 0,
+        previous_token_rank: int = 0,
         mask_id: int | None = None,
         pad_token_id: int | None = None,
         eos_token_id: int | list[int] | None = None,
@@ -83,7 +83,8 @@ class SpecDrafterConfig(PretrainedConfig):
         self.slots = slots
         self.prefix_attention = prefix_attention
         self.soft_copy = soft_copy
-        self.coupling_rank = coupling_rank
+        # before it had its name, the setting was called coupling_rank
+        self.previous_token_rank = kwargs.pop("coupling_rank", previous_token_rank)
         # the tokenizer's mask, an unused id, or vocab_size: one more row, inside the drafter only
         self.mask_id = mask_id if mask_id is not None else vocab_size
         self.target = target

@@ -99,7 +99,7 @@ def make_config(
             "slots": settings.slots,
             "prefix_attention": settings.prefix_attention,
             "soft_copy": settings.soft_copy,
-            "coupling_rank": settings.coupling_rank,
+            "previous_token_rank": settings.previous_token_rank,
             "mask_id": mask_id,
             "pad_token_id": target.pad_token_id,
             "eos_token_id": target.eos_token_id,

@@ -9,12 +9,13 @@ Two slot conventions:
   decoder can start from the target's own layers.
 
 One network covers the Marian, BART, mBART, Pegasus and T5 families: norm, positions, activation
-and scaling are settings, and `models/initialise.py` reads them and the weights off a target.
+and scaling are settings, and `initialise.py` reads them and the weights off a target.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +29,12 @@ PREFIX = -1
 """Value of `block` for rows of the prefix."""
 PADDING = -2
 """Value of `block` for rows that are padding."""
+FORMER_NAMES = {
+    "^coupling_hidden": "previous_token_hidden",
+    "^coupling_previous": "previous_token_embedding",
+    "^coupling_out": "previous_token_out",
+}
+"""Weights as files hold them that were written before these had their present names."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,14 @@ class SpecDrafter(PreTrainedModel):
     main_input_name = "input_ids"
     _supports_sdpa = True
 
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> SpecDrafter:
+        """As of any model; weights that were saved under former names are found too."""
+        model = super().from_pretrained(*args, key_mapping=FORMER_NAMES, **kwargs)
+        parts = model if isinstance(model, tuple) else (model,)
+        parts[0]._weight_conversions = None  # saved again, they bear their present names
+        return model
+
     def __init__(self, config: SpecDrafterConfig):
         super().__init__(config)
         if config.prefix_attention == "bidirectional" and config.slots == "anchored":
@@ -119,10 +134,14 @@ class SpecDrafter(PreTrainedModel):
         self.soft_copy = (
             nn.Linear(config.d_model, config.d_model, bias=False) if config.soft_copy else None
         )
-        if config.coupling_rank:
-            self.coupling_hidden = nn.Linear(config.d_model, config.coupling_rank)
-            self.coupling_previous = nn.Linear(config.d_model, config.coupling_rank, bias=False)
-            self.coupling_out = nn.Linear(config.coupling_rank, config.d_model, bias=False)
+        if config.previous_token_rank:
+            self.previous_token_hidden = nn.Linear(config.d_model, config.previous_token_rank)
+            self.previous_token_embedding = nn.Linear(
+                config.d_model, config.previous_token_rank, bias=False
+            )
+            self.previous_token_out = nn.Linear(
+                config.previous_token_rank, config.d_model, bias=False
+            )
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -142,8 +161,8 @@ class SpecDrafter(PreTrainedModel):
         elif isinstance(module, SpecDrafter):
             if module.logits_bias is not None:
                 nn.init.zeros_(module.logits_bias)
-            if self.config.coupling_rank:  # starts as no correction at all
-                nn.init.zeros_(module.coupling_out.weight)
+            if self.config.previous_token_rank:  # starts as no correction at all
+                nn.init.zeros_(module.previous_token_out.weight)
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.embedding
@@ -218,30 +237,33 @@ class SpecDrafter(PreTrainedModel):
     def logits(self, hidden: Tensor, previous: Tensor | None = None) -> Tensor:
         """Scores of every token at the given rows; `previous` is the token before each prediction.
 
-        With a coupling rank, hidden is corrected first: + W_o silu(W_h hidden + told_by(previous)).
+        With a previous-token rank, hidden is corrected first:
+        + W_o silu(W_h hidden + previous_token_features(previous)).
         Shapes: hidden [..., D], previous [...] -> [..., V].
         """
-        if self.config.coupling_rank:
+        if self.config.previous_token_rank:
             if previous is None:
-                raise ValueError("a coupled drafter needs the token before each prediction")
-            hidden = self.couple(hidden, self.coupling_hidden(hidden), previous)
+                raise ValueError("previous-token features need the token before each prediction")
+            hidden = self.with_previous_token(hidden, self.previous_token_hidden(hidden), previous)
         return self.project(hidden)
 
-    def couple(self, hidden: Tensor, from_hidden: Tensor, previous: Tensor) -> Tensor:
-        """The correction of one slot's hidden state by the token before it."""
-        return hidden + self.coupling_out(F.silu(from_hidden + self.told_by(previous)))
+    def with_previous_token(self, hidden: Tensor, from_hidden: Tensor, previous: Tensor) -> Tensor:
+        """A slot's hidden state, corrected by the token before it."""
+        return hidden + self.previous_token_out(
+            F.silu(from_hidden + self.previous_token_features(previous))
+        )
 
-    def told_by(self, previous: Tensor) -> Tensor:
+    def previous_token_features(self, previous: Tensor) -> Tensor:
         """What a token tells the slot after it: W_p E[previous], each row of E of one length.
 
         From the embedding, so that tokens tell alike what is alike from the first step on, and
         normed, as families scale theirs differently. Shapes: [...] -> [..., rank].
         """
         embedded = self.embedding(previous)
-        return self.coupling_previous(F.rms_norm(embedded, embedded.shape[-1:]))
+        return self.previous_token_embedding(F.rms_norm(embedded, embedded.shape[-1:]))
 
     def project(self, hidden: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Output projection, after any coupling; `weight` may hold the output rows otherwise.
+        """Output projection, after any correction; `weight` may hold the output rows otherwise.
 
         Shapes: [..., D] -> [..., V].
         """
@@ -256,9 +278,9 @@ class SpecDrafter(PreTrainedModel):
             return self.output.weight
         return self.embedding.weight[: self.config.vocab_size]
 
-    def coupled_rows(self) -> Tensor:
-        """What one unit of the coupling adds to each token's score. Shapes: -> [V, rank]."""
-        return self.output_weight() @ self.coupling_out.weight * self.config.logit_scale
+    def previous_token_rows(self) -> Tensor:
+        """What one unit of the correction adds to each token's score. Shapes: -> [V, rank]."""
+        return self.output_weight() @ self.previous_token_out.weight * self.config.logit_scale
 
     def forward(
         self,

@@ -18,7 +18,7 @@ from drafttrain.data.hidden import slot_states as slot_blocks
 from drafttrain.data.hidden.cache import build_cache, open_cache, plan_cache
 from drafttrain.data.hidden.slot_states import draw_prefixes, label_slots
 from drafttrain.data.hidden.token_states import Labelling, Output
-from drafttrain.decoding.drafters.block import SpecDrafterDrafter, block_states, predict_blocks
+from drafttrain.decoding.drafters.block import BlockDrafter, block_states, predict_blocks
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.sampling import warp
@@ -38,7 +38,7 @@ SAMPLING = Sampling(3.0, top_k=5)
 
 SHAPES = {
     "anchored": {},
-    "coupled": {"coupling_rank": 3},
+    "coupled": {"previous_token_rank": 3},
     "paper": {"slots": "paper"},
     "bidirectional": {"slots": "paper", "prefix_attention": "bidirectional"},
 }
@@ -52,13 +52,13 @@ def _own_cache(tmp_path, monkeypatch):
 def tiny_pair(vocab: int = WORDS, **shape):
     """A target and a drafter that starts from it; float64."""
     target = tiny_model("marian", vocab_size=vocab, tie_word_embeddings=True)
-    shape = DrafterConfig(**({"k": 2, "decoder_layers": 2, "coupling_rank": 0} | shape))
+    shape = DrafterConfig(**({"k": 2, "decoder_layers": 2, "previous_token_rank": 0} | shape))
     config = make_config(target.config, shape, None, untied_output=has_own_output(target))
     torch.manual_seed(1)
     drafter = SpecDrafter(config).double().eval()
     initialise(drafter, target, "both" if config.slots == "anchored" else "encoder")
-    if config.coupling_rank:
-        torch.nn.init.normal_(drafter.coupling_out.weight, std=0.5)
+    if config.previous_token_rank:
+        torch.nn.init.normal_(drafter.previous_token_out.weight, std=0.5)
     return target, drafter
 
 
@@ -91,14 +91,14 @@ def judge(target, drafted: list[int]) -> Tensor:
 def real_rounds(pair) -> dict[tuple[int, ...], float]:
     """Probability of each accepted path after BEGUN, by drafter, policy and verifier."""
     target, drafter = pair
-    source, drafts = make_source(SOURCE, target), SpecDrafterDrafter(drafter)
+    source, drafts = make_source(SOURCE, target), BlockDrafter(drafter)
     tokens = torch.cat([source.prefix, torch.tensor(BEGUN)])
 
-    def one_round(chance) -> tuple[int, ...]:
-        session = drafts.start(source, SAMPLING, chance)
+    def one_round(randomness) -> tuple[int, ...]:
+        session = drafts.start(source, SAMPLING, randomness)
         proposal = session.propose(tokens, None, FixedLength(2))
         drafted = proposal.tokens.tolist()
-        verdict = RejectionSampling().verify(proposal, judge(target, drafted), SAMPLING, chance)
+        verdict = RejectionSampling().verify(proposal, judge(target, drafted), SAMPLING, randomness)
         return tuple(drafted[: len(verdict.path)])
 
     law: dict[tuple[int, ...], float] = defaultdict(float)
@@ -141,7 +141,7 @@ def test_labels_and_coins_are_the_law_of_real_rounds(shape, monkeypatch):
 
 @torch.inference_mode()
 def test_a_slot_is_seen_as_often_as_its_coin_says():
-    pair, mixes, begun = tiny_pair(coupling_rank=3), 1000, [4, 5]
+    pair, mixes, begun = tiny_pair(previous_token_rank=3), 1000, [4, 5]
     [forced] = teacher_force(pair[0], [SOURCE], [[*begun, 0]])
     path = torch.tensor([*begun, 0])
     states, previous = block_states(pair[1], torch.tensor(SOURCE), path, [2], 2)
@@ -180,14 +180,14 @@ def test_greedy_labels_end_at_the_first_wrong_slot(shape):
 
 
 def test_states_are_those_that_a_policy_is_shown():
-    """The slot's own state, before its token is known and before any coupling."""
-    target, drafter = pair = tiny_pair(VOCAB, k=3, coupling_rank=2)
+    """The slot's own state, before its token is known and before previous-token features."""
+    target, drafter = pair = tiny_pair(VOCAB, k=3, previous_token_rank=2)
     output = [8, 20, 11, 6, 9]
     [[labelled]] = label_slots(labelling(pair, k=3), [Output(0, SOURCE, output)])
     shown = []
     for prefix in range(5):
         source = make_source(SOURCE, target)
-        session = SpecDrafterDrafter(drafter).start(source, Sampling(), None)
+        session = BlockDrafter(drafter).start(source, Sampling(), None)
         tokens = torch.cat([source.prefix, torch.tensor(output[:prefix], dtype=torch.long)])
         shown.append(session.propose(tokens, None, FixedLength(3)).hidden)
     first = torch.stack([states[0] for states in shown]).float()

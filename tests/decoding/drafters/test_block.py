@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from drafttrain.decoding.drafters import block
-from drafttrain.decoding.drafters.block import SpecDrafterDrafter, predict_blocks
+from drafttrain.decoding.drafters.block import BlockDrafter, predict_blocks
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.sampling import SampledChance, warp
+from drafttrain.decoding.sampling import SampledRandomness, warp
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import Chance, Sampling
+from drafttrain.decoding.types import Randomness, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.evaluation.replay import replay_rounds
 from drafttrain.models.spec_drafter.model import SpecDrafter, SpecDrafterConfig
@@ -23,9 +23,9 @@ from tests.tiny_models import VOCAB
 
 CONVENTIONS = {
     "anchored": {"slots": "anchored"},
-    "anchored, coupled": {"slots": "anchored", "coupling_rank": 3},
+    "anchored, coupled": {"slots": "anchored", "previous_token_rank": 3},
     "paper": {"slots": "paper"},
-    "paper, coupled": {"slots": "paper", "coupling_rank": 3},
+    "paper, coupled": {"slots": "paper", "previous_token_rank": 3},
     "paper, bidirectional": {"slots": "paper", "prefix_attention": "bidirectional"},
 }
 SAMPLINGS = {
@@ -43,7 +43,7 @@ def excite(drafter: SpecDrafter) -> SpecDrafter:
     return drafter.double().eval()
 
 
-def toy_drafter(**settings) -> SpecDrafterDrafter:
+def toy_drafter(**settings) -> BlockDrafter:
     config = SpecDrafterConfig(
         vocab_size=4,
         d_model=8,
@@ -56,7 +56,7 @@ def toy_drafter(**settings) -> SpecDrafterDrafter:
         k=3,
         **settings,
     )
-    return SpecDrafterDrafter(excite(SpecDrafter(config)))
+    return BlockDrafter(excite(SpecDrafter(config)))
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
@@ -64,9 +64,9 @@ def toy_drafter(**settings) -> SpecDrafterDrafter:
 def test_sampling_from_slots_follows_the_target_exactly(settings: dict, sampling: Sampling) -> None:
     target, drafter = ToyTarget(vocabulary=4, seed=1), toy_drafter(**settings)
 
-    def run(chance: Chance) -> tuple[int, ...]:
+    def run(randomness: Randomness) -> tuple[int, ...]:
         outputs = Decoder(
-            target, drafter, FixedLength(2), RejectionSampling(), sampling, chance
+            target, drafter, FixedLength(2), RejectionSampling(), sampling, randomness
         ).decode_all([toy_source()], 3)
         return tuple(outputs[0].tokens)
 
@@ -91,15 +91,15 @@ def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass
     for parameter in drafter.parameters():
         parameter.data += 0.02 * torch.randn_like(parameter)
     source = make_source(torch.tensor([5, 9, 20, 7, 1]), target.model)
-    chance = SampledChance(torch.Generator())
+    randomness = SampledRandomness(torch.Generator())
 
     def decode(drafter, k: int):
         return Decoder(
-            target, drafter, FixedLength(k), GreedyMatch(), Sampling(), chance
+            target, drafter, FixedLength(k), GreedyMatch(), Sampling(), randomness
         ).decode_all([source], 24)[0]
 
     plain = decode(NoDrafter(), 1)
-    drafted = decode(SpecDrafterDrafter(drafter), 4)
+    drafted = decode(BlockDrafter(drafter), 4)
     assert drafted.tokens == plain.tokens
     if settings["slots"] == "anchored":  # starts from the target's decoder: something is accepted
         assert len(drafted.rounds) < len(plain.rounds)
@@ -118,14 +118,14 @@ def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass
 def test_drawn_rows_are_coupled_to_the_token_drawn_before(
     slots: str, candidates: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exactness cannot see this: a row without its coupling is valid, and accepted less."""
+    """Exactness cannot see this: a row without these features is valid, and accepted less."""
     monkeypatch.setattr(block, "CANDIDATES", candidates)
-    drafter, sampling = toy_drafter(slots=slots, coupling_rank=3), Sampling(temperature=1.0)
-    chance = SampledChance(torch.Generator().manual_seed(0))
-    session = drafter.start(toy_source(), sampling, chance)
+    drafter, sampling = toy_drafter(slots=slots, previous_token_rank=3), Sampling(temperature=1.0)
+    randomness = SampledRandomness(torch.Generator().manual_seed(0))
+    session = drafter.start(toy_source(), sampling, randomness)
     tokens = torch.cat((toy_source().prefix, torch.tensor([2, 3])))
     proposal = session.propose(tokens, None, FixedLength(3))
-    fresh = drafter.start(toy_source(), sampling, chance)
+    fresh = drafter.start(toy_source(), sampling, randomness)
     with torch.inference_mode():
         hidden = fresh.slot_states(tokens, 3)
         previous = torch.cat((tokens[-1:], proposal.tokens[:-1]))
@@ -140,7 +140,7 @@ def test_sampling_stays_exact_where_only_the_best_candidates_are_coupled(
     slots: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(block, "CANDIDATES", 2)
-    settings = {"slots": slots, "coupling_rank": 3}
+    settings = {"slots": slots, "previous_token_rank": 3}
     test_sampling_from_slots_follows_the_target_exactly(settings, SAMPLINGS["temperature 1"])
 
 
@@ -153,11 +153,11 @@ def test_masked_slots_are_never_proposed_past_the_vocabulary() -> None:
 @pytest.mark.parametrize("settings", CONVENTIONS.values(), ids=CONVENTIONS.keys())
 def test_a_session_whose_sequence_changed_drafts_as_a_fresh_one(settings: dict) -> None:
     """As inside a cascade, where tokens it was shown may be rejected further out."""
-    drafter, chance = toy_drafter(**settings), SampledChance(torch.Generator())
-    session = drafter.start(toy_source(), Sampling(), chance)
+    drafter, randomness = toy_drafter(**settings), SampledRandomness(torch.Generator())
+    session = drafter.start(toy_source(), Sampling(), randomness)
     for output in ([], [2, 3, 3], [2, 3, 1, 1], [3], [3, 2, 2], [3, 2]):
         tokens = torch.cat((toy_source().prefix, torch.tensor(output, dtype=torch.long)))
-        fresh = drafter.start(toy_source(), Sampling(), chance)
+        fresh = drafter.start(toy_source(), Sampling(), randomness)
         with torch.inference_mode():
             seen, expected = session.slot_states(tokens, 3), fresh.slot_states(tokens, 3)
         assert (seen - expected).abs().max() < 1e-12

@@ -13,11 +13,11 @@ from drafttrain.decoding.drafters.block_heads import (
     predict_blocks,
 )
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.engine.cached_model import CachedModel, Score, make_source
+from drafttrain.decoding.engine.cached_model import CachedModel, StepOutput, make_source
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.sampling import SampledChance, warp
+from drafttrain.decoding.sampling import SampledRandomness, warp
 from drafttrain.decoding.stopping import Entropy, FixedLength
-from drafttrain.decoding.types import Chance, Drafter, Sampling, TargetState
+from drafttrain.decoding.types import Drafter, Randomness, Sampling, TargetState
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.evaluation.replay import replay_rounds
 from tests.decoding.enumeration import enumerate_law, total_variation
@@ -43,7 +43,7 @@ class ToyWithStates(ToyTarget):
             paths.append([chain[: len(committed) + i] for i in range(len(proposal.tokens) + 1)])
         hidden = LogitsTable(seed=7, vocabulary=16)
         return [
-            Score(score.logits, torch.stack([hidden[path] for path in of_score]))
+            StepOutput(score.logits, torch.stack([hidden[path] for path in of_score]))
             for score, of_score in zip(super().score(states, tokens, proposals), paths, strict=True)
         ]
 
@@ -53,9 +53,9 @@ def test_sampling_from_heads_follows_the_target_exactly(sampling: Sampling) -> N
     drafter = BlockHeadsDrafter(block_heads(), tiny_model("llama", vocab_size=3, bos_token_id=2))
     drafted = []
 
-    def run(chance: Chance) -> tuple[int, ...]:
+    def run(randomness: Randomness) -> tuple[int, ...]:
         decoder = Decoder(
-            ToyWithStates(1), drafter, FixedLength(2), RejectionSampling(), sampling, chance
+            ToyWithStates(1), drafter, FixedLength(2), RejectionSampling(), sampling, randomness
         )
         [output] = decoder.decode_all([toy_source()], 4)
         drafted.append(max(len(played.drafted) for played in output.rounds))
@@ -72,9 +72,9 @@ def test_states_of_real_targets_keep_sampling_exact(family: str) -> None:
     target, source = CachedModel(model), make_source([2, 3], model)
 
     def law(drafter: Drafter, k: int) -> dict[tuple[int, ...], float]:
-        def run(chance: Chance) -> tuple[int, ...]:
+        def run(randomness: Randomness) -> tuple[int, ...]:
             decoder = Decoder(
-                target, drafter, FixedLength(k), RejectionSampling(), sampling, chance
+                target, drafter, FixedLength(k), RejectionSampling(), sampling, randomness
             )
             return tuple(decoder.decode_all([source], 4)[0].tokens)
 
@@ -94,8 +94,8 @@ def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass
     source = make_source([5, 9, 20, 7, 1], model)
 
     def decode(drafter: Drafter, k: int):
-        stop, chance = FixedLength(k), SampledChance(torch.Generator())
-        decoder = Decoder(target, drafter, stop, GreedyMatch(), Sampling(), chance)
+        stop, randomness = FixedLength(k), SampledRandomness(torch.Generator())
+        decoder = Decoder(target, drafter, stop, GreedyMatch(), Sampling(), randomness)
         return decoder.decode_all([source], 24)[0]
 
     plain, drafted = decode(NoDrafter(), 1), decode(BlockHeadsDrafter(heads, model), 9)
@@ -115,10 +115,10 @@ def session(sampling: Sampling = GREEDY) -> tuple[BlockHeadsSession, TargetState
     model, heads = tiny_model("llama"), block_heads()
     drafter = BlockHeadsDrafter(heads, model)
     state = TargetState(torch.randn(16, dtype=torch.float64), 6)
-    chance = SampledChance(torch.Generator().manual_seed(0))
+    randomness = SampledRandomness(torch.Generator().manual_seed(0))
     with torch.inference_mode():
         rows = head_logits(model, heads.each(state.hidden[None])[:, 0])
-    return drafter.start(make_source([2, 3], model), sampling, chance), state, rows
+    return drafter.start(make_source([2, 3], model), sampling, randomness), state, rows
 
 
 @pytest.mark.parametrize("others", [0, 1, 2, 3, 5])
@@ -128,7 +128,7 @@ def test_behind_drafts_of_others_later_heads_go_on(others: int) -> None:
     proposal = drafts.propose(torch.arange(6 + others), state, FixedLength(10))
     assert proposal.tokens.tolist() == rows.argmax(-1)[others:].tolist()
     assert proposal.passes == (1 if others < 3 else 0)
-    assert proposal.draw == "deterministic"
+    assert proposal.draw_kind == "deterministic"
 
 
 def test_nothing_is_drafted_before_the_target_has_said_anything() -> None:
@@ -141,7 +141,7 @@ def test_drawn_rows_are_handed_out_with_their_tokens() -> None:
     sampling = Sampling(temperature=0.8, top_k=5)
     drafts, state, rows = session(sampling)
     proposal = drafts.propose(torch.arange(7), state, FixedLength(10))
-    assert proposal.draw == "iid" and len(proposal.tokens) == 2
+    assert proposal.draw_kind == "iid" and len(proposal.tokens) == 2
     assert (proposal.draft_probs - warp(rows[1:], sampling)).abs().max() < 1e-12
     assert (torch.stack(list(proposal.logits)) - rows[1:]).abs().max() < 1e-12
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.drafters.block import SpecDrafterDrafter
+from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.block_heads import BlockHeadsDrafter
 from drafttrain.decoding.drafters.cascade import (
     InTurnDrafter,
@@ -19,11 +19,11 @@ from drafttrain.decoding.drafters.cascade import (
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.engine.cached_model import CachedModel, Score, make_source
+from drafttrain.decoding.engine.cached_model import CachedModel, StepOutput, make_source
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.sampling import SampledChance, warp
+from drafttrain.decoding.sampling import SampledRandomness, warp
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import Chance, Drafter, Output, Proposal, Sampling, Source
+from drafttrain.decoding.types import Drafter, Output, Proposal, Randomness, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from tests.decoding.drafters.test_causal import noisy
 from tests.decoding.enumeration import enumerate_law, total_variation
@@ -56,7 +56,7 @@ class ToyReviewer(ToyModel):
             state.committed = len(committed)
             paths = [state[: len(committed) + i] for i in range(len(drafted) + 1)]
             rows = torch.stack([self.table[path] for path in paths])
-            scores.append(Score(rows, torch.zeros(len(rows), 1)))
+            scores.append(StepOutput(rows, torch.zeros(len(rows), 1)))
         return scores
 
     def keep(self, state, path):
@@ -89,14 +89,14 @@ def cascades(excluded: float = 0.0) -> dict[str, Drafter]:
 
 
 def law_of(drafter: Drafter, sampling: Sampling, k: int, excluded: float = 0.0) -> dict:
-    def run(chance: Chance) -> tuple[int, ...]:
+    def run(randomness: Randomness) -> tuple[int, ...]:
         [output] = Decoder(
             ToyTarget(1, 3, excluded),
             drafter,
             FixedLength(k),
             RejectionSampling(),
             sampling,
-            chance,
+            randomness,
         ).decode_all([toy_prompt()], 3)
         return tuple(output.tokens)
 
@@ -119,8 +119,8 @@ def test_a_token_handed_out_follows_the_row_that_comes_with_it(leniency):
     drafter = ReviewedDrafter(ToyReviewer(2), small(), 2, leniency)
     seen: dict[tuple, Tensor] = {}
 
-    def run(chance: Chance) -> int:
-        session = drafter.start(toy_prompt(), Sampling(1.0), chance)
+    def run(randomness: Randomness) -> int:
+        session = drafter.start(toy_prompt(), Sampling(1.0), randomness)
         proposal = session.propose(torch.tensor([0]), None, FixedLength(1))
         seen["row"] = proposal.draft_probs[0]
         return int(proposal.tokens[0])
@@ -132,8 +132,8 @@ def test_a_token_handed_out_follows_the_row_that_comes_with_it(leniency):
 class HidesItsRow(ReviewedDrafter):
     """Wrong on purpose: says that lenient tokens follow the reviewer's own row."""
 
-    def start(self, source: Source, sampling: Sampling, chance: Chance):
-        session = super().start(source, sampling, chance)
+    def start(self, source: Source, sampling: Sampling, randomness: Randomness):
+        session = super().start(source, sampling, randomness)
         propose = session.propose
 
         def pretend(tokens: Tensor, target_state, stop) -> Proposal:
@@ -161,7 +161,7 @@ def test_no_more_tokens_come_than_are_asked_for_and_no_fewer(asked):
         model.eos_ids = frozenset()
     drafter = cascade(levels(*models), [[5, 3, 2], [2, 1], [10]], 1.5)
     for sampling in (Sampling(), Sampling(1.0)):
-        session = drafter.start(toy_prompt(), sampling, SampledChance(torch.Generator()))
+        session = drafter.start(toy_prompt(), sampling, SampledRandomness(torch.Generator()))
         proposal = session.propose(torch.tensor([0]), None, FixedLength(asked))
         assert len(proposal.tokens) == min(asked, 10)
 
@@ -182,8 +182,8 @@ def test_copies_are_reviewed_strictly_whatever_the_leniency():
     logits = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]], dtype=torch.float64).log()
     copied = Proposal.chain(torch.tensor([1]))
 
-    def run(chance: Chance) -> int:
-        emitted, rows = review(copied, logits, Sampling(1.0), chance, 3.0)
+    def run(randomness: Randomness) -> int:
+        emitted, rows = review(copied, logits, Sampling(1.0), randomness, 3.0)
         assert rows[0].tolist() == pytest.approx([0.5, 0.3, 0.2], abs=1e-12)
         return emitted[0]
 
@@ -214,11 +214,11 @@ def test_greedy_cascades_of_real_models_give_plain_output(family, leniency):
         other.generation_config.eos_token_id = None
     target, source = CachedModel(model), make_source([5, 9, 20, 5], model)
     first, second = (CachedModel(other) for other in others)
-    chance = SampledChance(torch.Generator())
+    randomness = SampledRandomness(torch.Generator())
 
     def decode(drafter: Drafter, sampling: Sampling = Sampling(), verifier=None):  # noqa: B008
         verifier = verifier or GreedyMatch()
-        return Decoder(target, drafter, FixedLength(6), verifier, sampling, chance).decode_all(
+        return Decoder(target, drafter, FixedLength(6), verifier, sampling, randomness).decode_all(
             [source], 30
         )[0]
 
@@ -249,7 +249,7 @@ def test_drafters_that_draft_blocks_are_levels_too(kind, matrix):
     other = noisy(model, "marian", 0.05)
     other.generation_config.eos_token_id = None
     if kind == "spec-drafter":
-        block: Drafter = SpecDrafterDrafter(tiny_drafter("marian", coupling_rank=2))
+        block: Drafter = BlockDrafter(tiny_drafter("marian", previous_token_rank=2))
     else:
         block = BlockHeadsDrafter(block_heads(k=5), model)
     copies = MaxGramDrafter()
@@ -259,8 +259,8 @@ def test_drafters_that_draft_blocks_are_levels_too(kind, matrix):
     target, source = CachedModel(model), make_source([5, 9, 20, 5], model)
 
     def decode(drafter: Drafter, sampling: Sampling, verifier) -> Output:
-        chance, stop = SampledChance(torch.Generator()), FixedLength(sum(matrix[0]))
-        decoder = Decoder(target, drafter, stop, verifier, sampling, chance)
+        randomness, stop = SampledRandomness(torch.Generator()), FixedLength(sum(matrix[0]))
+        decoder = Decoder(target, drafter, stop, verifier, sampling, randomness)
         return decoder.decode_all([source], 24)[0]
 
     drafted = decode(drafter, Sampling(), GreedyMatch())

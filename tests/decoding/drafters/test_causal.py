@@ -12,12 +12,12 @@ from transformers import PreTrainedModel
 from drafttrain.decoding.drafters.causal import CausalDrafter, CausalSession
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength, HeadPolicy
 from drafttrain.decoding.types import (
-    Chance,
     Output,
     Proposal,
+    Randomness,
     Sampling,
     Source,
     StopPolicy,
@@ -41,7 +41,7 @@ def stops() -> dict[str, StopPolicy]:
         head.out.bias.data.fill_(1.0)
     return {
         "fixed": FixedLength(4),
-        "shown": FixedLength(4, reads="drawn"),
+        "shown": FixedLength(4, state_kind="drawn"),
         "fed": HeadPolicy(fed, 0.5, 6),
         "drawn": HeadPolicy(drawn, 0.5, 6),
         "entropy": Entropy(2.0, 6),
@@ -66,14 +66,14 @@ class Watched:
     inner: CausalDrafter
     drafts: list[Proposal] = field(default_factory=list)
     name: str = "causal"
-    shows = frozenset({"logits", "hidden"})
+    provides = frozenset({"logits", "hidden"})
     branches = False
 
-    def draw(self, sampling: Sampling):
-        return self.inner.draw(sampling)
+    def draw_kind(self, sampling: Sampling):
+        return self.inner.draw_kind(sampling)
 
-    def start(self, source: Source, sampling: Sampling, chance: Chance) -> WatchedSession:
-        return WatchedSession(self, self.inner.start(source, sampling, chance), source)
+    def start(self, source: Source, sampling: Sampling, randomness: Randomness) -> WatchedSession:
+        return WatchedSession(self, self.inner.start(source, sampling, randomness), source)
 
 
 @dataclass
@@ -110,11 +110,11 @@ def check_states(
         torch.testing.assert_close(layer.keys, wanted.keys, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(layer.values, wanted.values, rtol=1e-9, atol=1e-9)
     drafted = proposal.tokens
-    if stop.reads == "drawn":
+    if stop.state_kind == "drawn":
         with torch.no_grad():
             hidden, logits = rows_before(model, source, path, len(drafted))
         expected = drawn_states(hidden, logits, drafted)
-    elif stop.reads == "token" and len(drafted) > 1:
+    elif stop.state_kind == "token" and len(drafted) > 1:
         expected = score.hidden[-(len(drafted) - 1) :]  # the last token is not fed
     else:
         assert proposal.hidden is None
@@ -152,7 +152,7 @@ def decode(model, drafter, stop, sources, sampling=None, verifier=None) -> list[
         stop,
         verifier or GreedyMatch(),
         sampling or Sampling(),
-        SampledChance(torch.Generator().manual_seed(0)),
+        SampledRandomness(torch.Generator().manual_seed(0)),
     ).decode_all(sources, LONGEST)
 
 
@@ -215,7 +215,7 @@ def test_a_drafter_of_another_family_and_start_token_encodes_the_source_itself()
         decode(model, drafter, FixedLength(3), sources), sources, strict=True
     ):
         assert output.tokens == generate(model, source)
-    session = drafter.start(sources[0], Sampling(), SampledChance(torch.Generator()))
+    session = drafter.start(sources[0], Sampling(), SampledRandomness(torch.Generator()))
     committed = torch.cat([sources[0].prefix, torch.tensor([7, 8])])
     proposal = session.propose(committed, None, FixedLength(2))
     own = make_source(sources[0].input_ids, other)
@@ -249,7 +249,7 @@ def test_sampled_rows_are_those_the_tokens_were_drawn_from():
             continue
         rows = proposal.draft_probs
         assert rows.shape == (len(proposal.tokens), VOCAB)
-        assert proposal.draw == "iid"
+        assert proposal.draw_kind == "iid"
         assert (rows.gather(1, proposal.tokens[:, None]) > 0).all()
         assert ((rows > 0).sum(dim=1) <= 7).all()
         torch.testing.assert_close(rows.sum(dim=1), torch.ones(len(rows), dtype=rows.dtype))

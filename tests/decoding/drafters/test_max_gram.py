@@ -11,9 +11,9 @@ from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import Chance, Sampling, Source
+from drafttrain.decoding.types import Randomness, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from tests.decoding.drafters.test_suffix_index import slow_match
 from tests.decoding.enumeration import enumerate_law
@@ -101,10 +101,10 @@ def test_greedy_output_is_plain_output_at_no_drafter_calls(family):
     model = tiny_model(family)
     model.generation_config.eos_token_id = None
     target, source = CachedModel(model), make_source([5, 9, 20, 5, 9], model)
-    chance = SampledChance(torch.Generator())
+    randomness = SampledRandomness(torch.Generator())
     plain, copied = (
         Decoder(
-            target, drafter, FixedLength(4), GreedyMatch(), Sampling(), chance
+            target, drafter, FixedLength(4), GreedyMatch(), Sampling(), randomness
         ).decode_all([source], 40)[0]
         for drafter in (NoDrafter(), MaxGramDrafter())
     )  # fmt: skip
@@ -116,10 +116,10 @@ def test_greedy_output_is_plain_output_at_no_drafter_calls(family):
 def test_sampled_output_has_the_targets_own_law():
     sampling = Sampling(1.0)
 
-    def run(chance: Chance) -> tuple[int, ...]:
+    def run(randomness: Randomness) -> tuple[int, ...]:
         [output] = Decoder(
             ToyTarget(1), MaxGramDrafter([1, 2, 2]), FixedLength(2), RejectionSampling(), sampling,
-            chance,
+            randomness,
         ).decode_all([toy_prompt()], 4)  # fmt: skip
         return tuple(output.tokens)
 

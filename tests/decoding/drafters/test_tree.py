@@ -8,22 +8,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.drafters.block import SpecDrafterDrafter
+from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.tree import ModelRows, SeveralDrafters, TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.sampling import SampledChance, warp
+from drafttrain.decoding.sampling import SampledRandomness, warp
 from drafttrain.decoding.stopping import Entropy, FixedLength, Gain
 from drafttrain.decoding.trees.chosen import Optimal, binary_tree, eagle_tree
 from drafttrain.decoding.trees.drawn import Beam, Branching, Paths
 from drafttrain.decoding.trees.shapes import Shape
 from drafttrain.decoding.trees.verifiers import KSeq, MultiRound, RecursiveRejection, TargetWalk
 from drafttrain.decoding.types import (
-    Chance,
     Drafter,
     Proposal,
+    Randomness,
     Sampling,
     Source,
     StopPolicy,
@@ -68,9 +68,9 @@ def law_of(
     max_new_tokens: int = 3,
     vocabulary: int = 3,
 ) -> dict[tuple[int, ...], float]:
-    def run(chance: Chance) -> tuple[int, ...]:
+    def run(randomness: Randomness) -> tuple[int, ...]:
         [output] = Decoder(
-            ToyTarget(1, vocabulary, excluded), drafter, stop, verifier, sampling, chance
+            ToyTarget(1, vocabulary, excluded), drafter, stop, verifier, sampling, randomness
         ).decode_all([toy_prompt() if vocabulary == 3 else toy_source()], max_new_tokens)
         return tuple(output.tokens)
 
@@ -113,7 +113,7 @@ def test_several_drafters_side_by_side_are_exact():
         assert distance(law, expected) < 1e-12
 
 
-SLOTS = {"plain": {"slots": "anchored"}, "coupled": {"slots": "paper", "coupling_rank": 3}}
+SLOTS = {"plain": {"slots": "anchored"}, "coupled": {"slots": "paper", "previous_token_rank": 3}}
 
 
 @pytest.mark.parametrize("settings", SLOTS.values(), ids=SLOTS.keys())
@@ -129,9 +129,9 @@ def test_trees_over_the_slots_of_a_block_are_exact(name, settings):
 @torch.inference_mode()
 @pytest.mark.parametrize("rank", [0, 3], ids=["plain", "coupled"])
 def test_the_likeliest_tokens_of_all_slots_have_the_probabilities_of_their_rows(rank):
-    drafter = SpecDrafterDrafter(slots_model(rank))
+    drafter = BlockDrafter(slots_model(rank))
     source = make_source([5, 9, 20, 7, 1], shared("marian"))
-    session = drafter.start(source, Sampling(), SampledChance(torch.Generator()))
+    session = drafter.start(source, Sampling(), SampledRandomness(torch.Generator()))
     states, last = session.slot_states(source.prefix, 4), int(source.prefix[-1])
     vocabulary = drafter.vocabulary
     tokens, log_probs = session.likeliest(states, last, vocabulary, temperature=0.7)
@@ -169,13 +169,13 @@ class WholeRows:
     ("shape", "rank"), [(Optimal(60), 0), (Optimal(60), 3), (Optimal(9), 0), (binary_tree(14), 0)]
 )
 def test_trees_of_the_likeliest_tokens_are_those_of_whole_rows(shape, rank):
-    """60 tokens are more than the vocabulary has, so that nothing is left out with coupling."""
-    drafter = SpecDrafterDrafter(slots_model(rank))
+    """60 tokens are more than the vocabulary has, so that previous-token features reach all."""
+    drafter = BlockDrafter(slots_model(rank))
     source = make_source([5, 9, 20, 7, 1], shared("marian"))
     proposals = []
     for asked in (shape, WholeRows(shape)):
-        chance = SampledChance(torch.Generator())
-        session = TreeDrafter(drafter, asked).start(source, Sampling(), chance)
+        randomness = SampledRandomness(torch.Generator())
+        session = TreeDrafter(drafter, asked).start(source, Sampling(), randomness)
         proposals.append(session.propose(source.prefix, None, FixedLength(4)))
     likeliest, whole = proposals
     assert likeliest.passes == whole.passes == 1
@@ -183,11 +183,11 @@ def test_trees_of_the_likeliest_tokens_are_those_of_whole_rows(shape, rank):
 
 
 def slots_model(rank: int) -> SpecDrafter:
-    """A small drafter whose coupling, if any, makes a difference."""
-    model = tiny_drafter("marian", decoder_layers=2, coupling_rank=rank)
+    """A small drafter whose previous-token features, if any, make a difference."""
+    model = tiny_drafter("marian", decoder_layers=2, previous_token_rank=rank)
     if rank:
         torch.manual_seed(5)
-        torch.nn.init.normal_(model.coupling_out.weight, std=0.5)
+        torch.nn.init.normal_(model.previous_token_out.weight, std=0.5)
     return model
 
 
@@ -221,14 +221,14 @@ class Watched:
     branches = True
 
     @property
-    def shows(self):
-        return self.inner.shows
+    def provides(self):
+        return self.inner.provides
 
-    def draw(self, sampling: Sampling):
-        return self.inner.draw(sampling)
+    def draw_kind(self, sampling: Sampling):
+        return self.inner.draw_kind(sampling)
 
-    def start(self, source: Source, sampling: Sampling, chance: Chance) -> WatchedSession:
-        return WatchedSession(self, self.inner.start(source, sampling, chance), source)
+    def start(self, source: Source, sampling: Sampling, randomness: Randomness) -> WatchedSession:
+        return WatchedSession(self, self.inner.start(source, sampling, randomness), source)
 
 
 @dataclass
@@ -271,8 +271,10 @@ def endless(model):
 
 
 def decode(target: CachedModel, drafter, stop, verifier, sampling: Sampling, source, seed=0):
-    chance = SampledChance(torch.Generator().manual_seed(seed))
-    return Decoder(target, drafter, stop, verifier, sampling, chance).decode_all([source], 24)[0]
+    randomness = SampledRandomness(torch.Generator().manual_seed(seed))
+    return Decoder(target, drafter, stop, verifier, sampling, randomness).decode_all([source], 24)[
+        0
+    ]
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -300,13 +302,15 @@ def test_sampled_trees_run_on_real_models_and_count_what_they_did(family, name):
     )
     sampling = Sampling(0.25, top_k=20)  # sure enough that some drafts are accepted
     for seed in range(3):
-        found = decode(target, drafter, FixedLength(3), RULES[shape.draw], sampling, source, seed)
+        found = decode(
+            target, drafter, FixedLength(3), RULES[shape.draw_kind], sampling, source, seed
+        )
         for played in found.rounds:
             assert played.levels <= played.passes <= 3  # a level's nodes may all be displaced
             assert len(played.path) <= played.levels
             assert list(played.path) == sorted(played.path)
     deepest = max((p for p in drafter.proposals), key=lambda p: len(p.tokens))
-    assert deepest.draw == shape.draw and deepest.depth == 3
+    assert deepest.draw_kind == shape.draw_kind and deepest.depth == 3
     if deepest.draft_probs is not None:
         drawn_from = deepest.draft_probs[deepest.rows]
         assert (drawn_from.gather(1, deepest.tokens[:, None]) > 0).all()
@@ -319,7 +323,7 @@ def test_greedy_trees_over_slots_give_plain_output(family, slots):
     model = shared(family)
     target = CachedModel(model)
     source = make_source([5, 9, 20, 7, 1], model)
-    drafter = SpecDrafterDrafter(tiny_drafter(family, decoder_layers=2, slots=slots))
+    drafter = BlockDrafter(tiny_drafter(family, decoder_layers=2, slots=slots))
     plain = decode(target, NoDrafter(), FixedLength(1), GreedyMatch(), Sampling(), source)
     for shape in (Optimal(10), binary_tree(8), eagle_tree()):
         found = decode(
@@ -356,8 +360,8 @@ def refusals() -> dict[str, tuple[Drafter, StopPolicy, Verifier]]:
 @pytest.mark.parametrize("message", refusals())
 def test_wrong_pairings_are_refused_before_anything_runs(message):
     drafter, stop, verifier = refusals()[message]
-    chance = SampledChance(torch.Generator())
-    decoder = Decoder(Untouched(), drafter, stop, verifier, Sampling(1.0), chance)
+    randomness = SampledRandomness(torch.Generator())
+    decoder = Decoder(Untouched(), drafter, stop, verifier, Sampling(1.0), randomness)
     with pytest.raises(ValueError, match=message):
         decoder.decode([toy_prompt()], 3)
 
@@ -373,7 +377,7 @@ def test_a_target_that_cannot_be_given_trees_is_refused_before_anything_runs():
 
     decoder = Decoder(
         Flat(1), toy(Beam(2)), FixedLength(2), RecursiveRejection, Sampling(1.0),
-        SampledChance(torch.Generator()),
+        SampledRandomness(torch.Generator()),
     )  # fmt: skip
     with pytest.raises(ValueError, match="takes no tree mask"):
         decoder.decode([toy_prompt()], 3)
@@ -404,7 +408,7 @@ def test_spec_verification_goes_down_to_the_child_the_target_prefers():
 def test_warped_rows_of_a_tree_are_those_its_tokens_were_drawn_from():
     model, sampling = ToyModel(7), Sampling(0.7, top_k=2)
     session = TreeDrafter(CausalDrafter(model), Branching((2, 2))).start(
-        toy_prompt(), sampling, SampledChance(torch.Generator())
+        toy_prompt(), sampling, SampledRandomness(torch.Generator())
     )
     proposal = session.propose(torch.tensor([0, 2]), None, FixedLength(2))
     for node, parent in enumerate(proposal.parents.tolist()):

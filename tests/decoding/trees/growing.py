@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.trees.shapes import Growth
 from drafttrain.decoding.types import Proposal
 from tests.decoding.toys import LogitsTable
@@ -38,5 +38,5 @@ def paths_of(proposal: Proposal) -> list[Path]:
     return paths
 
 
-def sampled(seed: int = 0) -> SampledChance:
-    return SampledChance(torch.Generator().manual_seed(seed))
+def sampled(seed: int = 0) -> SampledRandomness:
+    return SampledRandomness(torch.Generator().manual_seed(seed))

@@ -13,8 +13,8 @@ import torch
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.trees.drawn import Beam, Branching, Paths, perturb
 from drafttrain.decoding.trees.verifiers import RecursiveRejection, TargetWalk
-from drafttrain.decoding.types import Chance, Proposal, Sampling
-from tests.decoding.enumeration import EnumeratedChance, enumerate_law
+from drafttrain.decoding.types import Proposal, Randomness, Sampling
+from tests.decoding.enumeration import EnumeratedRandomness, enumerate_law
 from tests.decoding.toys import LogitsTable
 from tests.decoding.trees.growing import START, Path, grow, paths_of, sampled
 
@@ -39,8 +39,8 @@ def test_paths_have_the_law_of_independent_draws():
     table, sampling = LogitsTable(1, 3), Sampling(1.0)
     probs = warp(table[START], sampling)
 
-    def run(chance: Chance) -> tuple:
-        proposal = grow(Paths(2).plant(sampling, chance, ()), table, 1)
+    def run(randomness: Randomness) -> tuple:
+        proposal = grow(Paths(2).plant(sampling, randomness, ()), table, 1)
         pairs = zip(proposal.tokens.tolist(), proposal.counts.tolist(), strict=True)
         return tuple(sorted(t for token, count in pairs for t in [token] * count))
 
@@ -58,8 +58,10 @@ def test_siblings_come_in_the_order_drawn_and_never_twice():
     table, sampling = LogitsTable(3, 4), Sampling(1.0)
     probs = warp(table[START], sampling)
 
-    def run(chance: Chance) -> Path:
-        return tuple(grow(Branching((2,)).plant(sampling, chance, ()), table, 1).tokens.tolist())
+    def run(randomness: Randomness) -> Path:
+        return tuple(
+            grow(Branching((2,)).plant(sampling, randomness, ()), table, 1).tokens.tolist()
+        )
 
     law = enumerate_law(run)
     for a, b in itertools.permutations(range(4), 2):
@@ -78,10 +80,12 @@ def test_the_generators_order_has_the_law_that_is_enumerated():
         assert abs(counts[a, b] / runs - p) < 5 * math.sqrt(p * (1 - p) / runs)
 
 
-@pytest.mark.parametrize("chance", [sampled(), EnumeratedChance()], ids=["drawn", "enumerated"])
-def test_a_row_with_fewer_tokens_than_siblings_gives_those_it_has(chance: Chance):
+@pytest.mark.parametrize(
+    "randomness", [sampled(), EnumeratedRandomness()], ids=["drawn", "enumerated"]
+)
+def test_a_row_with_fewer_tokens_than_siblings_gives_those_it_has(randomness: Randomness):
     probs = torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.0, 0.5]])
-    drawn = chance.without_replacement(probs, 3).tolist()
+    drawn = randomness.without_replacement(probs, 3).tolist()
     assert drawn[0] == [1, -1, -1]
     assert sorted(drawn[1][:2]) == [0, 2] and drawn[1][2] == -1
     table, sampling = LogitsTable(3, 3), Sampling(1.0, top_k=2)
@@ -144,7 +148,7 @@ def beam_proposal(above, below, table: LogitsTable, sampling: Sampling) -> Propo
     return Proposal(
         tokens=torch.tensor([*above, *(leaf[1] for leaf in below)]),
         parents=torch.tensor([-1] * len(above) + [above.index(leaf[0]) for leaf in below]),
-        draw="without_replacement",
+        draw_kind="without_replacement",
         draft_probs=torch.stack([warp(table[(*START, *row)], sampling) for row in rows]),
         rows=torch.tensor([0] * len(above) + [1 + above.index(leaf[0]) for leaf in below]),
     )
@@ -169,8 +173,8 @@ def test_stochastic_beams_are_exact(width, sampling, excluded, verifier, end):
         proposal = beam_proposal(above, below, draft, sampling)
         rows = [target[START], *(target[(*START, *path)] for path in paths_of(proposal))]
 
-        def play(chance: Chance, proposal=proposal, rows=rows) -> Path:
-            verdict = verifier.verify(proposal, torch.stack(rows), sampling, chance)
+        def play(randomness: Randomness, proposal=proposal, rows=rows) -> Path:
+            verdict = verifier.verify(proposal, torch.stack(rows), sampling, randomness)
             return (*proposal.tokens[verdict.path].tolist(), verdict.next_token)
 
         for tokens, probability in enumerate_law(play).items():
@@ -187,11 +191,11 @@ def test_stochastic_beams_are_exact(width, sampling, excluded, verifier, end):
 @pytest.mark.parametrize("end", [None, 1], ids=["endless", "a token ends"])
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_the_float_sampler_has_the_law_that_is_enumerated(width, end):
-    table, sampling, runs, chance = LogitsTable(2, 3), Sampling(1.0), 3000, sampled()
+    table, sampling, runs, randomness = LogitsTable(2, 3), Sampling(1.0), 3000, sampled()
     law, ends = beam_trees(table, sampling, width, end), {end}
     counts: Counter[tuple] = Counter()
     for _ in range(runs):
-        found = paths_of(grow(Beam(width).plant(sampling, chance, ends), table, 2))
+        found = paths_of(grow(Beam(width).plant(sampling, randomness, ends), table, 2))
         above = tuple(path[0] for path in found if len(path) == 1)
         counts[above, tuple(path for path in found if len(path) == 2)] += 1
     assert set(counts) <= set(law)
@@ -229,8 +233,8 @@ def test_perturbed_values_equal_the_plain_formula_where_that_is_finite():
 
 
 def test_a_beam_goes_on_below_any_parents_in_falling_order():
-    table, sampling, chance = LogitsTable(4, 4), Sampling(1.0), sampled(3)
-    growth = Beam(3).plant(sampling, chance, ())
+    table, sampling, randomness = LogitsTable(4, 4), Sampling(1.0), sampled(3)
+    growth = Beam(3).plant(sampling, randomness, ())
     proposal = grow(growth, table, 4)
     assert Counter(map(len, paths_of(proposal))) == {1: 3, 2: 3, 3: 3, 4: 3}
     assert proposal.draft_probs.shape == (1 + 3 * 3, 4)

@@ -18,7 +18,7 @@ from drafttrain.decoding.trees.verifiers import (
     TreeRejection,
     k_seq_gamma,
 )
-from drafttrain.decoding.types import Chance, Proposal, Sampling
+from drafttrain.decoding.types import Proposal, Randomness, Sampling
 from drafttrain.decoding.verifiers import RejectionSampling
 from tests.decoding.enumeration import enumerate_law
 from tests.decoding.toys import LogitsTable
@@ -29,19 +29,19 @@ SAMPLINGS = {
     "top-k": Sampling(1.3, top_k=2),
     "top-p": Sampling(1.5, top_p=0.8),
 }
-Grow = Callable[[LogitsTable, Sampling, Chance], Proposal]
+Grow = Callable[[LogitsTable, Sampling, Randomness], Proposal]
 
 
 def iid_paths(count: int, depth: int) -> Grow:
     """`count` independent paths; equal prefixes are one node with a count."""
 
-    def grow(table: LogitsTable, sampling: Sampling, chance: Chance) -> Proposal:
+    def grow(table: LogitsTable, sampling: Sampling, randomness: Randomness) -> Proposal:
         counts: Counter[tuple[int, ...]] = Counter()
         for _ in range(count):
             path: tuple[int, ...] = ()
             for _ in range(depth):
                 row = warp(table[(*START, *path)][None], sampling)
-                path = (*path, int(chance.categorical(row)))
+                path = (*path, int(randomness.categorical(row)))
                 counts[path] += 1
         return tree(sorted(counts, key=len), table, sampling, "iid", counts)
 
@@ -51,14 +51,14 @@ def iid_paths(count: int, depth: int) -> Grow:
 def without_replacement(branching: tuple[int, ...]) -> Grow:
     """branching[l] siblings a node at level l (RSD-C), fewer where the support is smaller."""
 
-    def grow(table: LogitsTable, sampling: Sampling, chance: Chance) -> Proposal:
+    def grow(table: LogitsTable, sampling: Sampling, randomness: Randomness) -> Proposal:
         level, paths = [()], []
         for width in branching:
             below = []
             for parent in level:
                 row = warp(table[(*START, *parent)], sampling).clone()
                 for _ in range(min(width, int((row > 0).sum()))):
-                    token = int(chance.categorical((row / row.sum())[None]))
+                    token = int(randomness.categorical((row / row.sum())[None]))
                     row[token] = 0.0
                     below.append((*parent, token))
             paths, level = paths + below, below
@@ -70,7 +70,7 @@ def without_replacement(branching: tuple[int, ...]) -> Grow:
 def likeliest(branching: tuple[int, ...]) -> Grow:
     """The top of each row, no chance in it."""
 
-    def grow(table: LogitsTable, sampling: Sampling, chance: Chance) -> Proposal:
+    def grow(table: LogitsTable, sampling: Sampling, randomness: Randomness) -> Proposal:
         level, paths = [()], []
         for width in branching:
             tops = {p: table[(*START, *p)].topk(width).indices.tolist() for p in level}
@@ -88,7 +88,7 @@ def tree(paths, table: LogitsTable, sampling: Sampling, draw, counts=None) -> Pr
     return Proposal(
         tokens=torch.tensor([path[-1] for path in paths]),
         parents=torch.tensor([index.get(path[:-1], -1) for path in paths]),
-        draw=draw,
+        draw_kind=draw,
         draft_probs=None if draw == "deterministic" else rows,
         rows=torch.tensor([parents.index(path[:-1]) for path in paths]),
         counts=None if counts is None else torch.tensor([counts[path] for path in paths]),
@@ -107,9 +107,9 @@ def law_of_two(verifier, grow: Grow, target, draft, sampling: Sampling) -> Tenso
     """The joint law of the first two tokens: one round, completed by plain sampling. [V, V]."""
     vocabulary = len(target[START])
 
-    def play(chance: Chance) -> tuple[int, ...]:
-        proposal = grow(draft, sampling, chance)
-        verdict = verifier.verify(proposal, target_logits(target, proposal), sampling, chance)
+    def play(randomness: Randomness) -> tuple[int, ...]:
+        proposal = grow(draft, sampling, randomness)
+        verdict = verifier.verify(proposal, target_logits(target, proposal), sampling, randomness)
         return (*proposal.tokens[verdict.path].tolist(), verdict.next_token)
 
     law = torch.zeros(vocabulary, vocabulary, dtype=torch.float64)
@@ -158,16 +158,18 @@ def test_on_a_chain_every_rule_is_speculative_sampling(rule: TreeRejection) -> N
     torch.testing.assert_close(law, chain, rtol=0, atol=1e-12)
     accepted = [
         enumerate_law(
-            lambda chance, verifier=verifier: play_length(verifier, target, draft, sampling, chance)
+            lambda randomness, verifier=verifier: play_length(
+                verifier, target, draft, sampling, randomness
+            )
         )
         for verifier in (rule, RejectionSampling())
     ]
     assert accepted[0] == pytest.approx(accepted[1], abs=1e-12)
 
 
-def play_length(verifier, target, draft, sampling: Sampling, chance: Chance) -> int:
-    proposal = iid_paths(1, 2)(draft, sampling, chance)
-    verdict = verifier.verify(proposal, target_logits(target, proposal), sampling, chance)
+def play_length(verifier, target, draft, sampling: Sampling, randomness: Randomness) -> int:
+    proposal = iid_paths(1, 2)(draft, sampling, randomness)
+    verdict = verifier.verify(proposal, target_logits(target, proposal), sampling, randomness)
     return len(verdict.path)
 
 
@@ -183,8 +185,8 @@ def test_a_rule_for_another_draw_is_biased_and_says_that_it_does_not_take_it(nam
     verifier, grow = WRONG[name]
     target, draft, sampling = LogitsTable(1, 3), LogitsTable(2, 3), SAMPLINGS["temperature 1"]
 
-    def with_rows(table: LogitsTable, sampling: Sampling, chance: Chance) -> Proposal:
-        found = grow(table, sampling, chance)
+    def with_rows(table: LogitsTable, sampling: Sampling, randomness: Randomness) -> Proposal:
+        found = grow(table, sampling, randomness)
         if found.draft_probs is not None:
             return found
         paths = [path_to(found, node) for node in range(len(found.tokens))]
@@ -220,7 +222,7 @@ def test_a_greedy_target_is_walked_down_its_arg_maxes() -> None:
 
 
 class ArgMax:
-    """Chance where there is none."""
+    """Randomness where there is none."""
 
     def categorical(self, probs: Tensor) -> Tensor:
         return probs.argmax(dim=-1)

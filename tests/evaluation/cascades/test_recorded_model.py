@@ -20,7 +20,7 @@ from drafttrain.evaluation.cascades.candidates import Candidate
 from drafttrain.evaluation.cascades.recorded_model import RecordedModel
 from drafttrain.evaluation.cascades.search import CascadeReplay
 from drafttrain.evaluation.runner import Prompt
-from drafttrain.evaluation.stops.replay_prompts import prompt_chance
+from drafttrain.evaluation.stops.replay_prompts import prompt_randomness
 from tests.decoding.drafters.test_causal import noisy
 from tests.tiny_models import tiny_model
 
@@ -74,7 +74,7 @@ def decode(family: str, sampling: Sampling, prompt: Prompt, candidate: Candidate
         FixedLength(candidate.longest),
         verifier_of(sampling),
         sampling,
-        prompt_chance(target.device, 3, prompt.row),
+        prompt_randomness(target.device, 3, prompt.row),
     ).decode_all([prompt.source], NEW_TOKENS)[0]
 
 

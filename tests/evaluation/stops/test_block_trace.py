@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from drafttrain.decoding.drafters import block
-from drafttrain.decoding.drafters.block import SpecDrafterDrafter
+from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import Entropy, FixedLength, HeadPolicy
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
@@ -37,7 +37,7 @@ def test_greedy_replay_equals_decoding_round_for_round(convention, monkeypatch):
     torch.manual_seed(0)
     for parameter in drafter.parameters():
         parameter.data += 0.02 * torch.randn_like(parameter)
-    head, slots, chance = random_head(16), 4, SampledChance(torch.Generator())
+    head, slots, randomness = random_head(16), 4, SampledRandomness(torch.Generator())
     pairs = [
         (FixedLength(4), Candidate("fixed", 4)),
         (Entropy(2.0, 4), Candidate("entropy", 2.0, max_draft=4)),
@@ -48,27 +48,27 @@ def test_greedy_replay_equals_decoding_round_for_round(convention, monkeypatch):
         source = make_source(ids, target.model)
 
         def decode(drafts, stop, source=source):
-            decoder = Decoder(target, drafts, stop, GreedyMatch(), GREEDY, chance)
+            decoder = Decoder(target, drafts, stop, GreedyMatch(), GREEDY, randomness)
             return decoder.decode_all([source], 15)[0]
 
         text = decode(NoDrafter(), FixedLength(1)).tokens
         options = TraceOptions(GREEDY, 15, slots)
-        trace = log_block_trace(target, drafter, source, text, options, chance)
+        trace = log_block_trace(target, drafter, source, text, options, randomness)
         for stop, candidate in pairs:
-            output = decode(SpecDrafterDrafter(drafter), stop)
+            output = decode(BlockDrafter(drafter), stop)
             assert output.tokens == text
             assert replayed_rounds(trace, candidate, head) == decoded_rounds(output), candidate.name
 
 
 @pytest.mark.parametrize("kind", ["fixed", "entropy", "head"])
 @pytest.mark.parametrize(
-    "settings", [{"slots": "anchored"}, {"slots": "paper", "coupling_rank": 3}]
+    "settings", [{"slots": "anchored"}, {"slots": "paper", "previous_token_rank": 3}]
 )
 def test_replayed_blocks_have_the_law_of_decoding(settings, kind):
     target, drafter = ToyTarget(vocabulary=4, seed=1), toy_drafter(**settings)
     sampling, head, max_new_tokens, slots = Sampling(1.0, top_k=2), random_head(8), 4, 3
     options = TraceOptions(sampling, max_new_tokens, slots)
-    seeded = SampledChance(torch.Generator().manual_seed(0))
+    seeded = SampledRandomness(torch.Generator().manual_seed(0))
     seen = log_block_trace(target, drafter.model, toy_source(), [2, 3, 2, 3], options, seeded)
     # so that the entropy policy stops now and then; off the median, where rounding would decide
     nats = float(np.median(seen.entropies)) + 1e-9
@@ -78,15 +78,17 @@ def test_replayed_blocks_have_the_law_of_decoding(settings, kind):
         "head": (HeadPolicy(head, 0.3, 3), Candidate("head", 0.3, "D", 3)),
     }[kind]
 
-    def decode(chance):
-        decoder = Decoder(target, drafter, stop, RejectionSampling(), sampling, chance)
+    def decode(randomness):
+        decoder = Decoder(target, drafter, stop, RejectionSampling(), sampling, randomness)
         output = decoder.decode_all([toy_source()], max_new_tokens)[0]
         return tuple(output.tokens), tuple(decoded_rounds(output))
 
-    def replay_one(chance):
-        plain = Decoder(target, NoDrafter(), FixedLength(1), RejectionSampling(), sampling, chance)
+    def replay_one(randomness):
+        plain = Decoder(
+            target, NoDrafter(), FixedLength(1), RejectionSampling(), sampling, randomness
+        )
         text = plain.decode_all([toy_source()], max_new_tokens)[0].tokens
-        trace = log_block_trace(target, drafter.model, toy_source(), text, options, chance)
+        trace = log_block_trace(target, drafter.model, toy_source(), text, options, randomness)
         return tuple(text), tuple(replayed_rounds(trace, candidate, head))
 
     law, replayed = enumerate_law(decode), enumerate_law(replay_one)
@@ -97,8 +99,8 @@ def test_replayed_blocks_have_the_law_of_decoding(settings, kind):
 def test_slots_of_several_tosses_share_their_states():
     target, drafter = ToyTarget(vocabulary=4, seed=1), toy_drafter(slots="anchored")
     options = TraceOptions(Sampling(1.0), 6, depth=3, replicates=3)
-    chance = SampledChance(torch.Generator().manual_seed(0))
-    trace = log_block_trace(target, drafter.model, toy_source(), [2, 3, 2, 3], options, chance)
+    randomness = SampledRandomness(torch.Generator().manual_seed(0))
+    trace = log_block_trace(target, drafter.model, toy_source(), [2, 3, 2, 3], options, randomness)
     assert trace.run.shape == (3, 4)
     assert np.array_equal(trace.index[0], trace.index[1])
     assert len(trace.states) == int(trace.longest[0].sum()) == 3 + 3 + 3 + 2
@@ -106,5 +108,5 @@ def test_slots_of_several_tosses_share_their_states():
 
 def test_replay_couples_the_same_candidates_as_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block, "CANDIDATES", 2)
-    settings = {"slots": "paper", "coupling_rank": 3}
+    settings = {"slots": "paper", "previous_token_rank": 3}
     test_replayed_blocks_have_the_law_of_decoding(settings, "fixed")

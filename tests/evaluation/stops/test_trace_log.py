@@ -13,7 +13,7 @@ from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import Entropy, FixedLength, HeadPolicy
 from drafttrain.decoding.types import Output, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
@@ -84,26 +84,28 @@ def policies(head: AcceptanceHead):
     return pairs
 
 
-@pytest.mark.parametrize("reads", ["token", "drawn"])
+@pytest.mark.parametrize("state_kind", ["token", "drawn"])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "t5"])
 @pytest.mark.parametrize("max_new_tokens", [7, 30])
-def test_greedy_replay_equals_decoding_round_for_round(family, max_new_tokens, reads):
+def test_greedy_replay_equals_decoding_round_for_round(family, max_new_tokens, state_kind):
     target_model = tiny_model(family)
     drafter_model = near_copy(target_model, 0.05, seed=1)
     target, drafter = CachedModel(target_model), CachedModel(drafter_model)
-    head = random_head(16, state=reads)
-    chance = SampledChance(torch.Generator().manual_seed(0))
+    head = random_head(16, state=state_kind)
+    randomness = SampledRandomness(torch.Generator().manual_seed(0))
     rejections = 0
     for seed in range(3):
         generator = torch.Generator().manual_seed(seed)
         ids = torch.randint(4, 40, (5,), generator=generator).tolist()
         source = make_source(ids, target_model)
-        plain = Decoder(target, NoDrafter(), FixedLength(1), GreedyMatch(), GREEDY, chance)
+        plain = Decoder(target, NoDrafter(), FixedLength(1), GreedyMatch(), GREEDY, randomness)
         text = plain.decode_all([source], max_new_tokens)[0].tokens
-        options = TraceOptions(GREEDY, max_new_tokens, DEPTH, reads=reads)
-        trace = log_trace(target, drafter, source, text, options, chance)
+        options = TraceOptions(GREEDY, max_new_tokens, DEPTH, state_kind=state_kind)
+        trace = log_trace(target, drafter, source, text, options, randomness)
         for stop, candidate in policies(head):
-            decoder = Decoder(target, CausalDrafter(drafter), stop, GreedyMatch(), GREEDY, chance)
+            decoder = Decoder(
+                target, CausalDrafter(drafter), stop, GreedyMatch(), GREEDY, randomness
+            )
             output = decoder.decode_all([source], max_new_tokens)[0]
             assert output.tokens == text
             found = replayed_rounds(trace, candidate, head)
@@ -126,25 +128,27 @@ def test_replayed_rounds_have_the_law_of_decoding(sampling, kind, depth):
     target_model = tiny_model("llama", vocab_size=4, num_hidden_layers=1)
     drafter_model = tiny_model("llama", seed=9, vocab_size=4, num_hidden_layers=1)
     target, drafter = CachedModel(target_model), CachedModel(drafter_model)
-    reads = "drawn" if kind == "drawn" else "token"
-    head = random_head(16, seed=3 if reads == "drawn" else 2, state=reads)
+    state_kind = "drawn" if kind == "drawn" else "token"
+    head = random_head(16, seed=3 if state_kind == "drawn" else 2, state=state_kind)
     source, max_new_tokens = make_source([2, 3], target_model), depth + 1
     stop = FixedLength(depth) if kind == "fixed" else HeadPolicy(head, 0.5, depth)
     fixed, by_head = Candidate("fixed", depth), Candidate("head", 0.5, "D", depth)
     candidate = fixed if kind == "fixed" else by_head
 
-    def decode(chance):
+    def decode(randomness):
         decoder = Decoder(
-            target, CausalDrafter(drafter), stop, RejectionSampling(), sampling, chance
+            target, CausalDrafter(drafter), stop, RejectionSampling(), sampling, randomness
         )
         output = decoder.decode_all([source], max_new_tokens)[0]
         return tuple(output.tokens), tuple(decoded_rounds(output))
 
-    def replay_one(chance):
-        plain = Decoder(target, NoDrafter(), FixedLength(1), RejectionSampling(), sampling, chance)
+    def replay_one(randomness):
+        plain = Decoder(
+            target, NoDrafter(), FixedLength(1), RejectionSampling(), sampling, randomness
+        )
         text = plain.decode_all([source], max_new_tokens)[0].tokens
-        options = TraceOptions(sampling, max_new_tokens, depth, reads=reads)
-        trace = log_trace(target, drafter, source, text, options, chance)
+        options = TraceOptions(sampling, max_new_tokens, depth, state_kind=state_kind)
+        trace = log_trace(target, drafter, source, text, options, randomness)
         return tuple(text), tuple(replayed_rounds(trace, candidate, head))
 
     law, replayed = enumerate_law(decode), enumerate_law(replay_one)

@@ -21,7 +21,7 @@ SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
 
 def run_of(drafter, verifier, depth, nodes, tokens, mbsu=1.0, stop=None, kind="method"):
     stop = stop or f"k={depth}"
-    values = {"tokens_per_round": tokens, "mbsu": mbsu, "tokens_per_second": 10 * tokens}
+    values = {"mean_acceptance_length": tokens, "mbsu": mbsu, "tokens_per_second": 10 * tokens}
     return Run(
         name="plain" if kind == "plain" else f"{drafter} {stop} {verifier}",
         kind=kind,
@@ -124,7 +124,7 @@ def test_the_best_tree_of_a_method_is_found_for_each_metric_alone():
     group = tree_groups(BY_DEPTH)[0]
     narrow, wide = group.runs[1:3]
     assert [tree_name(run) for run in (narrow, wide)] == ["spectr(2)", "spectr(3)"]
-    assert [group.best(run, "tokens_per_round") for run in (narrow, wide)] == [False, True]
+    assert [group.best(run, "mean_acceptance_length") for run in (narrow, wide)] == [False, True]
     assert [group.best(run, "mbsu") for run in (narrow, wide)] == [True, False]
     assert not group.best(wide, "speedup")  # not measured
 

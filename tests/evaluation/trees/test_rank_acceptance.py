@@ -7,7 +7,7 @@ import torch
 
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
-from drafttrain.decoding.sampling import SampledChance
+from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.types import Sampling
 from drafttrain.evaluation.trees.rank_acceptance import measure_acceptance_by_rank
 from tests.decoding.toys import ToyModel, ToyTarget, toy_prompt
@@ -18,8 +18,8 @@ PROMPTS = [[5, 6, 7], [9, 3, 30], [12, 4, 20, 33]]
 LENGTH = 9
 
 
-def seeded(seed: int = 0) -> SampledChance:
-    return SampledChance(torch.Generator().manual_seed(seed))
+def seeded(seed: int = 0) -> SampledRandomness:
+    return SampledRandomness(torch.Generator().manual_seed(seed))
 
 
 def greedy_ranks(ranks: int, seed: int = 5) -> tuple[tuple[float, ...], list[int]]:

@@ -46,7 +46,7 @@ def examples(count: int = 6) -> list[tuple[int, int, list[int], list[int]]]:
 SLOTS = [
     {"slots": "anchored"},
     {"slots": "anchored", "k": 1},
-    {"slots": "anchored", "coupling_rank": 4},
+    {"slots": "anchored", "previous_token_rank": 4},
     {"slots": "paper"},
     {"slots": "paper", "prefix_attention": "bidirectional"},
 ]
@@ -148,7 +148,7 @@ def test_prefix_rows_weigh_what_was_asked_and_slots_decay() -> None:
     assert weights[6:].tolist() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("changes", [{}, {"coupling_rank": 8}, {"slots": "paper"}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"previous_token_rank": 8}, {"slots": "paper"}], ids=str)
 def test_one_batch_is_learned_by_heart(changes: dict) -> None:
     objective = MaskPredict(small_drafter(**changes), ObjectiveConfig(label_smoothing=0.0)).train()
     batch = SlotCollator(objective.model.config, 2, seed=0)(examples(3))

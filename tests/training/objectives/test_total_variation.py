@@ -21,7 +21,7 @@ def objective(weight: float, **drafter: object) -> MaskPredict:
     target = shared("marian")
     config = make_config(
         target.config,
-        DrafterConfig(**{"k": 4, "dropout": 0.0, "coupling_rank": 0, **drafter}),
+        DrafterConfig(**{"k": 4, "dropout": 0.0, "previous_token_rank": 0, **drafter}),
         None,
         untied_output=has_own_output(target),
     )
