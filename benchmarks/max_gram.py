@@ -39,7 +39,7 @@ def measure(history: int, vocabulary: int, rounds: int) -> tuple[float, list[flo
     tokens = make_text(history + ACCEPTED * rounds, vocabulary)
     table = [random.Random(1).randrange(vocabulary) for _ in range(vocabulary)]
     prompt = tokens[:history]
-    session = MaxGramDrafter(table).start(Source(prompt, prompt), Sampling(), None)
+    session = MaxGramDrafter(table).open(Source.of_text(prompt, prompt), Sampling(), None)
     first, _ = timed_draft(session, prompt)
     found = []
     for played in range(1, rounds + 1):

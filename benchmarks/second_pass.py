@@ -66,7 +66,7 @@ class SecondPass(BlockDrafter):
         self.blocks = 0
         self.second_passes = 0
 
-    def start(self, source: Source, sampling: Sampling, randomness: Randomness) -> BlockSession:
+    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> BlockSession:
         return TwoPasses(self, source, sampling, randomness)
 
 

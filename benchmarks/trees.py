@@ -18,6 +18,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -35,7 +36,7 @@ from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.forward import Forward
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.sampling import SampledRandomness
+from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.trees.chosen import Optimal, OptimalGrowth
 from drafttrain.decoding.trees.drawn import (
@@ -118,7 +119,7 @@ def main() -> None:
             FixedLength(depth),
             verifier,
             sampling,
-            SampledRandomness(torch.Generator().manual_seed(arguments.seed)),
+            partial(sequence_randomness, arguments.seed),
         )
         for name, (shape, depth, verifier, sampling) in TREES.items()
     }

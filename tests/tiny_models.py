@@ -128,3 +128,14 @@ def _shape(family: str):
         "scale_decoder_outputs": False,
     }
     return T5ForConditionalGeneration, T5Config, T5_SHAPE | gated
+
+
+def near_copy(model: PreTrainedModel, noise: float, seed: int) -> PreTrainedModel:
+    """A drafter that often agrees with its target."""
+    torch.manual_seed(seed)
+    other = tiny_model(model.config.model_type.replace("_", "-"))
+    other.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter += noise * torch.randn_like(parameter)
+    return other

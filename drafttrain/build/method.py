@@ -43,11 +43,6 @@ def build_sampling(config: SamplingConfig) -> Sampling:
     return Sampling(config.temperature, config.top_k, config.top_p)
 
 
-def build_randomness(seed: int, device: torch.device | str = "cpu") -> Randomness:
-    """Random choices that follow from the seed."""
-    return SampledRandomness(torch.Generator(device).manual_seed(seed))
-
-
 def build_verifier(
     config: VerifierConfig, sampling: Sampling, tree: TreeConfig = CHAINS
 ) -> Verifier:

@@ -15,7 +15,6 @@ from drafttrain.build.cascades import other_drafters
 from drafttrain.build.method import (
     build_method,
     build_options,
-    build_randomness,
     build_sampling,
     check_method,
 )
@@ -32,6 +31,7 @@ from drafttrain.decoding.drafters.cascade import show_increments
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.evaluation.plots import plot_report
@@ -208,7 +208,7 @@ def measure_ranks(settings: EvalConfig, pair: Pair, rows: Dataset) -> tuple[floa
         model,
         pair.drafter,
         build_sampling(sampling),
-        build_randomness(sampling.seed, model.device),
+        partial(sequence_randomness, sampling.seed, device=model.device),
         [prompt.source for prompt in prompts],
         sampling.max_new_tokens,
     )
@@ -274,7 +274,7 @@ def measure_teacher_forced(
         FixedLength(1),
         GreedyMatch(),
         options.sampling,
-        build_randomness(options.seed, pair.target.model.device),
+        partial(sequence_randomness, options.seed),
     ).decode_all([prompt.source for prompt in prompts], options.max_new_tokens)
     pairs = [
         (prompt.source.input_ids.tolist(), output.tokens)

@@ -17,7 +17,7 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from drafttrain.build.cascades import other_drafters
-from drafttrain.build.method import build_method, build_randomness, build_sampling, check_method
+from drafttrain.build.method import build_method, build_sampling, check_method
 from drafttrain.build.pairs import load_pair
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import GenerateConfig
@@ -25,6 +25,7 @@ from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.tokens import tokenize_prompts
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.types import Round
 
 Display = Literal["text", "rounds", "json"]
@@ -53,7 +54,6 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
     pair = load_pair(settings.target, drafter, other_drafters(settings.decode), trees, bigrams)
     method, target = build_method(settings.decode, pair), pair.target
     sampling = build_sampling(settings.decode.sampling)
-    randomness = build_randomness(settings.decode.sampling.seed, target.model.device)
     cached = CachedModel(target.model)
     screen = SCREENS[display](target.tokenizer)
     tokenized = tokenize_prompts(
@@ -61,8 +61,9 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
     )
     for (row, text), ids in zip(rows, tokenized, strict=True):
         source = make_source(ids, target.model)
+        own = sequence_randomness(settings.decode.sampling.seed, row, target.model.device)
         rounds = Decoder(
-            cached, method.drafter, method.stop, method.verifier, sampling, randomness
+            cached, method.drafter, method.stop, method.verifier, sampling, lambda _, own=own: own
         ).decode([source], settings.decode.sampling.max_new_tokens)
         try:
             screen.show(row, text, rounds)

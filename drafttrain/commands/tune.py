@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from drafttrain.config.inputs import DataConfig
 from drafttrain.config.policy import Policy
 from drafttrain.config.runs import head_folders
 from drafttrain.data.inputs.prompts import load_inputs
+from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import Entropy, HeadPolicy
 from drafttrain.evaluation.bootstrap import draw_resamples
 from drafttrain.evaluation.environment import describe_environment
@@ -52,7 +54,7 @@ from drafttrain.evaluation.stops.costs import (
 )
 from drafttrain.evaluation.stops.plots import plot_tune
 from drafttrain.evaluation.stops.replay import Candidate, PolicyCounts
-from drafttrain.evaluation.stops.replay_prompts import Replaying, prompt_randomness, replay_prompts
+from drafttrain.evaluation.stops.replay_prompts import Replaying, replay_prompts
 from drafttrain.evaluation.stops.report import (
     CostFacts,
     HeadFacts,
@@ -294,7 +296,7 @@ def judge_heads(bench: Workbench, prompts: Sequence[Prompt], prices: Prices) -> 
         build_sampling(bench.sampling),
         [prompt.source for prompt in prompts],
         bench.sampling.max_new_tokens,
-        prompt_randomness(bench.target.device, bench.sampling.seed + 1, 0),
+        partial(sequence_randomness, bench.sampling.seed + 1, device=bench.target.device),
     )
     return [head_facts(bench, name, positions, len(prompts), prices) for name in bench.heads]
 

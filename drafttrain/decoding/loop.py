@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -14,6 +15,8 @@ from drafttrain.decoding.engine.logits_processing import TargetProcessors
 from drafttrain.decoding.stopping import Capped
 from drafttrain.decoding.types import (
     Drafter,
+    DraftRequest,
+    DraftSession,
     Output,
     Proposal,
     Randomness,
@@ -21,6 +24,7 @@ from drafttrain.decoding.types import (
     Sampling,
     Source,
     StopPolicy,
+    TargetRequirements,
     TargetState,
     Verdict,
     Verifier,
@@ -39,17 +43,18 @@ class Decoder:
     stop: StopPolicy
     verifier: Verifier
     sampling: Sampling
-    randomness: Randomness
+    randomness: Callable[[int], Randomness]
+    """The random choices of sequence number i: each has a source of its own."""
 
     def decode(
         self, sources: Sequence[Source], max_new_tokens: int, batch_size: int = 1
     ) -> Iterator[Round]:
         """Decode every source, yielding each round as it is done.
 
-        Sequences run in groups of batch_size, whose rounds interleave. Raises ValueError at once,
-        before any model runs, for a verifier that does not fit the drafter or the sampling, for
-        settings of the target that cannot be honoured, and for draft trees where the target's
-        attention cannot be given a mask.
+        At most batch_size sequences are under way; the next one enters when one has ended. Raises
+        ValueError at once, before any model runs, for a verifier that does not fit the drafter or
+        the sampling, for settings of the target that cannot be honoured, and for draft trees where
+        the target's attention cannot be given a mask.
         """
         if max_new_tokens < 1 or batch_size < 1:
             raise ValueError(
@@ -59,32 +64,30 @@ class Decoder:
         if self.drafter.branches:
             self.target.check_branches()
         processors = self.target.processors(self.sampling)
-        return _decode_groups(self, processors, sources, max_new_tokens, batch_size)
+        return _rounds(self, processors, sources, max_new_tokens, batch_size)
 
     def decode_all(
         self, sources: Sequence[Source], max_new_tokens: int, batch_size: int = 1
     ) -> list[Output]:
         """Decode every source; one Output each, in order. Errors as in `decode`.
 
-        Output.seconds counts from the start of the sequence's group to its own end.
+        Output.seconds counts from when the sequence entered to its own end.
         """
         outputs = [Output() for _ in sources]
-        done, started = 0, perf_counter()
+        entered = [perf_counter()] * min(batch_size, len(sources))
         for played in self.decode(sources, max_new_tokens, batch_size):
             output = outputs[played.sequence]
             output.tokens.extend(played.emitted)
             output.rounds.append(played)
             if played.finished:
                 now = perf_counter()
-                output.seconds = now - started
-                done += 1
-                if done % batch_size == 0:  # the next group starts
-                    started = now
+                output.seconds = now - entered[played.sequence]
+                entered.append(now)  # of the next sequence in order, if there is one
         return outputs
 
 
 class RunningSequence:
-    """One sequence under way: its committed tokens, its drafting session, the target's state."""
+    """One sequence under way: its committed tokens, the target's cache and states of it."""
 
     def __init__(
         self,
@@ -98,8 +101,8 @@ class RunningSequence:
         self.index = index
         self.remaining = target.max_new_tokens(source, max_new_tokens)
         self.process = processors.start(source, self.remaining)
+        self.randomness = decoder.randomness(index)
         self.state = target.encode(source)
-        self.draft = decoder.drafter.start(source, decoder.sampling, decoder.randomness)
         self.target_state: TargetState | None = None
         self._length = len(source.prefix)
         self._tokens = source.prefix.new_empty(self._length + self.remaining)
@@ -110,27 +113,22 @@ class RunningSequence:
         """[T] all committed tokens, the decoder prefix included."""
         return self._tokens[: self._length]
 
-    def propose(self, stop: StopPolicy) -> Proposal:
-        """A draft that leaves room for the one token that follows it."""
-        limit = self.remaining - 1
-        if limit == 0:
-            return NOTHING
-        proposal = self.draft.propose(self.tokens, self.target_state, Capped(stop, limit))
-        if len(proposal.tokens) > limit and proposal.depth > limit:
-            raise ValueError(
-                f"the drafter proposed {proposal.depth} tokens in a row where {limit} were "
-                "admitted; it must ask stop.should_draft before each token"
-            )
-        return proposal
+    @property
+    def room(self) -> int:
+        """Most tokens of a draft: it leaves room for the one token that follows it."""
+        return self.remaining - 1
+
+    def request(self, stop: StopPolicy) -> DraftRequest:
+        return DraftRequest(self.index, self.tokens, self.target_state, Capped(stop, self.room))
 
     def commit(
-        self, drafted: list[int], verdict: Verdict, score: StepOutput, ends: frozenset[int]
+        self, drafted: list[int], verdict: Verdict, output: StepOutput, decoder: Decoder
     ) -> list[int]:
         """Append the accepted path and the next token, up to the first EOS; what was appended."""
         path = verdict.path.tolist()
         emitted = [drafted[node] for node in path] + [verdict.next_token]
         for i, token in enumerate(emitted):
-            if token in ends:
+            if token in decoder.target.eos_ids:
                 emitted = emitted[: i + 1]
                 self.remaining = len(emitted)
                 break
@@ -138,35 +136,48 @@ class RunningSequence:
         self._tokens[self._length : new_length] = torch.tensor(emitted)
         self._length = new_length
         self.remaining -= len(emitted)
-        last = score.hidden[path[-1] + 1 if path else 0]
-        self.target_state = TargetState(last, self._length)
+        accepted = path[: len(emitted) - 1]
+        wanted = decoder.drafter.requires
+        self.target_state = self._verified(output, len(drafted), accepted, wanted)
         return emitted
+
+    def _verified(
+        self, output: StepOutput, drafted: int, path: list[int], wanted: TargetRequirements
+    ) -> TargetState:
+        """What the drafter reads of the rows that are committed now."""
+        known = len(output.hidden) - drafted
+        """Rows in front of the draft."""
+        rows = [*range(known), *(known + node for node in path)]
+        states = {layer: output.layer(layer)[rows] for layer in wanted.layers}
+        encoder = self.state.encoder_outputs if wanted.encoder else None
+        return TargetState(self._length, states, None if encoder is None else encoder[0][0])
 
 
 @torch.inference_mode()
-def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Round]:
+def play_round(
+    decoder: Decoder, session: DraftSession, active: Sequence[RunningSequence]
+) -> list[Round]:
     """One round of every active sequence: draft, score in shared calls, verify, commit."""
     target, verifier = decoder.target, decoder.verifier
-    proposals, draft_seconds = [], []
-    for sequence in active:
-        began = perf_counter()
-        proposals.append(sequence.propose(decoder.stop))
-        draft_seconds.append(perf_counter() - began)
     began = perf_counter()
-    scores = target.score(
+    proposals = propose(decoder, session, active)
+    draft_seconds = (perf_counter() - began) / len(active)
+    began = perf_counter()
+    outputs = target.score(
         [sequence.state for sequence in active],
         [sequence.tokens for sequence in active],
         proposals,
+        decoder.drafter.requires.layers,
     )
     shared_seconds = (perf_counter() - began) / len(active)
     rounds = []
-    for i, (sequence, proposal, score) in enumerate(zip(active, proposals, scores, strict=True)):
+    for sequence, proposal, output in zip(active, proposals, outputs, strict=True):
         began = perf_counter()
-        logits = sequence.process(sequence.tokens, proposal.tokens, score.logits, proposal.parents)
-        verdict = verifier.verify(proposal, logits, decoder.sampling, decoder.randomness)
+        logits = sequence.process(sequence.tokens, proposal.tokens, output.logits, proposal.parents)
+        verdict = verifier.verify(proposal, logits, decoder.sampling, sequence.randomness)
         target.keep(sequence.state, verdict.path)
         drafted = proposal.tokens.tolist()
-        emitted = sequence.commit(drafted, verdict, score, target.eos_ids)
+        emitted = sequence.commit(drafted, verdict, output, decoder)
         rounds.append(
             Round(
                 sequence=sequence.index,
@@ -177,7 +188,7 @@ def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Roun
                 expected=proposal.expected,
                 passes=proposal.passes,
                 calls=proposal.calls,
-                draft_seconds=draft_seconds[i],
+                draft_seconds=draft_seconds,
                 target_seconds=shared_seconds + perf_counter() - began,
                 finished=sequence.remaining == 0,
             )
@@ -185,19 +196,42 @@ def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Roun
     return rounds
 
 
-def _decode_groups(
+def propose(
+    decoder: Decoder, session: DraftSession, active: Sequence[RunningSequence]
+) -> list[Proposal]:
+    """A draft for every sequence that has room for one."""
+    asked = [sequence for sequence in active if sequence.room > 0]
+    found = session.propose([sequence.request(decoder.stop) for sequence in asked]) if asked else []
+    for sequence, proposal in zip(asked, found, strict=True):
+        if len(proposal.tokens) > sequence.room and proposal.depth > sequence.room:
+            raise ValueError(
+                f"the drafter proposed {proposal.depth} tokens in a row where {sequence.room} were "
+                "to be drafted; it must ask stop.should_draft before each token"
+            )
+    drafts = {sequence.index: proposal for sequence, proposal in zip(asked, found, strict=True)}
+    return [drafts.get(sequence.index, NOTHING) for sequence in active]
+
+
+def _rounds(
     decoder: Decoder,
     processors: TargetProcessors,
     sources: Sequence[Source],
     max_new_tokens: int,
     batch_size: int,
 ) -> Iterator[Round]:
-    for first in range(0, len(sources), batch_size):
-        group = range(first, min(first + batch_size, len(sources)))
-        with torch.inference_mode():
-            active = [
-                RunningSequence(decoder, processors, i, sources[i], max_new_tokens) for i in group
-            ]
-        while active:
-            yield from play_round(decoder, active)
-            active = [sequence for sequence in active if sequence.remaining > 0]
+    session = decoder.drafter.start(decoder.sampling)
+    waiting = iter(enumerate(sources))
+    active: list[RunningSequence] = []
+    while True:
+        for index, source in itertools.islice(waiting, batch_size - len(active)):
+            with torch.inference_mode():
+                entered = RunningSequence(decoder, processors, index, source, max_new_tokens)
+                session.enter(index, source, entered.randomness)
+            active.append(entered)
+        if not active:
+            return
+        yield from play_round(decoder, session, active)
+        for sequence in active:
+            if sequence.remaining == 0:
+                session.leave(sequence.index)
+        active = [sequence for sequence in active if sequence.remaining > 0]

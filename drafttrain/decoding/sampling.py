@@ -48,6 +48,19 @@ def _keep_top_p(scores: Tensor, top_p: float) -> Tensor:
     return scores.masked_fill(remove.scatter(-1, order, remove), -torch.inf)
 
 
+def sequence_randomness(
+    seed: int, row: int, device: torch.device | str = "cpu"
+) -> SampledRandomness:
+    """The random choices of one sequence.
+
+    They follow from the run's seed and the row's number alone, so that what is sampled for a row
+    does not depend on what else is decoded, or in which order.
+    """
+    key = np.random.SeedSequence([seed, row]).generate_state(1, np.uint64)[0]
+    generator = torch.Generator(device).manual_seed(int(key) & (2**63 - 1))
+    return SampledRandomness(generator)
+
+
 class SampledRandomness:
     """`Randomness` in production: draws from one generator, on the generator's device."""
 

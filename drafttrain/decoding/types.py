@@ -7,7 +7,7 @@ drafttrain is a triple of these; `decoding/loop.py` is the one loop that runs th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -71,22 +71,67 @@ class Sampling:
 class Source:
     """What one sequence is decoded from. Each encoder-decoder model encodes it for itself."""
 
-    input_ids: Tensor
-    """[S] token ids of the source or prompt, without padding."""
+    inputs: Mapping[str, Tensor]
+    """What the target's processor makes of an input, without a batch axis or padding: `input_ids`
+    [S] of a text or prompt; features under the names that the encoder takes."""
     prefix: Tensor
-    """[P] token ids that every model's decoder starts from: the decoder start token, or the whole
-    prompt where models are decoder-only."""
+    """[P] token ids that every model's decoder starts from: the decoder start token and what is
+    forced behind it, or the whole prompt where models are decoder-only."""
+
+    @staticmethod
+    def of_text(input_ids: Tensor, prefix: Tensor) -> Source:
+        """A text or prompt [S], and what the decoder starts from [P]."""
+        return Source({"input_ids": input_ids}, prefix)
+
+    @property
+    def is_text(self) -> bool:
+        return "input_ids" in self.inputs
+
+    @property
+    def input_ids(self) -> Tensor:
+        """[S] token ids of the source or prompt. Raises ValueError where it is no text."""
+        if not self.is_text:
+            raise ValueError(
+                f"the source holds {', '.join(self.inputs)}, no text; this drafter reads texts "
+                "alone: use one that reads the target's own encoder, or copies from the output"
+            )
+        return self.inputs["input_ids"]
+
+
+@dataclass(frozen=True)
+class TargetRequirements:
+    """What a drafter reads of the target, beside the tokens that it emits."""
+
+    layers: tuple[int, ...] = ()
+    """Layers whose hidden states it reads: 0 is the first decoder layer's output, -1 the last
+    hidden state, after the final norm."""
+    encoder: bool = False
+    """Whether it reads the encoder's output."""
+
+    @staticmethod
+    def union(parts: Iterable[TargetRequirements]) -> TargetRequirements:
+        """What several drafters read together."""
+        parts = list(parts)
+        layers = sorted({layer for part in parts for layer in part.layers})
+        return TargetRequirements(tuple(layers), any(part.encoder for part in parts))
 
 
 @dataclass(frozen=True)
 class TargetState:
-    """What the target knows at the last verified row, for drafters that look at it."""
+    """The target's states at the rows verified since the sequence's last round.
 
-    hidden: Tensor
-    """[D] last hidden state at the last verified row (the token after it has no row yet)."""
+    After the target's first call these are the prefix's rows too. The last committed token has no
+    row yet: it came from the last one. Inside a cascade a drafter may be shown the same state
+    several times, and more tokens than are committed: drafts that others put behind them.
+    """
+
     committed: int
-    """Tokens of the sequence, the decoder prefix included, the last of which came from that row.
-    Inside a cascade a drafter may be shown more: drafts that other drafters put behind them."""
+    """Tokens of the sequence, the decoder prefix included, the last of which came from the last
+    row: row r of R stands at position committed - 1 - R + r."""
+    hidden: Mapping[int, Tensor] = field(default_factory=dict)
+    """[R, D] of each layer that the drafter asked for (`TargetRequirements`)."""
+    encoder: Tensor | None = None
+    """[S, D] the encoder's output, where the drafter asked for it."""
 
 
 @dataclass(frozen=True)
@@ -250,8 +295,40 @@ class StopPolicy(Protocol):
     def should_draft(self, state: DraftState) -> bool: ...
 
 
+@dataclass(frozen=True)
+class DraftRequest:
+    """A draft that is wanted for one sequence of a session."""
+
+    row: int
+    """The sequence, by the number that it was entered under."""
+    tokens: Tensor
+    """[T] all committed tokens, the decoder prefix included."""
+    target_state: TargetState | None
+    """None before the target's first call."""
+    stop: StopPolicy
+
+
 class DraftSession(Protocol):
-    """The drafter's state for one sequence; sequences and streams are independent."""
+    """A drafter's state for the sequences under way.
+
+    Sequences enter and leave at any time; what is drafted for one does not depend on the others.
+    """
+
+    def enter(self, row: int, source: Source, randomness: Randomness) -> None:
+        """Begin a sequence. All its random choices are taken from `randomness`."""
+        ...
+
+    def leave(self, row: int) -> None:
+        """Forget a sequence."""
+        ...
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        """A continuation for each request, in their order; shared calls where the drafter can."""
+        ...
+
+
+class SequenceSession(Protocol):
+    """A drafter's state for one sequence, of drafters that draft for one at a time."""
 
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
@@ -261,11 +338,13 @@ class DraftSession(Protocol):
 
 
 class Drafter(Protocol):
-    """What proposes tokens. `start` opens a session for one sequence."""
+    """What proposes tokens."""
 
     name: str
     provides: frozenset[Evidence]
     """What stop policies see of its drafts, beside depth."""
+    requires: TargetRequirements
+    """What it reads of the target; nothing else is kept for it."""
     branches: bool
     """Whether its drafts are trees wider than a chain."""
 
@@ -273,7 +352,17 @@ class Drafter(Protocol):
         """How tokens will be drawn when the target decodes so; checked before anything runs."""
         ...
 
-    def start(self, source: Source, sampling: Sampling, randomness: Randomness) -> DraftSession: ...
+    def start(self, sampling: Sampling) -> DraftSession:
+        """A session without sequences, for decoding of this kind."""
+        ...
+
+
+class SequenceDrafter(Drafter, Protocol):
+    """A drafter that can draft for one sequence by itself, inside another drafter too."""
+
+    def open(
+        self, source: Source, sampling: Sampling, randomness: Randomness
+    ) -> SequenceSession: ...
 
 
 @dataclass(frozen=True)

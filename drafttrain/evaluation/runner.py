@@ -23,7 +23,7 @@ from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.sampling import SampledRandomness
+from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import (
     Drafter,
@@ -151,10 +151,10 @@ def read_prompts(
     for row, ids in zip(rows, tokenized, strict=True):
         if not row["source"].strip() or not ids:
             skipped.append(Skipped(row["row"], "the source is empty"))
-        elif model.max_positions is not None and len(ids) > model.max_positions:
+        elif model.source_limit is not None and len(ids) > model.source_limit:
             skipped.append(
                 Skipped(
-                    row["row"], f"{len(ids)} source tokens, the target takes {model.max_positions}"
+                    row["row"], f"{len(ids)} source tokens, the target takes {model.source_limit}"
                 )
             )
         else:
@@ -278,7 +278,7 @@ def _engine(
             method.stop,
             method.verifier,
             options.sampling,
-            SampledRandomness(_generator(model.device, options.seed, prompts[prompt].row)),
+            lambda _: sequence_randomness(options.seed, prompts[prompt].row, model.device),
         ).decode_all([prompts[prompt].source], options.max_new_tokens)[0]
 
     return decode
@@ -341,11 +341,6 @@ def _median(repeats: Sequence[Output]) -> Output:
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _generator(device: torch.device, seed: int, row: int) -> torch.Generator:
-    key = np.random.SeedSequence([seed, row]).generate_state(1, np.uint64)[0]
-    return torch.Generator(device).manual_seed(int(key) & (2**63 - 1))
 
 
 def _cut_after_eos(tokens: list[int], eos_ids: frozenset[int]) -> list[int]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from transformers.utils import ModelOutput
 
 from drafttrain.build.policy import policy_verifier
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.sampling import SampledRandomness
+from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.export.pairing import load_assistant, prepare
 
@@ -111,7 +112,7 @@ def generate(
         pair.stop,
         policy_verifier(pair.rules, sampling),
         sampling,
-        SampledRandomness(torch.Generator(model.device).manual_seed(seed)),
+        partial(sequence_randomness, seed, device=model.device),
     )
     return finish(model, request, run(decoder, request, streamer))
 
@@ -173,10 +174,10 @@ def read_request(
     if model.config.is_encoder_decoder:
         start = torch.tensor([_start_id(config)], device=model.device)
         starts = start.repeat(len(rows), 1)
-        sources = [Source(row, start) for row in rows]
+        sources = [Source.of_text(row, start) for row in rows]
     else:
         starts = input_ids
-        sources = [Source(row, row) for row in rows]
+        sources = [Source.of_text(row, row) for row in rows]
     asked = (arguments, {} if generation_config is None else generation_config.to_dict())
     limits = (*asked, model.generation_config.to_dict())
     given = any(settings.get("max_length") is not None for settings in limits)

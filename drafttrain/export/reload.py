@@ -208,7 +208,7 @@ def some_drafts(
 
 def _draft(drafter: Drafter, stop: StopPolicy, source: Source) -> list[int]:
     randomness = SampledRandomness(torch.Generator(source.prefix.device).manual_seed(0))
-    session = drafter.start(source, Sampling(), randomness)
+    session = drafter.open(source, Sampling(), randomness)
     tokens, start = source.prefix, len(source.prefix)
     while len(tokens) - start < NEW_TOKENS:
         left = NEW_TOKENS - (len(tokens) - start)
@@ -222,9 +222,9 @@ def _draft(drafter: Drafter, stop: StopPolicy, source: Source) -> list[int]:
 def _source(model: PreTrainedModel, ids: Sequence[int]) -> Source:
     given = torch.tensor(list(ids), device=model.device)
     if not model.config.is_encoder_decoder:
-        return Source(given, given)
+        return Source.of_text(given, given)
     start = model.config.decoder_start_token_id
-    return Source(given, torch.tensor([0 if start is None else start], device=model.device))
+    return Source.of_text(given, torch.tensor([0 if start is None else start], device=model.device))
 
 
 def assisted_settings(drafter: PreTrainedModel) -> dict[str, float] | None:

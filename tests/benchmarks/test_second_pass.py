@@ -34,7 +34,7 @@ def excited(**settings) -> SpecDrafter:
 
 def propose(drafter: BlockDrafter) -> list[int]:
     source = make_source(torch.tensor([5, 9, 20, 7, 1]), shared("marian"))
-    session = drafter.start(source, Sampling(), SampledRandomness(torch.Generator()))
+    session = drafter.open(source, Sampling(), SampledRandomness(torch.Generator()))
     return session.propose(TOKENS, None, FixedLength(4)).tokens.tolist()
 
 

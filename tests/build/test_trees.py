@@ -82,7 +82,7 @@ def decode_all(folders: Folders, decode: DecodeConfig) -> tuple[list[Output], li
         method.stop,
         method.verifier,
         build_sampling(decode.sampling),
-        SampledRandomness(torch.Generator().manual_seed(0)),
+        lambda _: SampledRandomness(torch.Generator().manual_seed(0)),
     ).decode_all([make_source(ids, model) for ids in PROMPTS], LENGTH)
     return outputs, [plain_tokens(model, ids, LENGTH) for ids in PROMPTS]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.types import (
     DraftState,
     DrawKind,
@@ -16,6 +17,7 @@ from drafttrain.decoding.types import (
     Sampling,
     Source,
     StopPolicy,
+    TargetRequirements,
     TargetState,
 )
 
@@ -33,13 +35,17 @@ class HalfRight:
     seed: int = 0
     name: str = "half-right"
     provides = frozenset()
+    requires = TargetRequirements()
     branches = False
     _started: int = field(default=0, init=False)
 
     def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic"
 
-    def start(self, source: Source, sampling: Sampling, randomness: Randomness) -> HalfRightSession:
+    def start(self, sampling: Sampling) -> RowByRow:
+        return RowByRow(self, sampling)
+
+    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> HalfRightSession:
         self._started += 1
         return HalfRightSession(self, self.answers[self._started - 1], len(source.prefix))
 

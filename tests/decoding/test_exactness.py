@@ -57,7 +57,12 @@ def output_law(
 ) -> dict[tuple[int, ...], float]:
     def run(randomness: Randomness) -> tuple[int, ...]:
         outputs = Decoder(
-            target, drafter, FixedLength(k), verifier or RejectionSampling(), sampling, randomness
+            target,
+            drafter,
+            FixedLength(k),
+            verifier or RejectionSampling(),
+            sampling,
+            lambda _: randomness,
         ).decode_all([source or toy_source()], max_new_tokens)
         return tuple(outputs[0].tokens)
 
@@ -112,7 +117,7 @@ def test_a_drafter_that_knows_the_target_is_never_rejected_and_exact():
     def run(randomness: Randomness) -> tuple[int, ...]:
         nonlocal rejected
         [output] = Decoder(
-            target, drafter, FixedLength(1), RejectionSampling(), sampling, randomness
+            target, drafter, FixedLength(1), RejectionSampling(), sampling, lambda _: randomness
         ).decode_all([toy_source()], 3)
         rejected += sum(len(r.drafted) - len(r.path) for r in output.rounds)
         return tuple(output.tokens)
@@ -148,7 +153,7 @@ def test_sequences_decoded_in_one_group_are_independent_and_exact():
             FixedLength(1),
             RejectionSampling(),
             sampling,
-            randomness,
+            lambda _: randomness,
         ).decode_all([toy_source(), toy_source()], 2, batch_size=2)
         return tuple(tuple(output.tokens) for output in outputs)
 
@@ -201,7 +206,7 @@ class NoResidual(RejectionSampling):
 class DropsByValue(ToyDrafter):
     """Wrong on purpose: leaves out its last token when it is token 2."""
 
-    def start(self, source, sampling, randomness) -> ToySession:
+    def open(self, source, sampling, randomness) -> ToySession:
         return DroppingSession(self, sampling, randomness)
 
 
@@ -241,7 +246,7 @@ def test_sampled_chance_has_the_law_that_is_enumerated():
         FixedLength(2),
         RejectionSampling(),
         sampling,
-        randomness,
+        lambda _: randomness,
     ).decode_all([toy_source()] * runs, 3)
     for output in outputs:
         counts[tuple(output.tokens)] = counts.get(tuple(output.tokens), 0) + 1

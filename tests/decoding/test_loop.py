@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 from drafttrain.decoding.drafters.causal import CausalDrafter
+from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.drafters.row_by_row import RowByRow
+from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder, RunningSequence, play_round
-from drafttrain.decoding.sampling import SampledRandomness
+from drafttrain.decoding.sampling import SampledRandomness, sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import Drafter, Output, Proposal, Sampling, Source
+from drafttrain.decoding.trees.chosen import Optimal
+from drafttrain.decoding.types import (
+    Drafter,
+    Output,
+    Proposal,
+    Sampling,
+    Source,
+    TargetRequirements,
+    TargetState,
+)
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
 from tests.decoding.drafts import HalfRight
 from tests.decoding.engine.test_cached_model import close_caches, fresh
 from tests.decoding.toys import ToyDrafter, ToyTarget, toy_source
-from tests.tiny_models import CAUSAL_FAMILIES, EOS, FAMILIES, VOCAB, tiny_model
+from tests.tiny_models import CAUSAL_FAMILIES, EOS, FAMILIES, VOCAB, near_copy, tiny_model
 
 GREEDY = Sampling()
 
@@ -59,7 +73,7 @@ def run(
         FixedLength(k),
         verifier or GreedyMatch(),
         GREEDY,
-        SampledRandomness(torch.Generator().manual_seed(0)),
+        lambda row: sequence_randomness(0, row),
     ).decode_all(sources, max_new_tokens, batch_size=batch_size)
 
 
@@ -81,7 +95,9 @@ def test_speculation_equals_plain_decoding_and_generate(family):
         assert rounds < sum(len(tokens) for tokens in expected)  # some drafts were accepted
 
 
-@pytest.mark.parametrize("verifier", [RejectionSampling(), SpecVerification(1, 0.0)], ids=str)
+@pytest.mark.parametrize(
+    "verifier", [RejectionSampling(), SpecVerification(1, 0.0)], ids=lambda rule: rule.name
+)
 def test_rules_that_reduce_to_greedy_give_the_same_tokens(verifier):
     model = tiny_model("bart")
     sources = sources_for(model)
@@ -167,13 +183,15 @@ def test_caches_of_target_and_drafter_hold_committed_tokens_only(target, drafter
         FixedLength(3),
         GreedyMatch(),
         GREEDY,
-        SampledRandomness(torch.Generator()),
+        lambda _: SampledRandomness(torch.Generator()),
     )
     accepted = set()
     for source in sources_for(model):
         sequence = RunningSequence(decoder, cached.processors(GREEDY), 0, source, 20)
+        session = decoder.drafter.start(GREEDY)
+        session.enter(0, source, sequence.randomness)
         while sequence.remaining > 0:
-            [played] = play_round(decoder, [sequence])
+            [played] = play_round(decoder, session, [sequence])
             accepted.add(len(played.path))
             tokens = sequence.tokens.tolist()
             held = sequence.state.cached
@@ -182,7 +200,7 @@ def test_caches_of_target_and_drafter_hold_committed_tokens_only(target, drafter
             close_caches(
                 sequence.state, fresh(model, source, sequence.state.tokens).past_key_values
             )
-            state = sequence.draft.own.state
+            state = session.sessions[0].own.state
             assert (
                 state.tokens
                 == (tokens[: len(tokens) - len(played.emitted)] + played.drafted)[: state.cached]
@@ -213,6 +231,7 @@ class Fixed:
 
     name = "fixed"
     provides = frozenset()
+    requires = TargetRequirements()
     branches = False
 
     def __init__(self, path: list[int]) -> None:
@@ -221,7 +240,10 @@ class Fixed:
     def draw_kind(self, sampling):
         return "deterministic"
 
-    def start(self, source, sampling, randomness):
+    def start(self, sampling: Sampling) -> RowByRow:
+        return RowByRow(self, sampling)
+
+    def open(self, source, sampling, randomness):
         return self
 
     def propose(self, tokens, target_state, stop):
@@ -236,7 +258,7 @@ def scripted(path: list[int], draft: list[int], k: int, eos_ids=(EOS,), longest=
         FixedLength(k),
         GreedyMatch(),
         GREEDY,
-        SampledRandomness(torch.Generator()),
+        lambda _: SampledRandomness(torch.Generator()),
     ).decode_all([toy_source()], longest)
     return output
 
@@ -274,7 +296,7 @@ def test_rounds_stream_one_at_a_time():
         FixedLength(3),
         GreedyMatch(),
         GREEDY,
-        SampledRandomness(torch.Generator()),
+        lambda _: SampledRandomness(torch.Generator()),
     ).decode(sources_for(model), 5)
     assert [next(rounds).sequence for _ in range(5)] == [0] * 5
     assert next(rounds).sequence == 1
@@ -291,7 +313,7 @@ def test_wrong_pairings_are_refused_before_anything_runs():
                 FixedLength(3),
                 verifier,
                 sampling,
-                SampledRandomness(torch.Generator()),
+                lambda _: SampledRandomness(torch.Generator()),
             ).decode([], 5)
 
 
@@ -307,7 +329,7 @@ def test_a_drafter_that_ignores_the_stop_policy_is_refused():
             FixedLength(3),
             GreedyMatch(),
             GREEDY,
-            SampledRandomness(torch.Generator()),
+            lambda _: SampledRandomness(torch.Generator()),
         ).decode_all([toy_source()], 3)
 
 
@@ -315,34 +337,145 @@ def test_no_sources_give_no_outputs():
     assert run(tiny_model("marian"), [], NoDrafter()) == []
 
 
-def test_the_drafter_sees_the_targets_state_at_the_last_verified_row():
-    model = tiny_model("bart")
-    sources = sources_for(model)[:1]
-    expected = generate(model, sources, 24)
-    seen: list[tuple[list[int], torch.Tensor | None]] = []
+class Watching(HalfRight):
+    """Notes what it is shown of the target at every question."""
 
-    class Watches(HalfRight):
-        def start(self, source, sampling, randomness):
-            session = super().start(source, sampling, randomness)
+    requires = TargetRequirements(layers=(0, -1), encoder=True)
+
+    def open(self, source, sampling, randomness):
+        session = super().open(source, sampling, randomness)
+        propose = session.propose
+        self.seen: list[tuple[list[int], TargetState | None]] = []
+
+        def watched(tokens, target_state, stop):
+            self.seen.append((tokens.tolist(), target_state))
+            return propose(tokens, target_state, stop)
+
+        session.propose = watched
+        return session
+
+
+@pytest.mark.parametrize("family", ["bart", "t5", "llama", "gpt2", "opt"])
+@pytest.mark.parametrize("branching", [False, True], ids=["chains", "trees"])
+def test_the_drafter_sees_the_targets_states_at_all_rows_verified_since(family, branching):
+    model = tiny_model(family)
+    source = max(sources_for(model), key=lambda one: len(generate(model, [one], 24)[0]))
+    encodes = model.config.is_encoder_decoder
+    drafter = Watching(generate(model, [source], 24), VOCAB)
+    if branching:
+        drafter.seen = watch_a_tree(model, source)
+    else:
+        drafter.requires = TargetRequirements(layers=(0, -1), encoder=encodes)
+        run(model, [source], drafter)
+    (first, nothing), *later = drafter.seen
+    assert nothing is None
+    known = 0  # rows that the drafter has been shown
+    for tokens, state in later:
+        assert state.committed == len(tokens)
+        fed = torch.tensor([tokens[:-1]])
+        given = {"decoder_input_ids": fed} if encodes else {}
+        with torch.inference_mode():
+            output = model(
+                input_ids=source.input_ids[None] if encodes else fed,
+                output_hidden_states=True,
+                **given,
+            )
+        states = output.decoder_hidden_states if encodes else output.hidden_states
+        for layer, place in ((0, 1), (-1, -1)):  # place 0 is the embeddings
+            rows = states[place][0, known:]
+            torch.testing.assert_close(state.hidden[layer], rows, rtol=1e-10, atol=1e-10)
+        if encodes and not branching:
+            torch.testing.assert_close(
+                state.encoder, output.encoder_last_hidden_state[0], rtol=1e-10, atol=1e-10
+            )
+        known = len(tokens) - 1
+    assert len(first) == len(source.prefix) and len(later) > 2
+
+
+def watch_a_tree(model: PreTrainedModel, source: Source) -> list:
+    """What a drafter of trees is shown that reads the target."""
+    seen = []
+
+    class WatchedTrees(TreeDrafter):
+        requires = TargetRequirements(layers=(0, -1))
+
+        def open(self, source, sampling, randomness):
+            session = super().open(source, sampling, randomness)
             propose = session.propose
 
             def watched(tokens, target_state, stop):
-                seen.append((tokens.tolist(), target_state and target_state.hidden.clone()))
+                seen.append((tokens.tolist(), target_state))
                 return propose(tokens, target_state, stop)
 
             session.propose = watched
             return session
 
-    run(model, sources, Watches(expected, VOCAB))
-    assert seen[0][1] is None
-    for tokens, hidden in seen[1:]:
-        with torch.inference_mode():
-            reference = model(
-                input_ids=sources[0].input_ids[None],
-                decoder_input_ids=torch.tensor([tokens[:-1]]),
-                output_hidden_states=True,
-            ).decoder_hidden_states[-1][0, -1]
-        torch.testing.assert_close(hidden, reference, rtol=1e-10, atol=1e-10)
+    drafter = WatchedTrees(CausalDrafter(CachedModel(near_copy(model, 0.05, seed=1))), Optimal(8))
+    run(model, [source], drafter)
+    return seen
+
+
+def test_states_that_no_drafter_reads_are_not_kept():
+    model = tiny_model("bart")
+    sources = sources_for(model)[:1]
+    drafter = Watching(generate(model, sources, 24), VOCAB)
+    drafter.requires = TargetRequirements()
+    run(model, sources, drafter)
+    assert all(state.hidden == {} and state.encoder is None for _, state in drafter.seen[1:])
+
+
+@pytest.mark.parametrize("family", ["bart", "t5", "marian"])
+def test_a_prefix_of_several_tokens_is_decoded_from_as_generate_does(family):
+    model = tiny_model(family)
+    [plain] = sources_for(model)[:1]
+    source = make_source(plain.input_ids, model, forced=[7, 20])
+    assert source.prefix.tolist() == [*plain.prefix.tolist(), 7, 20]
+    expected = model.generate(
+        source.input_ids[None],
+        decoder_input_ids=source.prefix[None],
+        do_sample=False,
+        num_beams=1,
+        max_new_tokens=20,
+    )[0, len(source.prefix) :].tolist()
+    small = CausalDrafter(CachedModel(near_copy(model, 0.05, seed=1)))
+    for drafter in (NoDrafter(), small, TreeDrafter(small, Optimal(6)), MaxGramDrafter()):
+        assert tokens_of(run(model, [source], drafter, 20)) == [expected]
+
+
+def test_what_is_sampled_for_a_sequence_does_not_depend_on_the_others():
+    def sample(first: int, count: int, batch_size: int) -> list[list[int]]:
+        outputs = Decoder(
+            ToyTarget(0, vocabulary=4),
+            ToyDrafter(1, vocabulary=4),
+            FixedLength(2),
+            RejectionSampling(),
+            Sampling(temperature=1.0),
+            lambda row: sequence_randomness(5, first + row),
+        ).decode_all([toy_source()] * count, 6, batch_size)
+        return tokens_of(outputs)
+
+    together = sample(0, 12, batch_size=1)
+    assert len({tuple(tokens) for tokens in together}) > 3
+    for batch_size in (2, 5, 12):
+        assert sample(0, 12, batch_size) == together
+    assert [sample(row, 1, 1)[0] for row in range(12)] == together
+
+
+def test_a_waiting_sequence_enters_when_one_has_ended():
+    model = tiny_model("marian")
+    sources = sources_for(model)
+    order = [played.sequence for played in decoder_of(model).decode(sources, 24, batch_size=2)]
+    first_seen = [order.index(sequence) for sequence in range(len(sources))]
+    assert first_seen == sorted(first_seen)
+    for sequence in range(2, len(sources)):
+        running = set(order[first_seen[sequence] :]) & set(range(sequence))
+        assert len(running) <= 1  # of those before it one is under way at most
+
+
+def decoder_of(model: PreTrainedModel) -> Decoder:
+    return Decoder(
+        CachedModel(model), NoDrafter(), FixedLength(1), GreedyMatch(), GREEDY, lambda _: None
+    )
 
 
 def test_sampling_with_a_drafter_follows_the_seed():
@@ -353,7 +486,7 @@ def test_sampling_with_a_drafter_follows_the_seed():
             FixedLength(2),
             RejectionSampling(),
             Sampling(temperature=1.0),
-            SampledRandomness(torch.Generator().manual_seed(seed)),
+            partial(sequence_randomness, seed),
         ).decode_all([toy_source()] * 20, 6)
         return tokens_of(outputs)
 

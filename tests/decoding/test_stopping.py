@@ -81,7 +81,7 @@ def scripted_drafter(tokens: Sequence[int]) -> CausalDrafter:
 
 def draft(drafter: CausalDrafter, stop, sampling: Sampling = GREEDY):
     randomness = SampledRandomness(torch.Generator().manual_seed(0))
-    return drafter.start(toy_prompt(), sampling, randomness).propose(torch.tensor([0]), None, stop)
+    return drafter.open(toy_prompt(), sampling, randomness).propose(torch.tensor([0]), None, stop)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_every_sampled_round_stops_where_the_rule_says_and_is_accepted_as_often(
         HeadPolicy(knowing_head(), h, cap),
         RejectionSampling(),
         SAMPLED,
-        randomness,
+        lambda _: randomness,
     ).decode_all([toy_prompt()] * 40, longest)
     tried, accepted, lengths = 0, 0, set()
     for output in outputs:
@@ -250,7 +250,7 @@ def test_confidence_is_refused_where_tokens_are_sampled():
             Capped(Confidence(0.4, 5), 3),
             RejectionSampling(),
             SAMPLED,
-            SampledRandomness(torch.Generator()),
+            lambda _: SampledRandomness(torch.Generator()),
         ).decode([toy_prompt()], 3)
     for stop in (FixedLength(3), Entropy(1.0, 3), HeadPolicy(knowing_head(), 0.5, 3)):
         check_pairing(NoDrafter(), stop, RejectionSampling(), SAMPLED)
@@ -270,18 +270,18 @@ def test_names_and_caps_are_those_of_reports():
 
 def test_a_source_longer_than_the_drafters_positions_is_refused_with_both_numbers():
     drafter = scripted_drafter([2])
-    drafter.model.max_positions = 4
+    drafter.model.source_limit = drafter.model.position_limit = 4
     with pytest.raises(ValueError, match="5 tokens but the drafter takes 4"):
-        source = Source(torch.zeros(5, dtype=torch.long), torch.zeros(5, dtype=torch.long))
-        drafter.start(source, GREEDY, SampledRandomness(torch.Generator()))
+        source = Source.of_text(torch.zeros(5, dtype=torch.long), torch.zeros(5, dtype=torch.long))
+        drafter.open(source, GREEDY, SampledRandomness(torch.Generator()))
 
 
 @pytest.mark.parametrize(("committed", "wanted"), [(1, 4), (3, 2), (4, 1), (5, 0), (9, 0)])
 def test_drafts_end_where_the_drafters_positions_do(committed, wanted):
     """Four positions: the last drafted token is never fed, so it needs none."""
     drafter = scripted_drafter([2] * 20)
-    drafter.model.max_positions = 4
-    session = drafter.start(toy_prompt(), GREEDY, SampledRandomness(torch.Generator()))
+    drafter.model.source_limit = drafter.model.position_limit = 4
+    session = drafter.open(toy_prompt(), GREEDY, SampledRandomness(torch.Generator()))
     proposal = session.propose(torch.zeros(committed, dtype=torch.long), None, FixedLength(9))
     assert len(proposal.tokens) == proposal.passes == wanted
     assert len(session.own.state) <= 4

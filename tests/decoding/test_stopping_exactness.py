@@ -95,7 +95,7 @@ def play(
 
     def run(randomness: Randomness) -> tuple[int, ...]:
         [output] = Decoder(
-            target, drafter, stop, RejectionSampling(), sampling, randomness
+            target, drafter, stop, RejectionSampling(), sampling, lambda _: randomness
         ).decode_all([source], max_new_tokens)
         left = max_new_tokens
         for played in output.rounds:
@@ -213,8 +213,8 @@ class LooksAtOwnValue(CausalDrafter):
         super().__init__(model)
         self.keep = keep
 
-    def start(self, source: Source, sampling: Sampling, randomness: Randomness) -> CuttingSession:
-        return CuttingSession(super().start(source, sampling, randomness), self.keep)
+    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> CuttingSession:
+        return CuttingSession(super().open(source, sampling, randomness), self.keep)
 
 
 @dataclass

@@ -19,6 +19,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.engine.cached_model import StepOutput
 from drafttrain.decoding.engine.logits_processing import RowProcessors
 from drafttrain.decoding.sampling import warp
@@ -30,6 +31,7 @@ from drafttrain.decoding.types import (
     Sampling,
     Source,
     StopPolicy,
+    TargetRequirements,
     TargetState,
 )
 
@@ -81,7 +83,11 @@ class ToyTarget:
         return []
 
     def score(
-        self, states: Sequence[list[int]], tokens: Sequence[Tensor], proposals: Sequence[Proposal]
+        self,
+        states: Sequence[list[int]],
+        tokens: Sequence[Tensor],
+        proposals: Sequence[Proposal],
+        layers: Sequence[int] = (),
     ) -> list[StepOutput]:
         scores = []
         for state, committed, proposal in zip(states, tokens, proposals, strict=True):
@@ -117,7 +123,8 @@ class ToyModel:
         self, seed: int, vocabulary: int = 3, excluded: float = 0.0, width: int = 4
     ) -> None:
         self.model = SimpleNamespace(device="cpu", config=SimpleNamespace(is_encoder_decoder=False))
-        self.max_positions: int | None = None
+        self.source_limit: int | None = None
+        self.position_limit: int | None = None
         self.eos_ids = frozenset([EOS])
         self.vocabulary = vocabulary
         self.table = LogitsTable(seed, vocabulary, excluded)
@@ -179,6 +186,7 @@ class ToyDrafter:
     point: bool = False
     name: str = "toy"
     provides = frozenset({"logits", "hidden"})
+    requires = TargetRequirements()
     branches = False
 
     def __post_init__(self) -> None:
@@ -187,7 +195,10 @@ class ToyDrafter:
     def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic" if self.point else "iid"
 
-    def start(self, source: Source, sampling: Sampling, randomness: Randomness) -> ToySession:
+    def start(self, sampling: Sampling) -> RowByRow:
+        return RowByRow(self, sampling)
+
+    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> ToySession:
         return ToySession(self, sampling, randomness)
 
 
@@ -239,9 +250,9 @@ def autoregressive_law(
 
 
 def toy_source() -> Source:
-    return Source(torch.tensor([2]), torch.tensor([START]))
+    return Source.of_text(torch.tensor([2]), torch.tensor([START]))
 
 
 def toy_prompt() -> Source:
     """The same for decoder-only models: the prompt is what they continue."""
-    return Source(torch.tensor([START]), torch.tensor([START]))
+    return Source.of_text(torch.tensor([START]), torch.tensor([START]))

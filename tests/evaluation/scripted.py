@@ -8,11 +8,12 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import Proposal, Sampling, Source
+from drafttrain.decoding.types import Proposal, Sampling, Source, TargetRequirements
 from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.models.loading import LoadedTarget
 from tests.tiny_models import EOS, PAD, UNK, VOCAB
@@ -22,6 +23,7 @@ class ScriptedDrafter:
     """Proposes the block written down for the source and the length of the prefix."""
 
     provides = frozenset()
+    requires = TargetRequirements()
     branches = False
 
     def __init__(self, blocks: dict[tuple[int, ...], Tensor], name: str = "scripted"):
@@ -31,7 +33,10 @@ class ScriptedDrafter:
     def draw_kind(self, sampling: Sampling) -> str:
         return "deterministic"
 
-    def start(self, source: Source, sampling: Sampling, randomness: object) -> ScriptedSession:
+    def start(self, sampling: Sampling) -> RowByRow:
+        return RowByRow(self, sampling)
+
+    def open(self, source: Source, sampling: Sampling, randomness: object) -> ScriptedSession:
         return ScriptedSession(self.blocks[tuple(source.input_ids.tolist())], len(source.prefix))
 
 
@@ -50,7 +55,12 @@ def plain_tokens(model: PreTrainedModel, ids: list[int], max_new_tokens: int) ->
     randomness = SampledRandomness(torch.Generator().manual_seed(0))
     sources = [make_source(ids, model)]
     output = Decoder(
-        CachedModel(model), NoDrafter(), FixedLength(1), GreedyMatch(), Sampling(), randomness
+        CachedModel(model),
+        NoDrafter(),
+        FixedLength(1),
+        GreedyMatch(),
+        Sampling(),
+        lambda _: randomness,
     ).decode_all(sources, max_new_tokens)
     return output[0].tokens
 

@@ -58,7 +58,7 @@ def test_replayed_rounds_equal_those_of_decoding(tiny_marian, seed, max_new_toke
         FixedLength(4),
         GreedyMatch(),
         Sampling(),
-        SampledRandomness(torch.Generator()),
+        lambda _: SampledRandomness(torch.Generator()),
     ).decode_all([make_source(ids, tiny_marian)], max_new_tokens)[0]
     replayed = replay_outputs(lambda source, target: blocks, [(ids, tokens)], max_new_tokens)[0]
     assert replayed.tokens == decoded.tokens

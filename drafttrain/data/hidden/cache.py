@@ -140,9 +140,9 @@ def _labelling(
     try:
         cached = CachedModel(target.model)
         processors = cached.processors(sampling)
-        places = [cached.max_positions]
+        places = [cached.position_limit]
         if state != "slot":
-            places.append(CachedModel(drafter).max_positions)
+            places.append(CachedModel(drafter).position_limit)
         elif drafter.config.positions != "relative":
             places.append(drafter.config.max_positions + 1 - config.k)
     except ValueError as error:

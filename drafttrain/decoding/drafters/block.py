@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.sampling import exact_enough, warp
 from drafttrain.decoding.types import (
     DraftState,
@@ -25,6 +26,7 @@ from drafttrain.decoding.types import (
     Sampling,
     Source,
     StopPolicy,
+    TargetRequirements,
     TargetState,
 )
 from drafttrain.models.layout import column_major, store_column_major
@@ -40,6 +42,7 @@ class BlockDrafter:
 
     name = "spec-drafter"
     provides: frozenset[Evidence] = frozenset({"logits", "hidden"})
+    requires = TargetRequirements()
     branches = False
 
     def __init__(self, model: SpecDrafter):
@@ -72,7 +75,10 @@ class BlockDrafter:
     def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic" if sampling.greedy else "iid"
 
-    def start(self, source: Source, sampling: Sampling, randomness: Randomness) -> BlockSession:
+    def start(self, sampling: Sampling) -> RowByRow:
+        return RowByRow(self, sampling)
+
+    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> BlockSession:
         return BlockSession(self, source, sampling, randomness)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.decoding.drafters.block import slots_to_draft
+from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.engine.architectures import check_projection
 from drafttrain.decoding.engine.teacher_forcing import project, states_before
 from drafttrain.decoding.sampling import warp
@@ -24,6 +25,7 @@ from drafttrain.decoding.types import (
     Sampling,
     Source,
     StopPolicy,
+    TargetRequirements,
     TargetState,
 )
 from drafttrain.models.block_heads import BlockHeads
@@ -37,6 +39,7 @@ class BlockHeadsDrafter:
 
     name = "block-heads"
     provides: frozenset[Evidence] = frozenset({"logits"})
+    requires = TargetRequirements(layers=(-1,))
     branches = False
 
     def __init__(self, heads: BlockHeads, target: PreTrainedModel):
@@ -51,9 +54,10 @@ class BlockHeadsDrafter:
     def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic" if sampling.greedy else "iid"
 
-    def start(
-        self, source: Source, sampling: Sampling, randomness: Randomness
-    ) -> BlockHeadsSession:
+    def start(self, sampling: Sampling) -> RowByRow:
+        return RowByRow(self, sampling)
+
+    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> BlockHeadsSession:
         return BlockHeadsSession(self, sampling, randomness)
 
 
@@ -83,9 +87,8 @@ class BlockHeadsSession:
     def _rows(self, target_state: TargetState, skipped: int, most: int) -> Tensor:
         """Rows of the heads behind the first `skipped`. Shapes: -> [N, V], N <= most."""
         drafter, last = self.drafter, skipped + most
-        return head_logits(
-            drafter.target, drafter.model.each(target_state.hidden[None], skipped, last)[:, 0]
-        )
+        newest = target_state.hidden[-1][-1:]
+        return head_logits(drafter.target, drafter.model.each(newest, skipped, last)[:, 0])
 
 
 def head_logits(target: PreTrainedModel, states: Tensor) -> Tensor:

@@ -17,21 +17,23 @@ import torch
 from torch import Tensor
 
 from drafttrain.decoding.drafters.causal import CausalDrafter, OwnSequence
+from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import (
     Calls,
-    Drafter,
-    DraftSession,
     DraftState,
     DrawKind,
     Evidence,
     Proposal,
     Randomness,
     Sampling,
+    SequenceDrafter,
+    SequenceSession,
     Source,
     StopPolicy,
+    TargetRequirements,
     TargetState,
 )
 from drafttrain.decoding.verifiers import residual
@@ -42,7 +44,7 @@ class Level:
     """One of a cascade's drafters, under a name of its own."""
 
     name: str
-    drafter: Drafter
+    drafter: SequenceDrafter
 
     @property
     def reviewer(self) -> CachedModel | None:
@@ -65,7 +67,7 @@ class ReviewedDrafter:
     def __init__(
         self,
         reviewer: CachedModel,
-        inner: Drafter,
+        inner: SequenceDrafter,
         k: int,
         leniency: float = 1.0,
         name: str = "causal",
@@ -83,6 +85,10 @@ class ReviewedDrafter:
         return f"{self.of}<{self.inner.name} {self.k}{lenient}>"
 
     @property
+    def requires(self) -> TargetRequirements:
+        return self.inner.requires
+
+    @property
     def vocabulary(self) -> int:
         """Tokens that it can draft."""
         return self.reviewer.vocabulary
@@ -90,7 +96,10 @@ class ReviewedDrafter:
     def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic" if sampling.greedy else "iid"
 
-    def start(self, source: Source, sampling: Sampling, randomness: Randomness) -> ReviewedSession:
+    def start(self, sampling: Sampling) -> RowByRow:
+        return RowByRow(self, sampling)
+
+    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> ReviewedSession:
         """Open a session. Raises ValueError for a source longer than a level's positions."""
         return ReviewedSession(self, source, sampling, randomness)
 
@@ -103,7 +112,7 @@ class ReviewedSession:
     ) -> None:
         self.drafter, self.sampling, self.randomness = drafter, sampling, randomness
         self.own = OwnSequence(drafter.reviewer, source)
-        self.inner = drafter.inner.start(source, sampling, randomness)
+        self.inner = drafter.inner.open(source, sampling, randomness)
 
     @torch.inference_mode()
     def propose(
@@ -139,7 +148,7 @@ class ReviewedSession:
 class Quota:
     """So many tokens of a round come from this drafter."""
 
-    drafter: Drafter
+    drafter: SequenceDrafter
     count: int
     name: str | None = None
     """What its calls are counted under. Default: the drafter's name."""
@@ -169,20 +178,24 @@ class InTurnDrafter:
         self.quotas = [quota for quota in quotas if quota.count > 0]
         self.ends = ends
         self.name = name or " then ".join(f"{q.drafter.name} {q.count}" for q in self.quotas)
+        self.requires = TargetRequirements.union(q.drafter.requires for q in self.quotas)
 
     def draw_kind(self, sampling: Sampling) -> DrawKind:
         draws = {quota.drafter.draw_kind(sampling) for quota in self.quotas}
         return "deterministic" if draws == {"deterministic"} else "iid"
 
-    def start(self, source: Source, sampling: Sampling, randomness: Randomness) -> InTurnSession:
-        sessions = [quota.drafter.start(source, sampling, randomness) for quota in self.quotas]
+    def start(self, sampling: Sampling) -> RowByRow:
+        return RowByRow(self, sampling)
+
+    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> InTurnSession:
+        sessions = [quota.drafter.open(source, sampling, randomness) for quota in self.quotas]
         return InTurnSession(self, sessions)
 
 
 class InTurnSession:
     """A session of each drafter. Each is shown the drafts of those before it as if committed."""
 
-    def __init__(self, drafter: InTurnDrafter, sessions: Sequence[DraftSession]) -> None:
+    def __init__(self, drafter: InTurnDrafter, sessions: Sequence[SequenceSession]) -> None:
         self.drafter, self.sessions = drafter, sessions
 
     def propose(
@@ -218,7 +231,7 @@ class Draft:
         return torch.cat((self.committed, self.committed.new_tensor(self.tokens)))
 
     def ask(
-        self, session: DraftSession, name: str, room: int, target_state: TargetState | None
+        self, session: SequenceSession, name: str, room: int, target_state: TargetState | None
     ) -> Proposal:
         """What a drafter says behind the draft; its calls are counted, nothing is appended."""
         began = perf_counter()

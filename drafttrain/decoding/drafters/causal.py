@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.drafters.row_by_row import RowByRow
+from drafttrain.decoding.engine.cached_model import CachedModel, own_source
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import (
     DraftState,
@@ -21,6 +22,7 @@ from drafttrain.decoding.types import (
     Sampling,
     Source,
     StopPolicy,
+    TargetRequirements,
     TargetState,
 )
 from drafttrain.models.draft_states import drawn_states
@@ -31,6 +33,7 @@ class CausalDrafter:
 
     name = "causal"
     provides: frozenset[Evidence] = frozenset({"logits", "hidden"})
+    requires = TargetRequirements()
     branches = False
 
     def __init__(self, model: CachedModel) -> None:
@@ -44,7 +47,10 @@ class CausalDrafter:
     def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic" if sampling.greedy else "iid"
 
-    def start(self, source: Source, sampling: Sampling, randomness: Randomness) -> CausalSession:
+    def start(self, sampling: Sampling) -> RowByRow:
+        return RowByRow(self, sampling)
+
+    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> CausalSession:
         """Open a session. Raises ValueError for a source longer than the drafter's positions."""
         return CausalSession(self.model, source, sampling, randomness)
 
@@ -57,14 +63,14 @@ class OwnSequence:
     """
 
     def __init__(self, model: CachedModel, source: Source) -> None:
-        length, limit = len(source.input_ids), model.max_positions
-        if limit is not None and length > limit:
+        most = model.source_limit
+        if most is not None and source.is_text and len(source.input_ids) > most:
             raise ValueError(
-                f"the source has {length} tokens but the drafter takes {limit}; shorten it, leave "
-                "it out, or use a drafter with more positions"
+                f"the source has {len(source.input_ids)} tokens but the drafter takes {most}; "
+                "shorten it, leave it out, or use a drafter with more positions"
             )
-        self.limit = limit
-        own = make_source(source.input_ids, model.model)
+        self.limit = model.position_limit
+        own = own_source(source, model.model)
         same = own.prefix.tolist() == source.prefix.tolist()
         self.replaced = 0 if same else len(source.prefix)
         self.prefix = own.prefix

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.drafters.suffix_index import SuffixIndex
 from drafttrain.decoding.types import (
     Calls,
@@ -27,6 +28,7 @@ from drafttrain.decoding.types import (
     Sampling,
     Source,
     StopPolicy,
+    TargetRequirements,
     TargetState,
 )
 
@@ -39,6 +41,7 @@ class MaxGramDrafter:
 
     name = MAX_GRAM
     provides: frozenset[Evidence] = frozenset()
+    requires = TargetRequirements()
     branches = False
 
     def __init__(self, bigrams: Sequence[int] | None = None) -> None:
@@ -48,7 +51,10 @@ class MaxGramDrafter:
     def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic"
 
-    def start(self, source: Source, sampling: Sampling, randomness: Randomness) -> MaxGramSession:
+    def start(self, sampling: Sampling) -> RowByRow:
+        return RowByRow(self, sampling)
+
+    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> MaxGramSession:
         return MaxGramSession(self.bigrams, source)
 
 

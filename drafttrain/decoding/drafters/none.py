@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Sequence
 
 from drafttrain.decoding.types import (
+    DraftRequest,
     DrawKind,
     Evidence,
     Proposal,
     Randomness,
     Sampling,
     Source,
-    StopPolicy,
-    TargetState,
+    TargetRequirements,
 )
 
 
 class NoDrafter:
-    """Proposes nothing. It keeps no state, so it is its own session for every sequence."""
+    """Proposes nothing. It keeps no state, so it is its own session."""
 
     name = "none"
     provides: frozenset[Evidence] = frozenset()
+    requires = TargetRequirements()
     branches = False
 
     def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic"
 
-    def start(self, source: Source, sampling: Sampling, randomness: Randomness) -> NoDrafter:
+    def start(self, sampling: Sampling) -> NoDrafter:
         return self
 
-    def propose(
-        self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
-    ) -> Proposal:
-        return _NOTHING
+    def enter(self, row: int, source: Source, randomness: Randomness) -> None:
+        """Nothing is kept of a sequence."""
+
+    def leave(self, row: int) -> None:
+        """Nothing was kept."""
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        return [_NOTHING] * len(requests)
 
 
 _NOTHING = Proposal.empty()

@@ -17,19 +17,21 @@ from torch import Tensor
 
 from drafttrain.decoding.drafters.block import CANDIDATES, BlockDrafter, BlockSession
 from drafttrain.decoding.drafters.causal import CausalDrafter, OwnSequence
+from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.trees.shapes import Choosing, Growth, Shape
 from drafttrain.decoding.types import (
-    Drafter,
-    DraftSession,
     DraftState,
     DrawKind,
     Evidence,
     Proposal,
     Randomness,
     Sampling,
+    SequenceDrafter,
+    SequenceSession,
     Source,
     StopPolicy,
+    TargetRequirements,
     TargetState,
 )
 
@@ -80,6 +82,10 @@ class TreeDrafter:
         return f"{self.drafter.name} {self.shape.name}"
 
     @property
+    def requires(self) -> TargetRequirements:
+        return self.drafter.requires
+
+    @property
     def branches(self) -> bool:
         return self.shape.branches
 
@@ -90,7 +96,10 @@ class TreeDrafter:
     def draw_kind(self, sampling: Sampling) -> DrawKind:
         return self.shape.draw_kind
 
-    def start(self, source: Source, sampling: Sampling, randomness: Randomness) -> TreeSession:
+    def start(self, sampling: Sampling) -> RowByRow:
+        return RowByRow(self, sampling)
+
+    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> TreeSession:
         """Open a session. Raises ValueError for a source longer than the drafter's positions."""
         if self.draft_temperature is not None:
             sampling = replace(sampling, temperature=self.draft_temperature)
@@ -98,7 +107,7 @@ class TreeDrafter:
             rows: Rows = ModelRows(self.drafter.model, source)
             ends = self.drafter.model.eos_ids
         else:
-            rows = SlotRows(self.drafter.start(source, sampling, randomness))
+            rows = SlotRows(self.drafter.open(source, sampling, randomness))
             ends = self.drafter.eos_ids
         return TreeSession(rows, self.shape, sampling, randomness, ends)
 
@@ -263,10 +272,11 @@ class SeveralDrafters:
     provides: frozenset[Evidence] = frozenset()
     branches = True
 
-    def __init__(self, drafters: Sequence[Drafter]) -> None:
+    def __init__(self, drafters: Sequence[SequenceDrafter]) -> None:
         if len(drafters) < 2:
             raise ValueError("several drafters are needed; give one more, or use it alone")
         self.drafters = drafters
+        self.requires = TargetRequirements.union(drafter.requires for drafter in drafters)
 
     @property
     def name(self) -> str:
@@ -282,14 +292,17 @@ class SeveralDrafters:
                 )
         return "independent"
 
-    def start(self, source: Source, sampling: Sampling, randomness: Randomness) -> SeveralSessions:
-        return SeveralSessions([d.start(source, sampling, randomness) for d in self.drafters])
+    def start(self, sampling: Sampling) -> RowByRow:
+        return RowByRow(self, sampling)
+
+    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> SeveralSessions:
+        return SeveralSessions([d.open(source, sampling, randomness) for d in self.drafters])
 
 
 class SeveralSessions:
     """A session of each drafter."""
 
-    def __init__(self, sessions: Sequence[DraftSession]) -> None:
+    def __init__(self, sessions: Sequence[SequenceSession]) -> None:
         self.sessions = sessions
 
     def propose(

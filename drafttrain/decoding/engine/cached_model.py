@@ -8,8 +8,8 @@ committed tokens and feeds the rest, `feed` appends a chain, `extend` branches, 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -20,11 +20,12 @@ from drafttrain.decoding.engine.architectures import (
     KNOWN,
     check_architecture,
     position_limit,
-    probe,
+    source_limit,
     unknown_positions,
 )
 from drafttrain.decoding.engine.forward import Branches, Forward
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
+from drafttrain.decoding.engine.probe import probe
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.types import Proposal, Sampling, Source
 
@@ -37,8 +38,14 @@ class StepOutput:
     """[R, V], float32 at least. Of a proposal (R = N + 1): row 0 follows the last committed token,
     row i + 1 follows draft token i."""
     hidden: Tensor
-    """[F, D] last hidden state (after the final norm) of the rows; where only the last row's logits
-    were asked for, of every token fed."""
+    """[F, D] last hidden state (after the final norm) of every token fed; its last rows belong to
+    the logits."""
+    layers: Mapping[int, Tensor] = field(default_factory=dict)
+    """[F, D] outputs of single decoder layers, where they were asked for."""
+
+    def layer(self, number: int) -> Tensor:
+        """[F, D] what `TargetRequirements` calls this layer."""
+        return self.hidden if number == -1 else self.layers[number]
 
 
 class CachedModel:
@@ -54,8 +61,10 @@ class CachedModel:
         self.model = model
         self.device = model.device
         self.is_encoder_decoder: bool = model.config.is_encoder_decoder
-        self.max_positions = position_limit(model.config)
-        """Most tokens that the encoder or the decoder can be fed; None = no limit."""
+        self.source_limit = source_limit(model.config)
+        """Most tokens of a source or prompt; None = no limit."""
+        self.position_limit = position_limit(model.config)
+        """Most tokens that the decoder can be fed, its prefix included; None = no limit."""
         self._settings: GenerationConfig | None = None  # the model's own, as they are when decoding
         self.eos_ids = _token_ids(model.generation_config.eos_token_id)
         """Tokens that end a sequence."""
@@ -103,10 +112,10 @@ class CachedModel:
 
     def max_new_tokens(self, source: Source, wanted: int) -> int:
         """Tokens that can be generated: as many as wanted, within the decoder's positions."""
-        if self.max_positions is None:
+        if self.position_limit is None:
             return wanted
         # the last token is generated but never fed
-        return min(wanted, self.max_positions + 1 - len(source.prefix))
+        return min(wanted, self.position_limit + 1 - len(source.prefix))
 
     @torch.inference_mode()
     def encode(self, source: Source) -> SequenceState:
@@ -114,18 +123,12 @@ class CachedModel:
 
         Raises ValueError for an empty or over-long source.
         """
-        length = len(source.input_ids)
-        if length == 0:
-            raise ValueError("the source holds no tokens; leave empty inputs out")
-        if self.max_positions is not None and length > self.max_positions:
-            raise ValueError(
-                f"the source has {length} tokens but the model takes {self.max_positions}; "
-                "shorten it or leave it out"
-            )
+        if source.is_text:
+            check_length(len(source.input_ids), self.source_limit)
         if not self.is_encoder_decoder:
             return SequenceState()
-        encoder = self.model.get_encoder()
-        return SequenceState(encoder(input_ids=source.input_ids[None].to(self.device)))
+        inputs = {name: value[None].to(self.device) for name, value in source.inputs.items()}
+        return SequenceState(self.model.get_encoder()(**inputs))
 
     @torch.inference_mode()
     def catch_up(self, state: SequenceState, tokens: Tensor) -> StepOutput:
@@ -187,17 +190,20 @@ class CachedModel:
         states: Sequence[SequenceState],
         tokens: Sequence[Tensor],
         proposals: Sequence[Proposal],
+        layers: Sequence[int] = (),
     ) -> list[StepOutput]:
-        """Logits and hidden states of each sequence's draft, N + 1 rows each.
+        """Logits of each sequence's draft, N + 1 rows each, and hidden states of all tokens fed.
 
         tokens holds all committed tokens of each sequence ([T], decoder prefix included); those
-        not cached yet are fed in front of the draft. Raises ValueError for trees where
-        `takes_branches` is false.
+        not cached yet are fed in front of the draft. The outputs of some layers are kept too, where
+        a drafter reads them. Raises ValueError for trees where `takes_branches` is false.
         """
-        return [
-            self._score_one(state, committed, proposal)
-            for state, committed, proposal in zip(states, tokens, proposals, strict=True)
-        ]
+        found = []
+        for state, committed, proposal in zip(states, tokens, proposals, strict=True):
+            with self._forward.keeping(layers) as kept:
+                output = self._score_one(state, committed, proposal)
+            found.append(replace(output, layers=kept) if kept else output)
+        return found
 
     @torch.inference_mode()
     def keep(self, state: SequenceState, path: Tensor) -> None:
@@ -215,8 +221,7 @@ class CachedModel:
             return self._score_tree(state, tokens, proposal)
         missing = state.align(tokens.tolist())
         state.committed = state.cached + len(missing)
-        score = self._chain(state, missing + drafted, rows)
-        return StepOutput(score.logits, score.hidden[-rows:])
+        return self._chain(state, missing + drafted, rows)
 
     def _score_tree(self, state: SequenceState, tokens: Tensor, proposal: Proposal) -> StepOutput:
         self.check_branches()
@@ -231,9 +236,9 @@ class CachedModel:
         visible[len(missing) :, length:] = lines
         positions = [*range(cached, length), *(length - 1 + depth for depth in depths)]
         rows = len(nodes) + 1
-        score = self._branches(state, missing + nodes, torch.from_numpy(visible), positions, rows)
+        output = self._branches(state, missing + nodes, torch.from_numpy(visible), positions, rows)
         state.chain = state.committed = length
-        return StepOutput(score.logits, score.hidden[-rows:])
+        return output
 
     def _chain(self, state: SequenceState, tokens: list[int], rows: int) -> StepOutput:
         cached = state.cached
@@ -266,22 +271,44 @@ class CachedModel:
         return StepOutput(logits, hidden)
 
     def _check_room(self, length: int) -> None:
-        if self.max_positions is not None and length > self.max_positions:
+        if self.position_limit is not None and length > self.position_limit:
             raise ValueError(
-                f"{length} tokens are more than the {self.max_positions} positions of this "
+                f"{length} tokens are more than the {self.position_limit} positions of this "
                 f"{self.model.config.model_type!r} model; generate or draft fewer"
             )
 
 
-def make_source(input_ids: Sequence[int] | Tensor, model: PreTrainedModel) -> Source:
+def make_source(
+    input_ids: Sequence[int] | Tensor, model: PreTrainedModel, forced: Sequence[int] = ()
+) -> Source:
     """A source from the tokenizer's ids, on the model's device.
 
     A decoder-only model continues the prompt itself. The decoder of an encoder-decoder model starts
-    from decoder_start_token_id alone, as in `generate`; a forced first token is a logits processor.
+    from its start token, as in `generate`, and the tokens forced behind it, if any; what
+    generation_config forces is a logits processor.
     """
     ids = torch.as_tensor(input_ids, dtype=torch.long, device=model.device)
     if not model.config.is_encoder_decoder:
-        return Source(ids, ids)
+        return Source.of_text(ids, ids)
+    prefix = torch.tensor([start_token(model), *forced], device=model.device)
+    return Source.of_text(ids, prefix)
+
+
+def own_source(source: Source, model: PreTrainedModel) -> Source:
+    """The same source as another model decodes it, on its device.
+
+    Where that model's decoder starts from another token, it takes the place of the first one.
+    """
+    if not model.config.is_encoder_decoder:
+        return make_source(source.input_ids, model)
+    inputs = {name: value.to(model.device) for name, value in source.inputs.items()}
+    prefix = source.prefix.to(model.device, copy=True)
+    prefix[0] = start_token(model)
+    return Source(inputs, prefix)
+
+
+def start_token(model: PreTrainedModel) -> int:
+    """The token that the decoder of an encoder-decoder model starts from. Raises ValueError."""
     config = model.generation_config
     start = config.decoder_start_token_id
     if start is None:
@@ -291,7 +318,18 @@ def make_source(input_ids: Sequence[int] | Tensor, model: PreTrainedModel) -> So
             f"the target's generation_config has decoder_start_token_id={start!r}; one token id "
             "is needed"
         )
-    return Source(ids, torch.tensor([start], device=model.device))
+    return start
+
+
+def check_length(length: int, limit: int | None) -> None:
+    """Refuse a source of so many tokens that is empty or too long. Raises ValueError."""
+    if length == 0:
+        raise ValueError("the source holds no tokens; leave empty inputs out")
+    if limit is not None and length > limit:
+        raise ValueError(
+            f"the source has {length} tokens but the model takes {limit}; shorten it or leave it "
+            "out"
+        )
 
 
 def ancestry(parents: Tensor) -> Tensor:

@@ -7,12 +7,14 @@ families are called directly. Other families run whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel, T5ForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -65,6 +67,20 @@ class Forward:
         self._places = torch.empty(1, 0, dtype=torch.long)
         self._rotations: tuple[Tensor, Tensor] = (torch.empty(1, 0), torch.empty(1, 0))
         self._strip = torch.empty(STRIP, 0)
+
+    @contextmanager
+    def keeping(self, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+        """Keep what some decoder layers put out in the calls made inside: layer -> [N, D].
+
+        -1 is the last hidden state, which is put out in any case.
+        """
+        kept: dict[int, Tensor] = {}
+        with ExitStack() as hooks:
+            for number in set(layers) - {-1}:
+                layer = decoder_layers(self._decoder)[number]
+                hook = layer.register_forward_hook(partial(_keep, kept, number))
+                hooks.callback(hook.remove)
+            yield kept
 
     def chain(
         self,
@@ -217,3 +233,20 @@ class Forward:
             return visible
         hidden = torch.finfo(self.model.dtype).min
         return torch.zeros_like(visible, dtype=self.model.dtype).masked_fill_(~visible, hidden)
+
+
+def decoder_layers(decoder: nn.Module) -> nn.ModuleList:
+    """The layers of a decoder, the first one first. Raises ValueError where they are not known."""
+    for name in ("layers", "block", "h"):
+        layers = getattr(decoder, name, None)
+        if isinstance(layers, nn.ModuleList):
+            return layers
+    raise ValueError(
+        f"the layers of a {type(decoder).__name__} are not known; use a drafter that reads the "
+        "last hidden state alone"
+    )
+
+
+def _keep(kept: dict[int, Tensor], number: int, layer: nn.Module, inputs: Any, output: Any) -> None:
+    states = output if isinstance(output, Tensor) else output[0]
+    kept[number] = states[0]

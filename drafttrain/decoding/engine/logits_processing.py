@@ -72,7 +72,7 @@ class TargetProcessors:
         model._prepare_special_tokens(self._config, device=model.device)
         self._model = model
         anything = torch.zeros(1, dtype=torch.long, device=model.device)
-        self._needed = bool(self._build(Source(anything, anything), max_new_tokens=1))
+        self._needed = bool(self._build(Source.of_text(anything, anything), max_new_tokens=1))
 
     @property
     def change_logits(self) -> bool:
@@ -89,8 +89,8 @@ class TargetProcessors:
         return self._model._get_logits_processor(
             generation_config=config,
             input_ids_seq_length=len(source.prefix),
-            encoder_input_ids=source.input_ids[None],
-            device=source.input_ids.device,
+            encoder_input_ids=source.input_ids[None] if source.is_text else None,
+            device=source.prefix.device,
         )
 
 

@@ -77,7 +77,8 @@ class RecordedModel:
         self.wrapped, self.skip_rejected = model, skip_rejected
         self.record = Record() if record is None else record
         self.model, self.device, self.eos_ids = model.model, model.device, model.eos_ids
-        self.is_encoder_decoder, self.max_positions = model.is_encoder_decoder, model.max_positions
+        self.is_encoder_decoder = model.is_encoder_decoder
+        self.source_limit, self.position_limit = model.source_limit, model.position_limit
 
     @property
     def vocabulary(self) -> int:
@@ -127,8 +128,17 @@ class RecordedModel:
         states: Sequence[RecordedState],
         tokens: Sequence[Tensor],
         proposals: Sequence[Proposal],
+        layers: Sequence[int] = (),
     ) -> list[StepOutput]:
-        """Rows of each sequence's chain, N + 1 each. Raises ValueError for trees."""
+        """Rows of each sequence's chain, N + 1 each, with last hidden states of these alone.
+
+        Raises ValueError for trees, and for drafters that read other layers.
+        """
+        if set(layers) - {-1}:
+            raise ValueError(
+                f"recorded models hold last hidden states, not those of layers {list(layers)}; "
+                "leave the drafter that reads them out of the search"
+            )
         scores = []
         for state, committed, proposal in zip(states, tokens, proposals, strict=True):
             if not proposal.is_chain:
@@ -184,7 +194,11 @@ class RecordedModel:
         )
         self.record.made += 1
         found = zip(
-            state.places[row:], score.logits, score.hidden, score.logits.argmax(-1), strict=True
+            state.places[row:],
+            score.logits,
+            score.hidden[-len(score.logits) :],
+            score.logits.argmax(-1),
+            strict=True,
         )
         for place, logits, hidden, best in found:
             if place.logits is None:  # of known places the first rows stay: one row a sequence

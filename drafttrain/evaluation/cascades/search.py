@@ -17,6 +17,7 @@ from drafttrain.decoding.drafters.cascade import Level, cascade
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Sampling, Verifier
 from drafttrain.evaluation.bootstrap import Ratio
@@ -24,7 +25,6 @@ from drafttrain.evaluation.cascades.candidates import Candidate
 from drafttrain.evaluation.cascades.recorded_model import Record, RecordedModel
 from drafttrain.evaluation.metrics import count_rounds, walltime_improvement
 from drafttrain.evaluation.runner import Prompt
-from drafttrain.evaluation.stops.replay_prompts import prompt_randomness
 
 ReplayPrompt = Callable[[int, Sequence[Candidate]], list[Output]]
 """What each candidate does with prompt number i."""
@@ -84,7 +84,7 @@ class CascadeReplay:
             FixedLength(candidate.longest),
             self.verifier,
             self.sampling,
-            prompt_randomness(self.target.device, self.seed, prompt.row),
+            lambda _: sequence_randomness(self.seed, prompt.row, self.target.device),
         ).decode_all([prompt.source], self.max_new_tokens)[0]
 
 

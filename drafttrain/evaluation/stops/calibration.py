@@ -6,7 +6,7 @@ on-policy: drafts that decoding really made, where the head will be asked.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -119,7 +119,7 @@ def record_positions(
     sampling: Sampling,
     sources: Sequence[Source],
     max_new_tokens: int,
-    randomness: Randomness,
+    randomness: Callable[[int], Randomness],
 ) -> OnPolicy:
     """Decode, and note every drafted position whose state a head could have read.
 
@@ -129,7 +129,8 @@ def record_positions(
     slots = isinstance(drafter, BlockDrafter)
     for number, source in enumerate(sources):
         recorder = RecordingVerifier(verifier, slots)
-        Decoder(target, drafter, stop, recorder, sampling, randomness).decode_all(
+        own = randomness(number)
+        Decoder(target, drafter, stop, recorder, sampling, lambda _, own=own: own).decode_all(
             [source], max_new_tokens
         )
         if recorder.hidden:

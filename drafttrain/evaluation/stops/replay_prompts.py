@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.sampling import SampledRandomness
+from drafttrain.decoding.sampling import SampledRandomness, sequence_randomness
 from drafttrain.decoding.types import Drafter
 from drafttrain.evaluation.runner import Prompt
 from drafttrain.evaluation.stops.block_trace import log_block_trace
@@ -49,7 +48,7 @@ def replay_prompts(
     check_traceable(replaying.target, replaying.drafter)
     counts = []
     for prompt in tqdm(prompts, desc=label, unit="input", disable=not progress):
-        randomness = prompt_randomness(replaying.target.device, replaying.seed, prompt.row)
+        randomness = sequence_randomness(replaying.seed, prompt.row, replaying.target.device)
         text = decode_text(
             replaying.target, replaying.drafter, prompt.source, replaying.options, randomness
         )
@@ -65,12 +64,6 @@ def check_traceable(target: CachedModel, drafter: Drafter) -> None:
         raise ValueError(
             f"drafter {drafter.name!r} cannot be traced; give a language model or a Spec-Drafter"
         )
-
-
-def prompt_randomness(device: torch.device, seed: int, row: int) -> SampledRandomness:
-    """Random choices of one row, whatever the order of rows."""
-    key = int(np.random.SeedSequence([seed, row]).generate_state(1, np.uint64)[0])
-    return SampledRandomness(torch.Generator(device).manual_seed(key & (2**63 - 1)))
 
 
 def _replay_one(

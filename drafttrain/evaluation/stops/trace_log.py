@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.cached_model import CachedModel, own_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.stopping import FixedLength
@@ -70,7 +70,7 @@ def decode_text(
     """An output of the target, EOS included where it came."""
     verifier = GreedyMatch() if options.sampling.greedy else RejectionSampling()
     decoder = Decoder(
-        target, drafter, FixedLength(TEXT_DRAFT), verifier, options.sampling, randomness
+        target, drafter, FixedLength(TEXT_DRAFT), verifier, options.sampling, lambda _: randomness
     )
     return decoder.decode_all([source], options.max_new_tokens)[0].tokens
 
@@ -86,13 +86,13 @@ def log_trace(
     row: int = 0,
 ) -> Trace:
     """The trace of a drafter that drafts one token a pass, along an output of the target."""
-    own = make_source(source.input_ids, drafter.model)  # its decoder may start from another token
+    own = own_source(source, drafter.model)  # its decoder may start from another token
     limit = draft_limits(target, drafter, source, len(own.prefix), len(output), options)
     tokens = torch.tensor(output, dtype=torch.long, device=own.prefix.device)
     fed = (
         tokens
-        if drafter.max_positions is None
-        else tokens[: drafter.max_positions - len(own.prefix)]
+        if drafter.position_limit is None
+        else tokens[: drafter.position_limit - len(own.prefix)]
     )
     state = drafter.encode(own)
     before = drafter.catch_up(state, own.prefix)
@@ -171,8 +171,8 @@ def draft_limits(
     """
     places = np.arange(length)
     limit = target.max_new_tokens(source, options.max_new_tokens) - 1 - places
-    if drafter.max_positions is not None:
-        limit = np.minimum(limit, drafter.max_positions + 1 - prefix - places)
+    if drafter.position_limit is not None:
+        limit = np.minimum(limit, drafter.position_limit + 1 - prefix - places)
     return np.maximum(limit, 0)
 
 

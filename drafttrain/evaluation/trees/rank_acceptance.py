@@ -5,7 +5,7 @@ What a fixed tree is built from (Sequoia, Chen et al. 2024, and OPT-Tree, Figure
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.causal import CausalDrafter
@@ -24,7 +24,7 @@ def measure_acceptance_by_rank(
     target: CachedModel,
     drafter: CausalDrafter | BlockDrafter,
     sampling: Sampling,
-    randomness: Randomness,
+    randomness: Callable[[int], Randomness],
     sources: Sequence[Source],
     max_new_tokens: int,
     ranks: int = RANKS,

@@ -95,7 +95,7 @@ def real_rounds(pair) -> dict[tuple[int, ...], float]:
     tokens = torch.cat([source.prefix, torch.tensor(BEGUN)])
 
     def one_round(randomness) -> tuple[int, ...]:
-        session = drafts.start(source, SAMPLING, randomness)
+        session = drafts.open(source, SAMPLING, randomness)
         proposal = session.propose(tokens, None, FixedLength(2))
         drafted = proposal.tokens.tolist()
         verdict = RejectionSampling().verify(proposal, judge(target, drafted), SAMPLING, randomness)
@@ -187,7 +187,7 @@ def test_states_are_those_that_a_policy_is_shown():
     shown = []
     for prefix in range(5):
         source = make_source(SOURCE, target)
-        session = BlockDrafter(drafter).start(source, Sampling(), None)
+        session = BlockDrafter(drafter).open(source, Sampling(), None)
         tokens = torch.cat([source.prefix, torch.tensor(output[:prefix], dtype=torch.long)])
         shown.append(session.propose(tokens, None, FixedLength(3)).hidden)
     first = torch.stack([states[0] for states in shown]).float()

@@ -66,7 +66,7 @@ def test_sampling_from_slots_follows_the_target_exactly(settings: dict, sampling
 
     def run(randomness: Randomness) -> tuple[int, ...]:
         outputs = Decoder(
-            target, drafter, FixedLength(2), RejectionSampling(), sampling, randomness
+            target, drafter, FixedLength(2), RejectionSampling(), sampling, lambda _: randomness
         ).decode_all([toy_source()], 3)
         return tuple(outputs[0].tokens)
 
@@ -95,7 +95,7 @@ def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass
 
     def decode(drafter, k: int):
         return Decoder(
-            target, drafter, FixedLength(k), GreedyMatch(), Sampling(), randomness
+            target, drafter, FixedLength(k), GreedyMatch(), Sampling(), lambda _: randomness
         ).decode_all([source], 24)[0]
 
     plain = decode(NoDrafter(), 1)
@@ -122,10 +122,10 @@ def test_drawn_rows_are_coupled_to_the_token_drawn_before(
     monkeypatch.setattr(block, "CANDIDATES", candidates)
     drafter, sampling = toy_drafter(slots=slots, previous_token_rank=3), Sampling(temperature=1.0)
     randomness = SampledRandomness(torch.Generator().manual_seed(0))
-    session = drafter.start(toy_source(), sampling, randomness)
+    session = drafter.open(toy_source(), sampling, randomness)
     tokens = torch.cat((toy_source().prefix, torch.tensor([2, 3])))
     proposal = session.propose(tokens, None, FixedLength(3))
-    fresh = drafter.start(toy_source(), sampling, randomness)
+    fresh = drafter.open(toy_source(), sampling, randomness)
     with torch.inference_mode():
         hidden = fresh.slot_states(tokens, 3)
         previous = torch.cat((tokens[-1:], proposal.tokens[:-1]))
@@ -154,10 +154,10 @@ def test_masked_slots_are_never_proposed_past_the_vocabulary() -> None:
 def test_a_session_whose_sequence_changed_drafts_as_a_fresh_one(settings: dict) -> None:
     """As inside a cascade, where tokens it was shown may be rejected further out."""
     drafter, randomness = toy_drafter(**settings), SampledRandomness(torch.Generator())
-    session = drafter.start(toy_source(), Sampling(), randomness)
+    session = drafter.open(toy_source(), Sampling(), randomness)
     for output in ([], [2, 3, 3], [2, 3, 1, 1], [3], [3, 2, 2], [3, 2]):
         tokens = torch.cat((toy_source().prefix, torch.tensor(output, dtype=torch.long)))
-        fresh = drafter.start(toy_source(), Sampling(), randomness)
+        fresh = drafter.open(toy_source(), Sampling(), randomness)
         with torch.inference_mode():
             seen, expected = session.slot_states(tokens, 3), fresh.slot_states(tokens, 3)
         assert (seen - expected).abs().max() < 1e-12

@@ -36,7 +36,7 @@ SAMPLINGS = {
 class ToyWithStates(ToyTarget):
     """The state of each row is random, and depends on the whole path."""
 
-    def score(self, states, tokens, proposals):
+    def score(self, states, tokens, proposals, layers=()):
         paths = []
         for committed, proposal in zip(tokens, proposals, strict=True):
             chain = [*committed.tolist(), *proposal.tokens.tolist()]
@@ -55,7 +55,12 @@ def test_sampling_from_heads_follows_the_target_exactly(sampling: Sampling) -> N
 
     def run(randomness: Randomness) -> tuple[int, ...]:
         decoder = Decoder(
-            ToyWithStates(1), drafter, FixedLength(2), RejectionSampling(), sampling, randomness
+            ToyWithStates(1),
+            drafter,
+            FixedLength(2),
+            RejectionSampling(),
+            sampling,
+            lambda _: randomness,
         )
         [output] = decoder.decode_all([toy_source()], 4)
         drafted.append(max(len(played.drafted) for played in output.rounds))
@@ -74,7 +79,7 @@ def test_states_of_real_targets_keep_sampling_exact(family: str) -> None:
     def law(drafter: Drafter, k: int) -> dict[tuple[int, ...], float]:
         def run(randomness: Randomness) -> tuple[int, ...]:
             decoder = Decoder(
-                target, drafter, FixedLength(k), RejectionSampling(), sampling, randomness
+                target, drafter, FixedLength(k), RejectionSampling(), sampling, lambda _: randomness
             )
             return tuple(decoder.decode_all([source], 4)[0].tokens)
 
@@ -95,7 +100,7 @@ def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass
 
     def decode(drafter: Drafter, k: int):
         stop, randomness = FixedLength(k), SampledRandomness(torch.Generator())
-        decoder = Decoder(target, drafter, stop, GreedyMatch(), Sampling(), randomness)
+        decoder = Decoder(target, drafter, stop, GreedyMatch(), Sampling(), lambda _: randomness)
         return decoder.decode_all([source], 24)[0]
 
     plain, drafted = decode(NoDrafter(), 1), decode(BlockHeadsDrafter(heads, model), 9)
@@ -114,11 +119,11 @@ def session(sampling: Sampling = GREEDY) -> tuple[BlockHeadsSession, TargetState
     """A session after 6 committed tokens; the rows of its 3 heads."""
     model, heads = tiny_model("llama"), block_heads()
     drafter = BlockHeadsDrafter(heads, model)
-    state = TargetState(torch.randn(16, dtype=torch.float64), 6)
+    state = TargetState(6, {-1: torch.randn(3, 16, dtype=torch.float64)})
     randomness = SampledRandomness(torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        rows = head_logits(model, heads.each(state.hidden[None])[:, 0])
-    return drafter.start(make_source([2, 3], model), sampling, randomness), state, rows
+        rows = head_logits(model, heads.each(state.hidden[-1][-1:])[:, 0])
+    return drafter.open(make_source([2, 3], model), sampling, randomness), state, rows
 
 
 @pytest.mark.parametrize("others", [0, 1, 2, 3, 5])

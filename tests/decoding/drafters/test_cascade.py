@@ -48,7 +48,7 @@ SAMPLINGS = {
 class ToyReviewer(ToyModel):
     """A toy model that reviews too: its state follows whatever sequence it is shown."""
 
-    def score(self, states, tokens, proposals):
+    def score(self, states, tokens, proposals, layers=()):
         scores = []
         for state, committed, proposal in zip(states, tokens, proposals, strict=True):
             drafted = proposal.tokens.tolist()
@@ -96,7 +96,7 @@ def law_of(drafter: Drafter, sampling: Sampling, k: int, excluded: float = 0.0) 
             FixedLength(k),
             RejectionSampling(),
             sampling,
-            randomness,
+            lambda _: randomness,
         ).decode_all([toy_prompt()], 3)
         return tuple(output.tokens)
 
@@ -120,7 +120,7 @@ def test_a_token_handed_out_follows_the_row_that_comes_with_it(leniency):
     seen: dict[tuple, Tensor] = {}
 
     def run(randomness: Randomness) -> int:
-        session = drafter.start(toy_prompt(), Sampling(1.0), randomness)
+        session = drafter.open(toy_prompt(), Sampling(1.0), randomness)
         proposal = session.propose(torch.tensor([0]), None, FixedLength(1))
         seen["row"] = proposal.draft_probs[0]
         return int(proposal.tokens[0])
@@ -132,8 +132,8 @@ def test_a_token_handed_out_follows_the_row_that_comes_with_it(leniency):
 class HidesItsRow(ReviewedDrafter):
     """Wrong on purpose: says that lenient tokens follow the reviewer's own row."""
 
-    def start(self, source: Source, sampling: Sampling, randomness: Randomness):
-        session = super().start(source, sampling, randomness)
+    def open(self, source: Source, sampling: Sampling, randomness: Randomness):
+        session = super().open(source, sampling, randomness)
         propose = session.propose
 
         def pretend(tokens: Tensor, target_state, stop) -> Proposal:
@@ -161,7 +161,7 @@ def test_no_more_tokens_come_than_are_asked_for_and_no_fewer(asked):
         model.eos_ids = frozenset()
     drafter = cascade(levels(*models), [[5, 3, 2], [2, 1], [10]], 1.5)
     for sampling in (Sampling(), Sampling(1.0)):
-        session = drafter.start(toy_prompt(), sampling, SampledRandomness(torch.Generator()))
+        session = drafter.open(toy_prompt(), sampling, SampledRandomness(torch.Generator()))
         proposal = session.propose(torch.tensor([0]), None, FixedLength(asked))
         assert len(proposal.tokens) == min(asked, 10)
 
@@ -218,9 +218,9 @@ def test_greedy_cascades_of_real_models_give_plain_output(family, leniency):
 
     def decode(drafter: Drafter, sampling: Sampling = Sampling(), verifier=None):  # noqa: B008
         verifier = verifier or GreedyMatch()
-        return Decoder(target, drafter, FixedLength(6), verifier, sampling, randomness).decode_all(
-            [source], 30
-        )[0]
+        return Decoder(
+            target, drafter, FixedLength(6), verifier, sampling, lambda _: randomness
+        ).decode_all([source], 30)[0]
 
     plain = decode(NoDrafter())
     for drafter in (
@@ -260,7 +260,7 @@ def test_drafters_that_draft_blocks_are_levels_too(kind, matrix):
 
     def decode(drafter: Drafter, sampling: Sampling, verifier) -> Output:
         randomness, stop = SampledRandomness(torch.Generator()), FixedLength(sum(matrix[0]))
-        decoder = Decoder(target, drafter, stop, verifier, sampling, randomness)
+        decoder = Decoder(target, drafter, stop, verifier, sampling, lambda _: randomness)
         return decoder.decode_all([source], 24)[0]
 
     drafted = decode(drafter, Sampling(), GreedyMatch())

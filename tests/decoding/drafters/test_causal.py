@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.decoding.drafters.causal import CausalDrafter, CausalSession
+from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledRandomness
@@ -21,6 +22,7 @@ from drafttrain.decoding.types import (
     Sampling,
     Source,
     StopPolicy,
+    TargetRequirements,
     TargetState,
 )
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
@@ -67,13 +69,17 @@ class Watched:
     drafts: list[Proposal] = field(default_factory=list)
     name: str = "causal"
     provides = frozenset({"logits", "hidden"})
+    requires = TargetRequirements()
     branches = False
 
     def draw_kind(self, sampling: Sampling):
         return self.inner.draw_kind(sampling)
 
-    def start(self, source: Source, sampling: Sampling, randomness: Randomness) -> WatchedSession:
-        return WatchedSession(self, self.inner.start(source, sampling, randomness), source)
+    def start(self, sampling: Sampling) -> RowByRow:
+        return RowByRow(self, sampling)
+
+    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> WatchedSession:
+        return WatchedSession(self, self.inner.open(source, sampling, randomness), source)
 
 
 @dataclass
@@ -152,7 +158,7 @@ def decode(model, drafter, stop, sources, sampling=None, verifier=None) -> list[
         stop,
         verifier or GreedyMatch(),
         sampling or Sampling(),
-        SampledRandomness(torch.Generator().manual_seed(0)),
+        lambda _: SampledRandomness(torch.Generator().manual_seed(0)),
     ).decode_all(sources, LONGEST)
 
 
@@ -215,7 +221,7 @@ def test_a_drafter_of_another_family_and_start_token_encodes_the_source_itself()
         decode(model, drafter, FixedLength(3), sources), sources, strict=True
     ):
         assert output.tokens == generate(model, source)
-    session = drafter.start(sources[0], Sampling(), SampledRandomness(torch.Generator()))
+    session = drafter.open(sources[0], Sampling(), SampledRandomness(torch.Generator()))
     committed = torch.cat([sources[0].prefix, torch.tensor([7, 8])])
     proposal = session.propose(committed, None, FixedLength(2))
     own = make_source(sources[0].input_ids, other)

@@ -24,12 +24,12 @@ from tests.tiny_models import tiny_model
 def draft(tokens: list[int], k: int, bigrams=None, source: list[int] | None = None) -> list[int]:
     """A draft after these tokens; with a source, of an encoder-decoder model (start token 0)."""
     if source is None:
-        given = Source(torch.tensor(tokens[:1]), torch.tensor(tokens[:1]))
+        given = Source.of_text(torch.tensor(tokens[:1]), torch.tensor(tokens[:1]))
         committed = torch.tensor(tokens)
     else:
-        given = Source(torch.tensor(source), torch.tensor([0]))
+        given = Source.of_text(torch.tensor(source), torch.tensor([0]))
         committed = torch.tensor([0, *tokens])
-    session = MaxGramDrafter(bigrams).start(given, Sampling(), None)
+    session = MaxGramDrafter(bigrams).open(given, Sampling(), None)
     return session.propose(committed, None, FixedLength(k)).tokens.tolist()
 
 
@@ -59,8 +59,8 @@ def test_drafts_are_those_of_a_search_that_reads_everything(history, k, bigrams)
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=6), min_size=1, max_size=6))
 def test_a_session_that_grew_drafts_as_a_fresh_one(rounds):
-    source = Source(torch.tensor([2]), torch.tensor([2]))
-    session, committed = MaxGramDrafter().start(source, Sampling(), None), [2]
+    source = Source.of_text(torch.tensor([2]), torch.tensor([2]))
+    session, committed = MaxGramDrafter().open(source, Sampling(), None), [2]
     for more in rounds:
         committed += more
         found = session.propose(torch.tensor(committed), None, FixedLength(5)).tokens.tolist()
@@ -69,8 +69,8 @@ def test_a_session_that_grew_drafts_as_a_fresh_one(rounds):
 
 def test_a_session_whose_sequence_changed_drafts_as_a_fresh_one():
     """As inside a cascade, where tokens it was shown may be rejected further out."""
-    source = Source(torch.tensor([2, 5]), torch.tensor([0]))
-    session = MaxGramDrafter([1] * 9).start(source, Sampling(), None)
+    source = Source.of_text(torch.tensor([2, 5]), torch.tensor([0]))
+    session = MaxGramDrafter([1] * 9).open(source, Sampling(), None)
     for output in ([], [2, 5, 3], [2, 5, 4, 4], [2], [2, 5, 4, 4, 2]):
         found = session.propose(torch.tensor([0, *output]), None, FixedLength(6)).tokens.tolist()
         assert found == draft(output, 6, [1] * 9, source=[2, 5])
@@ -104,7 +104,7 @@ def test_greedy_output_is_plain_output_at_no_drafter_calls(family):
     randomness = SampledRandomness(torch.Generator())
     plain, copied = (
         Decoder(
-            target, drafter, FixedLength(4), GreedyMatch(), Sampling(), randomness
+            target, drafter, FixedLength(4), GreedyMatch(), Sampling(), lambda _: randomness
         ).decode_all([source], 40)[0]
         for drafter in (NoDrafter(), MaxGramDrafter())
     )  # fmt: skip
@@ -119,7 +119,7 @@ def test_sampled_output_has_the_targets_own_law():
     def run(randomness: Randomness) -> tuple[int, ...]:
         [output] = Decoder(
             ToyTarget(1), MaxGramDrafter([1, 2, 2]), FixedLength(2), RejectionSampling(), sampling,
-            randomness,
+            lambda _: randomness,
         ).decode_all([toy_prompt()], 4)  # fmt: skip
         return tuple(output.tokens)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.drafters.tree import ModelRows, SeveralDrafters, TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
@@ -27,6 +28,7 @@ from drafttrain.decoding.types import (
     Sampling,
     Source,
     StopPolicy,
+    TargetRequirements,
     TargetState,
     Verifier,
 )
@@ -70,7 +72,12 @@ def law_of(
 ) -> dict[tuple[int, ...], float]:
     def run(randomness: Randomness) -> tuple[int, ...]:
         [output] = Decoder(
-            ToyTarget(1, vocabulary, excluded), drafter, stop, verifier, sampling, randomness
+            ToyTarget(1, vocabulary, excluded),
+            drafter,
+            stop,
+            verifier,
+            sampling,
+            lambda _: randomness,
         ).decode_all([toy_prompt() if vocabulary == 3 else toy_source()], max_new_tokens)
         return tuple(output.tokens)
 
@@ -131,7 +138,7 @@ def test_trees_over_the_slots_of_a_block_are_exact(name, settings):
 def test_the_likeliest_tokens_of_all_slots_have_the_probabilities_of_their_rows(rank):
     drafter = BlockDrafter(slots_model(rank))
     source = make_source([5, 9, 20, 7, 1], shared("marian"))
-    session = drafter.start(source, Sampling(), SampledRandomness(torch.Generator()))
+    session = drafter.open(source, Sampling(), SampledRandomness(torch.Generator()))
     states, last = session.slot_states(source.prefix, 4), int(source.prefix[-1])
     vocabulary = drafter.vocabulary
     tokens, log_probs = session.likeliest(states, last, vocabulary, temperature=0.7)
@@ -175,7 +182,7 @@ def test_trees_of_the_likeliest_tokens_are_those_of_whole_rows(shape, rank):
     proposals = []
     for asked in (shape, WholeRows(shape)):
         randomness = SampledRandomness(torch.Generator())
-        session = TreeDrafter(drafter, asked).start(source, Sampling(), randomness)
+        session = TreeDrafter(drafter, asked).open(source, Sampling(), randomness)
         proposals.append(session.propose(source.prefix, None, FixedLength(4)))
     likeliest, whole = proposals
     assert likeliest.passes == whole.passes == 1
@@ -224,11 +231,16 @@ class Watched:
     def provides(self):
         return self.inner.provides
 
+    requires = TargetRequirements()
+
     def draw_kind(self, sampling: Sampling):
         return self.inner.draw_kind(sampling)
 
-    def start(self, source: Source, sampling: Sampling, randomness: Randomness) -> WatchedSession:
-        return WatchedSession(self, self.inner.start(source, sampling, randomness), source)
+    def start(self, sampling: Sampling) -> RowByRow:
+        return RowByRow(self, sampling)
+
+    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> WatchedSession:
+        return WatchedSession(self, self.inner.open(source, sampling, randomness), source)
 
 
 @dataclass
@@ -272,9 +284,9 @@ def endless(model):
 
 def decode(target: CachedModel, drafter, stop, verifier, sampling: Sampling, source, seed=0):
     randomness = SampledRandomness(torch.Generator().manual_seed(seed))
-    return Decoder(target, drafter, stop, verifier, sampling, randomness).decode_all([source], 24)[
-        0
-    ]
+    return Decoder(target, drafter, stop, verifier, sampling, lambda _: randomness).decode_all(
+        [source], 24
+    )[0]
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -361,7 +373,7 @@ def refusals() -> dict[str, tuple[Drafter, StopPolicy, Verifier]]:
 def test_wrong_pairings_are_refused_before_anything_runs(message):
     drafter, stop, verifier = refusals()[message]
     randomness = SampledRandomness(torch.Generator())
-    decoder = Decoder(Untouched(), drafter, stop, verifier, Sampling(1.0), randomness)
+    decoder = Decoder(Untouched(), drafter, stop, verifier, Sampling(1.0), lambda _: randomness)
     with pytest.raises(ValueError, match=message):
         decoder.decode([toy_prompt()], 3)
 
@@ -377,7 +389,7 @@ def test_a_target_that_cannot_be_given_trees_is_refused_before_anything_runs():
 
     decoder = Decoder(
         Flat(1), toy(Beam(2)), FixedLength(2), RecursiveRejection, Sampling(1.0),
-        SampledRandomness(torch.Generator()),
+        lambda _: SampledRandomness(torch.Generator()),
     )  # fmt: skip
     with pytest.raises(ValueError, match="takes no tree mask"):
         decoder.decode([toy_prompt()], 3)
@@ -407,7 +419,7 @@ def test_spec_verification_goes_down_to_the_child_the_target_prefers():
 
 def test_warped_rows_of_a_tree_are_those_its_tokens_were_drawn_from():
     model, sampling = ToyModel(7), Sampling(0.7, top_k=2)
-    session = TreeDrafter(CausalDrafter(model), Branching((2, 2))).start(
+    session = TreeDrafter(CausalDrafter(model), Branching((2, 2))).open(
         toy_prompt(), sampling, SampledRandomness(torch.Generator())
     )
     proposal = session.propose(torch.tensor([0, 2]), None, FixedLength(2))

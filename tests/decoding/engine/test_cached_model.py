@@ -199,7 +199,7 @@ def test_positions_count_the_prompt_of_a_decoder_only_model():
     for family in CAUSAL_FAMILIES:
         model = tiny_model(family)
         cached = CachedModel(model)
-        assert cached.max_positions == 64
+        assert cached.position_limit == cached.source_limit == 64
         source = make_source([5] * 60, model)
         assert cached.max_new_tokens(source, 1000) == 5  # four are fed, the fifth is not
         state = cached.encode(source)

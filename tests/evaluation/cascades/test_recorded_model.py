@@ -13,6 +13,7 @@ from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Proposal, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
@@ -20,7 +21,6 @@ from drafttrain.evaluation.cascades.candidates import Candidate
 from drafttrain.evaluation.cascades.recorded_model import RecordedModel
 from drafttrain.evaluation.cascades.search import CascadeReplay
 from drafttrain.evaluation.runner import Prompt
-from drafttrain.evaluation.stops.replay_prompts import prompt_randomness
 from tests.decoding.drafters.test_causal import noisy
 from tests.tiny_models import tiny_model
 
@@ -74,7 +74,7 @@ def decode(family: str, sampling: Sampling, prompt: Prompt, candidate: Candidate
         FixedLength(candidate.longest),
         verifier_of(sampling),
         sampling,
-        prompt_randomness(target.device, 3, prompt.row),
+        lambda _: sequence_randomness(3, prompt.row, target.device),
     ).decode_all([prompt.source], NEW_TOKENS)[0]
 
 

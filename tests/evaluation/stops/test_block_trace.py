@@ -48,7 +48,7 @@ def test_greedy_replay_equals_decoding_round_for_round(convention, monkeypatch):
         source = make_source(ids, target.model)
 
         def decode(drafts, stop, source=source):
-            decoder = Decoder(target, drafts, stop, GreedyMatch(), GREEDY, randomness)
+            decoder = Decoder(target, drafts, stop, GreedyMatch(), GREEDY, lambda _: randomness)
             return decoder.decode_all([source], 15)[0]
 
         text = decode(NoDrafter(), FixedLength(1)).tokens
@@ -79,13 +79,15 @@ def test_replayed_blocks_have_the_law_of_decoding(settings, kind):
     }[kind]
 
     def decode(randomness):
-        decoder = Decoder(target, drafter, stop, RejectionSampling(), sampling, randomness)
+        decoder = Decoder(
+            target, drafter, stop, RejectionSampling(), sampling, lambda _: randomness
+        )
         output = decoder.decode_all([toy_source()], max_new_tokens)[0]
         return tuple(output.tokens), tuple(decoded_rounds(output))
 
     def replay_one(randomness):
         plain = Decoder(
-            target, NoDrafter(), FixedLength(1), RejectionSampling(), sampling, randomness
+            target, NoDrafter(), FixedLength(1), RejectionSampling(), sampling, lambda _: randomness
         )
         text = plain.decode_all([toy_source()], max_new_tokens)[0].tokens
         trace = log_block_trace(target, drafter.model, toy_source(), text, options, randomness)

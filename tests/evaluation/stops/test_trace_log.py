@@ -7,7 +7,6 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
@@ -29,21 +28,10 @@ from drafttrain.evaluation.stops.trace_log import TraceOptions, check_ends, log_
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.draft_states import ROW_FEATURES, StateKind
 from tests.decoding.enumeration import enumerate_law, total_variation
-from tests.tiny_models import tiny_model
+from tests.tiny_models import near_copy, tiny_model
 
 GREEDY = Sampling()
 DEPTH = 6
-
-
-def near_copy(model: PreTrainedModel, noise: float, seed: int) -> PreTrainedModel:
-    """A drafter that often agrees with its target."""
-    torch.manual_seed(seed)
-    other = tiny_model(model.config.model_type.replace("_", "-"))
-    other.load_state_dict(model.state_dict())
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter += noise * torch.randn_like(parameter)
-    return other
 
 
 def random_head(width: int, seed: int = 0, state: StateKind = "token") -> AcceptanceHead:
@@ -98,13 +86,15 @@ def test_greedy_replay_equals_decoding_round_for_round(family, max_new_tokens, s
         generator = torch.Generator().manual_seed(seed)
         ids = torch.randint(4, 40, (5,), generator=generator).tolist()
         source = make_source(ids, target_model)
-        plain = Decoder(target, NoDrafter(), FixedLength(1), GreedyMatch(), GREEDY, randomness)
+        plain = Decoder(
+            target, NoDrafter(), FixedLength(1), GreedyMatch(), GREEDY, lambda _: randomness
+        )
         text = plain.decode_all([source], max_new_tokens)[0].tokens
         options = TraceOptions(GREEDY, max_new_tokens, DEPTH, state_kind=state_kind)
         trace = log_trace(target, drafter, source, text, options, randomness)
         for stop, candidate in policies(head):
             decoder = Decoder(
-                target, CausalDrafter(drafter), stop, GreedyMatch(), GREEDY, randomness
+                target, CausalDrafter(drafter), stop, GreedyMatch(), GREEDY, lambda _: randomness
             )
             output = decoder.decode_all([source], max_new_tokens)[0]
             assert output.tokens == text
@@ -137,14 +127,19 @@ def test_replayed_rounds_have_the_law_of_decoding(sampling, kind, depth):
 
     def decode(randomness):
         decoder = Decoder(
-            target, CausalDrafter(drafter), stop, RejectionSampling(), sampling, randomness
+            target,
+            CausalDrafter(drafter),
+            stop,
+            RejectionSampling(),
+            sampling,
+            lambda _: randomness,
         )
         output = decoder.decode_all([source], max_new_tokens)[0]
         return tuple(output.tokens), tuple(decoded_rounds(output))
 
     def replay_one(randomness):
         plain = Decoder(
-            target, NoDrafter(), FixedLength(1), RejectionSampling(), sampling, randomness
+            target, NoDrafter(), FixedLength(1), RejectionSampling(), sampling, lambda _: randomness
         )
         text = plain.decode_all([source], max_new_tokens)[0].tokens
         options = TraceOptions(sampling, max_new_tokens, depth, state_kind=state_kind)
