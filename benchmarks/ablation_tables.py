@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from drafttrain.build.method import Method
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
@@ -30,7 +31,6 @@ from drafttrain.evaluation.report import write_text
 from drafttrain.evaluation.runner import (
     Decoded,
     EvaluationOptions,
-    Method,
     Prompt,
     make_jobs,
     run_interleaved,

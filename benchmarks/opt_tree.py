@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from opt_tree_figures import Point, draw, summary
 
-from drafttrain.build.method import build_method, build_options, build_sampling, check_method
+from drafttrain.build.method import Method, build_method, build_sampling, check_method
 from drafttrain.build.pairs import Pair, load_pair
 from drafttrain.commands.eval import measure_ranks
 from drafttrain.config.base import ConfigError
@@ -44,8 +44,8 @@ from drafttrain.evaluation.runner import (
     Decoded,
     EvaluationOptions,
     Job,
-    Method,
     Prompt,
+    build_options,
     make_jobs,
     read_prompts,
     run_interleaved,

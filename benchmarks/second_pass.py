@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from drafttrain.build.method import Method
 from drafttrain.commands.shell import quiet_libraries
 from drafttrain.config.commands import EvalConfig
 from drafttrain.config.reading import load_settings
@@ -44,7 +45,6 @@ from drafttrain.evaluation.report import write_text
 from drafttrain.evaluation.runner import (
     Decoded,
     EvaluationOptions,
-    Method,
     make_jobs,
     read_prompts,
     run_interleaved,

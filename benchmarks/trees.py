@@ -31,7 +31,6 @@ from tqdm import tqdm
 from drafttrain.build.pairs import load_pair
 from drafttrain.config.inputs import DataConfig, TargetConfig
 from drafttrain.data.inputs.prompts import load_inputs
-from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.forward import Forward
@@ -47,7 +46,7 @@ from drafttrain.decoding.trees.drawn import (
     Paths,
     PathsGrowth,
 )
-from drafttrain.decoding.trees.verifiers import KSeq, RecursiveRejection, TreeRejection
+from drafttrain.decoding.trees.verifiers import KSeq, RecursiveRejection
 from drafttrain.decoding.types import Sampling, Verifier
 from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.evaluation.environment import describe_environment
@@ -86,8 +85,7 @@ class Clock:
             for kind in (OptimalGrowth, BeamGrowth, BranchingGrowth, PathsGrowth):
                 for name in ("grow", "proposal"):
                     stack.enter_context(self._timed(kind, name, lambda _: "growth"))
-            for kind in (TreeRejection, GreedyMatch):
-                stack.enter_context(self._timed(kind, "verify", lambda _: "verification"))
+            stack.enter_context(self._timed(Verifier, "verify", lambda _: "verification"))
             yield
 
     def _timed(self, kind: type, name: str, part: Callable[[Any], str]) -> Any:
@@ -107,7 +105,7 @@ def main() -> None:
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
     pair = load_pair(TargetConfig(path=arguments.target), arguments.drafter)
-    if not isinstance(pair.drafter, CausalDrafter):
+    if pair.kind is None or not pair.kind.is_language_model:
         raise SystemExit(f"--drafter {arguments.drafter}: give a language model")
     target = CachedModel(pair.target.model)
     rows = load_inputs(DataConfig(path=arguments.data, limit=arguments.limit))

@@ -40,9 +40,8 @@ from drafttrain.data.shards.outputs import MANIFEST, read_manifest
 from drafttrain.data.shards.states import CacheManifest, HiddenCache, open_cache
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.draft_states import state_size
-from drafttrain.models.drafters import check_drafter, check_tokenizers, load_drafter_beside
+from drafttrain.models.drafters import check_drafter, load_drafter_beside
 from drafttrain.models.loading import check_target, load_target
-from drafttrain.models.spec_drafter.config import SpecDrafterConfig
 from drafttrain.training.loop import Task, count_steps, make_accelerator, make_plan, train
 from drafttrain.training.losses import acceptance_loss, binary_kl
 from drafttrain.training.objectives.head_sweep import HeadSweep, make_heads
@@ -100,10 +99,8 @@ def check_settings(settings: HeadRecipe) -> PretrainedConfig:
     cache_settings(settings, held_out=False)
     distill_settings(settings, held_out=False)
     target = check_target(settings.target)
-    drafter = check_drafter(settings.drafter, settings.target.path, target)
+    drafter = check_drafter(settings.drafter, settings.target, target)
     state_of(cache_settings(settings, held_out=False), drafter)
-    if not isinstance(drafter, SpecDrafterConfig):
-        check_tokenizers(settings.target, settings.drafter)
     return drafter
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from drafttrain.config.decode import CascadeConfig, DecodeConfig, StopConfig
+from drafttrain.build.pairs import Pair
 from drafttrain.config.base import ConfigError
-from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.config.decode import CascadeConfig, DecodeConfig, StopConfig
+from drafttrain.config.kinds import copies_text, named_kind
+from drafttrain.config.trees import TREES
 from drafttrain.decoding.drafters.cascade import (
     InTurnDrafter,
     Level,
@@ -14,9 +16,8 @@ from drafttrain.decoding.drafters.cascade import (
     check_increments,
     show_increments,
 )
-from drafttrain.models.drafters import drafts_blocks, read_drafter_settings
-from drafttrain.build.pairs import Pair
-from drafttrain.config.runs import MAX_GRAM, PLAIN
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.models.drafters import read_kind
 
 
 def check_cascade(decode: DecodeConfig) -> None:
@@ -31,8 +32,9 @@ def check_cascade(decode: DecodeConfig) -> None:
         return
     paths = [str(decode.drafter), *settings.drafters]
     for place, path in enumerate(paths):
-        if path == PLAIN or (path == MAX_GRAM and place < len(paths) - 1):
-            why = "drafts nothing" if path == PLAIN else "is the smallest there is"
+        copies = copies_text(path)
+        if named_kind(path) is not None and not (copies and place == len(paths) - 1):
+            why = "is the smallest there is" if copies else "drafts nothing"
             raise ConfigError(f"{path!r} {why}, but is level {place + 1} of a cascade of {paths}")
         if path in paths[:place]:
             raise ConfigError(f"{path!r} is twice in the cascade of {paths}; give each level once")
@@ -57,7 +59,7 @@ def check_cascade(decode: DecodeConfig) -> None:
             "stop is given, but a cascade drafts as many tokens in a round as the first row of its "
             f"increments adds up to ({sum(matrix[0])}); leave --k and --stop out"
         )
-    if decode.tree.kind != "none":
+    if TREES[decode.tree.kind].shape is not None:
         raise ConfigError(
             f"tree.kind = {decode.tree.kind!r}, but a cascade drafts chains; leave one of the two "
             "out"
@@ -68,13 +70,10 @@ def _reviews_models(paths: list[str], matrix: tuple[tuple[int, ...], ...]) -> bo
     """Whether some level reviews tokens that are not max-gram's."""
     for depth in range(1, len(paths)):
         drafting = [path for path, count in zip(paths[depth:], matrix[depth], strict=True) if count]
-        if any(path != MAX_GRAM for path in drafting) and _reviews(paths[depth - 1]):
+        models = [path for path in drafting if not copies_text(path)]
+        if models and read_kind(paths[depth - 1]).is_language_model:
             return True
     return False
-
-
-def _reviews(path: str) -> bool:
-    return path != MAX_GRAM and not drafts_blocks(read_drafter_settings(path))
 
 
 def other_drafters(decode: DecodeConfig) -> tuple[str, ...]:

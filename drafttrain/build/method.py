@@ -1,68 +1,62 @@
-"""Settings to objects. A new kind of drafter or verifier is one more line here."""
+"""A method from settings: drafter, stop policy and verifier, checked against each other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-import torch
-
-from drafttrain.build.cascades import build_cascade, cascade_ratios, cascade_stop, check_cascade
-from drafttrain.config.base import ConfigError
-from drafttrain.config.decode import (DecodeConfig, SamplingConfig, StopConfig, TreeConfig, VerifierConfig,)
-from drafttrain.config.commands import EvalConfig
-from drafttrain.decoding.sampling import SampledRandomness
-from drafttrain.decoding.stopping import Gain
-from drafttrain.decoding.trees.verifiers import KSeq, MultiRound, RecursiveRejection, TargetWalk
-from drafttrain.decoding.types import Randomness, DrawKind, Sampling, Verifier
-from drafttrain.decoding.verifiers import (
-    GreedyMatch,
-    RejectionSampling,
-    SpecVerification,
-    check_draw_kind,
-    check_pairing,
+from drafttrain.build.cascades import (
+    build_cascade,
+    cascade_ratios,
+    cascade_stop,
+    check_cascade,
+    other_drafters,
 )
-from drafttrain.evaluation.runner import EvaluationOptions, Method
 from drafttrain.build.pairs import Pair
-from drafttrain.config.runs import MAX_GRAM, MODEL_FREE
 from drafttrain.build.stops import build_stop, check_stop, varied_settings
-from drafttrain.build.trees import (build_drafter, build_shape, check_companions, check_tree, default_rule, tree_settings, tree_stop,)
+from drafttrain.build.trees import (
+    build_drafter,
+    build_shape,
+    check_companions,
+    check_tree,
+    tree_settings,
+    tree_stop,
+)
+from drafttrain.build.verifiers import build_verifier
+from drafttrain.config.base import ConfigError
+from drafttrain.config.decode import DecodeConfig, SamplingConfig, StopConfig
+from drafttrain.config.kinds import MAX_GRAM, copies_text
+from drafttrain.config.stops import STOPS
+from drafttrain.config.trees import TREES
+from drafttrain.decoding.types import Drafter, Sampling, StopPolicy, Verifier
+from drafttrain.decoding.verifiers import check_draw_kind, check_pairing
+from drafttrain.models.drafters import read_kind
 
-CHAINS = TreeConfig()
-VERIFIERS: dict[str, Callable[[VerifierConfig], Verifier]] = {
-    "greedy": lambda config: GreedyMatch(),
-    "spec-verification": lambda config: SpecVerification(config.beta, config.tau),
-    "rejection": lambda config: RejectionSampling(),
-    "multi-round": lambda config: MultiRound,
-    "k-seq": lambda config: KSeq,
-    "recursive": lambda config: RecursiveRejection,
-    "target-walk": lambda config: TargetWalk,
-}
+
+@dataclass(frozen=True)
+class Method:
+    """A way to decode: drafter, stop policy, verifier."""
+
+    drafter: Drafter
+    stop: StopPolicy
+    verifier: Verifier
+    parameter_ratios: Mapping[str, float] = field(default_factory=dict)
+    """Parameters over the target's, by drafter: one, or those whose calls are counted apart. Of
+    several that draft side by side, their mean."""
+    settings: Mapping[str, float] = field(default_factory=dict)
+    """What a sweep varies: k, and beta and tau where the verifier has them. Where trees are
+    compared: most levels (depth) and tokens (nodes) of a draft."""
+
+    label: str | None = None
+    """A name for reports. Default: those of its three parts."""
+
+    @property
+    def name(self) -> str:
+        return self.label or f"{self.drafter.name} {self.stop.name} {self.verifier.name}"
 
 
 def build_sampling(config: SamplingConfig) -> Sampling:
     return Sampling(config.temperature, config.top_k, config.top_p)
-
-
-def build_verifier(
-    config: VerifierConfig, sampling: Sampling, tree: TreeConfig = CHAINS
-) -> Verifier:
-    """The verifier asked for; `auto` is greedy match at temperature 0, above it the drafts' rule.
-
-    Raises ConfigError where beta or tau were given to a rule that has none, and ValueError where
-    the rule does not fit the sampling.
-    """
-    kind = config.kind
-    given = sorted(config.model_fields_set & {"beta", "tau"})
-    if given and kind != "spec-verification":
-        raise ConfigError(
-            f"{given[0]} = {getattr(config, given[0])} counts for spec-verification only, but the "
-            f"verifier is {kind!r}; add --verifier spec-verification"
-        )
-    if kind == "auto":
-        kind = "greedy" if sampling.greedy else default_rule(tree)
-    verifier = VERIFIERS[kind](config)
-    verifier.check_sampling(sampling)
-    return verifier
 
 
 def check_method(config: DecodeConfig) -> None:
@@ -75,19 +69,20 @@ def check_method(config: DecodeConfig) -> None:
     check_cascade(config)
     config = config.model_copy(update={"stop": method_stop(config)})
     behind = () if config.cascade is None else config.cascade.drafters
-    if config.bigrams is not None and MAX_GRAM not in (config.drafter, *behind):
+    if config.bigrams is not None and not any(map(copies_text, (config.drafter, *behind))):
         raise ConfigError(
-            f"bigrams = {config.bigrams!r} counts for drafter {MAX_GRAM!r} only; leave it out"
+            f"bigrams = {config.bigrams!r} counts for drafter {MAX_GRAM.name!r} only; leave it out"
         )
     check_tree(config)
     check_stop(config)
-    if config.tree.kind != "none":
-        shape = build_shape(config.tree, config.stop.k)
-        draw_kind: DrawKind = "independent" if config.tree.drafters else shape.draw_kind
-        check_draw_kind(verifier, draw_kind, True, shape.name)
+    tree = TREES[config.tree.kind]
+    if tree.shape is not None:
+        draw_kind = "independent" if config.tree.drafters else tree.draw_kind
+        check_draw_kind(verifier, draw_kind, True, build_shape(config.tree, config.stop.k).name)
         check_companions(config.tree)
-    elif config.drafter not in MODEL_FREE:
-        check_draw_kind(verifier, "deterministic" if sampling.greedy else "iid", False, "chain")
+    elif config.drafter is not None:
+        kind = read_kind(config.drafter)
+        check_draw_kind(verifier, kind.draw_kind(sampling.greedy), False, kind.name)
 
 
 def build_method(config: DecodeConfig, pair: Pair) -> Method:
@@ -98,13 +93,11 @@ def build_method(config: DecodeConfig, pair: Pair) -> Method:
     make = build_drafter if config.cascade is None else build_cascade
     drafter, stop = make(config, pair), build_stop(config, pair.drafter_model)
     check_pairing(drafter, stop, verifier, sampling)
-    varied = varied_settings(stop)
-    if config.tree.kind != "none":
-        varied = tree_settings(config.tree, stop.longest)
-        if isinstance(stop, Gain):
-            varied |= varied_settings(stop)
-    if isinstance(verifier, SpecVerification):
-        varied |= {"beta": float(verifier.beta), "tau": verifier.tau}
+    varied = varied_settings(config.stop.kind, stop)
+    if TREES[config.tree.kind].shape is not None:
+        own = varied if STOPS[config.stop.kind].requires else {}
+        varied = tree_settings(config.tree, stop.longest) | own
+    varied |= {name: float(value) for name, value in verifier.settings.items()}
     return Method(drafter, stop, verifier, parameter_ratios(config, pair, drafter.name), varied)
 
 
@@ -117,22 +110,5 @@ def parameter_ratios(config: DecodeConfig, pair: Pair, name: str) -> dict[str, f
     """Parameters over the target's of each drafter whose calls are counted, by its name."""
     if config.cascade is not None:
         return cascade_ratios(config, pair)
-    if config.drafter == MAX_GRAM:
-        return {MAX_GRAM: 0.0}
-    ratio = pair.parameter_ratio(config.tree.drafters)
+    ratio = pair.parameter_ratio(other_drafters(config))
     return {} if ratio is None else {name: ratio}
-
-
-def build_options(config: EvalConfig) -> EvaluationOptions:
-    return EvaluationOptions(
-        sampling=build_sampling(config.decode.sampling),
-        max_new_tokens=config.decode.sampling.max_new_tokens,
-        seed=config.decode.sampling.seed,
-        baselines=config.baselines,
-        num_beams=config.num_beams,
-        repeats=config.repeats,
-        warmup=config.warmup,
-        bootstrap=config.bootstrap,
-        bleu_tokenizer=config.bleu_tokenizer,
-        compared_by="nodes" if config.budget else "depth" if config.depth else None,
-    )

@@ -1,4 +1,4 @@
-"""Load a target with a drafter for it, checked against each other before weights are read."""
+"""Load a target with drafters for it, checked against each other before weights are read."""
 
 from __future__ import annotations
 
@@ -7,27 +7,15 @@ from dataclasses import dataclass, field, replace
 
 from transformers import PretrainedConfig, PreTrainedModel
 
+from drafttrain.build.drafters import check_for_target, make_drafter, open_kind
 from drafttrain.config.inputs import TargetConfig
+from drafttrain.config.kinds import DrafterKind, kind_of, named_kind
 from drafttrain.data.bigrams import read_bigrams
-from drafttrain.decoding.engine.architectures import (check_configuration, check_known, check_projection,)
-from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.drafters.block_heads import BlockHeadsDrafter
-from drafttrain.decoding.drafters.causal import CausalDrafter
-from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
-from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.drafters.block import BlockDrafter
+from drafttrain.decoding.engine.architectures import check_configuration, check_known
 from drafttrain.decoding.types import Drafter
-from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig
-from drafttrain.models.drafters import (
-    check_drafter,
-    check_tokenizers,
-    drafts_blocks,
-    load_drafter,
-)
+from drafttrain.models.drafters import load_drafter
 from drafttrain.models.layout import count_parameters
 from drafttrain.models.loading import LoadedTarget, check_target, choose_device, load_target
-from drafttrain.models.spec_drafter.model import SpecDrafter
-from drafttrain.config.runs import MODEL_FREE, PLAIN
 
 
 @dataclass(frozen=True)
@@ -43,13 +31,20 @@ class Pair:
     models: Mapping[str, PreTrainedModel | None] = field(default_factory=dict)
     """The companions' models."""
 
+    @property
+    def kind(self) -> DrafterKind | None:
+        """The drafter's; None for what no settings name."""
+        if self.drafter_model is None:
+            return named_kind(self.drafter.name)
+        return kind_of(self.drafter_model.config)
+
     def parameter_ratio(self, beside: Sequence[str] = ()) -> float | None:
         """A drafter's parameters over the target's; None for plain decoding.
 
         beside: companions that draft side by side with the drafter. The mean over all of them is
         what a call costs: each makes calls of its own.
         """
-        if self.drafter_model is None:
+        if self.kind is not None and self.kind.drafts == "nothing":
             return None
         ratios = [_ratio(self.drafter_model, self.target), *map(self.companion_ratio, beside)]
         return sum(ratios) / len(ratios)
@@ -84,9 +79,11 @@ def load_pair(
     loaded = load_target(target)
 
     def opened(name: str) -> tuple[Drafter, PreTrainedModel | None]:
-        if name in MODEL_FREE:
-            return NoDrafter() if name == PLAIN else MaxGramDrafter(table), None
-        return open_drafter(name, settings_of[name], loaded)
+        kind = named_kind(name)
+        if kind is not None:
+            return open_kind(kind, table if kind.drafts == "copies" else None, loaded.model), None
+        model = load_drafter(name, settings_of[name], loaded)
+        return make_drafter(model, loaded.model), model
 
     first, model = opened(drafter)
     others = {name: opened(name) for name in companions}
@@ -115,34 +112,8 @@ def check_pair(
     if bigrams is not None:
         table = read_bigrams(bigrams, target_settings.get_text_config(decoder=True).vocab_size)
     settings_of = {
-        name: _check_settings(name, target, target_settings, trees)
+        name: check_for_target(name, target, target_settings, trees)
         for name in drafters
-        if name not in MODEL_FREE
+        if named_kind(name) is None
     }
     return settings_of, table
-
-
-def open_drafter(
-    path: str, settings: PretrainedConfig, target: LoadedTarget
-) -> tuple[Drafter, PreTrainedModel]:
-    """A drafter of any kind, and its model, from settings that were checked."""
-    model = load_drafter(path, settings, target)
-    if isinstance(model, SpecDrafter):
-        return BlockDrafter(model), model
-    if isinstance(model, BlockHeads):
-        return BlockHeadsDrafter(model, target.model), model
-    return CausalDrafter(CachedModel(model)), model
-
-
-def _check_settings(
-    drafter: str, target: TargetConfig, target_settings: PretrainedConfig, trees: bool
-) -> PretrainedConfig:
-    settings = check_drafter(drafter, target.path, target_settings)
-    if isinstance(settings, BlockHeadsConfig):
-        check_projection(target_settings)
-    if not drafts_blocks(settings):
-        check_configuration(settings)
-        check_tokenizers(target, drafter)
-        if trees:
-            check_known(settings)
-    return settings

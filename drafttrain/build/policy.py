@@ -1,4 +1,4 @@
-"""policy.json: read, written, and turned into the stop policy and verifier that it describes.
+"""policy.json: read, checked, written, and as the settings that stop policy and verifier are of.
 
     {"drafter": "spec-drafter", "stop": "fixed", "k": 10, "verifier": {"kind": "auto"}}
 
@@ -8,17 +8,19 @@ is the whole triple: what proposes, when a round of drafting ends, what is accep
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from drafttrain.build.verifiers import AUTO, check_settings
 from drafttrain.config.base import ConfigError
+from drafttrain.config.decode import VerifierConfig
 from drafttrain.config.policy import Policy
-from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength, HeadPolicy
-from drafttrain.decoding.types import Sampling, StopPolicy, Verifier
-from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
-from drafttrain.models.acceptance_head import AcceptanceHead
+from drafttrain.config.stops import STOPS
+from drafttrain.config.verifiers import RULES
+from drafttrain.decoding.types import Sampling
 
 POLICY = "policy.json"
 HEAD = "acceptance_head"
@@ -36,36 +38,44 @@ def read_policy(file: Path) -> Policy:
             f"{file} cannot be read ({error.strerror}); `drafttrain tune` writes one"
         ) from None
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
         raise ConfigError(
-            f"{file}: {where}: {first['msg']}; write it anew with `drafttrain tune`"
+            f"{file}: {_first_error(error, 'the file')}; write it anew with `drafttrain tune`"
         ) from None
     check_policy(policy, str(file))
     return policy
 
 
+def parse_policy(values: Mapping[str, Any]) -> Policy:
+    """The content of a policy.json, given as values. Raises ConfigError as `read_policy`."""
+    try:
+        policy = Policy.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(
+            f"policy: {_first_error(error, 'it')}; write it as policy.json is"
+        ) from None
+    check_policy(policy, "policy")
+    return policy
+
+
 def check_policy(policy: Policy, name: str) -> None:
     """A policy must hold the one value that its kind goes by. Raises ConfigError."""
-    field = {"fixed": "k", "head": "h"}.get(policy.stop, policy.stop)
+    field = STOPS[policy.stop].varied
     if getattr(policy, field) is None:
         raise ConfigError(f"{name}: stop is {policy.stop!r} but there is no {field}; add {field}")
-    rule = policy.verifier
-    given = sorted(rule.model_fields_set & {"beta", "tau"})
-    if given and rule.kind != "spec-verification":
-        raise ConfigError(
-            f"{name}: verifier.{given[0]} = {getattr(rule, given[0])} counts for spec-verification "
-            f"only, but verifier.kind is {rule.kind!r}; leave it out, or change the kind"
-        )
+    try:
+        check_settings(policy.verifier)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
 
 
 def dump_policy(policy: Policy) -> dict[str, Any]:
     """The policy as JSON values, without what its stop or its verifier does not go by."""
     values = policy.model_dump(mode="json", exclude_none=True)
-    if policy.stop == "fixed" and policy.head is None:  # a head may still be asked for
-        del values["max_draft"]
-    if policy.verifier.kind != "spec-verification":
-        values["verifier"] = {"kind": policy.verifier.kind}
+    if "max_draft" not in STOPS[policy.stop].settings and policy.head is None:
+        del values["max_draft"]  # a head may still be asked for, where there is one
+    rule = RULES.get(policy.verifier.kind)
+    known = {"kind"} if rule is None else {"kind", *(setting.name for setting in rule.settings)}
+    values["verifier"] = {name: v for name, v in values["verifier"].items() if name in known}
     if not policy.sampling:
         del values["sampling"]
     return values
@@ -76,40 +86,25 @@ def write_policy(policy: Policy, file: Path) -> None:
     file.write_text(text + "\n", encoding="utf-8")
 
 
-def policy_verifier(policy: Policy, sampling: Sampling) -> Verifier:
+def verifier_config(policy: Policy, sampling: Sampling) -> VerifierConfig:
     """The verifier of a policy, for decoding of this kind.
 
-    `auto`, and any rule that is for the other kind of decoding only, is the lossless one: greedy
-    match at temperature 0, rejection sampling above.
+    `auto`, the lossless one, takes the place of a rule that is for another kind of decoding.
     """
-    rule = policy.verifier
-    if rule.kind == "rejection" or not sampling.greedy:
-        return RejectionSampling()
-    if rule.kind == "spec-verification":
-        return SpecVerification(rule.beta, rule.tau)
-    return GreedyMatch()
+    rule = RULES.get(policy.verifier.kind)
+    draw_kind = "deterministic" if sampling.greedy else "iid"
+    if rule is None or not rule.fits(sampling.greedy, draw_kind):
+        return AUTO
+    return policy.verifier
 
 
 def is_lossy(policy: Policy) -> bool:
     """Whether greedy decoding under the policy may differ from the target's own."""
-    return policy.verifier.kind == "spec-verification"
+    rule = RULES.get(policy.verifier.kind)
+    return rule is not None and not rule.lossless
 
 
-def stop_policy(policy: Policy, head: AcceptanceHead | None) -> StopPolicy:
-    """The stop policy that a checked policy describes. Raises ConfigError where its head lacks."""
-    if policy.stop == "fixed":
-        assert policy.k is not None
-        return FixedLength(policy.k)
-    if policy.stop == "entropy":
-        assert policy.entropy is not None
-        return Entropy(policy.entropy, policy.max_draft)
-    if policy.stop == "confidence":
-        assert policy.confidence is not None
-        return Confidence(policy.confidence, policy.max_draft)
-    assert policy.h is not None
-    if head is None:
-        raise ConfigError(
-            f"{POLICY} stops by an acceptance head, but there is none in {HEAD}/; export the "
-            "drafter with its head"
-        )
-    return HeadPolicy(head, policy.h, policy.max_draft)
+def _first_error(error: ValidationError, whole: str) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"]) or whole
+    return f"{where}: {first['msg']}"

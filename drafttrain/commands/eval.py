@@ -6,34 +6,37 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 
 from datasets import Dataset
 from rich.console import Console
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from drafttrain.build.cascades import other_drafters
 from drafttrain.build.method import (
+    Method,
     build_method,
-    build_options,
     build_sampling,
     check_method,
 )
 from drafttrain.build.pairs import Pair, check_pair, load_pair
 from drafttrain.build.trees import build_shape, tree_settings
+from drafttrain.build.verifiers import AUTO, build_verifier
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import EvalConfig
 from drafttrain.config.decode import DecodeConfig, TreeConfig
-from drafttrain.config.runs import MAX_GRAM, MODEL_FREE, PLAIN
+from drafttrain.config.kinds import KINDS, NONE, copies_text, in_words, kind_of, named_kind
 from drafttrain.config.sweep import expand_sweep
+from drafttrain.config.trees import TREES
+from drafttrain.config.verifiers import GREEDY
 from drafttrain.data.inputs.prompts import load_inputs
-from drafttrain.decoding.drafters.block import predict_blocks
 from drafttrain.decoding.drafters.cascade import show_increments
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.evaluation.plots import plot_report
 from drafttrain.evaluation.report import (
     Report,
@@ -42,15 +45,13 @@ from drafttrain.evaluation.report import (
     write_report,
     write_samples,
 )
-from drafttrain.evaluation.runner import Method, read_prompts
+from drafttrain.evaluation.runner import build_options, read_prompts
 from drafttrain.evaluation.summary import Evaluation, evaluate, evaluate_teacher_forced
 from drafttrain.evaluation.tables import main_table, parity_lines, trade_off_table
 from drafttrain.evaluation.trees.methods import expand_methods
 from drafttrain.evaluation.trees.rank_acceptance import measure_acceptance_by_rank
 from drafttrain.evaluation.trees.tables import tree_table
 from drafttrain.models.drafters import read_drafter_settings
-from drafttrain.models.spec_drafter.config import SpecDrafterConfig
-from drafttrain.models.spec_drafter.model import SpecDrafter
 
 LOG_WIDTH = 132
 
@@ -112,14 +113,14 @@ class Wanted:
         named = {str(method.drafter) for method in methods} - {drafter}
         for method in methods:
             named |= set(other_drafters(method))
-        copying = [m for m in methods if MAX_GRAM in (m.drafter, *other_drafters(m))]
+        copying = [m for m in methods if any(map(copies_text, (m.drafter, *other_drafters(m))))]
         tables = {method.bigrams for method in copying}
         if len(tables) > 1:
             shown = " and ".join(sorted(map(repr, tables)))
             raise ConfigError(
                 f"bigrams = {shown}; give all methods with max-gram one table, or none"
             )
-        trees = any(method.tree.kind != "none" for method in methods)
+        trees = any(TREES[method.tree.kind].shape is not None for method in methods)
         return Wanted(drafter, tuple(sorted(named)), trees, tables.pop() if tables else None)
 
 
@@ -131,7 +132,7 @@ def other_method(settings: EvalConfig, name: str) -> DecodeConfig:
             f"others.{name}.sampling is given, but all methods decode as decode.sampling says; "
             "leave it out"
         )
-    if other.drafter in (None, PLAIN):
+    if other.drafter is None or named_kind(other.drafter) is NONE:
         raise ConfigError(
             f"others.{name}.drafter = {other.drafter!r}; give a drafter (plain decoding is "
             "measured in any case)"
@@ -147,22 +148,22 @@ def print_plan(settings: EvalConfig, methods: Sequence[DecodeConfig], rows: int)
     print(f"target    {target.path} ({target.dtype}), {how}, {sampling.max_new_tokens} tokens")
     print(f"data      {settings.data.path}: {rows:,} inputs, each decoded {settings.repeats} times")
     for method in methods:
-        print(f"method    {in_words(method)}")
+        print(f"method    {describe(method)}")
     for name in settings.baselines:
         print(f"baseline  generate{'' if name == 'generate' else f', {settings.num_beams} beams'}")
     print(f"report    {settings.report}")
 
 
-def in_words(method: DecodeConfig) -> str:
+def describe(method: DecodeConfig) -> str:
     """The settings of a method that tell it from others."""
     words = [str(method.drafter)]
     if method.cascade is not None:
         words = [" > ".join((*words, *method.cascade.drafters))]
         words.append(f"increments {show_increments(method.cascade.matrix())}")
         words.append(f"leniency {method.cascade.leniency:g}")
-    elif method.tree.kind != "none":
+    elif TREES[method.tree.kind].shape is not None:
         words.append(f"tree {method.tree.kind}")
-    if method.drafter != PLAIN and method.cascade is None:
+    if named_kind(method.drafter) is not NONE and method.cascade is None:
         words.append(f"stop {method.stop.kind}, k {method.stop.k}")
     return "; ".join((*words, f"verifier {method.verifier.kind}"))
 
@@ -264,7 +265,7 @@ def measure_teacher_forced(
 ) -> Report:
     """Strict acceptance at each k, from one drafter pass along each of the target's own outputs."""
     model = pair.drafter_model
-    assert isinstance(model, SpecDrafter)
+    assert model is not None
     options = build_options(settings)
     cached = CachedModel(pair.target.model)
     prompts, _ = read_prompts(pair.target, cached, rows)
@@ -272,7 +273,7 @@ def measure_teacher_forced(
         cached,
         NoDrafter(),
         FixedLength(1),
-        GreedyMatch(),
+        build_verifier(AUTO, options.sampling),
         options.sampling,
         partial(sequence_randomness, options.seed),
     ).decode_all([prompt.source for prompt in prompts], options.max_new_tokens)
@@ -287,9 +288,11 @@ def measure_teacher_forced(
     return evaluate_teacher_forced(pair.target, drafters, pairs, options, str(settings.data.path))
 
 
-def first_slots(model: SpecDrafter, k: int, source_ids: Tensor, target_ids: Tensor) -> Tensor:
+def first_slots(model: PreTrainedModel, k: int, source_ids: Tensor, target_ids: Tensor) -> Tensor:
     """Blocks cut to k. Shapes: [S], [L] -> [L, k]."""
-    return predict_blocks(model, source_ids, target_ids)[:, :k]
+    predict = kind_of(model.config).blocks_along
+    assert predict is not None
+    return resolve_name(predict)(model, source_ids, target_ids)[:, :k]
 
 
 def check_report_path(report: Path) -> None:
@@ -303,7 +306,7 @@ def check_report_path(report: Path) -> None:
 def check_teacher_forced(settings: EvalConfig, variants: list[DecodeConfig]) -> None:
     """This mode counts greedy matches of a drafter; refuse settings that ask for anything else."""
     remedy = "; leave it out, or use --mode decode"
-    if settings.decode.drafter in MODEL_FREE:
+    if named_kind(settings.decode.drafter) is not None:
         raise ConfigError(
             f"drafter = {settings.decode.drafter!r} has no acceptance to estimate{remedy}"
         )
@@ -320,10 +323,11 @@ def check_teacher_forced(settings: EvalConfig, variants: list[DecodeConfig]) -> 
             f"acceptance is of greedy decoding{remedy}"
         )
     drafter = read_drafter_settings(str(settings.decode.drafter))
-    if not isinstance(drafter, SpecDrafterConfig):
+    if kind_of(drafter).blocks_along is None:
+        known = in_words([kind for kind in KINDS.values() if kind.blocks_along is not None])
         raise ConfigError(
             f"drafter {settings.decode.drafter!r} is a {drafter.model_type!r} model, but "
-            "teacher-forced acceptance is of blocks, which Spec-Drafters draft; use --mode decode"
+            f"teacher-forced acceptance is of blocks as those of {known}; use --mode decode"
         )
     longest = max(variant.stop.k for variant in variants)
     if longest > drafter.k:
@@ -332,12 +336,12 @@ def check_teacher_forced(settings: EvalConfig, variants: list[DecodeConfig]) -> 
             "the drafter was trained with; use --mode decode"
         )
     for variant in variants:
-        if variant.tree.kind != "none":
+        if TREES[variant.tree.kind].shape is not None:
             raise ConfigError(
                 f"tree.kind = {variant.tree.kind!r} drafts trees, but teacher-forced acceptance is "
                 f"of chains{remedy}"
             )
-        if variant.verifier.kind not in ("auto", "greedy"):
+        if variant.verifier.kind not in (AUTO.kind, GREEDY.name):
             raise ConfigError(
                 f"verifier {variant.verifier.kind!r} accepts other tokens than the target's own, "
                 f"which teacher-forced acceptance cannot follow{remedy}"

@@ -31,7 +31,7 @@ from drafttrain.export.provenance import Provenance
 from drafttrain.export.push import check_push, push
 from drafttrain.export.reload import Verification
 from drafttrain.export.verify import INPUTS, Check, Reload, in_fresh_process
-from drafttrain.models.drafters import check_drafter
+from drafttrain.models.drafters import check_fit, read_drafter_settings
 from drafttrain.models.layout import count_parameters
 from drafttrain.models.loading import check_target
 
@@ -104,7 +104,9 @@ def check_target_choice(settings: ExportConfig, target: str | None) -> None:
         )
     chosen = target_to_decode(settings, target)
     if chosen is not None:
-        check_drafter(settings.drafter, chosen.path, check_target(chosen))
+        drafter = read_drafter_settings(settings.drafter)
+        names = f"drafter {settings.drafter!r}", f"target {chosen.path!r}"
+        check_fit(drafter, check_target(chosen), *names)
 
 
 def target_to_decode(settings: ExportConfig, target: str | None) -> TargetConfig | None:

@@ -11,12 +11,13 @@ from datasets import Dataset
 from rich.console import Console
 
 from drafttrain.build.cascades import build_levels, cascade_ratios
-from drafttrain.build.method import build_method, build_sampling, build_verifier, check_method
+from drafttrain.build.method import build_method, build_sampling, check_method
 from drafttrain.build.pairs import Pair, load_pair
+from drafttrain.build.verifiers import AUTO, build_verifier
 from drafttrain.commands.eval import LOG_WIDTH
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import TuneCascadeConfig
-from drafttrain.config.decode import CascadeConfig, DecodeConfig, VerifierConfig
+from drafttrain.config.decode import CascadeConfig, DecodeConfig
 from drafttrain.config.inputs import DataConfig
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.drafters.cascade import Level
@@ -192,7 +193,7 @@ def make_replay(bench: Bench) -> CascadeReplay:
         bench.target,
         bench.levels,
         warping,
-        build_verifier(VerifierConfig(), warping),
+        build_verifier(AUTO, warping),
         sampling.max_new_tokens,
         sampling.seed,
     )

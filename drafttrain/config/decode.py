@@ -15,6 +15,14 @@ from pydantic import (
 )
 
 from drafttrain.config.base import Config
+from drafttrain.config.kinds import copies_text
+from drafttrain.config.stops import STOPS
+from drafttrain.config.trees import TREES
+from drafttrain.config.verifiers import RULES
+
+StopName = Literal[*STOPS]
+VerifierName = Literal["auto", *RULES]
+TreeName = Literal[*TREES]
 
 
 class SamplingConfig(Config):
@@ -35,7 +43,7 @@ class SamplingConfig(Config):
 class StopConfig(Config):
     """When a round of drafting ends."""
 
-    kind: Literal["fixed", "entropy", "confidence", "head", "gain"] = "fixed"
+    kind: StopName = "fixed"
     """fixed: always k tokens. head: a trained acceptance head says when a token of the draft was
     probably rejected (SpecDec++). entropy: after a row of high entropy. confidence: after a token
     of low probability (as Transformers does); greedy decoding only. gain: after a level that adds
@@ -58,29 +66,10 @@ class StopConfig(Config):
     lie between t_draft / t_target and 1; 0 goes on to max_draft levels."""
 
 
-STOP_SETTINGS: dict[str, set[str]] = {
-    "fixed": {"k"},
-    "entropy": {"entropy", "max_draft"},
-    "confidence": {"confidence", "max_draft"},
-    "head": {"head", "h", "max_draft"},
-    "gain": {"delta", "max_draft"},
-}
-"""Settings that each kind of stop policy goes by."""
-
-
 class VerifierConfig(Config):
     """How drafted tokens are accepted."""
 
-    kind: Literal[
-        "auto",
-        "greedy",
-        "spec-verification",
-        "rejection",
-        "multi-round",
-        "k-seq",
-        "recursive",
-        "target-walk",
-    ] = "auto"
+    kind: VerifierName = "auto"
     """auto: greedy match at temperature 0, above it the rejection rule for the drafts: rejection
     for chains, recursive for rsd-c and rsd-s, k-seq for paths (multi-round with several drafters),
     target-walk for other trees; all are lossless. spec-verification is lossy: it accepts tokens
@@ -101,13 +90,10 @@ class VerifierConfig(Config):
         return values
 
 
-TreeKind = Literal["none", "paths", "rsd-c", "rsd-s", "opt-tree", "binary", "eagle", "sequoia"]
-
-
 class TreeConfig(Config):
     """The shape of draft trees. stop.k is the number of levels."""
 
-    kind: TreeKind = "none"
+    kind: TreeName = "none"
     """none: chains. paths: independent paths (SpecTr, SpecInfer). rsd-c, rsd-s: without
     replacement, by branching factors or stochastic beam search (RSD). opt-tree: the tree that
     expects the most accepted tokens (OPT-Tree). binary, eagle: fixed trees. sequoia: the best fixed
@@ -129,19 +115,6 @@ class TreeConfig(Config):
     draft_temperature: PositiveFloat | None = None
     """Temperature of the drafter's rows that tokens are drawn from, or an opt-tree is scored by.
     Default: the target's; 0.5 for an opt-tree where the target is greedy."""
-
-
-TREE_SETTINGS: dict[str, set[str]] = {
-    "none": set(),
-    "paths": {"width", "drafters", "draft_temperature"},
-    "rsd-c": {"branching", "draft_temperature"},
-    "rsd-s": {"width", "draft_temperature"},
-    "opt-tree": {"nodes", "head", "draft_temperature"},
-    "binary": {"nodes"},
-    "eagle": set(),
-    "sequoia": {"nodes", "by_rank"},
-}
-"""Settings that each kind of tree goes by."""
 
 
 class CascadeConfig(Config):
@@ -176,7 +149,7 @@ class CascadeConfig(Config):
         """K, the default where none is given."""
         if self.increments is not None:
             return self.increments
-        levels, copies = 1 + len(self.drafters), self.drafters[-1] == "max-gram"
+        levels, copies = 1 + len(self.drafters), copies_text(self.drafters[-1])
         rows = [[5] * (levels - depth) for depth in range(levels)]
         for row in rows if copies else ():
             row[-1] = 10

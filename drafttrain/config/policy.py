@@ -12,7 +12,10 @@ from pydantic import (
 )
 
 from drafttrain.config.base import Config
-from drafttrain.config.decode import VerifierConfig
+from drafttrain.config.decode import StopConfig, VerifierConfig
+from drafttrain.config.stops import STOPS
+
+PolicyStop = Literal[*(name for name, stop in STOPS.items() if stop.in_policies)]
 
 
 class Policy(Config):
@@ -23,7 +26,7 @@ class Policy(Config):
 
     model_config = ConfigDict(extra="ignore")
 
-    stop: Literal["fixed", "entropy", "confidence", "head"]
+    stop: PolicyStop
     """As StopConfig.kind, and so are the values below."""
     k: PositiveInt | None = None
     max_draft: PositiveInt = 20
@@ -38,3 +41,8 @@ class Policy(Config):
     """What proposes: in an export the drafter's model_type (spec-drafter, llama, ...)."""
     verifier: VerifierConfig = VerifierConfig()
     """How drafted tokens are accepted; spec-verification counts in greedy decoding only."""
+
+    def stop_config(self) -> StopConfig:
+        """The stop policy as settings, without the head's folder, which only its user knows."""
+        names = set(STOPS[self.stop].settings) - {"head"}
+        return StopConfig(kind=self.stop, **self.model_dump(include=names, exclude_none=True))

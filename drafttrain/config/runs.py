@@ -10,21 +10,18 @@ import sys
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.decode import STOP_SETTINGS
+from drafttrain.config.kinds import MAX_GRAM, named_kind, own_kind
 from drafttrain.config.policy import Policy
 from drafttrain.config.reading import load_settings
-from drafttrain.config.recipes import BlockHeadsRecipe, HeadRecipe, SpecDrafterRecipe
+from drafttrain.config.recipes import DistillingRecipe, HeadRecipe
+from drafttrain.config.stops import STOPS
+from drafttrain.config.verifiers import RULES
 
 CHECKPOINTS = Path("checkpoints")
-PLAIN = "none"
-"""The drafter that proposes nothing: plain decoding."""
-MAX_GRAM = "max-gram"
-"""The drafter that copies from the text itself."""
-MODEL_FREE = (PLAIN, MAX_GRAM)
-"""Names of drafters that are no models."""
 LAYOUT = {
     "input_column",
     "template",
@@ -36,16 +33,14 @@ LAYOUT = {
     "chat",
 }
 """Settings of prompts that say how they are read, not which they are."""
-RECIPES = {"spec-drafter": SpecDrafterRecipe, "block-heads": BlockHeadsRecipe}
-"""Recipes of drafters that are made for one target, by the model_type of what they train."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished training run."""
+    """A finished training run of a drafter that is made for one target."""
 
     folder: Path
-    recipe: SpecDrafterRecipe | BlockHeadsRecipe
+    recipe: DistillingRecipe
 
     @property
     def drafter(self) -> Path:
@@ -71,8 +66,9 @@ def finished_runs(folder: Path) -> list[Path]:
 
 def read_run(folder: Path) -> Run:
     """The finished run in a folder, from its run.yaml."""
-    recipe = RECIPES[_model_type(folder / "final")]
-    return Run(folder, load_settings(recipe, folder / "run.yaml"))
+    recipe = _recipe_of(folder / "final")
+    assert recipe is not None
+    return Run(folder, load_settings(resolve_name(recipe), folder / "run.yaml"))
 
 
 def run_of(drafter: str) -> Run | None:
@@ -99,17 +95,18 @@ def fill_from_run(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> di
     drafter = decode.get("drafter")
     if drafter is None and target.get("path") is not None:
         drafter = decode["drafter"] = _drafter_for(str(target["path"]), checkpoints)
-    if drafter is None or (drafter in MODEL_FREE and target.get("path") is None):
+    trained = named_kind(drafter) is None
+    if drafter is None or (not trained and target.get("path") is None):
         run = newest_run(checkpoints)
     else:
-        run = None if drafter in MODEL_FREE else run_of(str(drafter))
-    if run is not None and drafter not in MODEL_FREE:
+        run = run_of(str(drafter)) if trained else None
+    if run is not None and trained:
         decode["drafter"] = str(run.drafter)
         stop = _group(decode, "stop")
         own_lengths = values.get("methods") or decode.get("cascade")
         if stop.get("kind", "fixed") == "fixed" and not own_lengths:
             stop.setdefault("k", run.recipe.drafter.k)
-    if run is None and drafter not in MODEL_FREE and not values.get("methods"):
+    if run is None and trained and not values.get("methods"):
         _fill_from_policy(decode, Path(str(drafter)) / "policy.json")
     if run is not None and target.get("path") is None:
         values["target"] = run.recipe.target.model_dump(mode="json") | target
@@ -126,7 +123,7 @@ def _drafter_for(target: str, checkpoints: Path) -> str:
     """The newest drafter trained for this target, else max-gram; says which."""
     runs = map(read_run, finished_runs(checkpoints))
     newest = next((run for run in runs if run.recipe.target.path == target), None)
-    found = MAX_GRAM if newest is None else str(newest.drafter)
+    found = MAX_GRAM.name if newest is None else str(newest.drafter)
     why = "none is trained for this target" if newest is None else "the newest for this target"
     print(f"no drafter is given: using {found} ({why})", file=sys.stderr)
     return found
@@ -153,12 +150,11 @@ def _fill_from_policy(decode: dict[str, Any], file: Path) -> None:
         chains
         and not decode.get("cascade")
         and not stop
-        and (greedy or policy.stop != "confidence")
+        and (greedy or not STOPS[policy.stop].greedy_only)
     ):
-        names = STOP_SETTINGS[policy.stop] - {"head"}
-        known = policy.model_dump(include=names, exclude_none=True)
-        stop |= {"kind": policy.stop} | known
-    if not verifier and greedy and policy.verifier.kind == "spec-verification":
+        stop |= policy.stop_config().model_dump(exclude_unset=True)
+    rule = RULES.get(policy.verifier.kind)
+    if not verifier and greedy and rule is not None and not rule.lossless:
         verifier |= policy.verifier.model_dump()
 
 
@@ -171,7 +167,7 @@ def fill_data(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> dict[s
     data, drafter = _group(values, "data"), str(values["decode"]["drafter"])
     if data.get("path") is not None:
         return values
-    run = newest_run(checkpoints) if drafter in MODEL_FREE else run_of(drafter)
+    run = run_of(drafter) if named_kind(drafter) is None else newest_run(checkpoints)
     if run is None or run.recipe.held_out is None:
         raise ConfigError("no inputs to measure on; add --data FILE (or a Hub name)")
     if run.recipe.target.path != values["target"]["path"]:
@@ -206,7 +202,13 @@ def _trained_for(drafter: str) -> dict[str, Any]:
 
 
 def _holds_drafter(run: Path) -> bool:
-    return (run / "run.yaml").is_file() and _model_type(run / "final") in RECIPES
+    return (run / "run.yaml").is_file() and _recipe_of(run / "final") is not None
+
+
+def _recipe_of(drafter: Path) -> str | None:
+    """What names the settings of the recipe that trained a drafter; None for another's."""
+    kind = own_kind(_model_type(drafter))
+    return None if kind is None else kind.recipe
 
 
 @dataclass(frozen=True)

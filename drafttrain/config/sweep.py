@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from pydantic import ValidationError
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.decode import STOP_SETTINGS, DecodeConfig
+from drafttrain.config.decode import DecodeConfig
+from drafttrain.config.stops import STOPS
+from drafttrain.config.verifiers import RULES
 
-STOPS = {
-    "k": "fixed",
-    "h": "head",
-    "entropy": "entropy",
-    "confidence": "confidence",
-    "delta": "gain",
-}
-"""Setting of a stop policy that can be swept -> the kind of policy that goes by it."""
-TOLERANCES = ("beta", "tau")
-"""The same of Spec-Verification."""
-SWEEPABLE = (*STOPS, *TOLERANCES)
+STOP_OF = {stop.varied: stop for stop in STOPS.values()}
+"""Setting of a stop policy that can be swept -> the policy that goes by it."""
+RULE_OF = {setting.name: rule for rule in RULES.values() for setting in rule.settings}
+"""The same of verifiers."""
+SWEEPABLE = (*STOP_OF, *RULE_OF)
 
 
 def expand_sweep(decode: DecodeConfig, sweep: Mapping[str, Sequence[float]]) -> list[DecodeConfig]:
@@ -46,30 +43,36 @@ def expand_sweep(decode: DecodeConfig, sweep: Mapping[str, Sequence[float]]) -> 
 def _stops(decode: DecodeConfig, sweep: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
     """Settings of each stop policy, without those that belong to another kind alone."""
     given = decode.stop.model_dump(exclude_unset=True)  # what was not given stays not given
-    swept = [name for name in STOPS if name in sweep]
-    asked_for = "kind" in given and decode.stop.kind not in [STOPS[name] for name in swept]
+    swept = [name for name in STOP_OF if name in sweep]
+    asked_for = "kind" in given and decode.stop.kind not in [STOP_OF[name].name for name in swept]
     if not swept:
         return [given]
     stops = [_only_of(decode.stop.kind, given)] if asked_for else []
     for name in swept:
-        kind = STOPS[name]
+        kind = STOP_OF[name].name
         stops += [{**_only_of(kind, given), "kind": kind, name: value} for value in sweep[name]]
     return stops
 
 
 def _only_of(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The given settings that this kind of stop policy has a use for."""
-    return {name: value for name, value in given.items() if name in STOP_SETTINGS[kind] | {"kind"}}
+    known = {"kind", *STOPS[kind].settings}
+    return {name: value for name, value in given.items() if name in known}
 
 
 def _verifiers(decode: DecodeConfig, sweep: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
+    """The verifier asked for, and each rule with a swept setting at all combinations of its own."""
     given = decode.verifier.model_dump(exclude_unset=True)
-    if not any(name in sweep for name in TOLERANCES):
-        return [given]
-    betas = sweep.get("beta", [decode.verifier.beta])
-    taus = sweep.get("tau", [decode.verifier.tau])
-    lossy = {**given, "kind": "spec-verification"}
-    return [given, *({**lossy, "beta": beta, "tau": tau} for beta in betas for tau in taus)]
+    found = [given]
+    for rule in RULES.values():
+        names = [setting.name for setting in rule.settings]
+        if any(name in sweep for name in names):
+            tried = [sweep.get(name, [getattr(decode.verifier, name)]) for name in names]
+            found += [
+                {**given, "kind": rule.name, **dict(zip(names, values, strict=True))}
+                for values in product(*tried)
+            ]
+    return found
 
 
 def parse_sweep(texts: Sequence[str]) -> dict[str, list[float]]:

@@ -15,14 +15,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.types import DraftState, Evidence, Sampling, StopPolicy
+from drafttrain.config.kinds import Evidence, StateKind
+from drafttrain.config.stops import STOPS
+from drafttrain.decoding.types import DraftState, Sampling, StopPolicy
 from drafttrain.models.acceptance_head import AcceptanceHead, quick_judge
-from drafttrain.models.draft_states import StateKind
-
-NOTHING: frozenset[Evidence] = frozenset()
-ROWS: frozenset[Evidence] = frozenset({"logits"})
-STATES: frozenset[Evidence] = frozenset({"hidden"})
-EXPECTED: frozenset[Evidence] = frozenset({"expected"})
 
 
 @dataclass(frozen=True)
@@ -33,7 +29,7 @@ class FixedLength:
     """Tokens; levels of a tree."""
     state_kind: StateKind | None = None
     """Nothing decides here, but states of this kind are shown, and logged, all the same."""
-    requires = NOTHING
+    requires = STOPS["fixed"].requires
 
     @property
     def name(self) -> str:
@@ -52,20 +48,20 @@ class FixedLength:
 
 @dataclass(frozen=True)
 class Entropy:
-    """Stop after a row of more than `nats` of entropy, before temperature, top-k and top-p.
+    """Stop after a row of more nats than `entropy`, before temperature, top-k and top-p.
 
     It looks at the newest row that is known: with a drafter of one token a call that of the last
     drafted token, with a block drafter that of the token to be drafted.
     """
 
-    nats: float
+    entropy: float
     max_draft: int
     state_kind = None
-    requires = ROWS
+    requires = STOPS["entropy"].requires
 
     @property
     def name(self) -> str:
-        return f"entropy({self.nats:g})"
+        return f"entropy({self.entropy:g})"
 
     @property
     def longest(self) -> int:
@@ -77,25 +73,25 @@ class Entropy:
     def should_draft(self, state: DraftState) -> bool:
         if state.depth >= self.max_draft:
             return False
-        return not state.logits or entropy(state.logits[-1]) <= self.nats
+        return not state.logits or entropy(state.logits[-1]) <= self.entropy
 
 
 @dataclass(frozen=True)
 class Confidence:
-    """Stop after a token of less probability than `threshold`; greedy decoding only.
+    """Stop after a token of less probability than `confidence`; greedy decoding only.
 
     As Transformers' assistant_confidence_threshold. In greedy decoding the token's probability is
     the largest of its row, of the newest row that is known.
     """
 
-    threshold: float
+    confidence: float
     max_draft: int
     state_kind = None
-    requires = ROWS
+    requires = STOPS["confidence"].requires
 
     @property
     def name(self) -> str:
-        return f"confidence({self.threshold:g})"
+        return f"confidence({self.confidence:g})"
 
     @property
     def longest(self) -> int:
@@ -114,7 +110,7 @@ class Confidence:
     def should_draft(self, state: DraftState) -> bool:
         if state.depth >= self.max_draft:
             return False
-        return not state.logits or largest_probability(state.logits[-1]) >= self.threshold
+        return not state.logits or largest_probability(state.logits[-1]) >= self.confidence
 
 
 @dataclass(frozen=True)
@@ -133,7 +129,7 @@ class HeadPolicy:
     h: float
     max_draft: int
     judge: Callable[[Tensor], float] = field(init=False, repr=False, compare=False)
-    requires = STATES
+    requires = STOPS["head"].requires
 
     def __post_init__(self) -> None:
         self.head.requires_grad_(False).eval()
@@ -180,24 +176,24 @@ class Gain:
     """
 
     delta: float
-    depth: int
+    max_draft: int
     """Most levels."""
     state_kind = None
-    requires = EXPECTED
+    requires = STOPS["gain"].requires
 
     @property
     def name(self) -> str:
-        return f"gain({self.delta:g},{self.depth})"
+        return f"gain({self.delta:g},{self.max_draft})"
 
     @property
     def longest(self) -> int:
-        return self.depth
+        return self.max_draft
 
     def check_sampling(self, sampling: Sampling) -> None:
         """Any sampling is right: the tree is the same whatever is sampled."""
 
     def should_draft(self, state: DraftState) -> bool:
-        if state.depth >= self.depth:
+        if state.depth >= self.max_draft:
             return False
         if not state.expected:
             return True

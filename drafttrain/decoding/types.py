@@ -7,21 +7,15 @@ drafttrain is a triple of these; `decoding/loop.py` is the one loop that runs th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from drafttrain.models.draft_states import StateKind
-
-DrawKind = Literal["deterministic", "iid", "independent", "without_replacement"]
-"""How siblings come about: no chance in it; independently from one row; independently, each from a
-row of its own (several drafters); from one row, never twice the same token."""
-
-Evidence = Literal["logits", "hidden", "expected"]
-"""What a stop policy may look at: fields of `DraftState`."""
+from drafttrain.config.kinds import DrawKind, Evidence, StateKind
+from drafttrain.config.verifiers import VerifierRule
 
 
 class Randomness(Protocol):
@@ -377,18 +371,44 @@ class Verdict:
     """[A + 1, V] rows that the emitted tokens follow, for an outer review (cascades)."""
 
 
-class Verifier(Protocol):
-    """Accepts a path of a proposal and adds one token."""
+@dataclass(frozen=True)
+class Verifier:
+    """A verification rule with its settings: accepts a path of a proposal and adds one token."""
 
-    name: str
-    lossless: bool
-    accepts_draws: frozenset[DrawKind]
-    takes_trees: bool
-    """Whether it is right for drafts that branch."""
+    rule: VerifierRule
+    function: Callable[..., Verdict]
+    """(proposal, target_logits, sampling, randomness, **settings) -> Verdict."""
+    settings: Mapping[str, float] = field(default_factory=dict)
+    """Those of the rule, by name."""
+
+    @property
+    def name(self) -> str:
+        """As reports have it: `greedy`, `spec-verification(3,1.0)`."""
+        values = ",".join(map(str, self.settings.values()))
+        return f"{self.rule.name}({values})" if values else self.rule.name
+
+    @property
+    def lossless(self) -> bool:
+        return self.rule.lossless
+
+    @property
+    def accepts_draws(self) -> frozenset[DrawKind]:
+        return self.rule.accepts_draws
+
+    @property
+    def takes_trees(self) -> bool:
+        return self.rule.takes_trees
+
+    def __str__(self) -> str:
+        return self.name
 
     def check_sampling(self, sampling: Sampling) -> None:
         """Raise ValueError if the rule is not right for this sampling."""
-        ...
+        if self.rule.greedy_only and not sampling.greedy:
+            raise ValueError(
+                f"verifier {self.name!r} decodes greedily, but temperature is "
+                f"{sampling.temperature}; set temperature to 0, or use verifier.kind=rejection"
+            )
 
     def verify(
         self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
@@ -397,7 +417,7 @@ class Verifier(Protocol):
 
         The logits have been through the target's logits processors, before temperature.
         """
-        ...
+        return self.function(proposal, target_logits, sampling, randomness, **self.settings)
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,23 @@
 """Verification rules: which drafted tokens are accepted, and the one more token that follows.
 
-All work on logits that have been through the target's own processors. Row 0 judges the first
-drafted token, row i + 1 the token after token i (algorithms: Section 1 of each paper below).
+Each is a function that `config/verifiers.py` has a row for. All work on logits that have been
+through the target's own processors. Row 0 judges the first drafted token, row i + 1 the token after
+token i (algorithms: Section 1 of each paper below).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
+from pkgutil import resolve_name
 
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.config.kinds import DrawKind, Evidence
+from drafttrain.config.verifiers import RULES, rules_for
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import (
     Drafter,
-    DrawKind,
-    Evidence,
     Proposal,
     Randomness,
     Sampling,
@@ -25,22 +26,31 @@ from drafttrain.decoding.types import (
     Verifier,
 )
 
-ANY_DRAW: frozenset[DrawKind] = frozenset(
-    {"deterministic", "iid", "independent", "without_replacement"}
-)
-
 IN_WORDS: dict[Evidence, str] = {
     "logits": "the drafter's newest row",
     "hidden": "the states of drafted tokens",
     "expected": "the expected acceptance of a tree's levels",
 }
-TREE_RULES: dict[DrawKind, tuple[str, ...]] = {
-    "deterministic": ("target-walk",),
-    "iid": ("multi-round", "k-seq", "target-walk"),
-    "independent": ("multi-round", "target-walk"),
-    "without_replacement": ("recursive", "target-walk"),
-}
-"""Names of the verifiers of sampled trees, by how the trees are drawn."""
+
+
+def make_verifier(name: str, *values: float) -> Verifier:
+    """The rule of this name; values are those of its settings, in the table's order.
+
+    Raises ValueError for values that are out of range.
+    """
+    rule = RULES[name]
+    given = dict(zip(rule.settings, values, strict=True))
+    if not all(value >= setting.least for setting, value in given.items()):  # nan is refused too
+        needed = " and ".join(f"{one.name} >= {one.least:g}" for one in given)
+        seen = ", ".join(f"{one.name}={value}" for one, value in given.items())
+        raise ValueError(f"{name} needs {needed}, not {seen}")
+    settings = {setting.name: setting.type(value) for setting, value in given.items()}
+    return Verifier(rule, resolve_name(rule.function), settings)
+
+
+GreedyMatch = partial(make_verifier, "greedy")
+SpecVerification = partial(make_verifier, "spec-verification")
+RejectionSampling = partial(make_verifier, "rejection")
 
 
 def check_pairing(
@@ -53,7 +63,7 @@ def check_pairing(
     """
     stop.check_sampling(sampling)
     unseen = stop.requires - drafter.provides
-    if unseen and not isinstance(drafter, NoDrafter):
+    if unseen:
         raise ValueError(
             f"stop policy {stop.name!r} goes by {IN_WORDS[min(unseen)]}, which drafter "
             f"{drafter.name!r} does not show; use a fixed length"
@@ -64,8 +74,8 @@ def check_pairing(
 
 def check_draw_kind(verifier: Verifier, draw_kind: DrawKind, branches: bool, drafter: str) -> None:
     """Refuse a verifier that is not valid for how the drafter of this name draws its drafts."""
+    remedy = " or ".join(rules_for(draw_kind, branches))
     if draw_kind not in verifier.accepts_draws:
-        remedy = " or ".join(TREE_RULES[draw_kind]) if branches else "rejection"
         raise ValueError(
             f"verifier {verifier.name!r} is not valid for {draw_kind} drafts, which drafter "
             f"{drafter!r} makes; it takes {', '.join(sorted(verifier.accepts_draws))}; use {remedy}"
@@ -73,130 +83,90 @@ def check_draw_kind(verifier: Verifier, draw_kind: DrawKind, branches: bool, dra
     if branches and not verifier.takes_trees:
         raise ValueError(
             f"verifier {verifier.name!r} takes chains, but drafter {drafter!r} makes trees; "
-            f"use {' or '.join(TREE_RULES[draw_kind])}"
+            f"use {remedy}"
         )
 
 
-class GreedyMatch:
+def verify_greedy(
+    proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
+) -> Verdict:
     """Accept a token that is the target's arg-max; else put the arg-max in its place.
 
     Lossless for greedy decoding (blockwise decoding, Stern et al. 2018, Section 3). On a tree: go
-    down while a child is the arg-max.
+    down while a child is the arg-max. Shapes: target_logits [N + 1, V].
     """
-
-    name = "greedy"
-    lossless = True
-    accepts_draws = ANY_DRAW
-    takes_trees = True
-
-    def check_sampling(self, sampling: Sampling) -> None:
-        _check_greedy(self.name, sampling, "verifier.kind=rejection")
-
-    def verify(
-        self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
-    ) -> Verdict:
-        """Shapes: target_logits [N + 1, V]."""
-        best = target_logits.argmax(dim=-1).tolist()
-        pairs = zip(proposal.parents.tolist(), proposal.tokens.tolist(), strict=True)
-        child = {pair: node for node, pair in enumerate(pairs)}
-        path: list[int] = []
-        node = child.get((-1, best[0]))
-        while node is not None:
-            path.append(node)
-            node = child.get((node, best[node + 1]))
-        return _verdict(path, best)
+    best = target_logits.argmax(dim=-1).tolist()
+    pairs = zip(proposal.parents.tolist(), proposal.tokens.tolist(), strict=True)
+    child = {pair: node for node, pair in enumerate(pairs)}
+    path: list[int] = []
+    node = child.get((-1, best[0]))
+    while node is not None:
+        path.append(node)
+        node = child.get((node, best[node + 1]))
+    return _verdict(path, best)
 
 
-@dataclass(frozen=True)
-class SpecVerification:
+def verify_spec(
+    proposal: Proposal,
+    target_logits: Tensor,
+    sampling: Sampling,
+    randomness: Randomness,
+    beta: int,
+    tau: float,
+) -> Verdict:
     """Accept a token among the target's top beta within tau of the first; lossy.
 
     SpecDec (Xia et al. 2023), Equations 8-10: rank <= beta and top-1 log-probability minus the
     token's <= tau, where logits serve since the normaliser cancels. A gap equal to tau passes,
     and so does a token that ties the beta-th. The first failure is replaced by the arg-max. On a
     tree: go down to the child that the target prefers among those accepted.
+    Shapes: target_logits [N + 1, V].
     """
-
-    beta: int
-    tau: float
-    lossless = False
-    accepts_draws = ANY_DRAW
-    takes_trees = True
-
-    def __post_init__(self) -> None:
-        if self.beta < 1 or not self.tau >= 0.0:
-            raise ValueError(
-                f"spec-verification needs beta >= 1 and tau >= 0, not beta={self.beta}, "
-                f"tau={self.tau}"
-            )
-
-    @property
-    def name(self) -> str:
-        return f"spec-verification({self.beta},{float(self.tau)})"
-
-    def check_sampling(self, sampling: Sampling) -> None:
-        _check_greedy(self.name, sampling, "verifier.kind=rejection")
-
-    def verify(
-        self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
-    ) -> Verdict:
-        """Shapes: target_logits [N + 1, V]."""
-        best = target_logits.argmax(dim=-1).tolist()
-        parents = proposal.parents.to(target_logits.device)
-        tokens = proposal.tokens.to(target_logits.device)
-        rows = target_logits[parents + 1]
-        top = rows.topk(min(self.beta, rows.shape[-1]), dim=-1).values
-        at_token = rows.gather(-1, tokens[:, None])[:, 0]
-        accepted = (at_token >= top[:, -1]) & (top[:, 0] - at_token <= self.tau)
-        preferred: dict[int, int] = {}
-        scores = at_token.tolist()
-        for node in accepted.nonzero()[:, 0].tolist():
-            rival = preferred.setdefault(int(proposal.parents[node]), node)
-            if scores[node] > scores[rival]:
-                preferred[int(proposal.parents[node])] = node
-        path: list[int] = []
-        node = preferred.get(-1)
-        while node is not None:
-            path.append(node)
-            node = preferred.get(node)
-        return _verdict(path, best)
+    best = target_logits.argmax(dim=-1).tolist()
+    parents = proposal.parents.to(target_logits.device)
+    tokens = proposal.tokens.to(target_logits.device)
+    rows = target_logits[parents + 1]
+    top = rows.topk(min(beta, rows.shape[-1]), dim=-1).values
+    at_token = rows.gather(-1, tokens[:, None])[:, 0]
+    accepted = (at_token >= top[:, -1]) & (top[:, 0] - at_token <= tau)
+    preferred: dict[int, int] = {}
+    scores = at_token.tolist()
+    for node in accepted.nonzero()[:, 0].tolist():
+        rival = preferred.setdefault(int(proposal.parents[node]), node)
+        if scores[node] > scores[rival]:
+            preferred[int(proposal.parents[node])] = node
+    path: list[int] = []
+    node = preferred.get(-1)
+    while node is not None:
+        path.append(node)
+        node = preferred.get(node)
+    return _verdict(path, best)
 
 
-class RejectionSampling:
+def verify_rejection(
+    proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
+) -> Verdict:
     """Accept with probability min(1, target / draft); else sample the residual. Lossless.
 
     Leviathan et al. 2023, Algorithm 1; Chen et al. 2023. A rejected token is replaced by a sample
     of Norm[(target - draft)+]; when all are accepted, one more is sampled from target. A residual
     that is zero everywhere in floating point falls back to target. A proposal without
-    probabilities is a point mass on its tokens.
+    probabilities is a point mass on its tokens. Shapes: target_logits [N + 1, V].
     """
-
-    name = "rejection"
-    lossless = True
-    accepts_draws: frozenset[DrawKind] = frozenset({"deterministic", "iid"})
-    takes_trees = False
-
-    def check_sampling(self, sampling: Sampling) -> None:
-        """Any sampling is right: at temperature 0 target is a point mass."""
-
-    def verify(
-        self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
-    ) -> Verdict:
-        """Shapes: target_logits [N + 1, V]."""
-        target_probs = warp(target_logits, sampling)
-        drafted = len(proposal.tokens)
-        accepted = 0
-        if drafted > 0:
-            tokens = proposal.tokens.to(target_probs.device)
-            draft_probs = _draft_rows(proposal, tokens, target_probs)
-            accepted = randomness.accept_run(
-                acceptance_probability(target_probs[:-1], draft_probs, tokens)
-            )
-        next_probs = target_probs[accepted]
-        if accepted < drafted:
-            next_probs = residual(next_probs, draft_probs[accepted])
-        next_token = int(randomness.categorical(next_probs[None]))
-        return Verdict(_chain_path(accepted), next_token, target_probs[: accepted + 1])
+    target_probs = warp(target_logits, sampling)
+    drafted = len(proposal.tokens)
+    accepted = 0
+    if drafted > 0:
+        tokens = proposal.tokens.to(target_probs.device)
+        draft_probs = _draft_rows(proposal, tokens, target_probs)
+        accepted = randomness.accept_run(
+            acceptance_probability(target_probs[:-1], draft_probs, tokens)
+        )
+    next_probs = target_probs[accepted]
+    if accepted < drafted:
+        next_probs = residual(next_probs, draft_probs[accepted])
+    next_token = int(randomness.categorical(next_probs[None]))
+    return Verdict(_chain_path(accepted), next_token, target_probs[: accepted + 1])
 
 
 def acceptance_probability(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) -> Tensor:
@@ -232,11 +202,3 @@ def _verdict(path: list[int], best: list[int]) -> Verdict:
 
 def _chain_path(length: int) -> Tensor:
     return torch.arange(length)
-
-
-def _check_greedy(name: str, sampling: Sampling, remedy: str) -> None:
-    if not sampling.greedy:
-        raise ValueError(
-            f"verifier {name!r} decodes greedily, but temperature is {sampling.temperature}; "
-            f"set temperature to 0, or use {remedy}"
-        )

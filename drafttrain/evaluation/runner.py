@@ -8,8 +8,8 @@ encoding the source is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal
 
@@ -18,6 +18,10 @@ import torch
 from datasets import Dataset
 from tqdm import tqdm
 
+from drafttrain.build.method import Method, build_sampling
+from drafttrain.build.verifiers import AUTO, build_verifier
+from drafttrain.config.commands import EvalConfig
+from drafttrain.config.kinds import NONE
 from drafttrain.data.inputs.tokens import tokenize_prompts
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
@@ -25,44 +29,14 @@ from drafttrain.decoding.engine.logits_processing import TargetProcessors
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import (
-    Drafter,
-    Output,
-    Proposal,
-    Sampling,
-    Source,
-    StopPolicy,
-    Verifier,
-)
-from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, check_pairing
+from drafttrain.decoding.types import Output, Proposal, Sampling, Source
+from drafttrain.decoding.verifiers import check_pairing
 from drafttrain.evaluation.bootstrap import Array
 from drafttrain.evaluation.report import TreeAxis
 from drafttrain.models.loading import LoadedTarget, cache_for_generate
 
 PLAIN = "plain"
 GENERATE = "generate"
-
-
-@dataclass(frozen=True)
-class Method:
-    """A way to decode: drafter, stop policy, verifier."""
-
-    drafter: Drafter
-    stop: StopPolicy
-    verifier: Verifier
-    parameter_ratios: Mapping[str, float] = field(default_factory=dict)
-    """Parameters over the target's, by drafter: one, or those whose calls are counted apart. Of
-    several that draft side by side, their mean."""
-    settings: Mapping[str, float] = field(default_factory=dict)
-    """What a sweep varies: k, and beta and tau where the verifier has them. Where trees are
-    compared: most levels (depth) and tokens (nodes) of a draft."""
-
-    label: str | None = None
-    """A name for reports. Default: those of its three parts."""
-
-    @property
-    def name(self) -> str:
-        return self.label or f"{self.drafter.name} {self.stop.name} {self.verifier.name}"
 
 
 @dataclass(frozen=True)
@@ -81,6 +55,22 @@ class EvaluationOptions:
     """sacrebleu's tokenizer: 13a, or zh, ja-mecab, ko-mecab, char, ... for such targets."""
     compared_by: TreeAxis | None = None
     """Where trees are compared: the setting that those of a group share."""
+
+
+def build_options(config: EvalConfig) -> EvaluationOptions:
+    """The options that the settings of `drafttrain eval` ask for."""
+    return EvaluationOptions(
+        sampling=build_sampling(config.decode.sampling),
+        max_new_tokens=config.decode.sampling.max_new_tokens,
+        seed=config.decode.sampling.seed,
+        baselines=config.baselines,
+        num_beams=config.num_beams,
+        repeats=config.repeats,
+        warmup=config.warmup,
+        bootstrap=config.bootstrap,
+        bleu_tokenizer=config.bleu_tokenizer,
+        compared_by="nodes" if config.budget else "depth" if config.depth else None,
+    )
 
 
 @dataclass(frozen=True)
@@ -223,9 +213,8 @@ def make_jobs(
     options: EvaluationOptions,
 ) -> list[Job]:
     """Plain decoding first, then the methods, then the baselines."""
-    verifier = GreedyMatch() if options.sampling.greedy else RejectionSampling()
-    plain = Method(NoDrafter(), FixedLength(1), verifier)
-    methods = [method for method in methods if not isinstance(method.drafter, NoDrafter)]
+    plain = Method(NoDrafter(), FixedLength(1), build_verifier(AUTO, options.sampling))
+    methods = [method for method in methods if method.drafter.name != NONE.name]
     names = [method.name for method in methods]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from drafttrain.build.method import Method
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.types import Output
 from drafttrain.evaluation.bootstrap import (
@@ -56,7 +57,6 @@ from drafttrain.evaluation.runner import (
     PLAIN,
     Decoded,
     EvaluationOptions,
-    Method,
     Prompt,
     Skipped,
     decode_interleaved,

@@ -23,7 +23,8 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDe
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import ModelOutput
 
-from drafttrain.build.policy import policy_verifier
+from drafttrain.build.policy import verifier_config
+from drafttrain.build.verifiers import build_verifier
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.types import Sampling, Source
@@ -110,7 +111,7 @@ def generate(
         pair.target.under(request.config),
         pair.drafter,
         pair.stop,
-        policy_verifier(pair.rules, sampling),
+        build_verifier(verifier_config(pair.rules, sampling), sampling),
         sampling,
         partial(sequence_randomness, seed, device=model.device),
     )

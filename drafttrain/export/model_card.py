@@ -11,13 +11,13 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from drafttrain.build.policy import HEAD, is_lossy
+from drafttrain.config.kinds import kind_of
 from drafttrain.config.policy import Policy
 from drafttrain.export.parts import Parts
 from drafttrain.export.provenance import Provenance, front_matter, origin
 from drafttrain.export.reload import Verification
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.layout import count_parameters
-from drafttrain.models.spec_drafter.model import SpecDrafter
 
 UNKNOWN_TARGET = "TARGET"
 
@@ -55,12 +55,13 @@ class Card:
 def write_card(card: Card, parts: Parts, found: Verification) -> str:
     """The README.md of an export, as Markdown with the Hub's front matter."""
     tags = [] if parts.head is None else ["acceptance-head"]
+    exports = kind_of(parts.drafter.config).exports
     sections = [
         front_matter(card.made_from, tags),
         _what(card, parts),
         _measured(card.measured),
         _verified(card, found),
-        _uses_of_block_drafter(card) if _is_block_drafter(parts) else _uses(card, parts),
+        _uses(card, parts) if "assisted" in exports else _uses_of_our_own(card),
         origin(card.made_from),
     ]
     return "\n\n".join(section.strip() for section in sections) + "\n"
@@ -69,7 +70,8 @@ def write_card(card: Card, parts: Parts, found: Verification) -> str:
 def _what(card: Card, parts: Parts) -> str:
     drafter = parts.drafter
     target = f"`{card.target}`" if card.target else "a target with the same tokenizer"
-    shape = "mask-predict drafter of blocks" if _is_block_drafter(parts) else _shape(drafter)
+    blocks = kind_of(drafter.config).drafts == "blocks"
+    shape = "mask-predict drafter of blocks" if blocks else _shape(drafter)
     lines = [
         f"# {card.folder.rstrip('/').rsplit('/', 1)[-1]}",
         "",
@@ -253,7 +255,7 @@ python -m sglang.launch_server --model-path {target} \\
 Written for vLLM and SGLang as they were in 2026, and for Transformers {version("transformers")}."""
 
 
-def _uses_of_block_drafter(card: Card) -> str:
+def _uses_of_our_own(card: Card) -> str:
     target = card.target or UNKNOWN_TARGET
     return f"""## Use
 
@@ -297,10 +299,6 @@ def _sampling_arguments(policy: Policy) -> str:
         f"\n    do_sample=True, temperature={values['temperature']:g}, "
         f"top_k={values['top_k']:.0f}, top_p={values['top_p']:g},"
     )
-
-
-def _is_block_drafter(parts: Parts) -> bool:
-    return isinstance(parts.drafter, SpecDrafter)
 
 
 def _auto_class(drafter: PreTrainedModel) -> str:

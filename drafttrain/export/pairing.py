@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from huggingface_hub import snapshot_download
-from pydantic import ValidationError
 from transformers import PreTrainedModel
 
-from drafttrain.build.policy import HEAD, POLICY, check_policy, read_policy, stop_policy
+from drafttrain.build.drafters import drafter_for
 from drafttrain.config.base import ConfigError
 from drafttrain.config.policy import Policy
-from drafttrain.decoding.drafters.block import BlockDrafter
-from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.types import Drafter, StopPolicy
-from drafttrain.export.parts import DEFAULT_LENGTH
-from drafttrain.models.acceptance_head import check_head_identity, check_head_shape, load_heads
+from drafttrain.export.chosen_policy import Chosen, choose_policy
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
-from drafttrain.models.spec_drafter.model import SpecDrafter
 
-Chosen = str | os.PathLike[str] | Mapping[str, Any] | None
 KEPT_AS = "_drafttrain_pair"
 
 
@@ -61,12 +50,8 @@ def prepare(model: PreTrainedModel, assistant: PreTrainedModel, policy: Chosen) 
     kept = vars(model).get(KEPT_AS)
     if isinstance(kept, PreparedPair) and kept.serves(model, assistant, policy):
         return kept
-    check_pair(model, assistant)
-    rules, stop = choose_stop(assistant, policy)
-    if isinstance(assistant, SpecDrafter):
-        drafter: Drafter = BlockDrafter(assistant)
-    else:
-        drafter = CausalDrafter(CachedModel(assistant))
+    drafter = drafter_for(model, assistant, "assistant_model")
+    rules, stop = choose_policy(assistant, policy)
     pair = PreparedPair(CachedModel(model), assistant, drafter, stop, rules, policy)
     setattr(model, KEPT_AS, pair)
     return pair
@@ -94,88 +79,3 @@ def load_assistant(model: PreTrainedModel, place: str) -> PreTrainedModel:
             "load it from where it lies now, and give assistant_model=drafter"
         ) from None
     return load_drafter(place, settings).to(device=model.device, dtype=model.dtype)
-
-
-def check_pair(model: PreTrainedModel, assistant: PreTrainedModel) -> None:
-    """Both must be of one kind, with one vocabulary. Raises ValueError."""
-    kinds = [
-        "an encoder-decoder" if one.config.is_encoder_decoder else "a decoder-only"
-        for one in (model, assistant)
-    ]
-    if kinds[0] != kinds[1]:
-        raise ValueError(
-            f"the target is {kinds[0]} model, but assistant_model is {kinds[1]} one; give a "
-            "drafter of the target's kind"
-        )
-    sizes = [one.config.get_text_config(decoder=True).vocab_size for one in (model, assistant)]
-    if sizes[0] != sizes[1]:
-        raise ValueError(
-            f"assistant_model {assistant.name_or_path!r} has a vocabulary of {sizes[1]} tokens, "
-            f"but target {model.name_or_path!r} has {sizes[0]}; give a drafter for this target"
-        )
-
-
-def choose_stop(assistant: PreTrainedModel, policy: Chosen) -> tuple[Policy, StopPolicy]:
-    """The policy given, or of the drafter's own folder, or a fixed length; and its stops.
-
-    A head from another folder than the drafter's must have been trained for it; one from the same
-    folder was checked when it was exported. Raises ValueError.
-    """
-    own = _own_folder(assistant)
-    if isinstance(policy, Mapping):
-        rules = _read_mapping(policy)
-        return rules, _build(rules, own, assistant, elsewhere=False)
-    folder = own if policy is None else Path(policy)
-    if policy is not None and not (folder / POLICY).is_file():
-        raise ValueError(f"policy = {str(policy)!r} holds no {POLICY}; give an export's folder")
-    if folder is None or not (folder / POLICY).is_file():
-        rules = Policy(stop="fixed", k=_default_length(assistant))
-        return rules, stop_policy(rules, None)
-    rules = read_policy(folder / POLICY)
-    return rules, _build(rules, folder, assistant, elsewhere=policy is not None)
-
-
-def _build(
-    policy: Policy, folder: Path | None, assistant: PreTrainedModel, elsewhere: bool
-) -> StopPolicy:
-    if policy.stop != "head" or folder is None or not (folder / HEAD).is_dir():
-        return stop_policy(policy, None)
-    [head] = load_heads(folder / HEAD).values()
-    check_head_shape(head, assistant.config, str(folder / HEAD))
-    if elsewhere:
-        check_head_identity(head, assistant, str(folder / HEAD))
-    return stop_policy(policy, head.to(assistant.device))
-
-
-def _read_mapping(values: Mapping[str, Any]) -> Policy:
-    try:
-        policy = Policy.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"policy: {where}: {first['msg']}; write it as policy.json is") from None
-    check_policy(policy, "policy")
-    return policy
-
-
-def _own_folder(assistant: PreTrainedModel) -> Path | None:
-    """Where the drafter was loaded from; None for a model that was never on disk."""
-    name = assistant.name_or_path
-    if not name:
-        return None
-    if Path(name).is_dir():
-        return Path(name)
-    commit = assistant.config._commit_hash
-    if commit is None:
-        raise ValueError(
-            f"assistant_model was loaded from {name!r}, which is no longer there; give "
-            "policy=FOLDER of an export"
-        )
-    files = [POLICY, f"{HEAD}/*"]
-    return Path(snapshot_download(name, revision=commit, allow_patterns=files))
-
-
-def _default_length(assistant: PreTrainedModel) -> int:
-    if isinstance(assistant, SpecDrafter):
-        return assistant.config.k
-    return assistant.generation_config.num_assistant_tokens or DEFAULT_LENGTH

@@ -16,6 +16,7 @@ from transformers import (
 from drafttrain.build.policy import DEFAULT_H, HEAD, POLICY, check_policy, read_policy
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import ExportConfig
+from drafttrain.config.kinds import KINDS, in_words, kind_of
 from drafttrain.config.policy import Policy
 from drafttrain.models.acceptance_head import (
     AcceptanceHead,
@@ -23,9 +24,7 @@ from drafttrain.models.acceptance_head import (
     check_head_shape,
     load_heads,
 )
-from drafttrain.models.block_heads import BlockHeadsConfig
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
-from drafttrain.models.spec_drafter.config import SpecDrafterConfig
 
 DEFAULT_LENGTH = 20
 """Transformers' own default of num_assistant_tokens."""
@@ -65,11 +64,13 @@ def load_parts(settings: ExportConfig) -> Parts:
     was trained for another drafter.
     """
     config = read_drafter_settings(settings.drafter)
-    if isinstance(config, BlockHeadsConfig):
+    kind = kind_of(config)
+    if not kind.exports:
+        why = "it drafts from the target's hidden states" if kind.reads_target else "none knows it"
+        usable = in_words([one for one in KINDS.values() if one.exports])
         raise ConfigError(
-            f"drafter {settings.drafter!r} holds block heads, which draft from the target's hidden "
-            "states and cannot be used by programs of their own; export a Spec-Drafter or a "
-            "language model"
+            f"drafter {settings.drafter!r} ({kind.words}) cannot be used by other programs: {why}; "
+            f"export {usable}"
         )
     head_folder, head = _open_head(settings)
     policy = _choose_policy(settings, head_folder, head, config)
@@ -134,10 +135,10 @@ def _choose_policy(
     if file is not None:
         policy = _for_this_head(read_policy(file), file, head)
     elif head is not None:
-        longest = drafter.k if isinstance(drafter, SpecDrafterConfig) else MAX_DRAFT
+        longest = drafter.k if kind_of(drafter).drafts == "blocks" else MAX_DRAFT
         policy = Policy(stop="head", h=DEFAULT_H, max_draft=longest, head=head.config.name)
     else:
-        trained = drafter.k if isinstance(drafter, SpecDrafterConfig) else DEFAULT_LENGTH
+        trained = drafter.k if kind_of(drafter).drafts == "blocks" else DEFAULT_LENGTH
         policy = Policy(stop="fixed", k=settings.num_assistant_tokens or trained)
     if settings.h is not None:
         if head is None:

@@ -17,23 +17,23 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, logging
+from transformers import AutoTokenizer, PreTrainedModel, logging
 
-from drafttrain.build.policy import HEAD, POLICY, dump_policy, read_policy, stop_policy
-from drafttrain.config.decode import VerifierConfig
+from drafttrain.build.drafters import make_drafter
+from drafttrain.build.policy import HEAD, POLICY, dump_policy, read_policy
+from drafttrain.build.stops import make_stop
+from drafttrain.build.verifiers import AUTO
 from drafttrain.config.inputs import TargetConfig
+from drafttrain.config.kinds import kind_of
 from drafttrain.config.policy import Policy
-from drafttrain.decoding.drafters.block import BlockDrafter, block_states
-from drafttrain.decoding.drafters.causal import CausalDrafter
-from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.drafters.block import block_states
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import Capped
 from drafttrain.decoding.types import Drafter, Sampling, Source, StopPolicy
 from drafttrain.models.acceptance_head import AcceptanceHead, load_heads
-from drafttrain.models.drafters import load_drafter
+from drafttrain.models.drafters import load_drafter, read_drafter_settings
 from drafttrain.models.identity import hash_tokenizer, hash_weights
 from drafttrain.models.loading import cache_for_generate, load_target
-from drafttrain.models.spec_drafter.model import SpecDrafter
 
 TOKENS = 8
 """Length of the input on which logits are compared; every model takes as many."""
@@ -84,7 +84,7 @@ def compare(folder: Path, reference: Path) -> Verification:
     """
     facts = Facts.model_validate_json((reference / FACTS).read_text(encoding="utf-8"))
     tensors = load_file(reference / TENSORS)
-    drafter = load_drafter(folder, AutoConfig.from_pretrained(folder))
+    drafter = load_drafter(folder, read_drafter_settings(str(folder)))
     tokenizer = AutoTokenizer.from_pretrained(folder)
     policy = read_policy(folder / POLICY)
     head = next(iter(load_heads(folder / HEAD).values())) if "head" in tensors else None
@@ -102,7 +102,7 @@ def compare(folder: Path, reference: Path) -> Verification:
     ]
     if wrong:
         return Verification(differences=wrong, drafted=0)
-    drafts = some_drafts(drafter, stop_policy(policy, head), facts.inputs)
+    drafts = some_drafts(drafter, make_stop(policy.stop_config(), head), facts.inputs)
     same = sum(one == other for one, other in zip(drafts, facts.drafts, strict=True))
     if same < len(drafts):
         return Verification(differences=[f"the drafts changed; {RESAVE}"], drafted=same)
@@ -118,9 +118,9 @@ def _decode(folder: Path, facts: Facts, policy: Policy, drafted: int) -> Verific
     """
     assert facts.target is not None
     target = load_target(facts.target).model
-    drafter = load_drafter(folder, AutoConfig.from_pretrained(folder))
+    drafter = load_drafter(folder, read_drafter_settings(str(folder)))
     drafter = drafter.to(target.device, target.dtype)
-    lossless = policy.model_copy(update={"verifier": VerifierConfig()})
+    lossless = policy.model_copy(update={"verifier": AUTO})
     asked = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "num_beams": 1}
     ties, wrong = 0, []
     for row, ids in enumerate(facts.inputs):
@@ -181,7 +181,7 @@ def same_numbers(ours: Tensor, theirs: Tensor) -> bool:
 def some_logits(drafter: PreTrainedModel) -> Tensor:
     """Logits on tokens spread over the vocabulary, as source and as output. [T, V]"""
     ids = torch.arange(TOKENS) * (vocabulary_size(drafter) - 1) // TOKENS + 1
-    if isinstance(drafter, SpecDrafter):
+    if kind_of(drafter.config).drafts == "blocks":
         states, previous = block_states(drafter, ids, ids, range(TOKENS), drafter.config.k)
         return drafter.logits(states, previous).flatten(0, 1)
     if drafter.config.is_encoder_decoder:
@@ -201,8 +201,7 @@ def some_drafts(
     model: PreTrainedModel, stop: StopPolicy, inputs: Sequence[Sequence[int]]
 ) -> list[list[int]]:
     """What is drafted for each input when everything is accepted, round after round."""
-    spec = isinstance(model, SpecDrafter)
-    drafter = BlockDrafter(model) if spec else CausalDrafter(CachedModel(model))
+    drafter = make_drafter(model)
     return [_draft(drafter, stop, _source(model, ids)) for ids in inputs]
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from drafttrain.build.policy import stop_policy
+from drafttrain.build.stops import make_stop
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.export.parts import Parts
 from drafttrain.export.reload import (
@@ -69,7 +69,7 @@ def write_reference(place: Path, parts: Parts, check: Check) -> None:
     tensors = {"logits": some_logits(parts.drafter).contiguous()}
     if parts.head is not None:
         tensors["head"] = some_predictions(parts.head).contiguous()
-    stop = stop_policy(parts.policy, parts.head)
+    stop = make_stop(parts.policy.stop_config(), parts.head)
     assisted = None
     if parts.drafter.can_generate():
         assisted = {

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 
 from drafttrain.config.base import ConfigError
-from drafttrain.models.draft_states import StateKind, kinds_of, state_size
+from drafttrain.models.draft_states import StateKind, state_size, states_of
 from drafttrain.models.identity import hash_weights
 from drafttrain.models.loading import WEIGHT_ERRORS, read_config
 from drafttrain.models.weight_files import check_weight_files
@@ -150,7 +150,7 @@ def load_heads(folder: str | Path) -> dict[str, AcceptanceHead]:
 
 def check_head_shape(head: AcceptanceHead, drafter: PretrainedConfig, name: str) -> None:
     """A head must read the kind of states, and the width, that the drafter has. ConfigError."""
-    state, kinds = head.config.state, kinds_of(drafter)
+    state, kinds = head.config.state, states_of(drafter)
     if state not in kinds:
         raise ConfigError(
             f"head {name!r} reads {state!r} states, but a {drafter.model_type!r} drafter has "

@@ -10,17 +10,12 @@ acceptance min(1, target / draft) depends on, need not be guessed from a hidden 
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
 from drafttrain.config.base import ConfigError
-from drafttrain.models.block_heads import BlockHeadsConfig
-from drafttrain.models.spec_drafter.config import SpecDrafterConfig
-
-StateKind = Literal["token", "drawn", "slot"]
+from drafttrain.config.kinds import StateKind, kind_of, with_states
 
 ROW_FEATURES = 6
 """Numbers that `drawn_states` puts behind a hidden state."""
@@ -52,23 +47,22 @@ def drawn_states(
     return torch.cat([hidden.to(logits), likely, entropy, likely[:, :2].exp()], dim=-1)
 
 
-def kinds_of(drafter: PretrainedConfig) -> tuple[StateKind, ...]:
+def states_of(drafter: PretrainedConfig) -> tuple[StateKind, ...]:
     """The kinds of states that a drafter has, the usual one first.
 
-    Raises ConfigError for block heads: their rows are there, but no state that stands for a token.
+    Raises ConfigError where it has none: rows may be there, but no state that stands for a token.
     """
-    if isinstance(drafter, BlockHeadsConfig):
+    kind = kind_of(drafter)
+    if not kind.states:
         raise ConfigError(
-            "block heads show no states that an acceptance head could read; give a Spec-Drafter or "
-            "a language model as drafter, or stop by --stop fixed, entropy or confidence"
+            f"a drafter of kind {kind.name} shows no states that an acceptance head could read; "
+            f"give {with_states()} as drafter, or stop by --stop fixed, entropy or confidence"
         )
-    return ("slot",) if isinstance(drafter, SpecDrafterConfig) else ("drawn", "token")
+    return kind.states
 
 
 def state_size(drafter: PretrainedConfig, kind: StateKind) -> int:
     """Numbers in a state of this kind."""
-    if isinstance(drafter, SpecDrafterConfig):
-        return drafter.d_model
     text = drafter.get_text_config(decoder=True)
     # OPT projects its states
     width = text.to_dict().get("word_embed_proj_dim") or text.hidden_size

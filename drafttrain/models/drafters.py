@@ -1,14 +1,16 @@
-"""Load a drafter's model: a Spec-Drafter, block heads or a language model, checked first."""
+"""Load a drafter's model, of any kind that is one, checked against its target first."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from pkgutil import resolve_name
 
 from transformers import PretrainedConfig, PreTrainedModel
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import TargetConfig
-from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig, check_same_target
+from drafttrain.config.kinds import KINDS, DrafterKind, in_words, kind_of, named_kind
+from drafttrain.models.block_heads import check_same_target
 from drafttrain.models.draft_states import state_size
 from drafttrain.models.loading import (
     WEIGHT_ERRORS,
@@ -21,8 +23,6 @@ from drafttrain.models.loading import (
     read_tokenizer,
     ready_to_decode,
 )
-from drafttrain.models.spec_drafter.config import SpecDrafterConfig
-from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.weight_files import check_weight_files
 
 
@@ -31,47 +31,76 @@ def read_drafter_settings(path: str) -> PretrainedConfig:
 
     Raises ConfigError where there is none, it is no drafter's, or its weights are no safetensors.
     """
+    kinds = [kind for kind in KINDS.values() if kind.is_model]
+    for kind in kinds:
+        _class_of(kind)  # what is imported is known to AutoConfig
     settings = read_config(path, f"drafter {path!r}")
-    if not (drafts_blocks(settings) or is_language_model(settings)):
+    if kind_of(settings).is_language_model and not is_language_model(settings):
         raise ConfigError(
-            f"drafter {path!r} is a {settings.model_type!r} model, which drafts nothing; give a "
-            "Spec-Drafter, block heads or a language model"
+            f"drafter {path!r} is a {settings.model_type!r} model, which drafts nothing; give "
+            f"{in_words(kinds)}"
         )
     check_weight_files(path, f"drafter {path!r}")
     return settings
 
 
-def drafts_blocks(settings: PretrainedConfig) -> bool:
-    """Whether it is a drafter of whole blocks, made for one target, and no language model."""
-    return isinstance(settings, SpecDrafterConfig | BlockHeadsConfig)
+def read_kind(drafter: str) -> DrafterKind:
+    """The kind of the drafter that settings name: by its name, else by its config.json.
+
+    Raises ConfigError as `read_drafter_settings`.
+    """
+    named = named_kind(drafter)
+    return kind_of(read_drafter_settings(drafter)) if named is None else named
 
 
 def check_drafter(
-    path: str, target_path: str, target_settings: PretrainedConfig
+    path: str, target: TargetConfig, target_settings: PretrainedConfig
 ) -> PretrainedConfig:
-    """The drafter's settings, fit for the target's, from both config.json alone.
+    """The drafter's settings, fit for the target's, before any weights are read.
 
-    Raises ConfigError where there are none, where only one of the two has an encoder, or where
-    their vocabularies, or the states that block heads read, differ in size.
+    Raises ConfigError as `read_drafter_settings`, `check_fit` and `check_tokenizers`.
     """
     settings = read_drafter_settings(path)
-    _check_kinds(target_path, target_settings, path, settings)
-    drafter_size = settings.get_text_config(decoder=True).vocab_size
-    target_size = target_settings.get_text_config(decoder=True).vocab_size
+    check_fit(settings, target_settings, f"drafter {path!r}", f"target {target.path!r}")
+    if not kind_of(settings).for_one_target:
+        check_tokenizers(target, path)
+    return settings
+
+
+def check_fit(
+    drafter: PretrainedConfig, target: PretrainedConfig, drafter_name: str, target_name: str
+) -> None:
+    """Whether a drafter could draft for a target, by both config.json alone.
+
+    The names are what messages call them. Raises ConfigError where only one of the two has an
+    encoder, or where their vocabularies, or the states that the drafter reads, differ in size.
+    """
+    kind = kind_of(drafter)
+    if drafter.is_encoder_decoder != target.is_encoder_decoder:
+        found = kind.described.format(shape=_shape(drafter), model_type=drafter.model_type)
+        wanted = _shape(target)
+        remedy = f"give {wanted} with its vocabulary as drafter"
+        if kind.reads_target:
+            remedy = f"train {kind.words} for this target, or give the target they were trained on"
+        raise ConfigError(
+            f"{drafter_name} {found}, but {target_name} is {wanted} ({target.model_type!r}); "
+            f"{remedy}"
+        )
+    drafter_size = drafter.get_text_config(decoder=True).vocab_size
+    target_size = target.get_text_config(decoder=True).vocab_size
     if drafter_size != target_size:
         raise ConfigError(
-            f"drafter {path!r} has a vocabulary of {drafter_size} tokens but target "
-            f"{target_path!r} has {target_size}; train a drafter for this target, or give the "
-            "target that the drafter was trained for"
+            f"{drafter_name} has a vocabulary of {drafter_size} tokens but {target_name} has "
+            f"{target_size}; train a drafter for this target, or give the target that the drafter "
+            "was trained for"
         )
-    width = state_size(target_settings, "token")
-    if isinstance(settings, BlockHeadsConfig) and settings.hidden_size != width:
+    width = state_size(target, "token")
+    if kind.reads_target and drafter.hidden_size != width:
         raise ConfigError(
-            f"block heads {path!r} read {settings.hidden_size} numbers a token, but the last "
-            f"hidden state of target {target_path!r} has {width}; train heads for this target, or "
-            "give the target they were trained on"
+            f"{drafter_name} ({kind.words}) reads {drafter.hidden_size} numbers a token, but the "
+            f"last hidden state of {target_name} has {width}; train {kind.words} for this target, "
+            "or give the target they were trained on"
         )
-    return settings
 
 
 def check_tokenizers(target: TargetConfig, drafter: str, name: str | None = None) -> None:
@@ -102,15 +131,14 @@ def load_drafter(
     """The drafter's model in eval mode, of the target's type and on its device.
 
     Without a target: on the CPU, in the type that its file holds. Raises ConfigError, also where
-    block heads were trained on another target.
+    the drafter reads a target's states and was trained on another target.
     """
-    if like is not None and isinstance(settings, BlockHeadsConfig):
+    kind = kind_of(settings)
+    if like is not None and kind.reads_target:
         check_same_target(settings, like.model, str(path))
-    own = {SpecDrafterConfig: SpecDrafter, BlockHeadsConfig: BlockHeads}
-    kind = own.get(type(settings)) or auto_class(settings)
     dtype = "auto" if like is None else like.model.dtype
     try:
-        model = kind.from_pretrained(
+        model = (_class_of(kind) or auto_class(settings)).from_pretrained(
             path, dtype=dtype, use_safetensors=True, trust_remote_code=False
         )
     except WEIGHT_ERRORS as error:
@@ -124,36 +152,15 @@ def load_drafter(
 
 def load_drafter_beside(target: LoadedTarget, path: str) -> PreTrainedModel:
     """A drafter for a loaded target, checked against it first. Raises ConfigError."""
-    return load_drafter(path, check_drafter(path, target.path, target.model.config), target)
+    settings = read_drafter_settings(path)
+    check_fit(settings, target.model.config, f"drafter {path!r}", f"target {target.path!r}")
+    return load_drafter(path, settings, target)
 
 
-def _check_kinds(
-    target_name: str,
-    target_settings: PretrainedConfig,
-    drafter_name: str,
-    drafter_settings: PretrainedConfig,
-) -> None:
-    encodes = target_settings.is_encoder_decoder
-    wanted = "an encoder-decoder model" if encodes else "a decoder-only model"
-    if isinstance(drafter_settings, SpecDrafterConfig):
-        if encodes:
-            return
-        found = "a Spec-Drafter, which reads a source of its own"
-    elif isinstance(drafter_settings, BlockHeadsConfig):
-        if drafter_settings.is_encoder_decoder == encodes:
-            return
-        other = "a decoder-only" if encodes else "an encoder-decoder"
-        raise ConfigError(
-            f"drafter {drafter_name!r} holds block heads of {other} model, but target "
-            f"{target_name!r} is {wanted} ({target_settings.model_type!r}); train heads for this "
-            "target, or give the target they were trained on"
-        )
-    elif drafter_settings.is_encoder_decoder == encodes:
-        return
-    else:
-        other = "a decoder-only" if encodes else "an encoder-decoder"
-        found = f"{other} model ({drafter_settings.model_type!r})"
-    raise ConfigError(
-        f"drafter {drafter_name!r} is {found}, but target {target_name!r} is {wanted} "
-        f"({target_settings.model_type!r}); give {wanted} with its vocabulary as drafter"
-    )
+def _class_of(kind: DrafterKind) -> type[PreTrainedModel] | None:
+    """The class of a kind's own models; None: language models have Auto classes."""
+    return None if kind.model is None else resolve_name(kind.model)
+
+
+def _shape(settings: PretrainedConfig) -> str:
+    return "an encoder-decoder model" if settings.is_encoder_decoder else "a decoder-only model"

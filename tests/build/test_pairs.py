@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import save_file
 from transformers import GPTJConfig, MambaConfig
 
-from drafttrain.config.base import ConfigError
-from drafttrain.config.inputs import TargetConfig
-from drafttrain.config.decode import TreeConfig
-from drafttrain.models.spec_drafter.config import SpecDrafterConfig
 from drafttrain.build.pairs import load_pair
 from drafttrain.build.trees import check_companions
+from drafttrain.config.base import ConfigError
+from drafttrain.config.decode import TreeConfig
+from drafttrain.config.inputs import TargetConfig
+from drafttrain.models.spec_drafter.config import SpecDrafterConfig
 from tests.tiny_models import VOCAB, tiny_model
 from tests.tiny_targets import save_target
 

@@ -9,17 +9,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from drafttrain.build.stops import build_stop, check_stop, varied_settings
 from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import DecodeConfig
+from drafttrain.config.reading import validate_settings
 from drafttrain.config.recipes import DrafterConfig
+from drafttrain.config.runs import fill_from_run
 from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength, HeadPolicy
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.identity import hash_weights
 from drafttrain.models.spec_drafter.initialise import make_config
 from drafttrain.models.spec_drafter.model import SpecDrafter
-from drafttrain.config.runs import fill_from_run
-from drafttrain.config.reading import validate_settings
-from drafttrain.build.stops import build_stop, check_stop, varied_settings
 from tests.tiny_models import tiny_model
 
 
@@ -57,7 +57,8 @@ def test_every_kind_is_built_with_its_own_numbers(tmp_path, drafter):
     policy = build_stop(decode(tmp_path, {"kind": "head", "head": head, "h": 0.4}), drafter)
     assert isinstance(policy, HeadPolicy)
     assert (policy.name, policy.longest) == ("head(0.4)", 20)
-    assert [varied_settings(stop) for stop in (FixedLength(4), Entropy(1.5, 7), policy)] == [
+    stops = {"fixed": FixedLength(4), "entropy": Entropy(1.5, 7), "head": policy}
+    assert [varied_settings(kind, stop) for kind, stop in stops.items()] == [
         {"k": 4.0},
         {"entropy": 1.5},
         {"h": 0.4},
@@ -71,7 +72,10 @@ def test_every_kind_is_built_with_its_own_numbers(tmp_path, drafter):
         ({"head": "x"}, "stop.head = x counts for stop policy head only"),
         ({"kind": "head", "k": 3}, "stop.k = 3 counts for stop policy fixed only"),
         ({"kind": "entropy", "confidence": 0.3}, "stop.confidence = 0.3.*it is 'entropy'"),
-        ({"max_draft": 8}, "stop.max_draft = 8 counts for stop policy entropy or confidence"),
+        (
+            {"max_draft": 8},
+            "stop.max_draft = 8 counts for stop policy head or entropy",
+        ),
     ],
 )
 def test_settings_of_another_policy_are_refused(tmp_path, stop, message):

@@ -9,23 +9,23 @@ import pytest
 import torch
 
 from drafttrain.build.method import build_method, build_sampling, check_method
+from drafttrain.build.pairs import Pair, load_pair
+from drafttrain.build.trees import drawn_judge, tree_settings, tree_stop
 from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import DecodeConfig, TreeConfig
 from drafttrain.config.inputs import TargetConfig
-from drafttrain.decoding.engine.cached_model import CachedModel, make_source
-from drafttrain.decoding.trees.chosen import Fixed, Optimal
+from drafttrain.config.reading import validate_settings
+from drafttrain.config.runs import fill_from_run
 from drafttrain.decoding.drafters.tree import SeveralDrafters, TreeDrafter
-from drafttrain.decoding.trees.drawn import Beam, Branching, Paths
+from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength, Gain
+from drafttrain.decoding.trees.chosen import Fixed, Optimal
+from drafttrain.decoding.trees.drawn import Beam, Branching, Paths
 from drafttrain.decoding.types import Output
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
-from drafttrain.build.pairs import Pair, load_pair
-from drafttrain.config.runs import fill_from_run
-from drafttrain.config.reading import validate_settings
-from drafttrain.build.trees import drawn_judge, tree_settings, tree_stop
 from tests.evaluation.scripted import plain_tokens
 from tests.export.pairs import make_head, noisy_copy, save_spec_drafter
 from tests.tiny_models import tiny_model

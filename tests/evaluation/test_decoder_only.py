@@ -8,12 +8,13 @@ import pytest
 import torch
 from datasets import Dataset
 
+from drafttrain.build.method import Method
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
-from drafttrain.evaluation.runner import EvaluationOptions, Method, read_prompts, top_two_gap
+from drafttrain.evaluation.runner import EvaluationOptions, read_prompts, top_two_gap
 from drafttrain.evaluation.summary import evaluate
 from tests.evaluation.scripted import loaded
 from tests.tiny_models import CAUSAL_FAMILIES, EOS, tiny_model

@@ -11,6 +11,7 @@ from datasets import Dataset
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from drafttrain.build.method import Method
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Sampling
@@ -26,7 +27,6 @@ from drafttrain.evaluation.report import GAP_TOLERANCE, Report, read_report, wri
 from drafttrain.evaluation.runner import (
     Decoded,
     EvaluationOptions,
-    Method,
     decode_interleaved,
     make_jobs,
     read_prompts,

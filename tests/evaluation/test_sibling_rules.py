@@ -16,10 +16,9 @@ from drafttrain.decoding.trees.verifiers import (
     KSeq,
     MultiRound,
     RecursiveRejection,
-    TreeRejection,
     recurse,
 )
-from drafttrain.decoding.types import Proposal, Randomness, Sampling
+from drafttrain.decoding.types import Proposal, Randomness, Sampling, Verifier
 from drafttrain.evaluation.sibling_rules import (
     SiblingAcceptance,
     distinct_draws,
@@ -46,7 +45,7 @@ def bernoulli(p: float, q: float, siblings: int = 2) -> SiblingAcceptance:
     return sibling_acceptance(row(1.0 - q, q), row(1.0 - p, p), siblings)
 
 
-def enumerated(verifier: TreeRejection, target: Tensor, draft: Tensor, siblings: int) -> float:
+def enumerated(verifier: Verifier, target: Tensor, draft: Tensor, siblings: int) -> float:
     """Draws siblings as a drafter does, equal independent ones merged, and verifies the tree."""
 
     def accepted(randomness: Randomness) -> bool:

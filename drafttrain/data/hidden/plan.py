@@ -12,10 +12,9 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import CacheConfig
 from drafttrain.data.shards.outputs import load_distilled, read_manifest
 from drafttrain.data.shards.states import shard_path
-from drafttrain.models.draft_states import StateKind, kinds_of, state_size
-from drafttrain.models.drafters import check_drafter, check_tokenizers
+from drafttrain.models.draft_states import StateKind, state_size, states_of
+from drafttrain.models.drafters import check_drafter
 from drafttrain.models.loading import check_target
-from drafttrain.models.spec_drafter.config import SpecDrafterConfig
 
 SLOTS_SEEN = 4
 """Slots of a block that are kept, as a guess: up to the first rejection, inclusive."""
@@ -66,10 +65,8 @@ def plan_cache(config: CacheConfig) -> CachePlan:
     """
     distilled = read_manifest(config.distilled)
     target_settings = check_target(config.target)
-    settings = check_drafter(config.drafter, config.target.path, target_settings)
+    settings = check_drafter(config.drafter, config.target, target_settings)
     state = state_of(config, settings)
-    if not isinstance(settings, SpecDrafterConfig):
-        check_tokenizers(config.target, config.drafter)
     _check_settings(config, state)
     rows = len(load_distilled(config.distilled))
     assert distilled.counts is not None
@@ -111,7 +108,7 @@ def state_of(config: CacheConfig, drafter: PretrainedConfig) -> StateKind:
 
     Raises ConfigError for a drafter that has none.
     """
-    kinds = kinds_of(drafter)
+    kinds = states_of(drafter)
     return config.state if config.state in kinds else kinds[0]
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.sampling import exact_enough, warp
@@ -345,3 +346,8 @@ def block_states(
         states = torch.cat((layout.of_prefix(hidden)[0, first][:, None], states), dim=1)
         before = torch.cat((layout.of_prefix(previous)[0, first][:, None], before), dim=1)
     return states, before
+
+
+def open_drafter(model: SpecDrafter, target: PreTrainedModel | None) -> BlockDrafter:
+    """What the kind's row opens it with."""
+    return BlockDrafter(model)

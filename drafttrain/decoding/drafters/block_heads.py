@@ -109,3 +109,9 @@ def predict_blocks(
     logits = head_logits(target, heads.each(before[:-1]).transpose(0, 1))
     nothing = torch.full((1, heads.config.heads), -1)
     return torch.cat((nothing, logits.argmax(-1).cpu()))
+
+
+def open_drafter(model: BlockHeads, target: PreTrainedModel | None) -> BlockHeadsDrafter:
+    """What the kind's row opens it with; heads draft on a target only."""
+    assert target is not None
+    return BlockHeadsDrafter(model, target)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.engine.cached_model import CachedModel, own_source
@@ -144,3 +145,8 @@ class CausalSession:
             return row.argmax(dim=-1, keepdim=True).cpu()
         probs.append(warp(row[None], self.sampling))
         return self.randomness.categorical(probs[-1]).cpu()
+
+
+def open_drafter(model: PreTrainedModel, target: PreTrainedModel | None) -> CausalDrafter:
+    """What the kind's row opens it with."""
+    return CausalDrafter(CachedModel(model))

@@ -15,6 +15,7 @@ from time import perf_counter
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.drafters.suffix_index import SuffixIndex
@@ -140,3 +141,8 @@ class MaxGramSession:
         period = len(tokens) - first
         for place in count():
             yield tokens[first + place % period]
+
+
+def open_drafter(bigrams: Sequence[int] | None, target: PreTrainedModel | None) -> MaxGramDrafter:
+    """What the kind's row opens it with: a table of likeliest successors, or none."""
+    return MaxGramDrafter(bigrams)

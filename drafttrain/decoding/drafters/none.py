@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from transformers import PreTrainedModel
+
 from drafttrain.decoding.types import (
     DraftRequest,
     DrawKind,
@@ -20,7 +22,8 @@ class NoDrafter:
     """Proposes nothing. It keeps no state, so it is its own session."""
 
     name = "none"
-    provides: frozenset[Evidence] = frozenset()
+    provides: frozenset[Evidence] = frozenset({"logits", "hidden", "expected"})
+    """All there is to see of no draft: any stop policy goes with it."""
     requires = TargetRequirements()
     branches = False
 
@@ -41,3 +44,8 @@ class NoDrafter:
 
 
 _NOTHING = Proposal.empty()
+
+
+def open_drafter(nothing: None, target: PreTrainedModel | None) -> NoDrafter:
+    """What the kind's row opens it with."""
+    return NoDrafter()

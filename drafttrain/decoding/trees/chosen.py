@@ -29,6 +29,7 @@ class Optimal:
     draw_kind: DrawKind = "deterministic"
     estimates = True
     widest = 1
+    deepest = None
 
     def __post_init__(self) -> None:
         check_positive("nodes", self.nodes)
@@ -179,12 +180,16 @@ class Fixed:
         return 1 + max(rank for path in self.paths for rank in path)
 
     @property
+    def deepest(self) -> int:
+        return max(map(len, self.paths))
+
+    @property
     def name(self) -> str:
         return f"{self.kind}({len(self.paths)})"
 
     @property
     def branches(self) -> bool:
-        return len(self.paths) > max(map(len, self.paths))
+        return len(self.paths) > self.deepest
 
     def plant(self, sampling: Sampling, randomness: Randomness, ends: Collection[int]) -> Growth:
         return FixedGrowth(self.paths, ends)

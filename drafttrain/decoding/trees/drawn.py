@@ -22,6 +22,7 @@ class Paths:
     draw_kind: DrawKind = "iid"
     estimates = False
     widest = 1
+    deepest = None
 
     def __post_init__(self) -> None:
         check_positive("paths", self.count)
@@ -88,6 +89,10 @@ class Branching:
         return max(self.widths)
 
     @property
+    def deepest(self) -> int:
+        return len(self.widths)
+
+    @property
     def name(self) -> str:
         return f"rsd-c({','.join(map(str, self.widths))})"
 
@@ -143,6 +148,7 @@ class Beam:
     draw_kind: DrawKind = "without_replacement"
     branches = True
     estimates = False
+    deepest = None
 
     def __post_init__(self) -> None:
         check_positive("width", self.width)

@@ -118,6 +118,8 @@ class Shape(Protocol):
     """Whether `Growth.expected` is worked out, for stop policies that go by it."""
     widest: int
     """Most siblings that it is bound to ask for."""
+    deepest: int | None
+    """Levels that it ends at; None: it has as many as are asked for."""
 
     def plant(self, sampling: Sampling, randomness: Randomness, ends: Collection[int]) -> Growth:
         """A tree for one round; tokens in `ends` get no children."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -21,8 +22,8 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 from drafttrain.decoding.sampling import warp
-from drafttrain.decoding.types import DrawKind, Proposal, Randomness, Sampling, Verdict
-from drafttrain.decoding.verifiers import ANY_DRAW, residual
+from drafttrain.decoding.types import Proposal, Randomness, Sampling, Verdict
+from drafttrain.decoding.verifiers import make_verifier, residual
 
 
 @dataclass(frozen=True)
@@ -56,36 +57,30 @@ class Rule(Protocol):
     ) -> Choice: ...
 
 
-@dataclass(frozen=True)
-class TreeRejection:
-    """Rejection sampling on trees by a rule for siblings; lossless for the draws it takes."""
+def walk_down(
+    rule: Rule,
+    proposal: Proposal,
+    target_logits: Tensor,
+    sampling: Sampling,
+    randomness: Randomness,
+) -> Verdict:
+    """Rejection sampling on trees by a rule for siblings; lossless for the draws that it is for.
 
-    name: str
-    rule: Rule
-    accepts_draws: frozenset[DrawKind]
-    lossless = True
-    takes_trees = True
-
-    def check_sampling(self, sampling: Sampling) -> None:
-        """Any sampling is right: at temperature 0 target is a point mass."""
-
-    def verify(
-        self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
-    ) -> Verdict:
-        """Shapes: target_logits [N + 1, V]."""
-        below = children_of(proposal)
-        path: list[int] = []
-        while True:
-            place = path[-1] + 1 if path else 0
-            row, nodes = warp(target_logits[place], sampling), below[place]
-            if not nodes:
-                choice = Choice(None, row)
-            else:
-                choice = self.rule(row, _children(proposal, nodes, row), randomness)
-            if choice.child is None:
-                next_token = int(randomness.categorical(choice.next_probs[None]))
-                return Verdict(torch.tensor(path, dtype=torch.long), next_token)
-            path.append(nodes[choice.child])
+    At temperature 0 target is a point mass. Shapes: target_logits [N + 1, V].
+    """
+    below = children_of(proposal)
+    path: list[int] = []
+    while True:
+        place = path[-1] + 1 if path else 0
+        row, nodes = warp(target_logits[place], sampling), below[place]
+        if not nodes:
+            choice = Choice(None, row)
+        else:
+            choice = rule(row, _children(proposal, nodes, row), randomness)
+        if choice.child is None:
+            next_token = int(randomness.categorical(choice.next_probs[None]))
+            return Verdict(torch.tensor(path, dtype=torch.long), next_token)
+        path.append(nodes[choice.child])
 
 
 def recurse(target_probs: Tensor, children: Children, randomness: Randomness) -> Choice:
@@ -168,10 +163,15 @@ def sample_target(target_probs: Tensor, children: Children, randomness: Randomne
     return Choice(None, torch.zeros_like(target_probs).scatter_(0, torch.tensor(token), 1.0))
 
 
-RecursiveRejection = TreeRejection("recursive", recurse, frozenset({"without_replacement"}))
-MultiRound = TreeRejection("multi-round", multi_round, frozenset({"iid", "independent"}))
-KSeq = TreeRejection("k-seq", k_seq, frozenset({"iid"}))
-TargetWalk = TreeRejection("target-walk", sample_target, ANY_DRAW)
+verify_recursive = partial(walk_down, recurse)
+verify_multi_round = partial(walk_down, multi_round)
+verify_k_seq = partial(walk_down, k_seq)
+verify_target_walk = partial(walk_down, sample_target)
+
+RecursiveRejection = make_verifier("recursive")
+MultiRound = make_verifier("multi-round")
+KSeq = make_verifier("k-seq")
+TargetWalk = make_verifier("target-walk")
 
 
 def children_of(proposal: Proposal) -> list[list[int]]:

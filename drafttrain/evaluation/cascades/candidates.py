@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
+from drafttrain.config.kinds import copies_text
 from drafttrain.decoding.drafters.cascade import Level, show_increments
-from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 
 LevelKind = Literal["model", "block", "max-gram"]
 """What a level is: a language model, which can review; a drafter of blocks; max-gram."""
@@ -58,7 +58,7 @@ class Candidate:
 def kind_of(level: Level) -> LevelKind:
     if level.reviewer is not None:
         return "model"
-    return "max-gram" if isinstance(level.drafter, MaxGramDrafter) else "block"
+    return "max-gram" if copies_text(level.drafter.name) else "block"
 
 
 def simplify(candidate: Candidate, kinds: Sequence[LevelKind]) -> Candidate:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.drafters.block import BlockDrafter
+from drafttrain.config.kinds import KINDS
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import warp
@@ -126,7 +126,8 @@ def record_positions(
     Raises ValueError for a drafter that shows no states.
     """
     found = []
-    slots = isinstance(drafter, BlockDrafter)
+    kind = KINDS.get(drafter.name)
+    slots = kind is not None and "slot" in kind.states
     for number, source in enumerate(sources):
         recorder = RecordingVerifier(verifier, slots)
         own = randomness(number)

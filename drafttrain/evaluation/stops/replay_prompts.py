@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from tqdm import tqdm
 
-from drafttrain.decoding.drafters.block import BlockDrafter
-from drafttrain.decoding.drafters.causal import CausalDrafter
+from drafttrain.config.kinds import KINDS, with_states
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.sampling import SampledRandomness, sequence_randomness
 from drafttrain.decoding.types import Drafter
@@ -58,19 +57,18 @@ def replay_prompts(
 
 def check_traceable(target: CachedModel, drafter: Drafter) -> None:
     """Raise ValueError, before anything is decoded, where no trace would be exact."""
-    if isinstance(drafter, CausalDrafter):
+    kind = KINDS.get(drafter.name)
+    if kind is None or not kind.states:
+        raise ValueError(f"drafter {drafter.name!r} cannot be traced; give {with_states()}")
+    if kind.is_language_model:
         check_ends(target, drafter.model)
-    elif not isinstance(drafter, BlockDrafter):
-        raise ValueError(
-            f"drafter {drafter.name!r} cannot be traced; give a language model or a Spec-Drafter"
-        )
 
 
 def _replay_one(
     replaying: Replaying, prompt: Prompt, text: Sequence[int], randomness: SampledRandomness
 ) -> PolicyCounts:
     options = replaying.options
-    if isinstance(replaying.drafter, CausalDrafter):
+    if KINDS[replaying.drafter.name].drafts == "tokens":
         trace = log_trace(
             replaying.target, replaying.drafter.model, prompt.source, text, options, randomness
         )
@@ -82,7 +80,6 @@ def _replay_blocks(
     replaying: Replaying, prompt: Prompt, text: Sequence[int], randomness: SampledRandomness
 ) -> PolicyCounts:
     """A fixed length is a block of that many slots; other policies cut blocks of max_draft."""
-    assert isinstance(replaying.drafter, BlockDrafter)
     slots = [
         int(one.value) if one.kind == "fixed" else replaying.max_draft
         for one in replaying.candidates

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from drafttrain.build.verifiers import AUTO, build_verifier
 from drafttrain.decoding.engine.cached_model import CachedModel, own_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Drafter, Proposal, Randomness, Sampling, Source
-from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.evaluation.stops.trace import AcceptedPath, Array, Trace, WrongBranch, join
 from drafttrain.evaluation.stops.wrong_branches import (
     GrowingBranch,
@@ -68,7 +68,7 @@ def decode_text(
     randomness: Randomness,
 ) -> list[int]:
     """An output of the target, EOS included where it came."""
-    verifier = GreedyMatch() if options.sampling.greedy else RejectionSampling()
+    verifier = build_verifier(AUTO, options.sampling)
     decoder = Decoder(
         target, drafter, FixedLength(TEXT_DRAFT), verifier, options.sampling, lambda _: randomness
     )

@@ -8,18 +8,18 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from drafttrain.build.method import build_sampling, build_verifier
+from drafttrain.build.method import Method, build_sampling
 from drafttrain.build.pairs import Pair, load_pair
+from drafttrain.build.verifiers import AUTO, build_verifier
 from drafttrain.commands.eval import check_report_path
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import TuneConfig
-from drafttrain.config.decode import SamplingConfig, VerifierConfig
+from drafttrain.config.decode import SamplingConfig
 from drafttrain.config.runs import head_folders
 from drafttrain.data.inputs.prompts import load_inputs
-from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.evaluation.runner import Method, Prompt, Skipped, read_prompts
+from drafttrain.evaluation.runner import Prompt, Skipped, read_prompts
 from drafttrain.evaluation.stops.choice import candidates_of
 from drafttrain.evaluation.stops.replay_prompts import check_traceable
 from drafttrain.models.acceptance_head import (
@@ -52,11 +52,12 @@ class Workbench:
 
     @property
     def block(self) -> bool:
-        return isinstance(self.pair.drafter, BlockDrafter)
+        """Whether one pass drafts a block."""
+        return self.pair.kind is not None and self.pair.kind.drafts == "blocks"
 
     def method(self, k: int, state_kind: StateKind | None = None) -> Method:
         """Fixed length k, which shows states of a kind if asked to."""
-        verifier = build_verifier(VerifierConfig(), build_sampling(self.sampling))
+        verifier = build_verifier(AUTO, build_sampling(self.sampling))
         return Method(self.pair.drafter, FixedLength(k, state_kind), verifier)
 
     @property

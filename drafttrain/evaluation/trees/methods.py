@@ -12,7 +12,8 @@ from typing import Any
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import MethodKind
-from drafttrain.config.decode import TREE_SETTINGS, DecodeConfig
+from drafttrain.config.decode import DecodeConfig
+from drafttrain.config.trees import EAGLE_NODES, TREES
 from drafttrain.decoding.trees.chosen import binary_tree
 
 BEAMS_AT_DEPTH = {2: (2, 3), 3: (3, 4), 4: (5, 7), 5: (6, 12)}
@@ -38,7 +39,6 @@ BRANCHINGS_AT_BUDGET = {
     21: ((3, 1, 1, 1, 1, 1, 1), (3, 2, 2), (7, 1, 1)),
     30: ((2, 2, 2, 2), (5, 1, 1, 1, 1, 1), (6, 1, 1, 1, 1)),
 }
-EAGLE_NODES = 25
 
 Parts = dict[str, dict[str, Any]]
 """tree, stop and verifier of a method, as far as it sets them."""
@@ -181,7 +181,7 @@ def _with_parts(decode: DecodeConfig, parts: Parts) -> DecodeConfig:
     values = decode.model_dump(exclude_unset=True)
     tree = parts["tree"]
     if decode.tree.draft_temperature is not None:
-        if "draft_temperature" in TREE_SETTINGS[tree["kind"]]:
+        if "draft_temperature" in TREES[tree["kind"]].settings:
             tree["draft_temperature"] = decode.tree.draft_temperature
     values |= {"tree": tree, "stop": parts["stop"]}
     if "verifier" in parts and decode.sampling.temperature > 0:

@@ -15,10 +15,9 @@ from drafttrain.decoding.trees.verifiers import (
     MultiRound,
     RecursiveRejection,
     TargetWalk,
-    TreeRejection,
     k_seq_gamma,
 )
-from drafttrain.decoding.types import Proposal, Randomness, Sampling
+from drafttrain.decoding.types import Proposal, Randomness, Sampling, Verifier
 from drafttrain.decoding.verifiers import RejectionSampling
 from tests.decoding.enumeration import enumerate_law
 from tests.decoding.toys import LogitsTable
@@ -151,7 +150,7 @@ def test_the_output_is_the_targets_own(name: str, excluded: float, sampling: Sam
 
 
 @pytest.mark.parametrize("rule", [MultiRound, KSeq, RecursiveRejection], ids=lambda r: r.name)
-def test_on_a_chain_every_rule_is_speculative_sampling(rule: TreeRejection) -> None:
+def test_on_a_chain_every_rule_is_speculative_sampling(rule: Verifier) -> None:
     target, draft, sampling = LogitsTable(5, 3), LogitsTable(6, 3), SAMPLINGS["temperature 1"]
     law = law_of_two(rule, iid_paths(1, 2), target, draft, sampling)
     chain = law_of_two(RejectionSampling(), iid_paths(1, 2), target, draft, sampling)

@@ -1,0 +1,64 @@
+"""Drafters of every kind: from a loaded model, or from a path, checked against its target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pkgutil import resolve_name
+
+from transformers import PretrainedConfig, PreTrainedModel
+
+from drafttrain.config.inputs import TargetConfig
+from drafttrain.config.kinds import DrafterKind, kind_of
+from drafttrain.decoding.engine.architectures import (
+    check_configuration,
+    check_known,
+    check_projection,
+)
+from drafttrain.decoding.types import Drafter
+from drafttrain.models.block_heads import check_same_target
+from drafttrain.models.drafters import check_drafter, check_fit
+
+
+def check_for_target(
+    path: str, target: TargetConfig, target_settings: PretrainedConfig, trees: bool = False
+) -> PretrainedConfig:
+    """The drafter's settings, fit for the target's and for the engine; no weights are read.
+
+    Raises ConfigError as `check_drafter`, and ValueError for families that the engine cannot run,
+    with trees where drafts are trees.
+    """
+    settings = check_drafter(path, target, target_settings)
+    kind = kind_of(settings)
+    if kind.reads_target:
+        check_projection(target_settings)
+    if kind.is_language_model:
+        check_configuration(settings)
+        if trees:
+            check_known(settings)
+    return settings
+
+
+def make_drafter(model: PreTrainedModel, target: PreTrainedModel | None = None) -> Drafter:
+    """What drafts with a loaded model; kinds that read the target's states need its model."""
+    return open_kind(kind_of(model.config), model, target)
+
+
+def open_kind(
+    kind: DrafterKind,
+    drafts_with: PreTrainedModel | Sequence[int] | None,
+    target: PreTrainedModel | None,
+) -> Drafter:
+    """A drafter of a kind, from its model, its table of likeliest successors, or nothing."""
+    return resolve_name(kind.opens)(drafts_with, target)
+
+
+def drafter_for(target: PreTrainedModel, model: PreTrainedModel, name: str) -> Drafter:
+    """What drafts for a loaded target with a loaded model, which messages call by the name.
+
+    Raises ConfigError for models that do not go together.
+    """
+    label, target_label = f"{name} {model.name_or_path!r}", f"target {target.name_or_path!r}"
+    check_fit(model.config, target.config, label, target_label)
+    if kind_of(model.config).reads_target:
+        check_same_target(model.config, target, model.name_or_path)
+    return make_drafter(model, target)

@@ -1,0 +1,106 @@
+"""Acceptance heads for decoding: found, checked against their drafter, and loaded."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from drafttrain.build.policy import HEAD, POLICY, read_policy
+from drafttrain.config.base import ConfigError
+from drafttrain.config.decode import SamplingConfig
+from drafttrain.config.policy import Policy
+from drafttrain.models.acceptance_head import (
+    AcceptanceHead,
+    check_head_identity,
+    check_head_shape,
+    load_heads,
+)
+from drafttrain.models.drafters import load_drafter
+
+
+@dataclass(frozen=True)
+class HeadChoice:
+    """An acceptance head, and the policy.json that lies beside it."""
+
+    head: AcceptanceHead
+    name: str
+    """Where it was found, for messages."""
+    policy: Policy | None
+
+
+def find_head(
+    given: str | None, drafter: str, settings: PretrainedConfig, setting: str = "stop.head"
+) -> HeadChoice:
+    """The head given, or the one beside the drafter, fit to the shape of the drafter's states.
+
+    setting: what messages call the folder given. Raises ConfigError where there is none, or several
+    of which policy.json chooses none.
+    """
+    folder = Path(drafter) / HEAD if given is None else Path(given)
+    if not folder.is_dir():
+        if given is None:
+            raise ConfigError(
+                f"the head policy needs an acceptance head, but drafter {drafter!r} has no {HEAD} "
+                "folder beside it; add --head FOLDER"
+            )
+        raise ConfigError(f"{setting} = {given!r}: no such folder; give a head's folder")
+    heads = load_heads(folder)
+    alone = (folder / "config.json").is_file()
+    places = [folder / POLICY, (folder.parent if alone else folder / "final") / POLICY]
+    policy = next((read_policy(place) for place in places if place.is_file()), None)
+    if len(heads) == 1:
+        [name] = heads
+    else:
+        name = None if policy is None else policy.head
+        if name not in heads:
+            raise ConfigError(
+                f"{setting} = {str(folder)!r} holds {len(heads)} heads ({', '.join(heads)}), and "
+                f"no {POLICY} there chooses one; give the folder of one head"
+            )
+    check_head_shape(heads[name], settings, str(folder))
+    if policy is not None and (policy.h is None or policy.head not in (None, HEAD, name)):
+        policy = None  # it speaks of something else; h counts even where a fixed length won
+    return HeadChoice(heads[name], str(folder) if alone else f"{folder}: {name}", policy)
+
+
+@lru_cache(maxsize=1)
+def open_head(path: str, folder: str | None, drafter: PreTrainedModel) -> HeadChoice:
+    """The head on the drafter's device; found and checked once for all thresholds of a sweep."""
+    found = find_head(folder, path, drafter.config)
+    try:
+        check_head_identity(found.head, drafter, found.name)
+    except ConfigError:
+        if drafter.dtype == torch.float32:
+            raise
+        # rounded when it was loaded: its file may hold what the head was trained for
+        check_head_identity(found.head, load_drafter(path, drafter.config), found.name)
+    found.head.to(drafter.device)
+    return found
+
+
+def warn_of_other_sampling(found: HeadChoice, decoding: SamplingConfig) -> None:
+    """Say, once, that a head was trained for another temperature, top-k or top-p."""
+    trained = found.head.config.sampling or {}
+    names = ("temperature", "top_k", "top_p")
+    if any(trained.get(name, getattr(decoding, name)) != getattr(decoding, name) for name in names):
+        _warn(
+            f"head {found.name!r} was trained for {_in_words(names, trained)} but decoding uses "
+            f"{_in_words(names, decoding.model_dump())}; the output is as exact, but the head may "
+            "stop too early or too late"
+        )
+
+
+def _in_words(names: Sequence[str], values: dict[str, float]) -> str:
+    return ", ".join(f"{name} {values[name]:g}" for name in names if name in values)
+
+
+@lru_cache
+def _warn(message: str) -> None:
+    """A line on standard error, once."""
+    print(f"warning: {message}", file=sys.stderr)

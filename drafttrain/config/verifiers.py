@@ -1,0 +1,97 @@
+"""The rules of verification, a row each: what the command line, sweeps, trees and policies ask.
+
+A rule is one function `(proposal, target_logits, sampling, randomness, **settings) -> Verdict`. Its
+row names it by a dotted path (`module:name`): the table imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from drafttrain.config.kinds import DrawKind
+
+ANY_DRAW: frozenset[DrawKind] = frozenset(
+    {"deterministic", "iid", "independent", "without_replacement"}
+)
+
+
+@dataclass(frozen=True)
+class RuleSetting:
+    """A number that a rule goes by: a field of VerifierConfig and an argument of the function."""
+
+    name: str
+    type: type[int] | type[float]
+    least: float
+
+
+@dataclass(frozen=True)
+class VerifierRule:
+    """What is known about a rule."""
+
+    name: str
+    """`verifier.kind`, and the name in reports."""
+    function: str
+    accepts_draws: frozenset[DrawKind]
+    """Drafts that it is valid for, by how they were drawn."""
+    takes_trees: bool = True
+    """Whether it is right for drafts that branch."""
+    settings: tuple[RuleSetting, ...] = ()
+    lossless: bool = True
+    """Whether the output, or its law, is the target's own."""
+    greedy_only: bool = False
+    """Whether it is for temperature 0 only; otherwise any temperature is right."""
+
+    def fits(self, greedy: bool, draw_kind: DrawKind) -> bool:
+        """Whether it is right for decoding of this kind and drafts so drawn."""
+        return draw_kind in self.accepts_draws and (greedy or not self.greedy_only)
+
+
+GREEDY = VerifierRule(
+    "greedy", "drafttrain.decoding.verifiers:verify_greedy", ANY_DRAW, greedy_only=True
+)
+"""What `auto` is at temperature 0; above it, `config/trees.py` says which rule fits a draft."""
+
+RULES: dict[str, VerifierRule] = {
+    rule.name: rule
+    for rule in (
+        GREEDY,
+        VerifierRule(
+            "spec-verification",
+            "drafttrain.decoding.verifiers:verify_spec",
+            ANY_DRAW,
+            settings=(RuleSetting("beta", int, 1), RuleSetting("tau", float, 0.0)),
+            lossless=False,
+            greedy_only=True,
+        ),
+        VerifierRule(
+            "rejection",
+            "drafttrain.decoding.verifiers:verify_rejection",
+            frozenset({"deterministic", "iid"}),
+            takes_trees=False,
+        ),
+        VerifierRule(
+            "multi-round",
+            "drafttrain.decoding.trees.verifiers:verify_multi_round",
+            frozenset({"iid", "independent"}),
+        ),
+        VerifierRule(
+            "k-seq", "drafttrain.decoding.trees.verifiers:verify_k_seq", frozenset({"iid"})
+        ),
+        VerifierRule(
+            "recursive",
+            "drafttrain.decoding.trees.verifiers:verify_recursive",
+            frozenset({"without_replacement"}),
+        ),
+        VerifierRule(
+            "target-walk", "drafttrain.decoding.trees.verifiers:verify_target_walk", ANY_DRAW
+        ),
+    )
+}
+"""All rules by name."""
+
+
+def rules_for(draw_kind: DrawKind, branches: bool) -> list[str]:
+    """Names of the rules of sampled decoding for trees drawn so; for chains what is for them."""
+    right = [rule for rule in RULES.values() if rule.fits(False, draw_kind)]
+    own = [rule.name for rule in right if rule.takes_trees == branches]
+    return own or [rule.name for rule in right]
