@@ -52,8 +52,8 @@ def check_tree(decode: DecodeConfig) -> None:
     shape = build_shape(tree, decode.stop.k)
     settings = read_drafter_settings(str(decode.drafter))
     drafter = kind_of(settings)
-    if not drafter.grows_trees:
-        growing = in_words([one for one in KINDS.values() if one.grows_trees])
+    if drafter.tree_rows is None:
+        growing = in_words([one for one in KINDS.values() if one.tree_rows is not None])
         raise ConfigError(
             f"tree.kind = {tree.kind!r}, but drafter {decode.drafter!r} ({drafter.words}) can only "
             f"draft chains; leave the tree out, or give {growing}"

@@ -21,6 +21,7 @@ from drafttrain.build.method import build_method, build_sampling, check_method
 from drafttrain.build.pairs import load_pair
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import GenerateConfig
+from drafttrain.config.trees import TREES
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.tokens import tokenize_prompts
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
@@ -50,7 +51,8 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
             raise ConfigError(f"input {row} is empty; leave it out (inputs are counted from 0)")
     check_method(settings.decode)
     drafter = str(settings.decode.drafter)
-    trees, bigrams = settings.decode.tree.kind != "none", settings.decode.bigrams
+    trees = TREES[settings.decode.tree.kind].shape is not None
+    bigrams = settings.decode.bigrams
     pair = load_pair(settings.target, drafter, other_drafters(settings.decode), trees, bigrams)
     method, target = build_method(settings.decode, pair), pair.target
     sampling = build_sampling(settings.decode.sampling)

@@ -53,8 +53,9 @@ class DrafterKind:
     """What stop policies see of its drafts, beside depth."""
     states: tuple[StateKind, ...] = ()
     """What acceptance heads can read of its drafts, the usual kind of states first."""
-    grows_trees: bool = False
-    """Whether it has rows that a draft tree can grow over."""
+    tree_rows: str | None = None
+    """Function (drafter, source, sampling, randomness) -> the rows of a sequence that a draft tree
+    grows over; None: it drafts chains only."""
     reads_target: bool = False
     """Whether it drafts from the target's hidden states, through its output projection: the target
     must be the one that it was trained on, of a family whose projection is known."""
@@ -110,7 +111,7 @@ CAUSAL = DrafterKind(
     draws=("deterministic", "iid"),
     provides=frozenset({"logits", "hidden"}),
     states=("drawn", "token"),
-    grows_trees=True,
+    tree_rows="drafttrain.decoding.drafters.tree:rows_of_model",
     exports=("custom_generate", "assisted", "servers"),
 )
 """Any language model, encoder-decoder or decoder-only."""
@@ -126,7 +127,7 @@ SPEC_DRAFTER = DrafterKind(
     draws=("deterministic", "iid"),
     provides=frozenset({"logits", "hidden"}),
     states=("slot",),
-    grows_trees=True,
+    tree_rows="drafttrain.decoding.drafters.tree:rows_of_slots",
     exports=("custom_generate",),
     blocks_along="drafttrain.decoding.drafters.block:predict_blocks",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ from drafttrain.decoding.types import (
     Verdict,
     Verifier,
 )
-from drafttrain.decoding.verifiers import RejectionSampling
+from drafttrain.decoding.verifiers import RejectionSampling, verify_rejection
 from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.decoding.toys import (
     EOS,
@@ -189,17 +189,15 @@ def test_a_real_model_with_its_cache_and_its_bad_words_is_exact():
     assert distance(law, expected) < 1e-12
 
 
-class NoResidual(RejectionSampling):
+def without_residual(
+    proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
+) -> Verdict:
     """Wrong on purpose: after a rejection it samples target itself."""
-
-    def verify(
-        self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
-    ) -> Verdict:
-        verdict = super().verify(proposal, target_logits, sampling, randomness)
-        if len(verdict.path) == len(proposal.tokens):
-            return verdict
-        row = warp(target_logits, sampling)[len(verdict.path)]
-        return Verdict(verdict.path, int(randomness.categorical(row[None])))
+    verdict = verify_rejection(proposal, target_logits, sampling, randomness)
+    if len(verdict.path) == len(proposal.tokens):
+        return verdict
+    row = warp(target_logits, sampling)[len(verdict.path)]
+    return Verdict(verdict.path, int(randomness.categorical(row[None])))
 
 
 @dataclass
@@ -224,7 +222,8 @@ class DroppingSession(ToySession):
 
 def test_control_a_verifier_without_residual_is_found_out():
     target, sampling = ToyTarget(1), Sampling(temperature=1.0)
-    law = output_law(target, ToyDrafter(2), sampling, 2, 3, verifier=NoResidual())
+    verifier = replace(RejectionSampling(), function=without_residual)
+    law = output_law(target, ToyDrafter(2), sampling, 2, 3, verifier=verifier)
     assert total_variation(law, autoregressive_law(target, sampling, 3)) > 0.01
 
 

@@ -16,7 +16,8 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.drafters.causal import CausalDrafter, OwnSequence
+from drafttrain.config.kinds import KINDS
+from drafttrain.decoding.drafters.causal import OwnSequence
 from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.sampling import warp
@@ -49,7 +50,8 @@ class Level:
     @property
     def reviewer(self) -> CachedModel | None:
         """The model that can review other drafters' tokens: a language model's."""
-        return self.drafter.model if isinstance(self.drafter, CausalDrafter) else None
+        kind = KINDS.get(self.drafter.name)
+        return self.drafter.model if kind is not None and kind.is_language_model else None
 
 
 class ReviewedDrafter:

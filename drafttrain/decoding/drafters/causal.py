@@ -45,6 +45,11 @@ class CausalDrafter:
         """Tokens that it can draft."""
         return self.model.vocabulary
 
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Tokens that end a sequence."""
+        return self.model.eos_ids
+
     def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic" if sampling.greedy else "iid"
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pkgutil import resolve_name
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from drafttrain.config.kinds import KINDS
 from drafttrain.decoding.drafters.block import CANDIDATES, BlockDrafter, BlockSession
 from drafttrain.decoding.drafters.causal import CausalDrafter, OwnSequence
 from drafttrain.decoding.drafters.row_by_row import RowByRow
@@ -55,8 +57,15 @@ class Rows(Protocol):
         ...
 
 
+class GrowingDrafter(SequenceDrafter, Protocol):
+    """A drafter whose kind has rows that trees can grow over."""
+
+    vocabulary: int
+    eos_ids: frozenset[int]
+
+
 class TreeDrafter:
-    """Drafts trees of one shape, with a language model or a Spec-Drafter.
+    """Drafts trees of one shape, with a drafter of a kind that has rows for them.
 
     draft_temperature: that of the rows tokens are drawn from; None: the target's. Raises ValueError
     for a model that cannot be given branches, and for a tree with more siblings than the vocabulary
@@ -65,19 +74,20 @@ class TreeDrafter:
 
     def __init__(
         self,
-        drafter: CausalDrafter | BlockDrafter,
+        drafter: GrowingDrafter,
         shape: Shape,
         draft_temperature: float | None = None,
     ) -> None:
         self.drafter, self.shape = drafter, shape
+        self.kind = KINDS[drafter.name]
         self.draft_temperature = draft_temperature
-        if isinstance(drafter, CausalDrafter):
+        if self.kind.is_language_model:
             drafter.model.check_branches()
         check_width(shape, drafter.vocabulary)
 
     @property
     def name(self) -> str:
-        if isinstance(self.drafter, CausalDrafter):
+        if self.kind.is_language_model:
             return self.shape.name
         return f"{self.drafter.name} {self.shape.name}"
 
@@ -103,13 +113,9 @@ class TreeDrafter:
         """Open a session. Raises ValueError for a source longer than the drafter's positions."""
         if self.draft_temperature is not None:
             sampling = replace(sampling, temperature=self.draft_temperature)
-        if isinstance(self.drafter, CausalDrafter):
-            rows: Rows = ModelRows(self.drafter.model, source)
-            ends = self.drafter.model.eos_ids
-        else:
-            rows = SlotRows(self.drafter.open(source, sampling, randomness))
-            ends = self.drafter.eos_ids
-        return TreeSession(rows, self.shape, sampling, randomness, ends)
+        assert self.kind.tree_rows is not None
+        rows = resolve_name(self.kind.tree_rows)(self.drafter, source, sampling, randomness)
+        return TreeSession(rows, self.shape, sampling, randomness, self.drafter.eos_ids)
 
 
 def check_width(shape: Shape, vocabulary: int) -> None:
@@ -149,6 +155,18 @@ class TreeSession:
                 break
             fed, depth = self.rows.below(growth, fed), depth + 1
         return growth.proposal(self.rows.passes)
+
+
+def rows_of_model(
+    drafter: CausalDrafter, source: Source, sampling: Sampling, randomness: Randomness
+) -> ModelRows:
+    return ModelRows(drafter.model, source)
+
+
+def rows_of_slots(
+    drafter: BlockDrafter, source: Source, sampling: Sampling, randomness: Randomness
+) -> SlotRows:
+    return SlotRows(drafter.open(source, sampling, randomness))
 
 
 class ModelRows:
