@@ -20,11 +20,11 @@ BLOCK_HEADS = [
     ),
     WrongInput(
         f"{BLOCKS} --target llama",
-        ("block heads of an encoder-decoder model", "'llama'", "decoder-only", "train heads"),
+        ("block heads of an encoder-decoder model", "'llama'", "decoder-only", "train block heads"),
     ),
     WrongInput(
         f"{BLOCKS} --drafter narrow-blocks",
-        ("'narrow-blocks' read 8 numbers", "'target' has 16", "train heads for this target"),
+        ("'narrow-blocks' (block heads) reads 8 numbers", "'target' has 16", "train block heads"),
     ),
     WrongInput(
         f"{BLOCKS} --drafter other-blocks",

@@ -216,7 +216,7 @@ PAIRINGS = [
     ),
     WrongInput(f"{EVAL} --mode teacher-forced --temperature 1", ("temperature", "--mode decode")),
     WrongInput(f"{EVAL} --mode teacher-forced --k 9", ("k = 9", "k = 4", "--mode decode")),
-    WrongInput(f"{CAUSAL} --mode teacher-forced", ("'small'", "Spec-Drafters", "--mode decode")),
+    WrongInput(f"{CAUSAL} --mode teacher-forced", ("'small'", "a Spec-Drafter", "--mode decode")),
     WrongInput(f"{CACHE} blocks_per_row=2", ("blocks_per_row = 2", "leave it out")),
     WrongInput(f"{CACHE} --target wide", ("48", "40 tokens", ";")),
     WrongInput(f"{TUNE} sampling.temperature=0.5", ("sampling.temperature", "0.5", "leave")),

@@ -86,7 +86,10 @@ def check_method(config: DecodeConfig) -> None:
 
 
 def build_method(config: DecodeConfig, pair: Pair) -> Method:
-    """Drafter, stop policy and verifier. Raises ValueError for a pairing that is not valid."""
+    """Drafter, stop policy and verifier, which go together for the sampling asked for.
+
+    Raises ValueError for a pairing that is not valid, as `check_pairing`.
+    """
     sampling = build_sampling(config.sampling)
     verifier = build_verifier(config.verifier, sampling, config.tree)
     config = config.model_copy(update={"stop": method_stop(config)})

@@ -245,9 +245,9 @@ def test_models_that_do_not_go_together_are_refused(assistant):
     target = tiny_model("llama")
     with pytest.raises(ValueError, match="assistant_model is missing"):
         generate(target, **ONE)
-    with pytest.raises(ValueError, match="vocabulary of 48 tokens, but target .* has 40"):
+    with pytest.raises(ValueError, match="vocabulary of 48 tokens but target .* has 40"):
         generate(target, **ONE, assistant_model=tiny_model("llama", vocab_size=48))
-    with pytest.raises(ValueError, match="is an encoder-decoder one"):
+    with pytest.raises(ValueError, match="is an encoder-decoder model"):
         generate(target, **ONE, assistant_model=tiny_model("t5"))
 
 

@@ -1,0 +1,116 @@
+"""What the tables of kinds say is what the code that they name does."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pkgutil import resolve_name
+
+import pytest
+
+from drafttrain.config.decode import StopConfig, TreeConfig, VerifierConfig
+from drafttrain.config.kinds import CAUSAL, KINDS, NONE, DrafterKind, in_words, kind_of, named_kind
+from drafttrain.config.stops import STOPS, StopKind
+from drafttrain.config.trees import TREES, TreeKind
+from drafttrain.config.verifiers import RULES, VerifierRule, rules_for
+from drafttrain.decoding.drafters.block import BlockDrafter
+from drafttrain.decoding.drafters.block_heads import BlockHeadsDrafter
+from drafttrain.decoding.drafters.causal import CausalDrafter
+from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
+from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.types import Sampling
+from drafttrain.models.spec_drafter.config import SpecDrafterConfig
+from tests.tiny_models import tiny_model
+
+DRAFTERS = (NoDrafter, MaxGramDrafter, BlockDrafter, BlockHeadsDrafter, CausalDrafter)
+
+
+def test_the_tables_load_nothing_heavy():
+    code = (
+        "import sys; import drafttrain.config.commands, drafttrain.config.runs; "
+        "import drafttrain.config.sweep, drafttrain.config.recipes; "
+        "print([m for m in ('torch', 'transformers', 'numpy', 'datasets') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS, ids=lambda drafter: drafter.name)
+def test_a_drafter_draws_and_shows_what_its_kind_says(drafter):
+    kind, made = KINDS[drafter.name], object.__new__(drafter)  # neither depends on a model
+    assert made.provides == kind.provides
+    for sampling in (Sampling(), Sampling(temperature=1.0)):
+        assert made.draw_kind(sampling) == kind.draw_kind(sampling.greedy)
+
+
+def test_there_is_a_kind_for_every_drafter_and_all_it_names_is_there():
+    assert {drafter.name for drafter in DRAFTERS} == KINDS.keys()
+    for kind in KINDS.values():
+        for name in (kind.opens, kind.model, kind.recipe, kind.tree_rows, kind.blocks_along):
+            assert name is None or callable(resolve_name(name))
+        if kind.model is not None:
+            assert resolve_name(kind.model).config_class.model_type == kind.name
+
+
+def test_a_language_model_of_any_type_is_causal_and_names_are_of_what_is_no_model():
+    assert kind_of(tiny_model("llama").config) is kind_of(tiny_model("t5").config) is CAUSAL
+    assert kind_of(SpecDrafterConfig()) is KINDS["spec-drafter"]
+    assert named_kind("none") is NONE
+    assert named_kind("causal") is named_kind("spec-drafter") is named_kind(None) is None
+
+
+def test_kinds_are_listed_as_a_sentence_has_them():
+    assert in_words([CAUSAL]) == "a language model"
+    assert in_words([NONE, CAUSAL]) == "plain decoding or a language model"
+    assert in_words([NONE, NONE, CAUSAL]).startswith("plain decoding, plain decoding or a")
+
+
+@pytest.mark.parametrize("stop", STOPS.values(), ids=lambda stop: stop.name)
+def test_a_stop_policy_takes_its_settings_and_goes_by_what_its_row_says(stop: StopKind):
+    policy = resolve_name(stop.policy)
+    taken = inspect.signature(policy).parameters
+    needed = {name for name, one in taken.items() if one.default is one.empty}
+    assert needed <= set(stop.settings) <= taken.keys()
+    assert set(stop.settings) <= StopConfig.model_fields.keys()
+    assert stop.varied in stop.settings
+    assert policy.requires == stop.requires
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=lambda rule: rule.name)
+def test_a_rule_takes_its_settings_after_what_all_rules_take(rule: VerifierRule):
+    taken = list(inspect.signature(resolve_name(rule.function)).parameters)
+    names = [setting.name for setting in rule.settings]
+    assert taken[:4] == ["proposal", "target_logits", "sampling", "randomness"]
+    assert taken[4:] == names
+    assert set(names) <= VerifierConfig.model_fields.keys()
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=lambda tree: tree.name)
+def test_a_tree_is_drawn_and_verified_as_its_row_says(tree: TreeKind):
+    settings = TreeConfig(kind=tree.name, by_rank=(0.6, 0.2), nodes=6)
+    assert tree.settings <= TreeConfig.model_fields.keys()
+    assert tree.rule in rules_for(tree.draw_kind, tree.shape is not None)
+    if tree.rule_of_several is not None:
+        assert tree.rule_of_several in rules_for("independent", True)
+    if tree.shape is not None:
+        values = {**dict(settings), "depth": 3, "judge": None}
+        shape = resolve_name(tree.shape)(*(values[name] for name in tree.arguments))
+        assert shape.draw_kind == tree.draw_kind
+        assert shape.estimates == ("expected" in tree.provides)
+
+
+def test_every_way_to_draw_has_a_rule_that_keeps_the_targets_law():
+    for draw_kind in ("deterministic", "iid", "independent", "without_replacement"):
+        for branches in (False, True):
+            rules = [RULES[name] for name in rules_for(draw_kind, branches)]
+            assert any(rule.lossless for rule in rules)
+    assert rules_for("iid", branches=False) == ["rejection"]
+
+
+def test_drafter_kinds_that_are_models_are_told_by_their_settings_alone():
+    class Settings:
+        model_type = "block-heads"
+
+    assert isinstance(kind_of(Settings()), DrafterKind)
+    assert kind_of(Settings()).reads_target
