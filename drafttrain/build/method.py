@@ -29,7 +29,7 @@ from drafttrain.config.kinds import MAX_GRAM, copies_text
 from drafttrain.config.stops import STOPS
 from drafttrain.config.trees import TREES
 from drafttrain.decoding.types import Drafter, Sampling, StopPolicy, Verifier
-from drafttrain.decoding.verifiers import check_draw_kind, check_pairing
+from drafttrain.decoding.verifiers import check_draw_kind
 from drafttrain.models.drafters import read_kind
 
 
@@ -86,16 +86,15 @@ def check_method(config: DecodeConfig) -> None:
 
 
 def build_method(config: DecodeConfig, pair: Pair) -> Method:
-    """Drafter, stop policy and verifier, which go together for the sampling asked for.
+    """Drafter, stop policy and verifier; whoever decodes with them checks that they go together.
 
-    Raises ValueError for a pairing that is not valid, as `check_pairing`.
+    Raises ValueError as `build_verifier`, `build_stop` and `build_drafter`.
     """
     sampling = build_sampling(config.sampling)
     verifier = build_verifier(config.verifier, sampling, config.tree)
     config = config.model_copy(update={"stop": method_stop(config)})
     make = build_drafter if config.cascade is None else build_cascade
     drafter, stop = make(config, pair), build_stop(config, pair.drafter_model)
-    check_pairing(drafter, stop, verifier, sampling)
     varied = varied_settings(config.stop.kind, stop)
     if TREES[config.tree.kind].shape is not None:
         own = varied if STOPS[config.stop.kind].requires else {}

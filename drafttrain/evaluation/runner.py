@@ -30,6 +30,7 @@ from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Proposal, Sampling, Source
+from drafttrain.decoding.verifiers import check_pairing
 from drafttrain.evaluation.bootstrap import Array
 from drafttrain.evaluation.report import TreeAxis
 from drafttrain.models.loading import LoadedTarget, cache_for_generate
@@ -169,7 +170,7 @@ def decode_interleaved(
     """Decode every prompt by plain decoding, every method and the baselines, interleaved.
 
     The first result is plain decoding. Raises ValueError, before anything is decoded, for methods
-    of the same name.
+    of the same name and for a verifier that does not fit its drafter or the sampling.
     """
     jobs = make_jobs(target, model, methods, prompts, options)
     return run_interleaved(jobs, len(prompts), options, model.device, progress)
@@ -220,6 +221,7 @@ def make_jobs(
         raise ValueError(f"methods of the same name: {', '.join(repeated)}; give each once")
     jobs = [Job(PLAIN, "plain", _engine(model, plain, prompts, options), plain)]
     for method in methods:
+        check_pairing(method.drafter, method.stop, method.verifier, options.sampling)
         jobs.append(Job(method.name, "method", _engine(model, method, prompts, options), method))
     if "generate" in options.baselines:
         jobs.append(Job(GENERATE, "baseline", _generate(target, model, prompts, options, 1)))

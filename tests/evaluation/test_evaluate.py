@@ -12,10 +12,16 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from drafttrain.build.method import Method
+from drafttrain.config.verifiers import RULES
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import Sampling
-from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
+from drafttrain.decoding.types import Sampling, Verifier
+from drafttrain.decoding.verifiers import (
+    GreedyMatch,
+    RejectionSampling,
+    SpecVerification,
+    verify_greedy,
+)
 from drafttrain.evaluation.bootstrap import draw_resamples
 from drafttrain.evaluation.plots import (
     choose_panels,
@@ -270,11 +276,11 @@ def test_a_wrong_output_is_reported_with_row_position_and_gap(target, monkeypatc
     drafter, outputs = script(target)
     model = CachedModel(target.model)
 
-    def broken(self, proposal, target_logits, sampling, randomness):
-        verdict = GreedyMatch().verify(proposal, target_logits, sampling, randomness)
+    def broken(proposal, target_logits, sampling, randomness):
+        verdict = verify_greedy(proposal, target_logits, sampling, randomness)
         return replace(verdict, next_token=6)
 
-    wrong = type("Wrong", (GreedyMatch,), {"verify": broken, "name": "wrong"})()
+    wrong = Verifier(replace(RULES["greedy"], name="wrong"), broken)
     method = Method(drafter, FixedLength(4), wrong)
     report = evaluate(target, model, [method], rows(), OPTIONS, "d").report
     parity = report.runs[1].parity[0]
