@@ -43,9 +43,9 @@ from drafttrain.data.shards.states import (
     open_cache,
     read_column,
     shard_path,
-    write_manifest,
     write_shard,
 )
+from drafttrain.data.shards.store import write_manifest
 from drafttrain.decoding.engine.teacher_forcing import forced_states, teacher_force
 from drafttrain.evaluation.bootstrap import with_interval
 from drafttrain.evaluation.environment import describe_environment
