@@ -181,7 +181,7 @@ class Bench:
         )
         sweep = HeadSweep(make_heads(heads, self.cache.manifest.hidden_size, seed=0))
         lengths = CachedRows(self.cache).lengths()
-        task = Task(sweep, rows, lengths, whole_batch, parts=sweep.parts)
+        task = Task(sweep, rows, lengths, whole_batch)
         return prepare(make_accelerator(settings, self.folder), task, settings)
 
     def seconds(self, prepared: Prepared, repeat: int) -> float:

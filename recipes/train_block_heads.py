@@ -13,69 +13,57 @@ from __future__ import annotations
 
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
 
 import datasets
 import torch
-import typer
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
+from drafttrain.commands.recipe_options import Debug, DryRun, Overrides, RecipeFile
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.base import ConfigError
 from drafttrain.config.reading import load_settings
 from drafttrain.config.recipes import BlockHeadsRecipe
-from drafttrain.data.batches.block_rows import BlockRowsCollator, FrozenTarget
-from drafttrain.data.distill.plan import check_distillation, plan_distillation
-from drafttrain.data.distill.rows import distillations, distilled_rows, row_lengths
+from drafttrain.data.batches.block_rows import BlockRowsCollator
+from drafttrain.data.distill.plan import plan_distillation
+from drafttrain.data.distill.recipe_rows import distillations, distilled_rows, row_lengths
 from drafttrain.decoding.drafters.block_heads import predict_blocks
 from drafttrain.decoding.engine.architectures import check_projection
 from drafttrain.evaluation.validation import BlockValidation
 from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig, hash_target
 from drafttrain.models.draft_states import state_size
-from drafttrain.models.loading import check_target, load_target, load_tokenizer
-from drafttrain.training.loop import Task, make_accelerator, train
+from drafttrain.models.loading import check_target, load_target
+from drafttrain.training.dry_run import print_training
+from drafttrain.training.loop import Task, train
 from drafttrain.training.objectives.predict_ahead import PredictAhead
-from drafttrain.training.plan import print_training
-from drafttrain.training.run import check_run, is_finished, open_run, save_final
+from drafttrain.training.recipe import already_finished, begin_run
+from drafttrain.training.run_folder import save_final
 
 
 @recipe_command
 def main(
-    overrides: Annotated[list[str] | None, typer.Argument(help="key=value settings")] = None,
-    config: Annotated[Path, typer.Option(help="YAML settings")] = Path(
-        "recipes/multi30k_block_heads.yaml"
-    ),
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print sizes, steps, disk and memory; write nothing")
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks")] = False,
+    overrides: Overrides = None,
+    config: RecipeFile = Path("recipes/multi30k_block_heads.yaml"),
+    dry_run: DryRun = False,
+    debug: Debug = False,
 ) -> None:
     settings = load_settings(BlockHeadsRecipe, config, overrides or ())
     heads_config = make_config(settings, check_target(settings.target))
     if dry_run:
         print_plan(settings, heads_config)
         return
-    if is_finished(settings.run):
-        print(f"{settings.run} is finished: its heads are {settings.run / 'final'}")
+    if already_finished(settings.run):
         return
-    check_run(settings.run, settings)
-    for group, distillation in distillations(settings).items():
-        check_distillation(distillation, group)
-    tokenizer = load_tokenizer(settings.target)
-    accelerator = make_accelerator(settings.train, settings.run)
-    if accelerator.is_main_process:
-        open_run(settings.run, settings)
-    accelerator.wait_for_everyone()
+    accelerator = begin_run(settings, distillations(settings))
     target = load_target(settings.target)
     rows, held_out = distilled_rows(settings, target)
     heads_config.target |= {"weights_sha256": hash_target(target.model)}
     torch.manual_seed(settings.train.seed)
     heads = BlockHeads(heads_config)
     accelerator.print(f"{heads_config.heads} heads of {heads.num_parameters():,} parameters")
-    task = make_task(settings, heads, FrozenTarget(target.model), rows, held_out)
+    task = make_task(settings, heads, target.model, rows, held_out)
     train(accelerator, task, settings.train, settings.run)
     if accelerator.is_main_process:
-        print(f"saved {save_final(settings.run, heads.cpu(), tokenizer)}")
+        print(f"saved {save_final(settings.run, heads.cpu(), target.tokenizer)}")
 
 
 def make_config(settings: BlockHeadsRecipe, target: PretrainedConfig) -> BlockHeadsConfig:
@@ -105,7 +93,7 @@ def make_config(settings: BlockHeadsRecipe, target: PretrainedConfig) -> BlockHe
 def make_task(
     settings: BlockHeadsRecipe,
     heads: BlockHeads,
-    target: FrozenTarget,
+    target: PreTrainedModel,
     rows: datasets.Dataset,
     held_out: datasets.Dataset | None,
 ) -> Task:
@@ -118,7 +106,7 @@ def make_task(
         validate = BlockValidation(
             held_out,
             collate,
-            lambda objective, *ids: predict_blocks(objective.model, objective.target.model, *ids),
+            lambda objective, *ids: predict_blocks(objective.model, objective.teacher.model, *ids),
         )
     return Task(objective, rows, row_lengths(rows).sum(axis=1), collate, validate)
 
