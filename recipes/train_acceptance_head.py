@@ -16,13 +16,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from drafttrain.commands.recipe_options import Debug, DryRun, Overrides, RecipeFile
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import CacheConfig, DistillConfig
@@ -54,10 +54,14 @@ ROWS_AT_ONCE = 64
 
 @recipe_command
 def main(
-    overrides: Overrides = None,
-    config: RecipeFile = Path("recipes/functions_heads.yaml"),
-    dry_run: DryRun = False,
-    debug: Debug = False,
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value settings")] = None,
+    config: Annotated[Path, typer.Option(help="YAML settings")] = Path(
+        "recipes/functions_heads.yaml"
+    ),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print sizes, steps, disk and memory; write nothing")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks")] = False,
 ) -> None:
     settings = load_settings(HeadRecipe, config, overrides or ())
     drafter = check_settings(settings)

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from importlib.metadata import version
 from pathlib import Path
+from typing import Annotated
 
 import datasets
 import torch
+import typer
 from transformers import PretrainedConfig, PreTrainedModel
 
-from drafttrain.commands.recipe_options import Debug, DryRun, Overrides, RecipeFile
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.base import ConfigError
 from drafttrain.config.reading import load_settings
@@ -41,10 +42,14 @@ from drafttrain.training.run_folder import save_final
 
 @recipe_command
 def main(
-    overrides: Overrides = None,
-    config: RecipeFile = Path("recipes/multi30k_block_heads.yaml"),
-    dry_run: DryRun = False,
-    debug: Debug = False,
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value settings")] = None,
+    config: Annotated[Path, typer.Option(help="YAML settings")] = Path(
+        "recipes/multi30k_block_heads.yaml"
+    ),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print sizes, steps, disk and memory; write nothing")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks")] = False,
 ) -> None:
     settings = load_settings(BlockHeadsRecipe, config, overrides or ())
     heads_config = make_config(settings, check_target(settings.target))

@@ -11,12 +11,13 @@ outputs are made first. Running the same command again goes on where it was stop
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import datasets
 import torch
+import typer
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from drafttrain.commands.recipe_options import Debug, DryRun, Overrides, RecipeFile
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.reading import load_settings
 from drafttrain.config.recipes import SpecDrafterRecipe
@@ -37,10 +38,12 @@ from drafttrain.training.run_folder import save_final
 
 @recipe_command
 def main(
-    overrides: Overrides = None,
-    config: RecipeFile = Path("recipes/quickstart.yaml"),
-    dry_run: DryRun = False,
-    debug: Debug = False,
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value settings")] = None,
+    config: Annotated[Path, typer.Option(help="YAML settings")] = Path("recipes/quickstart.yaml"),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print sizes, steps, disk and memory; write nothing")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks")] = False,
 ) -> None:
     settings = load_settings(SpecDrafterRecipe, config, overrides or ())
     target_config = check_seq2seq(settings.target)

@@ -15,10 +15,12 @@ from __future__ import annotations
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import datasets
 import numpy as np
 import torch
+import typer
 from accelerate import Accelerator
 from huggingface_hub.errors import StrictDataclassError
 from tokenizers import (
@@ -40,7 +42,6 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from drafttrain.commands.recipe_options import Debug, DryRun, Overrides, RecipeFile
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.base import ConfigError
 from drafttrain.config.reading import load_settings
@@ -162,10 +163,14 @@ def perplexity(
 
 @recipe_command
 def main(
-    overrides: Overrides = None,
-    config: RecipeFile = Path("recipes/docstrings_target.yaml"),
-    dry_run: DryRun = False,
-    debug: Debug = False,
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value settings")] = None,
+    config: Annotated[Path, typer.Option(help="YAML settings")] = Path(
+        "recipes/docstrings_target.yaml"
+    ),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print sizes and steps; write nothing")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks")] = False,
 ) -> None:
     settings = load_settings(TargetRecipe, config, overrides or ())
     if already_finished(settings.run):

@@ -33,7 +33,7 @@ class Progress(Protocol):
 
 
 @contextmanager
-def progress(
+def tracking(
     total: int,
     description: str,
     unit: str,
@@ -65,7 +65,7 @@ def tracked(
     items: Sequence[Item], description: str, unit: str, shown: bool = True
 ) -> Iterator[Item]:
     """The items one by one, each reported when it has been dealt with."""
-    with progress(len(items), description, unit, shown=shown) as work:
+    with tracking(len(items), description, unit, shown=shown) as work:
         for item in items:
             yield item
             work.update()

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from drafttrain.config.base import Interrupted
-from drafttrain.config.progress import progress
+from drafttrain.config.progress import tracking
 from drafttrain.config.recipes import TrainConfig
 from drafttrain.config.relaunch import launch_command
 from drafttrain.data.batches.batch_plan import BatchPlan
@@ -140,7 +140,7 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
     prints = accelerator.is_local_main_process
     shown: dict[str, float] = {}
     objective.train()
-    with stop, progress(total, f"train {run.name}", "step", done=step, shown=prints) as work:
+    with stop, tracking(total, f"train {run.name}", "step", done=step, shown=prints) as work:
         batches = batches_of(prepared, step, total)
         while step < total:
             for group in optimizer.param_groups:

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from drafttrain.config.progress import minutes, progress, tracked
+from drafttrain.config.progress import minutes, tracked, tracking
 
 
 class Clock:
@@ -26,7 +26,7 @@ class Terminal(io.StringIO):
 
 def test_a_file_gets_a_line_every_half_minute_and_one_at_the_end():
     clock, out = Clock(), io.StringIO()
-    with progress(250, "train quickstart", "step", out=out, clock=clock) as work:
+    with tracking(250, "train quickstart", "step", out=out, clock=clock) as work:
         for step in range(250):
             clock.now += 0.25
             work.show(f"loss {step / 100:.3f}")
@@ -40,7 +40,7 @@ def test_a_file_gets_a_line_every_half_minute_and_one_at_the_end():
 
 def test_a_resumed_run_counts_on_and_its_speed_is_its_own():
     clock, out = Clock(), io.StringIO()
-    with progress(1000, "train run", "step", done=900, out=out, clock=clock) as work:
+    with tracking(1000, "train run", "step", done=900, out=out, clock=clock) as work:
         clock.now += 40
         work.update(20)
     assert out.getvalue().splitlines() == [
@@ -53,7 +53,7 @@ def test_work_that_fails_says_how_far_it_came():
     clock, out = Clock(), io.StringIO()
     with (
         pytest.raises(RuntimeError),
-        progress(9, "distil", "row", out=out, clock=clock) as work,
+        tracking(9, "distil", "row", out=out, clock=clock) as work,
     ):
         clock.now += 2
         work.update(4)
@@ -63,16 +63,16 @@ def test_work_that_fails_says_how_far_it_came():
 
 def test_nothing_is_written_where_nothing_was_done_or_another_process_prints():
     out = io.StringIO()
-    with progress(9, "distil", "row", out=out):
+    with tracking(9, "distil", "row", out=out):
         pass
-    with progress(9, "distil", "row", shown=False, out=out) as work:
+    with tracking(9, "distil", "row", shown=False, out=out) as work:
         work.update(9)
     assert out.getvalue() == ""
 
 
 def test_a_terminal_gets_a_bar():
     out = Terminal()
-    with progress(3, "distil", "row", out=out) as work:
+    with tracking(3, "distil", "row", out=out) as work:
         work.show("7 tokens/s")
         work.update(3)
     assert "distil: 100%" in out.getvalue() and "7 tokens/s" in out.getvalue()

@@ -9,7 +9,7 @@ from typing import Protocol
 from accelerate import PartialState
 
 from drafttrain.config.base import Interrupted
-from drafttrain.config.progress import Progress, progress
+from drafttrain.config.progress import Progress, tracking
 from drafttrain.config.relaunch import launch_command
 from drafttrain.data.shards.sharing import Share
 from drafttrain.data.shards.store import (
@@ -63,7 +63,7 @@ def fill_folder(filling: Filling[M], folder: Path, share: Share, state: PartialS
         mine = missing[state.process_index :: state.num_processes]
         rows = sum(len(manifest.rows_of(shard)) for shard in mine)
         try:
-            with progress(rows, manifest.VERB, "row", shown=state.is_main_process) as work:
+            with tracking(rows, manifest.VERB, "row", shown=state.is_main_process) as work:
                 for shard in mine:
                     filling.write(manifest, shard, work)
             state.wait_for_everyone()
