@@ -54,7 +54,7 @@ from drafttrain.training.loop import (
     take_step,
     train,
 )
-from drafttrain.training.run import save_final
+from drafttrain.training.run_folder import save_final
 
 sys.path.append(str(Path(__file__).parents[1] / "recipes"))
 recipe = importlib.import_module("train_spec_drafter")

@@ -43,9 +43,9 @@ from drafttrain.data.shards.states import (
     open_cache,
     read_column,
     shard_path,
-    write_manifest,
     write_shard,
 )
+from drafttrain.data.shards.store import write_manifest
 from drafttrain.decoding.engine.teacher_forcing import forced_states, teacher_force
 from drafttrain.evaluation.bootstrap import with_interval
 from drafttrain.evaluation.environment import describe_environment
@@ -181,7 +181,7 @@ class Bench:
         )
         sweep = HeadSweep(make_heads(heads, self.cache.manifest.hidden_size, seed=0))
         lengths = CachedRows(self.cache).lengths()
-        task = Task(sweep, rows, lengths, whole_batch, parts=sweep.parts)
+        task = Task(sweep, rows, lengths, whole_batch)
         return prepare(make_accelerator(settings, self.folder), task, settings)
 
     def seconds(self, prepared: Prepared, repeat: int) -> float:

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from tqdm import tqdm
 
+from drafttrain.config.progress import tracked
 from drafttrain.data.shards.writing import renamed_when_whole
 from drafttrain.evaluation.sibling_rules import SiblingAcceptance, sibling_acceptance
 
@@ -52,7 +52,7 @@ def main() -> None:
     points[f"{THREE[0]}, {THREE[1]}"] = acceptance(*THREE, arguments.siblings)
     square = [
         [bernoulli(p, q, arguments.siblings) for p in middles]
-        for q in tqdm(middles, desc="rows of q", leave=False)
+        for q in tracked(middles, "rows of q", "row")
     ]
     maps = {
         name: np.array([[rule(found) for found in row] for row in square])

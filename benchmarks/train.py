@@ -30,8 +30,8 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.matrix_products import ProductCounter, seconds_alone
 from drafttrain.config.reading import load_settings
 from drafttrain.config.recipes import SpecDrafterRecipe
-from drafttrain.data.batches.collate import SlotBatch
-from drafttrain.data.distill.rows import distilled_rows
+from drafttrain.data.batches.slots import SlotBatch
+from drafttrain.data.distill.recipe_rows import distilled_rows
 from drafttrain.evaluation.bootstrap import Ratio, draw_resamples, estimate_ratio
 from drafttrain.evaluation.environment import describe_environment
 from drafttrain.models.loading import load_target, load_tokenizer

@@ -26,10 +26,10 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from drafttrain.build.pairs import load_pair
 from drafttrain.config.inputs import DataConfig, TargetConfig
+from drafttrain.config.progress import tracked
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
@@ -124,7 +124,7 @@ def main() -> None:
     found: dict[str, list[dict[str, float]]] = {name: [] for name in TREES}
     for decoder in decoders.values():
         decoder.decode_all([prompts[0].source], 16)
-    for prompt in tqdm(prompts, desc="decode", unit="input"):
+    for prompt in tracked(prompts, "decode", "input"):
         for name, decoder in decoders.items():
             figures = measure(decoder, prompt.source, arguments.max_new_tokens, pair.drafter.model)
             found[name].append(figures)

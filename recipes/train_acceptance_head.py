@@ -13,39 +13,40 @@ Running the same command again goes on where it was stopped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 import typer
-from accelerate import Accelerator
 from torch import Tensor
 from transformers import PretrainedConfig
 
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import CacheConfig, DistillConfig
-from drafttrain.config.reading import load_settings, validate_settings
+from drafttrain.config.reading import load_settings, settings_of_group
 from drafttrain.config.recipes import HeadRecipe
 from drafttrain.data.batches.head_batches import CachedRows, whole_batch
 from drafttrain.data.distill.distill import distill
-from drafttrain.data.distill.plan import DistillPlan, check_distillation, plan_distillation
+from drafttrain.data.distill.plan import DistillPlan, plan_distillation
+from drafttrain.data.distill.recipe_rows import distill_settings
 from drafttrain.data.hidden.cache import build_cache
 from drafttrain.data.hidden.plan import SLOTS_SEEN, kept_share, plan_cache, state_of
-from drafttrain.data.shards.outputs import MANIFEST, read_manifest
+from drafttrain.data.shards.outputs import read_manifest
 from drafttrain.data.shards.states import CacheManifest, HiddenCache, open_cache
+from drafttrain.data.shards.store import MANIFEST
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.draft_states import state_size
 from drafttrain.models.drafters import check_drafter, load_drafter_beside
 from drafttrain.models.loading import check_target, load_target
-from drafttrain.training.loop import Task, count_steps, make_accelerator, make_plan, train
+from drafttrain.training.dry_run import plan_training
+from drafttrain.training.loop import Task, train
 from drafttrain.training.losses import acceptance_loss, binary_kl
 from drafttrain.training.objectives.head_sweep import HeadSweep, make_heads
-from drafttrain.training.run import check_run, is_finished, open_run, save_heads
+from drafttrain.training.recipe import already_finished, begin_run
+from drafttrain.training.run_folder import save_heads
 
 ROWS_AT_ONCE = 64
 """Held-out rows that validation reads at a time."""
@@ -67,17 +68,9 @@ def main(
     if dry_run:
         print_plan(settings, drafter)
         return
-    if is_finished(settings.run):
-        print(f"{settings.run} is finished: its heads are in {settings.run / 'final'}")
+    if already_finished(settings.run):
         return
-    check_run(settings.run, settings)
-    for held_out in splits(settings):
-        group = "held_out" if held_out else "data"
-        check_distillation(distill_settings(settings, held_out), group)
-    accelerator = make_accelerator(settings.train, settings.run)
-    if accelerator.is_main_process:
-        open_run(settings.run, settings)
-    accelerator.wait_for_everyone()
+    accelerator = begin_run(settings, distillations(settings))
     cache, held_out = cached_rows(settings)
     task = make_task(settings, cache, held_out)
     accelerator.print(describe(task, cache))
@@ -96,41 +89,32 @@ def check_settings(settings: HeadRecipe) -> PretrainedConfig:
             f"train.precision = {settings.train.precision!r}: heads are trained in fp32; leave it "
             "out"
         )
-    cache_settings(settings, held_out=False)
-    distill_settings(settings, held_out=False)
+    distillations(settings)
     target = check_target(settings.target)
     drafter = check_drafter(settings.drafter, settings.target, target)
-    state_of(cache_settings(settings, held_out=False), drafter)
+    state_of(caches(settings)["data"], drafter)
     return drafter
 
 
-def splits(settings: HeadRecipe) -> tuple[bool, ...]:
-    """Training prompts (False), and held-out ones (True) where there are any."""
-    return (False, True) if settings.held_out is not None else (False,)
+def distillations(settings: HeadRecipe) -> dict[str, DistillConfig]:
+    """What is to be distilled, by the setting that its inputs come from. Raises ConfigError."""
+    inputs = {"data": settings.data, "held_out": settings.held_out}
+    return {
+        group: distill_settings(settings, inputs[group], cache.distilled)
+        for group, cache in caches(settings).items()
+    }
 
 
-def distill_settings(settings: HeadRecipe, held_out: bool) -> DistillConfig:
-    data = settings.held_out if held_out else settings.data
-    out = cache_settings(settings, held_out).distilled
-    _refuse_clash("distill", settings.distill, ("target", "data", "out"))
-    fixed = {"target": settings.target, "data": data, "out": out}
-    return validate_settings(DistillConfig, fixed | settings.distill, within="distill")
-
-
-def cache_settings(settings: HeadRecipe, held_out: bool) -> CacheConfig:
-    """Of the training cache, or of the held-out prompts', which is always in the run's folder."""
-    run = settings.run
-    _refuse_clash("cache", settings.cache, ("target", "drafter"))
-    values = {"distilled": run / "distilled", "out": run / "cache"} | settings.cache
-    if held_out:
-        values |= {"distilled": run / "held_out", "out": run / "held_out_cache", "mixes": 1}
+def caches(settings: HeadRecipe) -> dict[str, CacheConfig]:
+    """What is to be cached, by the same; of held-out prompts it is always in the run's folder."""
+    run, given = settings.run, settings.cache
     fixed = {"target": settings.target, "drafter": settings.drafter}
-    return validate_settings(CacheConfig, fixed | values, within="cache")
-
-
-def _refuse_clash(group: str, given: dict[str, Any], fixed: Sequence[str]) -> None:
-    if clash := sorted(given.keys() & set(fixed)):
-        raise ConfigError(f"{group}.{clash[0]}: give it as {clash[0]}= at the top level")
+    folders = {"distilled": run / "distilled", "out": run / "cache"}
+    found = {"data": settings_of_group(CacheConfig, "cache", folders | given, fixed)}
+    if settings.held_out is not None:
+        own = {"distilled": run / "held_out", "out": run / "held_out_cache", "mixes": 1}
+        found["held_out"] = settings_of_group(CacheConfig, "cache", given | own, fixed)
+    return found
 
 
 def cached_rows(settings: HeadRecipe) -> tuple[HiddenCache, HiddenCache | None]:
@@ -139,13 +123,14 @@ def cached_rows(settings: HeadRecipe) -> tuple[HiddenCache, HiddenCache | None]:
     Raises ConfigError where a cache that is there was made otherwise or by other models.
     """
     target = load_target(settings.target)
-    for held_out in splits(settings):
-        distill(distill_settings(settings, held_out), target)
+    for distillation in distillations(settings).values():
+        distill(distillation, target)
     drafter = load_drafter_beside(target, settings.drafter)
-    for held_out in splits(settings):
-        build_cache(cache_settings(settings, held_out), target, drafter)
-    caches = [open_cache(cache_settings(settings, held_out).out) for held_out in splits(settings)]
-    return caches[0], caches[1] if len(caches) > 1 else None
+    wanted = caches(settings)
+    for cache in wanted.values():
+        build_cache(cache, target, drafter)
+    made = {group: open_cache(cache.out) for group, cache in wanted.items()}
+    return made["data"], made.get("held_out")
 
 
 def identity(manifest: CacheManifest) -> dict[str, Any]:
@@ -171,7 +156,7 @@ def make_task(settings: HeadRecipe, cache: HiddenCache, held_out: HiddenCache | 
     )
     sweep, rows = HeadSweep(heads), CachedRows(cache)
     validate = Validation(held_out) if held_out is not None else None
-    return Task(sweep, rows, rows.lengths(), whole_batch, validate, sweep.parts)
+    return Task(sweep, rows, rows.lengths(), whole_batch, validate)
 
 
 @dataclass(frozen=True)
@@ -215,7 +200,7 @@ def describe(task: Task, cache: HiddenCache) -> str:
     parameters = sum(p.numel() for p in task.objective.parameters())
     manifest = cache.manifest
     return (
-        f"{len(task.parts)} heads of {parameters:,} parameters together; "
+        f"{len(task.objective.parts)} heads of {parameters:,} parameters together; "
         f"{len(cache.row_numbers):,} rows, {sum(manifest.counts):,} positions in "
         f"{manifest.mixes} mixes, mean acceptance {manifest.mean_acceptance:.3f}"
     )
@@ -223,30 +208,26 @@ def describe(task: Task, cache: HiddenCache) -> str:
 
 def print_plan(settings: HeadRecipe, drafter: PretrainedConfig) -> None:
     """What a run would do, without loading weights or writing anything."""
+    cache = caches(settings)["data"]
     with torch.device("meta"):
-        cache = cache_settings(settings, held_out=False)
         width = state_size(drafter, state_of(cache, drafter))
         heads = make_heads(settings.heads, width, settings.train.seed)
-    parameters = sum(head.num_parameters() for head in heads)
-    distillation = plan_distillation(distill_settings(settings, held_out=False))
+    distillation = plan_distillation(distillations(settings)["data"])
     rows, positions, disk = distillation.rows, *plan_positions(cache, drafter, distillation)
-    lengths = np.full(rows, max(1, positions // max(rows, 1)))
-    plan = make_plan(Task(heads[0], None, lengths, whole_batch), settings.train)
-    world = Accelerator().num_processes
-    steps = count_steps(plan, settings.train, world)
-    keep = max(settings.train.keep_checkpoints, settings.train.average)
+    parameters = sum(head.num_parameters() for head in heads)
+    plan = plan_training(parameters, rows, positions, settings.train)
     mib = 2**20
     print(f"heads        {len(heads)}, {parameters:,} parameters together")
     print(f"distillation {distillation}")
     print(f"cache        about {positions:,} positions in each of {cache.mixes} mixes")
-    print(f"batches      {plan.batches_per_epoch:,} of {settings.train.batch_tokens:,} positions")
-    print(f"steps        {steps:,} of {settings.train.accumulation * world} batches")
+    print(f"batches      {plan.batches:,} of {settings.train.batch_tokens:,} positions")
+    print(f"steps        {plan.steps:,} of {plan.batches_per_step} batches")
     print(
         f"disk         {disk / mib:,.0f} MiB for the cache, "
-        f"{(keep * 16 + 4) * parameters / mib:,.0f} MiB for {keep} checkpoints"
+        f"{plan.disk_bytes / mib:,.0f} MiB for {plan.checkpoints} checkpoints"
     )
     print(
-        f"memory       {16 * parameters / mib:,.0f} MiB for weights, gradients and optimizer; "
+        f"memory       {plan.memory_bytes / mib:,.0f} MiB for weights, gradients and optimizer; "
         "target and drafter are in memory only until the cache is made"
     )
 

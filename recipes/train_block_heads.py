@@ -18,25 +18,26 @@ from typing import Annotated
 import datasets
 import torch
 import typer
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.base import ConfigError
 from drafttrain.config.reading import load_settings
 from drafttrain.config.recipes import BlockHeadsRecipe
-from drafttrain.data.batches.block_rows import BlockRowsCollator, FrozenTarget
-from drafttrain.data.distill.plan import check_distillation, plan_distillation
-from drafttrain.data.distill.rows import distillations, distilled_rows, row_lengths
+from drafttrain.data.batches.block_rows import BlockRowsCollator
+from drafttrain.data.distill.plan import plan_distillation
+from drafttrain.data.distill.recipe_rows import distillations, distilled_rows, row_lengths
 from drafttrain.decoding.drafters.block_heads import predict_blocks
 from drafttrain.decoding.engine.architectures import check_projection
 from drafttrain.evaluation.validation import BlockValidation
 from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig, hash_target
 from drafttrain.models.draft_states import state_size
-from drafttrain.models.loading import check_target, load_target, load_tokenizer
-from drafttrain.training.loop import Task, make_accelerator, train
+from drafttrain.models.loading import check_target, load_target
+from drafttrain.training.dry_run import print_training
+from drafttrain.training.loop import Task, train
 from drafttrain.training.objectives.predict_ahead import PredictAhead
-from drafttrain.training.plan import print_training
-from drafttrain.training.run import check_run, is_finished, open_run, save_final
+from drafttrain.training.recipe import already_finished, begin_run
+from drafttrain.training.run_folder import save_final
 
 
 @recipe_command
@@ -55,27 +56,19 @@ def main(
     if dry_run:
         print_plan(settings, heads_config)
         return
-    if is_finished(settings.run):
-        print(f"{settings.run} is finished: its heads are {settings.run / 'final'}")
+    if already_finished(settings.run):
         return
-    check_run(settings.run, settings)
-    for group, distillation in distillations(settings).items():
-        check_distillation(distillation, group)
-    tokenizer = load_tokenizer(settings.target)
-    accelerator = make_accelerator(settings.train, settings.run)
-    if accelerator.is_main_process:
-        open_run(settings.run, settings)
-    accelerator.wait_for_everyone()
+    accelerator = begin_run(settings, distillations(settings))
     target = load_target(settings.target)
     rows, held_out = distilled_rows(settings, target)
     heads_config.target |= {"weights_sha256": hash_target(target.model)}
     torch.manual_seed(settings.train.seed)
     heads = BlockHeads(heads_config)
     accelerator.print(f"{heads_config.heads} heads of {heads.num_parameters():,} parameters")
-    task = make_task(settings, heads, FrozenTarget(target.model), rows, held_out)
+    task = make_task(settings, heads, target.model, rows, held_out)
     train(accelerator, task, settings.train, settings.run)
     if accelerator.is_main_process:
-        print(f"saved {save_final(settings.run, heads.cpu(), tokenizer)}")
+        print(f"saved {save_final(settings.run, heads.cpu(), target.tokenizer)}")
 
 
 def make_config(settings: BlockHeadsRecipe, target: PretrainedConfig) -> BlockHeadsConfig:
@@ -105,7 +98,7 @@ def make_config(settings: BlockHeadsRecipe, target: PretrainedConfig) -> BlockHe
 def make_task(
     settings: BlockHeadsRecipe,
     heads: BlockHeads,
-    target: FrozenTarget,
+    target: PreTrainedModel,
     rows: datasets.Dataset,
     held_out: datasets.Dataset | None,
 ) -> Task:
@@ -118,7 +111,7 @@ def make_task(
         validate = BlockValidation(
             held_out,
             collate,
-            lambda objective, *ids: predict_blocks(objective.model, objective.target.model, *ids),
+            lambda objective, *ids: predict_blocks(objective.model, objective.teacher.model, *ids),
         )
     return Task(objective, rows, row_lengths(rows).sum(axis=1), collate, validate)
 

@@ -21,18 +21,19 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.reading import load_settings
 from drafttrain.config.recipes import SpecDrafterRecipe
-from drafttrain.data.batches.collate import SlotCollator
-from drafttrain.data.distill.plan import check_distillation, plan_distillation
-from drafttrain.data.distill.rows import distillations, distilled_rows, row_lengths
+from drafttrain.data.batches.slots import SlotCollator
+from drafttrain.data.distill.plan import plan_distillation
+from drafttrain.data.distill.recipe_rows import distillations, distilled_rows, row_lengths
 from drafttrain.decoding.drafters.block import predict_blocks
 from drafttrain.evaluation.validation import BlockValidation
 from drafttrain.models.loading import check_seq2seq, load_target, load_tokenizer
 from drafttrain.models.spec_drafter.initialise import has_own_output, initialise, make_config
 from drafttrain.models.spec_drafter.model import SpecDrafter, SpecDrafterConfig
-from drafttrain.training.loop import Task, make_accelerator, train
+from drafttrain.training.dry_run import print_training
+from drafttrain.training.loop import Task, train
 from drafttrain.training.objectives.mask_predict import MaskPredict
-from drafttrain.training.plan import print_training
-from drafttrain.training.run import check_run, is_finished, open_run, save_final
+from drafttrain.training.recipe import already_finished, begin_run
+from drafttrain.training.run_folder import save_final
 
 
 @recipe_command
@@ -53,16 +54,9 @@ def main(
     if dry_run:
         print_plan(settings, drafter_config)
         return
-    if is_finished(settings.run):
-        print(f"{settings.run} is finished: its drafter is {settings.run / 'final'}")
+    if already_finished(settings.run):
         return
-    check_run(settings.run, settings)
-    for group, distillation in distillations(settings).items():
-        check_distillation(distillation, group)
-    accelerator = make_accelerator(settings.train, settings.run)
-    if accelerator.is_main_process:
-        open_run(settings.run, settings)
-    accelerator.wait_for_everyone()
+    accelerator = begin_run(settings, distillations(settings))
     target = load_target(settings.target)
     rows, held_out = distilled_rows(settings, target)
     torch.manual_seed(settings.train.seed)

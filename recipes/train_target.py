@@ -21,6 +21,7 @@ import datasets
 import numpy as np
 import torch
 import typer
+from accelerate import Accelerator
 from huggingface_hub.errors import StrictDataclassError
 from tokenizers import (
     Tokenizer,
@@ -37,14 +38,16 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
 
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.base import ConfigError
 from drafttrain.config.reading import load_settings
-from drafttrain.config.recipes import TargetRecipe
-from drafttrain.data.batches.collate import PairCollator, TextCollator
+from drafttrain.config.recipes import TargetRecipe, TrainConfig
+from drafttrain.data.batches.labelled import PairCollator, TextCollator
+from drafttrain.data.distill.recipe_rows import row_lengths
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.models.drafters import check_tokenizers
 from drafttrain.models.loading import (
@@ -53,9 +56,10 @@ from drafttrain.models.loading import (
     load_tokenizer,
     read_tokenizer,
 )
-from drafttrain.training.loop import Task, count_steps, make_accelerator, make_plan, train
+from drafttrain.training.loop import Task, count_steps, make_plan, train
 from drafttrain.training.objectives.language_modelling import NextToken, SequenceToSequence
-from drafttrain.training.run import check_run, is_finished, open_run, save_final
+from drafttrain.training.recipe import already_finished, begin_run
+from drafttrain.training.run_folder import check_run, save_final
 
 SPECIAL = ["<pad>", "</s>", "<unk>", "<mask>"]
 """Ids 0 to 3 of a tokenizer trained here; an encoder-decoder's decoder starts from <pad>."""
@@ -149,12 +153,12 @@ def perplexity(
         batch = collate([(0, 0, source, target) for source, target in pairs])
         batch = batch.to(objective.model.device)
         sums += torch.stack([value.double().cpu() for value in objective(batch, 1.0)])
-        if objective.has_teacher:
+        if objective.teacher is not None:
             accepted += float(objective.acceptance(batch).sum())
     objective.label_smoothing = smoothing
     loss, weight, correct, counted = sums.tolist()
     values = {"perplexity": float(np.exp(loss / weight)), "held_out_accuracy": correct / counted}
-    return values | ({"acceptance": accepted / counted} if objective.has_teacher else {})
+    return values | ({"acceptance": accepted / counted} if objective.teacher is not None else {})
 
 
 @recipe_command
@@ -169,61 +173,84 @@ def main(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks")] = False,
 ) -> None:
     settings = load_settings(TargetRecipe, config, overrides or ())
-    run = settings.run
-    if is_finished(run):
-        print(f"{run} is finished; see {run / 'final'}")
+    if already_finished(settings.run):
         return
     pairs = check_family(settings)
     check_teacher(settings, pairs)
-    check_run(run, settings)
-    tokenize = tokenize_pairs if pairs else tokenize_texts
-    rows = load_inputs(settings.data)
+    check_run(settings.run, settings)
+    inputs = load_inputs(settings.data)
+    tokenizer = choose_tokenizer(settings, inputs, pairs)
+    rows, held_out = tokenized_rows(settings, inputs, tokenizer, pairs)
+    model = build_model(settings, tokenizer, pairs)
+    task = make_task(settings, model, rows, held_out, pairs)
+    said = f"{model.num_parameters():,} parameters, {len(rows):,} of {len(inputs):,} rows"
+    if dry_run:
+        print(f"{said}, {describe_steps(task, settings.train, Accelerator().num_processes)}")
+        return
+    accelerator = begin_run(settings)
+    accelerator.print(f"{said}, {describe_steps(task, settings.train, accelerator.num_processes)}")
+    train(accelerator, task, settings.train, settings.run)
+    if accelerator.is_main_process:
+        final = model.to(getattr(torch, settings.save_dtype))
+        print(f"saved {save_final(settings.run, final, tokenizer)}")
+
+
+def choose_tokenizer(
+    settings: TargetRecipe, inputs: datasets.Dataset, pairs: bool
+) -> PreTrainedTokenizerBase:
+    """The one that is named, else the teacher's, else one trained on the texts."""
     if settings.tokenizer is not None:
-        tokenizer = read_tokenizer(settings.tokenizer, f"tokenizer = {settings.tokenizer!r}")
-    elif settings.teacher is not None:
-        tokenizer = load_tokenizer(settings.teacher)
-    else:
-        texts = list(rows["source"]) + [text for text in rows["reference"] if text is not None]
-        train_tokenizer = train_pair_tokenizer if pairs else train_text_tokenizer
-        tokenizer = train_tokenizer(texts, settings.vocab_size)
-    tokenized = tokenize(rows, tokenizer, settings.max_tokens)
-    if len(tokenized) == 0:
+        return read_tokenizer(settings.tokenizer, f"tokenizer = {settings.tokenizer!r}")
+    if settings.teacher is not None:
+        return load_tokenizer(settings.teacher)
+    texts = list(inputs["source"]) + [text for text in inputs["reference"] if text is not None]
+    return (train_pair_tokenizer if pairs else train_text_tokenizer)(texts, settings.vocab_size)
+
+
+def tokenized_rows(
+    settings: TargetRecipe,
+    inputs: datasets.Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    pairs: bool,
+) -> tuple[datasets.Dataset, datasets.Dataset | None]:
+    """Rows to train and to validate on. Raises ConfigError where max_tokens leaves none."""
+    tokenize = tokenize_pairs if pairs else tokenize_texts
+    rows = tokenize(inputs, tokenizer, settings.max_tokens)
+    if len(rows) == 0:
         raise ConfigError(
             f"max_tokens = {settings.max_tokens} leaves no row of {settings.data.path!r}; give a "
             "larger one"
         )
-    held_out = None
-    if settings.held_out is not None:
-        held_out = tokenize(
-            load_inputs(settings.held_out, "held_out"), tokenizer, settings.max_tokens
-        )
-        held_out = held_out.select(range(min(settings.validation_rows, len(held_out))))
-    model = _build(settings, tokenizer, pairs)
-    lengths = np.array([len(r["source_ids"]) + len(r["target_ids"]) for r in tokenized])
-    collate = (PairCollator if pairs else TextCollator)(tokenizer.pad_token_id)
+    if settings.held_out is None:
+        return rows, None
+    inputs = load_inputs(settings.held_out, "held_out")
+    held_out = tokenize(inputs, tokenizer, settings.max_tokens)
+    return rows, held_out.select(range(min(settings.validation_rows, len(held_out))))
+
+
+def make_task(
+    settings: TargetRecipe,
+    model: PreTrainedModel,
+    rows: datasets.Dataset,
+    held_out: datasets.Dataset | None,
+    pairs: bool,
+) -> Task:
+    collate = (PairCollator if pairs else TextCollator)(model.config.pad_token_id)
     teacher = None if settings.teacher is None else load_target(settings.teacher).model
     kind = SequenceToSequence if pairs else NextToken
     objective = kind(model, settings.label_smoothing, teacher)
     validate = None
     if held_out is not None:
         validate = partial(perplexity, rows=held_out, collate=collate)
-    task = Task(objective, tokenized, lengths, collate, validate)
-    accelerator = make_accelerator(settings.train, run)
-    plan = make_plan(task, settings.train)
-    accelerator.print(
-        f"{model.num_parameters():,} parameters, {len(tokenized):,} of {len(rows):,} rows, "
-        f"{lengths.sum():,} tokens, {plan.batches_per_epoch} batches an epoch, "
-        f"{count_steps(plan, settings.train, accelerator.num_processes)} steps"
+    return Task(objective, rows, row_lengths(rows).sum(axis=1), collate, validate)
+
+
+def describe_steps(task: Task, settings: TrainConfig, world_size: int) -> str:
+    plan = make_plan(task.lengths, settings)
+    return (
+        f"{task.lengths.sum():,} tokens, {plan.batches_per_epoch} batches an epoch, "
+        f"{count_steps(plan, settings, world_size)} steps"
     )
-    if dry_run:
-        return
-    if accelerator.is_main_process:
-        open_run(run, settings)
-    accelerator.wait_for_everyone()
-    train(accelerator, task, settings.train, run)
-    if accelerator.is_main_process:
-        final = model.to(getattr(torch, settings.save_dtype))
-        print(f"saved {save_final(run, final, tokenizer)}")
 
 
 def check_family(settings: TargetRecipe) -> bool:
@@ -260,7 +287,7 @@ def check_teacher(settings: TargetRecipe, pairs: bool) -> None:
         )
 
 
-def _build(settings: TargetRecipe, tokenizer, pairs: bool) -> PreTrainedModel:
+def build_model(settings: TargetRecipe, tokenizer, pairs: bool) -> PreTrainedModel:
     fields = dict(settings.model) | {
         "vocab_size": len(tokenizer),
         "pad_token_id": tokenizer.pad_token_id,

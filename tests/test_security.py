@@ -23,7 +23,7 @@ from drafttrain.config.commands import DistillConfig, ExportConfig
 from drafttrain.config.decode import DecodeConfig, StopConfig
 from drafttrain.config.inputs import DataConfig, TargetConfig
 from drafttrain.config.recipes import ObjectiveConfig, TrainConfig
-from drafttrain.data.batches.collate import SlotCollator
+from drafttrain.data.batches.slots import SlotCollator
 from drafttrain.data.distill.distill import distill
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import load_distilled, shard_path

@@ -144,6 +144,8 @@ class CacheConfig(Config):
     blocks_per_row: PositiveInt | None = None
     """Blocks drawn from each output, where the drafter drafts blocks. Default: one at every
     prefix."""
+    share: str | None = None
+    """0/4: write every fourth shard, from number 0 on. For launches that share a folder only."""
 
 
 class TuneConfig(Config):

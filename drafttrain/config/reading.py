@@ -67,6 +67,18 @@ def validate_settings(
         raise ConfigError(_explain(kind, error, within)) from None
 
 
+def settings_of_group(
+    kind: type[Settings], group: str, given: Mapping[str, Any], fixed: Mapping[str, Any]
+) -> Settings:
+    """Settings of a command, of which a recipe fixes some and a group of it gives others.
+
+    Raises ConfigError for one that is in both, and on the first thing wrong.
+    """
+    if clash := sorted(given.keys() & fixed.keys()):
+        raise ConfigError(f"{group}.{clash[0]}: give it as {clash[0]}= at the top level")
+    return validate_settings(kind, {**fixed, **given}, within=group)
+
+
 def check_settings(kind: type[Config], values: Mapping[str, Any]) -> None:
     """Raise ConfigError for what is wrong, but not for what is missing: a run may fill it in."""
     try:

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from time import perf_counter
 from typing import Literal
 
 import numpy as np
 import torch
 from datasets import Dataset
-from tqdm import tqdm
 
 from drafttrain.build.method import Method, build_sampling
 from drafttrain.build.verifiers import AUTO, build_verifier
 from drafttrain.config.commands import EvalConfig
 from drafttrain.config.kinds import NONE
+from drafttrain.config.progress import tracking
 from drafttrain.data.inputs.tokens import tokenize_prompts
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
@@ -189,16 +190,14 @@ def run_interleaved(
             job.decode(prompt)
     found: list[list[list[Output]]] = [[[] for _ in range(prompts)] for _ in jobs]
     seconds = np.zeros((len(jobs), options.repeats, prompts))
-    bar = tqdm(total=options.repeats * prompts, desc="decode", unit="input", disable=not progress)
-    for repeat in range(options.repeats):
-        for prompt in range(prompts):
+    with tracking(options.repeats * prompts, "decode", "input", shown=progress) as work:
+        for repeat, prompt in product(range(options.repeats), range(prompts)):
             for turn in range(len(jobs)):
                 job = (turn + prompt + repeat) % len(jobs)
                 output = _timed(jobs[job], prompt, device)
                 seconds[job, repeat, prompt] = output.seconds
                 found[job][prompt].append(output)
-            bar.update()
-    bar.close()
+            work.update()
     return [
         Decoded(job.name, job.kind, job.method, [_median(repeats) for repeats in outputs], times)
         for job, outputs, times in zip(jobs, found, seconds, strict=True)

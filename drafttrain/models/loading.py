@@ -19,11 +19,13 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
+    AutoProcessor,
     AutoTokenizer,
     DynamicCache,
     EncoderDecoderCache,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    ProcessorMixin,
 )
 from transformers.configuration_utils import PretrainedConfig
 
@@ -50,6 +52,8 @@ class LoadedTarget:
     tokenizer: PreTrainedTokenizerBase
     path: str
     """Where it was loaded from, as the user gave it."""
+    processor: ProcessorMixin | None = None
+    """What makes the model's inputs of audio or images; None where they are token ids."""
 
 
 def load_target(config: TargetConfig) -> LoadedTarget:
@@ -75,7 +79,8 @@ def load_target(config: TargetConfig) -> LoadedTarget:
             "whole safetensors are needed: copy them again, or save the model once with "
             "save_pretrained"
         ) from error
-    return LoadedTarget(ready_to_decode(model, device), tokenizer, config.path)
+    processor = load_processor(config, model)
+    return LoadedTarget(ready_to_decode(model, device), tokenizer, config.path, processor)
 
 
 def cache_for_generate(model: PreTrainedModel) -> dict[str, EncoderDecoderCache]:
@@ -245,6 +250,25 @@ def read_tokenizer(
             f"{name}: its tokenizer cannot be loaded ({first_line(error)}); put the tokenizer's "
             "files beside the weights"
         ) from error
+
+
+def load_processor(config: TargetConfig, model: PreTrainedModel) -> ProcessorMixin | None:
+    """The target's processor, where its inputs are no token ids. Raises ConfigError without one."""
+    if model.main_input_name == "input_ids":
+        return None
+    try:
+        processor = AutoProcessor.from_pretrained(
+            config.path, revision=config.revision, trust_remote_code=config.trust_remote_code
+        )
+        if not isinstance(processor, ProcessorMixin):  # a tokenizer, where it finds nothing else
+            raise ValueError(f"there is a {type(processor).__name__} only")
+    except (*CONFIG_ERRORS, ImportError, TypeError) as error:
+        raise ConfigError(
+            f"target.path = {config.path!r}: its processor, which makes its "
+            f"{model.main_input_name!r}, cannot be loaded ({first_line(error)}); put the "
+            "processor's files beside the weights"
+        ) from error
+    return processor
 
 
 def first_line(error: Exception) -> str:

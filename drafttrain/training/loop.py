@@ -3,8 +3,8 @@
 A step is `world size x accumulation` batches of the plan. Its loss is the sum over all of them
 divided by the sum of their weights, so the result does not depend on how the step is cut up. Every
 batch seeds its own randomness from (seed, batch number), so a resumed run repeats the uninterrupted
-one bit for bit. Several models that share nothing may be trained at once (`Task.parts`): each has
-a loss, a normaliser and a gradient norm of its own, as if it were trained alone.
+one bit for bit. Several models that share nothing may be trained at once (`Objective.parts`): each
+has a loss, a normaliser and a gradient norm of its own, as if it were trained alone.
 """
 
 from __future__ import annotations
@@ -14,23 +14,25 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
-from tqdm import tqdm
 
 from drafttrain.config.base import Interrupted
+from drafttrain.config.progress import tracking
 from drafttrain.config.recipes import TrainConfig
 from drafttrain.config.relaunch import launch_command
-from drafttrain.data.batches.collate import BatchPlan
+from drafttrain.data.batches.batch_plan import BatchPlan
+from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.data.shards.writing import join_processes
 from drafttrain.training.checkpoints import (
     Progress,
@@ -42,7 +44,8 @@ from drafttrain.training.checkpoints import (
 )
 from drafttrain.training.losses import LossSums
 from drafttrain.training.metrics_log import Meter, MetricsLog
-from drafttrain.training.run import LOOSE
+from drafttrain.training.objective import Batch, Objective
+from drafttrain.training.run_folder import LOOSE
 from drafttrain.training.schedules import learning_rate
 from drafttrain.training.sharding import (
     check_sharding,
@@ -53,45 +56,21 @@ from drafttrain.training.sharding import (
 )
 from drafttrain.training.stop_signal import StopSignal
 
-Example = tuple[int, int, list[int], list[int]]
-"""(epoch, row, source_ids, target_ids)"""
-
-
-class Examples(Dataset):
-    """Rows of source_ids and target_ids, fetched a batch at a time by (epoch, row)."""
-
-    def __init__(self, rows: datasets.Dataset):
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list[Example]:
-        fetched = self.rows[[row for _, row in keys]]
-        return [
-            (epoch, row, source, target)
-            for (epoch, row), source, target in zip(
-                keys, fetched["source_ids"], fetched["target_ids"], strict=True
-            )
-        ]
-
 
 @dataclass(frozen=True)
 class Task:
     """What is to be trained on what."""
 
-    objective: nn.Module
-    """Maps (batch, progress) to LossSums; its `model` is what is saved."""
+    objective: Objective
     rows: datasets.Dataset | Dataset
     """Rows of source_ids and target_ids, or anything else that is fetched as `Examples` are."""
-    lengths: Any
+    lengths: np.ndarray
     """[rows] tokens of each row, for batches by token budget; [rows, 2] where source and output are
     padded apart."""
-    collate: Callable[[Sequence[Example]], Any]
-    validate: Callable[[nn.Module], dict[str, float]] | None = None
+    collate: Callable[[Sequence[Example]], Batch]
+    """The objective's batch of some rows; what it draws follows from their epochs and numbers."""
+    validate: Callable[[Objective], dict[str, float]] | None = None
     """Metrics of the model on held-out rows; called in evaluation mode on the main process."""
-    parts: Mapping[str, nn.Module] | None = None
-    """Where several models are trained at once: each by name, in the order of LossSums' vectors."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +89,9 @@ class Prepared:
         return self.accelerator.num_processes * self.settings.accumulation
 
 
-def make_plan(task: Task, settings: TrainConfig) -> BatchPlan:
-    return BatchPlan(task.lengths, settings.batch_tokens, settings.seed)
+def make_plan(lengths: np.ndarray, settings: TrainConfig) -> BatchPlan:
+    """The batches of rows of these lengths. Shapes: [rows], or [rows, 2] as in `Task`."""
+    return BatchPlan(lengths, settings.batch_tokens, settings.seed)
 
 
 def count_steps(plan: BatchPlan, settings: TrainConfig, world_size: int) -> int:
@@ -155,27 +135,18 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
     keep = max(settings.keep_checkpoints, settings.average)
     schedule = Schedule(settings.checkpoint_every, total, keep)
     stop = StopSignal()
-    names = None if task.parts is None else list(task.parts)
+    names = list(task.objective.parts or ()) or None
     meter = Meter(names)
-    bar = tqdm(
-        total=total,
-        initial=step,
-        desc=run.name,
-        unit="step",
-        disable=not accelerator.is_local_main_process,
-        dynamic_ncols=True,
-    )
+    prints = accelerator.is_local_main_process
     shown: dict[str, float] = {}
     objective.train()
-    with stop, bar:
+    with stop, tracking(total, f"train {run.name}", "step", done=step, shown=prints) as work:
         batches = batches_of(prepared, step, total)
         while step < total:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(settings, step, total)
-            progress = step / max(total - 1, 1)
-            meter.add(take_step(prepared, batches, progress))
+            meter.add(take_step(prepared, batches, progress=step / max(total - 1, 1)))
             step += 1
-            bar.update()
             last = step == total
             if step % settings.log_every == 0 or last:
                 shown |= meter.rates()
@@ -183,18 +154,17 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
                 meter = Meter(names)
             if task.validate is not None and (step % settings.validate_every == 0 or last):
                 shown |= _validate(prepared, task, log, step)
-            bar.set_postfix({k: f"{v:.3f}" for k, v in shown.items() if "/" not in k})
+            work.show(", ".join(f"{k} {v:.3f}" for k, v in shown.items() if "/" not in k))
+            work.update()
             stopping = stop.seen(accelerator)
             if step % settings.checkpoint_every == 0 or last or stopping:
                 where = Progress(step, accelerator.num_processes, fingerprint)
                 save_checkpoint(accelerator, objective, run, where, schedule)
             if stopping and not last:
-                bar.close()
                 raise Interrupted(
                     f"stopped at step {step} of {total}; its checkpoint is in {run}; go on with: "
                     f"{launch_command()}"
                 )
-    bar.close()
     if accelerator.is_main_process:
         newest = schedule.due(checkpoint_folders(run))[-settings.average :]
         weights = average_weights(newest)
@@ -209,11 +179,10 @@ def prepare(accelerator: Accelerator, task: Task, settings: TrainConfig) -> Prep
     FSDP and DeepSpeed cut up or convert the modules they are given. They get a copy, so that the
     task's own objective stays whole: for validation, and for the final weights.
     """
-    plan = make_plan(task, settings)
+    plan = make_plan(task.lengths, settings)
     set_seed(settings.seed)
     if is_sharded(accelerator):
-        objective, parts = copy_to_shard(accelerator, settings, task.objective, task.parts)
-        task = replace(task, objective=objective, parts=parts)
+        task = replace(task, objective=copy_to_shard(accelerator, settings, task.objective))
     objective, optimizer = accelerator.prepare(task.objective, make_optimizer(task, settings))
     return Prepared(accelerator, task, settings, plan, objective, optimizer)
 
@@ -275,7 +244,7 @@ def take_step(prepared: Prepared, batches: Iterator[tuple[int, Any]], progress: 
                 reference = gathered[1].clamp(min=1e-9)
             accelerator.backward((sums.loss * (world / reference).float()).sum())
         totals = totals + gathered
-    parts = [objective] if task.parts is None else list(task.parts.values())
+    parts = [objective] if task.objective.parts is None else task.objective.parts.values()
     if settings.accumulation > 1:
         factors = (reference / totals[1].clamp(min=1e-9)).float().reshape(len(parts))
         for part, factor in zip(parts, factors, strict=True):

@@ -7,7 +7,6 @@ whole, and receives the weights where a whole model is called for.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, parse_flag_from_env
@@ -17,12 +16,12 @@ from transformers.integrations import unset_hf_deepspeed_config
 from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import TrainConfig
 from drafttrain.training.checkpoints import trained_weights
+from drafttrain.training.objective import Objective
 
 ASKED_BY = {
     "ACCELERATE_USE_FSDP": DistributedType.FSDP,
     "ACCELERATE_USE_DEEPSPEED": DistributedType.DEEPSPEED,
 }
-Parts = Mapping[str, nn.Module] | None
 
 
 def is_sharded(accelerator: Accelerator) -> bool:
@@ -59,15 +58,15 @@ def load_models_whole(accelerator: Accelerator) -> None:
 
 
 def copy_to_shard(
-    accelerator: Accelerator, settings: TrainConfig, objective: nn.Module, parts: Parts
-) -> tuple[nn.Module, Parts]:
-    """A copy of the objective (and of its parts) that FSDP or DeepSpeed may take apart."""
+    accelerator: Accelerator, settings: TrainConfig, objective: Objective
+) -> Objective:
+    """A copy of the objective that FSDP or DeepSpeed may take apart."""
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        _fit_deepspeed(accelerator, settings, parts)
-    return copy.deepcopy((objective, parts))
+        _fit_deepspeed(accelerator, settings, len(objective.parts or ()))
+    return copy.deepcopy(objective)
 
 
-def whole_objective(accelerator: Accelerator, objective: nn.Module, own: nn.Module) -> nn.Module:
+def whole_objective(accelerator: Accelerator, objective: nn.Module, own: Objective) -> Objective:
     """The objective with all its weights; right on the main process, called by all of them.
 
     `own` is the task's objective, `objective` what Accelerate made of it or of its copy.
@@ -81,11 +80,11 @@ def whole_objective(accelerator: Accelerator, objective: nn.Module, own: nn.Modu
     return own
 
 
-def _fit_deepspeed(accelerator: Accelerator, settings: TrainConfig, parts: Parts) -> None:
+def _fit_deepspeed(accelerator: Accelerator, settings: TrainConfig, parts: int) -> None:
     """DeepSpeed clips, and gathers ZeRO-3 weights, by its own settings: make them follow ours."""
-    if parts is not None and len(parts) > 1 and settings.clip is not None:
+    if parts > 1 and settings.clip is not None:
         raise ConfigError(
-            f"train.clip = {settings.clip}: DeepSpeed clips all {len(parts)} models together, but "
+            f"train.clip = {settings.clip}: DeepSpeed clips all {parts} models together, but "
             "each has a norm of its own; use launch/ddp.yaml, or set train.clip=null"
         )
     config = accelerator.state.deepspeed_plugin.deepspeed_config

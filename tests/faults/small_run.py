@@ -13,7 +13,7 @@ import torch
 
 from drafttrain.config.base import Interrupted
 from drafttrain.config.recipes import ObjectiveConfig, TrainConfig
-from drafttrain.data.batches.collate import SlotCollator
+from drafttrain.data.batches.slots import SlotCollator
 from drafttrain.training.loop import Task, make_accelerator, train
 from drafttrain.training.objectives.mask_predict import MaskPredict
 from tests.training.objectives.test_mask_predict import examples, small_drafter

@@ -13,7 +13,7 @@ from drafttrain.config.commands import DistillConfig
 from drafttrain.config.recipes import ObjectiveConfig
 from drafttrain.data.distill.distill import distill, load_distilled
 from drafttrain.training.checkpoints import CheckpointError
-from drafttrain.training.run import open_run
+from drafttrain.training.run_folder import open_run
 from tests.faults.small_run import run_training, same, stopped_run
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import random_sentences, save_target

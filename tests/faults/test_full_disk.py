@@ -20,7 +20,7 @@ from drafttrain.data.distill import distill as distillation
 from drafttrain.data.distill.distill import distill
 from drafttrain.data.shards.outputs import ShardRow, write_shard
 from drafttrain.data.shards.writing import DiskFull, named_disk_errors
-from drafttrain.training.run import save_final
+from drafttrain.training.run_folder import save_final
 from tests.faults.small_run import files, run_training, same, stopped_run
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import random_sentences, tiny_tokenizer

@@ -12,7 +12,7 @@ from filelock import FileLock
 from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import ObjectiveConfig
 from drafttrain.data.shards.writing import LOCK
-from drafttrain.training.run import open_run
+from drafttrain.training.run_folder import open_run
 
 HOLD = """
 import sys

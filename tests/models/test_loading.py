@@ -5,12 +5,21 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    WhisperConfig,
+    WhisperFeatureExtractor,
+    WhisperForConditionalGeneration,
+    WhisperProcessor,
+    WhisperTokenizer,
+)
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import TargetConfig
@@ -18,6 +27,7 @@ from drafttrain.models.loading import (
     check_seq2seq,
     check_target,
     choose_device,
+    load_processor,
     load_target,
 )
 from tests.tiny_models import VOCAB, tiny_model
@@ -115,3 +125,21 @@ def test_a_cuda_device_that_is_not_there_is_refused(monkeypatch):
         choose_device("cuda:1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device("auto") == torch.device("cpu")
+
+
+def test_a_processor_is_loaded_where_inputs_are_no_token_ids(folder):
+    config = TargetConfig(path=str(folder))
+    assert load_target(config).processor is None
+    shape = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "num_mel_bins": 8}
+    heads = {"encoder_attention_heads": 1, "decoder_attention_heads": 1, "vocab_size": 40}
+    ends = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0, "decoder_start_token_id": 1}
+    listening = WhisperForConditionalGeneration(WhisperConfig(**shape, **heads, **ends))
+    with pytest.raises(ConfigError, match="its processor, which makes its 'input_features'"):
+        load_processor(config, listening)
+    tokenizer = WhisperTokenizer(vocab={"<|endoftext|>": 0, "a": 1}, merges=[])
+    speech = WhisperProcessor(WhisperFeatureExtractor(feature_size=8), tokenizer)
+    listening.save_pretrained(folder)
+    speech.save_pretrained(folder)
+    processor = load_processor(config, listening)
+    features = processor(np.zeros(1600), sampling_rate=16000, return_tensors="pt")
+    assert features["input_features"].shape[1] == 8

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from drafttrain.config.recipes import ObjectiveConfig, TrainConfig
-from drafttrain.data.batches.collate import SlotCollator
+from drafttrain.data.batches.slots import SlotCollator
 from drafttrain.training.checkpoints import (
     CheckpointError,
     average_weights,
@@ -89,7 +89,7 @@ def test_accumulated_batches_give_the_step_of_the_same_batches_at_once(tmp_path:
     """Two accumulated batches of unequal weight: the sum divided once, not a mean of means."""
     settings = SETTINGS.model_copy(update={"max_steps": 1, "accumulation": 2, "clip": None})
     task = make_task()
-    plan = make_plan(task, settings)
+    plan = make_plan(task.lengths, settings)
     keys = [key for batch in plan.stream(0, 2) for key in batch]
     batches = list(plan.stream(0, 2))
     assert len(batches[0]) != len(batches[1]) or len(set(task.lengths)) > 1
@@ -157,7 +157,7 @@ def test_validation_is_logged_with_its_step(tmp_path: Path) -> None:
 
 
 def test_steps_follow_from_epochs_and_processes() -> None:
-    plan = make_plan(make_task(), SETTINGS)
+    plan = make_plan(make_task().lengths, SETTINGS)
     epochs = SETTINGS.model_copy(update={"max_steps": None, "epochs": 4})
     assert count_steps(plan, epochs, world_size=1) == 4 * plan.batches_per_epoch
     assert count_steps(plan, epochs, world_size=2) == 2 * plan.batches_per_epoch

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from drafttrain.decoding.drafters.block_heads import head_logits
-from drafttrain.decoding.engine.teacher_forcing import states_before
+from drafttrain.data.batches.examples import Example
+from drafttrain.data.row_randomness import row_generator
 
 
 @dataclass(frozen=True)
@@ -50,13 +49,12 @@ class BlockRowsCollator:
     positions: int
     seed: int
 
-    def __call__(self, examples: Sequence[tuple[int, int, list[int], list[int]]]) -> BlockRowsBatch:
-        """Examples are (epoch, row, source_ids, target_ids)."""
+    def __call__(self, examples: Sequence[Example]) -> BlockRowsBatch:
         rows: list[list[np.ndarray]] = [[] for _ in range(self.heads)]
         labels: list[list[np.ndarray]] = [[] for _ in range(self.heads)]
         start = 0
         for epoch, row, _, target in examples:
-            random = np.random.default_rng((self.seed, 1, epoch, row))
+            random = row_generator(self.seed, 1, epoch, row)
             tokens = np.asarray(target)
             for j in range(1, min(self.heads, len(target) - 1) + 1):
                 room = len(target) - j  # the state that judges y_i is head j's for y_{i + j}
@@ -65,8 +63,8 @@ class BlockRowsCollator:
                 labels[j - 1].append(tokens[chosen + j])
             start += len(target)
         return BlockRowsBatch(
-            sources=[example[2] for example in examples],
-            targets=[example[3] for example in examples],
+            sources=[source for *_, source, _ in examples],
+            targets=[target for *_, target in examples],
             counts=tuple(sum(map(len, of_head)) for of_head in rows),
             rows=_joined(rows),
             labels=_joined(labels),
@@ -77,19 +75,3 @@ def _joined(of_heads: list[list[np.ndarray]]) -> Tensor:
     parts = [part for of_head in of_heads for part in of_head]
     whole = np.concatenate(parts) if parts else np.empty(0)
     return torch.from_numpy(whole.astype(np.int64))
-
-
-@dataclass(frozen=True)
-class FrozenTarget:
-    """The target that heads sit on, as training sees it: none of its weights are trained."""
-
-    model: PreTrainedModel
-
-    def states(self, batch: BlockRowsBatch) -> Tensor:
-        """The states that the batch chose, without gradient. Shapes: -> [M, D]."""
-        model = self.model.to(batch.rows.device)
-        return torch.cat(states_before(model, batch.sources, batch.targets))[batch.rows]
-
-    def logits(self, states: Tensor) -> Tensor:
-        """What heads say, through the target's output projection. Shapes: [M, D] -> [M, V]."""
-        return head_logits(self.model, states)

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from drafttrain.data.row_randomness import row_generator
+
 
 @dataclass(frozen=True)
 class Mixed:
@@ -34,8 +36,7 @@ def row_uniforms(seed: int, mix: int, row: int, count: int, each: int = 2) -> np
 
     Number i depends on seed, mix, row and i alone: a longer row begins like a shorter one.
     """
-    generator = np.random.default_rng(np.random.SeedSequence((seed, mix, row)))
-    return generator.random((count, each))
+    return row_generator(seed, mix, row).random((count, each))
 
 
 def draw_tokens(probs: Tensor, uniforms: Tensor) -> Tensor:

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import datasets
-import numpy
+import numpy as np
 import torch
 import transformers
-from tqdm import tqdm
 
-from drafttrain.config.base import ConfigError, Interrupted
+from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
-from drafttrain.config.relaunch import launch_command
+from drafttrain.config.progress import Progress
 from drafttrain.data.distill.generation import decodes_alone, generate_batch, needs_equal_lengths
 from drafttrain.data.distill.plan import (
     DistillPlan,
@@ -33,28 +32,26 @@ from drafttrain.data.distill.plan import (
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.rows import CHATS
 from drafttrain.data.inputs.tokens import check_chats, tokenize_prompts
+from drafttrain.data.row_randomness import row_generator
+from drafttrain.data.shards.filling import fill_folder
 from drafttrain.data.shards.outputs import (
     TRUNCATED,
     Manifest,
     ShardRow,
-    check_same_settings,
     count_rows,
     hash_inputs,
-    hash_tokenizer,
-    hash_weights,
     load_distilled,
     lost_rows,
-    missing_shards,
     read_manifest,
     shard_path,
-    write_manifest,
     write_shard,
 )
-from drafttrain.data.shards.sharing import Share, read_share
-from drafttrain.data.shards.writing import join_processes, only_writer, say
+from drafttrain.data.shards.sharing import read_share
+from drafttrain.data.shards.writing import join_processes, say
 from drafttrain.decoding.engine.architectures import position_limit
 from drafttrain.decoding.engine.logits_processing import check_generation_config
 from drafttrain.decoding.types import Sampling
+from drafttrain.models.identity import hash_tokenizer, hash_weights
 from drafttrain.models.loading import LoadedTarget, load_target
 
 __all__ = [
@@ -87,30 +84,43 @@ def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manife
         inputs = load_inputs(config.data)
     check_lengths(config, target.model.config)
     check_chats(target.tokenizer, inputs, not target.model.config.is_encoder_decoder)
-    with ExitStack() as stack:
-        if state.is_main_process:
-            stack.enter_context(only_writer(config.out, name=share.lock))
-            _begin(config, target, inputs, share)
-        state.wait_for_everyone()
-        manifest = read_manifest(config.out)
-        missing = share.of(missing_shards(config.out, manifest))
-        state.wait_for_everyone()  # all have listed before anyone writes
-        mine = missing[state.process_index :: state.num_processes]
-        try:
-            _write_shards(mine, config, target, inputs, quiet=not state.is_main_process)
-            state.wait_for_everyone()
-        except KeyboardInterrupt:
-            if state.is_main_process:
-                there = manifest.shards - len(missing_shards(config.out, manifest))
-                raise Interrupted(
-                    f"interrupted: {there} of {manifest.shards} shards are in {config.out}; go on "
-                    f"with: {launch_command()}"
-                ) from None
-            raise
-        if state.is_main_process:
-            _complete(config.out, manifest)
-        state.wait_for_everyone()
-    return read_manifest(config.out)
+    return fill_folder(Distilling(config, target, inputs), config.out, share, state)
+
+
+@dataclass
+class Distilling:
+    """A target that answers the inputs of a folder, shard by shard."""
+
+    config: DistillConfig
+    target: LoadedTarget
+    inputs: datasets.Dataset
+    kind: ClassVar[type[Manifest]] = Manifest
+    plan: ClassVar[str] = ""
+    _tokens: int = 0
+    _start: float | None = None
+
+    def describe(self) -> Manifest:
+        return _describe(self.config, self.target, self.inputs)
+
+    def write(self, manifest: Manifest, shard: int, work: Progress) -> None:
+        if self._start is None:
+            self._start = time.perf_counter()
+        inputs = self.inputs.select(manifest.rows_of(shard))
+        rows: list[ShardRow] = []
+        for done in _decode_rows(inputs, self.config, self.target):
+            rows.extend(done)
+            self._tokens += sum(len(row.target_ids) for row in done)
+            rate = self._tokens / (time.perf_counter() - self._start)
+            work.show(f"{rate:,.0f} tokens/s")
+            work.update(len(done))
+        write_shard(shard_path(self.config.out, shard), sorted(rows, key=lambda row: row.row))
+
+    def complete(self, manifest: Manifest) -> Manifest:
+        counts = count_rows(self.config.out, manifest)
+        return manifest.model_copy(update={"counts": counts})
+
+    def report(self, manifest: Manifest) -> None:
+        _report(self.config.out, manifest)
 
 
 def generate_settings(config: DistillConfig) -> dict[str, Any]:
@@ -131,31 +141,6 @@ def generate_settings(config: DistillConfig) -> dict[str, Any]:
     } | ({} if config.method == "beam" else {"early_stopping": None, "length_penalty": None})
 
 
-def _begin(
-    config: DistillConfig, target: LoadedTarget, inputs: datasets.Dataset, share: Share
-) -> None:
-    """Compares with what an earlier run has begun here, or begins."""
-    wanted = _describe(config, target, inputs)
-    try:
-        check_generation_config(target.model.generation_config, _sampling(config))
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    # listed first: another share may write the manifest and then a shard at this moment
-    strangers = sorted(path.name for path in config.out.glob("shard-*.parquet"))
-    if (config.out / "manifest.json").is_file():
-        manifest = read_manifest(config.out)
-        check_same_settings(config.out, manifest, wanted)
-        mine = share.of(missing_shards(config.out, manifest))
-        share.remove_leftovers(config.out, [shard_path(config.out, i).name for i in mine])
-        return
-    if strangers:
-        raise ConfigError(
-            f"{str(config.out)!r} holds {strangers[0]} but no manifest.json; give another folder "
-            "with out="
-        )
-    write_manifest(config.out, wanted)
-
-
 def _sampling(config: DistillConfig) -> Sampling:
     if config.method != "sample":
         return Sampling()
@@ -163,6 +148,10 @@ def _sampling(config: DistillConfig) -> Sampling:
 
 
 def _describe(config: DistillConfig, target: LoadedTarget, inputs: datasets.Dataset) -> Manifest:
+    try:
+        check_generation_config(target.model.generation_config, _sampling(config))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     sampled = config.method == "sample"
     settings = generate_settings(config)
     own = target.model.generation_config.to_dict()
@@ -191,28 +180,6 @@ def _describe(config: DistillConfig, target: LoadedTarget, inputs: datasets.Data
         rows=len(inputs),
         versions={"torch": torch.__version__, "transformers": transformers.__version__},
     )
-
-
-def _write_shards(
-    shards: Sequence[int],
-    config: DistillConfig,
-    target: LoadedTarget,
-    inputs: datasets.Dataset,
-    quiet: bool,
-) -> None:
-    sizes = [min(config.shard_rows, len(inputs) - i * config.shard_rows) for i in shards]
-    with tqdm(total=sum(sizes), unit="row", desc="distil", disable=quiet or not shards) as bar:
-        tokens, start = 0, time.perf_counter()
-        for shard, size in zip(shards, sizes, strict=True):
-            first = shard * config.shard_rows
-            rows = []
-            for done in _decode_rows(inputs.select(range(first, first + size)), config, target):
-                rows.extend(done)
-                tokens += sum(len(row.target_ids) for row in done)
-                rate = tokens / (time.perf_counter() - start)
-                bar.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
-                bar.update(len(done))
-            write_shard(shard_path(config.out, shard), sorted(rows, key=lambda row: row.row))
 
 
 def _decode_rows(
@@ -269,7 +236,9 @@ def _decode_batch(
     """Decodes; where memory does not suffice, in halves. A single row that fails is an error."""
     uniforms = None
     if config.method == "sample":
-        uniforms = torch.stack([row_uniforms(config, row.row) for row in batch])
+        seed, count = config.sampling.seed, config.sampling.max_new_tokens
+        numbers = [row_generator(seed, row.row).random(count) for row in batch]
+        uniforms = torch.from_numpy(np.stack(numbers))
     try:
         outputs = generate_batch(
             target.model, [row.source_ids for row in batch], generate_settings(config), uniforms
@@ -289,12 +258,6 @@ def _decode_batch(
     ]
 
 
-def row_uniforms(config: DistillConfig, row: int) -> torch.Tensor:
-    """A row's own random numbers: they depend on the seed and its number alone."""
-    generator = numpy.random.default_rng([config.sampling.seed, row])
-    return torch.from_numpy(generator.random(config.sampling.max_new_tokens))
-
-
 def _finish(
     row: ShardRow, tokens: list[int] | None, config: DistillConfig, target: LoadedTarget
 ) -> ShardRow:
@@ -307,19 +270,6 @@ def _finish(
     full = len(tokens) == config.sampling.max_new_tokens
     cut = full and (not ended or generation.forced_eos_token_id is not None)
     return ShardRow(row.row, row.source_ids, tokens, reason=TRUNCATED if cut else "")
-
-
-def _complete(folder: Path, manifest: Manifest) -> None:
-    """Completes the manifest, if no other share's shards are missing."""
-    if missing := missing_shards(folder, manifest):
-        say(
-            f"{folder}: this share is done; {len(missing)} of {manifest.shards} shards are still "
-            "missing; the launch of the share that ends last completes the manifest"
-        )
-        return
-    finished = manifest.model_copy(update={"counts": count_rows(folder, manifest)})
-    write_manifest(folder, finished)
-    _report(folder, finished)
 
 
 def _report(folder: Path, manifest: Manifest) -> None:

@@ -16,8 +16,9 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.tokens import check_chats, tokenize_prompts
-from drafttrain.data.shards.outputs import MANIFEST, read_manifest, shard_path
+from drafttrain.data.shards.outputs import read_manifest, shard_path
 from drafttrain.data.shards.sharing import read_share
+from drafttrain.data.shards.store import MANIFEST, check_folder, count_shards, count_there
 from drafttrain.decoding.engine.architectures import position_limit
 from drafttrain.models.loading import check_target, choose_device, load_tokenizer
 
@@ -93,14 +94,14 @@ def plan_distillation(config: DistillConfig, sample: int = 1000) -> DistillPlan:
     with torch.device("meta"):
         model = kind.from_config(model_config, trust_remote_code=config.target.trust_remote_code)
     width = torch.finfo(getattr(torch, config.target.dtype)).bits // 8
-    shards = -(-len(inputs) // config.shard_rows)
+    shards = count_shards(len(inputs), config.shard_rows)
     rows_a_batch = max(1, config.batch_tokens * len(lengths) // max(1, sum(lengths)))
     positions = rows_a_batch * most + config.batch_tokens
     beams = config.num_beams if config.method == "beam" else 1
     return DistillPlan(
         rows=len(inputs),
         shards=shards,
-        shards_there=sum(shard_path(config.out, i).is_file() for i in range(shards)),
+        shards_there=count_there([shard_path(config.out, i)] for i in range(shards)),
         batches=sum(
             -(-min(config.shard_rows, len(inputs) - i * config.shard_rows) // rows_a_batch)
             for i in range(shards)
@@ -156,5 +157,4 @@ def check_distill_settings(config: DistillConfig) -> None:
         )
     if sampling.seed < 0:
         raise ConfigError(f"sampling.seed = {sampling.seed}; use a seed of 0 or more")
-    if config.out.exists() and not config.out.is_dir():
-        raise ConfigError(f"out = {str(config.out)!r} is a file; give a folder")
+    check_folder(config.out)

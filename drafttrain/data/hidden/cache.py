@@ -9,42 +9,38 @@ same shards as an uninterrupted run, whatever the number of processes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import datasets
 import numpy as np
 import torch
 import transformers
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from drafttrain.config.base import ConfigError, Interrupted
+from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import CacheConfig
-from drafttrain.config.relaunch import launch_command
+from drafttrain.config.progress import Progress
 from drafttrain.data.hidden.plan import CachePlan, kept_share, plan_cache, state_of
 from drafttrain.data.hidden.slot_states import label_slots
 from drafttrain.data.hidden.token_states import Labelling, Output, label_tokens
+from drafttrain.data.shards.filling import fill_folder
 from drafttrain.data.shards.outputs import Manifest, load_distilled, read_manifest
+from drafttrain.data.shards.sharing import read_share
 from drafttrain.data.shards.states import (
-    MANIFEST,
     CacheManifest,
     HiddenCache,
     Labelled,
     ModelIdentity,
     check_not_empty,
-    check_same_settings,
-    missing_shards,
     open_cache,
     read_cache_manifest,
     read_column,
     shard_path,
-    write_manifest,
     write_shard,
 )
-from drafttrain.data.shards.writing import join_processes, only_writer, remove_leftovers, say
+from drafttrain.data.shards.writing import join_processes, say
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.types import Sampling
 from drafttrain.models.drafters import load_drafter_beside
@@ -67,7 +63,8 @@ def build_cache(
     target: LoadedTarget | None = None,
     drafter: PreTrainedModel | None = None,
 ) -> CacheManifest:
-    """Writes the missing shards of `config.out` and returns the finished manifest.
+    """Writes the missing shards of `config.out` (or a share) and returns the manifest, finished
+    where all shards are there.
 
     Runs in every process of an `accelerate launch`. Raises ConfigError, before anything is
     written, for what `plan_cache` refuses, outputs of another target, and settings other than
@@ -80,31 +77,62 @@ def build_cache(
     drafter = load_drafter_beside(target, config.drafter) if drafter is None else drafter
     check_same_target(config, distilled, target)
     labelling = _labelling(config, distilled, target, drafter)
-    with ExitStack() as stack:
-        if state.is_main_process:
-            stack.enter_context(only_writer(config.out))
-            _begin(config, _describe(config, plan, labelling, target, outputs))
-            say(str(plan))
-        state.wait_for_everyone()
-        manifest = read_cache_manifest(config.out)
-        missing = missing_shards(config.out, manifest)
-        state.wait_for_everyone()  # all have listed before anyone writes
-        mine = missing[state.process_index :: state.num_processes]
-        try:
-            _write_shards(mine, config.out, manifest, labelling, outputs, state.is_main_process)
-            state.wait_for_everyone()
-        except KeyboardInterrupt:
-            if state.is_main_process:
-                there = manifest.shards - len(missing_shards(config.out, manifest))
-                raise Interrupted(
-                    f"interrupted: {there} of {manifest.shards} shards are in {config.out}; go on "
-                    f"with: {launch_command()}"
-                ) from None
-            raise
-        if state.is_main_process:
-            _finish(config.out, manifest)
-        state.wait_for_everyone()
-    return read_cache_manifest(config.out)
+    caching = Caching(config, target, outputs, labelling, plan)
+    return fill_folder(caching, config.out, read_share(config.share), state)
+
+
+@dataclass(frozen=True)
+class Caching:
+    """A target that judges, and a drafter whose states are kept, shard by shard."""
+
+    config: CacheConfig
+    target: LoadedTarget
+    outputs: datasets.Dataset
+    labelling: Labelling
+    planned: CachePlan
+    kind: ClassVar[type[CacheManifest]] = CacheManifest
+
+    @property
+    def plan(self) -> str:
+        return str(self.planned)
+
+    def describe(self) -> CacheManifest:
+        return _describe(self.config, self.planned, self.labelling, self.target, self.outputs)
+
+    def write(self, manifest: CacheManifest, shard: int, work: Progress) -> None:
+        label = label_slots if manifest.state == "slot" else label_tokens
+        chosen = self.outputs.select(manifest.rows_of(shard))
+        rows = [_cut(row, self.labelling) for row in chosen]
+        labelled: list[list[Labelled]] = []
+        for mixes in label(self.labelling, [row for row in rows if row.target_ids]):
+            labelled.append(mixes)
+            work.update()
+        work.update(sum(not row.target_ids for row in rows))
+        labelled.sort(key=lambda mixes: mixes[0].row)
+        for mix in range(manifest.mixes):
+            one = [mixes[mix] for mixes in labelled]
+            write_shard(shard_path(self.config.out, mix, shard), one, manifest)
+
+    def complete(self, manifest: CacheManifest) -> CacheManifest:
+        """Counts the positions. Raises ConfigError for a mix that has none."""
+        labels = [
+            np.concatenate(read_column(self.config.out, manifest, mix, "acceptance"))
+            for mix in range(manifest.mixes)
+        ]
+        counts = tuple(len(column) for column in labels)
+        check_not_empty(self.config.out, counts)
+        mean = float(np.concatenate(labels).mean(dtype=np.float64))
+        return manifest.model_copy(update={"counts": counts, "mean_acceptance": mean})
+
+    def report(self, manifest: CacheManifest) -> None:
+        folder = self.config.out
+        size = sum(path.stat().st_size for path in folder.glob("mix-*/shard-*.safetensors"))
+        mixes = f" in {manifest.mixes} mixes" if manifest.mixes > 1 else ""
+        say(
+            f"{folder}: {manifest.rows} rows, {sum(manifest.counts)} {manifest.state} "
+            f"states{mixes}, mean acceptance {manifest.mean_acceptance:.3f}, "
+            f"{size / 2**20:,.1f} MiB"
+        )
 
 
 def check_same_target(config: CacheConfig, distilled: Manifest, target: LoadedTarget) -> None:
@@ -174,22 +202,6 @@ def cache_sampling(config: CacheConfig, distilled: Manifest) -> Sampling:
     return Sampling(distilled.temperature, distilled.top_k or 0, distilled.top_p or 1.0)
 
 
-def _begin(config: CacheConfig, wanted: CacheManifest) -> None:
-    """Compares with what an earlier run has begun here, or begins."""
-    if (config.out / MANIFEST).is_file():
-        check_same_settings(config.out, read_cache_manifest(config.out), wanted)
-        for folder in (config.out, *config.out.glob("mix-*")):
-            remove_leftovers(folder)
-        return
-    strangers = sorted(path.name for path in config.out.glob("mix-*"))
-    if strangers:
-        raise ConfigError(
-            f"{str(config.out)!r} holds {strangers[0]} but no {MANIFEST}; give another folder "
-            "with out="
-        )
-    write_manifest(config.out, wanted)
-
-
 def _describe(
     config: CacheConfig,
     plan: CachePlan,
@@ -236,32 +248,6 @@ def hash_outputs(outputs: datasets.Dataset) -> str:
     return digest.hexdigest()
 
 
-def _write_shards(
-    shards: Sequence[int],
-    folder: Path,
-    manifest: CacheManifest,
-    labelling: Labelling,
-    outputs: datasets.Dataset,
-    shown: bool,
-) -> None:
-    label = label_slots if manifest.state == "slot" else label_tokens
-    first = [shard * manifest.shard_rows for shard in shards]
-    last = [min(start + manifest.shard_rows, manifest.rows) for start in first]
-    total = sum(last) - sum(first)
-    with tqdm(total=total, unit="row", desc="cache", disable=not shown or not shards) as bar:
-        for shard, start, end in zip(shards, first, last, strict=True):
-            rows = [_cut(row, labelling) for row in outputs.select(range(start, end))]
-            labelled: list[list[Labelled]] = []
-            for mixes in label(labelling, [row for row in rows if row.target_ids]):
-                labelled.append(mixes)
-                bar.update()
-            bar.update(sum(not row.target_ids for row in rows))
-            labelled.sort(key=lambda mixes: mixes[0].row)
-            for mix in range(manifest.mixes):
-                one = [mixes[mix] for mixes in labelled]
-                write_shard(shard_path(folder, mix, shard), one, manifest)
-
-
 def _cut(row: Mapping[str, Any], labelling: Labelling) -> Output:
     """An output, as far as both models have positions for it: its last token is fed as well."""
     source_ids, target_ids, places = row["source_ids"], row["target_ids"], labelling.places
@@ -270,22 +256,3 @@ def _cut(row: Mapping[str, Any], labelling: Labelling) -> Output:
         room = places - before if len(source_ids) <= places else 0
         target_ids = target_ids[: max(0, room)]
     return Output(row["row"], source_ids, target_ids)
-
-
-def _finish(folder: Path, manifest: CacheManifest) -> None:
-    """Counts the positions, completes the manifest and prints the account."""
-    labels = [
-        np.concatenate(read_column(folder, manifest, mix, "acceptance"))
-        for mix in range(manifest.mixes)
-    ]
-    counts = tuple(len(column) for column in labels)
-    check_not_empty(folder, counts)
-    mean = float(np.concatenate(labels).mean(dtype=np.float64))
-    finished = manifest.model_copy(update={"counts": counts, "mean_acceptance": mean})
-    write_manifest(folder, finished)
-    size = sum(path.stat().st_size for path in folder.glob("mix-*/shard-*.safetensors"))
-    mixes = f" in {manifest.mixes} mixes" if manifest.mixes > 1 else ""
-    say(
-        f"{folder}: {manifest.rows} rows, {sum(counts)} {manifest.state} states{mixes}, mean "
-        f"acceptance {mean:.3f}, {size / 2**20:,.1f} MiB"
-    )

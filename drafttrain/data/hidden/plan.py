@@ -11,7 +11,9 @@ from transformers import PretrainedConfig
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import CacheConfig
 from drafttrain.data.shards.outputs import load_distilled, read_manifest
+from drafttrain.data.shards.sharing import read_share
 from drafttrain.data.shards.states import shard_path
+from drafttrain.data.shards.store import check_folder, count_shards, count_there
 from drafttrain.models.draft_states import StateKind, state_size, states_of
 from drafttrain.models.drafters import check_drafter
 from drafttrain.models.loading import check_target
@@ -77,16 +79,15 @@ def plan_cache(config: CacheConfig) -> CachePlan:
     else:
         positions = round(tokens * (1 - kept_share(config, state))) * config.mixes
     width = torch.finfo(getattr(torch, config.dtype)).bits // 8
-    shards = -(-rows // config.shard_rows)
+    shards = count_shards(rows, config.shard_rows)
     mixes = range(config.mixes)
     existing = next(path for path in (config.out, *config.out.absolute().parents) if path.is_dir())
     plan = CachePlan(
         state=state,
         rows=rows,
         shards=shards,
-        shards_there=sum(
-            all(shard_path(config.out, mix, shard).is_file() for mix in mixes)
-            for shard in range(shards)
+        shards_there=count_there(
+            [shard_path(config.out, mix, shard) for mix in mixes] for shard in range(shards)
         ),
         tokens=tokens,
         positions=positions,
@@ -135,8 +136,8 @@ def _check_settings(config: CacheConfig, state: StateKind) -> None:
             f"blocks_per_row = {config.blocks_per_row} counts for drafters of blocks only, but "
             f"{config.drafter!r} drafts token by token; leave it out"
         )
-    if config.out.exists() and not config.out.is_dir():
-        raise ConfigError(f"out = {str(config.out)!r} is a file; give a folder")
+    read_share(config.share)
+    check_folder(config.out)
     if config.out.absolute() == config.distilled.absolute():
         raise ConfigError(
             f"out = {str(config.out)!r} is the folder of the outputs; give one of its own"

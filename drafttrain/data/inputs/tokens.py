@@ -1,4 +1,4 @@
-"""Rows of inputs -> the tokens a target is given, with one rule for special tokens.
+"""Rows of inputs -> the tokens a target is given: a function for each kind of input.
 
 Encoder-decoder targets get what their tokenizer makes of a text, end of sentence included.
 Decoder-only targets go on with the prompt, so it keeps the tokens that the tokenizer puts before a
@@ -21,17 +21,26 @@ from drafttrain.data.inputs.rows import CHATS
 def tokenize_prompts(
     tokenizer: PreTrainedTokenizerBase, rows: datasets.Dataset, decoder_only: bool
 ) -> list[list[int]]:
-    """The tokens of every row of `load_inputs`; none for a row with nothing to decode.
+    """The tokens of every row of `load_inputs`, whichever kind they are of.
+
+    None for a row with nothing to decode. Raises ConfigError for chats that cannot be rendered.
+    """
+    if CHATS in rows.column_names:
+        return tokenize_chats(tokenizer, rows, decoder_only)
+    return tokenize_texts(tokenizer, rows["source"][:], decoder_only)
+
+
+def tokenize_chats(
+    tokenizer: PreTrainedTokenizerBase, rows: datasets.Dataset, decoder_only: bool
+) -> list[list[int]]:
+    """The tokens of chats, up to where the assistant is to speak.
 
     Raises ConfigError for chats that the tokenizer has no template for, or that it refuses.
     """
-    texts = rows["source"][:]
-    if CHATS not in rows.column_names:
-        return tokenize_texts(tokenizer, texts, decoder_only)
     check_chats(tokenizer, rows, decoder_only)
     chats = [
         _render(tokenizer, chat, row) if text else ""
-        for row, text, chat in zip(rows["row"][:], texts, rows[CHATS][:], strict=True)
+        for row, text, chat in zip(rows["row"][:], rows["source"][:], rows[CHATS][:], strict=True)
     ]
     return tokenizer(chats, add_special_tokens=False, verbose=False)["input_ids"]
 

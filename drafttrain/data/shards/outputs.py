@@ -1,36 +1,31 @@
 """Distilled outputs on disk: Parquet shards and the manifest that accounts for them.
 
-A folder holds shard-00000.parquet, shard-00001.parquet, ... and manifest.json. A file is written to
-a temporary name and renamed, so whatever bears its final name is whole; merging is nothing but
-listing. The manifest is written first, with `counts` empty, and completed when every shard lies
-there: ok + skipped + error = rows. A shard carries a digest of its rows: what is read back is what
-was written.
+A folder holds shard-00000.parquet, shard-00001.parquet, ... and manifest.json, whose account is:
+ok + skipped + error = rows. A shard carries a digest of its rows: what is read back is what was
+written.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import datasets
 import pyarrow
 import pyarrow.compute as compute
 import pyarrow.parquet
-from pydantic import ValidationError
 
 from drafttrain.config.base import Config, ConfigError
 from drafttrain.config.inputs import DataConfig
-from drafttrain.config.reading import first_problem
 from drafttrain.data.inputs.rows import CHATS
+from drafttrain.data.shards import store
+from drafttrain.data.shards.store import MANIFEST, ShardManifest, check_finished
 from drafttrain.data.shards.writing import renamed_when_whole
-from drafttrain.models.identity import hash_tokenizer as hash_tokenizer
-from drafttrain.models.identity import hash_weights as hash_weights
 
-MANIFEST = "manifest.json"
 DIGEST = b"sha256"
 """Key of the rows' digest among a shard's metadata; shards of earlier versions have none."""
 TRUNCATED = "no end within max_new_tokens"
@@ -73,8 +68,20 @@ class Counts(Config):
     """Tokens of the ok rows' outputs."""
 
 
-class Manifest(Config):
-    """What was distilled from what, how, and whether it is finished."""
+class Manifest(ShardManifest):
+    """What was distilled from what, how, and whether it is finished.
+
+    Weights and texts are compared by content, not by path, and references are not distilled.
+    """
+
+    COMMAND: ClassVar[str] = "drafttrain distill"
+    VERB: ClassVar[str] = "distil"
+    SHARDS: ClassVar[str] = "shard-*.parquet"
+    MAY_DIFFER: ClassVar[frozenset[str]] = frozenset(
+        {"target", "revision", "commit", "versions", "counts"}
+        | {"data.path", "data.reference_path", "data.reference_column", "data.target_language"}
+    )
+    EFFECTS: ClassVar[tuple[str, ...]] = ("inputs_sha256", "rows")
 
     target: str
     """Path or Hub name as it was given."""
@@ -106,28 +113,29 @@ class Manifest(Config):
     counts: Counts | None = None
     """None until every shard is there."""
 
-    @property
-    def shards(self) -> int:
-        return -(-self.rows // self.shard_rows)
+    def shard_files(self, folder: Path, shard: int) -> list[Path]:
+        return [shard_path(folder, shard)]
 
-    def rows_in(self, shard: int) -> int:
-        """Input rows of a shard; the last one may have fewer."""
-        return min(self.shard_rows, self.rows - shard * self.shard_rows)
+    def settled(self) -> dict[str, Any]:
+        """As of all folders; settings of the inputs that came later had their defaults."""
+        defaults = DataConfig(path="").model_dump(mode="json")
+        return super(Manifest, self.model_copy(update={"data": defaults | self.data})).settled()
 
-
-MAY_DIFFER = {"target", "revision", "commit", "versions", "counts"}
-"""Fields that a resumed run need not share: the weights are compared by content, not by path."""
-DATA_MAY_DIFFER = {"path", "reference_path", "reference_column", "target_language"}
-"""The same for the inputs: references are not distilled."""
+    def explain(self, field: str, wanted: Manifest) -> str:
+        if field == "inputs_sha256":
+            return f"the texts of {wanted.data['path']!r} are not those of the first run"
+        if field == "weights_sha256":
+            return f"the first run's target was {self.target!r}, this is {wanted.target!r}"
+        return ""
 
 
 def shard_path(folder: Path, shard: int) -> Path:
     return folder / f"shard-{shard:05d}.parquet"
 
 
-def missing_shards(folder: Path, manifest: Manifest) -> list[int]:
-    """Shards still to be written."""
-    return [i for i in range(manifest.shards) if not shard_path(folder, i).is_file()]
+def read_manifest(folder: Path | str) -> Manifest:
+    """The manifest of a distilled folder, finished or not. Raises ConfigError."""
+    return store.read_manifest(Manifest, folder)
 
 
 def write_shard(path: Path, rows: Sequence[ShardRow]) -> None:
@@ -137,59 +145,6 @@ def write_shard(path: Path, rows: Sequence[ShardRow]) -> None:
     table = table.replace_schema_metadata({DIGEST: hash_rows(table)})
     with renamed_when_whole(path) as temporary:
         pyarrow.parquet.write_table(table, temporary, compression="zstd")
-
-
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    with renamed_when_whole(folder / MANIFEST) as temporary:
-        temporary.write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
-
-
-def read_manifest(folder: Path | str) -> Manifest:
-    """The manifest of a distilled folder, finished or not. Raises ConfigError."""
-    path = Path(folder) / MANIFEST
-    if not path.is_file():
-        raise ConfigError(
-            f"{str(folder)!r} holds no {MANIFEST}; make it with `drafttrain distill --out {folder}`"
-        )
-    try:
-        return Manifest.model_validate_json(path.read_text(encoding="utf-8"))
-    except (ValidationError, UnicodeDecodeError) as error:
-        reason = first_problem(error) if isinstance(error, ValidationError) else error.reason
-        raise ConfigError(
-            f"{path} is not a manifest of this version ({reason}); "
-            "distil into another folder, or delete this one"
-        ) from None
-
-
-def check_same_settings(folder: Path, there: Manifest, wanted: Manifest) -> None:
-    """A folder is resumed only with the settings it was begun with. Raises ConfigError."""
-    for field, old, new in _differences(there, wanted):
-        where = ""
-        if field == "inputs_sha256":
-            where = f" (the texts of {wanted.data['path']!r} are not those of the first run)"
-        if field == "weights_sha256":
-            where = f" (the first run's target was {there.target!r}, this is {wanted.target!r})"
-        raise ConfigError(
-            f"{folder / MANIFEST} was begun with {field} = {old!r}, but the settings now say "
-            f"{new!r}{where}; go back to the old value, or give another folder with out="
-        )
-
-
-def _differences(there: Manifest, wanted: Manifest) -> Iterator[tuple[str, Any, Any]]:
-    old, new = there.model_dump(mode="json"), wanted.model_dump(mode="json")
-    defaults = DataConfig(path="").model_dump(mode="json")
-    old["data"] = defaults | old["data"]  # begun before a setting of the inputs existed
-    last = [name for name in ("inputs_sha256", "rows") if name in old]  # causes before effects
-    for field in [name for name in old if name not in last] + last:
-        if field in MAY_DIFFER or old[field] == new[field]:
-            continue
-        if not isinstance(old[field], dict):
-            yield field, old[field], new[field]
-            continue
-        for key in sorted(old[field].keys() | new[field].keys()):
-            before, after = old[field].get(key), new[field].get(key)
-            if before != after and not (field == "data" and key in DATA_MAY_DIFFER):
-                yield f"{field}.{key}", before, after
 
 
 def count_rows(folder: Path, manifest: Manifest) -> Counts:
@@ -207,13 +162,7 @@ def load_distilled(folder: Path | str) -> datasets.Dataset:
     """The ok rows of a finished folder: row, source_ids and target_ids. Raises ConfigError."""
     folder = Path(folder)
     manifest = read_manifest(folder)
-    missing = missing_shards(folder, manifest)
-    if missing or manifest.counts is None:
-        raise ConfigError(
-            f"{str(folder)!r} is unfinished: {manifest.shards - len(missing)} of "
-            f"{manifest.shards} shards are there; run the same `drafttrain distill` again, "
-            "it continues"
-        )
+    check_finished(folder, manifest)
     table = _read_shards(folder, manifest)
     found = _count(table)
     if found != manifest.counts:
@@ -231,7 +180,7 @@ def load_distilled(folder: Path | str) -> datasets.Dataset:
 
 def _read_shards(folder: Path, manifest: Manifest) -> pyarrow.Table:
     return pyarrow.concat_tables(
-        _read_shard(shard_path(folder, shard), manifest.rows_in(shard))
+        _read_shard(shard_path(folder, shard), len(manifest.rows_of(shard)))
         for shard in range(manifest.shards)
     )
 

@@ -1,4 +1,4 @@
-"""Several launches that distil into one folder and share nothing but that folder.
+"""Several launches that fill one folder with shards and share nothing but that folder.
 
 Each is told its share of the shards, and keeps to it: no launch waits for another, and whichever
 finds all shards there when it ends completes the manifest.
@@ -31,12 +31,16 @@ class Share:
         """Those of some shards that are in this share."""
         return [shard for shard in shards if shard % self.count == self.index]
 
-    def remove_leftovers(self, folder: Path, shards: Iterable[str]) -> None:
-        """Half-written files of a killed launch, but not those of other shares' launches."""
+    def remove_leftovers(self, folder: Path, files: Iterable[Path]) -> None:
+        """Half-written files of a killed launch, but not those of other shares' launches.
+
+        files: those that this share has still to write in the folder, or in folders of it.
+        """
         if self.count == 1:
-            remove_leftovers(folder)
-        for name in shards:
-            remove_leftovers(folder, name)
+            for place in (folder, *(path for path in folder.iterdir() if path.is_dir())):
+                remove_leftovers(place)
+        for file in files:
+            remove_leftovers(file.parent, file.name)
 
 
 def read_share(text: str | None) -> Share:

@@ -3,8 +3,7 @@
 OUT/mix-0/shard-00000.safetensors, OUT/mix-0/shard-00001.safetensors, ..., OUT/manifest.json. A
 shard holds the positions in the loss of `shard_rows` distilled rows, row after row: `hidden`
 [N, D], `acceptance` [N] (the label), `rows` [N] (number of the distilled row) and `positions` [N]
-(index in the output). The manifest is written first, with `counts` empty, and completed when all
-shards lie there.
+(index in the output).
 """
 
 from __future__ import annotations
@@ -12,22 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from drafttrain.config.base import Config, ConfigError
-from drafttrain.config.reading import first_problem
+from drafttrain.data.shards import store
+from drafttrain.data.shards.store import MANIFEST, ShardManifest, check_finished
 from drafttrain.data.shards.writing import renamed_when_whole
 from drafttrain.models.draft_states import StateKind
-
-MANIFEST = "manifest.json"
-CONTINUE = "run the same `drafttrain cache` again, it continues"
 
 
 class ModelIdentity(Config):
@@ -39,8 +35,19 @@ class ModelIdentity(Config):
     model_type: str
 
 
-class CacheManifest(Config):
-    """What was computed from what, how, and whether it is finished."""
+class CacheManifest(ShardManifest):
+    """What was computed from what, how, and whether it is finished.
+
+    Models and outputs are compared by content, not by path.
+    """
+
+    COMMAND: ClassVar[str] = "drafttrain cache"
+    VERB: ClassVar[str] = "cache"
+    SHARDS: ClassVar[str] = "mix-*"
+    MAY_DIFFER: ClassVar[frozenset[str]] = frozenset(
+        {"target.path", "drafter.path", "distilled", "versions", "counts", "mean_acceptance"}
+    )
+    EFFECTS: ClassVar[tuple[str, ...]] = ("hidden_size", "outputs_sha256", "rows")
 
     state: StateKind
     """What the states are of: a token as it was drawn, a token at its own position, or a slot."""
@@ -77,17 +84,21 @@ class CacheManifest(Config):
     """Mean label over all mixes."""
 
     @property
-    def shards(self) -> int:
-        return -(-self.rows // self.shard_rows)
-
-    @property
     def sampling(self) -> dict[str, Any]:
         """The warping, as heads record it."""
         return {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
 
+    def shard_files(self, folder: Path, shard: int) -> list[Path]:
+        return [shard_path(folder, mix, shard) for mix in range(self.mixes)]
 
-MAY_DIFFER = {"target.path", "drafter.path", "distilled", "versions", "counts", "mean_acceptance"}
-"""Fields that a resumed run need not share: models and outputs are compared by content."""
+    def explain(self, field: str, wanted: CacheManifest) -> str:
+        role, _, of_model = field.partition(".")
+        if of_model == "weights_sha256":
+            first, now = getattr(self, role), getattr(wanted, role)
+            return f"the first run's {role} was {first.path!r}, this is {now.path!r}"
+        if field == "outputs_sha256":
+            return f"the outputs in {wanted.distilled!r} are not those of the first run"
+        return ""
 
 
 @dataclass(frozen=True)
@@ -105,15 +116,6 @@ class Labelled:
 
 def shard_path(folder: Path, mix: int, shard: int) -> Path:
     return folder / f"mix-{mix}" / f"shard-{shard:05d}.safetensors"
-
-
-def missing_shards(folder: Path, manifest: CacheManifest) -> list[int]:
-    """Shards still to be written, in any mix."""
-    return [
-        shard
-        for shard in range(manifest.shards)
-        if not all(shard_path(folder, mix, shard).is_file() for mix in range(manifest.mixes))
-    ]
 
 
 def write_shard(path: Path, labelled: Sequence[Labelled], manifest: CacheManifest) -> None:
@@ -149,55 +151,9 @@ def _stored(one: Labelled, dtype: torch.dtype) -> Tensor:
     return hidden.cpu()
 
 
-def write_manifest(folder: Path, manifest: CacheManifest) -> None:
-    with renamed_when_whole(folder / MANIFEST) as temporary:
-        temporary.write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
-
-
 def read_cache_manifest(folder: Path | str) -> CacheManifest:
     """The manifest of a hidden cache, finished or not. Raises ConfigError."""
-    path = Path(folder) / MANIFEST
-    if not path.is_file():
-        raise ConfigError(
-            f"{str(folder)!r} holds no {MANIFEST}; make it with `drafttrain cache --out {folder}`"
-        )
-    try:
-        return CacheManifest.model_validate_json(path.read_text(encoding="utf-8"))
-    except (ValidationError, UnicodeDecodeError) as error:
-        reason = first_problem(error) if isinstance(error, ValidationError) else error.reason
-        raise ConfigError(
-            f"{path} is not a hidden cache's manifest of this version ({reason}); cache into "
-            "another folder, or delete this one"
-        ) from None
-
-
-def check_same_settings(folder: Path, there: CacheManifest, wanted: CacheManifest) -> None:
-    """A folder is resumed only with the settings it was begun with. Raises ConfigError."""
-    for name, old, new in _differences(there.model_dump(), wanted.model_dump()):
-        where = ""
-        if name.endswith(".weights_sha256"):
-            role = name.partition(".")[0]
-            first, now = getattr(there, role), getattr(wanted, role)
-            where = f" (the first run's {role} was {first.path!r}, this is {now.path!r})"
-        if name == "outputs_sha256":
-            where = f" (the outputs in {wanted.distilled!r} are not those of the first run)"
-        raise ConfigError(
-            f"{folder / MANIFEST} was begun with {name} = {old!r}, but the settings now say "
-            f"{new!r}{where}; go back to the old value, or give another folder with out="
-        )
-
-
-def _differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    effects = ("hidden_size", "outputs_sha256", "rows")  # named last: they follow from others
-    for name in [name for name in old if name not in effects] + list(effects):
-        if name in MAY_DIFFER or old[name] == new[name]:
-            continue
-        if not isinstance(old[name], dict):
-            yield name, old[name], new[name]
-            continue
-        for key, value in old[name].items():
-            if f"{name}.{key}" not in MAY_DIFFER and value != new[name][key]:
-                yield f"{name}.{key}", value, new[name][key]
+    return store.read_manifest(CacheManifest, folder)
 
 
 @dataclass
@@ -279,12 +235,7 @@ def open_cache(folder: Path | str) -> HiddenCache:
     """A finished cache. Raises ConfigError if it is unfinished, empty or damaged."""
     folder = Path(folder)
     manifest = read_cache_manifest(folder)
-    missing = missing_shards(folder, manifest)
-    if missing or manifest.counts is None:
-        raise ConfigError(
-            f"{str(folder)!r} is unfinished: {manifest.shards - len(missing)} of "
-            f"{manifest.shards} shards are there; {CONTINUE}"
-        )
+    check_finished(folder, manifest)
     rows = [read_column(folder, manifest, mix, "rows") for mix in range(manifest.mixes)]
     counts = tuple(sum(map(len, shards)) for shards in rows)
     if counts != manifest.counts:

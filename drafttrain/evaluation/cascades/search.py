@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tqdm import tqdm
-
+from drafttrain.config.progress import tracked, tracking
 from drafttrain.decoding.drafters.cascade import Level, cascade
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
@@ -150,20 +149,19 @@ def search(
     of, stay to the end."""
     outputs: dict[Candidate, list[Output]] = {candidate: [] for candidate in candidates}
     alive, rungs, seen, upto = list(candidates), [], 0, min(halving.first, prompts)
-    bar = tqdm(total=prompts, desc="search", unit="input", disable=not progress)
-    while True:
-        bar.set_postfix(candidates=len(alive))
-        for prompt in range(seen, upto):
-            _collect(outputs, alive, replay(prompt, alive))
-            bar.update()
-        seen = upto
-        rungs.append(Rung(seen, len(alive)))
-        alive.sort(key=lambda one: -_value(swi(outputs[one], costs)))
-        if seen == prompts:
-            break
-        alive = _survivors(alive, candidates[0], max(halving.finalists, (len(alive) + 1) // 2))
-        upto = min(2 * seen, prompts) if len(alive) > halving.finalists + 2 else prompts
-    bar.close()
+    with tracking(prompts, "search", "input", shown=progress) as work:
+        while True:
+            work.show(f"{len(alive)} candidates")
+            for prompt in range(seen, upto):
+                _collect(outputs, alive, replay(prompt, alive))
+                work.update()
+            seen = upto
+            rungs.append(Rung(seen, len(alive)))
+            alive.sort(key=lambda one: -_value(swi(outputs[one], costs)))
+            if seen == prompts:
+                break
+            alive = _survivors(alive, candidates[0], max(halving.finalists, (len(alive) + 1) // 2))
+            upto = min(2 * seen, prompts) if len(alive) > halving.finalists + 2 else prompts
     return Searched(outputs, rungs, alive[0])
 
 
@@ -178,7 +176,7 @@ def search_around(
     """Candidates near the best on all prompts too; the best of all that saw them."""
     fresh = [one for one in near if one not in searched.finished]
     outputs = {**searched.outputs, **{one: [] for one in fresh}}
-    for prompt in tqdm(range(prompts), desc="around the best", disable=not progress):
+    for prompt in tracked(range(prompts), "around the best", "input", shown=progress):
         _collect(outputs, fresh, replay(prompt, fresh))
     finished = [*searched.finished, *fresh]
     best = max(finished, key=lambda one: _value(swi(outputs[one], costs)))

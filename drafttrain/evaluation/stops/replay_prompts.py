@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from tqdm import tqdm
 
 from drafttrain.config.kinds import KINDS, with_states
+from drafttrain.config.progress import tracked
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.sampling import SampledRandomness, sequence_randomness
 from drafttrain.decoding.types import Drafter
@@ -46,7 +46,7 @@ def replay_prompts(
     """
     check_traceable(replaying.target, replaying.drafter)
     counts = []
-    for prompt in tqdm(prompts, desc=label, unit="input", disable=not progress):
+    for prompt in tracked(prompts, label, "input", shown=progress):
         randomness = sequence_randomness(replaying.seed, prompt.row, replaying.target.device)
         text = decode_text(
             replaying.target, replaying.drafter, prompt.source, replaying.options, randomness

@@ -61,6 +61,8 @@ def make_heads(
 class HeadSweep(nn.Module):
     """The objective: each head's weighted cross entropy of acceptance (SpecDec++ Section 3.2)."""
 
+    teacher = None
+
     def __init__(self, heads: Sequence[AcceptanceHead]):
         super().__init__()
         self.model = nn.ModuleList(heads)

@@ -6,13 +6,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from drafttrain.data.batches.collate import PairBatch, TextBatch
+from drafttrain.data.batches.labelled import LabelledBatch
 from drafttrain.models.spec_drafter.slots import IGNORED
 from drafttrain.training.losses import (
     LossSums,
     followed_cross_entropy,
     smoothed_cross_entropy,
 )
+from drafttrain.training.objective import Teacher
 
 
 class LanguageModelling(nn.Module):
@@ -24,6 +25,8 @@ class LanguageModelling(nn.Module):
     draft_probs)), whatever the reference says.
     """
 
+    parts = None
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -34,33 +37,29 @@ class LanguageModelling(nn.Module):
         self.model = model
         self._no_split_modules = model._no_split_modules  # FSDP gathers these one at a time
         self.label_smoothing = label_smoothing
-        self._teacher = () if teacher is None else (teacher.requires_grad_(False).eval(),)
+        self.teacher = None if teacher is None else Teacher(teacher)
 
-    @property
-    def has_teacher(self) -> bool:
-        return bool(self._teacher)
-
-    def forward(self, batch: PairBatch | TextBatch, progress: float) -> LossSums:
+    def forward(self, batch: LabelledBatch, progress: float) -> LossSums:
         """A teacher only counts while training: validation is against the references."""
         logits, labels = self._read(self.model, batch)
         counted = labels != IGNORED
         labels, logits = labels[counted], logits[counted]
         weights = torch.ones_like(labels, dtype=torch.float)
-        if self._teacher and self.training:
+        if self.teacher is not None and self.training:
             loss, weight = followed_cross_entropy(logits, self.teacher_probs(batch), weights)
         else:
             loss, weight = smoothed_cross_entropy(logits, labels, weights, self.label_smoothing)
         return LossSums(loss, weight, (logits.argmax(-1) == labels).sum(), counted.sum())
 
     @torch.no_grad()
-    def teacher_probs(self, batch: PairBatch | TextBatch) -> Tensor:
+    def teacher_probs(self, batch: LabelledBatch) -> Tensor:
         """The teacher's distribution at each counted position, [N, V of the teacher]."""
-        teacher = self._teacher[0].to(batch.input_ids.device)
+        teacher = self.teacher.on(batch.input_ids.device)
         logits, labels = self._read(teacher, batch)
         return logits[labels != IGNORED].float().softmax(-1)
 
     @torch.no_grad()
-    def acceptance(self, batch: PairBatch | TextBatch) -> Tensor:
+    def acceptance(self, batch: LabelledBatch) -> Tensor:
         """sum(min(target_probs, draft_probs)) at each counted position, [N]: the probability that
         a token drawn from the model is accepted by the teacher, unwarped (Leviathan et al.,
         Theorem 3.5)."""
@@ -70,7 +69,7 @@ class LanguageModelling(nn.Module):
         shared = min(target_probs.shape[-1], draft_probs.shape[-1])
         return torch.minimum(target_probs[:, :shared], draft_probs[:, :shared]).sum(-1)
 
-    def _read(self, model: PreTrainedModel, batch: PairBatch | TextBatch) -> tuple[Tensor, Tensor]:
+    def _read(self, model: PreTrainedModel, batch: LabelledBatch) -> tuple[Tensor, Tensor]:
         """The model's logits, and the label that each of them is to predict."""
         raise NotImplementedError
 
@@ -78,7 +77,7 @@ class LanguageModelling(nn.Module):
 class SequenceToSequence(LanguageModelling):
     """Language modelling of an encoder-decoder's output."""
 
-    def _read(self, model: PreTrainedModel, batch: PairBatch) -> tuple[Tensor, Tensor]:
+    def _read(self, model: PreTrainedModel, batch: LabelledBatch) -> tuple[Tensor, Tensor]:
         logits = model(
             input_ids=batch.input_ids,
             attention_mask=batch.attention_mask,
@@ -91,7 +90,7 @@ class SequenceToSequence(LanguageModelling):
 class NextToken(LanguageModelling):
     """Language modelling of a decoder-only model's text."""
 
-    def _read(self, model: PreTrainedModel, batch: TextBatch) -> tuple[Tensor, Tensor]:
+    def _read(self, model: PreTrainedModel, batch: LabelledBatch) -> tuple[Tensor, Tensor]:
         logits = model(
             input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False
         ).logits

@@ -10,8 +10,8 @@ from torch.profiler import record_function
 from transformers import PreTrainedModel
 
 from drafttrain.config.recipes import ObjectiveConfig
-from drafttrain.data.batches.collate import SlotBatch
 from drafttrain.data.batches.glancing import choose_revealed, glancing_ratio, reveal
+from drafttrain.data.batches.slots import SlotBatch
 from drafttrain.models.spec_drafter.model import Memory, Read, Rows, SpecDrafter
 from drafttrain.models.spec_drafter.slots import IGNORED, Layout
 from drafttrain.training.losses import (
@@ -19,6 +19,7 @@ from drafttrain.training.losses import (
     rejection_probability,
     smoothed_cross_entropy,
 )
+from drafttrain.training.objective import Teacher
 
 LIKELIEST = 32
 """Tokens of a target's row that the total variation is reckoned from; the others count as none."""
@@ -27,6 +28,7 @@ LIKELIEST = 32
 class MaskPredict(nn.Module):
     """Predict all slots of a block at once, with glancing (SpecDec Equation 5, Section 3.1.3)."""
 
+    parts = None
     _no_split_modules = ("SelfAttention", "FeedForward")
     """FSDP gathers these one at a time; not whole layers, as `encode` enters the decoder's."""
 
@@ -45,7 +47,7 @@ class MaskPredict(nn.Module):
                 f"total_variation = {settings.total_variation:g} compares with the target's rows; "
                 "give the target as teacher"
             )
-        self._teacher = () if teacher is None else (teacher.requires_grad_(False).eval(),)
+        self.teacher = None if teacher is None else Teacher(teacher)
         causal = drafter.config.prefix_attention == "causal"
         self.prefix_apart = causal and drafter.config.mask_rows > 0
         """The prefix sees no block, so it is read once for both passes."""
@@ -104,7 +106,7 @@ class MaskPredict(nn.Module):
         A row stands at the place that it predicts, counted from 0, but for unshifted prefix rows,
         which predict nothing. Shapes: counted [B, T] -> ids [N, C], their probabilities [N, C].
         """
-        teacher = self._teacher[0].to(batch.input_ids.device)
+        teacher = self.teacher.on(batch.input_ids.device)
         start = torch.full_like(batch.targets[:, :1], self.model.config.decoder_start_token_id)
         logits = teacher(
             input_ids=batch.input_ids,

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from drafttrain.data.batches.block_rows import BlockRowsBatch, FrozenTarget
+from drafttrain.data.batches.block_rows import BlockRowsBatch
+from drafttrain.decoding.drafters.block_heads import head_logits
+from drafttrain.decoding.engine.teacher_forcing import states_before
 from drafttrain.models.block_heads import BlockHeads
 from drafttrain.training.losses import LossSums, smoothed_cross_entropy
+from drafttrain.training.objective import Teacher
 
 
 class PredictAhead(nn.Module):
@@ -18,22 +22,24 @@ class PredictAhead(nn.Module):
     time. The paper trains one head a step, drawn at random, for the same reason.
     """
 
-    def __init__(self, heads: BlockHeads, target: FrozenTarget, label_smoothing: float = 0.0):
+    parts = None
+
+    def __init__(self, heads: BlockHeads, target: PreTrainedModel, label_smoothing: float = 0.0):
         super().__init__()
         self.model = heads
         self.label_smoothing = label_smoothing
-        target.model.requires_grad_(False).eval()
-        self._target = (target,)  # no module of this one: it is neither trained nor saved
-
-    @property
-    def target(self) -> FrozenTarget:
-        return self._target[0]
+        self.teacher = Teacher(target)
 
     def forward(self, batch: BlockRowsBatch, progress: float) -> LossSums:
-        states = self.target.states(batch).to(self.model.dtype)
-        logits = self.target.logits(self.model(states, batch.counts))
+        states = self.states(batch).to(self.model.dtype)
+        logits = head_logits(self.teacher.model, self.model(states, batch.counts))
         weights = torch.ones_like(batch.labels, dtype=torch.float)
         smoothing = self.label_smoothing if self.training else 0.0
         loss, weight = smoothed_cross_entropy(logits, batch.labels, weights, smoothing)
         correct = logits.argmax(-1) == batch.labels
         return LossSums(loss, weight, correct.sum(), weight.detach().clone())
+
+    def states(self, batch: BlockRowsBatch) -> Tensor:
+        """The target's states that the batch chose, without gradient. Shapes: -> [M, D]."""
+        target = self.teacher.on(batch.rows.device)
+        return torch.cat(states_before(target, batch.sources, batch.targets))[batch.rows]

@@ -31,7 +31,8 @@ from drafttrain.data.distill.distill import (
 )
 from drafttrain.data.distill.generation import choose, generate_batch, trim
 from drafttrain.data.inputs.prompts import load_inputs
-from drafttrain.data.shards.outputs import hash_inputs, hash_tokenizer, hash_weights
+from drafttrain.data.shards.outputs import hash_inputs
+from drafttrain.models.identity import hash_tokenizer, hash_weights
 from drafttrain.models.loading import load_target
 from tests.killing import kill_nine_when
 from tests.tiny_models import BOS, EOS, FAMILIES, tiny_model
@@ -557,7 +558,7 @@ def test_a_folder_begun_before_a_setting_of_the_inputs_existed_goes_on(tiny_targ
 
 
 def test_the_embedded_data_are_whole_and_their_splits_disjoint():
-    folder = Path(__file__).resolve().parents[2] / "data"
+    folder = Path(__file__).resolve().parents[3] / "data"
     spec = importlib.util.spec_from_file_location("make", folder / "make_docstrings.py")
     make = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(make)

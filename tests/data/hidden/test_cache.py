@@ -24,6 +24,7 @@ from drafttrain.data.distill.distill import distill, load_distilled
 from drafttrain.data.hidden import cache as hidden_cache
 from drafttrain.data.hidden import plan as cache_plan
 from drafttrain.data.hidden.cache import build_cache, open_cache, plan_cache
+from drafttrain.data.shards import filling
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import Sampling
@@ -285,7 +286,7 @@ def test_two_processes_share_the_shards(pair, monkeypatch):
     states = [second, first]
     monkeypatch.setattr(hidden_cache, "join_processes", lambda: states.pop())
     monkeypatch.setattr(hidden_cache, "write_shard", log)
-    monkeypatch.setattr(hidden_cache, "missing_shards", lambda folder, manifest: [0, 1, 2])
+    monkeypatch.setattr(filling, "missing_shards", lambda folder, manifest: [0, 1, 2])
     build_cache(config)
     monkeypatch.undo()
     assert [name[6:11] for name in written] == ["00000", "00002", "00001"]

@@ -52,7 +52,7 @@ class Rows(Dataset):
 
 def make_task(settings: HeadConfig = SWEEP, validate=None) -> Task:
     sweep = HeadSweep(make_heads(settings, WIDTH, seed=0, mean_acceptance=0.7))
-    return Task(sweep, Rows(), Rows.sizes, whole_batch, validate, sweep.parts)
+    return Task(sweep, Rows(), Rows.sizes, whole_batch, validate)
 
 
 def trained(task: Task, settings: TrainConfig, run: Path) -> dict[str, torch.Tensor]:
@@ -60,7 +60,7 @@ def trained(task: Task, settings: TrainConfig, run: Path) -> dict[str, torch.Ten
     train(make_accelerator(settings, run), task, settings, run)
     return {
         f"{name}.{key}": value.clone()
-        for name, head in task.parts.items()
+        for name, head in task.objective.parts.items()
         for key, value in head.state_dict().items()
     }
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from drafttrain.config.recipes import ObjectiveConfig
-from drafttrain.data.batches.collate import PairCollator, SlotCollator, TextCollator
+from drafttrain.data.batches.labelled import PairCollator, TextCollator
+from drafttrain.data.batches.slots import SlotCollator
 from drafttrain.models.spec_drafter.model import PADDING, SpecDrafter, SpecDrafterConfig
 from drafttrain.training.losses import followed_cross_entropy, smoothed_cross_entropy
 from drafttrain.training.objectives.language_modelling import NextToken, SequenceToSequence

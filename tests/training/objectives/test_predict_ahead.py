@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from drafttrain.data.batches.block_rows import BlockRowsCollator, FrozenTarget
+from drafttrain.data.batches.block_rows import BlockRowsCollator
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.models.block_heads import BlockHeads
 from drafttrain.training.objectives.predict_ahead import PredictAhead
@@ -25,7 +25,7 @@ def examples(count: int = 5) -> Examples:
 
 
 def objective(family: str, heads: BlockHeads) -> PredictAhead:
-    return PredictAhead(heads, FrozenTarget(tiny_model(family))).train()
+    return PredictAhead(heads, tiny_model(family)).train()
 
 
 @pytest.mark.parametrize("family", ["marian", "t5", "llama"])
@@ -94,12 +94,12 @@ def test_outputs_of_one_token_leave_a_loss_of_zero_with_a_graph() -> None:
 
 def test_the_target_is_neither_trained_nor_saved() -> None:
     trained = objective("marian", block_heads())
-    before = {name: value.clone() for name, value in trained.target.model.state_dict().items()}
+    before = {name: value.clone() for name, value in trained.teacher.model.state_dict().items()}
     assert set(trained.state_dict()) == {f"model.{n}" for n, _ in trained.model.named_parameters()}
     optimizer = torch.optim.AdamW(trained.parameters(), lr=0.1)
     trained(BlockRowsCollator(3, 4, seed=0)(examples()), 0.0).loss.backward()
     optimizer.step()
-    after = trained.target.model.state_dict()
+    after = trained.teacher.model.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from drafttrain.config.recipes import DrafterConfig, ObjectiveConfig
-from drafttrain.data.batches.collate import SlotBatch, SlotCollator
+from drafttrain.data.batches.slots import SlotBatch, SlotCollator
 from drafttrain.models.spec_drafter.initialise import has_own_output, initialise, make_config
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.training.losses import rejection_probability

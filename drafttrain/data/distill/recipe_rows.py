@@ -7,11 +7,10 @@ from pathlib import Path
 import datasets
 import numpy as np
 
-from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
 from drafttrain.config.inputs import DataConfig
-from drafttrain.config.reading import validate_settings
-from drafttrain.config.recipes import DistillingRecipe
+from drafttrain.config.reading import settings_of_group
+from drafttrain.config.recipes import DistillingRecipe, HeadRecipe
 from drafttrain.data.distill.distill import distill, load_distilled
 from drafttrain.models.loading import LoadedTarget
 
@@ -19,20 +18,21 @@ from drafttrain.models.loading import LoadedTarget
 def distillations(settings: DistillingRecipe) -> dict[str, DistillConfig]:
     """What is to be distilled, by the setting that its inputs come from. Raises ConfigError."""
     out = settings.distilled or settings.run / "distilled"
-    found = {"data": _distill_settings(settings, settings.data, out)}
+    found = {"data": distill_settings(settings, settings.data, out)}
     if settings.held_out is not None:
         most = settings.validation_rows
         limit = min(settings.held_out.limit or most, most)
         data = settings.held_out.model_copy(update={"limit": limit})
-        found["held_out"] = _distill_settings(settings, data, settings.run / "held_out")
+        found["held_out"] = distill_settings(settings, data, settings.run / "held_out")
     return found
 
 
-def _distill_settings(settings: DistillingRecipe, data: DataConfig, out: Path) -> DistillConfig:
+def distill_settings(
+    settings: DistillingRecipe | HeadRecipe, data: DataConfig, out: Path
+) -> DistillConfig:
+    """How a recipe distils these inputs into a folder. Raises ConfigError."""
     fixed = {"target": settings.target, "data": data, "out": out}
-    if clash := fixed.keys() & settings.distill.keys():
-        raise ConfigError(f"distill.{min(clash)}: give it as {min(clash)}= at the top level")
-    return validate_settings(DistillConfig, fixed | settings.distill, within="distill")
+    return settings_of_group(DistillConfig, "distill", settings.distill, fixed)
 
 
 def distilled_rows(

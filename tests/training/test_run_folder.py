@@ -7,7 +7,7 @@ import yaml
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import ObjectiveConfig
-from drafttrain.training.run import check_run, open_run
+from drafttrain.training.run_folder import check_run, open_run
 
 
 def test_a_run_begun_before_a_setting_existed_goes_on_with_its_default(tmp_path):

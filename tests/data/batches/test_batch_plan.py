@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from drafttrain.data.batches.collate import BatchPlan, PairCollator, SlotCollator
+from drafttrain.data.batches.batch_plan import BatchPlan
+from drafttrain.data.batches.labelled import PairCollator
+from drafttrain.data.batches.slots import SlotCollator
 from drafttrain.models.spec_drafter.model import SpecDrafterConfig
 
 LENGTHS = np.random.default_rng(0).integers(3, 30, size=101)

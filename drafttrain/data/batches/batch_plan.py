@@ -1,0 +1,88 @@
+"""Which rows make a batch: token budget, like lengths, the same for any number of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+ALIKE = 0.06
+"""Rows whose lengths differ by about this share at most count as of the same length."""
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Which rows make up batch number g of a training run, for every g.
+
+    Rows are sorted by length with ties in an order of their own each epoch, cut into batches of at
+    most `batch_tokens` (rows x longest row), and the batches are shuffled. All of it follows from
+    (seed, epoch), so a run can be resumed at any batch and shared out over any number of processes.
+    Where source and output are padded apart, a batch costs rows x (longest source + longest
+    output), and rows of about the same length are sorted by their sources.
+    """
+
+    lengths: np.ndarray
+    """[rows], or [rows, 2] of what is padded apart: source and output."""
+    batch_tokens: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if len(self.lengths) == 0:
+            raise ValueError("no rows to train on; see the manifest for rows that were left out")
+        totals = self._totals()
+        longest = int(totals.max())
+        if longest > self.batch_tokens:
+            raise ValueError(
+                f"row {int(totals.argmax())} has {longest} tokens, more than "
+                f"train.batch_tokens={self.batch_tokens}; raise it or leave long rows out"
+            )
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return len(self._edges())
+
+    def epoch(self, epoch: int) -> list[np.ndarray]:
+        """All batches of an epoch, in order of use."""
+        random = np.random.default_rng((self.seed, epoch))
+        order = np.lexsort((random.random(len(self.lengths)), *self._sort_keys()))
+        batches = [order[start:end] for start, end in self._edges()]
+        return [batches[i] for i in random.permutation(len(batches))]
+
+    def stream(self, first: int, last: int) -> Iterator[list[tuple[int, int]]]:
+        """(epoch, row) pairs of batches first..last-1, counted over the whole run."""
+        per_epoch = self.batches_per_epoch
+        epoch, batches = -1, []
+        for number in range(first, last):
+            if number // per_epoch != epoch:
+                epoch = number // per_epoch
+                batches = self.epoch(epoch)
+            yield [(epoch, int(row)) for row in batches[number % per_epoch]]
+
+    def _edges(self) -> list[tuple[int, int]]:
+        lengths = self.lengths[np.lexsort(self._sort_keys())].reshape(len(self.lengths), -1)
+        edges, start = [], 0
+        longest = lengths[0]
+        for end in range(1, len(lengths) + 1):
+            if end < len(lengths):
+                with_next = np.maximum(longest, lengths[end])
+                if with_next.sum() * (end + 1 - start) <= self.batch_tokens:
+                    longest = with_next
+                    continue
+                longest = lengths[end]
+            edges.append((start, end))
+            start = end
+        return edges
+
+    def _totals(self) -> np.ndarray:
+        return self.lengths.reshape(len(self.lengths), -1).sum(1)
+
+    def _sort_keys(self) -> tuple[np.ndarray, ...]:
+        """Keys of the sorted order, the last one first. Rows with the same keys are as long."""
+        totals = self._totals()
+        if self.lengths.ndim == 1:
+            return (totals,)
+        alike = np.floor(np.log(totals) / ALIKE).astype(int)
+        sources = self.lengths[:, 0]
+        there_and_back = np.where(alike % 2 == 0, sources, -sources)  # no jump between groups
+        return totals, there_and_back, alike

@@ -1,0 +1,50 @@
+"""Rows of sources and outputs, as collators are given them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import datasets
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+
+class Example(NamedTuple):
+    """One row in one epoch; what is drawn for it follows from these two numbers."""
+
+    epoch: int
+    row: int
+    """Index among the rows that are trained on."""
+    source_ids: list[int]
+    target_ids: list[int]
+
+
+class Examples(Dataset):
+    """Rows of source_ids and target_ids, fetched a batch at a time by (epoch, row)."""
+
+    def __init__(self, rows: datasets.Dataset):
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list[Example]:
+        fetched = self.rows[[row for _, row in keys]]
+        pairs = zip(fetched["source_ids"], fetched["target_ids"], strict=True)
+        return [Example(*key, *pair) for key, pair in zip(keys, pairs, strict=True)]
+
+
+def pad(rows: Sequence[Sequence[int]], value: int) -> tuple[Tensor, Tensor]:
+    """Right-padded tensor and lengths. Shapes: -> [B, longest], [B]."""
+    lengths = torch.tensor([len(row) for row in rows])
+    padded = torch.full((len(rows), int(lengths.max())), value)
+    for i, row in enumerate(rows):
+        padded[i, : len(row)] = torch.as_tensor(row)
+    return padded, lengths
+
+
+def padding_mask(lengths: Tensor) -> Tensor:
+    """1 where a right-padded row has a token, else 0. Shapes: lengths [B] -> [B, longest]."""
+    return (torch.arange(int(lengths.max())) < lengths[:, None]).long()

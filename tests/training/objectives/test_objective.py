@@ -1,0 +1,89 @@
+"""Every objective is what the one loop asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from drafttrain.config.recipes import HeadConfig, ObjectiveConfig
+from drafttrain.data.batches.block_rows import BlockRowsCollator
+from drafttrain.data.batches.examples import Example
+from drafttrain.data.batches.head_batches import HeadBatch
+from drafttrain.data.batches.labelled import PairCollator, TextCollator
+from drafttrain.data.batches.slots import SlotCollator
+from drafttrain.models.spec_drafter.model import SpecDrafter, SpecDrafterConfig
+from drafttrain.training.objective import Batch, Objective
+from drafttrain.training.objectives.head_sweep import HeadSweep, make_heads
+from drafttrain.training.objectives.language_modelling import NextToken, SequenceToSequence
+from drafttrain.training.objectives.mask_predict import MaskPredict
+from drafttrain.training.objectives.predict_ahead import PredictAhead
+from tests.models.test_block_heads import block_heads
+from tests.tiny_models import tiny_model
+
+EXAMPLES = [Example(0, row, [5, 6 + row, 1], [7, 8, 9 + row, 1]) for row in range(3)]
+
+
+def mask_predict() -> tuple[Objective, Batch]:
+    config = SpecDrafterConfig(
+        vocab_size=40, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, k=3,
+        decoder_start_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    settings = ObjectiveConfig(total_variation=1.0)
+    objective = MaskPredict(SpecDrafter(config), settings, tiny_model("marian"))
+    return objective, SlotCollator(config, blocks=2, seed=0)(EXAMPLES)
+
+
+def predict_ahead() -> tuple[Objective, Batch]:
+    heads = block_heads()
+    batch = BlockRowsCollator(heads.config.heads, positions=4, seed=0)(EXAMPLES)
+    return PredictAhead(heads, tiny_model("marian")), batch
+
+
+def sequence_to_sequence() -> tuple[Objective, Batch]:
+    objective = SequenceToSequence(tiny_model("marian"), teacher=tiny_model("marian", seed=2))
+    return objective, PairCollator(pad_token_id=0)(EXAMPLES)
+
+
+def next_token() -> tuple[Objective, Batch]:
+    return NextToken(tiny_model("llama")), TextCollator(pad_token_id=0)(EXAMPLES)
+
+
+def head_sweep() -> tuple[Objective, Batch]:
+    heads = make_heads(HeadConfig(depths=(0, 1), rejection_weights=(1.0, 3.0)), 8, seed=0)
+    return HeadSweep(heads), HeadBatch(torch.randn(5, 8), torch.rand(5))
+
+
+OBJECTIVES = [mask_predict, predict_ahead, sequence_to_sequence, next_token, head_sweep]
+
+
+@pytest.mark.parametrize("make", OBJECTIVES, ids=lambda make: make.__name__)
+def test_an_objective_maps_a_batch_to_sums_of_each_part(
+    make: Callable[[], tuple[Objective, Batch]],
+) -> None:
+    objective, batch = make()
+    assert isinstance(objective, Objective)
+    sums = objective.train()(batch.to(torch.device("cpu")), 0.5)
+    shape = () if objective.parts is None else (len(objective.parts),)
+    assert all(value.shape == shape and value.isfinite().all() for value in sums)
+    assert (sums.weight > 0).all() and (sums.correct <= sums.counted).all()
+    sums.loss.sum().backward()
+    reached = [p.grad is not None for p in objective.model.parameters() if p.requires_grad]
+    assert any(reached)
+
+
+@pytest.mark.parametrize("make", OBJECTIVES, ids=lambda make: make.__name__)
+def test_its_model_alone_is_saved_and_no_teacher_is_trained(
+    make: Callable[[], tuple[Objective, Batch]],
+) -> None:
+    objective, _ = make()
+    assert all(name.startswith("model.") for name in objective.state_dict())
+    if objective.teacher is not None:
+        frozen = list(objective.teacher.model.parameters())
+        assert not {id(p) for p in frozen} & {id(p) for p in objective.parameters()}
+        assert not any(p.requires_grad for p in frozen) and not objective.teacher.model.training
+    if objective.parts is not None:
+        of_parts = [id(p) for part in objective.parts.values() for p in part.parameters()]
+        assert sorted(of_parts) == sorted(id(p) for p in objective.parameters())
