@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 from drafttrain.models.acceptance_head import load_heads
 from drafttrain.models.spec_drafter.model import SpecDrafter
-from tests.launching import Launch, kill, run, start
-from tests.models.test_spec_drafter import shared
+from tests.processes.launching import Launch, kill, run, start
+from tests.tiny_drafters import shared
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import random_sentences, save_target
 

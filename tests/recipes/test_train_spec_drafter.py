@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from drafttrain.models.spec_drafter.model import SpecDrafter
-from tests.killing import kill_nine_when
-from tests.models.test_spec_drafter import shared
+from tests.processes.killing import kill_nine_when
+from tests.tiny_drafters import shared
 from tests.tiny_targets import random_sentences, save_target
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "train_spec_drafter.py"

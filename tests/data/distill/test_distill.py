@@ -11,14 +11,13 @@ import sys
 from pathlib import Path
 
 import datasets
-import pyarrow.parquet
 import pytest
 import torch
 from filelock import FileLock
 
 from drafttrain.config.base import ConfigError, Interrupted
 from drafttrain.config.commands import DistillConfig
-from drafttrain.config.inputs import DataConfig, TargetConfig
+from drafttrain.config.inputs import TargetConfig
 from drafttrain.data.distill import distill as distillation
 from drafttrain.data.distill.distill import (
     ShardRow,
@@ -33,16 +32,10 @@ from drafttrain.data.distill.generation import choose, generate_batch, trim
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import hash_inputs, hash_tokenizer, hash_weights
 from drafttrain.models.loading import load_target
-from tests.killing import kill_nine_when
+from tests.data.distill.tiny_distill import OFFLINE, rows_of, settings
+from tests.processes.killing import kill_nine_when
 from tests.tiny_models import BOS, EOS, FAMILIES, tiny_model
 from tests.tiny_targets import random_sentences, save_target, tiny_tokenizer
-
-OFFLINE = {
-    "ACCELERATE_USE_CPU": "true",
-    "CUDA_VISIBLE_DEVICES": "",
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-}
 
 
 @pytest.fixture(autouse=True)
@@ -50,28 +43,8 @@ def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
-def settings(target: Path, out: str = "out", sentences: int = 20, **changes) -> DistillConfig:
-    folder = target.parent
-    texts = folder / f"{sentences}.txt"
-    texts.write_text("\n".join(random_sentences(sentences)) + "\n")
-    values = {
-        "target": TargetConfig(path=str(target), device="cpu"),
-        "data": DataConfig(path=str(texts)),
-        "out": folder / out,
-        "sampling": {"max_new_tokens": 12},
-        "batch_tokens": 40,
-        "shard_rows": 8,
-    }
-    return DistillConfig.model_validate(values | changes)
-
-
 def shards(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.parquet"))}
-
-
-def rows_of(folder: Path) -> list[dict]:
-    paths = sorted(folder.glob("*.parquet"))
-    return [row for path in paths for row in pyarrow.parquet.read_table(path).to_pylist()]
 
 
 SAMPLED = {"method": "sample", "sampling": {"max_new_tokens": 12, "temperature": 1.0, "seed": 3}}

@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests import sharded_on_cpu
+from tests.processes import sharded_on_cpu
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PRELOADED = [
-    "tests.launching",
+    "tests.processes.launching",
     "torch.distributed.fsdp",
     "drafttrain.cli",
     "drafttrain.training.loop",
