@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from transformers import PreTrainedModel
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target
 
-torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+"""Of programs that tests start, too: tests run on all cores, one process a core."""
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 @pytest.fixture

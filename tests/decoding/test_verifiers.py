@@ -160,7 +160,9 @@ def test_emitted_rows_are_targets_rows_up_to_the_next_token():
     close(verdict.emitted_probs, LOGITS[: len(verdict.path) + 1].softmax(-1), 1e-6)
 
 
-@pytest.mark.parametrize("verifier", [GreedyMatch(), SpecVerification(3, 1.0)], ids=str)
+@pytest.mark.parametrize(
+    "verifier", [GreedyMatch(), SpecVerification(3, 1.0)], ids=lambda rule: rule.name
+)
 def test_a_greedy_rule_with_a_temperature_is_refused(verifier):
     with pytest.raises(ValueError, match="temperature is 0.7"):
         check_pairing(NoDrafter(), FixedLength(1), verifier, Sampling(temperature=0.7))
