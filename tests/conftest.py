@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 from pathlib import Path
 
@@ -39,3 +41,19 @@ def tiny_t5() -> PreTrainedModel:
 def tiny_target(tiny_marian: PreTrainedModel, tmp_path: Path) -> Path:
     """A folder with the tiny Marian and a tokenizer over the words w4 ... w39."""
     return save_target(tiny_marian, tmp_path / "target")
+
+
+@pytest.fixture(scope="session")
+def _refusal_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.refusals.project import make_project  # imports all commands and recipes
+
+    root = tmp_path_factory.mktemp("refusals")
+    with contextlib.chdir(root), contextlib.redirect_stderr(io.StringIO()):
+        return make_project(root)
+
+
+@pytest.fixture
+def refusal_project(_refusal_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of tests/refusals/project.py, to work in."""
+    monkeypatch.chdir(_refusal_root)
+    return _refusal_root
