@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,15 @@ from tests.tiny_targets import save_target
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Of programs that tests start, too: tests run on all cores, one process a core."""
-torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+THREADS = int(os.environ["OMP_NUM_THREADS"])
+torch.set_num_threads(THREADS)
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """As many threads after a test as before: a recipe takes what it may, in this process too."""
+    yield
+    torch.set_num_threads(THREADS)
 
 
 @pytest.fixture

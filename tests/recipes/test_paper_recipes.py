@@ -64,6 +64,7 @@ def test_recipe_of_the_paper_runs_on_a_sample(
         "train.max_steps=2",
         "train.accumulation=1",
         "train.checkpoint_every=1",
+        "train.threads=1",
         *case.overrides,
     ]
     start("--config", str(config), *local)

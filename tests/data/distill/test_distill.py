@@ -5,9 +5,6 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import datasets
@@ -18,6 +15,7 @@ from filelock import FileLock
 from drafttrain.config.base import ConfigError, Interrupted
 from drafttrain.config.commands import DistillConfig
 from drafttrain.config.inputs import TargetConfig
+from drafttrain.config.relaunch import launch_command
 from drafttrain.data.distill import distill as distillation
 from drafttrain.data.distill.distill import (
     ShardRow,
@@ -32,8 +30,8 @@ from drafttrain.data.distill.generation import choose, generate_batch, trim
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import hash_inputs, hash_tokenizer, hash_weights
 from drafttrain.models.loading import load_target
-from tests.data.distill.tiny_distill import OFFLINE, rows_of, settings
-from tests.processes.killing import kill_nine_when
+from tests.data.distill.tiny_distill import rows_of, settings
+from tests.processes.launching import Launch, kill_nine_when, run
 from tests.tiny_models import BOS, EOS, FAMILIES, tiny_model
 from tests.tiny_targets import random_sentences, save_target, tiny_tokenizer
 
@@ -151,8 +149,9 @@ def test_an_interrupted_run_keeps_whole_shards_and_says_how_to_go_on(tiny_target
         write(path, rows)
 
     monkeypatch.setattr(distillation, "write_shard", interrupted)
-    with pytest.raises(Interrupted, match="1 of 3 shards are in .*; go on with: .*pytest"):
+    with pytest.raises(Interrupted, match="1 of 3 shards are in ") as stopped:
         distill(config)
+    assert str(stopped.value).endswith(f"; go on with: {launch_command()}")
     assert read_manifest(config.out).counts is None
     assert list(shards(config.out)) == ["shard-00000.parquet"]
     monkeypatch.undo()
@@ -166,13 +165,8 @@ def test_a_killed_run_continues_to_the_same_shards(tiny_target, tmp_path):
     config = settings(tiny_target, "killed", **many, **SAMPLED)
     file = tmp_path / "distill.yaml"
     file.write_text(json.dumps(config.model_dump(mode="json")))
-    command = [sys.executable, "-m", "drafttrain.cli", "distill", "--config", str(file)]
-    kill_nine_when(
-        lambda: len(list(config.out.glob("*.parquet"))) >= 3,
-        command,
-        tmp_path / "log",
-        os.environ | OFFLINE,
-    )
+    command = Launch("drafttrain", ["distill", "--config", str(file)], tmp_path / "log")
+    kill_nine_when(lambda: len(list(config.out.glob("*.parquet"))) >= 3, command)
     there = len(shards(config.out))
     assert 3 <= there < 60
     assert read_manifest(config.out).counts is None
@@ -183,16 +177,11 @@ def test_a_killed_run_continues_to_the_same_shards(tiny_target, tmp_path):
 
 
 def test_two_processes_write_what_one_writes(tiny_target, tmp_path):
-    """Two processes of torchrun on CPU (gloo)."""
+    """Two processes, as torchrun starts them, on CPU (gloo)."""
     one, two = settings(tiny_target, "one", **SAMPLED), settings(tiny_target, "two", **SAMPLED)
     file = tmp_path / "distill.yaml"
     file.write_text(json.dumps(two.model_dump(mode="json")))
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command = [sys.executable, *launch, "-m", "drafttrain.cli", "distill", "--config", str(file)]
-    done = subprocess.run(
-        command, env=os.environ | OFFLINE, capture_output=True, text=True, timeout=180
-    )
-    assert done.returncode == 0, done.stderr
+    run(Launch("drafttrain", ["distill", "--config", str(file)], tmp_path / "log", processes=2))
     distill(one)
     assert shards(two.out) == shards(one.out)
     assert read_manifest(two.out).counts == read_manifest(one.out).counts
@@ -530,7 +519,7 @@ def test_a_folder_begun_before_a_setting_of_the_inputs_existed_goes_on(tiny_targ
 
 
 def test_the_embedded_data_are_whole_and_their_splits_disjoint():
-    folder = Path(__file__).resolve().parents[2] / "data"
+    folder = Path(__file__).resolve().parents[3] / "data"
     spec = importlib.util.spec_from_file_location("make", folder / "make_docstrings.py")
     make = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(make)

@@ -10,13 +10,6 @@ from drafttrain.config.commands import DistillConfig
 from drafttrain.config.inputs import DataConfig, TargetConfig
 from tests.tiny_targets import random_sentences
 
-OFFLINE = {
-    "ACCELERATE_USE_CPU": "true",
-    "CUDA_VISIBLE_DEVICES": "",
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-}
-
 
 def settings(target: Path, out: str = "out", sentences: int = 20, **changes) -> DistillConfig:
     folder = target.parent

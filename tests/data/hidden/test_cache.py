@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,9 +25,8 @@ from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import Sampling
 from drafttrain.models.draft_states import drawn_states
 from drafttrain.models.loading import load_target
-from tests.data.distill.tiny_distill import OFFLINE
 from tests.data.hidden.tiny_cache import MODELS, columns, make_pair, settings, tiny_llama
-from tests.processes.killing import kill_nine_when
+from tests.processes.launching import Launch, kill_nine_when
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target
 
@@ -192,10 +189,8 @@ def test_a_killed_run_continues_to_the_same_shards(tmp_path):
     config = settings(pair, "killed", shard_rows=1)
     file = tmp_path / "cache.yaml"
     file.write_text(json.dumps(config.model_dump(mode="json")))
-    command = [sys.executable, "-m", "drafttrain.cli", "cache", "--config", str(file)]
-    kill_nine_when(
-        lambda: len(shards(config.out)) >= 3, command, tmp_path / "log", os.environ | OFFLINE
-    )
+    command = Launch("drafttrain", ["cache", "--config", str(file)], tmp_path / "log")
+    kill_nine_when(lambda: len(shards(config.out)) >= 3, command)
     assert 3 <= len(shards(config.out)) < 60
     assert hidden_cache.read_cache_manifest(config.out).counts is None
     whole = settings(pair, "whole", shard_rows=1)
