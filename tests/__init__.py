@@ -1,9 +1,9 @@
 """Folders mirror drafttrain/; beside them benchmarks/, recipes/ and faults/ (broken-off runs).
 
 conftest.py      one thread for each test process; tiny models and targets as fixtures
-tiny_models.py   random models of every family      tiny_targets.py  tokenizer, sentences, folders
-tiny_drafters.py Spec-Drafters, block heads, copies comparing.py     weights bit for bit, numbers close
-decoding/        toys.py: targets and drafters as tables; enumeration.py: their output laws, exactly;
+tiny_models.py   random models of every family       tiny_targets.py  tokenizer, sentences, folders
+tiny_drafters.py Spec-Drafters, block heads, copies  comparing.py  weights exactly, numbers closely
+decoding/        toys.py: targets, drafters as tables; enumeration.py: laws of output, exactly;
                  drafts.py: half-right drafts; decoded.py: generate and the loop; trees/growing.py;
                  engine/fresh.py: prefill without a cache; drafters/toy_blocks.py, slow_match.py
 data/, training/ distill/tiny_distill.py, hidden/tiny_cache.py, training/tiny_runs.py

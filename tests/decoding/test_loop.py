@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
