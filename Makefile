@@ -27,8 +27,8 @@ lint: $(STAMP)  ## Check style
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 
-test: lint  ## Check style and run all tests
-	@$(BIN)/python -m pytest
+test: lint  ## Check style and run all tests, one process a core
+	@$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 
 quickstart: $(STAMP)  ## Distil, train and measure a small drafter on the embedded data (10 min)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash launch/quickstart.sh

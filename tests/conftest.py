@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +15,17 @@ from transformers import PreTrainedModel
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target
 
-torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+"""Of programs that tests start, too: tests run on all cores, one process a core."""
+THREADS = int(os.environ["OMP_NUM_THREADS"])
+torch.set_num_threads(THREADS)
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """As many threads after a test as before: a recipe takes what it may, in this process too."""
+    yield
+    torch.set_num_threads(THREADS)
 
 
 @pytest.fixture
@@ -36,3 +50,19 @@ def tiny_t5() -> PreTrainedModel:
 def tiny_target(tiny_marian: PreTrainedModel, tmp_path: Path) -> Path:
     """A folder with the tiny Marian and a tokenizer over the words w4 ... w39."""
     return save_target(tiny_marian, tmp_path / "target")
+
+
+@pytest.fixture(scope="session")
+def _refusal_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.refusals.project import make_project  # imports all commands and recipes
+
+    root = tmp_path_factory.mktemp("refusals")
+    with contextlib.chdir(root), contextlib.redirect_stderr(io.StringIO()):
+        return make_project(root)
+
+
+@pytest.fixture
+def refusal_project(_refusal_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of tests/refusals/project.py, to work in."""
+    monkeypatch.chdir(_refusal_root)
+    return _refusal_root

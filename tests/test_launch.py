@@ -15,7 +15,7 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 
-from tests.sharded_on_cpu import launch_environment
+from tests.processes.sharded_on_cpu import launch_environment
 
 LAUNCH = Path(__file__).parents[1] / "launch"
 FILES = sorted(LAUNCH.glob("*.yaml"))

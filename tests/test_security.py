@@ -37,7 +37,7 @@ from drafttrain.training.objectives.mask_predict import MaskPredict
 from tests.export.pairs import save_drafter, save_head
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target
-from tests.training.objectives.test_mask_predict import examples, small_drafter
+from tests.training.tiny_runs import examples, small_drafter
 
 PROJECT = Path(__file__).parents[1]
 MARK = "code-was-run"

@@ -78,6 +78,7 @@ def write_reference(place: Path, parts: Parts, check: Check) -> None:
         }
     facts = Facts(
         weights=hash_weights(parts.drafter),
+        head=None if parts.head is None else hash_weights(parts.head),
         tokenizer=hash_tokenizer(parts.tokenizer),
         vocabulary=parts.tokenizer.get_vocab(),
         assisted=assisted,

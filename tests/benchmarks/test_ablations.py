@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 import yaml
 
-from tests.models.test_spec_drafter import shared
+from tests.tiny_drafters import shared
 from tests.tiny_targets import random_sentences, save_target
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

@@ -16,7 +16,7 @@ from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Sampling
 from drafttrain.models.spec_drafter.model import SpecDrafter
-from tests.models.test_spec_drafter import shared, tiny_drafter
+from tests.tiny_drafters import shared, tiny_drafter
 from tests.tiny_targets import random_sentences, save_target, tiny_tokenizer
 
 TOKENS = torch.tensor([0, 5, 9, 20])

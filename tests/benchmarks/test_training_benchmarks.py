@@ -13,7 +13,7 @@ from benchmarks import paper_sizes, train
 from drafttrain.config.commands import EvalConfig
 from drafttrain.config.reading import load_settings
 from drafttrain.config.recipes import SpecDrafterRecipe, TargetRecipe
-from tests.models.test_spec_drafter import shared
+from tests.tiny_drafters import shared
 from tests.tiny_targets import random_sentences, save_target
 
 

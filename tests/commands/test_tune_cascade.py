@@ -14,11 +14,11 @@ from drafttrain.evaluation.bootstrap import draw_resamples, estimate_ratio
 from drafttrain.evaluation.cascades.report import CascadeReport, read_cascade_report, regret
 from drafttrain.evaluation.cascades.search import swi
 from drafttrain.evaluation.report import read_report
-from tests.evaluation.cascades.test_search import ToyReplay, toy
+from tests.evaluation.cascades.replays import ToyReplay, toy
 from tests.export.pairs import noisy_copy
+from tests.refusals.refusing import recorded
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import random_sentences, save_target
-from tests.wrong_input_lines import recorded
 
 PAIR = ["--target", "llama", "--drafter", "base", "--data", "dev.txt"]
 SEARCH = [

@@ -9,7 +9,7 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import BigramsConfig
 from drafttrain.data.bigrams import count_bigrams, read_bigrams, write_bigrams
 from drafttrain.data.distill.distill import distill
-from tests.data.distill.test_distill import rows_of, settings
+from tests.data.distill.tiny_distill import rows_of, settings
 
 
 def test_the_likeliest_successor_by_hand():

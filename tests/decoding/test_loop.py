@@ -19,7 +19,6 @@ from drafttrain.decoding.sampling import SampledRandomness, sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.types import (
-    Drafter,
     Output,
     Proposal,
     Sampling,
@@ -28,57 +27,11 @@ from drafttrain.decoding.types import (
     TargetState,
 )
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
+from tests.decoding.decoded import GREEDY, generate, run, sources_for, tokens_of
 from tests.decoding.drafts import HalfRight
-from tests.decoding.engine.test_cached_model import close_caches, fresh
+from tests.decoding.engine.fresh import close_caches, fresh
 from tests.decoding.toys import ToyDrafter, ToyTarget, toy_source
 from tests.tiny_models import CAUSAL_FAMILIES, EOS, FAMILIES, VOCAB, near_copy, tiny_model
-
-GREEDY = Sampling()
-
-
-def sources_for(model: PreTrainedModel, count: int = 6) -> list[Source]:
-    generator = torch.Generator().manual_seed(0)
-    lengths = torch.randint(1, 12, (count,), generator=generator).tolist()
-    return [
-        make_source(torch.randint(4, VOCAB, (length,), generator=generator), model)
-        for length in lengths
-    ]
-
-
-def generate(model: PreTrainedModel, sources: list[Source], max_new_tokens: int) -> list[list[int]]:
-    return [
-        model.generate(
-            source.input_ids[None],
-            attention_mask=torch.ones_like(source.input_ids[None]),
-            do_sample=False,
-            num_beams=1,
-            max_new_tokens=max_new_tokens,
-        )[0, len(source.prefix) :].tolist()
-        for source in sources
-    ]
-
-
-def run(
-    model: PreTrainedModel,
-    sources: list[Source],
-    drafter: Drafter,
-    max_new_tokens: int = 24,
-    k: int = 4,
-    batch_size: int = 1,
-    verifier=None,
-) -> list[Output]:
-    return Decoder(
-        CachedModel(model),
-        drafter,
-        FixedLength(k),
-        verifier or GreedyMatch(),
-        GREEDY,
-        lambda row: sequence_randomness(0, row),
-    ).decode_all(sources, max_new_tokens, batch_size=batch_size)
-
-
-def tokens_of(outputs: list[Output]) -> list[list[int]]:
-    return [output.tokens for output in outputs]
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *CAUSAL_FAMILIES])

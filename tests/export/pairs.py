@@ -14,6 +14,7 @@ from drafttrain.export.model_card import Card, write_card
 from drafttrain.export.parts import load_parts
 from drafttrain.export.provenance import Provenance
 from drafttrain.export.reload import compare
+from drafttrain.export.verify import Check
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.identity import hash_weights
 from drafttrain.models.spec_drafter.initialise import initialise, make_config
@@ -22,6 +23,8 @@ from tests.tiny_models import tiny_model
 from tests.tiny_targets import tiny_tokenizer
 
 SAMPLING = {"temperature": 1.0, "top_k": 20, "top_p": 1.0}
+FEW = ([4, 9], [5, 7, 11], [22])
+"""Inputs of a quick check."""
 
 
 def noisy_copy(family: str, noise: float = 0.3) -> PreTrainedModel:
@@ -54,11 +57,14 @@ def make_head(model: PreTrainedModel, depth: int = 1, **changes: object) -> Acce
 
 
 def export_to(out: Path, **settings: object) -> Path:
-    """What `drafttrain export` does, without its report; reloaded in this process, to be quick."""
+    """What `drafttrain export` does, without its report.
+
+    To be quick, it is reloaded in this process, and drafts for three inputs are compared.
+    """
     config = ExportConfig(out=out, **settings)
     parts = load_parts(config)
     card = Card(str(out), Provenance(target=config.target))
-    options = WriteOptions(reload=compare, force=config.force)
+    options = WriteOptions(Check(FEW), reload=compare, force=config.force)
     write_export(out, parts, lambda found: write_card(card, parts, found), options)
     return out
 

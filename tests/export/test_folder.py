@@ -18,13 +18,15 @@ from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.policy import Policy
 from drafttrain.export import folder as export_folder
 from drafttrain.export.folder import only_exporter, write_parts
-from drafttrain.export.parts import load_parts
+from drafttrain.export.parts import Parts, load_parts
 from drafttrain.export.reload import compare, gap_where_they_part, same_numbers
 from drafttrain.export.verify import Check, verify
 from drafttrain.models.acceptance_head import load_heads
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
 from drafttrain.models.identity import hash_weights
+from tests.comparing import close, same_weights
 from tests.export.pairs import (
+    FEW,
     export_to,
     make_head,
     noisy_copy,
@@ -47,9 +49,16 @@ def head(tmp_path: Path) -> Path:
     return save_head(tmp_path / "run" / "final" / "D1-w6", noisy_copy("llama"))
 
 
-def test_an_export_holds_drafter_head_policy_code_and_card(tmp_path, drafter, head):
-    out = export_to(tmp_path / "out", drafter=str(drafter), head=head)
-    names = {str(file.relative_to(out)) for file in out.rglob("*") if file.is_file()}
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export of a decoder-only drafter with a head, to be read only."""
+    root = tmp_path_factory.mktemp("exported")
+    head = save_head(root / "run" / "final" / "D1-w6", noisy_copy("llama"))
+    return export_to(root / "out", drafter=str(save_drafter(root / "drafter")), head=head)
+
+
+def test_an_export_holds_drafter_head_policy_code_and_card(exported):
+    names = {str(file.relative_to(exported)) for file in exported.rglob("*") if file.is_file()}
     assert names >= {
         "config.json",
         "model.safetensors",
@@ -62,27 +71,27 @@ def test_an_export_holds_drafter_head_policy_code_and_card(tmp_path, drafter, he
         "custom_generate/requirements.txt",
         "README.md",
     }
-    assert (out / "custom_generate" / "requirements.txt").read_text().startswith("drafttrain>=")
-    written = read_policy(out / "policy.json")
+    assert (
+        (exported / "custom_generate" / "requirements.txt").read_text().startswith("drafttrain>=")
+    )
+    written = read_policy(exported / "policy.json")
     assert written == Policy(stop="head", h=0.7, max_draft=20, head="D1-w6", drafter="llama")
 
 
-def test_the_drafters_file_holds_nothing_of_the_head(tmp_path, drafter, head):
-    out = export_to(tmp_path / "out", drafter=str(drafter), head=head)
-    with safe_open(out / "model.safetensors", "pt") as exported:
+def test_the_drafters_file_holds_nothing_of_the_head(exported, drafter):
+    with safe_open(exported / "model.safetensors", "pt") as written:
         with safe_open(drafter / "model.safetensors", "pt") as original:
-            assert set(exported.keys()) == set(original.keys())
+            assert set(written.keys()) == set(original.keys())
 
 
-def test_drafter_head_and_tokenizer_are_those_that_went_in(tmp_path, drafter, head):
-    out = export_to(tmp_path / "out", drafter=str(drafter), head=head)
+def test_drafter_head_and_tokenizer_are_those_that_went_in(exported):
     original = noisy_copy("llama")
-    reloaded = AutoModelForCausalLM.from_pretrained(out, use_safetensors=True).eval()
-    assert torch.equal(reloaded(PROMPT).logits, original(PROMPT).logits)
-    states = torch.randn(6, 16)
-    [exported] = load_heads(out / "acceptance_head").values()
-    assert torch.equal(exported.acceptance(states), make_head(original).acceptance(states))
-    tokenizer = AutoTokenizer.from_pretrained(out)
+    reloaded = AutoModelForCausalLM.from_pretrained(exported, use_safetensors=True).eval()
+    assert same_weights(reloaded, original)
+    close(reloaded(PROMPT).logits, original(PROMPT).logits, 1e-12)
+    [head] = load_heads(exported / "acceptance_head").values()
+    assert same_weights(head, make_head(original))
+    tokenizer = AutoTokenizer.from_pretrained(exported)
     assert tokenizer("w9 w14").input_ids == [9, 14, 1]
 
 
@@ -224,30 +233,40 @@ def test_a_broken_write_leaves_nothing_and_keeps_the_earlier_export(tmp_path, dr
     assert list(out.parent.iterdir()) == [out]
 
 
-def test_verification_notices_changed_weights_head_and_policy(tmp_path, drafter, head):
-    parts = load_parts(ExportConfig(out=tmp_path / "out", drafter=str(drafter), head=head))
-    for i, (spoil, says) in enumerate(
-        [
-            (lambda at: tiny_model("llama").save_pretrained(at), "weights changed"),
-            (
-                lambda at: make_head(noisy_copy("llama"), depth=2).save_pretrained(
-                    at / "acceptance_head"
-                ),
-                "acceptance head changed",
-            ),
-            (
-                lambda at: (at / "policy.json").write_text('{"stop": "fixed", "k": 2}'),
-                "policy.json changed",
-            ),
-        ]
-    ):
-        written = tmp_path / f"written-{i}"
-        write_parts(written, parts, "here")
-        assert verify(written, parts, Check(), compare).drafted == 20
-        spoil(written)
-        with pytest.raises(ValueError, match=says):
-            verify(written, parts, Check(), compare)
+def write(folder: Path, drafter: Path, head: Path | None = None) -> tuple[Path, Parts]:
+    """An export that is not yet verified, and what it was made of."""
+    parts = load_parts(ExportConfig(out=folder, drafter=str(drafter), head=head))
+    write_parts(folder, parts, "here")
+    return folder, parts
+
+
+def test_drafts_for_twenty_inputs_are_compared(tmp_path, drafter, head):
+    written, parts = write(tmp_path / "written", drafter, head)
+    assert verify(written, parts, Check(), compare).drafted == 20
     assert parts.drafter.generation_config.num_assistant_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda at: tiny_model("llama").save_pretrained(at), "weights changed"),
+        (
+            lambda at: make_head(noisy_copy("llama"), 2).save_pretrained(at / "acceptance_head"),
+            "acceptance head changed",
+        ),
+        (
+            lambda at: (at / "policy.json").write_text('{"stop": "fixed", "k": 2}'),
+            "policy.json changed",
+        ),
+    ],
+    ids=["weights", "head", "policy"],
+)
+def test_verification_notices_what_changed(tmp_path, drafter, head, spoil, says):
+    written, parts = write(tmp_path / "written", drafter, head)
+    assert verify(written, parts, Check(FEW), compare).drafted == len(FEW)
+    spoil(written)
+    with pytest.raises(ValueError, match=says):
+        verify(written, parts, Check(FEW), compare)
 
 
 def test_what_a_killed_export_left_is_put_right(tmp_path, drafter):

@@ -16,7 +16,7 @@ from drafttrain.config.recipes import ObjectiveConfig, TrainConfig
 from drafttrain.data.batches.slots import SlotCollator
 from drafttrain.training.loop import Task, make_accelerator, train
 from drafttrain.training.objectives.mask_predict import MaskPredict
-from tests.training.objectives.test_mask_predict import examples, small_drafter
+from tests.training.tiny_runs import examples, small_drafter
 
 SETTINGS = TrainConfig(
     max_steps=6,
@@ -59,11 +59,6 @@ def stopped_run(run: Path) -> Path:
 def _send_sigterm(_) -> dict[str, float]:
     os.kill(os.getpid(), signal.SIGTERM)
     return {}
-
-
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    """Whether two sets of weights are equal bit for bit."""
-    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
 
 
 def files(folder: Path) -> dict[str, bytes]:

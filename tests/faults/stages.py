@@ -20,7 +20,7 @@ from drafttrain.data.shards import states as cache_shards
 from drafttrain.export.reload import compare
 from drafttrain.training.checkpoints import check_files, checkpoint_folders, read_progress
 from recipes import train_spec_drafter
-from tests.models.test_spec_drafter import shared
+from tests.tiny_drafters import shared
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import random_sentences, save_target
 

@@ -14,7 +14,8 @@ from drafttrain.config.recipes import ObjectiveConfig
 from drafttrain.data.distill.distill import distill, load_distilled
 from drafttrain.training.checkpoints import CheckpointError
 from drafttrain.training.run_folder import open_run
-from tests.faults.small_run import run_training, same, stopped_run
+from tests.comparing import same_weights
+from tests.faults.small_run import run_training, stopped_run
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import random_sentences, save_target
 
@@ -75,7 +76,7 @@ def test_without_the_damaged_checkpoint_the_run_ends_with_the_same_weights(
     with pytest.raises(CheckpointError, match="delete it: the run goes on from step-00000002"):
         run_training(copied)
     shutil.rmtree(newest)
-    assert same(run_training(copied), run_training(tmp_path / "whole"))
+    assert same_weights(run_training(copied), run_training(tmp_path / "whole"))
 
 
 def test_damage_to_an_older_checkpoint_is_found_when_it_is_averaged(tmp_path: Path) -> None:
@@ -86,7 +87,7 @@ def test_damage_to_an_older_checkpoint_is_found_when_it_is_averaged(tmp_path: Pa
         run_training(tmp_path / "run")
     for folder in older.parent.iterdir():
         shutil.rmtree(folder)
-    assert same(run_training(tmp_path / "run"), whole)
+    assert same_weights(run_training(tmp_path / "run"), whole)
 
 
 def test_damaged_settings_of_a_run_are_named(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from drafttrain.data.distill.distill import distill
 from drafttrain.data.shards.outputs import ShardRow, write_shard
 from drafttrain.data.shards.writing import DiskFull, named_disk_errors
 from drafttrain.training.run_folder import save_final
-from tests.faults.small_run import files, run_training, same, stopped_run
+from tests.comparing import same_weights
+from tests.faults.small_run import files, run_training, stopped_run
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import random_sentences, tiny_tokenizer
 
@@ -78,7 +79,7 @@ def test_in_mid_checkpoint(tmp_path: Path, file: str) -> None:
     assert str(run) in str(error.value) and "make room" in str(error.value)
     assert files(run / "checkpoints") == before
     assert [path.name for path in (run / "checkpoints").glob(".*")] == []
-    assert same(run_training(run), whole)
+    assert same_weights(run_training(run), whole)
 
 
 def test_in_mid_model(tmp_path: Path) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
+import sys
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from drafttrain.cli import app
@@ -86,4 +89,7 @@ def test_launchers_are_known_by_their_names(words: str, is_one: bool) -> None:
 
 
 def test_this_process_knows_its_command() -> None:
-    assert "pytest" in launch_command()
+    """That of pytest, or of the process that shares its work."""
+    words = psutil.Process().cmdline()
+    assert launch_command() == shlex.join(without_interpreter(words))
+    assert sys.executable in words

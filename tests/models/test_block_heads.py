@@ -17,20 +17,12 @@ from drafttrain.models.block_heads import (
     check_same_target,
     hash_target,
 )
+from tests.comparing import close, same_weights
+from tests.tiny_drafters import block_heads
 from tests.tiny_models import VOCAB, tiny_model
 
 SOURCES = [[5, 9, 17, 30, 1], [7, 1]]
 OUTPUTS = [[12, 6, 6, 1], [9, 33, 20, 10, 5, 8, 1]]
-
-
-def block_heads(k: int = 4, std: float | None = 0.5, **settings) -> BlockHeads:
-    """Heads on a tiny model of width 16, random ones unless std is None."""
-    shape = {"hidden_size": 16, "ffn_size": 6, "vocab_size": VOCAB}
-    torch.manual_seed(2)
-    heads = BlockHeads(BlockHeadsConfig(k=k, **shape | settings)).double().eval()
-    for parameter in heads.parameters() if std is not None else ():
-        parameter.data.normal_(std=std)
-    return heads
 
 
 @pytest.mark.parametrize("family", ["marian", "t5", "bart", "llama", "gpt2", "opt"])
@@ -39,7 +31,7 @@ def test_untrained_heads_say_what_the_target_says_next(family: str) -> None:
     before = states_before(target, SOURCES, OUTPUTS)
     forced = teacher_force(target, SOURCES, OUTPUTS)
     for states, known in zip(before, forced, strict=True):
-        assert torch.equal(states, known.before)
+        close(states, known.before, 1e-12)
         logits = head_logits(target, heads.each(states))
         assert logits.shape == (3, len(states), VOCAB)
         assert (logits - known.logits).abs().max() < 1e-10
@@ -51,7 +43,7 @@ def test_each_head_is_its_own_formula() -> None:
         inner = (rows @ heads.inner_weight[j] + heads.inner_bias[j]).clamp_min(0)
         expected = rows + inner @ heads.outer_weight[j] + heads.outer_bias[j]
         assert (found - expected).abs().max() < 1e-12
-    assert torch.equal(heads.each(rows, 1, 3), heads.each(rows)[1:])
+    close(heads.each(rows, 1, 3), heads.each(rows)[1:], 1e-12)
     assert heads.each(rows, 3).shape == (0, 5, 16)
 
 
@@ -69,8 +61,7 @@ def test_saved_heads_are_loaded_as_they_were(tmp_path: Path) -> None:
     again = AutoModel.from_pretrained(tmp_path)
     assert isinstance(again, BlockHeads) and again.config.k == 4
     assert again.config.target == {"path": "t"} and again.config.is_encoder_decoder
-    for name, parameter in heads.named_parameters():
-        assert torch.equal(again.get_parameter(name), parameter), name
+    assert same_weights(again, heads)
 
 
 def test_heads_know_their_target_in_every_type() -> None:

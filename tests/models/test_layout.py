@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
 from drafttrain.models.layout import count_parameters, store_column_major
+from tests.comparing import same_weights
 from tests.tiny_models import FAMILIES, tiny_model
 
 
@@ -13,13 +16,13 @@ from tests.tiny_models import FAMILIES, tiny_model
 def test_values_and_outputs_stay_the_same(family: str) -> None:
     model = tiny_model(family, tie_word_embeddings=True).float()
     model.lm_head.weight = model.get_input_embeddings().weight  # tied
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    before = copy.deepcopy(model)
     inputs = {"input_ids": torch.tensor([[5, 6, 1]]), "decoder_input_ids": torch.tensor([[0, 7]])}
     with torch.no_grad():
         expected = model(**inputs).logits
         store_column_major(model)
         assert torch.allclose(model(**inputs).logits, expected, atol=1e-5)
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert same_weights(before, model)
     assert model.get_input_embeddings().weight.is_contiguous()
     assert model.lm_head.weight.t().is_contiguous()
 

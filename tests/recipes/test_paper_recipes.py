@@ -13,7 +13,7 @@ from drafttrain.config.reading import load_settings
 from drafttrain.config.recipes import SpecDrafterRecipe
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from recipes import train_spec_drafter
-from tests.models.test_spec_drafter import shared
+from tests.tiny_drafters import shared
 from tests.tiny_targets import random_sentences, save_target
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -64,6 +64,7 @@ def test_recipe_of_the_paper_runs_on_a_sample(
         "train.max_steps=2",
         "train.accumulation=1",
         "train.checkpoint_every=1",
+        "train.threads=1",
         *case.overrides,
     ]
     start("--config", str(config), *local)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ from safetensors.torch import load_file
 
 from drafttrain.models.acceptance_head import load_heads
 from drafttrain.models.spec_drafter.model import SpecDrafter
-from tests.launching import Launch, kill, run, start
-from tests.models.test_spec_drafter import shared
+from tests.processes.launching import Launch, kill_nine_when, run
+from tests.tiny_drafters import shared
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import random_sentences, save_target
 
@@ -152,14 +151,7 @@ def test_zero_has_the_losses_of_one_process_and_goes_on_after_a_kill(
 
 def kill_at_checkpoint(launch: Launch, place: Path) -> None:
     """kill -9 of all processes when the first checkpoint is there."""
-    processes = start(launch)
-    try:
-        deadline = time.monotonic() + 120
-        while not list(place.glob("checkpoints/step-*")):
-            assert time.monotonic() < deadline and processes[0].is_alive(), launch.log.read_text()
-            time.sleep(0.01)
-    finally:
-        kill(processes)
+    kill_nine_when(lambda: any(place.glob("checkpoints/step-*")), launch)
     assert not (place / "final").exists()
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "train_target.py"
-ENVIRONMENT = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+from recipes.train_target import main
+
+Run = Callable[..., tuple[int, str]]
+
 SHAPES = {
     "marian": {
         "d_model": 16,
@@ -50,24 +50,39 @@ def settings(tmp_path: Path) -> dict:
         "data": {"path": str(tmp_path / "pairs.jsonl")},
         "held_out": {"path": str(tmp_path / "pairs.jsonl"), "limit": 10},
         "vocab_size": 80,
-        "train": {"max_steps": 6, "batch_tokens": 300, "warmup": 2, "checkpoint_every": 3},
+        "train": {
+            "max_steps": 6,
+            "batch_tokens": 300,
+            "warmup": 2,
+            "checkpoint_every": 3,
+            "threads": 1,
+        },
     }
 
 
-def run(settings: dict, tmp_path: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    file = tmp_path / "recipe.yaml"
-    file.write_text(yaml.safe_dump(settings))
-    command = [sys.executable, str(RECIPE), "--config", str(file), *overrides]
-    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Run:
+    """Runs the recipe in this process -> its exit code and what it printed to standard error."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+
+    def run(settings: dict, *overrides: str) -> tuple[int, str]:
+        file = tmp_path / "recipe.yaml"
+        file.write_text(yaml.safe_dump(settings))
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(["--config", str(file), *overrides])
+        return int(ended.value.code or 0), capsys.readouterr().err
+
+    return run
 
 
 @pytest.mark.parametrize("family", SHAPES)
 def test_trained_target_loads_and_its_perplexity_was_logged(
-    family: str, settings: dict, tmp_path: Path
+    family: str, settings: dict, tmp_path: Path, run: Run
 ) -> None:
     settings["model"] = {"model_type": family} | SHAPES[family]
-    done = run(settings, tmp_path, "save_dtype=float16")
-    assert done.returncode == 0, done.stderr
+    code, error = run(settings, "save_dtype=float16")
+    assert code == 0, error
     final = tmp_path / "run" / "final"
     model = AutoModelForSeq2SeqLM.from_pretrained(final, use_safetensors=True)
     tokenizer = AutoTokenizer.from_pretrained(final)
@@ -80,14 +95,14 @@ def test_trained_target_loads_and_its_perplexity_was_logged(
 
 
 def test_decoder_only_target_continues_its_prompts_with_their_references(
-    settings: dict, tmp_path: Path
+    settings: dict, tmp_path: Path, run: Run
 ) -> None:
     settings |= {"model": LLAMA, "vocab_size": 300, "label_smoothing": 0.0}
     settings["data"]["suffix"] = " -> "
     settings["held_out"]["suffix"] = " -> "
     settings["train"] |= {"max_steps": 150, "learning_rate": 2e-2, "checkpoint_every": 150}
-    done = run(settings, tmp_path)
-    assert done.returncode == 0, done.stderr
+    code, error = run(settings)
+    assert code == 0, error
     final = tmp_path / "run" / "final"
     model = AutoModelForCausalLM.from_pretrained(final, use_safetensors=True)
     tokenizer = AutoTokenizer.from_pretrained(final)
@@ -105,26 +120,26 @@ def test_decoder_only_target_continues_its_prompts_with_their_references(
     [({}, "model.model_type"), ({"model_type": "no-such-model"}, "no-such-model")],
 )
 def test_wrong_family_ends_in_one_line(
-    model: dict, message: str, settings: dict, tmp_path: Path
+    model: dict, message: str, settings: dict, tmp_path: Path, run: Run
 ) -> None:
     settings["model"] = model
-    done = run(settings, tmp_path)
-    assert done.returncode == 2
-    assert message in done.stderr and "Traceback" not in done.stderr
+    code, error = run(settings)
+    assert code == 2
+    assert message in error and "Traceback" not in error
     assert not (tmp_path / "run").exists()
 
 
 def test_a_drafter_learns_from_its_target_and_says_how_often_it_would_be_accepted(
-    settings: dict, tmp_path: Path
+    settings: dict, tmp_path: Path, run: Run
 ) -> None:
     settings |= {"model": LLAMA, "vocab_size": 300}
-    done = run(settings, tmp_path)
-    assert done.returncode == 0, done.stderr
+    code, error = run(settings)
+    assert code == 0, error
     del settings["vocab_size"]
     settings |= {"run": str(tmp_path / "drafter"), "teacher": {"path": str(tmp_path / "run/final")}}
     settings["train"] |= {"max_steps": 40, "learning_rate": 1e-2, "validate_every": 20}
-    done = run(settings, tmp_path)
-    assert done.returncode == 0, done.stderr
+    code, error = run(settings)
+    assert code == 0, error
     lines = (tmp_path / "drafter" / "metrics.jsonl").read_text().splitlines()
     found = [json.loads(line)["acceptance"] for line in lines if "acceptance" in line]
     assert 0 < found[0] < found[-1] <= 1
@@ -138,7 +153,7 @@ def test_a_drafter_learns_from_its_target_and_says_how_often_it_would_be_accepte
         ({"teacher": {"path": str(tmp_path / "none")}}, "none"),
     ]
     for changes, message in wrong:
-        done = run(settings | {"run": str(tmp_path / "wrong")} | changes, tmp_path)
-        assert done.returncode == 2
-        assert message in done.stderr and "Traceback" not in done.stderr
+        code, error = run(settings | {"run": str(tmp_path / "wrong")} | changes)
+        assert code == 2
+        assert message in error and "Traceback" not in error
         assert not (tmp_path / "wrong").exists()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 from pathlib import Path
 
 import datasets
@@ -24,7 +21,8 @@ from drafttrain.training.loop import Interrupted, Task, count_steps, make_accele
 from drafttrain.training.loop import train as train_task
 from drafttrain.training.objectives.mask_predict import MaskPredict
 from drafttrain.training.schedules import learning_rate
-from tests.training.objectives.test_mask_predict import examples, small_drafter
+from tests.comparing import same_weights
+from tests.training.tiny_runs import examples, logged, small_drafter, stop_at
 
 SETTINGS = TrainConfig(
     max_steps=6,
@@ -54,15 +52,6 @@ def train(task: Task, settings: TrainConfig, run: Path) -> dict[str, torch.Tenso
     return {name: value.clone() for name, value in task.objective.model.state_dict().items()}
 
 
-def logged(run: Path, name: str) -> list[float]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line[name] for line in lines if name in line]
-
-
-def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return all(torch.equal(one[name], other[name]) for name in one)
-
-
 def test_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path) -> None:
     whole = train(make_task(dropout=0.2), SETTINGS, tmp_path / "whole")
     run = tmp_path / "cut"
@@ -71,18 +60,8 @@ def test_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path) ->
         train(task, SETTINGS, run)
     assert [folder.name for folder in checkpoint_folders(run)][-1] == "step-00000003"
     resumed = train(make_task(dropout=0.2), SETTINGS, run)
-    assert equal(whole, resumed)
+    assert same_weights(whole, resumed)
     assert logged(run, "loss") == logged(tmp_path / "whole", "loss")
-
-
-def stop_at(step: int):
-    """A validation that sends SIGTERM to this process: the step is finished, then it leaves."""
-
-    def validate(_) -> dict[str, float]:
-        os.kill(os.getpid(), signal.SIGTERM)
-        return {}
-
-    return validate
 
 
 def test_accumulated_batches_give_the_step_of_the_same_batches_at_once(tmp_path: Path) -> None:

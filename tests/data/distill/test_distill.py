@@ -5,20 +5,17 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import datasets
-import pyarrow.parquet
 import pytest
 import torch
 from filelock import FileLock
 
 from drafttrain.config.base import ConfigError, Interrupted
 from drafttrain.config.commands import DistillConfig
-from drafttrain.config.inputs import DataConfig, TargetConfig
+from drafttrain.config.inputs import TargetConfig
+from drafttrain.config.relaunch import launch_command
 from drafttrain.data.distill import distill as distillation
 from drafttrain.data.distill.distill import (
     ShardRow,
@@ -34,16 +31,10 @@ from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import hash_inputs
 from drafttrain.models.identity import hash_tokenizer, hash_weights
 from drafttrain.models.loading import load_target
-from tests.killing import kill_nine_when
+from tests.data.distill.tiny_distill import rows_of, settings
+from tests.processes.launching import Launch, kill_nine_when, run
 from tests.tiny_models import BOS, EOS, FAMILIES, tiny_model
 from tests.tiny_targets import random_sentences, save_target, tiny_tokenizer
-
-OFFLINE = {
-    "ACCELERATE_USE_CPU": "true",
-    "CUDA_VISIBLE_DEVICES": "",
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-}
 
 
 @pytest.fixture(autouse=True)
@@ -51,28 +42,8 @@ def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
-def settings(target: Path, out: str = "out", sentences: int = 20, **changes) -> DistillConfig:
-    folder = target.parent
-    texts = folder / f"{sentences}.txt"
-    texts.write_text("\n".join(random_sentences(sentences)) + "\n")
-    values = {
-        "target": TargetConfig(path=str(target), device="cpu"),
-        "data": DataConfig(path=str(texts)),
-        "out": folder / out,
-        "sampling": {"max_new_tokens": 12},
-        "batch_tokens": 40,
-        "shard_rows": 8,
-    }
-    return DistillConfig.model_validate(values | changes)
-
-
 def shards(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.parquet"))}
-
-
-def rows_of(folder: Path) -> list[dict]:
-    paths = sorted(folder.glob("*.parquet"))
-    return [row for path in paths for row in pyarrow.parquet.read_table(path).to_pylist()]
 
 
 SAMPLED = {"method": "sample", "sampling": {"max_new_tokens": 12, "temperature": 1.0, "seed": 3}}
@@ -179,8 +150,9 @@ def test_an_interrupted_run_keeps_whole_shards_and_says_how_to_go_on(tiny_target
         write(path, rows)
 
     monkeypatch.setattr(distillation, "write_shard", interrupted)
-    with pytest.raises(Interrupted, match="1 of 3 shards are in .*; go on with: .*pytest"):
+    with pytest.raises(Interrupted, match="1 of 3 shards are in ") as stopped:
         distill(config)
+    assert str(stopped.value).endswith(f"; go on with: {launch_command()}")
     assert read_manifest(config.out).counts is None
     assert list(shards(config.out)) == ["shard-00000.parquet"]
     monkeypatch.undo()
@@ -194,13 +166,8 @@ def test_a_killed_run_continues_to_the_same_shards(tiny_target, tmp_path):
     config = settings(tiny_target, "killed", **many, **SAMPLED)
     file = tmp_path / "distill.yaml"
     file.write_text(json.dumps(config.model_dump(mode="json")))
-    command = [sys.executable, "-m", "drafttrain.cli", "distill", "--config", str(file)]
-    kill_nine_when(
-        lambda: len(list(config.out.glob("*.parquet"))) >= 3,
-        command,
-        tmp_path / "log",
-        os.environ | OFFLINE,
-    )
+    command = Launch("drafttrain", ["distill", "--config", str(file)], tmp_path / "log")
+    kill_nine_when(lambda: len(list(config.out.glob("*.parquet"))) >= 3, command)
     there = len(shards(config.out))
     assert 3 <= there < 60
     assert read_manifest(config.out).counts is None
@@ -211,16 +178,11 @@ def test_a_killed_run_continues_to_the_same_shards(tiny_target, tmp_path):
 
 
 def test_two_processes_write_what_one_writes(tiny_target, tmp_path):
-    """Two processes of torchrun on CPU (gloo)."""
+    """Two processes, as torchrun starts them, on CPU (gloo)."""
     one, two = settings(tiny_target, "one", **SAMPLED), settings(tiny_target, "two", **SAMPLED)
     file = tmp_path / "distill.yaml"
     file.write_text(json.dumps(two.model_dump(mode="json")))
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command = [sys.executable, *launch, "-m", "drafttrain.cli", "distill", "--config", str(file)]
-    done = subprocess.run(
-        command, env=os.environ | OFFLINE, capture_output=True, text=True, timeout=180
-    )
-    assert done.returncode == 0, done.stderr
+    run(Launch("drafttrain", ["distill", "--config", str(file)], tmp_path / "log", processes=2))
     distill(one)
     assert shards(two.out) == shards(one.out)
     assert read_manifest(two.out).counts == read_manifest(one.out).counts

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,14 +11,12 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, ViTConfig
+from transformers import ViTConfig
 
 from drafttrain.cli import main
 from drafttrain.config.base import ConfigError
-from drafttrain.config.commands import CacheConfig, DistillConfig
 from drafttrain.data.batches.mixing import draw_tokens, row_uniforms
-from drafttrain.data.distill.distill import distill, load_distilled
+from drafttrain.data.distill.distill import load_distilled
 from drafttrain.data.hidden import cache as hidden_cache
 from drafttrain.data.hidden import plan as cache_plan
 from drafttrain.data.hidden.cache import build_cache, open_cache, plan_cache
@@ -30,12 +26,11 @@ from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import Sampling
 from drafttrain.models.draft_states import drawn_states
 from drafttrain.models.loading import load_target
-from tests.data.distill.test_distill import OFFLINE
-from tests.killing import kill_nine_when
-from tests.tiny_models import EOS, PAD, VOCAB, tiny_model
-from tests.tiny_targets import random_sentences, save_target
+from tests.data.hidden.tiny_cache import MODELS, columns, make_pair, settings, tiny_llama
+from tests.processes.launching import Launch, kill_nine_when
+from tests.tiny_models import tiny_model
+from tests.tiny_targets import save_target
 
-SAMPLING = {"temperature": 1.0, "top_k": 20, "max_new_tokens": 12}
 WARPING = Sampling(1.0, 20)
 
 
@@ -44,69 +39,14 @@ def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
-def tiny_llama(seed: int) -> PreTrainedModel:
-    torch.manual_seed(seed)
-    shape = {
-        "vocab_size": VOCAB,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "max_position_embeddings": 64,
-        "initializer_range": 0.4,
-    }
-    special = {"pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": 3}
-    return LlamaForCausalLM(LlamaConfig(**shape, **special)).eval()
-
-
-MODELS = {"marian": lambda seed: tiny_model("marian", seed=seed), "llama": tiny_llama}
-
-
-def make_pair(folder: Path, family: str = "marian", sentences: int = 9) -> Path:
-    """Folders target, drafter and distilled: sampled outputs of the target."""
-    target = save_target(MODELS[family](3), folder / "target")
-    MODELS[family](9).save_pretrained(folder / "drafter")
-    texts = folder / "texts.txt"
-    texts.write_text("\n".join(random_sentences(sentences)) + "\n")
-    values = {
-        "target": {"path": str(target), "device": "cpu"},
-        "data": {"path": str(texts)},
-        "out": folder / "distilled",
-        "method": "sample",
-        "sampling": SAMPLING,
-        "batch_tokens": 60,
-    }
-    distill(DistillConfig.model_validate(values))
-    return folder
-
-
 @pytest.fixture
 def pair(tmp_path: Path) -> Path:
     return make_pair(tmp_path)
 
 
-def settings(pair: Path, out: str = "out", **changes) -> CacheConfig:
-    values = {
-        "target": {"path": str(pair / "target"), "device": "cpu"},
-        "drafter": str(pair / "drafter"),
-        "distilled": pair / "distilled",
-        "out": pair / out,
-        "batch_tokens": 60,
-        "shard_rows": 4,
-        "seed": 2,
-        "state": "token",
-    }
-    return CacheConfig.model_validate(values | changes)
-
-
 def shards(folder: Path) -> dict[str, bytes]:
     paths = sorted(folder.glob("mix-*/*.safetensors"))
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
-
-
-def columns(folder: Path, mix: int = 0) -> dict[str, torch.Tensor]:
-    parts = [load_file(path) for path in sorted(folder.glob(f"mix-{mix}/*.safetensors"))]
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 @pytest.mark.parametrize("family", MODELS)
@@ -250,10 +190,8 @@ def test_a_killed_run_continues_to_the_same_shards(tmp_path):
     config = settings(pair, "killed", shard_rows=1)
     file = tmp_path / "cache.yaml"
     file.write_text(json.dumps(config.model_dump(mode="json")))
-    command = [sys.executable, "-m", "drafttrain.cli", "cache", "--config", str(file)]
-    kill_nine_when(
-        lambda: len(shards(config.out)) >= 3, command, tmp_path / "log", os.environ | OFFLINE
-    )
+    command = Launch("drafttrain", ["cache", "--config", str(file)], tmp_path / "log")
+    kill_nine_when(lambda: len(shards(config.out)) >= 3, command)
     assert 3 <= len(shards(config.out)) < 60
     assert hidden_cache.read_cache_manifest(config.out).counts is None
     whole = settings(pair, "whole", shard_rows=1)

@@ -27,7 +27,7 @@ from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import RejectionSampling
 from drafttrain.models.spec_drafter.initialise import has_own_output, initialise, make_config
 from drafttrain.models.spec_drafter.model import SpecDrafter
-from tests.data.hidden.test_cache import columns, make_pair, settings
+from tests.data.hidden.tiny_cache import columns, make_pair, settings
 from tests.decoding.enumeration import enumerate_outcomes
 from tests.tiny_models import EOS, VOCAB, tiny_model
 

@@ -15,48 +15,17 @@ from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Randomness, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.evaluation.replay import replay_rounds
-from drafttrain.models.spec_drafter.model import SpecDrafter, SpecDrafterConfig
+from tests.decoding.drafters.toy_blocks import CONVENTIONS, toy_drafter
 from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.decoding.toys import ToyTarget, autoregressive_law, toy_source
-from tests.models.test_spec_drafter import shared, tiny_drafter
+from tests.tiny_drafters import shared, tiny_drafter
 from tests.tiny_models import VOCAB
 
-CONVENTIONS = {
-    "anchored": {"slots": "anchored"},
-    "anchored, coupled": {"slots": "anchored", "previous_token_rank": 3},
-    "paper": {"slots": "paper"},
-    "paper, coupled": {"slots": "paper", "previous_token_rank": 3},
-    "paper, bidirectional": {"slots": "paper", "prefix_attention": "bidirectional"},
-}
 SAMPLINGS = {
     "temperature 1": Sampling(temperature=1.0),
     "top-k": Sampling(temperature=1.3, top_k=2),
     "top-p": Sampling(temperature=0.7, top_p=0.6),
 }
-
-
-def excite(drafter: SpecDrafter) -> SpecDrafter:
-    """Random weights large enough that every slot says something else."""
-    torch.manual_seed(5)
-    for parameter in drafter.parameters():
-        parameter.data.normal_(std=0.7)
-    return drafter.double().eval()
-
-
-def toy_drafter(**settings) -> BlockDrafter:
-    config = SpecDrafterConfig(
-        vocab_size=4,
-        d_model=8,
-        encoder_layers=1,
-        decoder_layers=1,
-        attention_heads=2,
-        ffn_dim=8,
-        decoder_start_token_id=0,
-        max_positions=32,
-        k=3,
-        **settings,
-    )
-    return BlockDrafter(excite(SpecDrafter(config)))
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())

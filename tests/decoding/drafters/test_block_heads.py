@@ -22,7 +22,7 @@ from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.evaluation.replay import replay_rounds
 from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.decoding.toys import LogitsTable, ToyTarget, autoregressive_law, toy_source
-from tests.models.test_block_heads import block_heads
+from tests.tiny_drafters import block_heads
 from tests.tiny_models import tiny_model
 
 GREEDY = Sampling()

@@ -25,7 +25,6 @@ from drafttrain.decoding.sampling import SampledRandomness, warp
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Drafter, Output, Proposal, Randomness, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
-from tests.decoding.drafters.test_causal import noisy
 from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.decoding.toys import (
     ToyModel,
@@ -33,8 +32,7 @@ from tests.decoding.toys import (
     autoregressive_law,
     toy_prompt,
 )
-from tests.models.test_block_heads import block_heads
-from tests.models.test_spec_drafter import tiny_drafter
+from tests.tiny_drafters import block_heads, noisy, tiny_drafter
 from tests.tiny_models import tiny_model
 
 TABLE = [1, 2, 2]

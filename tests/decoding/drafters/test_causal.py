@@ -28,6 +28,7 @@ from drafttrain.decoding.types import (
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.draft_states import ROW_FEATURES, drawn_states
+from tests.tiny_drafters import noisy
 from tests.tiny_models import EOS, VOCAB, tiny_model
 
 LONGEST = 16
@@ -49,16 +50,6 @@ def stops() -> dict[str, StopPolicy]:
         "entropy": Entropy(2.0, 6),
         "confidence": Confidence(0.4, 6),
     }
-
-
-def noisy(model: PreTrainedModel, family: str, scale: float = 0.15) -> PreTrainedModel:
-    """A drafter that is right about some tokens: the target's weights with noise."""
-    drafter = tiny_model(family)
-    drafter.load_state_dict(model.state_dict())
-    torch.manual_seed(1)
-    for parameter in drafter.parameters():
-        parameter.data += scale * parameter.data.std().nan_to_num(0.0) * torch.randn_like(parameter)
-    return drafter
 
 
 @dataclass

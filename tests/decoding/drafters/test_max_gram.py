@@ -15,7 +15,7 @@ from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Randomness, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
-from tests.decoding.drafters.test_suffix_index import slow_match
+from tests.decoding.drafters.slow_match import slow_match
 from tests.decoding.enumeration import enumerate_law
 from tests.decoding.toys import ToyTarget, autoregressive_law, toy_prompt
 from tests.tiny_models import tiny_model

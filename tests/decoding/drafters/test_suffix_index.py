@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafttrain.decoding.drafters.suffix_index import SuffixIndex
+from tests.decoding.drafters.slow_match import slow_match
 
 tokens = st.lists(st.integers(0, 3), max_size=40)
 
@@ -15,16 +16,6 @@ def build(sequence: list[int]) -> SuffixIndex:
     for token in sequence:
         index.append(token)
     return index
-
-
-def slow_match(sequence: list[int]) -> tuple[int, int]:
-    """The longest suffix that ends earlier too; the leftmost such end."""
-    for length in range(len(sequence) - 1, 0, -1):
-        suffix = sequence[-length:]
-        for end in range(length - 1, len(sequence) - 1):
-            if sequence[end - length + 1 : end + 1] == suffix:
-                return length, end
-    return 0, -1
 
 
 @given(tokens)

@@ -34,9 +34,9 @@ from drafttrain.decoding.types import (
 )
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
 from drafttrain.models.spec_drafter.model import SpecDrafter
-from tests.decoding.drafters.test_block import toy_drafter
-from tests.decoding.drafters.test_causal import noisy
-from tests.decoding.engine.test_cached_model import close_caches, fresh
+from tests.comparing import close
+from tests.decoding.drafters.toy_blocks import toy_drafter
+from tests.decoding.engine.fresh import close_caches, fresh
 from tests.decoding.enumeration import enumerate_law
 from tests.decoding.toys import (
     ToyModel,
@@ -46,7 +46,7 @@ from tests.decoding.toys import (
     toy_source,
 )
 from tests.decoding.trees.growing import paths_of
-from tests.models.test_spec_drafter import shared, tiny_drafter
+from tests.tiny_drafters import noisy, shared, tiny_drafter
 from tests.tiny_models import CAUSAL_FAMILIES, tiny_model
 
 SAMPLINGS = {
@@ -426,4 +426,4 @@ def test_warped_rows_of_a_tree_are_those_its_tokens_were_drawn_from():
     for node, parent in enumerate(proposal.parents.tolist()):
         path = [0, 2] + ([int(proposal.tokens[parent])] if parent >= 0 else [])
         expected = warp(model.table[path], sampling)
-        assert torch.equal(proposal.draft_probs[proposal.rows[node]], expected)
+        close(proposal.draft_probs[proposal.rows[node]], expected, 1e-12)

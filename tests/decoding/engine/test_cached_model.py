@@ -4,58 +4,23 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import (
-    BloomConfig,
-    BloomForCausalLM,
-    EncoderDecoderCache,
-    GPTJConfig,
-    GPTJForCausalLM,
-    M2M100Config,
-    M2M100ForConditionalGeneration,
-    MT5Config,
-    MT5ForConditionalGeneration,
-    PreTrainedModel,
-)
 
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
-from drafttrain.decoding.engine.sequence_state import SequenceState
-from drafttrain.decoding.types import Proposal, Source
-from tests.tiny_models import BART_SHAPE, CAUSAL_FAMILIES, FAMILIES, T5_SHAPE, VOCAB, tiny_model
+from drafttrain.decoding.types import Proposal
+from tests.comparing import close
+from tests.decoding.engine.fresh import (
+    PATHS,
+    any_model,
+    close_caches,
+    fresh,
+    last_hidden,
+    precision_of,
+)
+from tests.tiny_models import CAUSAL_FAMILIES, FAMILIES, VOCAB, tiny_model
 
 SOURCE = [5, 9, 17, 30, 8, 21]
-WIDE = {"vocab_size": VOCAB, "hidden_size": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
 KEPT = [(3, 0), (4, 4), (2, 1), (1, 1), (5, 3), (0, 0), (3, 3)]
 """(drafted, accepted) of successive rounds."""
-
-
-def fresh(model: PreTrainedModel, source: Source, tokens: list[int]):
-    """The whole path through the model's own forward, without a cache from before."""
-    inputs = {"input_ids": torch.tensor([tokens])}
-    if model.config.is_encoder_decoder:
-        inputs = {"input_ids": source.input_ids[None], "decoder_input_ids": inputs["input_ids"]}
-    with torch.inference_mode():
-        return model(**inputs, use_cache=True, output_hidden_states=True)
-
-
-def last_hidden(output) -> torch.Tensor:
-    states = output.get("decoder_hidden_states") or output.hidden_states
-    return states[-1][0]
-
-
-def any_model(family: str) -> PreTrainedModel:
-    torch.manual_seed(3)
-    if family == "m2m100":
-        start = {"decoder_start_token_id": 1}
-        model = M2M100ForConditionalGeneration(M2M100Config(**(BART_SHAPE | start)))
-    elif family == "gptj":
-        model = GPTJForCausalLM(GPTJConfig(**WIDE, rotary_dim=2, n_positions=64))
-    elif family == "bloom":
-        model = BloomForCausalLM(BloomConfig(**WIDE))
-    elif family == "mt5":
-        model = MT5ForConditionalGeneration(MT5Config(**T5_SHAPE))
-    else:
-        return tiny_model(family)
-    return model.double().eval()
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *CAUSAL_FAMILIES, "mt5", "m2m100", "gptj", "bloom"])
@@ -81,37 +46,6 @@ def test_scores_and_caches_equal_a_fresh_prefill_after_every_round(family, atten
         tokens.append(int(torch.randint(4, VOCAB, (), generator=generator)))
 
 
-def close(seen: torch.Tensor, expected: torch.Tensor, precision: float = 1e-10) -> None:
-    torch.testing.assert_close(seen, expected, rtol=precision, atol=precision)
-
-
-def precision_of(model: PreTrainedModel) -> float:
-    """Eager attention takes its softmax in float32, and GPT-J its scores."""
-    config = model.config
-    single = config._attn_implementation == "eager" or config.model_type == "gptj"
-    return 1e-5 if single else 1e-10
-
-
-def close_caches(state: SequenceState, expected, precision: float = 1e-10) -> None:
-    pairs = [(state.cache, expected)]
-    if isinstance(state.cache, EncoderDecoderCache):
-        parts = ("self_attention_cache", "cross_attention_cache")
-        pairs = [(getattr(state.cache, part), getattr(expected, part)) for part in parts]
-    for cache, wanted in pairs:
-        for layer, reference in zip(cache.layers, wanted.layers, strict=True):
-            close(layer.keys, reference.keys, precision)
-            close(layer.values, reference.values, precision)
-
-
-PATHS = [
-    [5, 9, 17],  # the prompt alone
-    [5, 9, 17, 8, 30, 21, 6],  # one more token than was drafted: all accepted, and a bonus
-    [5, 9, 17, 8, 30, 21, 6],  # nothing new
-    [5, 9, 17, 8, 11],  # some rejected
-    [5, 9, 17],  # back
-    [7, 9, 17, 22, 23],  # another text from the first token on
-    [7, 9, 17, 22, 23, *range(4, 34)],
-]
 DRAFTS = [[8, 30, 21], [4], [10, 11, 12, 13], [], [33], [6, 6], [8]]
 
 

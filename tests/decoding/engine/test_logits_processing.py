@@ -9,8 +9,8 @@ from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.engine.logits_processing import TargetProcessors, check_generation_config
 from drafttrain.decoding.types import Sampling
+from tests.decoding.decoded import generate, run, sources_for, tokens_of
 from tests.decoding.drafts import HalfRight
-from tests.decoding.test_loop import generate, run, sources_for, tokens_of
 from tests.tiny_models import EOS, VOCAB, tiny_model
 
 GREEDY = Sampling()

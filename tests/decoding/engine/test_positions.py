@@ -10,7 +10,8 @@ from drafttrain.decoding.engine.positions import (
     embedded_positions,
     relative_bias,
 )
-from tests.decoding.engine.test_cached_model import any_model
+from tests.comparing import close
+from tests.decoding.engine.fresh import any_model
 
 FAMILIES = ("marian", "bart", "mbart", "pegasus", "t5", "flan-t5", "mt5")
 
@@ -56,8 +57,8 @@ def test_positions_are_handed_over_for_as_long_as_asked(family):
 
     before = run()
     with handing_over():
-        assert not torch.allclose(run(), before)
-    assert torch.equal(run(), before)
+        assert (run() - before).abs().max() > 1e-3
+    close(run(), before)
     with pytest.raises(RuntimeError, match="broken off"), handing_over():
         raise RuntimeError("broken off")
-    assert torch.equal(run(), before)
+    close(run(), before)

@@ -14,7 +14,7 @@ from drafttrain.evaluation.cascades.candidates import (
     propose,
     simplify,
 )
-from tests.evaluation.cascades.test_recorded_model import facts, prompts_of, replay_of
+from tests.evaluation.cascades.replays import facts, prompts_of, replay_of
 
 THREE = ("model", "model", "max-gram")
 DEFAULT = ((5, 5, 0), (5, 10), (10,))

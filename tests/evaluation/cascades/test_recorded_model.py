@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 
 import pytest
 import torch
 
-from drafttrain.decoding.drafters.cascade import Level, cascade
-from drafttrain.decoding.drafters.causal import CausalDrafter
-from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
-from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.drafters.cascade import cascade
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Proposal, Sampling
-from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.evaluation.cascades.candidates import Candidate
 from drafttrain.evaluation.cascades.recorded_model import RecordedModel
 from drafttrain.evaluation.cascades.search import CascadeReplay
 from drafttrain.evaluation.runner import Prompt
-from tests.decoding.drafters.test_causal import noisy
-from tests.tiny_models import tiny_model
+from tests.evaluation.cascades.replays import (
+    NEW_TOKENS,
+    facts,
+    levels_of,
+    prompts_of,
+    replay_of,
+    target_of,
+    verifier_of,
+)
 
 FAMILIES = ["llama", "marian"]
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(1.0, top_k=20)}
@@ -33,36 +35,6 @@ CANDIDATES = [
     Candidate(((6, 0, 2), (3, 2), (0,)), 1.5),
     Candidate(((0, 4, 3), (0, 6), (0,))),
 ]
-NEW_TOKENS = 16
-
-
-@cache
-def target_of(family: str) -> CachedModel:
-    return CachedModel(tiny_model(family))
-
-
-@cache
-def levels_of(family: str) -> list[Level]:
-    """Two language models that are often right, and Max-Gram."""
-    model = target_of(family).model
-    models = [CachedModel(noisy(model, family, scale)) for scale in (0.1, 0.3)]
-    drafters = [*map(CausalDrafter, models), MaxGramDrafter()]
-    return [Level(f"level {i}", drafter) for i, drafter in enumerate(drafters)]
-
-
-def prompts_of(family: str) -> list[Prompt]:
-    texts = [[5, 9, 5, 9, 5, 1], [12, 7, 30, 1], [21, 22, 23, 21, 22, 1]]
-    model = target_of(family).model
-    return [Prompt(i, "", None, make_source(ids, model)) for i, ids in enumerate(texts)]
-
-
-def verifier_of(sampling: Sampling):
-    return GreedyMatch() if sampling.greedy else RejectionSampling()
-
-
-def replay_of(family: str, sampling: Sampling) -> CascadeReplay:
-    target, levels = target_of(family), levels_of(family)
-    return CascadeReplay(target, levels, sampling, verifier_of(sampling), NEW_TOKENS, seed=3)
 
 
 def decode(family: str, sampling: Sampling, prompt: Prompt, candidate: Candidate) -> Output:
@@ -76,20 +48,6 @@ def decode(family: str, sampling: Sampling, prompt: Prompt, candidate: Candidate
         sampling,
         lambda _: sequence_randomness(3, prompt.row, target.device),
     ).decode_all([prompt.source], NEW_TOKENS)[0]
-
-
-def facts(output: Output) -> list[tuple]:
-    """Rounds without their clocks."""
-    return [
-        (
-            list(played.drafted),
-            list(played.path),
-            list(played.emitted),
-            played.passes,
-            {name: calls.count for name, calls in (played.calls or {}).items()},
-        )
-        for played in output.rounds
-    ]
 
 
 def made(replay: CascadeReplay) -> dict[str, int]:

@@ -8,7 +8,7 @@ import pytest
 
 from drafttrain.decoding.drafters.cascade import Level
 from drafttrain.decoding.drafters.causal import CausalDrafter
-from drafttrain.decoding.types import Calls, Output, Round, Sampling
+from drafttrain.decoding.types import Output, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.evaluation.cascades.candidates import Candidate, kind_of, neighbours, propose
 from drafttrain.evaluation.cascades.search import (
@@ -18,29 +18,9 @@ from drafttrain.evaluation.cascades.search import (
     search,
     search_around,
 )
-from tests.evaluation.cascades.test_recorded_model import prompts_of, target_of
+from tests.evaluation.cascades.replays import ToyReplay, prompts_of, target_of, toy
 
 COSTS = {"toy": 0.0}
-
-
-def toy(length: int) -> Candidate:
-    origin = {1: "default", 2: "first level alone", 3: "first level alone"}.get(length, "random")
-    return Candidate(((length,),), origin=origin)
-
-
-class ToyReplay:
-    """A candidate of length n emits n tokens a round, whatever the prompt."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[int, int]] = []
-        """Prompt, and how many candidates saw it."""
-
-    def __call__(self, prompt: int, candidates: Sequence[Candidate]) -> list[Output]:
-        self.seen.append((prompt, len(candidates)))
-        return [
-            Output(rounds=[Round(0, [], [], [7] * one.longest, calls={"toy": Calls(1, 0.0)})])
-            for one in candidates
-        ]
 
 
 def test_the_better_half_goes_on_and_few_see_all_prompts():

@@ -18,11 +18,11 @@ from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.evaluation.stops.block_trace import log_block_trace
 from drafttrain.evaluation.stops.replay import Candidate
 from drafttrain.evaluation.stops.trace_log import TraceOptions
-from tests.decoding.drafters.test_block import CONVENTIONS, toy_drafter
+from tests.decoding.drafters.toy_blocks import CONVENTIONS, toy_drafter
 from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.decoding.toys import ToyTarget, toy_source
-from tests.evaluation.stops.test_trace_log import decoded_rounds, random_head, replayed_rounds
-from tests.models.test_spec_drafter import shared, tiny_drafter
+from tests.evaluation.stops.replays import decoded_rounds, random_head, replayed_rounds
+from tests.tiny_drafters import shared, tiny_drafter
 from tests.tiny_models import VOCAB
 
 GREEDY = Sampling()

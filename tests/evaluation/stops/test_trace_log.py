@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,52 +13,19 @@ from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import Entropy, FixedLength, HeadPolicy
-from drafttrain.decoding.types import Output, Sampling
+from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.evaluation.stops.replay import (
     Candidate,
-    draft_lengths,
-    emit,
-    play,
-    predicted_acceptance,
 )
-from drafttrain.evaluation.stops.trace import Trace
 from drafttrain.evaluation.stops.trace_log import TraceOptions, check_ends, log_trace
-from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
-from drafttrain.models.draft_states import ROW_FEATURES, StateKind
+from drafttrain.models.acceptance_head import AcceptanceHead
 from tests.decoding.enumeration import enumerate_law, total_variation
+from tests.evaluation.stops.replays import decoded_rounds, random_head, replayed_rounds
 from tests.tiny_models import near_copy, tiny_model
 
 GREEDY = Sampling()
 DEPTH = 6
-
-
-def random_head(width: int, seed: int = 0, state: StateKind = "token") -> AcceptanceHead:
-    torch.manual_seed(seed)
-    width += ROW_FEATURES if state == "drawn" else 0
-    config = AcceptanceHeadConfig(hidden_size=width, depth=1, state=state)
-    head = AcceptanceHead(config).double().eval()
-    head.out.weight.data *= 3.0
-    head.out.bias.data += 1.5
-    return head
-
-
-def replayed_rounds(trace: Trace, candidate: Candidate, head: AcceptanceHead | None = None):
-    """(start, drafted, accepted) of every round of the first toss."""
-    acceptance = {} if head is None else predicted_acceptance(trace, {"D": head})
-    lengths = draft_lengths(trace, acceptance, [candidate])
-    starts = np.flatnonzero(play(trace, lengths)[0, 0])
-    _, accepted = emit(trace, lengths)
-    return [(int(p), int(lengths[0, 0, p]), int(accepted[0, 0, p])) for p in starts]
-
-
-def decoded_rounds(output: Output):
-    start, rounds = 0, []
-    for played in output.rounds:
-        accepted = min(len(played.path), len(played.emitted))
-        rounds.append((start, len(played.drafted), accepted))
-        start += len(played.emitted)
-    return rounds
 
 
 def policies(head: AcceptanceHead):

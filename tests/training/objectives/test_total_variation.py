@@ -11,7 +11,7 @@ from drafttrain.models.spec_drafter.initialise import has_own_output, initialise
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.training.losses import rejection_probability
 from drafttrain.training.objectives.mask_predict import MaskPredict
-from tests.models.test_spec_drafter import shared
+from tests.tiny_drafters import shared
 
 OUTPUTS = [[5, 9, 7, 1], [8, 4, 6, 9, 3, 7, 1]]
 """No token twice in an output, so that a label tells its place."""

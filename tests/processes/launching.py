@@ -1,6 +1,6 @@
-"""Starts a recipe in several processes, as torchrun and `accelerate launch` do.
+"""Starts a recipe or a command in processes of its own, as torchrun and `accelerate launch` do.
 
-The processes are forked from one that has the imports done: a test of several launches pays for
+The processes are forked from one that has the imports done: all launches of a test process pay for
 them once.
 """
 
@@ -9,22 +9,27 @@ from __future__ import annotations
 import multiprocessing
 import os
 import runpy
+import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests import sharded_on_cpu
+from drafttrain.cli import main as drafttrain
+from tests.processes import sharded_on_cpu
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PRELOADED = [
-    "tests.launching",
+    "tests.processes.launching",
     "torch.distributed.fsdp",
     "drafttrain.cli",
     "drafttrain.training.loop",
     "drafttrain.evaluation.replay",
     "drafttrain.data.hidden.cache",
+    "recipes.train_acceptance_head",
+    "recipes.train_spec_drafter",
     "transformers.models.marian.modeling_marian",
 ]
 FORKING = multiprocessing.get_context("forkserver")
@@ -33,11 +38,13 @@ FORKING.set_forkserver_preload(PRELOADED)
 
 @dataclass(frozen=True)
 class Launch:
-    """A recipe with its arguments, on one or more processes of this machine's CPU."""
+    """A program with its arguments, on one or more processes of this machine's CPU."""
 
-    recipe: str
+    program: str
+    """The file of a recipe, or drafttrain."""
     arguments: Sequence[str]
     log: Path
+    """What the processes print; lines are appended."""
     processes: int = 1
     file: str | None = None
     """FSDP or DeepSpeed file of launch/."""
@@ -58,7 +65,7 @@ def start(launch: Launch) -> list[multiprocessing.Process]:
 
 
 def run(launch: Launch, patience: float = 300.0) -> str:
-    """What the processes printed. Raises AssertionError with it if one of them failed."""
+    """What was printed into the log. Raises AssertionError with it if a process failed."""
     processes = start(launch)
     try:
         for process in processes:
@@ -69,6 +76,26 @@ def run(launch: Launch, patience: float = 300.0) -> str:
     finally:
         kill(processes)
     return printed
+
+
+def kill_nine_when(under_way: Callable[[], bool], launch: Launch, patience: float = 300.0) -> None:
+    """Starts a launch and kills all of it (kill -9) as soon as `under_way()` is true.
+
+    Raises AssertionError, with what was printed, if it ended by itself or was never under way.
+    """
+    processes = start(launch)
+    try:
+        deadline = time.monotonic() + patience
+        while not under_way():
+            alive = all(process.is_alive() for process in processes)
+            assert alive, f"ended before it was killed:\n{launch.log.read_text()}"
+            assert time.monotonic() < deadline, f"never under way:\n{launch.log.read_text()}"
+            time.sleep(0.01)
+    finally:
+        kill(processes)
+    for process in processes:
+        killed = process.exitcode == -signal.SIGKILL
+        assert killed, f"ended by itself:\n{launch.log.read_text()}"
 
 
 def kill(processes: Sequence[multiprocessing.Process]) -> None:
@@ -89,7 +116,12 @@ def _be(launch: Launch, rank: int, port: int) -> None:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
         os.environ |= {"LOCAL_WORLD_SIZE": str(world)}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    recipe = str(ROOT / "recipes" / launch.recipe)
+    if launch.program == "drafttrain":
+        os.environ["ACCELERATE_USE_CPU"] = "true"
+        sys.argv = [launch.program, *launch.arguments]
+        drafttrain()
+        return
+    recipe = str(ROOT / "recipes" / launch.program)
     if launch.file is not None:
         sys.argv = ["sharded_on_cpu.py", str(ROOT / "launch" / launch.file), recipe]
         sys.argv += launch.arguments

@@ -1,7 +1,7 @@
 """Runs a recipe under an FSDP or DeepSpeed file of launch/ on CPU (gloo), for want of GPUs.
 
-    python -m torch.distributed.run --standalone --nproc_per_node 2 tests/sharded_on_cpu.py \\
-        launch/fsdp2.yaml recipes/train_spec_drafter.py --config ...
+    python -m torch.distributed.run --standalone --nproc_per_node 2 \\
+        tests/processes/sharded_on_cpu.py launch/fsdp2.yaml recipes/train_spec_drafter.py ...
 
 Accelerate passes on to FSDP and DeepSpeed on accelerators only. This starts the processes with the
 environment that `accelerate launch --config_file FILE` gives them, joins them by gloo, and then

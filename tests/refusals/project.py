@@ -1,16 +1,14 @@
-"""A folder in which every wrong input of wrong_inputs.py can be given, by short relative paths."""
+"""A folder in which wrong command lines are given: models, data, runs and recipes with faults."""
 
 from __future__ import annotations
 
-import gzip
 import json
-import os
 import shutil
 from pathlib import Path
 
 import torch
 import yaml
-from transformers import GPTJConfig, PreTrainedModel, PreTrainedTokenizerFast, ViTConfig
+from transformers import GPTJConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from drafttrain.cli import main
 from drafttrain.config.commands import CacheConfig, DistillConfig
@@ -20,8 +18,6 @@ from drafttrain.config.reading import dump_settings
 from drafttrain.config.recipes import DrafterConfig, HeadRecipe, SpecDrafterRecipe
 from drafttrain.export.folder import CUSTOM_GENERATE, GENERATE
 from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig, hash_target
-from drafttrain.models.spec_drafter.initialise import initialise, make_config
-from drafttrain.models.spec_drafter.model import SpecDrafter
 from tests.export.pairs import make_head
 from tests.tiny_models import BOS, EOS, VOCAB, tiny_model
 from tests.tiny_targets import tiny_tokenizer
@@ -61,44 +57,24 @@ def _save_models(root: Path) -> None:
     unknown = GPTJConfig(vocab_size=VOCAB, n_embd=16, n_layer=1, n_head=2, rotary_dim=4, **ids)
     unknown.save_pretrained(root / "unknown")
     tiny_tokenizer().save_pretrained(root / "unknown")
-    for name in ("pickled", "moved", "half", "untokenized"):
+    for name in ("pickled", "half", "untokenized"):
         shutil.copytree(root / "target", root / name)
     torch.save(target.state_dict(), root / "pickled" / "pytorch_model.bin")
     (root / "pickled" / "model.safetensors").unlink()
-    (root / "moved" / "model.safetensors").unlink()
-    index = {"metadata": {}, "weight_map": {"a": "../target/model.safetensors"}}
-    (root / "moved" / "model.safetensors.index.json").write_text(json.dumps(index))
     weights = (root / "half" / "model.safetensors").read_bytes()
     (root / "half" / "model.safetensors").write_bytes(weights[: len(weights) // 2])
     for file in (root / "untokenized").glob("token*"):
         file.unlink()
-    ViTConfig().save_pretrained(root / "vision")
     (root / "coded").mkdir()
     settings = {"model_type": "mine", "auto_map": {"AutoConfig": "own_code.OwnConfig"}}
     (root / "coded" / "config.json").write_text(json.dumps(settings))
     (root / "coded" / "own_code.py").write_text(RUN_SCRIPT)
-    (root / "garbled").mkdir()
-    (root / "garbled" / "config.json").write_text("{model_type: marian")
     make_head(small).save_pretrained(root / "head")
-    make_head(small, hidden_size=8).save_pretrained(root / "narrow-head")
     other = {"path": "another-drafter", "weights_sha256": "1" * 64}
     make_head(small, drafter=other).save_pretrained(root / "other-head")
-    _save_block_heads(root, {"path": "target", "weights_sha256": hash_target(target)})
-
-
-def _save_block_heads(root: Path, target: dict) -> None:
-    """Heads on the target, and others that do not fit it."""
-    shape = {"k": 4, "hidden_size": 16, "vocab_size": VOCAB, "is_encoder_decoder": True}
-    other = {"path": "another-target", "weights_sha256": {"float32": "1" * 64}}
-    for name, changes in (
-        ("blocks", {"target": target}),
-        ("narrow-blocks", {"target": target, "hidden_size": 8}),
-        ("other-blocks", {"target": other}),
-        ("broken-blocks", {"target": target}),
-    ):
-        save(BlockHeads(BlockHeadsConfig(**shape | changes)), root / name)
-    file = root / "broken-blocks" / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"k": 1}))
+    shape = {"k": 4, "hidden_size": 8, "vocab_size": VOCAB, "is_encoder_decoder": True}
+    identity = {"path": "target", "weights_sha256": hash_target(target)}
+    save(BlockHeads(BlockHeadsConfig(**shape, target=identity)), root / "narrow-blocks")
 
 
 def save(
@@ -123,34 +99,20 @@ def _write_data(root: Path) -> None:
     (root / "rows.jsonl").write_text("\n".join(lines) + "\n")
     (root / "broken.jsonl").write_text(f'{lines[0]}\n{{"source": "w5\n')
     (root / "texts.txt").write_text("w5 w6 w7\nw9 w4\n")
-    (root / "gap.txt").write_text("w5 w6\n\nw9 w4\n")
-    (root / "three.txt").write_text("w5\nw6\nw7\n")
-    (root / "empty.txt").write_text("")
     (root / "table.csv").write_text("question,answer\nw5,w6\n")
-    (root / "numbers.jsonl").write_text('{"text": {"words": [1, 2]}}\n')
-    chat = [{"role": "user", "content": "w5"}]
-    (root / "chats.jsonl").write_text(json.dumps({"messages": chat}) + "\n")
-    (root / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\xff")
-    (root / "torn.txt.gz").write_bytes(gzip.compress(b"w5 w6\n" * 99)[:20])
 
 
 def _write_runs(root: Path) -> None:
-    """A finished run of a Spec-Drafter, one of heads, distilled outputs, half of them, a cache."""
+    """A run of a Spec-Drafter, one of heads, distilled outputs, half of them, a cache."""
     recipe = SpecDrafterRecipe(
-        run=Path("checkpoints/tiny"),
+        run=Path("begun"),
         target=TargetConfig(path="target"),
         data=DataConfig(path="texts.txt"),
         held_out=DataConfig(path="rows.jsonl"),
         drafter=DrafterConfig(k=4, decoder_layers=1),
     )
-    model = tiny_model("marian").float()
-    drafter = SpecDrafter(make_config(model.config, recipe.drafter, 3, {"path": "target"}))
-    initialise(drafter, model, "both")
-    save(drafter, root / recipe.run / "final")
-    (root / recipe.run / "run.yaml").write_text(dump_settings(recipe))
-    begun = recipe.model_copy(update={"run": Path("begun")})
     (root / "begun").mkdir()
-    (root / "begun" / "run.yaml").write_text(dump_settings(begun))
+    (root / "begun" / "run.yaml").write_text(dump_settings(recipe))
     heads = HeadRecipe(
         run=Path("heads"),
         target=TargetConfig(path="llama"),
@@ -230,16 +192,4 @@ def _write_recipes(root: Path) -> None:
 
 def _write_settings(root: Path) -> None:
     (root / "torn.yaml").write_text("target: {path: target\ndata: [\n")
-    (root / "list.yaml").write_text("- target\n- texts.txt\n")
-    (root / "latin.yaml").write_bytes("out: Bücher\n".encode("latin-1"))
-    policies = {
-        "no-h.json": {"stop": "head", "head": "D1-w6"},
-        "elsewhere.json": {"stop": "head", "h": 0.5, "head": "../../small"},
-        "other.json": {"stop": "head", "h": 0.5, "head": "D9-w9"},
-        "steep.json": {"stop": "head", "h": 1.5, "head": "D1-w6"},
-    }
-    for name, values in policies.items():
-        (root / name).write_text(json.dumps(values))
-    (root / "facts.json").write_text('{"speed": 3}\n')
-    (root / "nothing").mkdir()
-    os.utime(root / "heads" / "run.yaml")
+    (root / "no-h.json").write_text(json.dumps({"stop": "head", "head": "D1-w6"}))

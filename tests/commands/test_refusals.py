@@ -1,0 +1,128 @@
+"""Wrong command lines end in one line that names field, value and remedy, and write nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from drafttrain.cli import main
+from drafttrain.config.base import ConfigError
+from tests.refusals.refusing import check_refusal, isolated
+
+COMMANDS = ("distill", "cache", "eval", "tune", "tune-cascade", "generate", "export")
+DISTILL = "drafttrain distill --target target --data texts.txt --out new"
+CACHE = "drafttrain cache --target target --drafter target --distilled shards --out new"
+EVAL = "drafttrain eval --data rows.jsonl"
+CAUSAL = f"{EVAL} --target llama --drafter small"
+SAMPLED = f"{CAUSAL} --temperature 1"
+GENERATE = "drafttrain generate --target llama --drafter small --text w5"
+TUNE = "drafttrain tune --heads heads"
+SEARCH = (
+    "drafttrain tune-cascade --target llama --drafter small --cascade max-gram --data rows.jsonl"
+)
+EXPORT = "drafttrain export --drafter small --out new"
+
+SETTINGS = {
+    f"{DISTILL} sampling.max_new_token=9": ("max_new_token'", "'max_new_tokens'"),
+    f"{DISTILL} --method sample": ("sampling.temperature", "=1.0", "method=greedy"),
+    f"{DISTILL} --config torn.yaml": ("torn.yaml", "line 2", "YAML"),
+    "drafttrain distil": ("'distil'", "Did you mean 'distill'?"),
+    f"{CACHE} --dtype int8": ("dtype = 'int8'", "'float16'"),
+    f"{CAUSAL} --sweep gama=1": ("'gama'", "known: k, h"),
+    f"{CAUSAL} --head head --h 1.5": ("decode.stop.h = '1.5'", "less than 1"),
+    f"{GENERATE} --show-rounds --json": ("--json", "--show-rounds"),
+    f"{TUNE} h=[0.5,1.5]": ("h", "1.5", "between 0 and 1"),
+    f"{SEARCH} candidates=1": ("candidates = 1", "or equal to 2"),
+    f"{EXPORT} forse=true": ("'forse'", "'force'"),
+}
+INPUTS = {
+    f"{DISTILL} --data broken.jsonl": ("'broken.jsonl'", "line 2", ";"),
+    f"{DISTILL} --data table.csv": ("'table.csv'", "data.input_column", "question"),
+    f"{DISTILL} --target untokenized": ("'untokenized'", "tokenizer", "beside"),
+    f"{DISTILL} --target pickled": ("'pickled'", "pytorch_model.bin", "safetensors"),
+    f"{DISTILL} --target coded": ("'coded'", "target.trust_remote_code=true"),
+    f"{DISTILL} target.device=cuda:99": ("target.device = 'cuda:99'", "cpu"),
+    f"{DISTILL} sampling.max_new_tokens=999": ("max_new_tokens = 999", "max_new_tokens=256"),
+    f"{EVAL} --target wide --drafter target": ("40 tokens", "48", "train"),
+    f"{EVAL} --target llama --drafter shuffled": ("token 4", "'w5'", "'w4'", "give"),
+    f"{GENERATE} --data rows.jsonl": ("--text and --data", "give one"),
+    f"{TUNE} --drafter target": ("'target'", "decoder-only"),
+}
+PAIRINGS = {
+    f"{CAUSAL} --stop head --head heads": ("2 heads", "D0-w6, D1-w6", "one head"),
+    f"{CAUSAL} --stop entropy --k 4": ("stop.k = 4", "--stop fixed"),
+    f"{SAMPLED} --verifier greedy": ("greedy", "temperature", ";"),
+    f"{CAUSAL} --mode teacher-forced": ("'small'", "Spec-Drafters", "--mode decode"),
+    f"{SAMPLED} --tree rsd-s --verifier k-seq": (
+        "'k-seq'",
+        "without_replacement",
+        "use recursive or target-walk",
+    ),
+    f"{CAUSAL} --tree opt-tree --drafter max-gram": (
+        "'opt-tree'",
+        "'max-gram'",
+        "give a trained drafter",
+    ),
+    f"{SAMPLED} --methods rsd-s --depth 9": ("depth = 9", "use 2, 3, 4, 5"),
+    f"{CAUSAL} --cascade max-gram --increments 5,3/4,10/10": (
+        "increments '5,3/4,10/10'",
+        "small, max-gram",
+        "2 rows, of 2, 1 numbers",
+    ),
+    f"{CAUSAL} --cascade shuffled,max-gram": (
+        "'shuffled'",
+        "different tokenizers",
+        "give one of the target's family",
+    ),
+    f"{EVAL} --target target --drafter narrow-blocks": (
+        "'narrow-blocks' read 8 numbers",
+        "'target' has 16",
+        "train heads for this target",
+    ),
+    f"{EXPORT} --heads heads policy=no-h.json": ("no-h.json", "add h"),
+}
+PLACES = {
+    f"{CACHE} --distilled unfinished": ("'unfinished'", "drafttrain distill"),
+    f"{EXPORT} --out exported": ("'exported'", "--force"),
+    "drafttrain bigrams --distilled shards --out table.json": ("out", ".safetensors"),
+}
+READ_FIRST = {
+    f"{DISTILL} --target half": ("'half'", "not fully covered", "copy them again"),
+    f"{DISTILL} --out shards --data rows.jsonl --method beam": (
+        "shards/manifest.json",
+        "method",
+        "'greedy'",
+        "'beam'",
+        "out=",
+    ),
+    f"{CACHE} --out cache seed=7": ("cache/manifest.json", "seed = 0", "7", "out="),
+    f"{CAUSAL} --stop head --head other-head": (
+        "'other-head'",
+        "'another-drafter'",
+        "give the drafter",
+    ),
+}
+"""Not to be told from right inputs before weights are read."""
+
+
+@pytest.mark.parametrize("line", [*SETTINGS, *INPUTS, *PAIRINGS, *PLACES])
+def test_wrong_input_ends_in_one_line_before_weights_are_read(refusal_project, line):
+    check_refusal(refusal_project, line, (SETTINGS | INPUTS | PAIRINGS | PLACES)[line])
+
+
+@pytest.mark.parametrize("line", READ_FIRST)
+def test_wrong_weights_and_other_settings_end_in_one_line(refusal_project, line):
+    check_refusal(refusal_project, line, READ_FIRST[line], weights=True)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_debug_shows_the_traceback(refusal_project, command):
+    with isolated(), pytest.raises(ConfigError, match=r"torn\.yaml is not valid YAML"):
+        main([command, "--debug", "--config", "torn.yaml"])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_names_debug(capsys, command):
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    assert "--debug" in capsys.readouterr().out

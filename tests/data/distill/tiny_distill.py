@@ -1,0 +1,31 @@
+"""Settings that distil a tiny target, and the rows they leave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet
+
+from drafttrain.config.commands import DistillConfig
+from drafttrain.config.inputs import DataConfig, TargetConfig
+from tests.tiny_targets import random_sentences
+
+
+def settings(target: Path, out: str = "out", sentences: int = 20, **changes) -> DistillConfig:
+    folder = target.parent
+    texts = folder / f"{sentences}.txt"
+    texts.write_text("\n".join(random_sentences(sentences)) + "\n")
+    values = {
+        "target": TargetConfig(path=str(target), device="cpu"),
+        "data": DataConfig(path=str(texts)),
+        "out": folder / out,
+        "sampling": {"max_new_tokens": 12},
+        "batch_tokens": 40,
+        "shard_rows": 8,
+    }
+    return DistillConfig.model_validate(values | changes)
+
+
+def rows_of(folder: Path) -> list[dict]:
+    paths = sorted(folder.glob("*.parquet"))
+    return [row for path in paths for row in pyarrow.parquet.read_table(path).to_pylist()]

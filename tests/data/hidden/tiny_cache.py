@@ -1,0 +1,71 @@
+"""A tiny pair with distilled outputs, and what is cached of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from drafttrain.config.commands import CacheConfig, DistillConfig
+from drafttrain.data.distill.distill import distill
+from tests.tiny_models import EOS, PAD, VOCAB, tiny_model
+from tests.tiny_targets import random_sentences, save_target
+
+SAMPLING = {"temperature": 1.0, "top_k": 20, "max_new_tokens": 12}
+
+
+def tiny_llama(seed: int) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    shape = {
+        "vocab_size": VOCAB,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.4,
+    }
+    special = {"pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": 3}
+    return LlamaForCausalLM(LlamaConfig(**shape, **special)).eval()
+
+
+MODELS = {"marian": lambda seed: tiny_model("marian", seed=seed), "llama": tiny_llama}
+
+
+def make_pair(folder: Path, family: str = "marian", sentences: int = 9) -> Path:
+    """Folders target, drafter and distilled: sampled outputs of the target."""
+    target = save_target(MODELS[family](3), folder / "target")
+    MODELS[family](9).save_pretrained(folder / "drafter")
+    texts = folder / "texts.txt"
+    texts.write_text("\n".join(random_sentences(sentences)) + "\n")
+    values = {
+        "target": {"path": str(target), "device": "cpu"},
+        "data": {"path": str(texts)},
+        "out": folder / "distilled",
+        "method": "sample",
+        "sampling": SAMPLING,
+        "batch_tokens": 60,
+    }
+    distill(DistillConfig.model_validate(values))
+    return folder
+
+
+def settings(pair: Path, out: str = "out", **changes) -> CacheConfig:
+    values = {
+        "target": {"path": str(pair / "target"), "device": "cpu"},
+        "drafter": str(pair / "drafter"),
+        "distilled": pair / "distilled",
+        "out": pair / out,
+        "batch_tokens": 60,
+        "shard_rows": 4,
+        "seed": 2,
+        "state": "token",
+    }
+    return CacheConfig.model_validate(values | changes)
+
+
+def columns(folder: Path, mix: int = 0) -> dict[str, torch.Tensor]:
+    parts = [load_file(path) for path in sorted(folder.glob(f"mix-{mix}/*.safetensors"))]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

@@ -1,0 +1,43 @@
+"""Wrong settings of a recipe end in one line that names field, value and remedy."""
+
+from __future__ import annotations
+
+import pytest
+
+from drafttrain.config.base import ConfigError
+from tests.refusals.refusing import RECIPES, check_refusal, isolated
+
+SPEC = "train_spec_drafter.py --config train_spec_drafter.yaml"
+BLOCKS = "train_block_heads.py --config train_block_heads.yaml"
+HEADS = "train_acceptance_head.py --config train_acceptance_head.yaml"
+SMALL = "train_target.py --config train_target.yaml"
+WRONG = {
+    f"{SPEC} train.lerning_rate=1": ("lerning_rate", "'learning_rate'"),
+    f"{SPEC} target.path=llama": ("target.path = 'llama'", "encoder-decoder", "T5"),
+    f"{SPEC} run=begun": ("run = 'begun'", "run=ANOTHER_FOLDER"),
+    f"{BLOCKS} drafter.k=1": ("drafter.k = 1", "greater than or equal to 2"),
+    f"{BLOCKS} target.path=unknown": ("'gptj'", "cannot have block heads", "use a family"),
+    f"{HEADS} heads.depths=[-1]": ("heads.depths.0 = -1", "greater than or equal to 0"),
+    f"{HEADS} drafter=shuffled": ("token 4", "'w5'", "'w4'", "give"),
+    f"{SMALL} model.model_type=lama": ("model.model_type = 'lama'", "'llama'"),
+    f"{SMALL} max_tokens=1": ("max_tokens = 1", "'rows.jsonl'", "larger"),
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_wrong_settings_end_in_one_line_before_weights_are_read(refusal_project, line):
+    check_refusal(refusal_project, line, WRONG[line])
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_debug_shows_the_traceback(refusal_project, recipe):
+    with isolated(), pytest.raises(ConfigError, match=r"torn\.yaml is not valid YAML"):
+        RECIPES[recipe](["--debug", "--config", "torn.yaml"])
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_help_names_debug(capsys, recipe):
+    with pytest.raises(SystemExit) as ended:
+        RECIPES[recipe](["--help"])
+    assert ended.value.code == 0
+    assert "--debug" in capsys.readouterr().out
