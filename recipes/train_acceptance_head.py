@@ -15,18 +15,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import CacheConfig, DistillConfig
-from drafttrain.config.reading import load_settings, settings_of_group
+from drafttrain.config.reading import settings_of_group
 from drafttrain.config.recipes import HeadRecipe
 from drafttrain.data.batches.head_batches import CachedRows, whole_batch
 from drafttrain.data.distill.distill import distill
@@ -52,18 +51,8 @@ ROWS_AT_ONCE = 64
 """Held-out rows that validation reads at a time."""
 
 
-@recipe_command
-def main(
-    overrides: Annotated[list[str] | None, typer.Argument(help="key=value settings")] = None,
-    config: Annotated[Path, typer.Option(help="YAML settings")] = Path(
-        "recipes/functions_heads.yaml"
-    ),
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print sizes, steps, disk and memory; write nothing")
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks")] = False,
-) -> None:
-    settings = load_settings(HeadRecipe, config, overrides or ())
+@recipe_command(HeadRecipe, "recipes/functions_heads.yaml")
+def main(settings: HeadRecipe, dry_run: DryRun = False) -> None:
     drafter = check_settings(settings)
     if dry_run:
         print_plan(settings, drafter)

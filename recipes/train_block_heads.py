@@ -12,17 +12,14 @@ was stopped.
 from __future__ import annotations
 
 from importlib.metadata import version
-from pathlib import Path
-from typing import Annotated
 
 import datasets
 import torch
-import typer
 from transformers import PretrainedConfig, PreTrainedModel
 
+from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.base import ConfigError
-from drafttrain.config.reading import load_settings
 from drafttrain.config.recipes import BlockHeadsRecipe
 from drafttrain.data.batches.block_rows import BlockRowsCollator
 from drafttrain.data.distill.plan import plan_distillation
@@ -40,18 +37,8 @@ from drafttrain.training.recipe import already_finished, begin_run
 from drafttrain.training.run_folder import save_final
 
 
-@recipe_command
-def main(
-    overrides: Annotated[list[str] | None, typer.Argument(help="key=value settings")] = None,
-    config: Annotated[Path, typer.Option(help="YAML settings")] = Path(
-        "recipes/multi30k_block_heads.yaml"
-    ),
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print sizes, steps, disk and memory; write nothing")
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks")] = False,
-) -> None:
-    settings = load_settings(BlockHeadsRecipe, config, overrides or ())
+@recipe_command(BlockHeadsRecipe, "recipes/multi30k_block_heads.yaml")
+def main(settings: BlockHeadsRecipe, dry_run: DryRun = False) -> None:
     heads_config = make_config(settings, check_target(settings.target))
     if dry_run:
         print_plan(settings, heads_config)

@@ -10,16 +10,12 @@ outputs are made first. Running the same command again goes on where it was stop
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 import datasets
 import torch
-import typer
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
-from drafttrain.config.reading import load_settings
 from drafttrain.config.recipes import SpecDrafterRecipe
 from drafttrain.data.batches.slots import SlotCollator
 from drafttrain.data.distill.plan import plan_distillation
@@ -36,16 +32,8 @@ from drafttrain.training.recipe import already_finished, begin_run
 from drafttrain.training.run_folder import save_final
 
 
-@recipe_command
-def main(
-    overrides: Annotated[list[str] | None, typer.Argument(help="key=value settings")] = None,
-    config: Annotated[Path, typer.Option(help="YAML settings")] = Path("recipes/quickstart.yaml"),
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print sizes, steps, disk and memory; write nothing")
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks")] = False,
-) -> None:
-    settings = load_settings(SpecDrafterRecipe, config, overrides or ())
+@recipe_command(SpecDrafterRecipe, "recipes/quickstart.yaml")
+def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
     target_config = check_seq2seq(settings.target)
     tokenizer = load_tokenizer(settings.target)
     drafter_config = make_config(

@@ -14,13 +14,10 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 from functools import partial
-from pathlib import Path
-from typing import Annotated
 
 import datasets
 import numpy as np
 import torch
-import typer
 from accelerate import Accelerator
 from huggingface_hub.errors import StrictDataclassError
 from tokenizers import (
@@ -42,9 +39,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.base import ConfigError
-from drafttrain.config.reading import load_settings
 from drafttrain.config.recipes import TargetRecipe, TrainConfig
 from drafttrain.data.batches.labelled import PairCollator, TextCollator
 from drafttrain.data.distill.recipe_rows import row_lengths
@@ -161,18 +158,8 @@ def perplexity(
     return values | ({"acceptance": accepted / counted} if objective.teacher is not None else {})
 
 
-@recipe_command
-def main(
-    overrides: Annotated[list[str] | None, typer.Argument(help="key=value settings")] = None,
-    config: Annotated[Path, typer.Option(help="YAML settings")] = Path(
-        "recipes/docstrings_target.yaml"
-    ),
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print sizes and steps; write nothing")
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks")] = False,
-) -> None:
-    settings = load_settings(TargetRecipe, config, overrides or ())
+@recipe_command(TargetRecipe, "recipes/docstrings_target.yaml")
+def main(settings: TargetRecipe, dry_run: DryRun = False) -> None:
     if already_finished(settings.run):
         return
     pairs = check_family(settings)

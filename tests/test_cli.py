@@ -126,7 +126,7 @@ def test_no_arguments_show_the_help(capsys):
         (["eval", "--drafer", "x"], ["--drafer"]),
         (["eval", "--k", "ten"], ["decode.stop.k = 'ten'", "integer"]),
         (["eval", "--k", "0"], ["decode.stop.k = '0'", "greater than 0"]),
-        (["eval", "decode.stop.kk=3"], ["decode.stop.kk", "did you mean 'k'"]),
+        (["eval", "decode.stop.kk=3"], ["decode.stop.kk", "did you mean 'decode.stop.k'"]),
         (["eval", "--mode", "fast"], ["mode = 'fast'", "'decode' or 'teacher-forced'"]),
         (["eval", "--verifier", "strict"], ["decode.verifier.kind = 'strict'", "'greedy'"]),
         (["eval", "--sweep", "k"], ["sweep 'k'", "k=5,10"]),
@@ -134,7 +134,12 @@ def test_no_arguments_show_the_help(capsys):
         (["eval", "seed"], ["'seed'", "key=value"]),
         (["distill", "--target", "t", "--data", "d"], ["'out'", "out=VALUE"]),
         (["distill", "--target", "t", "--data", "d", "--out", "o", "--method", "x"], ["method"]),
-        (["generate", "--text", "a", "--json", "--show-rounds"], ["--json", "--show-rounds"]),
+        (
+            ["generate", "--text", "a", "--target", "t", "--drafter", "none"]
+            + ["--json", "--show-rounds"],
+            ["--json", "--show-rounds"],
+        ),
+        (["generate", "--max-new-tokens", "0"], ["decode.sampling.max_new_tokens = '0'"]),
         (["generate", "--text", "a", "--temperature", "-1"], ["temperature = '-1'"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -214,7 +219,7 @@ def test_interruption_is_one_line_and_exit_code_130(capsys, monkeypatch):
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("drafttrain.cli.load_settings", interrupt)
+    monkeypatch.setattr("drafttrain.commands.options.load_settings", interrupt)
     assert run("distill") == 130
     assert capsys.readouterr().err == "drafttrain: interrupted\n"
 
@@ -233,7 +238,7 @@ def test_an_interruption_that_a_library_swallowed_is_none_of_its_errors(
             raise ValueError("could not determine the shape") from None
 
     before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
-    monkeypatch.setattr("drafttrain.cli.load_settings", swallow)
+    monkeypatch.setattr("drafttrain.commands.options.load_settings", swallow)
     assert run("distill") == 130
     assert capsys.readouterr().err == "drafttrain: interrupted\n"
     for n, handler in before.items():
@@ -244,7 +249,7 @@ def test_a_stop_that_was_saved_says_where(capsys, monkeypatch):
     def stop(*_: object) -> None:
         raise Interrupted("stopped at step 3 of 9; a checkpoint is in run")
 
-    monkeypatch.setattr("drafttrain.cli.load_settings", stop)
+    monkeypatch.setattr("drafttrain.commands.options.load_settings", stop)
     assert run("distill") == 130
     assert "step 3 of 9" in capsys.readouterr().err
 
@@ -253,20 +258,25 @@ def test_a_bug_is_told_apart_from_a_mistake_in_input(capsys, monkeypatch):
     def fail(*_: object) -> None:
         raise KeyError("lost")
 
-    monkeypatch.setattr("drafttrain.cli.load_settings", fail)
+    monkeypatch.setattr("drafttrain.commands.options.load_settings", fail)
     assert run("distill") == 1
     assert "KeyError" in capsys.readouterr().err
 
 
-def test_recipes_end_in_one_line_too(capsys):
-    @recipe_command
-    def recipe(name: str) -> None:
-        raise ConfigError(f"{name} is\nwrong")
+def test_recipes_end_in_one_line_too(capsys, tmp_path):
+    @recipe_command(TargetConfig, "absent.yaml")
+    def recipe(settings: TargetConfig) -> None:
+        raise ConfigError(f"{settings.path} is\nwrong")
 
-    with pytest.raises(SystemExit) as ended:
-        recipe(["this"])
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == "test_cli.py: this is wrong\n"
+    (tmp_path / "recipe.yaml").write_text("path: that")
+    for arguments, says in (
+        ([], "no settings file 'absent.yaml'; give an existing YAML file"),
+        (["--config", str(tmp_path / "recipe.yaml"), "path=this"], "this is wrong"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            recipe(arguments)
+        assert ended.value.code == 2
+        assert capsys.readouterr().err == f"test_cli.py: {says}\n"
 
 
 # runs

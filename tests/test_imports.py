@@ -28,7 +28,14 @@ MAY_IMPORT = {
 }
 """Rooms that a room may import besides itself."""
 
-LIGHT = {"config", "cli", "__main__", "commands/shell.py", "commands/options.py"}
+LIGHT = {
+    "config",
+    "cli",
+    "__main__",
+    "commands/shell.py",
+    "commands/options.py",
+    "commands/texts.py",
+}
 """What is loaded before any argument is checked, so nothing heavy at module level."""
 HEAVY = {"torch", "transformers", "datasets", "accelerate", "matplotlib", "sacrebleu", "pandas"}
 

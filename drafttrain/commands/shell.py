@@ -1,4 +1,4 @@
-"""How a command is run: what it prints on mistakes and interruptions, and its exit code."""
+"""How a command or a recipe is run: what it prints on mistakes and interruptions, its exit code."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, NoReturn
 
 import typer
 
-from drafttrain.config.base import Interrupted
+from drafttrain.commands.options import takes_settings
+from drafttrain.config.base import Config, Interrupted
 
 USER_ERROR, BUG, INTERRUPTED = 2, 1, 130
 """Exit codes."""
@@ -24,23 +26,36 @@ TYPER_STYLE: dict[str, Any] = {
 }
 
 
-def recipe_command(recipe: Callable[..., None]) -> Callable[..., None]:
+def recipe_command(
+    kind: type[Config], file: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Turn a recipe's function into a command with the same errors and exit codes as drafttrain.
 
-    Its help is the module's own docstring, which says how to launch it.
+    The function is called as takes_settings says, with settings of the kind; the file is read where
+    --config is not given. The help is the module's own docstring, which says how to launch it.
     """
-    module = sys.modules[recipe.__module__]
-    single = typer.Typer(**TYPER_STYLE)
-    paragraphs = str(module.__doc__).replace("\n\n", "\n\n\b\n")
-    single.command(help=f"\b\n{paragraphs}")(recipe)
 
-    @wraps(recipe)
-    def run(arguments: Sequence[str] | None = None) -> None:
-        quiet_libraries()
-        given = sys.argv[1:] if arguments is None else arguments
-        run_command(single, Path(str(module.__file__)).name, given, resumable=True)
+    def wrap(recipe: Callable[..., None]) -> Callable[..., None]:
+        module = sys.modules[recipe.__module__]
+        single = typer.Typer(**TYPER_STYLE)
+        paragraphs = str(module.__doc__).replace("\n\n", "\n\n\b\n")
+        single.command(help=f"\b\n{paragraphs}")(takes_settings(kind, {}, file=file)(recipe))
 
-    return run
+        @wraps(recipe)
+        def run(arguments: Sequence[str] | None = None) -> None:
+            quiet_libraries()
+            given = sys.argv[1:] if arguments is None else arguments
+            run_command(single, Path(str(module.__file__)).name, given, resumable=True)
+
+        return run
+
+    return wrap
+
+
+def call(function: str, *arguments: Any) -> None:
+    """Import what a dotted path names, as `drafttrain.commands.tune:tune`, and call it."""
+    quiet_libraries()
+    resolve_name(function)(*arguments)
 
 
 def run_command(

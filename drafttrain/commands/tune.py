@@ -69,6 +69,7 @@ from drafttrain.evaluation.stops.workbench import (
     Workbench,
     check_tuning,
     open_bench,
+    plan_tuning,
     timed_lengths,
     warping,
 )
@@ -79,12 +80,17 @@ CALIBRATION_PROMPTS = 100
 """Most prompts that are decoded to judge heads on positions of real drafts."""
 
 
-def tune(settings: TuneConfig) -> None:
+def tune(settings: TuneConfig, dry_run: bool = False) -> None:
     """Run the tuning that the settings describe, write its files, print its tables.
+
+    dry_run: only print what would be done.
 
     Raises ValueError, before any model loads, for settings that do not go together.
     """
     assert settings.data is not None and settings.report is not None
+    if dry_run:
+        print(plan_tuning(settings))
+        return
     check_tuning(settings)
     rows = load_inputs(settings.data)
     report_rows = (

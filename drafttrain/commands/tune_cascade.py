@@ -80,11 +80,16 @@ class Bench:
     reporting: Reporting | None
 
 
-def tune_cascade(settings: TuneCascadeConfig) -> None:
+def tune_cascade(settings: TuneCascadeConfig, dry_run: bool = False) -> None:
     """Run the search that the settings describe, write its files, print its table.
+
+    dry_run: only print what would be done.
 
     Raises ValueError, before any weights load, for settings that do not go together.
     """
+    if dry_run:
+        print(plan_search(settings))
+        return
     decode = check_tuning(settings)
     rows = load_inputs(settings.data)
     report_rows = (

@@ -13,7 +13,7 @@ from pydantic import (
     field_validator,
 )
 
-from drafttrain.config.base import Config
+from drafttrain.config.base import Config, split_at_commas
 from drafttrain.config.decode import DecodeConfig, SamplingConfig, VerifierConfig
 from drafttrain.config.inputs import DataConfig, TargetConfig
 
@@ -65,7 +65,8 @@ class EvalConfig(Config):
     """Default: the held-out rows of the newest run."""
     decode: DecodeConfig = DecodeConfig()
     mode: Literal["decode", "teacher-forced"] = "decode"
-    """decode: the truth. teacher-forced: acceptance from one parallel pass, fast."""
+    """How acceptance is measured: decode is the truth, teacher-forced a fast estimate. The latter
+    needs one parallel pass of the drafter along each of the target's own outputs."""
     others: dict[str, DecodeConfig] = {}
     """More methods by the names that reports give them, measured in the same interleaved run, with
     the sampling of `decode`: {copied: {drafter: max-gram}, ...}."""
@@ -86,6 +87,7 @@ class EvalConfig(Config):
     baselines: tuple[Literal["generate", "beam"], ...] = ("generate", "beam")
     """Transformers' own `generate` (greedy or sampling as asked) and beam search."""
     num_beams: PositiveInt = 5
+    """Beams of that search."""
     repeats: PositiveInt = 3
     """Interleaved timing rounds; medians are reported."""
     warmup: NonNegativeInt = 3
@@ -95,7 +97,10 @@ class EvalConfig(Config):
     bleu_tokenizer: str = "13a"
     """sacrebleu's tokenizer: 13a, or zh, ja-mecab, ko-mecab, char for such outputs."""
     report: Path | None = None
-    """Where report.json goes; samples.jsonl and the plot lie beside it."""
+    """Where report.json goes; samples.jsonl and the plot lie beside it. Default: in the run of the
+    drafter, if it is of one, else here."""
+
+    _split = field_validator("methods", "depth", "budget", mode="before")(split_at_commas)
 
 
 class GenerateConfig(Config):
@@ -104,6 +109,7 @@ class GenerateConfig(Config):
     target: TargetConfig | None = None
     """Default: the target the drafter was trained for."""
     data: DataConfig | None = None
+    """Default: the lines of standard input, each a text."""
     decode: DecodeConfig = DecodeConfig()
 
 
@@ -128,13 +134,14 @@ class CacheConfig(Config):
     """What heads read, where the drafter drafts token by token: what is known when a token is
     drawn, or the hidden state at its own position, a pass later (SpecDec++)."""
     mixing: float | None = Field(default=None, ge=0.0, le=1.0)
-    """r, for `token` states: share of positions that keep the target's own token; the others are
+    """r, for `token` states: share of positions that keep the target's own token. The others are
     drafted and in the loss (SpecDec++ Section 3.2). Default: 0.15."""
     mixes: PositiveInt = 1
     """R: how often drafted tokens and mixing are drawn anew; epochs cycle over them."""
     dtype: Literal["float32", "float16"] = "float32"
-    """Storage of hidden states."""
+    """Type of the stored hidden states; float16 takes half the disk."""
     seed: NonNegativeInt = 0
+    """Seed of every random choice."""
     batch_tokens: PositiveInt = 4096
     """Tokens (rows x longest row) in a forward pass."""
     shard_rows: PositiveInt = 512
@@ -154,9 +161,9 @@ class TuneConfig(Config):
     target: TargetConfig | None = None
     """Default: the target of the run that the heads come from."""
     drafter: str | None = None
-    """Default: the drafter of that run."""
+    """Folder or Hub name of the drafter. Default: that of the heads' run."""
     heads: Path | None = None
-    """A head, or the run of a sweep. Default: the newest run of heads."""
+    """A head's folder, or a run of heads. Default: the newest run of heads."""
     data: DataConfig | None = None
     """Prompts to choose on. Default: the held-out prompts of the run."""
     report_data: DataConfig | None = None
@@ -218,10 +225,7 @@ class TuneCascadeConfig(Config):
     out: Path = Path("cascade.yaml")
     """Settings to write, for `drafttrain eval --config`; tune-cascade.json lies beside them."""
 
-    @field_validator("cascade", "leniency", mode="before")
-    @classmethod
-    def _split(cls, value: object) -> object:
-        return value.split(",") if isinstance(value, str) else value
+    _split = field_validator("cascade", "leniency", mode="before")(split_at_commas)
 
 
 class ExportConfig(Config):

@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from drafttrain.config.base import Config
+from drafttrain.config.base import Config, split_at_commas
 from drafttrain.config.kinds import copies_text
 from drafttrain.config.stops import STOPS
 from drafttrain.config.trees import TREES
@@ -29,7 +29,7 @@ class SamplingConfig(Config):
     """How the target decodes. Temperature 0 is greedy decoding."""
 
     temperature: NonNegativeFloat = 0.0
-    """0: greedy. Otherwise logits are divided by it before sampling."""
+    """0: greedy decoding; above: sampling. Logits are divided by it before sampling."""
     top_k: NonNegativeInt = 0
     """Keep the k most likely tokens; 0 keeps all."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
@@ -44,17 +44,18 @@ class StopConfig(Config):
     """When a round of drafting ends."""
 
     kind: StopName = "fixed"
-    """fixed: always k tokens. head: a trained acceptance head says when a token of the draft was
-    probably rejected (SpecDec++). entropy: after a row of high entropy. confidence: after a token
-    of low probability (as Transformers does); greedy decoding only. gain: after a level that adds
-    little to the expected acceptance of an opt-tree, the default there. None changes the output."""
+    """What ends a round. fixed: always k tokens. head: a trained acceptance head says when a token
+    of the draft was probably rejected (SpecDec++). entropy: after a row of high entropy.
+    confidence: after a token of low probability (as Transformers does); greedy decoding only. gain:
+    after a level that adds little to the expected acceptance of an opt-tree, the default there.
+    None changes the output."""
     k: PositiveInt = 10
-    """fixed: tokens drafted in a round; levels of a tree."""
+    """Tokens drafted in a round, where that is fixed; levels of a tree."""
     max_draft: PositiveInt = 20
     """Most tokens (levels of a tree) drafted in a round by the other kinds. Default: policy.json's
     for a head; where one pass drafts a block, the slots that the drafter was trained with."""
     head: str | None = None
-    """Folder of the acceptance head. Default: the one beside the drafter, if there is one."""
+    """head: folder of the acceptance head. Default: the one beside the drafter, if there is one."""
     h: float | None = Field(default=None, gt=0.0, lt=1.0)
     """head: stop when a rejection is likelier than this. Default: policy.json's, else 0.7."""
     entropy: PositiveFloat = 2.0
@@ -70,10 +71,11 @@ class VerifierConfig(Config):
     """How drafted tokens are accepted."""
 
     kind: VerifierName = "auto"
-    """auto: greedy match at temperature 0, above it the rejection rule for the drafts: rejection
-    for chains, recursive for rsd-c and rsd-s, k-seq for paths (multi-round with several drafters),
-    target-walk for other trees; all are lossless. spec-verification is lossy: it accepts tokens
-    among the target's top beta within tau."""
+    """Rule of acceptance; only spec-verification changes the output. auto: greedy match at
+    temperature 0, above it the rejection rule for the drafts: rejection for chains, recursive for
+    rsd-c and rsd-s, k-seq for paths (multi-round with several drafters), target-walk for other
+    trees; all are lossless. spec-verification is lossy: it accepts tokens among the target's top
+    beta within tau."""
     beta: PositiveInt = 3
     """Spec-Verification: the token must be among the target's top beta."""
     tau: NonNegativeFloat = 1.0
@@ -94,11 +96,11 @@ class TreeConfig(Config):
     """The shape of draft trees. stop.k is the number of levels."""
 
     kind: TreeName = "none"
-    """none: chains. paths: independent paths (SpecTr, SpecInfer). rsd-c, rsd-s: without
-    replacement, by branching factors or stochastic beam search (RSD). opt-tree: the tree that
-    expects the most accepted tokens (OPT-Tree). binary, eagle: fixed trees. sequoia: the best fixed
-    tree for measured acceptance by rank. At temperature 0 use opt-tree or a fixed tree: drawn trees
-    are chains there, unless draft_temperature is set."""
+    """Which tree the tokens of a round make. none: chains. paths: independent paths (SpecTr,
+    SpecInfer). rsd-c, rsd-s: without replacement, by branching factors or stochastic beam search
+    (RSD). opt-tree: the tree that expects the most accepted tokens (OPT-Tree). binary, eagle: fixed
+    trees. sequoia: the best fixed tree for measured acceptance by rank. At temperature 0 use
+    opt-tree or a fixed tree: drawn trees are chains there, unless draft_temperature is set."""
     width: PositiveInt = 3
     """paths: how many. rsd-s: sequences a level."""
     branching: tuple[PositiveInt, ...] = Field(default=(2, 2, 2), min_length=1)
@@ -118,23 +120,22 @@ class TreeConfig(Config):
 
 
 class CascadeConfig(Config):
-    """Drafters behind `drafter`, each smaller than the one before it (CS Drafting). A language
-    model's drafts are made by reviewing what those behind it say."""
+    """Smaller drafters behind the drafter (CS Drafting). Each is smaller than the one before it; a
+    language model's drafts are made by reviewing what those behind it say."""
 
     drafters: tuple[str, ...] = Field(min_length=1)
     """Folders or Hub names, from the largest down, as a rule to `max-gram`."""
     increments: tuple[tuple[NonNegativeInt, ...], ...] | None = None
-    """The matrix K, a row for each depth of reviews, as 5,3,0/4,10/10: `drafter` adds 5 tokens to a
-    round and the second 3; in the first one's reviews the second adds 4 and the third 10; and so
-    on. Default: 5 a model; from max-gram 10 in reviews, none in a round."""
+    """Tokens that each drafter adds to a round / in reviews, as 5,3,0/4,10/10; `drafttrain
+    tune-cascade` finds them. This is the matrix K, a row for each depth of reviews: `drafter` adds
+    5 tokens to a round and the second 3; in the first one's reviews the second adds 4 and the third
+    10; and so on. Default: 5 a model; from max-gram 10 in reviews, none in a round."""
     leniency: float = Field(default=1.0, ge=1.0)
-    """l: reviews inside accept up to so many times more than their own distribution would; against
-    max-gram, and where the target reviews, it is 1 always. The output stays the target's own."""
+    """How lenient reviews inside are, from 1 on. They accept up to l times more than their own
+    distribution would; against max-gram, and where the target reviews, l is 1 always. The output
+    stays the target's own."""
 
-    @field_validator("drafters", mode="before")
-    @classmethod
-    def _split_drafters(cls, value: object) -> object:
-        return value.split(",") if isinstance(value, str) else value
+    _split = field_validator("drafters", mode="before")(split_at_commas)
 
     @field_validator("increments", mode="before")
     @classmethod
@@ -162,8 +163,9 @@ class DecodeConfig(Config):
     """A method: a drafter, a stop policy and a verifier."""
 
     drafter: str | None = None
-    """Folder or Hub name of the drafter. `none` is plain decoding; `max-gram` copies what followed
-    the longest earlier occurrence of the text's end (CS Drafting) and needs no training."""
+    """Folder or Hub name of the drafter; none: plain decoding; max-gram: copying from the text
+    itself. max-gram copies what followed the longest earlier occurrence of the text's end (CS
+    Drafting) and needs no training."""
     bigrams: str | None = None
     """max-gram: table of likeliest successors, for where nothing occurred before; made by
     `drafttrain bigrams`."""

@@ -27,14 +27,19 @@ class Policy(Config):
     model_config = ConfigDict(extra="ignore")
 
     stop: PolicyStop
-    """As StopConfig.kind, and so are the values below."""
+    """Kind of the stop policy, as StopConfig has it."""
     k: PositiveInt | None = None
+    """Tokens drafted in a round by a fixed policy."""
     max_draft: PositiveInt = 20
+    """Most tokens drafted in a round by the others."""
     head: str | None = None
     """Name of the head (D3-w6): its folder in a run of heads."""
     h: float | None = Field(default=None, gt=0.0, lt=1.0)
+    """Stop when a rejection is likelier than this."""
     entropy: PositiveFloat | None = None
+    """Stop after a row of more than so many nats."""
     confidence: float | None = Field(default=None, gt=0.0, lt=1.0)
+    """Stop after a token of less than this probability."""
     sampling: dict[str, float] = {}
     """Temperature, top_k and top_p that it was chosen for; under others the output is as exact."""
     drafter: str | None = None

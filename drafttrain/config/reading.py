@@ -1,16 +1,16 @@
-"""From what a user wrote, YAML and `key=value`, to settings; what is wrong is told by name."""
+"""From what a user wrote, a YAML file, `key=value` and flags, to settings."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from drafttrain.config.base import Config, ConfigError
+from drafttrain.config.wrong_settings import explain
 
 Settings = TypeVar("Settings", bound=Config)
 
@@ -20,13 +20,19 @@ def load_settings(
     file: Path | None = None,
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
+    fill: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
 ) -> Settings:
     """Settings from a YAML file, then `key=value` overrides, then command-line flags.
 
-    Later ones win. Keys are dotted paths (`train.learning_rate`). Raises ConfigError naming the
-    key, the value and the nearest known name.
+    Later ones win. Keys are dotted paths (`train.learning_rate`). fill adds what the user left
+    out, once what was given is known to be right. Raises ConfigError naming the key, the value and
+    the nearest known name.
     """
-    return validate_settings(kind, merge_values(file, overrides, flags))
+    values = merge_values(file, overrides, flags)
+    if fill is not None:
+        check_settings(kind, values)
+        values = fill(values)
+    return validate_settings(kind, values)
 
 
 def merge_values(
@@ -64,7 +70,7 @@ def validate_settings(
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(_explain(kind, error, within)) from None
+        raise ConfigError(explain(kind, error, within)) from None
 
 
 def settings_of_group(
@@ -85,12 +91,21 @@ def check_settings(kind: type[Config], values: Mapping[str, Any]) -> None:
         kind.model_validate(values)
     except ValidationError as error:
         if any(one["type"] != "missing" for one in error.errors()):
-            raise ConfigError(_explain(kind, error)) from None
+            raise ConfigError(explain(kind, error)) from None
 
 
 def dump_settings(settings: Config) -> str:
     """The settings as YAML, every field written out."""
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def first_problem(error: ValidationError) -> str:
+    """Where a file departs from what it should hold, and how: the first place, in one line."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    told = first["type"] in ("missing", "json_invalid") or isinstance(first["input"], dict)
+    given = "" if told else f" = {first['input']!r}"
+    return f"{where}{given}: {first['msg']}" if where else first["msg"]
 
 
 def _read_yaml(file: Path) -> dict[str, Any]:
@@ -150,82 +165,3 @@ def _assign(values: dict[str, Any], key: str, value: Any, shown: str) -> None:
             )
         here = below
     here[last] = value
-
-
-def first_problem(error: ValidationError) -> str:
-    """Where a file departs from what it should hold, and how: the first place, in one line."""
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    told = first["type"] in ("missing", "json_invalid") or isinstance(first["input"], dict)
-    given = "" if told else f" = {first['input']!r}"
-    return f"{where}{given}: {first['msg']}" if where else first["msg"]
-
-
-def _explain(kind: type[Config], error: ValidationError, within: str = "") -> str:
-    errors = error.errors()
-    # A misspelt key leaves another one missing; the misspelling is what the user must mend.
-    order = {"extra_forbidden": 0, "missing": 2}
-    first = min(errors, key=lambda one: order.get(one["type"], 1))
-    prefix = f"{within}." if within else ""
-    location = prefix + ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        known = sorted(_names_beside(kind, first["loc"]))
-        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
-        return f"unknown setting {location!r}; {hint}"
-    if first["type"] == "missing" and isinstance(first["loc"][-1], int):
-        whole, place = location.rpartition(".")[0], first["loc"][-1] + 1
-        return f"{whole} = {list(first['input'])}: value {place} is missing; give all values"
-    if first["type"] == "missing":
-        location = prefix + _first_needed(kind, first["loc"])
-        return f"setting {location!r} is missing; give {location}=VALUE or put it in the YAML file"
-    if first["type"] in ("model_type", "model_attributes_type"):
-        inside = prefix + _first_needed(kind, first["loc"])
-        if inside != location:
-            return (
-                f"{location} = {first['input']!r} is a value, not a group of settings; "
-                f"give {inside}={first['input']}"
-            )
-        return f"{location} = {first['input']!r} is a value, not a group of settings; leave it out"
-    if first["type"] == "dict_type":
-        return (
-            f"{location} = {first['input']!r} is a value, not a group of settings; give "
-            f"{location}.NAME=VALUE"
-        )
-    if first["type"] == "tuple_type":
-        return f"{location} = {first['input']!r} is one value; give a list, as [{first['input']}]"
-    message = first["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
-    return f"{location} = {first['input']!r}: {message}"
-
-
-def _first_needed(kind: type[Config], location: Sequence[Any]) -> str:
-    """A missing group of settings is named by the first setting in it that has no default."""
-    here = _settings_below(kind, location)
-    names = [str(part) for part in location]
-    while here is not None:
-        required = next((name for name, f in here.model_fields.items() if f.is_required()), None)
-        if required is None:
-            break
-        names.append(required)
-        here = _settings_below(here, [required])
-    return ".".join(names)
-
-
-def _names_beside(kind: type[Config], location: Sequence[Any]) -> list[str]:
-    here = _settings_below(kind, location[:-1])
-    return [] if here is None else list(here.model_fields)
-
-
-def _settings_below(kind: type[BaseModel], location: Sequence[Any]) -> type[BaseModel] | None:
-    """The settings class that a path of keys leads to; None where it leads to a plain value."""
-    here = kind
-    for part in location:
-        if part not in here.model_fields:
-            return None
-        annotation = here.model_fields[part].annotation
-        options = [annotation, *getattr(annotation, "__args__", ())]
-        models = [o for o in options if isinstance(o, type) and issubclass(o, BaseModel)]
-        if not models:
-            return None
-        here = models[0]
-    return here

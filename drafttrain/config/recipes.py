@@ -11,7 +11,6 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    model_validator,
 )
 
 from drafttrain.config.base import Config, Precision
@@ -21,6 +20,8 @@ from drafttrain.config.inputs import DataConfig, TargetConfig
 class DrafterConfig(Config):
     """The shape of a Spec-Drafter (SpecDec Section 3.1). Vocabulary, positions, norm and activation
     follow the target it is for."""
+
+    former_names = {"coupling_rank": "previous_token_rank"}
 
     encoder_layers: PositiveInt | None = None
     """Default: as many as the target's encoder."""
@@ -50,15 +51,7 @@ class DrafterConfig(Config):
     """Width of a correction that tells each slot the token before it, left to right over the block
     (ours); 0: off, as in the paper."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _take_former_names(cls, values: Any) -> Any:
-        """Settings as runs recorded them before they had their present names."""
-        if isinstance(values, dict) and "coupling_rank" in values:
-            values = dict(values)
-            values.setdefault("previous_token_rank", values.pop("coupling_rank"))
-        return values
+    """Share of activations that are zeroed in training."""
 
 
 class ObjectiveConfig(Config):
@@ -67,6 +60,7 @@ class ObjectiveConfig(Config):
     blocks: PositiveInt = 2
     """Masked blocks drawn from each sentence in a step (the paper: 1)."""
     label_smoothing: float = Field(default=0.1, ge=0.0, lt=1.0)
+    """Share of the target probability that is spread over the whole vocabulary."""
     glancing_start: float = Field(default=0.5, ge=0.0, le=1.0)
     """Share of the wrongly predicted slots that is revealed, at the first step."""
     glancing_end: float = Field(default=0.3, ge=0.0, le=1.0)
@@ -92,19 +86,26 @@ class TrainConfig(Config):
     accumulation: PositiveInt = 1
     """Batches a process adds up before an optimizer step."""
     learning_rate: PositiveFloat = 5e-4
+    """The highest one, reached at the end of the warm-up."""
     schedule: Literal["inverse-sqrt", "cosine", "constant"] = "inverse-sqrt"
+    """How the learning rate falls after the warm-up."""
     warmup: NonNegativeFloat = 0.04
     """Linear warm-up: a share of all steps if below 1, else a number of steps."""
     adam_betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's shares of the past in its running means of gradients and of their squares."""
     adam_eps: PositiveFloat = 1e-6
+    """AdamW's epsilon."""
     weight_decay: NonNegativeFloat = 0.01
+    """AdamW's; norms and biases have none."""
     clip: PositiveFloat | None = 5.0
     """Largest gradient norm."""
     precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16: forward and backward in bfloat16, weights and optimizer in float32."""
     threads: PositiveInt | None = None
     """CPU threads of a process. Default: the cores it may use, shared among the processes of this
     machine (`accelerate launch` alone would give it one)."""
     seed: int = 0
+    """Seed of every random choice."""
     validate_every: PositiveInt = 500
     """Steps between validations."""
     checkpoint_every: PositiveInt = 500
@@ -114,6 +115,7 @@ class TrainConfig(Config):
     average: PositiveInt = 1
     """Weights of the last n checkpoints averaged into final/ (the paper: 10)."""
     trackers: tuple[Literal["wandb", "tensorboard"], ...] = ()
+    """Where metrics go besides metrics.jsonl."""
     log_every: PositiveInt = 20
     """Steps between logged losses."""
 
@@ -160,6 +162,7 @@ class PredictAheadConfig(Config):
     """Positions of each output that the first head learns from in a step, drawn at random; head j
     has a j-th of them, one at least, or all where there are fewer."""
     label_smoothing: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Share of the target probability that is spread over the whole vocabulary."""
 
 
 class BlockHeadsRecipe(DistillingRecipe):
@@ -203,8 +206,11 @@ class TargetRecipe(Config):
     """`recipes/train_target.py`: a small target from scratch, or a drafter that follows one."""
 
     run: Path
+    """Folder of the run: checkpoints, run.yaml, metrics.jsonl and final/."""
     data: DataConfig
+    """Inputs and references to train on."""
     held_out: DataConfig | None = None
+    """The same for validation."""
     model: dict[str, Any]
     """Fields of the Transformers configuration; model_type names the family."""
     tokenizer: str | None = None
@@ -217,8 +223,10 @@ class TargetRecipe(Config):
     save_dtype: Precision = "float32"
     """Type of the weights in final/."""
     label_smoothing: float = Field(default=0.1, ge=0.0, lt=1.0)
+    """Share of the target probability that is spread over the whole vocabulary."""
     max_tokens: PositiveInt = 96
     """Pairs with more tokens (encoder-decoder: on either side; decoder-only: in both together)
     are left out, and counted."""
     validation_rows: PositiveInt = 500
+    """Held-out rows used in validation."""
     train: TrainConfig = TrainConfig()

@@ -12,8 +12,8 @@ from drafttrain.build.method import build_method, check_method
 from drafttrain.build.pairs import load_pair
 from drafttrain.cli import main
 from drafttrain.config.decode import CascadeConfig, DecodeConfig
+from drafttrain.config.filling import fill_from_run
 from drafttrain.config.inputs import TargetConfig
-from drafttrain.config.runs import fill_from_run
 from drafttrain.models.layout import count_parameters
 from tests.export.pairs import noisy_copy
 from tests.tiny_models import tiny_model

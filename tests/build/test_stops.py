@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from drafttrain.build.stops import build_stop, check_stop, varied_settings
 from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import DecodeConfig
+from drafttrain.config.filling import fill_from_run
 from drafttrain.config.reading import validate_settings
 from drafttrain.config.recipes import DrafterConfig
-from drafttrain.config.runs import fill_from_run
 from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength, HeadPolicy
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.identity import hash_weights

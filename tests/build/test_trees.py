@@ -13,9 +13,9 @@ from drafttrain.build.pairs import Pair, load_pair
 from drafttrain.build.trees import drawn_judge, tree_settings, tree_stop
 from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import DecodeConfig, TreeConfig
+from drafttrain.config.filling import fill_from_run
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.reading import validate_settings
-from drafttrain.config.runs import fill_from_run
 from drafttrain.decoding.drafters.tree import SeveralDrafters, TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder

@@ -22,7 +22,7 @@ SEARCH = (
 EXPORT = "drafttrain export --drafter small --out new"
 
 SETTINGS = {
-    f"{DISTILL} sampling.max_new_token=9": ("max_new_token'", "'max_new_tokens'"),
+    f"{DISTILL} sampling.max_new_token=9": ("max_new_token'", "'sampling.max_new_tokens'"),
     f"{DISTILL} --method sample": ("sampling.temperature", "=1.0", "method=greedy"),
     f"{DISTILL} --config torn.yaml": ("torn.yaml", "line 2", "YAML"),
     "drafttrain distil": ("'distil'", "Did you mean 'distill'?"),

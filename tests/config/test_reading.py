@@ -7,8 +7,8 @@ import pytest
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig, EvalConfig
 from drafttrain.config.inputs import TargetConfig
-from drafttrain.config.reading import dump_settings, load_settings
-from drafttrain.config.recipes import SpecDrafterRecipe, TrainConfig
+from drafttrain.config.reading import dump_settings, load_settings, validate_settings
+from drafttrain.config.recipes import DrafterConfig, SpecDrafterRecipe, TrainConfig
 
 NEEDED = ["target.path=t5-small", "data.path=in.txt", "out=shards"]
 
@@ -81,11 +81,42 @@ def test_an_unknown_name_is_refused_with_the_nearest_one():
         "unknown setting 'batch_token'; did you mean 'batch_tokens'?"
     )
     assert message(*NEEDED, "target.dtypes=float32") == (
-        "unknown setting 'target.dtypes'; did you mean 'dtype'?"
+        "unknown setting 'target.dtypes'; did you mean 'target.dtype'?"
     )
-    assert "did you mean 'learning_rate'?" in message(
+    assert "did you mean 'train.learning_rate'?" in message(
         "run=r", "target.path=t", "data.path=d", "train.learning_rat=1", kind=SpecDrafterRecipe
     )
+
+
+@pytest.mark.parametrize(
+    ("override", "kind", "meant"),
+    [
+        ("max_new_tokens=5", EvalConfig, "'decode.sampling.max_new_tokens'"),
+        ("sampling=5", EvalConfig, "'decode.sampling'"),
+        ("decode.k=5", EvalConfig, "'decode.stop.k'"),
+        ("decode.stop.temperature=1", EvalConfig, "'decode.sampling.temperature'"),
+        ("path=m", EvalConfig, "'target.path' or 'data.path' or 'rank_data.path'"),
+        ("repeat=1", EvalConfig, "'repeats'"),
+        ("temprature=1", EvalConfig, "'decode.sampling.temperature'"),
+        ("others.one.drafer=x", EvalConfig, "'others.one.drafter'"),
+        ("learning_rates=1", SpecDrafterRecipe, "'train.learning_rate'"),
+    ],
+)
+def test_an_unknown_name_is_sought_among_all_settings(override, kind, meant):
+    """The same name in any group, then one spelt nearly so beside it, then in any group."""
+    said = message(override, kind=kind)
+    assert said == f"unknown setting {override.partition('=')[0]!r}; did you mean {meant}?"
+
+
+def test_an_unknown_name_in_a_group_is_shown_as_the_user_wrote_it():
+    with pytest.raises(ConfigError, match=r"unknown setting 'distill\.num_beam'; .*'distill\.num_"):
+        validate_settings(DistillConfig, {"num_beam": 3}, within="distill")
+
+
+def test_settings_of_earlier_runs_are_read_under_their_former_names():
+    assert load_settings(DrafterConfig, overrides=["coupling_rank=7"]).previous_token_rank == 7
+    both = load_settings(DrafterConfig, overrides=["coupling_rank=7", "previous_token_rank=9"])
+    assert both.previous_token_rank == 9
 
 
 def test_an_unknown_name_without_a_near_one_lists_what_is_known():
@@ -95,11 +126,11 @@ def test_an_unknown_name_without_a_near_one_lists_what_is_known():
 
 
 def test_names_are_suggested_inside_optional_groups():
-    assert "did you mean 'limit'?" in message("data.path=d", "data.limits=3", kind=EvalConfig)
+    assert "did you mean 'data.limit'?" in message("data.path=d", "data.limits=3", kind=EvalConfig)
 
 
 def test_a_misspelt_key_is_reported_before_the_key_it_leaves_missing():
-    assert "did you mean 'path'?" in message("target.pth=t5-small", "data.path=d", "out=o")
+    assert "did you mean 'target.path'?" in message("target.pth=t5-small", "data.path=d", "out=o")
 
 
 def test_a_missing_group_is_named_by_its_first_required_setting():

@@ -104,7 +104,7 @@ def test_a_command_says_it_in_one_line(
         with no_file_larger_than(10), named_disk_errors(tmp_path):
             (tmp_path / "file").write_bytes(b"x" * 20)
 
-    monkeypatch.setattr("drafttrain.cli.load_settings", starve)
+    monkeypatch.setattr("drafttrain.commands.options.load_settings", starve)
     with pytest.raises(SystemExit) as left:
         run_command(app, "drafttrain", ["distill"])
     said = capsys.readouterr().err

@@ -53,7 +53,7 @@ def test_sigterm_ends_a_command_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, resumable: bool, says: str
 ) -> None:
     monkeypatch.setattr(
-        "drafttrain.cli.load_settings", lambda *_: os.kill(os.getpid(), signal.SIGTERM)
+        "drafttrain.commands.options.load_settings", lambda *_: os.kill(os.getpid(), signal.SIGTERM)
     )
     with pytest.raises(SystemExit) as left:
         run_command(app, "drafttrain", ["distill"], resumable)

@@ -12,7 +12,7 @@ BLOCKS = "train_block_heads.py --config train_block_heads.yaml"
 HEADS = "train_acceptance_head.py --config train_acceptance_head.yaml"
 SMALL = "train_target.py --config train_target.yaml"
 WRONG = {
-    f"{SPEC} train.lerning_rate=1": ("lerning_rate", "'learning_rate'"),
+    f"{SPEC} train.lerning_rate=1": ("lerning_rate", "'train.learning_rate'"),
     f"{SPEC} target.path=llama": ("target.path = 'llama'", "encoder-decoder", "T5"),
     f"{SPEC} run=begun": ("run = 'begun'", "run=ANOTHER_FOLDER"),
     f"{BLOCKS} drafter.k=1": ("drafter.k = 1", "greater than or equal to 2"),

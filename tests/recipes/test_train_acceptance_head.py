@@ -134,7 +134,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
         ("heads.depths=[]", "heads.depths is empty"),
         ("heads.rejection_weights=[1.0,0.0]", "heads.rejection_weights.1 = 0.0"),
         ("cache.mixing=1.5", "mixing = 1.5"),
-        ("cache.mixin=0.1", "did you mean 'mixing'"),
+        ("cache.mixin=0.1", "did you mean 'cache.mixing'"),
         ("cache.drafter=x", "give it as drafter="),
         ("train.precision=bf16", "heads are trained in fp32"),
         ("drafter=/nowhere", "/nowhere"),

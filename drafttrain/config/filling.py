@@ -1,0 +1,255 @@
+"""What `eval`, `generate` and `tune` take from runs and exports where the user left it out.
+
+Each function takes what the user wrote, as nested mappings, and gives it back with more in it; what
+was given always wins. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from drafttrain.config.base import Config, ConfigError
+from drafttrain.config.kinds import MAX_GRAM, named_kind
+from drafttrain.config.policy import Policy
+from drafttrain.config.recipes import HeadRecipe
+from drafttrain.config.runs import (
+    CHECKPOINTS,
+    HeadRun,
+    Run,
+    finished_runs,
+    head_folders,
+    head_run_of,
+    newest_head_run,
+    newest_run,
+    read_run,
+    run_of,
+)
+from drafttrain.config.stops import STOPS
+from drafttrain.config.verifiers import RULES
+
+LAYOUT = {
+    "input_column",
+    "template",
+    "reference_column",
+    "source_language",
+    "target_language",
+    "prefix",
+    "suffix",
+    "chat",
+}
+"""Settings of prompts that say how they are read, not which they are."""
+
+
+def fill_eval(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> dict[str, Any]:
+    """All that `eval` needs: target, drafter, draft length, inputs, and where the report goes.
+
+    Raises ConfigError where nothing says which drafter, target or inputs.
+    """
+    values = fill_data(fill_from_run(values, checkpoints), checkpoints)
+    if values.get("report") is None:
+        run = run_of(str(values["decode"]["drafter"]))
+        values["report"] = str((Path() if run is None else run.folder) / "report.json")
+    return values
+
+
+def fill_tune(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> dict[str, Any]:
+    """All that `tune` needs: what the run of the heads knows, and where the report goes.
+
+    Raises ConfigError where nothing says what is needed.
+    """
+    values = fill_from_heads(values, checkpoints)
+    if values.get("report") is None:
+        heads = Path(str(values["heads"]))
+        run = head_run_of(heads)
+        values["report"] = str((heads if run is None else run.folder) / "tune.json")
+    return values
+
+
+def fill_from_run(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> dict[str, Any]:
+    """Target, drafter and draft length of `eval` and `generate`, where a run knows them.
+
+    No drafter and no target: the newest run. No drafter, but a target: the newest run for it, or
+    max-gram, which needs no training. A drafter that lies in a run: that run; another one:
+    the target that its config.json names, and the policy.json of an export. What the user gave
+    always wins; a target with a path of its own takes nothing from a run, and methods compared by
+    depth and budget have draft lengths of their own. Raises ConfigError where nothing says which
+    drafter or target.
+    """
+    values = deepcopy(values)
+    decode, target = _group(values, "decode"), _group(values, "target")
+    path = target.get("path")
+    if decode.get("drafter") is None and path is not None:
+        decode["drafter"] = _drafter_for(str(path), checkpoints)
+    drafter, compared = decode.get("drafter"), bool(values.get("methods"))
+    trained = named_kind(drafter) is None
+    if drafter is None or (not trained and path is None):
+        run = newest_run(checkpoints)
+    else:
+        run = run_of(str(drafter)) if trained else None
+    if trained and run is not None:
+        _take_drafter(decode, run, with_length=not compared)
+    elif trained and not compared:
+        _fill_from_policy(decode, Path(str(drafter)) / "policy.json")
+    if path is None:
+        known = _trained_for(str(drafter)) if run is None else _recorded(run.recipe.target)
+        values["target"] = known | target
+    if values["target"].get("path") is None:
+        raise ConfigError(
+            f"drafter {drafter!r} does not say here which target it is for; add --target MODEL"
+        )
+    return values
+
+
+def fill_data(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> dict[str, Any]:
+    """Inputs of `eval`, where none are given: the held-out rows of the run.
+
+    To be used after `fill_from_run`. Raises ConfigError where no run says which rows.
+    """
+    values = deepcopy(values)
+    data, drafter = _group(values, "data"), str(values["decode"]["drafter"])
+    if data.get("path") is not None:
+        return values
+    run = run_of(drafter) if named_kind(drafter) is None else newest_run(checkpoints)
+    if run is None or run.recipe.held_out is None:
+        raise ConfigError("no inputs to measure on; add --data FILE (or a Hub name)")
+    if run.recipe.target.path != values["target"]["path"]:
+        raise ConfigError(
+            f"no inputs are given for target {values['target']['path']!r}, and the run in "
+            f"{str(run.folder)!r} is for {run.recipe.target.path!r}; add --data FILE"
+        )
+    values["data"] = _recorded(run.recipe.held_out) | data
+    return values
+
+
+def fill_from_heads(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> dict[str, Any]:
+    """Target, drafter, prompts and sampling of `tune`, where the run of the heads knows them.
+
+    What the user gave wins. Prompts given without columns, prefix or suffix are read as the run's
+    own. Raises ConfigError where nothing says what is needed.
+    """
+    values = deepcopy(values)
+    heads = values.get("heads")
+    run = newest_head_run(checkpoints) if heads is None else head_run_of(Path(heads))
+    if run is not None:
+        for name, known in (("heads", str(run.folder)), ("drafter", run.recipe.drafter)):
+            if values.get(name) is None:
+                values[name] = known
+        if _group(values, "target").get("path") is None:
+            values["target"] = _recorded(run.recipe.target) | values["target"]
+        _fill_prompts(values, run.recipe)
+    folders = head_folders(Path(values["heads"]))
+    if not folders:
+        raise ConfigError(
+            f"heads = {str(values['heads'])!r} holds no acceptance head; give a head's folder, or "
+            "the run of recipes/train_acceptance_head.py"
+        )
+    values["sampling"] = _labels_sampling(folders[0], run) | _group(values, "sampling")
+    for name in ("target.path", "drafter", "data.path"):
+        group, _, key = name.partition(".")
+        if (_group(values, group).get(key) if key else values.get(group)) is None:
+            raise ConfigError(
+                f"heads = {str(values['heads'])!r} lie in no run that says which {group} to use; "
+                f"give {name}="
+            )
+    return values
+
+
+def _take_drafter(decode: dict[str, Any], run: Run, with_length: bool) -> None:
+    """The run's drafter, and for a fixed length the one it was trained with."""
+    decode["drafter"] = str(run.drafter)
+    stop = _group(decode, "stop")
+    if with_length and not decode.get("cascade") and stop.get("kind", "fixed") == "fixed":
+        stop.setdefault("k", run.recipe.drafter.k)
+
+
+def _fill_prompts(values: dict[str, Any], recipe: HeadRecipe) -> None:
+    known = recipe.held_out or recipe.data
+    layout = known.model_dump(mode="json", include=LAYOUT)
+    for name in ("data", "report_data"):
+        given = _group(values, name)
+        if given.get("path") is not None:
+            values[name] = layout | given
+        elif name == "data" and recipe.held_out is not None:
+            values[name] = _recorded(known) | given
+        elif not given:
+            del values[name]
+
+
+def _labels_sampling(head: Path, run: HeadRun | None) -> dict[str, Any]:
+    """How a head's labels were decoded, as it and its run recorded it."""
+    config = json.loads((head / "config.json").read_text(encoding="utf-8"))
+    known = dict(config.get("sampling") or {})
+    if run is not None:
+        limit = (run.recipe.distill.get("sampling") or {}).get("max_new_tokens")
+        known |= {} if limit is None else {"max_new_tokens": limit}
+    return known
+
+
+def _drafter_for(target: str, checkpoints: Path) -> str:
+    """The newest drafter trained for this target, else max-gram; says which."""
+    runs = map(read_run, finished_runs(checkpoints))
+    newest = next((run for run in runs if run.recipe.target.path == target), None)
+    found = MAX_GRAM.name if newest is None else str(newest.drafter)
+    why = "none is trained for this target" if newest is None else "the newest for this target"
+    print(f"no drafter is given: using {found} ({why})", file=sys.stderr)
+    return found
+
+
+def _fill_from_policy(decode: dict[str, Any], file: Path) -> None:
+    """Stop and verifier of an export's policy.json, where the user gave none of their settings.
+
+    A policy for greedy decoding only is left out where the user samples.
+    """
+    if not file.is_file():
+        return
+    try:
+        policy = Policy.model_validate_json(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(
+            f"{file} is no policy of an export ({' '.join(str(error).split())}); export the "
+            "drafter anew"
+        ) from None
+    greedy = float((decode.get("sampling") or {}).get("temperature") or 0.0) == 0.0
+    stop, verifier = _group(decode, "stop"), _group(decode, "verifier")
+    chains = (decode.get("tree") or {}).get("kind", "none") == "none"  # of which alone it speaks
+    if (
+        chains
+        and not decode.get("cascade")
+        and not stop
+        and (greedy or not STOPS[policy.stop].greedy_only)
+    ):
+        stop |= policy.stop_config().model_dump(exclude_unset=True)
+    rule = RULES.get(policy.verifier.kind)
+    if not verifier and greedy and rule is not None and not rule.lossless:
+        verifier |= policy.verifier.model_dump()
+
+
+def _recorded(settings: Config) -> dict[str, Any]:
+    """Settings of a run, as a user would write them."""
+    return settings.model_dump(mode="json")
+
+
+def _trained_for(drafter: str) -> dict[str, Any]:
+    """Path and revision of the target, as a local drafter's config.json has them."""
+    config = Path(drafter) / "config.json"
+    try:
+        target = json.loads(config.read_text(encoding="utf-8")).get("target")
+    except (OSError, ValueError):
+        return {}
+    return {key: target[key] for key in ("path", "revision") if target and target.get(key)}
+
+
+def _group(values: dict[str, Any], name: str) -> dict[str, Any]:
+    """The settings below a name; an empty group is put in where there is none."""
+    if values.get(name) is None:
+        values[name] = {}
+    if not isinstance(values[name], dict):
+        raise ConfigError(
+            f"{name} = {values[name]!r} is a value, not a group of settings; name one in it, as "
+            f"{name}.path={values[name]}"
+        )
+    return values[name]

@@ -1,0 +1,182 @@
+"""Options say what the settings say that they stand for, and set them."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from drafttrain import cli
+from drafttrain.commands.options import DryRun, Flag, option_help, shape_of, takes_settings
+from drafttrain.config.base import Config, ConfigError
+from drafttrain.config.commands import DistillConfig, EvalConfig, ExportConfig, TuneConfig
+from drafttrain.config.fields import find_field
+
+VERBS = ["distill", "cache", "bigrams", "eval", "generate", "export", "tune", "tune-cascade"]
+COMMANDS = {"eval": "evaluate", "tune-cascade": "tune_cascade"}
+"""Verb -> its function, where that has another name."""
+
+
+class Group(Config):
+    path: str
+    """A place. Not shown."""
+    sizes: tuple[int, ...] = ()
+    """Sizes."""
+
+
+class Settings(Config):
+    group: Group
+    """Default: somewhere."""
+    named: Group | None = None
+    """What it is for. Not shown. Default: none."""
+    swap: bool = False
+    """Whether."""
+    values: dict[str, int] = {}
+    """Values."""
+
+
+def parsed(*arguments: str) -> list[object]:
+    """What a command got."""
+    got: list[object] = []
+    app = typer.Typer()
+    read = Flag("values", shape="name=value", read=lambda texts: dict(t.split("=") for t in texts))
+    flags = {"--a-group": "group.path", "--swap": "swap", "--value": read}
+
+    @app.command()
+    @takes_settings(Settings, flags)
+    def command(settings: Settings, dry_run: DryRun = False) -> None:
+        got.extend([settings, dry_run])
+
+    app(args=list(arguments), standalone_mode=False)
+    return got
+
+
+def test_options_set_what_they_stand_for():
+    arguments = ["--a-group", "x", "--swap", "--value", "a=1", "--value", "b=2", "--dry-run"]
+    settings = Settings(group=Group(path="x"), swap=True, values={"a": 1, "b": 2})
+    assert parsed(*arguments) == [settings, True]
+
+
+def test_options_win_over_overrides_and_these_over_the_file(tmp_path):
+    file = tmp_path / "settings.yaml"
+    file.write_text("group: {path: file, sizes: [1]}\nswap: true\n")
+    [settings, dry_run] = parsed("--config", str(file), "group.path=given", "group.sizes=[2]")
+    assert settings.group == Group(path="given", sizes=(2,)) and settings.swap and not dry_run
+    [settings, _] = parsed("--config", str(file), "group.path=given", "--a-group", "option")
+    assert settings.group == Group(path="option", sizes=(1,))
+
+
+def test_what_was_given_is_checked_before_more_is_filled_in():
+    def fill(values: dict) -> dict:
+        raise AssertionError("not reached")
+
+    command = takes_settings(Settings, {}, fill)(lambda settings: None)
+    with pytest.raises(ConfigError, match="unknown setting 'of'"):
+        command(overrides=["of=1"], config=None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting", "says"),
+    [
+        (Settings, "group.path", "A place. Default: somewhere."),
+        (Settings, "named.path", "What it is for. Default: none."),
+        (Settings, "group.sizes", "Sizes."),
+        (DistillConfig, "method", "How the target decodes. One of greedy, beam, sample."),
+        (
+            ExportConfig,
+            "h",
+            "Stop when a rejection is likelier than this. Default: policy.json's, else 0.7.",
+        ),
+        (
+            TuneConfig,
+            "heads",
+            "A head's folder, or a run of heads. Default: the newest run of heads.",
+        ),
+    ],
+)
+def test_help_is_the_first_sentence_the_choices_and_the_default(kind, setting, says):
+    assert option_help(kind, setting) == says
+
+
+@pytest.mark.parametrize(
+    ("setting", "shape"),
+    [
+        ("decode.stop.k", "int"),
+        ("decode.stop.h", "float"),
+        ("decode.stop.kind", "name"),
+        ("decode.tree.branching", "int,int"),
+        ("decode.cascade.increments", "int,int,int,int"),
+        ("report", "path"),
+        ("decode.drafter", "text"),
+    ],
+)
+def test_values_are_shown_by_their_type(setting, shape):
+    assert shape_of(find_field(EvalConfig, setting).annotation) == shape
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_fits_the_terminal_and_leaves_no_option_unexplained(
+    capsys, monkeypatch, verb, columns
+):
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", columns)
+    with pytest.raises(SystemExit) as ended:
+        cli.main([verb, "--help"])
+    assert ended.value.code == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert max(map(len, lines)) == columns
+    assert not any("…" in line for line in lines)
+    examples = lines[lines.index(" Examples:") + 1 : lines.index("", lines.index(" Examples:"))]
+    told = inspect.cleandoc(cli.__dict__[COMMANDS.get(verb, verb)].__doc__).splitlines()
+    assert [line.strip() for line in examples] == [
+        line.strip() for line in told[told.index("Examples:") + 1 :]
+    ]
+    options = [line.strip("│ ").split() for line in lines if line.startswith("│ --")]
+    assert len(options) >= 4
+    assert [words for words in options if len(words) < 3] == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["eval", "--help"],
+        ["eval", "max_new_tokens=5"],
+        ["eval", "--sweep", "k=0", "--target", "t", "--drafter", "none", "--data", "d"],
+        ["generate", "--k", "ten"],
+        ["tune", "badkey=1"],
+        ["export", "--drafter", "d"],
+        ["distill", "--target", "t"],
+        ["generate", "--text", "a", "--target", "t", "--drafter", "none", "data.path=d"],
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_setting_is_answered_before_torch_is_imported(arguments, tmp_path):
+    code = f"""
+import sys
+from drafttrain.cli import main
+try:
+    main({arguments!r})
+finally:
+    heavy = {{"torch", "transformers", "datasets", "numpy", "matplotlib"}} & set(sys.modules)
+    print(sorted(heavy), file=sys.stderr)
+"""
+    environment = {"PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert ended.returncode == (0 if "--help" in arguments else 2), ended.stderr
+    assert ended.stderr.splitlines()[-1] == "[]"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_python_m_drafttrain_is_the_command():
+    ended = subprocess.run(
+        [sys.executable, "-m", "drafttrain", "eval", "badkey=1"], capture_output=True, text=True
+    )
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("drafttrain: unknown setting 'badkey'; known here: baselines, ")
