@@ -1,21 +1,28 @@
 """Write docs/settings.md from the settings classes: `python docs/make_settings.py [--check]`.
 
-Names, types, defaults and texts are read from the source of drafttrain/config.py, where each
-field's documentation is the string under it.
+Names, types, bounds, defaults and descriptions are pydantic's: what the classes themselves go by.
 """
 
 from __future__ import annotations
 
-import ast
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType, NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-SOURCE = Path(__file__).parents[1] / "drafttrain" / "config.py"
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+from pydantic.fields import FieldInfo
+
+from drafttrain.config import commands, decode, inputs, policy, recipes
+from drafttrain.config.base import Config
+from drafttrain.config.fields import sentences, settings_class
+
 PAGE = Path(__file__).with_name("settings.md")
+MODULES = (inputs, decode, commands, recipes, policy)
 HEAD = """# Settings
 
-Made from [drafttrain/config.py](../drafttrain/config.py) by `python docs/make_settings.py`.
+Made from [drafttrain/config](../drafttrain/config) by `python docs/make_settings.py`.
 
 A setting is a line of a YAML file (`--config FILE`) or a `key=value` on the command line, which
 wins; a dot leads into a group: `train.learning_rate=3e-4`, `data.where={category: qa}`. Options
@@ -23,142 +30,132 @@ such as `--k` are short for one of them. Unknown names are refused with the near
 a run writes all its settings into `run.yaml`.
 """
 WORDS = {
-    "str": "text",
-    "bool": "true or false",
-    "int": "integer",
-    "float": "number",
-    "Path": "path",
-    "Any": "any value",
-    "PositiveInt": "integer, 1 or more",
-    "NonNegativeInt": "integer, 0 or more",
-    "PositiveFloat": "number above 0",
-    "NonNegativeFloat": "number, 0 or more",
-    "None": "null",
+    str: "text",
+    bool: "true or false",
+    int: "integer",
+    float: "number",
+    Path: "path",
+    Any: "any value",
+    NoneType: "null",
 }
-BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One field of a settings class."""
-
-    name: str
-    kind: str
-    default: str | None
-    """None: it must be given."""
-    text: str
-
-
-@dataclass(frozen=True)
-class Group:
-    """One settings class."""
-
-    name: str
-    text: str
-    settings: list[Setting]
+def settings_classes(module: ModuleType) -> list[type[Config]]:
+    """The settings classes of a module in its order, without what others only extend."""
+    found = [
+        kind
+        for kind in vars(module).values()
+        if isinstance(kind, type)
+        and issubclass(kind, Config)
+        and kind.__module__ == module.__name__
+    ]
+    return [kind for kind in found if not kind.__subclasses__()]
 
 
-def read_groups(source: str) -> list[Group]:
-    """All settings classes, in the order of the source; what others extend is shown in these."""
-    module = ast.parse(source)
-    aliases = {
-        node.targets[0].id: node.value
-        for node in module.body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-    }
-    fields: dict[str, list[Setting]] = {"Config": []}
-    groups, extended = [], set()
-    for node in (node for node in module.body if isinstance(node, ast.ClassDef)):
-        bases = [base.id for base in node.bases if isinstance(base, ast.Name) and base.id in fields]
-        if not bases:
-            continue
-        extended.update(bases)
-        above = [setting for base in bases for setting in fields[base]]
-        fields[node.name] = above + read_settings(node, aliases)
-        groups.append(Group(node.name, ast.get_docstring(node) or "", fields[node.name]))
-    return [group for group in groups if group.name not in extended]
-
-
-def read_settings(group: ast.ClassDef, aliases: dict[str, ast.expr]) -> list[Setting]:
-    """The annotated fields of a class, each with the string that follows it."""
-    found = []
-    for node, after in zip(group.body, [*group.body[1:], None], strict=True):
-        if not isinstance(node, ast.AnnAssign):
-            continue
-        documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-        text = " ".join(str(after.value.value).split()) if documented else ""
-        default, bounds = read_default(node.value)
-        kind = in_words(node.annotation, aliases) + "".join(f", {bound}" for bound in bounds)
-        found.append(Setting(node.target.id, kind, default, text))
-    return found
-
-
-def read_default(value: ast.expr | None) -> tuple[str | None, list[str]]:
-    """The default as YAML would have it, and the bounds that a Field(...) sets."""
-    if value is None:
-        return None, []
-    if isinstance(value, ast.Call) and ast.unparse(value.func) == "Field":
-        given = {keyword.arg: keyword.value for keyword in value.keywords}
-        bounds = [f"{BOUNDS[name]} {shown(given[name])}" for name in BOUNDS if name in given]
-        return (shown(given["default"]) if "default" in given else None), bounds
-    return shown(value), []
-
-
-def shown(value: ast.expr) -> str:
-    """A default in YAML's words; a group's is its own settings' defaults."""
-    if isinstance(value, ast.Call):
-        return "as below"
-    known = {"None": "null", "True": "true", "False": "false", "''": '""', "()": "[]"}
-    text = ast.unparse(value)
-    if text in known:
-        return known[text]
-    if isinstance(value, ast.Tuple):
-        return f"[{', '.join(shown(one) for one in value.elts)}]"
-    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else text
-
-
-def in_words(annotation: ast.expr, aliases: dict[str, ast.expr]) -> str:
-    """A type as a reader of YAML thinks of it."""
-    if isinstance(annotation, ast.BinOp):
-        return f"{in_words(annotation.left, aliases)} or {in_words(annotation.right, aliases)}"
-    if isinstance(annotation, ast.Subscript):
-        kind = ast.unparse(annotation.value)
-        inside = annotation.slice
-        parts = inside.elts if isinstance(inside, ast.Tuple) else [inside]
-        if kind == "Literal":
-            return ", ".join(f"`{part.value}`" for part in parts)
-        listed = [in_words(part, aliases) for part in parts if ast.unparse(part) != "..."]
-        if kind == "dict":
-            return f"mapping of {listed[0]} to {listed[1]}"
-        return f"list of {', '.join(dict.fromkeys(listed))}"
-    name = ast.unparse(annotation)
-    if name in aliases:
-        return in_words(aliases[name], aliases)
-    if name in WORDS:
-        return WORDS[name]
-    return f"[{name}](#{name.lower()})"
-
-
-def page(source: str) -> str:
+def page() -> str:
     """The document."""
-    return "\n".join([HEAD, *(section(group) for group in read_groups(source))])
+    contents = [HEAD]
+    for module in MODULES:
+        subject = str(module.__doc__).splitlines()[0].removesuffix(".")
+        linked = ", ".join(link(kind) for kind in settings_classes(module))
+        contents.append(f"- {subject}: {linked}")
+    sections = [section(kind) for module in MODULES for kind in settings_classes(module)]
+    return "\n".join([*contents, "", *sections])
 
 
-def section(group: Group) -> str:
-    lines = [f"## {group.name}", "", group.text, ""]
+def link(kind: type[Config]) -> str:
+    return f"[{kind.__name__}](#{kind.__name__.lower()})"
+
+
+def section(kind: type[Config]) -> str:
+    """What a class is for, and a table of its settings."""
+    lines = [f"## {kind.__name__}", "", description(kind.__doc__), ""]
     lines += ["| setting | values | default | what |", "| --- | --- | --- | --- |"]
-    for one in group.settings:
-        default = "**needed**" if one.default is None else one.default
-        if one.default is not None and one.default != "as below":
-            default = f"`{default}`"
-        cells = [f"`{one.name}`", one.kind, default, one.text]
+    for name, field in kind.model_fields.items():
+        cells = [f"`{name}`", values(field), default(field), about(field)]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join([*lines, ""])
 
 
+def description(text: str | None) -> str:
+    """A class's docstring as paragraphs."""
+    return "\n".join(line.strip() for line in (text or "").strip().splitlines())
+
+
+def about(field: FieldInfo) -> str:
+    """A setting's description; of a group that has none, what its class is."""
+    group = settings_class(field.annotation)
+    if field.description is None and group is not None:
+        return sentences(group.__doc__)[0]
+    return " ".join(sentences(field.description))
+
+
+def values(field: FieldInfo) -> str:
+    """What a setting may be, as a reader of YAML thinks of it."""
+    annotation, bounds = field.annotation, field.metadata
+    if bounds and NoneType in get_args(annotation):  # null is not bounded
+        return f"{bounded(in_words(get_args(annotation)[0]), bounds)}; or null"
+    return bounded(in_words(annotation), bounds)
+
+
+def in_words(annotation: Any) -> str:
+    """A type, with the bounds inside it."""
+    kind, parts = get_origin(annotation), get_args(annotation)
+    if kind is Annotated:
+        return bounded(in_words(parts[0]), parts[1:])
+    if kind in (Union, UnionType):
+        shown = [in_words(part) for part in parts]
+        return ("; or " if any("," in one for one in shown) else " or ").join(shown)
+    if kind is Literal:
+        return ", ".join(f"`{part}`" for part in parts)
+    if kind is dict:
+        return f"mapping of {in_words(parts[0])} to {in_words(parts[1])}"
+    if kind in (tuple, list):
+        inside = [in_words(part) for part in parts if part is not ...]
+        return f"list of {', '.join(dict.fromkeys(inside))}"
+    return WORDS[annotation] if annotation in WORDS else link(annotation)
+
+
+def bounded(words: str, bounds: Sequence[Any]) -> str:
+    """What a type is called, and the values of it that are allowed."""
+    found = []
+    for bound in bounds:
+        if isinstance(bound, FieldInfo):
+            return bounded(words, bound.metadata)
+        if isinstance(bound, Gt) and words == "integer":
+            found.append(f", {bound.gt + 1} or more")
+        elif isinstance(bound, Gt):
+            found.append(f" above {bound.gt:g}")
+        elif isinstance(bound, Ge):
+            found.append(f", {bound.ge:g} or more")
+        elif isinstance(bound, Lt):
+            found.append(f", below {bound.lt:g}")
+        elif isinstance(bound, Le):
+            found.append(f", up to {bound.le:g}")
+        elif isinstance(bound, MinLen):
+            found.append("; not empty")
+    return "".join([words, *found])
+
+
+def default(field: FieldInfo) -> str:
+    """The default as YAML would have it; a group's is its own settings' defaults."""
+    if field.is_required():
+        return "**needed**"
+    return "as below" if isinstance(field.default, Config) else f"`{shown(field.default)}`"
+
+
+def shown(value: Any) -> str:
+    known = {None: "null", True: "true", False: "false", "": '""'}
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(shown, value))}]"
+    if isinstance(value, bool | str | None) and value in known:
+        return known[value]
+    return str(value)
+
+
 def main() -> None:
     """The command above; with --check it only compares, and fails where the page is old."""
-    text = page(SOURCE.read_text(encoding="utf-8"))
+    text = page()
     if "--check" not in sys.argv[1:]:
         PAGE.write_text(text, encoding="utf-8")
     elif PAGE.read_text(encoding="utf-8") != text:
