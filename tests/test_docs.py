@@ -59,6 +59,14 @@ def test_links_lead_somewhere(page: Path):
 
 
 @PAGE
+def test_rows_of_a_table_have_as_many_cells_as_its_head(page: Path):
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        head, line, *rows = [len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()]
+        assert {line, *rows} == {head}, table.splitlines()[0]
+
+
+@PAGE
 def test_files_named_exist(page: Path):
     text = page.read_text(encoding="utf-8")
     for name in re.findall(rf"`((?:{FOLDERS})(?:/[\w.-]+)+)/?`", text):
