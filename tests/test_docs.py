@@ -1,0 +1,256 @@
+"""What the documents name exists: links, files, commands, their options and settings, imports."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from pydantic import BaseModel
+
+from drafttrain import cli
+from drafttrain.config import commands as verbs
+from drafttrain.config import recipes
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("*/README.md"))]
+
+
+def over(pages: list[Path]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("page", pages, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+PAGE = over(PAGES)
+SETTLED_PAGE = over([page for page in PAGES if page.name != "extending.md"])
+"""What docs/extending.md adds is no part of the package; tests/test_extending.py runs it."""
+FOLDERS = "drafttrain|recipes|benchmarks|docs|launch|tests|data"
+SETTINGS: dict[str, type[BaseModel]] = {
+    "distill": verbs.DistillConfig,
+    "cache": verbs.CacheConfig,
+    "bigrams": verbs.BigramsConfig,
+    "eval": verbs.EvalConfig,
+    "generate": verbs.GenerateConfig,
+    "tune": verbs.TuneConfig,
+    "tune-cascade": verbs.TuneCascadeConfig,
+    "export": verbs.ExportConfig,
+    "recipes/train_spec_drafter.py": recipes.SpecDrafterRecipe,
+    "recipes/train_block_heads.py": recipes.BlockHeadsRecipe,
+    "recipes/train_acceptance_head.py": recipes.HeadRecipe,
+    "recipes/train_target.py": recipes.TargetRecipe,
+    "benchmarks/ablations.py": recipes.SpecDrafterRecipe,
+    "benchmarks/opt_tree.py": verbs.EvalConfig,
+    "benchmarks/train.py": recipes.SpecDrafterRecipe,
+    "benchmarks/tree_experiments.py": verbs.EvalConfig,
+}
+"""Whose settings a `key=value` of the command is, by verb or script."""
+GROUPS = {"distill": verbs.DistillConfig, "cache": verbs.CacheConfig}
+"""Groups of a recipe's settings that its own class leaves open."""
+
+
+@PAGE
+def test_links_lead_somewhere(page: Path):
+    text = without_code(page.read_text(encoding="utf-8"))
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if link.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target), link
+
+
+@PAGE
+def test_rows_of_a_table_have_as_many_cells_as_its_head(page: Path):
+    text = without_blocks(page.read_text(encoding="utf-8"))
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        head, line, *rows = [len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()]
+        assert {line, *rows} == {head}, table.splitlines()[0]
+
+
+@PAGE
+def test_files_named_exist(page: Path):
+    text = without_blocks(page.read_text(encoding="utf-8"))
+    for name in re.findall(rf"`((?:{FOLDERS})(?:/[\w.-]+)+)/?`", text):
+        assert (ROOT / name).exists(), name
+    if page.parent.name in ("benchmarks", "launch"):
+        for name in re.findall(r"`([\w-]+\.(?:py|sh|yaml))`", text):
+            assert (page.parent / name).exists(), name
+
+
+@SETTLED_PAGE
+def test_commands_have_their_options_settings_and_files(page: Path):
+    for words in commands(page.read_text(encoding="utf-8")):
+        shown = " ".join(words)
+        subject, rest = called(words)
+        if subject is None:
+            continue
+        takes_value = known_options(subject)
+        for place, word in enumerate(rest):
+            name = word.partition("=")[0]
+            if re.match(r"--[a-z]", word):
+                assert name in takes_value, f"{name} in: {shown}"
+            elif place and takes_value.get(rest[place - 1]):
+                continue
+            elif subject in SETTINGS and re.match(r"[a-z][a-z_]*(\.[\w-]+)*=", word):
+                assert is_setting(SETTINGS[subject], name.split(".")), f"{name} in: {shown}"
+        for word in rest:
+            if re.fullmatch(r"(recipes|launch|benchmarks)/\w+\.\w+", word):
+                assert (ROOT / word).exists(), shown
+
+
+@SETTLED_PAGE
+def test_settings_named_exist(page: Path):
+    text = page.read_text(encoding="utf-8")
+    kinds = set(SETTINGS.values())
+    for key in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)=[^`]*`", text):
+        assert any(is_setting(kind, key.split(".")) for kind in kinds), key
+
+
+@SETTLED_PAGE
+def test_python_imports_what_is_there(page: Path):
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("drafttrain"):
+                defined = names_of(str(node.module))
+                assert {alias.name for alias in node.names} <= defined, ast.unparse(node)
+
+
+def test_recipes_tell_of_files_that_exist():
+    for recipe in sorted(ROOT.glob("recipes/*.yaml")):
+        head = re.findall("^#.*", recipe.read_text(encoding="utf-8"), re.MULTILINE)
+        for name in re.findall(rf"\b(?:{FOLDERS})/[\w/-]+\.(?:py|md|yaml)\b", "\n".join(head)):
+            assert (ROOT / name).exists(), f"{name} in {recipe.name}"
+
+
+def without_blocks(text: str) -> str:
+    return re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"`[^`]*`", "", without_blocks(text))
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    text = without_blocks(page.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The words of every command: in shell blocks, indented lines and inline code.
+
+    Variables that the page sets are put in; a command that leaves something out ends there.
+    """
+    blocks = re.findall(r"```(?:bash|sh)\n(.*?)```", text, re.DOTALL)
+    outside = without_blocks(text)
+    blocks += re.findall(r"(?:^ {4,}.*\n?)+", outside, re.MULTILINE)
+    blocks += re.findall(r"`((?:drafttrain|python|accelerate) [^`]*)`", outside)
+    variables: dict[str, str] = {}
+    for block in blocks:
+        for line in logical_lines(block):
+            for name, value in variables.items():
+                line = re.sub(rf"\${name}\b", value, line)
+            words = shlex.split(line, comments=True)
+            while words and (set_ := re.fullmatch(r"([A-Z_0-9]+)=(.*)", words[0], re.DOTALL)):
+                variables[set_[1]] = set_[2]
+                words = words[1:]
+            if words and "..." in words:
+                words = words[: words.index("...")]
+            if words:
+                yield words
+
+
+def logical_lines(block: str) -> Iterator[str]:
+    """Lines, with those joined that end in a backslash or inside a quotation."""
+    line = ""
+    for part in block.replace("\\\n", " ").splitlines():
+        line = f"{line} {part.strip()}" if line else part.strip()
+        try:
+            shlex.split(line, comments=True)
+        except ValueError:
+            continue
+        yield line
+        line = ""
+
+
+def called(words: list[str]) -> tuple[str | None, list[str]]:
+    """The verb of drafttrain or the script that a command runs, and the words behind it."""
+    if words[0] == "drafttrain" and len(words) > 1:
+        return words[1], words[2:]
+    if "drafttrain.cli" in words:
+        place = words.index("drafttrain.cli") + 1
+        return words[place], words[place + 1 :]
+    for place, word in enumerate(words):
+        if word == "-m" and words[place + 1].startswith("benchmarks."):
+            return words[place + 1].replace(".", "/") + ".py", words[place + 2 :]
+        if re.fullmatch(r"(recipes|benchmarks)/\w+\.py", word) and words[0] != "sbatch":
+            assert (ROOT / word).exists(), " ".join(words)
+            return word, words[place + 1 :]
+    return None, []
+
+
+def known_options(subject: str) -> dict[str, bool]:
+    """Options of a verb, of a recipe, or those that a script's source names; whether the word
+    behind one is its value (not told for scripts)."""
+    if subject.startswith("recipes/"):
+        return {"--config": True, "--dry-run": False, "--debug": False}
+    if subject.startswith("benchmarks/"):
+        source = (ROOT / subject).read_text(encoding="utf-8")
+        return dict.fromkeys(re.findall(r'"(--[a-z-]+)"', source), False)
+    program = typer.main.get_command(cli.app)
+    assert subject in program.commands, f"no command: drafttrain {subject}"
+    options = [one for one in program.commands[subject].params if one.param_type_name == "option"]
+    return {name: not one.is_flag for one in options for name in one.opts} | {"--help": False}
+
+
+def is_setting(kind: type[BaseModel], path: list[str]) -> bool:
+    """Whether `path` leads to a field of the settings class."""
+    name, *rest = path
+    if name not in kind.model_fields:
+        return False
+    return not rest or any(
+        holds(annotation, name, rest) for annotation in parts(kind.model_fields[name].annotation)
+    )
+
+
+def holds(annotation: object, name: str, rest: list[str]) -> bool:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return is_setting(annotation, rest)
+    if typing.get_origin(annotation) is not dict:
+        return False
+    if name in GROUPS:
+        return is_setting(GROUPS[name], rest)
+    inside = typing.get_args(annotation)[1]
+    return len(rest) == 1 or holds(inside, name, rest[1:])
+
+
+def parts(annotation: object) -> tuple[object, ...]:
+    """The alternatives of a union."""
+    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
+        return typing.get_args(annotation)
+    return (annotation,)
+
+
+def names_of(module: str) -> set[str]:
+    """What a module of the package defines or imports, read from its source."""
+    place = ROOT.joinpath(*module.split("."))
+    file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    found = set()
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Assign):
+            found |= {one.id for one in node.targets if isinstance(one, ast.Name)}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found.add(node.target.id)
+    return found
