@@ -27,14 +27,10 @@ from drafttrain.evaluation.bootstrap import (
 )
 from drafttrain.evaluation.environment import describe_environment
 from drafttrain.evaluation.metrics import count_positions, count_rounds, identical
+from drafttrain.evaluation.options import EvaluationOptions
+from drafttrain.evaluation.prompts import Prompt
 from drafttrain.evaluation.report import write_text
-from drafttrain.evaluation.runner import (
-    Decoded,
-    EvaluationOptions,
-    Prompt,
-    make_jobs,
-    run_interleaved,
-)
+from drafttrain.evaluation.runner import Decoded, make_jobs, run_interleaved
 from drafttrain.evaluation.summary import token_rate
 from drafttrain.models.loading import LoadedTarget
 from drafttrain.models.spec_drafter.model import SpecDrafter

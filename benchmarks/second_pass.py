@@ -41,14 +41,10 @@ from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.evaluation.bootstrap import Estimate, Ratio, draw_resamples, estimate_ratio
 from drafttrain.evaluation.environment import describe_environment
 from drafttrain.evaluation.metrics import count_positions, count_rounds, identical
+from drafttrain.evaluation.options import EvaluationOptions
+from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.evaluation.report import write_text
-from drafttrain.evaluation.runner import (
-    Decoded,
-    EvaluationOptions,
-    make_jobs,
-    read_prompts,
-    run_interleaved,
-)
+from drafttrain.evaluation.runner import Decoded, make_jobs, run_interleaved
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
 from drafttrain.models.loading import load_target
 from drafttrain.models.spec_drafter.model import SpecDrafter

@@ -31,7 +31,6 @@ from drafttrain.commands.options import (
     Tree,
     VerifierKind,
     decode_flags,
-    listed,
     stop_flags,
 )
 from drafttrain.commands.shell import TYPER_STYLE, quiet_libraries, run_command
@@ -229,22 +228,6 @@ def evaluate(
             help="Values of k, h, entropy, delta, beta, tau, as k=5,10; may be repeated.",
         ),
     ] = None,
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            "--methods",
-            metavar="NAME,NAME",
-            help="Compare sd, spectr, specinfer, rsd-c, rsd-s, opt-tree, binary, eagle, sequoia.",
-        ),
-    ] = None,
-    depth: Annotated[
-        str | None,
-        typer.Option("--depth", metavar="INT,INT", help="... at so many levels (RSD Exp1)."),
-    ] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option("--budget", metavar="INT,INT", help="... at so many tokens (RSD Exp2)."),
-    ] = None,
     tree: Tree = None,
     cascade: Cascade = None,
     increments: Increments = None,
@@ -263,7 +246,7 @@ def evaluate(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Measure a drafter: tokens a round, speed against plain decoding, quality.
+    """Measure a drafter: mean acceptance length, speed against plain decoding, quality.
 
     Without --target and --drafter: the newest run in checkpoints/, on its own held-out rows.
 
@@ -273,8 +256,6 @@ def evaluate(
       drafttrain eval --drafter checkpoints/my-run --data test.txt --limit 200
       drafttrain eval --sweep k=5,10,15,25 --sweep beta=3,5 --sweep tau=1,2
       drafttrain eval --head HEAD --sweep k=2,4,6,8 --sweep h=0.3,0.5,0.7
-      drafttrain eval --methods sd,spectr,rsd-c,rsd-s --depth 2,3,4,5 --temperature 1
-      drafttrain eval --methods sd,binary,opt-tree --budget 6,10,14,21,30
       drafttrain eval --target t5-small --drafter max-gram --data test.txt
       drafttrain eval --drafter LARGE --cascade SMALL,max-gram --increments 5,3,0/4,10/10
       drafttrain eval --target t5-small --drafter none --data test.txt
@@ -285,9 +266,6 @@ def evaluate(
         "data.limit": limit,
         "report": report,
         "mode": mode,
-        "methods": listed(methods),
-        "depth": listed(depth),
-        "budget": listed(budget),
         "decode.tree.kind": tree,
         "decode.cascade.drafters": cascade,
         "decode.cascade.increments": increments,
@@ -296,7 +274,6 @@ def evaluate(
         **decode_flags(drafter, verifier, beta, tau, temperature, seed),
     }
     from drafttrain.config.sweep import expand_sweep, parse_sweep
-    from drafttrain.evaluation.trees.methods import expand_methods
 
     values = merge_values(config, overrides or (), flags)
     if sweep:
@@ -304,7 +281,6 @@ def evaluate(
     check_settings(EvalConfig, values)
     settings = validate_settings(EvalConfig, fill_data(fill_from_run(values)))
     expand_sweep(settings.decode, settings.sweep)
-    expand_methods(settings.decode, settings.methods, settings.depth, settings.budget)
     if settings.report is None:
         run = run_of(str(settings.decode.drafter))
         folder = Path() if run is None else run.folder
@@ -501,12 +477,8 @@ def tune(
         settings = settings.model_copy(update={"report": file})
     quiet_libraries()
     from drafttrain.commands import tune as tuning
-    from drafttrain.evaluation.stops.workbench import plan_tuning
 
-    if dry_run:
-        typer.echo(plan_tuning(settings))
-    else:
-        tuning.tune(settings)
+    tuning.tune(settings, dry_run)
 
 
 @app.command("tune-cascade")

@@ -23,7 +23,7 @@ PRELOADED = [
     "torch.distributed.fsdp",
     "drafttrain.cli",
     "drafttrain.training.loop",
-    "drafttrain.evaluation.replay",
+    "drafttrain.evaluation.teacher_forced",
     "drafttrain.data.hidden.cache",
     "transformers.models.marian.modeling_marian",
 ]

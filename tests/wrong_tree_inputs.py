@@ -1,4 +1,4 @@
-"""Wrong inputs about draft trees, and about methods compared at a depth or budget."""
+"""Wrong inputs about draft trees."""
 
 from __future__ import annotations
 
@@ -103,25 +103,6 @@ TREES = [
     WrongInput(f"{CAUSAL} rank_data.path=texts.txt", ("rank_data", "leave it out")),
     WrongInput(
         f"{CAUSAL} --tree sequoia rank_data.path=absent.txt", ("rank_data.path = 'absent.txt'",)
-    ),
-    WrongInput(f"{CAUSAL} --methods sd,rsd-s", ("methods", "without depth or budget", "--depth 2")),
-    WrongInput(f"{CAUSAL} --depth 2", ("depth/budget", "without methods", "--methods sd")),
-    WrongInput(f"{CAUSAL} --methods rsds --depth 2", ("methods.0 = 'rsds'", "'rsd-s'")),
-    WrongInput(f"{CAUSAL} --methods sd --depth two", ("depth.0 = 'two'", "integer")),
-    WrongInput(f"{SAMPLED} --methods rsd-s --depth 9", ("depth = 9", "use 2, 3, 4, 5")),
-    WrongInput(f"{SAMPLED} --methods rsd-c --budget 7", ("budget = 7", "6, 10, 14, 21, 30")),
-    WrongInput(f"{CAUSAL} --methods eagle --budget 30", ("25 tokens", "--budget 25")),
-    WrongInput(f"{CAUSAL} --methods rsd-s --depth 2", ("'rsd-s'", "temperature 0")),
-    WrongInput(
-        f"{SAMPLED} --methods specinfer --depth 4 decode.tree.drafters=[small]",
-        ("depth = 4", "2 drafters", "5 or 7 paths", "leave it out"),
-    ),
-    WrongInput(f"{CAUSAL} --methods sequoia --depth 2", ("tree.by_rank", "rank_data.path=")),
-    WrongInput(f"{CAUSAL} --methods sd --depth 2 --tree rsd-s", ("tree.kind", "leave it out")),
-    WrongInput(f"{CAUSAL} --methods sd --depth 2 --k 3", ("stop.k = 3", "leave it out")),
-    WrongInput(f"{CAUSAL} --methods sd --depth 2 --sweep k=1,2", ("methods and sweep",)),
-    WrongInput(
-        f"{EVAL} --mode teacher-forced --methods sd --depth 2", ("by decoding", "teacher-forced")
     ),
     WrongInput(
         f"{EVAL} --mode teacher-forced --tree opt-tree", ("'opt-tree'", "chains", "--mode decode")

@@ -117,11 +117,6 @@ def stop_flags(stop: str | None, k: str | None, head: str | None, h: str | None)
     }
 
 
-def listed(text: str | None) -> list[str] | None:
-    """`2,3,4` as its parts."""
-    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
-
-
 def decode_flags(
     drafter: str | None,
     verifier: str | None,

@@ -86,9 +86,8 @@ def fill_from_run(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> di
     No drafter and no target: the newest run. No drafter, but a target: the newest run for it, or
     max-gram, which needs no training. A drafter that lies in a run: that run; another one:
     the target that its config.json names, and the policy.json of an export. What the user gave
-    always wins; a target with a path of its own takes nothing from a run, and methods compared by
-    depth and budget have draft lengths of their own. Raises ConfigError where nothing says which
-    drafter or target.
+    always wins; a target with a path of its own takes nothing from a run. Raises ConfigError where
+    nothing says which drafter or target.
     """
     values = deepcopy(values)
     decode, target = _group(values, "decode"), _group(values, "target")
@@ -103,10 +102,9 @@ def fill_from_run(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> di
     if run is not None and trained:
         decode["drafter"] = str(run.drafter)
         stop = _group(decode, "stop")
-        own_lengths = values.get("methods") or decode.get("cascade")
-        if stop.get("kind", "fixed") == "fixed" and not own_lengths:
+        if stop.get("kind", "fixed") == "fixed" and not decode.get("cascade"):
             stop.setdefault("k", run.recipe.drafter.k)
-    if run is None and trained and not values.get("methods"):
+    if run is None and trained:
         _fill_from_policy(decode, Path(str(drafter)) / "policy.json")
     if run is not None and target.get("path") is None:
         values["target"] = run.recipe.target.model_dump(mode="json") | target

@@ -20,7 +20,7 @@ from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.evaluation.cascades.candidates import Candidate
 from drafttrain.evaluation.cascades.recorded_model import RecordedModel
 from drafttrain.evaluation.cascades.search import CascadeReplay
-from drafttrain.evaluation.runner import Prompt
+from drafttrain.evaluation.prompts import Prompt
 from tests.decoding.drafters.test_causal import noisy
 from tests.tiny_models import tiny_model
 

@@ -16,12 +16,12 @@ from drafttrain.decoding.stopping import Entropy, FixedLength, HeadPolicy
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.evaluation.stops.block_trace import log_block_trace
+from drafttrain.evaluation.stops.chain_trace import TraceOptions
 from drafttrain.evaluation.stops.replay import Candidate
-from drafttrain.evaluation.stops.trace_log import TraceOptions
 from tests.decoding.drafters.test_block import CONVENTIONS, toy_drafter
 from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.decoding.toys import ToyTarget, toy_source
-from tests.evaluation.stops.test_trace_log import decoded_rounds, random_head, replayed_rounds
+from tests.evaluation.stops.test_chain_trace import decoded_rounds, random_head, replayed_rounds
 from tests.models.test_spec_drafter import shared, tiny_drafter
 from tests.tiny_models import VOCAB
 

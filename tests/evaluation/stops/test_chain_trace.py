@@ -16,6 +16,7 @@ from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import Entropy, FixedLength, HeadPolicy
 from drafttrain.decoding.types import Output, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
+from drafttrain.evaluation.stops.chain_trace import TraceOptions, check_ends, log_trace
 from drafttrain.evaluation.stops.replay import (
     Candidate,
     draft_lengths,
@@ -24,7 +25,6 @@ from drafttrain.evaluation.stops.replay import (
     predicted_acceptance,
 )
 from drafttrain.evaluation.stops.trace import Trace
-from drafttrain.evaluation.stops.trace_log import TraceOptions, check_ends, log_trace
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.draft_states import ROW_FEATURES, StateKind
 from tests.decoding.enumeration import enumerate_law, total_variation
