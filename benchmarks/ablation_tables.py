@@ -206,8 +206,8 @@ def make_table(done: dict[str, tuple[Trained, Measured]], baseline: str) -> str:
     """A Markdown table; differences are paired, against the baseline at the same temperature and
     its first draft length that is the same, else the one it was trained with."""
     lines = [
-        "| variant | k | T | M | steps | tokens a round | difference | accepted at 1 2 3 4 5 "
-        "| draft ms | verify ms | plain ms | speed-up |",
+        "| variant | k | T | M | steps | mean acceptance length | difference "
+        "| accepted at 1 2 3 4 5 | draft ms | verify ms | plain ms | speed-up |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: |",
     ]
     for name, (trained, measured) in done.items():

@@ -212,8 +212,8 @@ def speed_over(other: Decoded, run: Decoded) -> Estimate:
 
 def as_table(figures: Sequence[dict]) -> str:
     lines = [
-        "| drafts | tokens a round | accepted at 1 2 3 4 5 | second passes a round | draft ms "
-        "| verify ms | over plain | over as trained | same output |",
+        "| drafts | mean acceptance length | accepted at 1 2 3 4 5 | second passes a round "
+        "| draft ms | verify ms | over plain | over as trained | same output |",
         "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for found in figures:

@@ -80,7 +80,8 @@ class EvalConfig(Config):
     bootstrap: PositiveInt = 1000
     """Resamples of the prompts for the 95 % intervals."""
     bleu_tokenizer: str = "13a"
-    """sacrebleu's tokenizer: 13a, or zh, ja-mecab, ko-mecab, char for such outputs."""
+    """sacrebleu's tokenizer: 13a, or zh, ja-mecab, ko-mecab, char for such outputs. Chats have no
+    BLEU."""
     report: Path | None = None
     """Where report.json goes; samples.jsonl and the plot lie beside it."""
 

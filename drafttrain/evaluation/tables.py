@@ -85,6 +85,21 @@ def markdown_table(report: Report, intervals: bool = True) -> str:
     return markdown(header, rows)
 
 
+def markdown_trade_off(report: Report, intervals: bool = True) -> str:
+    """The trade-off table for documents; empty where fewer than two methods were measured."""
+    runs = swept_runs(report)
+    if len(runs) < 2:
+        return ""
+    names, columns = setting_names(runs), columns_present(report, TRADE_OFF)
+    header = [*names, *[column.title for column in columns]]
+    rows = [
+        [_setting(run, name) for name in names]
+        + [plain_cell(run, column, intervals) for column in columns]
+        for run in runs
+    ]
+    return markdown(header, rows)
+
+
 def parity_lines(report: Report) -> list[str]:
     """What the token-for-token comparisons of lossless greedy runs showed, one a line."""
     lines = []

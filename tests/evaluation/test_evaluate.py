@@ -45,6 +45,7 @@ from drafttrain.evaluation.summary import Context, speedup_quantiles
 from drafttrain.evaluation.tables import (
     main_table,
     markdown_table,
+    markdown_trade_off,
     parity_lines,
     trade_off_table,
 )
@@ -368,6 +369,16 @@ def test_the_trade_off_lists_every_method_with_its_settings(report):
     ]
 
 
+def test_the_trade_off_for_documents_has_the_same_rows(report):
+    lines = markdown_trade_off(report, intervals=False).splitlines()
+    assert lines[0].startswith("| k | beta | tau | mean acceptance length | BLEU |")
+    assert [line.split("|")[1:4] for line in lines[2:]] == [
+        [" 4 ", " strict ", " – "],
+        [" 2 ", " strict ", " – "],
+        [" 4 ", " 20 ", " 50 "],
+    ]
+
+
 def test_a_narrow_terminal_gets_values_without_intervals(report):
     wide, narrow = (printed(main_table(report), width) for width in (200, 80))
     value = report.run("scripted k=4 greedy").metrics["mean_acceptance_length"]
@@ -383,6 +394,7 @@ def test_one_method_has_no_trade_off(target):
     model = CachedModel(target.model)
     single = evaluate(target, model, [strict(drafter)], rows(), options, "d").report
     assert trade_off_table(single) is None
+    assert markdown_trade_off(single) == ""
 
 
 def test_plain_decoding_alone_makes_a_report_and_a_plot(target, tmp_path):

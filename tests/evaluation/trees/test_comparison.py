@@ -11,7 +11,7 @@ from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.environment import describe_environment
 from drafttrain.evaluation.plots import choose_panels, plot_report
 from drafttrain.evaluation.report import DataFacts, Report, Run, TargetFacts
-from drafttrain.evaluation.tables import trade_off_table
+from drafttrain.evaluation.tables import markdown_trade_off, trade_off_table
 from drafttrain.evaluation.trees.comparison import compared_by, method_of, tree_groups, tree_name
 from drafttrain.evaluation.trees.tables import markdown_trees, tree_table
 
@@ -192,7 +192,8 @@ def test_the_terminal_shows_each_depth_once_and_the_best_in_bold():
 
 
 def test_a_report_has_either_a_trade_off_or_a_comparison_of_trees():
-    assert trade_off_table(BY_DEPTH) is None and trade_off_table(SWEEP) is not None
+    assert trade_off_table(BY_DEPTH) is None and markdown_trade_off(BY_DEPTH) == ""
+    assert trade_off_table(SWEEP) is not None
     assert tree_table(SWEEP) is None and markdown_trees(SWEEP) == ""
 
 
