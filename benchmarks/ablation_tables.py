@@ -27,14 +27,10 @@ from drafttrain.evaluation.bootstrap import (
 )
 from drafttrain.evaluation.environment import describe_environment
 from drafttrain.evaluation.metrics import count_positions, count_rounds, identical
+from drafttrain.evaluation.options import EvaluationOptions
+from drafttrain.evaluation.prompts import Prompt
 from drafttrain.evaluation.report import write_text
-from drafttrain.evaluation.runner import (
-    Decoded,
-    EvaluationOptions,
-    Prompt,
-    make_jobs,
-    run_interleaved,
-)
+from drafttrain.evaluation.runner import Decoded, make_jobs, run_interleaved
 from drafttrain.evaluation.summary import token_rate
 from drafttrain.models.loading import LoadedTarget
 from drafttrain.models.spec_drafter.model import SpecDrafter
@@ -210,8 +206,8 @@ def make_table(done: dict[str, tuple[Trained, Measured]], baseline: str) -> str:
     """A Markdown table; differences are paired, against the baseline at the same temperature and
     its first draft length that is the same, else the one it was trained with."""
     lines = [
-        "| variant | k | T | M | steps | tokens a round | difference | accepted at 1 2 3 4 5 "
-        "| draft ms | verify ms | plain ms | speed-up |",
+        "| variant | k | T | M | steps | mean acceptance length | difference "
+        "| accepted at 1 2 3 4 5 | draft ms | verify ms | plain ms | speed-up |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: |",
     ]
     for name, (trained, measured) in done.items():

@@ -41,7 +41,7 @@ from drafttrain.config.reading import load_settings, merge_values, validate_sett
 from drafttrain.config.recipes import SpecDrafterRecipe
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.evaluation.runner import Prompt, read_prompts
+from drafttrain.evaluation.prompts import Prompt, read_prompts
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
 from drafttrain.models.loading import LoadedTarget, check_seq2seq, load_target
 from drafttrain.models.spec_drafter.initialise import has_own_output, initialise, make_config

@@ -23,7 +23,9 @@ from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.types import Proposal
 from drafttrain.evaluation.environment import describe_environment
-from drafttrain.evaluation.runner import EvaluationOptions, Prompt, decode_interleaved, read_prompts
+from drafttrain.evaluation.options import EvaluationOptions
+from drafttrain.evaluation.prompts import Prompt, read_prompts
+from drafttrain.evaluation.runner import decode_interleaved
 from drafttrain.models.loading import load_target
 
 LENGTHS = (1, 5, 11, 26)

@@ -19,7 +19,7 @@ import torch
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import DraftSession, Sampling, Source
-from drafttrain.evaluation.tables import markdown
+from drafttrain.evaluation.table_style import markdown
 
 COPIED_FROM, COPIED_SHARE, ACCEPTED, DRAFTED = 3_000, 0.7, 3, 10
 

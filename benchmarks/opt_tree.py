@@ -5,8 +5,8 @@
 Four figures, each decoded interleaved, input by input, in rotating order:
 
 - 4: E(A), the accepted tokens that an opt-tree expects, against those accepted, round by round;
-- 5: tokens a round against tree size, for opt-tree, sequoia, binary and EAGLE's tree of 25;
-- 6: delta, the least gain of a level: tokens a round and tokens a second, and where
+- 5: mean acceptance length against tree size, for opt-tree, sequoia, binary and EAGLE's tree of 25;
+- 6: delta, the least gain of a level: mean acceptance length and tokens a second, and where
   mu = t_draft / t_target lies;
 - 7: temperature (target-walk above 0): the same two.
 
@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from expectation import compare_expectation
 from opt_tree_figures import Point, draw, summary
 
 from drafttrain.build.method import Method, build_method, build_sampling, check_method
 from drafttrain.build.pairs import Pair, load_pair
-from drafttrain.commands.eval import measure_ranks
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import EvalConfig
-from drafttrain.config.decode import DecodeConfig, StopConfig, TreeConfig, TreeKind
+from drafttrain.config.decode import DecodeConfig, StopConfig, TreeConfig
 from drafttrain.config.reading import load_settings
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.engine.cached_model import CachedModel
@@ -39,19 +39,12 @@ from drafttrain.decoding.types import Sampling
 from drafttrain.evaluation.bootstrap import Array, draw_resamples, estimate_ratio
 from drafttrain.evaluation.environment import describe_environment
 from drafttrain.evaluation.metrics import acceptance_metrics, count_rounds
+from drafttrain.evaluation.options import EvaluationOptions, read_options
+from drafttrain.evaluation.prompts import Prompt, read_prompts
 from drafttrain.evaluation.report import write_text
-from drafttrain.evaluation.runner import (
-    Decoded,
-    EvaluationOptions,
-    Job,
-    Prompt,
-    build_options,
-    make_jobs,
-    read_prompts,
-    run_interleaved,
-)
+from drafttrain.evaluation.runner import Decoded, Job, make_jobs, run_interleaved
 from drafttrain.evaluation.summary import token_rate
-from drafttrain.evaluation.trees.expectation import compare_expectation
+from drafttrain.evaluation.trees.rank_acceptance import measure_ranks
 
 SIZES = (1, 2, 4, 8, 15, 25, 40, 60)
 DELTAS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
@@ -167,8 +160,8 @@ def prepare(arguments: argparse.Namespace, settings: EvalConfig, ranked: Any) ->
     pair = load_pair(settings.target, str(settings.decode.drafter), trees=True)
     model = CachedModel(pair.target.model)
     prompts, _ = read_prompts(pair.target, model, rows)
-    by_rank = measure_ranks(settings, pair, ranked)
-    options = build_options(settings)
+    by_rank = measure_ranks(pair, settings.decode.sampling, ranked, str(settings.rank_data.path))
+    options = read_options(settings)
     resamples = draw_resamples(len(prompts), options.bootstrap, options.seed)
     return Bench(arguments, settings.decode, pair, model, prompts, options, resamples, by_rank)
 
@@ -251,7 +244,7 @@ class Bench:
         ]
         return points, decoded
 
-    def _fixed(self, kind: TreeKind, levels: int, nodes: int | None) -> DecodeConfig:
+    def _fixed(self, kind: str, levels: int, nodes: int | None) -> DecodeConfig:
         given: dict[str, Any] = {} if nodes is None else {"nodes": nodes}
         if kind == "sequoia":
             given["by_rank"] = self.by_rank

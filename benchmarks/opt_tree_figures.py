@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from expectation import Expectation
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -18,7 +19,6 @@ from drafttrain.evaluation.plot_style import (
     save_figure,
     tidy,
 )
-from drafttrain.evaluation.trees.expectation import Expectation
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def summary(expectation: Expectation, mu: float, points: Sequence[Point]) -> Ite
     yield f"mu = {mu:.2f}"
     for point in points:
         yield (
-            f"figure {point.figure}: {point.method:9} {point.value:5g}  tokens a round "
+            f"figure {point.figure}: {point.method:9} {point.value:5g}  mean acceptance length "
             f"{shown(point.mean_acceptance_length)}  tok/s {point.tokens_per_second.value:6.1f}  "
             f"speed-up {point.speedup:.2f}  drafter calls {point.passes_per_round:.2f}"
         )
@@ -101,7 +101,7 @@ def draw_expectation(axis: Axes, expectation: Expectation) -> None:
 
 
 def draw_sizes(axis: Axes, points: Sequence[Point]) -> None:
-    """Tokens a round against the tokens of the tree, a line a kind of tree."""
+    """Mean acceptance length against the tokens of the tree, a line a kind of tree."""
     kinds = list(dict.fromkeys(point.method for point in points))
     for colour, marker, kind in zip(COLOURS, "osD^v", kinds, strict=False):
         own = [point for point in points if point.method == kind]
@@ -114,7 +114,7 @@ def draw_sizes(axis: Axes, points: Sequence[Point]) -> None:
 
 
 def draw_two(axis: Axes, points: Sequence[Point]) -> None:
-    """Tokens a round, left, and tokens a second, right."""
+    """Mean acceptance length, left, and tokens a second, right."""
     tokens, speeds = COLOURS[0], COLOURS[1]
     draw_curve(
         axis,
@@ -122,7 +122,7 @@ def draw_two(axis: Axes, points: Sequence[Point]) -> None:
         [point.mean_acceptance_length for point in points],
         tokens,
         "o-",
-        "tokens a round",
+        "mean acceptance length",
     )
     axis.set_ylabel("tokens per target call (solid)", color=tokens)
     tidy(axis)

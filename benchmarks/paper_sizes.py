@@ -25,7 +25,7 @@ from drafttrain.evaluation.report import Report, Run, read_report
 
 ROOT = Path(__file__).parents[1]
 HEADER = (
-    "| dtype | method | tokens a round | t_draft ms | t_verify ms | speed-up | vs generate "
+    "| dtype | method | mean acceptance length | t_draft ms | t_verify ms | speed-up | vs generate "
     "| vs beam 5 |\n| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"
 )
 

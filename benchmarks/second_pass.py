@@ -41,14 +41,10 @@ from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.evaluation.bootstrap import Estimate, Ratio, draw_resamples, estimate_ratio
 from drafttrain.evaluation.environment import describe_environment
 from drafttrain.evaluation.metrics import count_positions, count_rounds, identical
+from drafttrain.evaluation.options import EvaluationOptions
+from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.evaluation.report import write_text
-from drafttrain.evaluation.runner import (
-    Decoded,
-    EvaluationOptions,
-    make_jobs,
-    read_prompts,
-    run_interleaved,
-)
+from drafttrain.evaluation.runner import Decoded, make_jobs, run_interleaved
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
 from drafttrain.models.loading import load_target
 from drafttrain.models.spec_drafter.model import SpecDrafter
@@ -216,8 +212,8 @@ def speed_over(other: Decoded, run: Decoded) -> Estimate:
 
 def as_table(figures: Sequence[dict]) -> str:
     lines = [
-        "| drafts | tokens a round | accepted at 1 2 3 4 5 | second passes a round | draft ms "
-        "| verify ms | over plain | over as trained | same output |",
+        "| drafts | mean acceptance length | accepted at 1 2 3 4 5 | second passes a round "
+        "| draft ms | verify ms | over plain | over as trained | same output |",
         "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for found in figures:

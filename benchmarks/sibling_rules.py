@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from sibling_acceptance import SiblingAcceptance, sibling_acceptance
 
 from drafttrain.config.progress import tracked
 from drafttrain.data.shards.writing import renamed_when_whole
-from drafttrain.evaluation.sibling_rules import SiblingAcceptance, sibling_acceptance
 
 RULES: dict[str, Callable[[SiblingAcceptance], float]] = {
     "single draft": lambda found: found.single,

@@ -50,7 +50,7 @@ from drafttrain.decoding.trees.verifiers import KSeq, RecursiveRejection
 from drafttrain.decoding.types import Sampling, Verifier
 from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.evaluation.environment import describe_environment
-from drafttrain.evaluation.runner import read_prompts
+from drafttrain.evaluation.prompts import read_prompts
 
 GREEDY, SAMPLED = Sampling(), Sampling(1.0)
 TREES: dict[str, tuple[Any, int, Verifier, Sampling]] = {

@@ -52,7 +52,6 @@ METHOD = {
     "--tau": "decode.verifier.tau",
     **{option: f"decode.{setting}" for option, setting in SAMPLING.items()},
 }
-GRIDS = {"--methods": "methods", "--depth": "depth", "--budget": "budget"}
 SWEEP = Flag(
     "sweep",
     shape="name=values",
@@ -152,11 +151,11 @@ def bigrams(settings: BigramsConfig) -> None:
 @app.command("eval")
 @takes_settings(
     EvalConfig,
-    TARGET | DATA | {"--report": "report", "--mode": "mode", "--sweep": SWEEP} | GRIDS | METHOD,
+    TARGET | DATA | {"--report": "report", "--mode": "mode", "--sweep": SWEEP} | METHOD,
     fill_eval,
 )
 def evaluate(settings: EvalConfig, dry_run: DryRun = False) -> None:
-    """Measure a drafter: tokens a round, speed against plain decoding, quality.
+    """Measure a drafter: mean acceptance length, speed against plain decoding, quality.
 
     Without --target and --drafter: the newest run in checkpoints/, on its own held-out rows.
 
@@ -166,9 +165,6 @@ def evaluate(settings: EvalConfig, dry_run: DryRun = False) -> None:
       drafttrain eval --drafter checkpoints/my-run --data test.txt --limit 200
       drafttrain eval --sweep k=5,10,15,25 --sweep beta=3,5 --sweep tau=1,2
       drafttrain eval --head HEAD --sweep k=2,4,6,8 --sweep h=0.3,0.5,0.7
-      drafttrain eval --methods sd,spectr,rsd-c,rsd-s --depth 2,3,4,5 \\
-          --temperature 1
-      drafttrain eval --methods sd,binary,opt-tree --budget 6,10,14,21,30
       drafttrain eval --target t5-small --drafter max-gram --data test.txt
       drafttrain eval --drafter LARGE --cascade SMALL,max-gram \\
           --increments 5,3,0/4,10/10

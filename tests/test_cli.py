@@ -326,7 +326,7 @@ def test_eval_of_the_newest_run_leaves_report_samples_and_plot(capsys, inside):
     assert report["runs"][1]["metrics"]["identical"]["value"] == 1.0
     assert (inside / "checkpoints/tiny/samples.jsonl").read_text().count("\n") == 2
     assert (inside / "checkpoints/tiny/report.png").stat().st_size > 0
-    assert "tokens a round" in capsys.readouterr().out
+    assert "mean acceptance" in capsys.readouterr().out
 
 
 def test_eval_sweeps_k_and_verification(inside, tmp_path):

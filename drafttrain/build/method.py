@@ -13,20 +13,19 @@ from drafttrain.build.cascades import (
     other_drafters,
 )
 from drafttrain.build.pairs import Pair
+from drafttrain.build.sizes import Sizes, draft_sizes, method_kind
 from drafttrain.build.stops import build_stop, check_stop, varied_settings
 from drafttrain.build.trees import (
     build_drafter,
     build_shape,
     check_companions,
     check_tree,
-    tree_settings,
     tree_stop,
 )
 from drafttrain.build.verifiers import build_verifier
 from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import DecodeConfig, SamplingConfig, StopConfig
 from drafttrain.config.kinds import MAX_GRAM, copies_text
-from drafttrain.config.stops import STOPS
 from drafttrain.config.trees import TREES
 from drafttrain.decoding.types import Drafter, Sampling, StopPolicy, Verifier
 from drafttrain.decoding.verifiers import check_draw_kind
@@ -44,11 +43,13 @@ class Method:
     """Parameters over the target's, by drafter: one, or those whose calls are counted apart. Of
     several that draft side by side, their mean."""
     settings: Mapping[str, float] = field(default_factory=dict)
-    """What a sweep varies: k, and beta and tau where the verifier has them. Where trees are
-    compared: most levels (depth) and tokens (nodes) of a draft."""
-
+    """What a sweep varies: k, h, ...; beta and tau where the verifier has them."""
     label: str | None = None
     """A name for reports. Default: those of its three parts."""
+    kind: str = "chain"
+    """What it is called in reports (`method_kind`)."""
+    sizes: Sizes = field(default_factory=dict)
+    """How large its drafts are (`draft_sizes`)."""
 
     @property
     def name(self) -> str:
@@ -96,11 +97,16 @@ def build_method(config: DecodeConfig, pair: Pair) -> Method:
     make = build_drafter if config.cascade is None else build_cascade
     drafter, stop = make(config, pair), build_stop(config, pair.drafter_model)
     varied = varied_settings(config.stop.kind, stop)
-    if TREES[config.tree.kind].shape is not None:
-        own = varied if STOPS[config.stop.kind].requires else {}
-        varied = tree_settings(config.tree, stop.longest) | own
     varied |= {name: float(value) for name, value in verifier.settings.items()}
-    return Method(drafter, stop, verifier, parameter_ratios(config, pair, drafter.name), varied)
+    return Method(
+        drafter,
+        stop,
+        verifier,
+        parameter_ratios(config, pair, drafter.name),
+        varied,
+        kind=method_kind(config),
+        sizes=draft_sizes(config, stop),
+    )
 
 
 def method_stop(config: DecodeConfig) -> StopConfig:

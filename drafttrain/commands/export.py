@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from drafttrain.config.base import ConfigError
+from drafttrain.config.command_line import describe_command
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.runs import Run, head_folders, run_of
@@ -17,7 +18,8 @@ from drafttrain.evaluation.environment import Environment
 from drafttrain.evaluation.report import DataFacts, plot_path, read_report
 from drafttrain.evaluation.stops.report import read_tune_report
 from drafttrain.evaluation.stops.tables import COLUMNS, cost_lines, main_policies, verdict_lines
-from drafttrain.evaluation.tables import markdown, markdown_table, parity_lines, plain_cell
+from drafttrain.evaluation.table_style import markdown, plain_cell
+from drafttrain.evaluation.tables import markdown_table, parity_lines
 from drafttrain.export.folder import WriteOptions, check_destination, write_export
 from drafttrain.export.model_card import (
     Card,
@@ -188,7 +190,7 @@ def _measured(
     return Measured(
         table=table,
         notes=[note.strip() for note in notes],
-        command=environment.command,
+        command=describe_command(environment.command.split(" ")),
         data=f"{data.prompts:,} prompts of `{data.path}`",
         machine=f"{machine}, {environment.threads} threads, {', '.join(versions)}",
         date=environment.date[:10],

@@ -8,17 +8,13 @@ from time import perf_counter
 
 import yaml
 from datasets import Dataset
-from rich.console import Console
 
 from drafttrain.build.cascades import build_levels, cascade_ratios
 from drafttrain.build.method import build_method, build_sampling, check_method
 from drafttrain.build.pairs import Pair, load_pair
 from drafttrain.build.verifiers import AUTO, build_verifier
-from drafttrain.commands.eval import LOG_WIDTH
-from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import TuneCascadeConfig
 from drafttrain.config.decode import CascadeConfig, DecodeConfig
-from drafttrain.config.inputs import DataConfig
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.drafters.cascade import Level
 from drafttrain.decoding.engine.cached_model import CachedModel
@@ -30,7 +26,6 @@ from drafttrain.evaluation.cascades.report import (
     RungFacts,
     results,
     summarise,
-    write_cascade_report,
 )
 from drafttrain.evaluation.cascades.search import (
     CascadeReplay,
@@ -41,28 +36,16 @@ from drafttrain.evaluation.cascades.search import (
 )
 from drafttrain.evaluation.cascades.tables import cascade_lines, cascade_table
 from drafttrain.evaluation.environment import describe_environment
+from drafttrain.evaluation.facts import prompts_facts, target_facts
 from drafttrain.evaluation.metrics import count_rounds, measured_costs
-from drafttrain.evaluation.report import DataFacts, write_text
-from drafttrain.evaluation.runner import (
-    EvaluationOptions,
-    Prompt,
-    Skipped,
-    decode_interleaved,
-    read_prompts,
-)
-from drafttrain.evaluation.summary import data_facts, target_facts
+from drafttrain.evaluation.options import timing_options
+from drafttrain.evaluation.prompts import PromptSet, read_prompts
+from drafttrain.evaluation.report import check_new_file, write_json, write_text
+from drafttrain.evaluation.runner import decode_interleaved
+from drafttrain.evaluation.table_style import print_findings
 
 TIMING_REPEATS = 3
 REPORT = "tune-cascade.json"
-
-
-@dataclass(frozen=True)
-class Reporting:
-    """Prompts that choose nothing."""
-
-    prompts: list[Prompt]
-    skipped: list[Skipped]
-    data: DataConfig
 
 
 @dataclass(frozen=True)
@@ -75,9 +58,10 @@ class Bench:
     pair: Pair
     target: CachedModel
     levels: list[Level]
-    prompts: list[Prompt]
-    skipped: list[Skipped]
-    reporting: Reporting | None
+    choosing: PromptSet
+    """Prompts to choose on."""
+    reporting: PromptSet | None
+    """Prompts that choose nothing."""
 
 
 def tune_cascade(settings: TuneCascadeConfig, dry_run: bool = False) -> None:
@@ -102,7 +86,7 @@ def tune_cascade(settings: TuneCascadeConfig, dry_run: bool = False) -> None:
     searched = find_increments(bench, replay, costs)
     seconds = perf_counter() - began
     report = make_report(bench, replay, searched, costs, seconds)
-    write_cascade_report(report, report_path(settings.out))
+    write_json(report, report_path(settings.out))
     write_text(settings.out, cascade_yaml(report, settings))
     print_search(report, settings.out)
 
@@ -112,21 +96,13 @@ def check_tuning(settings: TuneCascadeConfig) -> DecodeConfig:
 
     Raises ConfigError for settings that cannot work.
     """
-    check_out(settings.out)
+    check_new_file(settings.out, "out", (".yaml", ".yml"))
     decode = decoding(settings, CascadeConfig(drafters=settings.cascade))
     check_method(decode)
     if max(settings.leniency) > 1:  # refused where it counts for nothing
         lenient = CascadeConfig(drafters=settings.cascade, leniency=max(settings.leniency))
         check_method(decoding(settings, lenient))
     return decode
-
-
-def check_out(out: Path) -> None:
-    if out.suffix not in (".yaml", ".yml") or out.is_dir():
-        raise ConfigError(f"out = {str(out)!r} is no file name ending in .yaml; give one")
-    nearest = next(parent for parent in out.absolute().parents if parent.exists())
-    if not nearest.is_dir():
-        raise ConfigError(f"out = {str(out)!r}: {str(nearest)!r} is a file, not a folder")
 
 
 def decoding(settings: TuneCascadeConfig, cascade: CascadeConfig) -> DecodeConfig:
@@ -145,14 +121,13 @@ def open_bench(
     """Load the models and tokenise the prompts."""
     pair = load_pair(settings.target, settings.drafter, settings.cascade, bigrams=settings.bigrams)
     target = CachedModel(pair.target.model)
-    prompts, skipped = read_prompts(pair.target, target, rows)
+    choosing = PromptSet(settings.data.path, *read_prompts(pair.target, target, rows))
     reporting = None
-    if report_rows is not None:
-        assert settings.report_data is not None
+    if report_rows is not None and settings.report_data is not None:
         read = read_prompts(pair.target, target, report_rows)
-        reporting = Reporting(*read, settings.report_data)
+        reporting = PromptSet(settings.report_data.path, *read)
     levels = build_levels(decode, pair)
-    return Bench(settings, decode, pair, target, levels, prompts, skipped, reporting)
+    return Bench(settings, decode, pair, target, levels, choosing, reporting)
 
 
 def level_costs(bench: Bench) -> dict[str, float]:
@@ -164,17 +139,9 @@ def level_costs(bench: Bench) -> dict[str, float]:
     """
     if bench.settings.costs == "parameters":
         return cascade_ratios(bench.decode, bench.pair)
-    sampling = bench.settings.sampling
-    options = EvaluationOptions(
-        sampling=build_sampling(sampling),
-        max_new_tokens=sampling.max_new_tokens,
-        seed=sampling.seed,
-        baselines=(),
-        repeats=TIMING_REPEATS,
-        warmup=1,
-    )
+    options = timing_options(bench.settings.sampling, TIMING_REPEATS)
     method = build_method(bench.decode, bench.pair)
-    prompts = bench.prompts[: bench.settings.timing_prompts]
+    prompts = bench.choosing.prompts[: bench.settings.timing_prompts]
     plain, default = decode_interleaved(
         bench.pair.target, bench.target, [method], prompts, options, progress=True
     )
@@ -206,7 +173,7 @@ def make_replay(bench: Bench) -> CascadeReplay:
 
 def find_increments(bench: Bench, replay: CascadeReplay, costs: dict[str, float]) -> Searched:
     """Successive halving over the candidates, then the neighbours of the best."""
-    settings, prompts = bench.settings, bench.prompts
+    settings, prompts = bench.settings, bench.choosing.prompts
     kinds = [kind_of(level) for level in bench.levels]
     assert bench.decode.cascade is not None
     candidates = propose(
@@ -258,10 +225,10 @@ def make_report(
         max_new_tokens=sampling.max_new_tokens,
         costs=costs,
         costs_from=settings.costs,
-        timing_prompts=min(settings.timing_prompts, len(bench.prompts))
+        timing_prompts=min(settings.timing_prompts, len(bench.choosing.prompts))
         if settings.costs == "measured"
         else 0,
-        data=_data_facts(settings.data, bench.prompts, bench.skipped),
+        data=prompts_facts(bench.choosing),
         rungs=[
             RungFacts(prompts=rung.prompts, candidates=rung.candidates) for rung in searched.rungs
         ],
@@ -269,18 +236,12 @@ def make_report(
         best=searched.best.name,
         default=default.name,
         first_alone=alone.name,
-        reported_data=None
-        if bench.reporting is None
-        else _data_facts(bench.reporting.data, bench.reporting.prompts, bench.reporting.skipped),
+        reported_data=None if bench.reporting is None else prompts_facts(bench.reporting),
         reported=reported,
         replayed=calls,
         seconds=seconds,
         environment=describe_environment(),
     )
-
-
-def _data_facts(data: DataConfig, prompts: list[Prompt], skipped: list[Skipped]) -> DataFacts:
-    return data_facts(data.path, [prompt.reference for prompt in prompts], skipped)
 
 
 def report_on(
@@ -331,14 +292,11 @@ def report_path(out: Path) -> Path:
 
 def print_search(report: CascadeReport, out: Path) -> None:
     """The table, what it says, and where the files lie."""
-    console = Console()
-    if not console.is_terminal:  # a log file has room for whole columns
-        console = Console(width=LOG_WIDTH)
-    console.print(cascade_table(report))
-    for line in cascade_lines(report):
-        console.print(line, highlight=False, markup=False)
-    for line in (f"cascade: {out}", f"report: {report_path(out)}"):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    print_findings(
+        [cascade_table(report)],
+        cascade_lines(report),
+        [f"cascade: {out}", f"report: {report_path(out)}"],
+    )
 
 
 def plan_search(settings: TuneCascadeConfig) -> str:

@@ -51,11 +51,6 @@ class BigramsConfig(Config):
     """The table, a .safetensors file."""
 
 
-MethodKind = Literal[
-    "sd", "spectr", "specinfer", "rsd-c", "rsd-s", "opt-tree", "binary", "eagle", "sequoia"
-]
-
-
 class EvalConfig(Config):
     """`drafttrain eval`: what a drafter is worth on a target and inputs."""
 
@@ -74,14 +69,6 @@ class EvalConfig(Config):
     """Values to try, for example {k: [5, 10], h: [0.5, 0.7], beta: [3], tau: [1.0, 2.0]}. Every k,
     h, entropy, confidence and delta is a stop policy, measured with the verifier asked for; beta
     and tau add Spec-Verification at each of their pairs."""
-    methods: tuple[MethodKind, ...] = ()
-    """Methods to compare at the depths and budgets given: sd (a chain), spectr, specinfer, rsd-c,
-    rsd-s, opt-tree, binary, eagle, sequoia. Every tree that the RSD paper (Appendix C.3) tries at a
-    depth or a budget is measured."""
-    depth: tuple[PositiveInt, ...] = ()
-    """Levels of the trees compared by `methods`."""
-    budget: tuple[PositiveInt, ...] = ()
-    """Drafted tokens a round of the trees compared by `methods`."""
     rank_data: DataConfig | None = None
     """Prompts on which acceptance by rank is measured for sequoia; not those reported on."""
     baselines: tuple[Literal["generate", "beam"], ...] = ("generate", "beam")
@@ -95,12 +82,11 @@ class EvalConfig(Config):
     bootstrap: PositiveInt = 1000
     """Resamples of the prompts for the 95 % intervals."""
     bleu_tokenizer: str = "13a"
-    """sacrebleu's tokenizer: 13a, or zh, ja-mecab, ko-mecab, char for such outputs."""
+    """sacrebleu's tokenizer: 13a, or zh, ja-mecab, ko-mecab, char for such outputs. Chats have no
+    BLEU."""
     report: Path | None = None
     """Where report.json goes; samples.jsonl and the plot lie beside it. Default: in the run of the
     drafter, if it is of one, else here."""
-
-    _split = field_validator("methods", "depth", "budget", mode="before")(split_at_commas)
 
 
 class GenerateConfig(Config):

@@ -75,24 +75,23 @@ def fill_from_run(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> di
     No drafter and no target: the newest run. No drafter, but a target: the newest run for it, or
     max-gram, which needs no training. A drafter that lies in a run: that run; another one:
     the target that its config.json names, and the policy.json of an export. What the user gave
-    always wins; a target with a path of its own takes nothing from a run, and methods compared by
-    depth and budget have draft lengths of their own. Raises ConfigError where nothing says which
-    drafter or target.
+    always wins; a target with a path of its own takes nothing from a run. Raises ConfigError where
+    nothing says which drafter or target.
     """
     values = deepcopy(values)
     decode, target = _group(values, "decode"), _group(values, "target")
     path = target.get("path")
     if decode.get("drafter") is None and path is not None:
         decode["drafter"] = _drafter_for(str(path), checkpoints)
-    drafter, compared = decode.get("drafter"), bool(values.get("methods"))
+    drafter = decode.get("drafter")
     trained = named_kind(drafter) is None
     if drafter is None or (not trained and path is None):
         run = newest_run(checkpoints)
     else:
         run = run_of(str(drafter)) if trained else None
     if trained and run is not None:
-        _take_drafter(decode, run, with_length=not compared)
-    elif trained and not compared:
+        _take_drafter(decode, run)
+    elif trained:
         _fill_from_policy(decode, Path(str(drafter)) / "policy.json")
     if path is None:
         known = _trained_for(str(drafter)) if run is None else _recorded(run.recipe.target)
@@ -158,11 +157,11 @@ def fill_from_heads(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> 
     return values
 
 
-def _take_drafter(decode: dict[str, Any], run: Run, with_length: bool) -> None:
+def _take_drafter(decode: dict[str, Any], run: Run) -> None:
     """The run's drafter, and for a fixed length the one it was trained with."""
     decode["drafter"] = str(run.drafter)
     stop = _group(decode, "stop")
-    if with_length and not decode.get("cascade") and stop.get("kind", "fixed") == "fixed":
+    if not decode.get("cascade") and stop.get("kind", "fixed") == "fixed":
         stop.setdefault("k", run.recipe.drafter.k)
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 from pydantic import BaseModel, ConfigDict
 
+from drafttrain.config.command_line import describe_command
+
 PACKAGES = ("drafttrain", "torch", "transformers", "datasets", "sacrebleu", "rouge-score")
 
 
@@ -23,6 +25,7 @@ class Environment(BaseModel):
 
     date: str
     command: str
+    """As others would type it: without private folders."""
     cpu: str
     cores: int
     threads: int
@@ -41,7 +44,7 @@ def describe_environment(command: str | None = None) -> Environment:
     """The environment of this process; `command` defaults to its command line."""
     return Environment(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=" ".join(sys.argv) if command is None else command,
+        command=describe_command(sys.argv) if command is None else command,
         cpu=_cpu_model(),
         cores=os.cpu_count() or 1,
         threads=torch.get_num_threads(),

@@ -6,7 +6,7 @@ prompts are ratios of sums and can be bootstrapped.
 The counts of a round, where the drafter proposed `drafted`, the verifier accepted `path`, and
 `emitted` was committed (cut after the first EOS and at the maximal length):
 - tokens: what was emitted;
-- accepted: the drafted tokens among them; accepted tokens that were cut do not count;
+- accepted: the draft tokens among them; accepted tokens that were cut do not count;
 - discarded: drafted but not emitted, whether rejected or cut; of a tree, every node off the path.
 """
 
@@ -144,7 +144,7 @@ def expected_accepted(counts: Counts) -> Ratio | None:
 
 
 def acceptance_rate(counts: Counts) -> Ratio:
-    """Accepted share of the drafted tokens."""
+    """Accepted share of the draft tokens."""
     return Ratio(counts.accepted, counts.drafted)
 
 

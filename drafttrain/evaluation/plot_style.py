@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from drafttrain.data.shards.writing import renamed_when_whole
 from drafttrain.evaluation.bootstrap import Estimate
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A7A7A", "#B8A800")
@@ -47,8 +47,7 @@ def tidy(axis: Axes) -> None:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a PNG under a temporary name, then rename it."""
+    """Write a PNG, and the folders above it, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    figure.savefig(temporary, format="png")
-    os.replace(temporary, path)
+    with renamed_when_whole(path) as temporary:
+        figure.savefig(temporary, format="png")

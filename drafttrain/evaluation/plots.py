@@ -20,7 +20,7 @@ from drafttrain.evaluation.plot_style import (
 )
 from drafttrain.evaluation.report import Report, Run
 from drafttrain.evaluation.trees.comparison import tree_groups
-from drafttrain.evaluation.trees.plots import tree_mbsu, tree_speed, tree_tokens
+from drafttrain.evaluation.trees.plots import tree_length, tree_mbsu, tree_speed
 
 QUALITY = {
     "bleu_difference": "BLEU, difference to plain decoding",
@@ -64,20 +64,20 @@ def plot_report(report: Report, path: Path) -> None:
 def choose_panels(report: Report) -> list[Panel]:
     """Acceptance where something was drafted; curves over k, or bars; the lossy trade-off.
 
-    Trees: tokens a round, MBSU and speed over depths or budgets; bars where there is one only.
+    Trees: mean acceptance length, MBSU and speed over depths or budgets; bars where there is one.
     """
     runs = _methods(report)
     groups = tree_groups(report)
     if len(groups) > 1:
-        return [tree_tokens, tree_mbsu, tree_speed]
+        return [tree_length, tree_mbsu, tree_speed]
     if groups:
-        return [tokens_bars, speed_bars]
+        return [length_bars, speed_bars]
     panels: list[Panel] = []
-    if any(run.by_position for run in runs):
+    if any(run.acceptance_rate_per_position for run in runs):
         panels.append(acceptance_panel)
     timed = any("speedup" in run.metrics for run in runs)
     if len({run.settings.get("k") for run in runs if "k" in run.settings}) > 1:
-        panels.append(tokens_against_k)
+        panels.append(length_against_k)
         if timed:
             panels.append(speed_against_k)
     elif timed or not runs:
@@ -86,14 +86,14 @@ def choose_panels(report: Report) -> list[Panel]:
         panels.append(distribution_panel)
     if sum(run.lossy for run in runs) > 0 and _quality(report) is not None:
         panels.append(trade_off_panel)
-    return panels or [tokens_bars]
+    return panels or [length_bars]
 
 
 def acceptance_panel(axis: Axes, report: Report) -> None:
     """Conditional acceptance by draft position (solid), and accepted up to there (dashed)."""
     runs = longest_drafts(report)[:MOST_LINES]
     for colour, run in zip(COLOURS, runs, strict=False):
-        rates = run.by_position
+        rates = run.acceptance_rate_per_position
         assert rates is not None, "chosen so"
         points = [
             (i + 1, rate)
@@ -119,10 +119,12 @@ def acceptance_panel(axis: Axes, report: Report) -> None:
     draw_legend(axis)
 
 
-def tokens_against_k(axis: Axes, report: Report) -> None:
-    """Tokens a round against draft length, a line for each verifier."""
+def length_against_k(axis: Axes, report: Report) -> None:
+    """Mean acceptance length against draft length, a line for each verifier."""
     _curves_over_k(axis, report, "mean_acceptance_length")
-    axis.set(title="Tokens per round", xlabel="draft length k", ylabel="tokens per target call")
+    axis.set(
+        title="Mean acceptance length", xlabel="draft length k", ylabel="tokens per target call"
+    )
     axis.set_ylim(bottom=1.0)
     draw_legend(axis)
 
@@ -147,11 +149,11 @@ def speed_bars(axis: Axes, report: Report) -> None:
     axis.set(title="Speed-up", xlabel="times plain decoding in the same engine")
 
 
-def tokens_bars(axis: Axes, report: Report) -> None:
-    """Tokens a round, a bar for each run."""
+def length_bars(axis: Axes, report: Report) -> None:
+    """Mean acceptance length, a bar for each run."""
     _bars(axis, [run for run in report.runs if "mean_acceptance_length" in run.metrics],
           "mean_acceptance_length", "")  # fmt: skip
-    axis.set(title="Tokens per round", xlabel="tokens per target call")
+    axis.set(title="Mean acceptance length", xlabel="tokens per target call")
 
 
 def distribution_panel(axis: Axes, report: Report) -> None:
@@ -177,8 +179,9 @@ def trade_off_panel(axis: Axes, report: Report) -> None:
     runs = [run for run in _methods(report) if metric in run.metrics]
     if metric == "bleu_difference":
         draw_level(axis, 0.0, "plain decoding")
-    for colour, family in zip(COLOURS, _families(runs), strict=False):
-        points = [run for run in runs if run.verifier and run.verifier.startswith(family)]
+    rules = dict.fromkeys(rule_of(run) for run in runs)
+    for colour, rule in zip(COLOURS, rules, strict=False):
+        points = [run for run in runs if rule_of(run) == rule]
         lossy = points[0].lossy
         face = "white" if lossy else colour
         for place, run in enumerate(points):
@@ -191,7 +194,7 @@ def trade_off_panel(axis: Axes, report: Report) -> None:
                 _point_label(run, points), (x.value, y.value), textcoords="offset points",
                 xytext=(6, 5 if place % 2 == 0 else -11), fontsize=7.5,
             )  # fmt: skip
-        label = f"{family} (lossy)" if lossy else family
+        label = f"{rule} (lossy)" if lossy else rule
         axis.plot([], [], "o", color=colour, label=label, markerfacecolor=face)
     axis.margins(x=0.15, y=0.15)
     axis.set(title="Quality and speed", xlabel="tokens per target call", ylabel=QUALITY[metric])
@@ -251,7 +254,9 @@ def longest_drafts(report: Report) -> list[Run]:
     longest: dict[tuple[str | None, str | None], Run] = {}
     for run in _methods(report):
         key = (run.drafter, run.verifier)
-        if run.by_position and (key not in longest or _depth(run) > _depth(longest[key])):
+        if run.acceptance_rate_per_position and (
+            key not in longest or _depth(run) > _depth(longest[key])
+        ):
             longest[key] = run
     return list(longest.values())
 
@@ -260,7 +265,7 @@ def fastest_methods(report: Report) -> list[Run]:
     """Of each drafter and kind of verifier, the run with the highest speed-up."""
     fastest: dict[tuple[str | None, str], Run] = {}
     for run in _methods(report):
-        key = (run.drafter, (run.verifier or "").partition("(")[0])
+        key = (run.drafter, rule_of(run))
         if "speedup" in run.speedup_quantiles and (
             key not in fastest
             or run.metrics["speedup"].value > fastest[key].metrics["speedup"].value
@@ -270,7 +275,7 @@ def fastest_methods(report: Report) -> list[Run]:
 
 
 def _depth(run: Run) -> int:
-    return len(run.by_position.drafted) if run.by_position else 0
+    return len(run.acceptance_rate_per_position.drafted) if run.acceptance_rate_per_position else 0
 
 
 def _quality(report: Report) -> str | None:
@@ -281,9 +286,9 @@ def _quality(report: Report) -> str | None:
     return None
 
 
-def _families(runs: Sequence[Run]) -> list[str]:
-    """Verifiers without their settings, in order of appearance."""
-    return list(dict.fromkeys(run.verifier.partition("(")[0] for run in runs if run.verifier))
+def rule_of(run: Run) -> str:
+    """What verified: Spec-Verification is one rule, whatever its beta and tau."""
+    return "spec-verification" if "beta" in run.settings else run.verifier or ""
 
 
 def _label(run: Run) -> str:

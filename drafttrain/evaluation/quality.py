@@ -60,19 +60,26 @@ def chrf_statistics(hypotheses: Texts, references: References) -> CorpusStatisti
 
 
 def quality_metrics(
-    hypotheses: Texts, references: References, resamples: Array, tokenizer: str = "13a"
+    hypotheses: Texts,
+    references: References,
+    resamples: Array,
+    tokenizer: str = "13a",
+    overlap: bool = True,
 ) -> dict[str, Estimate]:
     """BLEU, chrF, ROUGE-2, ROUGE-L and exact match over the rows that have a reference.
 
-    Empty where no row has one. Scores are in percent.
+    Empty where no row has one. Scores are in percent. overlap: whether BLEU and chrF, the shares of
+    common n-grams, mean anything for these texts.
     """
     present = [i for i, reference in enumerate(references) if reference is not None]
     if not present:
         return {}
-    estimates = {
-        "bleu": bleu_statistics(hypotheses, references, tokenizer).estimate(resamples),
-        "chrf": chrf_statistics(hypotheses, references).estimate(resamples),
-    }
+    estimates: dict[str, Estimate] = {}
+    if overlap:
+        estimates |= {
+            "bleu": bleu_statistics(hypotheses, references, tokenizer).estimate(resamples),
+            "chrf": chrf_statistics(hypotheses, references).estimate(resamples),
+        }
     has_reference = np.zeros(len(references))
     has_reference[present] = 1.0
     scores = rouge_scores(hypotheses, references)

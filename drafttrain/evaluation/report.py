@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from drafttrain.build.sizes import Size
+from drafttrain.config.base import ConfigError
+from drafttrain.config.reading import first_problem
+from drafttrain.data.shards.writing import renamed_when_whole
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.environment import Environment
+from drafttrain.evaluation.former_reports import with_present_names
 from drafttrain.evaluation.metrics import PositionRates
 
 TreeAxis = Literal["depth", "nodes"]
-"""Settings by which trees are compared: most levels (RSD Exp1), drafted tokens (Exp2)."""
+"""Sizes by which trees are compared: most levels (RSD Exp1), draft tokens (Exp2)."""
+Written = TypeVar("Written", bound="Part")
 GAP_TOLERANCE = 1e-4
 """Top-2 logit gap below which a greedy choice is a floating-point tie."""
 
@@ -72,15 +77,21 @@ class Run(Part):
     name: str
     """DRAFTER STOP VERIFIER; `plain` is plain decoding in the same engine."""
     kind: Literal["plain", "method", "baseline"]
+    method: str
+    """What it is, without sizes: plain; chain, cascade, or the kind of its trees (rsd-s, opt-tree,
+    ...; `opt-tree,head` where a head scores nodes); generate or beam, Transformers' own."""
+    sizes: dict[str, Size]
+    """How large its drafts are: depth and nodes (most levels, most draft tokens), and k, max_draft,
+    width, branching, drafters or increments, as the method goes by them; beams of beam search."""
     drafter: str | None
     stop: str | None
     verifier: str | None
     sampling: dict[str, float]
     lossless: bool
     settings: dict[str, float]
-    """What a sweep varies: k, beta, tau; where trees are compared: depth and nodes of a draft."""
+    """What a sweep varies: k, h, ..., beta, tau."""
     metrics: dict[str, Estimate]
-    by_position: PositionRates | None = None
+    acceptance_rate_per_position: PositionRates | None = None
     parity: list[Parity] = []
     totals: dict[str, int] = {}
     """Prompts, tokens, rounds, drafted, accepted, discarded, passes."""
@@ -127,7 +138,7 @@ class Report(Part):
     """Seed, maximal length, repeats, resamples."""
     runs: list[Run]
     compared_by: TreeAxis | None = None
-    """Where trees are compared: the setting that those of a group share."""
+    """Where trees are compared: the size that those of a group share."""
 
     def run(self, name: str) -> Run:
         """The run of that name. Raises ValueError naming those there are."""
@@ -139,20 +150,30 @@ class Report(Part):
 
 
 def read_report(path: Path) -> Report:
-    """Read report.json. Raises ValueError for a file that is none."""
-    try:
-        return Report.model_validate_json(path.read_text(encoding="utf-8"))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ValueError(
-            f"{path} is no report of drafttrain ({where}: {first['msg']}); "
-            "make one with `drafttrain eval --report FILE`"
-        ) from None
+    """Read report.json, of former versions too. Raises ValueError for a file that is none."""
+    return read_json(Report, path, "drafttrain eval")
 
 
 def write_report(report: Report, path: Path) -> None:
-    """Write report.json whole or not at all."""
+    write_json(report, path)
+
+
+def read_json(kind: type[Written], path: Path, command: str) -> Written:
+    """Read what a command measured. Raises ValueError for a file that holds nothing of the kind."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return kind.model_validate(with_present_names(values))
+    except ValidationError as error:
+        problem = first_problem(error)
+    except ValueError as error:
+        problem = str(error)
+    raise ValueError(
+        f"{path} is no report of {command} ({problem}); make one with `{command} --report FILE`"
+    )
+
+
+def write_json(report: Part, path: Path) -> None:
+    """Write what was measured, whole or not at all."""
     text = json.dumps(report.model_dump(mode="json"), indent=2, ensure_ascii=False)
     write_text(path, text + "\n")
 
@@ -160,6 +181,13 @@ def write_report(report: Report, path: Path) -> None:
 def write_samples(samples: Iterable[Mapping[str, Any]], path: Path) -> None:
     """Write samples.jsonl, one prompt a line, whole or not at all."""
     write_text(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in samples))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, and the folders above it, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with renamed_when_whole(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def samples_path(report: Path) -> Path:
@@ -173,9 +201,17 @@ def plot_path(report: Path) -> Path:
     return report.with_suffix(".png")
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file under a temporary name, then rename it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+def check_report_path(report: Path) -> None:
+    """Raise ConfigError where no report can be written."""
+    check_new_file(report, "report", (".json",))
+
+
+def check_new_file(file: Path, setting: str, suffixes: tuple[str, ...]) -> None:
+    """Raise ConfigError where a file of this kind cannot be written. setting: what names it."""
+    if file.suffix not in suffixes or file.is_dir():
+        raise ConfigError(
+            f"{setting} = {str(file)!r} is no file name ending in {suffixes[0]}; give one"
+        )
+    nearest = next(parent for parent in file.absolute().parents if parent.exists())
+    if not nearest.is_dir():
+        raise ConfigError(f"{setting} = {str(file)!r}: {str(nearest)!r} is a file, not a folder")

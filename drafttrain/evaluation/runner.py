@@ -16,94 +16,59 @@ from typing import Literal
 
 import numpy as np
 import torch
-from datasets import Dataset
 
-from drafttrain.build.method import Method, build_sampling
+from drafttrain.build.method import Method
 from drafttrain.build.verifiers import AUTO, build_verifier
-from drafttrain.config.commands import EvalConfig
 from drafttrain.config.kinds import NONE
 from drafttrain.config.progress import tracking
-from drafttrain.data.inputs.tokens import tokenize_prompts
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.engine.cached_model import CachedModel, make_source
-from drafttrain.decoding.engine.logits_processing import TargetProcessors
+from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import Output, Proposal, Sampling, Source
+from drafttrain.decoding.types import Output
 from drafttrain.decoding.verifiers import check_pairing
 from drafttrain.evaluation.bootstrap import Array
-from drafttrain.evaluation.report import TreeAxis
+from drafttrain.evaluation.options import EvaluationOptions
+from drafttrain.evaluation.prompts import Prompt
 from drafttrain.models.loading import LoadedTarget, cache_for_generate
 
 PLAIN = "plain"
 GENERATE = "generate"
+BEAM = "beam"
+RunKind = Literal["plain", "method", "baseline"]
 
 
 @dataclass(frozen=True)
-class EvaluationOptions:
-    """How to decode and how often."""
+class Job:
+    """A way to decode, and how it decodes prompt number i."""
 
-    sampling: Sampling = Sampling()
-    max_new_tokens: int = 128
-    seed: int = 0
-    baselines: Sequence[Literal["generate", "beam"]] = ("generate", "beam")
-    num_beams: int = 5
-    repeats: int = 3
-    warmup: int = 3
-    bootstrap: int = 1000
-    bleu_tokenizer: str = "13a"
-    """sacrebleu's tokenizer: 13a, or zh, ja-mecab, ko-mecab, char, ... for such targets."""
-    compared_by: TreeAxis | None = None
-    """Where trees are compared: the setting that those of a group share."""
-
-
-def build_options(config: EvalConfig) -> EvaluationOptions:
-    """The options that the settings of `drafttrain eval` ask for."""
-    return EvaluationOptions(
-        sampling=build_sampling(config.decode.sampling),
-        max_new_tokens=config.decode.sampling.max_new_tokens,
-        seed=config.decode.sampling.seed,
-        baselines=config.baselines,
-        num_beams=config.num_beams,
-        repeats=config.repeats,
-        warmup=config.warmup,
-        bootstrap=config.bootstrap,
-        bleu_tokenizer=config.bleu_tokenizer,
-        compared_by="nodes" if config.budget else "depth" if config.depth else None,
-    )
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """One input row, tokenised."""
-
-    row: int
-    """Number of the row in the original file, from 0."""
-    text: str
-    reference: str | None
-    source: Source
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """An input row that cannot be decoded."""
-
-    row: int
-    reason: str
+    name: str
+    way: str
+    """What a method is called in reports: chain, rsd-s, ...; plain; generate or beam."""
+    decode: Callable[[int], Output]
+    method: Method | None = None
+    """None: a baseline, which is Transformers' own."""
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """What one method did with every prompt."""
+    """What one job did with every prompt."""
 
     name: str
-    kind: Literal["plain", "method", "baseline"]
+    way: str
+    """As in `Job`."""
     method: Method | None
     outputs: list[Output]
     """[P], each of the repeat that took the median time."""
     seconds: Array
     """[R, P], wall clock of each repeat and prompt."""
+
+    @property
+    def kind(self) -> RunKind:
+        if self.method is None:
+            return "baseline"
+        return "plain" if self.way == PLAIN else "method"
 
     @property
     def median_seconds(self) -> Array:
@@ -113,51 +78,7 @@ class Decoded:
     @property
     def lossless(self) -> bool:
         """Whether the output (or its law, when sampling) is the target's own by construction."""
-        if self.kind == "method":
-            return self.method is not None and self.method.verifier.lossless
-        return not self.name.startswith(f"{GENERATE} beam")
-
-
-@dataclass(frozen=True)
-class Job:
-    """A name and how to decode prompt number i."""
-
-    name: str
-    kind: Literal["plain", "method", "baseline"]
-    decode: Callable[[int], Output]
-    method: Method | None = None
-
-
-def read_prompts(
-    target: LoadedTarget, model: CachedModel, rows: Dataset
-) -> tuple[list[Prompt], list[Skipped]]:
-    """Tokenise the rows of `load_inputs`, texts or chats; those that do not fit are set aside.
-
-    Raises ConfigError for chats without a template, ValueError where no row is left.
-    """
-    prompts: list[Prompt] = []
-    skipped: list[Skipped] = []
-    decoder_only = not target.model.config.is_encoder_decoder
-    tokenized = tokenize_prompts(target.tokenizer, rows, decoder_only)
-    for row, ids in zip(rows, tokenized, strict=True):
-        if not row["source"].strip() or not ids:
-            skipped.append(Skipped(row["row"], "the source is empty"))
-        elif model.source_limit is not None and len(ids) > model.source_limit:
-            skipped.append(
-                Skipped(
-                    row["row"], f"{len(ids)} source tokens, the target takes {model.source_limit}"
-                )
-            )
-        else:
-            source = make_source(ids, target.model)
-            prompts.append(Prompt(row["row"], row["source"], row["reference"], source))
-    if not prompts:
-        raise ValueError(
-            f"none of the {len(skipped)} input rows can be decoded"
-            + (f" (row {skipped[0].row}: {skipped[0].reason})" if skipped else "")
-            + "; give data with at least one row"
-        )
-    return prompts, skipped
+        return self.way != BEAM if self.method is None else self.method.verifier.lossless
 
 
 def decode_interleaved(
@@ -199,7 +120,7 @@ def run_interleaved(
                 found[job][prompt].append(output)
             work.update()
     return [
-        Decoded(job.name, job.kind, job.method, [_median(repeats) for repeats in outputs], times)
+        Decoded(job.name, job.way, job.method, [_median(repeats) for repeats in outputs], times)
         for job, outputs, times in zip(jobs, found, seconds, strict=True)
     ]
 
@@ -212,46 +133,23 @@ def make_jobs(
     options: EvaluationOptions,
 ) -> list[Job]:
     """Plain decoding first, then the methods, then the baselines."""
-    plain = Method(NoDrafter(), FixedLength(1), build_verifier(AUTO, options.sampling))
+    verifier = build_verifier(AUTO, options.sampling)
+    plain = Method(NoDrafter(), FixedLength(1), verifier, kind=PLAIN)
     methods = [method for method in methods if method.drafter.name != NONE.name]
     names = [method.name for method in methods]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise ValueError(f"methods of the same name: {', '.join(repeated)}; give each once")
-    jobs = [Job(PLAIN, "plain", _engine(model, plain, prompts, options), plain)]
+    jobs = [Job(PLAIN, PLAIN, _engine(model, plain, prompts, options), plain)]
     for method in methods:
         check_pairing(method.drafter, method.stop, method.verifier, options.sampling)
-        jobs.append(Job(method.name, "method", _engine(model, method, prompts, options), method))
-    if "generate" in options.baselines:
-        jobs.append(Job(GENERATE, "baseline", _generate(target, model, prompts, options, 1)))
-    if "beam" in options.baselines:
-        name = f"{GENERATE} beam {options.num_beams}"
+        jobs.append(Job(method.name, method.kind, _engine(model, method, prompts, options), method))
+    if GENERATE in options.baselines:
+        jobs.append(Job(GENERATE, GENERATE, _generate(target, model, prompts, options, 1)))
+    if BEAM in options.baselines:
         beam = _generate(target, model, prompts, options, options.num_beams)
-        jobs.append(Job(name, "baseline", beam))
+        jobs.append(Job(f"{GENERATE} beam {options.num_beams}", BEAM, beam))
     return jobs
-
-
-def top_two_gap(
-    model: CachedModel, source: Source, tokens: Sequence[int], max_new_tokens: int
-) -> float:
-    """Gap between plain decoding's two highest logits at the token after `tokens`.
-
-    Plain decoding is run again along `tokens`, one token a call, so that the logits are those
-    that it saw. Small gaps are floating-point ties: other row shapes sum in another order.
-    """
-    limit = model.max_new_tokens(source, max_new_tokens)
-    processors = TargetProcessors(model.model, Sampling()).start(source, limit)
-    nothing = torch.empty(0, dtype=torch.long, device=source.prefix.device)
-    committed = source.prefix
-    state = model.encode(source)
-    for token in [*tokens, None]:
-        score = model.score([state], [committed], [Proposal.empty()])[0]
-        if token is not None:
-            model.keep(state, nothing)
-            committed = torch.cat([committed, committed.new_tensor([token])])
-    logits = processors(committed, nothing, score.logits)[0]
-    first, second = logits.topk(2).values.tolist()
-    return first - second
 
 
 def _engine(

@@ -2,48 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
-from typing import Protocol
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console, ConsoleOptions
 from rich.table import Table
 from rich.text import Text
 
 from drafttrain.config.sweep import SWEEPABLE
-from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.report import GAP_TOLERANCE, Report, Run
+from drafttrain.evaluation.table_style import (
+    Column,
+    FittedTable,
+    add_metrics,
+    markdown,
+    metric_cells,
+    new_table,
+    plain_cell,
+)
 from drafttrain.evaluation.trees.comparison import compared_by
 
 LOSSY = "lossy"
 """Mark of methods whose output is not the target's own."""
-WIDE = 110
-"""Columns of a terminal from which on intervals are printed; report.json always has them."""
 
 
-@dataclass(frozen=True)
-class Column:
-    """A metric as a column."""
-
-    metric: str
-    title: str
-    digits: int = 2
-    percent: bool = False
-    suffix: str = ""
-
-    def number(self, value: float) -> str:
-        shown = f"{100 * value if self.percent else value:.{self.digits}f}{self.suffix}"
-        return shown.replace("-", "−")
-
-    def interval(self, estimate: Estimate) -> str:
-        low, high = self.number(estimate.low), self.number(estimate.high)
-        between = " to " if "−" in low else "–"
-        return f"{low.removesuffix(self.suffix)}{between}{high}"
-
-
-TOKENS = Column("mean_acceptance_length", "tokens a round")
+LENGTH = Column("mean_acceptance_length", "mean acceptance length")
 SPEEDUP = Column("speedup", "speed-up", suffix="×")
 BLEU = Column("bleu", "BLEU", digits=1)
 BLEU_DIFFERENCE = Column("bleu_difference", "ΔBLEU to plain")
@@ -51,7 +33,7 @@ CONSISTENCY = Column("consistency_bleu", "BLEU to plain", digits=1)
 VS_GENERATE = Column("speedup_vs_generate", "vs generate", suffix="×")
 VS_BEAM = Column("speedup_vs_beam", "vs beam", suffix="×")
 MAIN = (
-    TOKENS,
+    LENGTH,
     Column("identical", "equal %", digits=1, percent=True),
     BLEU,
     Column("tokens_per_second", "tok/s", digits=0),
@@ -61,14 +43,7 @@ MAIN = (
 )
 CALLS = (Column("swi", "SWI"), Column("mbsu", "SWI by size"))
 """Columns of reports with cascades: tokens over the cost of all calls (CS Drafting)."""
-TRADE_OFF = (TOKENS, BLEU, BLEU_DIFFERENCE, CONSISTENCY, SPEEDUP, VS_GENERATE, VS_BEAM)
-
-
-class Measured(Protocol):
-    """Anything with metrics by name: a run of a report, a replayed policy."""
-
-    @property
-    def metrics(self) -> Mapping[str, Estimate]: ...
+TRADE_OFF = (LENGTH, BLEU, BLEU_DIFFERENCE, CONSISTENCY, SPEEDUP, VS_GENERATE, VS_BEAM)
 
 
 def columns_present(report: Report, columns: Sequence[Column]) -> list[Column]:
@@ -81,17 +56,7 @@ def columns_present(report: Report, columns: Sequence[Column]) -> list[Column]:
 def main_columns(report: Report) -> list[Column]:
     """Columns of the main table; where drafters of several kinds call each other, SWI too."""
     several = any(run.costs is not None and len(run.costs.calls) > 1 for run in report.runs)
-    return columns_present(report, (TOKENS, *CALLS, *MAIN[1:]) if several else MAIN)
-
-
-@dataclass(frozen=True)
-class FittedTable:
-    """A table that shows intervals where the terminal has room for them."""
-
-    build: Callable[[bool], Table]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
-        yield self.build(options.max_width >= WIDE)
+    return columns_present(report, (LENGTH, *CALLS, *MAIN[1:]) if several else MAIN)
 
 
 def main_table(report: Report) -> FittedTable:
@@ -100,7 +65,7 @@ def main_table(report: Report) -> FittedTable:
 
 
 def trade_off_table(report: Report) -> FittedTable | None:
-    """k or (beta, tau) against tokens a round, quality and speed (SpecDec Tables 3 and 4).
+    """k or (beta, tau) against mean acceptance length, quality and speed (SpecDec Tables 3 and 4).
 
     None where fewer than two methods were measured.
     """
@@ -174,11 +139,9 @@ def _main_table(report: Report, intervals: bool) -> Table:
     table.caption = _caption(report, intervals)
     columns = main_columns(report)
     table.add_column("method", no_wrap=True)
-    for column in columns:
-        table.add_column(column.title, justify="right")
+    add_metrics(table, columns)
     for run in report.runs:
-        cells = [terminal_cell(run, column, intervals) for column in columns]
-        table.add_row(_terminal_name(run), *cells)
+        table.add_row(_terminal_name(run), *metric_cells(run, columns, intervals))
     return table
 
 
@@ -186,11 +149,12 @@ def _trade_off_table(report: Report, intervals: bool) -> Table:
     runs = swept_runs(report)
     table = new_table("Trade-off")
     names, columns = setting_names(runs), columns_present(report, TRADE_OFF)
-    for title in [*names, *[column.title for column in columns]]:
-        table.add_column(title, justify="right")
+    for name in names:
+        table.add_column(name, justify="right")
+    add_metrics(table, columns)
     for run in runs:
         settings = [_setting(run, name) for name in names]
-        table.add_row(*settings, *[terminal_cell(run, column, intervals) for column in columns])
+        table.add_row(*settings, *metric_cells(run, columns, intervals))
     return table
 
 
@@ -207,46 +171,6 @@ def _setting(run: Run, name: str) -> str:
     if name in run.settings:
         return f"{run.settings[name]:g}"
     return "strict" if name == "beta" and run.lossless else "–"
-
-
-def new_table(title: str) -> Table:
-    """An empty table in the style of all reports."""
-    return Table(
-        title=title,
-        title_justify="left",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,
-    )
-
-
-def terminal_cell(run: Measured, column: Column, intervals: bool) -> Text:
-    """A value, with its interval below it where it has one."""
-    estimate = run.metrics.get(column.metric)
-    if estimate is None:
-        return Text("–", style="dim")
-    cell = Text(column.number(estimate.value))
-    if intervals and estimate.low < estimate.high:
-        cell.append(f"\n{column.interval(estimate)}", style="dim")
-    return cell
-
-
-def plain_cell(run: Measured, column: Column, intervals: bool) -> str:
-    """A figure with its interval, for Markdown."""
-    estimate = run.metrics.get(column.metric)
-    if estimate is None:
-        return "–"
-    number = column.number(estimate.value)
-    if not intervals or estimate.low == estimate.high:
-        return number
-    return f"{number} ({column.interval(estimate)})"
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], names: int = 1) -> str:
-    """A Markdown table, all columns but the first (`names` of them) aligned to the right."""
-    lines = [header, ["---"] * names + ["---:"] * (len(header) - names), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def _title(report: Report) -> str:

@@ -10,7 +10,7 @@ import datasets
 import torch
 from torch import Tensor, nn
 
-from drafttrain.evaluation.replay import mean_acceptance_length_from_predictions
+from drafttrain.evaluation.teacher_forced import mean_acceptance_length_from_predictions
 
 ROWS_AT_ONCE = 64
 """Held-out rows that are read at a time."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from drafttrain.build.policy import HEAD, is_lossy
+from drafttrain.config.command_line import hide_folders
 from drafttrain.config.kinds import kind_of
 from drafttrain.config.policy import Policy
 from drafttrain.export.parts import Parts
@@ -53,7 +54,10 @@ class Card:
 
 
 def write_card(card: Card, parts: Parts, found: Verification) -> str:
-    """The README.md of an export, as Markdown with the Hub's front matter."""
+    """The README.md of an export, as Markdown with the Hub's front matter.
+
+    No folder of the machine that wrote it is named: absolute paths are cut to their last part.
+    """
     tags = [] if parts.head is None else ["acceptance-head"]
     exports = kind_of(parts.drafter.config).exports
     sections = [
@@ -64,7 +68,7 @@ def write_card(card: Card, parts: Parts, found: Verification) -> str:
         _uses(card, parts) if "assisted" in exports else _uses_of_our_own(card),
         origin(card.made_from),
     ]
-    return "\n\n".join(section.strip() for section in sections) + "\n"
+    return hide_folders("\n\n".join(section.strip() for section in sections)) + "\n"
 
 
 def _what(card: Card, parts: Parts) -> str:

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from drafttrain.config.base import Config, ConfigError
+from drafttrain.config.command_line import describe_command
 from drafttrain.config.reading import dump_settings
 from drafttrain.data.shards.writing import (
     named_disk_errors,
@@ -79,7 +80,8 @@ def open_run(run: Path, settings: Config, loose: Collection[str] = LOOSE) -> Non
     remove_unfinished(run)
     _write(file, dump_settings(settings))
     environment = {"python": platform.python_version(), "platform": platform.platform()}
-    environment |= {name: version(name) for name in PACKAGES} | {"command": " ".join(sys.argv)}
+    environment |= {name: version(name) for name in PACKAGES}
+    environment["command"] = describe_command(sys.argv)
     _write(run / "environment.json", json.dumps(environment, indent=2) + "\n")
 
 

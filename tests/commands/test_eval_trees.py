@@ -1,4 +1,4 @@
-"""Draft trees on the command line: methods compared, reports, samples, and rounds on the screen."""
+"""Draft trees on the command line: comparisons, sweeps, and rounds on the screen."""
 
 from __future__ import annotations
 
@@ -9,24 +9,12 @@ from pathlib import Path
 import pytest
 
 from drafttrain.cli import main
-from tests.export.pairs import noisy_copy
-from tests.tiny_models import tiny_model
-from tests.tiny_targets import save_target
-
-LENGTH = 10
-SHORT = ["baselines=[generate]", "repeats=1", "warmup=0", "bootstrap=20"]
-SHORT += [f"decode.sampling.max_new_tokens={LENGTH}", "decode.sampling.top_k=20"]
+from tests.small_pair import LENGTH, PAIR, SHORT, methods_of, read_trees, save_small_pair
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory) -> Path:
-    """A decoder-only pair, prompts to report on, and others to measure acceptance by rank on."""
-    root = tmp_path_factory.mktemp("tree-commands")
-    save_target(tiny_model("llama").float(), root / "llama")
-    save_target(noisy_copy("llama", 0.5).float(), root / "small")
-    (root / "texts.txt").write_text("w5 w6 w7\nw9 w4 w30\n")
-    (root / "others.txt").write_text("w12 w20\nw8 w33 w5\n")
-    return root
+    return save_small_pair(tmp_path_factory.mktemp("tree-commands"))
 
 
 @pytest.fixture
@@ -41,100 +29,39 @@ def run(*arguments: str) -> None:
     assert ended.value.code == 0
 
 
-PAIR = ["--target", "llama", "--drafter", "small", "--data", "texts.txt"]
-
-
 def compare(*arguments: str) -> tuple[dict, list[dict]]:
     """The report and the samples of `drafttrain eval`."""
     run("eval", *PAIR, *SHORT, "--report", "trees.json", *arguments)
-    samples = Path("trees.samples.jsonl").read_text().splitlines()
-    return json.loads(Path("trees.json").read_text()), [json.loads(line) for line in samples]
+    return read_trees()
 
 
-def methods_of(report: dict) -> dict[str, dict]:
-    return {one["name"]: one for one in report["runs"] if one["kind"] == "method"}
-
-
-def test_sampled_methods_are_compared_at_a_depth(inside, capsys):
-    methods = "sd,spectr,specinfer,rsd-c,rsd-s"
-    report, samples = compare("--methods", methods, "--depth", "2", "--temperature", "1")
-    runs = methods_of(report)
-    assert {name: one["settings"]["nodes"] for name, one in runs.items()} == {
-        "causal k=2 rejection": 2,
-        "paths(2) k=2 k-seq": 4,
-        "paths(3) k=2 k-seq": 6,
-        "paths(2) k=2 multi-round": 4,
-        "paths(3) k=2 multi-round": 6,
-        "rsd-c(2,2) k=2 recursive": 6,
-        "rsd-c(2,1) k=2 recursive": 4,
-        "rsd-c(3,1) k=2 recursive": 6,
-        "rsd-s(2) k=2 recursive": 4,
-        "rsd-s(3) k=2 recursive": 6,
+def test_trees_measured_beside_a_chain_are_compared(inside, capsys):
+    others = {
+        "beams": {"drafter": "small", "tree": {"kind": "rsd-s", "width": 2}, "stop": {"k": 2}},
+        "paths": {"drafter": "small", "tree": {"kind": "paths", "width": 3}, "stop": {"k": 2}},
     }
-    assert {one["settings"]["depth"] for one in runs.values()} == {2}
-    for one in runs.values():
-        assert_counts_agree(one)
-    assert_samples_are_the_outputs(samples)
-    assert "rsd-s(3)" in capsys.readouterr().out
-
-
-def assert_counts_agree(one: dict) -> None:
-    """Totals, positions and rates of a run say the same; a level is a position."""
-    totals, positions = one["totals"], one["by_position"]
-    depth, nodes = one["settings"]["depth"], one["settings"]["nodes"]
-    assert totals["drafted"] <= nodes * totals["rounds"]
-    assert totals["passes"] <= depth * totals["rounds"]
-    assert len(positions["drafted"]) <= depth
-    assert sum(positions["accepted"]) == totals["accepted"]
-    levels = sum(positions["drafted"])  # one call each; all nodes of an opt-tree's may be displaced
-    assert levels == totals["passes"] or "opt-tree" in one["name"] and levels < totals["passes"]
-    rate = one["metrics"]["mean_acceptance_length"]["value"]
-    assert rate == pytest.approx(totals["tokens"] / totals["rounds"])
-    by_hand = totals["tokens"] / (totals["rounds"] + totals["passes"])  # models of one size
-    assert one["metrics"]["mbsu"]["value"] == pytest.approx(by_hand)
-
-
-def assert_samples_are_the_outputs(samples: list[dict]) -> None:
-    """A round's accepted tokens are among those drafted, and its text is what it emitted."""
-    rounds = 0
-    for line in samples:
-        for one in line["outputs"].values():
-            words = [word for played in one.get("rounds", []) for word in played["emitted"]]
-            if "rounds" in one:
-                assert one["text"].split() == [word for word in words if word.startswith("w")]
-            for played in one.get("rounds", []):
-                rounds += 1
-                accepted = played["emitted"][: played["accepted"]]
-                assert set(accepted) <= set(played["drafted"])
-                assert 0 <= len(played["emitted"]) - played["accepted"] <= 1
-    assert rounds > 0
-
-
-def test_greedy_methods_write_what_plain_decoding_does(inside, capsys):
-    report, samples = compare(
-        *["--methods", "sd,opt-tree,binary,sequoia", "--depth", "2", "--budget", "6"],
-        "rank_data.path=others.txt",
-    )
+    report, _ = compare("--k", "2", "--temperature", "1", f"others={json.dumps(others)}")
     runs = methods_of(report)
-    assert sorted(runs) == [
-        "binary(6) k=2 greedy",
-        "causal k=2 greedy",
-        "causal k=6 greedy",
-        "opt-tree(6) gain(0.2,20) greedy",
-        "opt-tree(6) k=2 greedy",
-        "sequoia(6) k=2 greedy",
-        "sequoia(6) k=6 greedy",
-    ]
-    for one in runs.values():
-        assert_counts_agree(one)
-        for parity in one["parity"]:
-            assert parity["identical"] == parity["compared"] == 2
-    for line in samples:
-        assert {one["text"] for one in line["outputs"].values()} == {line["plain"]}
+    found = {name: (one["method"], one["sizes"]) for name, one in runs.items()}
+    assert found == {
+        "causal k=2 rejection": ("chain", {"depth": 2, "nodes": 2, "k": 2}),
+        "beams": ("rsd-s", {"depth": 2, "nodes": 4, "width": 2}),
+        "paths": ("paths", {"depth": 2, "nodes": 6, "width": 3}),
+    }
     printed = capsys.readouterr().out
-    [shares] = re.findall(r"acceptance by rank on 2 prompts of others.txt: (.*)", printed)
-    values = [float(share) for share in shares.split(", ")]
-    assert len(values) == 16 and 0 < sum(values) <= 1.01
+    assert "Trees at equal depth" in printed
+    assert all(name in printed for name in ("sd", "rsd-s(2)", "spectr(3)"))
+
+
+def test_every_way_to_decode_says_what_it_is(inside):
+    report, _ = compare("decode.tree.nodes=6", "--tree", "opt-tree", "baselines=[generate,beam]")
+    assert [(one["method"], one["sizes"]) for one in report["runs"]] == [
+        ("plain", {}),
+        ("opt-tree", {"depth": 20, "nodes": 6, "max_draft": 20}),
+        ("generate", {}),
+        ("beam", {"beams": 5}),
+    ]
+    assert "speedup_vs_beam" in report["runs"][1]["metrics"]
 
 
 def test_a_sweep_over_delta_measures_each(inside):

@@ -49,7 +49,7 @@ def heads_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for parameter in model.parameters():
             parameter += 0.05 * torch.randn_like(parameter)
     model.save_pretrained(folder / "drafter")
-    for name, sentences in (("val", random_sentences(5)), ("test", random_sentences(4))):
+    for name, sentences in (("val", random_sentences(5)), ("test", random_sentences(10))):
         (folder / f"{name}.txt").write_text("\n".join(sentences) + "\n")
     recipe = {
         "run": str(folder / "run"),
@@ -86,7 +86,7 @@ def fit_known_times(outputs: list[Output], block: bool) -> Costs:
 def tuned(heads_run: Path) -> TuneReport:
     test = heads_run.parent / "test.txt"
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as leaving:
-        patch.setattr("drafttrain.commands.tune.fit_costs", fit_known_times)
+        patch.setattr("drafttrain.evaluation.stops.prices.fit_costs", fit_known_times)
         main(["tune", "--heads", str(heads_run), "--report-data", str(test), *SMALL])
     assert not leaving.value.code
     return read_tune_report(heads_run / "tune.json")
@@ -96,7 +96,7 @@ def test_every_policy_is_replayed_on_both_sets_of_prompts(tuned: TuneReport):
     names = {"k=2", "k=5", "entropy(1)", "entropy(2)", "oracle"}
     names |= {f"{head} head({h})" for head in ("D0-w1", "D1-w6") for h in (0.3, 0.7)}
     assert tuned.reported_on is not None
-    for replayed, prompts in ((tuned.chosen_on, 5), (tuned.reported_on, 4)):
+    for replayed, prompts in ((tuned.chosen_on, 5), (tuned.reported_on, 10)):
         assert {policy.name for policy in replayed.policies} == names
         assert replayed.data.prompts == prompts
         assert len({policy.totals["tokens"] for policy in replayed.policies}) == 1

@@ -11,7 +11,7 @@ import yaml
 
 from drafttrain.cli import main
 from drafttrain.evaluation.bootstrap import draw_resamples, estimate_ratio
-from drafttrain.evaluation.cascades.report import CascadeReport, read_cascade_report, regret
+from drafttrain.evaluation.cascades.report import CascadeReport, regret
 from drafttrain.evaluation.cascades.search import swi
 from drafttrain.evaluation.report import read_report
 from tests.evaluation.cascades.replays import ToyReplay, toy
@@ -58,7 +58,7 @@ def searched(project: Path) -> CascadeReport:
     with contextlib.chdir(project):
         report_data = ["--report-data", "test.txt", "costs=parameters"]
         assert run("tune-cascade", *PAIR, *SEARCH, *report_data) == 0
-        return read_cascade_report(Path("tune-cascade.json"))
+        return CascadeReport.model_validate_json((Path("tune-cascade.json")).read_text())
 
 
 def test_candidates_are_ranked_by_swi_from_their_calls_and_the_costs(searched: CascadeReport):
@@ -147,7 +147,7 @@ def test_the_file_holds_target_and_cascade_and_says_what_it_rests_on(
 def test_costs_are_measured_where_they_are_not_stated(inside):
     out = ["--out", "measured.yaml", "timing_prompts=2", "candidates=4", "local=false"]
     assert run("tune-cascade", *PAIR, *SEARCH, "--temperature", "1", *out) == 0
-    found = read_cascade_report(Path("measured.tune-cascade.json"))
+    found = CascadeReport.model_validate_json((Path("measured.tune-cascade.json")).read_text())
     assert set(found.costs) == {"base", "small", "max-gram"}
     assert all(cost > 0 for cost in found.costs.values())
     assert found.costs_from == "measured" and found.timing_prompts == 2

@@ -14,8 +14,10 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
-from drafttrain.evaluation.runner import EvaluationOptions, read_prompts, top_two_gap
-from drafttrain.evaluation.summary import evaluate
+from drafttrain.evaluation.evaluate import evaluate
+from drafttrain.evaluation.options import EvaluationOptions
+from drafttrain.evaluation.parity import top_two_gap
+from drafttrain.evaluation.prompts import read_prompts
 from tests.evaluation.scripted import loaded
 from tests.tiny_models import CAUSAL_FAMILIES, EOS, tiny_model
 

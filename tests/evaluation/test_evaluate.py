@@ -13,6 +13,8 @@ from rich.console import Console
 
 from drafttrain.build.method import Method
 from drafttrain.config.verifiers import RULES
+from drafttrain.decoding.drafters.causal import CausalDrafter
+from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Sampling, Verifier
@@ -23,28 +25,23 @@ from drafttrain.decoding.verifiers import (
     verify_greedy,
 )
 from drafttrain.evaluation.bootstrap import draw_resamples
+from drafttrain.evaluation.evaluate import (
+    evaluate,
+    evaluate_teacher_forced,
+    write_evaluation,
+)
+from drafttrain.evaluation.options import EvaluationOptions
+from drafttrain.evaluation.parity import top_two_gap
 from drafttrain.evaluation.plots import (
     choose_panels,
     distribution_panel,
     fastest_methods,
     plot_report,
 )
+from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.evaluation.report import GAP_TOLERANCE, Report, read_report, write_report
-from drafttrain.evaluation.runner import (
-    Decoded,
-    EvaluationOptions,
-    decode_interleaved,
-    make_jobs,
-    read_prompts,
-    top_two_gap,
-)
-from drafttrain.evaluation.summary import (
-    Context,
-    evaluate,
-    evaluate_teacher_forced,
-    save_evaluation,
-    speedup_quantiles,
-)
+from drafttrain.evaluation.runner import Decoded, decode_interleaved, make_jobs
+from drafttrain.evaluation.summary import Context, speedup_quantiles
 from drafttrain.evaluation.tables import (
     main_table,
     markdown_table,
@@ -162,8 +159,8 @@ def test_totals_and_metrics_come_from_the_same_rounds(report):
     assert run.metrics["mbsu"].value == pytest.approx(
         totals["tokens"] / (0.5 * totals["passes"] + totals["rounds"])
     )
-    assert sum(run.by_position.accepted) == totals["accepted"]
-    assert sum(run.by_position.drafted) == totals["drafted"]
+    assert sum(run.acceptance_rate_per_position.accepted) == totals["accepted"]
+    assert sum(run.acceptance_rate_per_position.drafted) == totals["drafted"]
     assert 0 <= run.time.other <= 1
 
 
@@ -175,7 +172,8 @@ def test_report_json_survives_a_round_trip_and_has_the_promised_shape(report, tm
     written = json.loads(path.read_text())
     assert {"target", "data", "environment", "runs"} <= written.keys()
     needed = {
-        "name", "drafter", "stop", "verifier", "sampling", "lossless", "metrics", "by_position"
+        "name", "method", "sizes", "drafter", "stop", "verifier", "sampling", "lossless",
+        "metrics", "acceptance_rate_per_position",
     }  # fmt: skip
     assert all(needed <= run.keys() for run in written["runs"])
     metrics = written["runs"][1]["metrics"]
@@ -194,10 +192,11 @@ def test_evaluation_writes_report_samples_and_plot_side_by_side(target, tmp_path
     drafter, outputs = script(target)
     model = CachedModel(target.model)
     evaluation = evaluate(target, model, [strict(drafter)], rows(), OPTIONS, "data/tiny.txt")
-    files = save_evaluation(evaluation, tmp_path / "report.json")
-    assert [file.name for file in files] == ["report.json", "samples.jsonl", "report.png"]
-    assert sorted(f.name for f in tmp_path.iterdir()) == sorted(f.name for f in files)
-    samples = [json.loads(line) for line in files[1].read_text().splitlines()]
+    write_evaluation(evaluation, tmp_path / "report.json")
+    files = sorted(file.name for file in tmp_path.iterdir())
+    assert files == ["report.json", "report.png", "samples.jsonl"]
+    lines = (tmp_path / "samples.jsonl").read_text().splitlines()
+    samples = [json.loads(line) for line in lines]
     assert [sample["row"] for sample in samples] == [10, 11, 12, 13]
     assert samples[2]["reference"] is None
     sample = samples[0]["outputs"]["scripted k=4 greedy"]
@@ -215,6 +214,25 @@ def test_without_references_there_is_no_bleu_but_consistency_with_plain_decoding
     assert "speedup_vs_generate" not in found.runs[1].metrics
     assert found.runs[1].metrics["consistency_bleu"].value == pytest.approx(100.0)
     assert "BLEU |" not in markdown_table(found)
+
+
+def test_chats_have_neither_bleu_nor_chrf_even_where_answers_are_known(target):
+    """The rule: common n-grams say nothing of a chat's answer; whether it is the same, does."""
+    target = replace(target, model=tiny_model("llama"))
+    chats = [[{"role": "user", "content": text}] for text in SOURCES]
+    template = "{% for turn in messages %}{{ turn.content }} {% endfor %}"
+    target.tokenizer.chat_template = template
+    options = replace(OPTIONS, baselines=("generate",), repeats=1)
+    for data in (rows(), rows(references=False)):
+        data = data.add_column("messages", chats)
+        model = CachedModel(target.model)
+        drafter = CausalDrafter(CachedModel(tiny_model("llama", seed=5)))
+        found = evaluate(target, model, [strict(drafter)], data, options, "d").report
+        for run in found.runs:
+            assert not {name for name in run.metrics if "bleu" in name or "chrf" in name}
+        assert found.runs[1].metrics["identical"].value == 1.0
+        assert "exact_match" in found.runs[0].metrics or found.data.references == 0
+        assert "BLEU" not in markdown_table(found) and "equal %" in markdown_table(found)
 
 
 def test_quality_is_compared_with_plain_decoding_in_pairs(report):
@@ -336,7 +354,7 @@ def test_teacher_forced_and_decoded_acceptance_are_equal(target, report):
     assert run.name == decoded.name
     assert forced.runs[0].totals == report.runs[0].totals
     assert run.totals == decoded.totals
-    assert run.by_position == decoded.by_position
+    assert run.acceptance_rate_per_position == decoded.acceptance_rate_per_position
     for name in ("mean_acceptance_length", "acceptance_rate", "discard_rate"):
         assert run.metrics[name] == decoded.metrics[name]
     assert "speedup" not in run.metrics
@@ -349,8 +367,11 @@ def test_the_trade_off_lists_every_method_with_its_settings(report):
         ["2", "strict", "–"],
         ["4", "20", "50"],
     ]
+
+
+def test_the_trade_off_for_documents_has_the_same_rows(report):
     lines = markdown_trade_off(report, intervals=False).splitlines()
-    assert lines[0].startswith("| k | beta | tau | tokens a round | BLEU |")
+    assert lines[0].startswith("| k | beta | tau | mean acceptance length | BLEU |")
     assert [line.split("|")[1:4] for line in lines[2:]] == [
         [" 4 ", " strict ", " – "],
         [" 2 ", " strict ", " – "],
@@ -387,14 +408,20 @@ def test_plain_decoding_alone_makes_a_report_and_a_plot(target, tmp_path):
 def test_the_plot_has_a_panel_for_each_thing_that_was_varied(report):
     names = [panel.__name__ for panel in choose_panels(report)]
     assert names == [
-        "acceptance_panel", "tokens_against_k", "speed_against_k", "trade_off_panel"
+        "acceptance_panel", "length_against_k", "speed_against_k", "trade_off_panel"
     ]  # fmt: skip
 
 
 def test_speed_ups_of_single_inputs_are_quantiles_of_their_ratios(target):
     drafter, _ = script(target)
-    plain = Decoded("plain", "plain", None, [], np.array([[2.0, 4.0, 6.0]]))
-    method = Decoded("fast", "method", strict(drafter), [], np.array([[1.0, 1.0, 4.0]]))
+    plain = Decoded(
+        "plain",
+        "plain",
+        Method(NoDrafter(), FixedLength(1), GreedyMatch()),
+        [],
+        np.array([[2.0, 4.0, 6.0]]),
+    )
+    method = Decoded("fast", "chain", strict(drafter), [], np.array([[1.0, 1.0, 4.0]]))
     resamples = draw_resamples(3, 2)
     greedy = Context(target, None, [], OPTIONS, [plain, method], [], resamples)
     found = speedup_quantiles(greedy, method)

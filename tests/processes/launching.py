@@ -26,7 +26,7 @@ PRELOADED = [
     "torch.distributed.fsdp",
     "drafttrain.cli",
     "drafttrain.training.loop",
-    "drafttrain.evaluation.replay",
+    "drafttrain.evaluation.teacher_forced",
     "drafttrain.data.hidden.cache",
     "recipes.train_acceptance_head",
     "recipes.train_spec_drafter",

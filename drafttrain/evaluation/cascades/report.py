@@ -1,16 +1,12 @@
-"""What `drafttrain tune-cascade` found, as JSON: its schema, made from a search, and writing it."""
+"""What `drafttrain tune-cascade` found, as JSON: its schema, made from a search."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from pydantic import ValidationError
 
-from drafttrain.config.reading import first_problem
 from drafttrain.decoding.types import Output
 from drafttrain.evaluation.bootstrap import (
     Array,
@@ -23,7 +19,7 @@ from drafttrain.evaluation.cascades.candidates import Candidate, Origin
 from drafttrain.evaluation.cascades.search import Searched, swi
 from drafttrain.evaluation.environment import Environment
 from drafttrain.evaluation.metrics import count_rounds, mean_acceptance_length
-from drafttrain.evaluation.report import DataFacts, Part, TargetFacts, write_text
+from drafttrain.evaluation.report import DataFacts, Part, TargetFacts
 
 
 class CandidateResult(Part):
@@ -153,20 +149,3 @@ def regret(
         return None
     value, low, high = 1.0 - np.array([share.value, share.high, share.low])
     return Estimate(float(value), float(low), float(high))
-
-
-def write_cascade_report(report: CascadeReport, path: Path) -> None:
-    """Write the report whole or not at all."""
-    text = json.dumps(report.model_dump(mode="json"), indent=2, ensure_ascii=False)
-    write_text(path, text + "\n")
-
-
-def read_cascade_report(path: Path) -> CascadeReport:
-    """Read a report of `drafttrain tune-cascade`. Raises ValueError for a file that is none."""
-    try:
-        return CascadeReport.model_validate_json(path.read_text(encoding="utf-8"))
-    except ValidationError as error:
-        raise ValueError(
-            f"{path} is no report of drafttrain tune-cascade ({first_problem(error)}); make one "
-            "with `drafttrain tune-cascade`"
-        ) from None

@@ -23,7 +23,7 @@ from drafttrain.evaluation.bootstrap import Ratio
 from drafttrain.evaluation.cascades.candidates import Candidate
 from drafttrain.evaluation.cascades.recorded_model import Record, RecordedModel
 from drafttrain.evaluation.metrics import count_rounds, walltime_improvement
-from drafttrain.evaluation.runner import Prompt
+from drafttrain.evaluation.prompts import Prompt
 
 ReplayPrompt = Callable[[int, Sequence[Candidate]], list[Output]]
 """What each candidate does with prompt number i."""

@@ -6,11 +6,17 @@ from rich.table import Table
 from rich.text import Text
 
 from drafttrain.evaluation.cascades.report import CandidateResult, CascadeReport
-from drafttrain.evaluation.tables import Column, FittedTable, new_table, terminal_cell
+from drafttrain.evaluation.table_style import (
+    Column,
+    FittedTable,
+    add_metrics,
+    metric_cells,
+    new_table,
+)
 
 COLUMNS = (
     Column("swi", "SWI"),
-    Column("mean_acceptance_length", "tokens a round"),
+    Column("mean_acceptance_length", "mean acceptance length"),
     Column("regret", "regret %", digits=1, percent=True),
 )
 SHOWN = 8
@@ -74,8 +80,7 @@ def _cascade_table(report: CascadeReport, intervals: bool) -> Table:
         "Chosen on these inputs, so that the best is flattered."
     )
     table.add_column("increments", no_wrap=True)
-    for column in COLUMNS:
-        table.add_column(column.title, justify="right")
+    add_metrics(table, COLUMNS)
     for name in ("target", *report.levels):
         table.add_column(f"{name} calls", justify="right")
     for result in _shown(report):
@@ -84,8 +89,7 @@ def _cascade_table(report: CascadeReport, intervals: bool) -> Table:
             name.append(f"\n{result.origin}", style="dim")
         counts = [result.target_calls, *(result.calls.get(level, 0) for level in report.levels)]
         calls = [f"{100 * count / result.tokens:.0f}" for count in counts]
-        cells = [terminal_cell(result, column, intervals) for column in COLUMNS]
-        table.add_row(name, *cells, *calls)
+        table.add_row(name, *metric_cells(result, COLUMNS, intervals), *calls)
     return table
 
 

@@ -18,8 +18,7 @@ from drafttrain.decoding.drafters.block import block_states, rows_after
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import Randomness, Sampling, Source
-from drafttrain.evaluation.stops.trace import NOTHING, Trace
-from drafttrain.evaluation.stops.trace_log import (
+from drafttrain.evaluation.stops.chain_trace import (
     TraceOptions,
     draw,
     judge,
@@ -27,6 +26,7 @@ from drafttrain.evaluation.stops.trace_log import (
     rejected_law,
     row_entropies,
 )
+from drafttrain.evaluation.stops.trace import NOTHING, Trace
 from drafttrain.models.spec_drafter.model import SpecDrafter
 
 

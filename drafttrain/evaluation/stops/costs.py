@@ -116,12 +116,6 @@ def threshold_from_costs(t_draft: float, t_target: float, delta: float = 0.0) ->
     return (c2 + delta) / (c1 + c2 + delta)
 
 
-def latency(costs: Costs, discard_rate: float, verification_rate: float) -> float:
-    """Eq. 2.3: seconds a token, for a drafter that makes one token a pass."""
-    c2 = costs.t_target - costs.t_draft
-    return costs.t_draft + costs.t_draft * discard_rate + c2 * verification_rate
-
-
 def decision_seconds(policy: StopPolicy, hidden: torch.Tensor, logits: torch.Tensor) -> float:
     """Seconds that a policy takes to judge what is new to it, the median of several.
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
-
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.environment import Environment
-from drafttrain.evaluation.report import DataFacts, Part, TargetFacts, write_text
+from drafttrain.evaluation.report import DataFacts, Part, TargetFacts, read_json, write_json
 from drafttrain.evaluation.stops.calibration import Reliability
 
 
@@ -124,19 +121,9 @@ class TuneReport(Part):
 
 
 def write_tune_report(report: TuneReport, path: Path) -> None:
-    """Write the report whole or not at all."""
-    text = json.dumps(report.model_dump(mode="json"), indent=2, ensure_ascii=False)
-    write_text(path, text + "\n")
+    write_json(report, path)
 
 
 def read_tune_report(path: Path) -> TuneReport:
-    """Read a report of `drafttrain tune`. Raises ValueError for a file that is none."""
-    try:
-        return TuneReport.model_validate_json(path.read_text(encoding="utf-8"))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ValueError(
-            f"{path} is no report of drafttrain tune ({where}: {first['msg']}); make one with "
-            "`drafttrain tune --report FILE`"
-        ) from None
+    """Read a report, of former versions too. Raises ValueError for a file that is none."""
+    return read_json(TuneReport, path, "drafttrain tune")

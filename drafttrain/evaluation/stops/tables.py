@@ -9,12 +9,18 @@ from rich.text import Text
 
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.stops.report import PolicyResult, Replayed, TuneReport
-from drafttrain.evaluation.tables import Column, FittedTable, new_table, terminal_cell
+from drafttrain.evaluation.table_style import (
+    Column,
+    FittedTable,
+    add_metrics,
+    metric_cells,
+    new_table,
+)
 
 COLUMNS = (
     Column("discard_rate", "discarded %", digits=1, percent=True),
     Column("verification_rate", "target calls %", digits=1, percent=True),
-    Column("mean_acceptance_length", "tokens a round"),
+    Column("mean_acceptance_length", "mean acceptance length"),
     Column("tokens_per_second", "tok/s modelled", digits=0),
     Column("gain", "gain %", digits=1, percent=True),
     Column("oracle_share", "of oracle's gain %", digits=0, percent=True),
@@ -149,11 +155,10 @@ def _policy_table(report: TuneReport, intervals: bool) -> Table:
         f"{report.best_fixed}, the best fixed length on the choosing prompts."
     )
     table.add_column("policy", no_wrap=True)
-    for column in COLUMNS:
-        table.add_column(column.title, justify="right")
+    add_metrics(table, COLUMNS)
     for policy in main_policies(report):
         name = Text(policy.name, style="bold" if policy.name == report.best else "")
-        table.add_row(name, *[terminal_cell(policy, column, intervals) for column in COLUMNS])
+        table.add_row(name, *metric_cells(policy, COLUMNS, intervals))
     return table
 
 

@@ -13,24 +13,17 @@ and they are the same rounds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
-
-from drafttrain.config.base import ConfigError
 
 Array = np.ndarray
 NOTHING = -1
 """In `Trace.index`: no token can be drafted there, or no policy ever looks at it."""
-ARRAYS = ("entropies", "index", "run", "longest", "limit")
 UNENDED = np.iinfo(np.int32).max
-FORMAT = "drafttrain-traces-2"
 
 
 @dataclass(frozen=True)
@@ -179,35 +172,3 @@ def _pool_entries(run: Array, first: Array, known: Array, depth: int) -> Array:
     in_branch = (rejected < length)[..., None] & (beyond >= 0) & (beyond < count)
     entries = np.where(in_branch, begin + beyond, NOTHING)
     return np.where(on_path, np.arange(length)[:, None] + depths, entries).astype(np.int32)
-
-
-def save_traces(traces: Iterable[Trace], path: Path) -> None:
-    """Write traces as safetensors, whole or not at all."""
-    tensors: dict[str, Tensor] = {}
-    count = 0
-    for trace in traces:
-        for field in fields(Trace):
-            tensors[f"{count}.{field.name}"] = torch.as_tensor(getattr(trace, field.name))
-        count += 1
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.temporary")
-    save_file(tensors, temporary, metadata={"format": FORMAT, "traces": str(count)})
-    temporary.replace(path)
-
-
-def load_traces(path: Path) -> Iterable[Trace]:
-    """Traces of a file, one at a time. Raises ConfigError for a file that holds none."""
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata() or {}
-        if metadata.get("format") != FORMAT:
-            raise ConfigError(f"{path} holds no traces of this version; log them again")
-        for number in range(int(metadata["traces"])):
-            found = {f.name: file.get_tensor(f"{number}.{f.name}") for f in fields(Trace)}
-            yield Trace(
-                row=int(found["row"]),
-                tokens=int(found["tokens"]),
-                block=bool(found["block"]),
-                lag=int(found["lag"]),
-                states=found["states"],
-                **{name: found[name].numpy() for name in ARRAYS},
-            )

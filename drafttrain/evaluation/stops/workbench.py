@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-
-from datasets import Dataset
 
 from drafttrain.build.method import Method, build_sampling
 from drafttrain.build.pairs import Pair, load_pair
 from drafttrain.build.verifiers import AUTO, build_verifier
-from drafttrain.commands.eval import check_report_path
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import TuneConfig
 from drafttrain.config.decode import SamplingConfig
-from drafttrain.config.runs import head_folders
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.evaluation.runner import Prompt, Skipped, read_prompts
-from drafttrain.evaluation.stops.choice import candidates_of
-from drafttrain.evaluation.stops.replay_prompts import check_traceable
+from drafttrain.evaluation.prompts import PromptSet, read_prompts
+from drafttrain.evaluation.report import check_report_path
+from drafttrain.evaluation.stops.trace_and_replay import check_traceable
 from drafttrain.models.acceptance_head import (
     AcceptanceHead,
     check_head_identity,
@@ -30,8 +25,6 @@ from drafttrain.models.acceptance_head import (
 )
 from drafttrain.models.draft_states import StateKind
 from drafttrain.models.drafters import read_drafter_settings
-
-TIMING_REPEATS = 3
 
 
 @dataclass(frozen=True)
@@ -42,8 +35,10 @@ class Workbench:
     pair: Pair
     target: CachedModel
     heads: dict[str, AcceptanceHead]
-    prompts: list[Prompt]
-    skipped: list[Skipped]
+    choosing: PromptSet
+    """Prompts to choose on."""
+    reporting: PromptSet | None
+    """Prompts that choose nothing."""
 
     @property
     def sampling(self) -> SamplingConfig:
@@ -78,9 +73,13 @@ def check_tuning(settings: TuneConfig) -> None:
             raise ConfigError(f"{name} is empty; give one value at least")
 
 
-def open_bench(settings: TuneConfig, rows: Dataset) -> Workbench:
-    """Load and check pair, heads and prompts, the small things first. Raises ConfigError."""
-    assert settings.target is not None
+def open_bench(settings: TuneConfig) -> Workbench:
+    """Load and check heads, pair and prompts, the small things first. Raises ConfigError."""
+    assert settings.target is not None and settings.data is not None
+    rows = load_inputs(settings.data)
+    report_rows = (
+        None if settings.report_data is None else load_inputs(settings.report_data, "report_data")
+    )
     heads = load_heads(str(settings.heads))
     drafter_settings = read_drafter_settings(str(settings.drafter))
     for name, head in heads.items():
@@ -98,8 +97,12 @@ def open_bench(settings: TuneConfig, rows: Dataset) -> Workbench:
     target = CachedModel(pair.target.model)
     check_traceable(target, pair.drafter)
     heads = {name: head.to(pair.drafter_model.device) for name, head in heads.items()}
-    prompts, skipped = read_prompts(pair.target, target, rows)
-    return Workbench(settings, pair, target, heads, prompts, skipped)
+    choosing = PromptSet(settings.data.path, *read_prompts(pair.target, target, rows))
+    reporting = None
+    if settings.report_data is not None and report_rows is not None:
+        read = read_prompts(pair.target, target, report_rows)
+        reporting = PromptSet(settings.report_data.path, *read)
+    return Workbench(settings, pair, target, heads, choosing, reporting)
 
 
 def check_same_states(heads: Mapping[str, AcceptanceHead], folder: str) -> None:
@@ -132,37 +135,3 @@ def warping(sampling: SamplingConfig) -> dict[str, float]:
         "top_k": sampling.top_k,
         "top_p": sampling.top_p,
     }
-
-
-def timed_lengths(lengths: Sequence[int]) -> list[int]:
-    """The least, the middle and the most; a single length is timed beside twice itself."""
-    ordered = sorted(set(lengths))
-    if len(ordered) == 1:
-        ordered.append(2 * ordered[0])
-    return sorted({ordered[place] for place in (0, len(ordered) // 2, -1)})
-
-
-def plan_tuning(settings: TuneConfig) -> str:
-    """What a tuning would do, without loading any weights or writing anything."""
-    assert settings.data is not None and settings.report is not None
-    check_tuning(settings)
-    names = [folder.name for folder in head_folders(Path(str(settings.heads)))]
-    candidates = candidates_of(
-        settings.lengths, settings.entropy, names, settings.h, settings.max_draft
-    )
-    prompts = [f"{len(load_inputs(settings.data))} of {settings.data.path} to choose"]
-    if settings.report_data is not None:
-        prompts.append(
-            f"{len(load_inputs(settings.report_data, 'report_data'))} of "
-            f"{settings.report_data.path} to report"
-        )
-    timed = ", ".join(f"k={k}" for k in timed_lengths(settings.lengths))
-    return "\n".join(
-        [
-            f"heads     {len(names)}: {', '.join(names)}",
-            f"policies  {len(candidates)}, replayed",
-            f"prompts   {'; '.join(prompts)}",
-            f"timing    {settings.timing_prompts} prompts {TIMING_REPEATS} times: plain, {timed}",
-            f"report    {settings.report}",
-        ]
-    )

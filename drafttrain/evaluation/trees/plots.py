@@ -24,21 +24,21 @@ from drafttrain.evaluation.trees.comparison import (
 )
 
 TITLES = {
-    "mean_acceptance_length": "Tokens per round",
+    "mean_acceptance_length": "Mean acceptance length",
     "mbsu": "Memory-bound speed-up",
     "tokens_per_second": "Tokens per second",
 }
 AXES: dict[TreeAxis, str] = {
     "depth": "most levels of a draft",
-    "nodes": "drafted tokens a round",
+    "nodes": "draft tokens a round",
 }
 MARKERS = "osD^vP*Xph"
 APART = 0.012
 """Shift of neighbouring methods, a share of the axis, so that intervals do not hide each other."""
 
 
-def tree_tokens(axis: Axes, report: Report) -> None:
-    """Tokens a round (block efficiency)."""
+def tree_length(axis: Axes, report: Report) -> None:
+    """Mean acceptance length (block efficiency)."""
     draw_trees("mean_acceptance_length", axis, report)
 
 

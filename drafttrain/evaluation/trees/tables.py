@@ -8,28 +8,27 @@ from rich.table import Table
 from rich.text import Text
 
 from drafttrain.evaluation.report import Report, Run, TreeAxis
-from drafttrain.evaluation.tables import (
-    SPEEDUP,
-    TOKENS,
+from drafttrain.evaluation.table_style import (
     Column,
     FittedTable,
-    columns_present,
     markdown,
     new_table,
     plain_cell,
     terminal_cell,
 )
+from drafttrain.evaluation.tables import LENGTH, SPEEDUP, columns_present
 from drafttrain.evaluation.trees.comparison import (
     OTHER,
     TreeGroup,
     compared_by,
+    size_of,
     tree_groups,
     tree_name,
     tree_runs,
 )
 
 COLUMNS = (
-    TOKENS,
+    LENGTH,
     Column("expected_accepted", "E(A)"),
     Column("mbsu", "MBSU"),
     Column("tokens_per_second", "tok/s", digits=0),
@@ -37,7 +36,7 @@ COLUMNS = (
 )
 RANKED = {"mean_acceptance_length", "mbsu", "tokens_per_second", "speedup"}
 """Metrics whose best is marked, where a method has several trees in a group."""
-TITLES: dict[TreeAxis, str] = {"depth": "levels", "nodes": "drafted"}
+TITLES: dict[TreeAxis, str] = {"depth": "levels", "nodes": "draft tokens"}
 BOUND = "≤ "
 """Before the most levels of trees that may have fewer."""
 
@@ -54,7 +53,8 @@ def tree_table(report: Report) -> FittedTable | None:
 def markdown_trees(report: Report, intervals: bool = True, best_only: bool = False) -> str:
     """The same for documents; empty where the report compares no trees.
 
-    best_only: of each method and group, only the tree with the most tokens a round, unmarked.
+    best_only: of each method and group, only the tree with the highest mean acceptance
+    length, unmarked.
     """
     axis = compared_by(report)
     if axis is None:
@@ -64,7 +64,7 @@ def markdown_trees(report: Report, intervals: bool = True, best_only: bool = Fal
     rows = []
     for group in tree_groups(report):
         for run in group.runs:
-            if best_only and not group.best(run, TOKENS.metric):
+            if best_only and not group.best(run, LENGTH.metric):
                 continue
             cells = [plain_cell(run, column, intervals) for column in columns]
             if not best_only:
@@ -77,7 +77,7 @@ def markdown_trees(report: Report, intervals: bool = True, best_only: bool = Fal
 
 
 def _tree_table(report: Report, axis: TreeAxis, intervals: bool) -> Table:
-    at = "depth (levels)" if axis == "depth" else "budget (drafted tokens)"
+    at = "depth (levels)" if axis == "depth" else "budget (draft tokens)"
     table = new_table(f"Trees at equal {at}")
     table.caption = "Bold: the best of several trees of its method."
     if any(_size(run, axis).startswith(BOUND) for run in tree_runs(report)):
@@ -85,8 +85,8 @@ def _tree_table(report: Report, axis: TreeAxis, intervals: bool) -> Table:
     columns = columns_present(report, COLUMNS)
     table.add_column(TITLES[axis], justify="right")
     table.add_column("method", no_wrap=True)
-    for title in [TITLES[OTHER[axis]], *[column.title for column in columns]]:
-        table.add_column(title, justify="right")
+    for heading in [TITLES[OTHER[axis]], *[column.heading for column in columns]]:
+        table.add_column(heading, justify="right")
     for group in tree_groups(report):
         table.add_section()
         for place, run in enumerate(group.runs):
@@ -114,6 +114,6 @@ def _marked(group: TreeGroup, run: Run, column: Column) -> bool:
 
 
 def _size(run: Run, axis: TreeAxis) -> str:
-    """The setting that was free to differ; of trees that stop by their gain, the most levels."""
-    bound = BOUND if axis == "nodes" and (run.stop or "").startswith("gain") else ""
-    return f"{bound}{run.settings[OTHER[axis]]:g}"
+    """The size that was free to differ; of trees that stop by their gain, the most levels."""
+    bound = BOUND if axis == "nodes" and "max_draft" in run.sizes else ""
+    return f"{bound}{size_of(run, OTHER[axis])}"

@@ -14,7 +14,7 @@ from drafttrain.decoding.sampling import SampledRandomness, warp
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Randomness, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
-from drafttrain.evaluation.replay import replay_rounds
+from drafttrain.evaluation.teacher_forced import replay_rounds
 from tests.decoding.drafters.toy_blocks import CONVENTIONS, toy_drafter
 from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.decoding.toys import ToyTarget, autoregressive_law, toy_source

@@ -19,7 +19,7 @@ from drafttrain.decoding.sampling import SampledRandomness, warp
 from drafttrain.decoding.stopping import Entropy, FixedLength
 from drafttrain.decoding.types import Drafter, Randomness, Sampling, TargetState
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
-from drafttrain.evaluation.replay import replay_rounds
+from drafttrain.evaluation.teacher_forced import replay_rounds
 from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.decoding.toys import LogitsTable, ToyTarget, autoregressive_law, toy_source
 from tests.tiny_drafters import block_heads

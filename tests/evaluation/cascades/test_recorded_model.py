@@ -15,7 +15,7 @@ from drafttrain.decoding.types import Output, Proposal, Sampling
 from drafttrain.evaluation.cascades.candidates import Candidate
 from drafttrain.evaluation.cascades.recorded_model import RecordedModel
 from drafttrain.evaluation.cascades.search import CascadeReplay
-from drafttrain.evaluation.runner import Prompt
+from drafttrain.evaluation.prompts import Prompt
 from tests.evaluation.cascades.replays import (
     NEW_TOKENS,
     facts,

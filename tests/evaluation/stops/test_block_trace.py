@@ -16,8 +16,8 @@ from drafttrain.decoding.stopping import Entropy, FixedLength, HeadPolicy
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.evaluation.stops.block_trace import log_block_trace
+from drafttrain.evaluation.stops.chain_trace import TraceOptions
 from drafttrain.evaluation.stops.replay import Candidate
-from drafttrain.evaluation.stops.trace_log import TraceOptions
 from tests.decoding.drafters.toy_blocks import CONVENTIONS, toy_drafter
 from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.decoding.toys import ToyTarget, toy_source

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from drafttrain.decoding.types import Output, Round
-from drafttrain.evaluation.stops.choice import ORACLE, Prices, best_of, policy_results
-from drafttrain.evaluation.stops.costs import Costs, fit_costs, latency, threshold_from_costs
+from drafttrain.evaluation.stops.costs import Costs, fit_costs, threshold_from_costs
+from drafttrain.evaluation.stops.policy_results import ORACLE, Prices, best_of, policy_results
 from drafttrain.evaluation.stops.replay import Candidate, PolicyCounts
 
 
@@ -59,7 +59,9 @@ def test_equation_2_3_is_equation_2_1_divided_by_the_tokens():
     tokens, discarded, calls = 100.0, 30.0, 25.0
     drafted = tokens + discarded - calls  # N_draft + N_target = N + N_discarded
     seconds = costs.seconds(drafted, calls)
-    assert latency(costs, discarded / tokens, calls / tokens) == pytest.approx(seconds / tokens)
+    c1, c2 = costs.t_draft, costs.t_target - costs.t_draft
+    latency = c1 + c1 * discarded / tokens + c2 * calls / tokens
+    assert latency == pytest.approx(seconds / tokens)
 
 
 def counts_of(**columns) -> PolicyCounts:

@@ -11,8 +11,6 @@ from drafttrain.evaluation.stops.trace import (
     WrongBranch,
     first_rejection,
     join,
-    load_traces,
-    save_traces,
 )
 
 FIXED = [Candidate("fixed", k) for k in (1, 2, 3, 4)]
@@ -188,13 +186,3 @@ def test_several_tosses_are_summed():
 def test_a_policy_longer_than_the_trace_is_refused_by_name():
     with pytest.raises(ValueError, match="policy k=9 may draft 9 tokens, but the trace was logged"):
         draft_lengths(trace_of([1, 1]), {}, [Candidate("fixed", 9)])
-
-
-def test_saved_traces_replay_alike(tmp_path):
-    traces = [trace_of([1, 0, 1, 1, 0, 1]), trace_of([0, 1], ends=True)]
-    save_traces(traces, tmp_path / "traces.safetensors")
-    again = list(load_traces(tmp_path / "traces.safetensors"))
-    assert [trace.row for trace in again] == [3, 3]
-    for trace, other in zip(traces, again, strict=True):
-        assert totals(trace, FIXED) == totals(other, FIXED)
-        assert torch.equal(trace.states, other.states)

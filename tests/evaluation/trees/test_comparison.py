@@ -19,18 +19,20 @@ ENVIRONMENT = describe_environment("drafttrain eval")
 SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
 
 
-def run_of(drafter, verifier, depth, nodes, tokens, mbsu=1.0, stop=None, kind="method"):
+def run_of(method, verifier, depth, nodes, tokens, mbsu=1.0, stop=None, **sizes):
     stop = stop or f"k={depth}"
     values = {"mean_acceptance_length": tokens, "mbsu": mbsu, "tokens_per_second": 10 * tokens}
     return Run(
-        name="plain" if kind == "plain" else f"{drafter} {stop} {verifier}",
-        kind=kind,
-        drafter=drafter,
+        name="plain" if method == "plain" else f"{method} {sizes} {stop} {verifier}",
+        kind="plain" if method == "plain" else "method",
+        method=method,
+        sizes={} if depth is None else {"depth": depth, "nodes": nodes, **sizes},
+        drafter="causal",
         stop=stop,
         verifier=verifier,
         sampling=SAMPLING,
         lossless=True,
-        settings={} if depth is None else {"depth": depth, "nodes": nodes},
+        settings={},
         metrics={name: Estimate(v, v - 0.1, v + 0.1) for name, v in values.items()},
     )
 
@@ -42,48 +44,50 @@ def report_of(*runs):
         data=DataFacts(path="data/tiny.txt", prompts=4, references=0),
         environment=ENVIRONMENT,
         options={},
-        runs=[run_of("none", "rejection", None, None, 1.0, kind="plain"), *runs],
+        runs=[run_of("plain", "rejection", None, None, 1.0), *runs],
     )
 
 
+GAIN = {"stop": "gain(0.2,20)", "max_draft": 20}
 BY_DEPTH = report_of(
-    run_of("causal", "rejection", 2, 2, 2.0),
-    run_of("causal", "rejection", 3, 3, 2.25),
-    run_of("paths(2)", "k-seq", 2, 4, 2.5),
-    run_of("paths(3)", "k-seq", 2, 6, 2.625, mbsu=0.5),
-    run_of("rsd-c(2,2)", "recursive", 2, 6, 2.75),
-    run_of("rsd-c(4,1,1)", "recursive", 3, 12, 3.0),
+    run_of("chain", "rejection", 2, 2, 2.0, k=2),
+    run_of("chain", "rejection", 3, 3, 2.25, k=3),
+    run_of("paths", "k-seq", 2, 4, 2.5, width=2),
+    run_of("paths", "k-seq", 2, 6, 2.625, mbsu=0.5, width=3),
+    run_of("rsd-c", "recursive", 2, 6, 2.75, branching=[2, 2]),
+    run_of("rsd-c", "recursive", 3, 12, 3.0, branching=[4, 1, 1]),
 )
 BY_BUDGET = report_of(
-    run_of("causal", "greedy", 6, 6, 2.0),
-    run_of("opt-tree(6)", "greedy", 20, 6, 2.5, stop="gain(0.2,20)"),
-    run_of("opt-tree(25)", "greedy", 20, 25, 3.5, stop="gain(0.2,20)"),
-    run_of("eagle(25)", "greedy", 5, 25, 3.0),
+    run_of("chain", "greedy", 6, 6, 2.0, k=6),
+    run_of("opt-tree", "greedy", 20, 6, 2.5, **GAIN),
+    run_of("opt-tree", "greedy", 20, 25, 3.5, **GAIN),
+    run_of("eagle", "greedy", 5, 25, 3.0),
 )
 SWEEP = report_of(
-    run_of("causal", "greedy", None, None, 2.0, stop="k=4").model_copy(
-        update={"settings": {"k": 4.0}}
+    *(
+        run_of("chain", "greedy", k, k, 2.0, k=k).model_copy(update={"settings": {"k": k}})
+        for k in (4, 6)
     )
 )
 
 
 @pytest.mark.parametrize(
-    ("drafter", "verifier", "method", "name"),
+    ("kind", "verifier", "sizes", "method", "name"),
     [
-        ("causal", "rejection", "sd", "sd"),
-        ("spec-drafter", "greedy", "sd", "sd"),
-        ("paths(3)", "k-seq", "spectr", "spectr(3)"),
-        ("paths(3)", "multi-round", "specinfer", "specinfer(3)"),
-        ("paths(1)+paths(1)", "multi-round", "specinfer", "specinfer(1+1)"),
-        ("paths(3)", "greedy", "paths", "paths(3)"),
-        ("rsd-c(2,2,1)", "recursive", "rsd-c", "rsd-c(2,2,1)"),
-        ("spec-drafter rsd-s(3)", "recursive", "rsd-s", "rsd-s(3)"),
-        ("opt-tree(25)", "target-walk", "opt-tree", "opt-tree(25)"),
-        ("opt-tree(25,head)", "target-walk", "opt-tree,head", "opt-tree(25,head)"),
+        ("chain", "rejection", {"k": 2}, "sd", "sd"),
+        ("cascade", "greedy", {"increments": [[2]]}, "cascade", "cascade"),
+        ("paths", "k-seq", {"width": 3}, "spectr", "spectr(3)"),
+        ("paths", "multi-round", {"width": 3}, "specinfer", "specinfer(3)"),
+        ("paths", "multi-round", {"width": 1, "drafters": 2}, "specinfer", "specinfer(1+1)"),
+        ("paths", "greedy", {"width": 3}, "paths", "paths(3)"),
+        ("rsd-c", "recursive", {"branching": [2, 2, 1]}, "rsd-c", "rsd-c(2,2,1)"),
+        ("rsd-s", "recursive", {"width": 3}, "rsd-s", "rsd-s(3)"),
+        ("opt-tree", "target-walk", {}, "opt-tree", "opt-tree(6)"),
+        ("opt-tree,head", "target-walk", {}, "opt-tree,head", "opt-tree(6,head)"),
     ],
 )
-def test_methods_have_their_papers_names(drafter, verifier, method, name):
-    run = run_of(drafter, verifier, 2, 6, 2.0)
+def test_methods_have_their_papers_names(kind, verifier, sizes, method, name):
+    run = run_of(kind, verifier, 2, 6, 2.0, **sizes)
     assert (method_of(run), tree_name(run)) == (method, name)
 
 
@@ -102,13 +106,23 @@ def test_what_a_report_says_it_compares_comes_before_what_its_settings_look_like
 
 def test_a_sweep_over_delta_is_a_trade_off_though_trees_have_depth_and_nodes():
     runs = [
-        run.model_copy(update={"settings": run.settings | {"delta": delta}})
-        for run, delta in zip(BY_BUDGET.runs[2:4], (0.1, 0.2), strict=True)
+        BY_BUDGET.runs[3].model_copy(update={"settings": {"delta": delta}}) for delta in (0.1, 0.2)
     ]
     swept = report_of(*runs)
     assert compared_by(swept) is None and trade_off_table(swept) is not None
     compared = swept.model_copy(update={"compared_by": "nodes"})
-    assert trade_off_table(compared) is None and len(tree_groups(compared)) == 2
+    assert trade_off_table(compared) is None and len(tree_groups(compared)) == 1
+
+
+def test_trees_beside_a_chain_are_compared_though_only_the_chain_has_a_length():
+    chain = SWEEP.runs[1]
+    found = report_of(chain, *BY_BUDGET.runs[2:4])
+    assert compared_by(found) == "depth" and trade_off_table(found) is None
+    assert [run.method for group in tree_groups(found) for run in group.runs] == [
+        "chain",
+        "opt-tree",
+        "opt-tree",
+    ]
 
 
 def test_groups_hold_every_tree_of_a_depth_method_by_method():
@@ -132,7 +146,7 @@ def test_the_best_tree_of_a_method_is_found_for_each_metric_alone():
 def test_markdown_marks_the_best_where_a_method_has_several_trees():
     lines = markdown_trees(BY_DEPTH, intervals=False).splitlines()
     assert lines[:2] == [
-        "| levels | method | drafted | tokens a round | MBSU | tok/s |",
+        "| levels | method | draft tokens | mean acceptance length | MBSU | tok/s |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
     ]
     assert lines[2:5] == [
@@ -179,12 +193,13 @@ def test_the_terminal_shows_each_depth_once_and_the_best_in_bold():
 
 def test_a_report_has_either_a_trade_off_or_a_comparison_of_trees():
     assert trade_off_table(BY_DEPTH) is None and markdown_trade_off(BY_DEPTH) == ""
+    assert trade_off_table(SWEEP) is not None
     assert tree_table(SWEEP) is None and markdown_trees(SWEEP) == ""
 
 
 def test_the_plot_draws_the_best_tree_of_each_method_at_each_depth(tmp_path: Path):
     panels = choose_panels(BY_DEPTH)
-    assert [p.__name__ for p in panels] == ["tree_tokens", "tree_mbsu", "tree_speed"]
+    assert [p.__name__ for p in panels] == ["tree_length", "tree_mbsu", "tree_speed"]
     axis = Figure().subplots()
     panels[0](axis, BY_DEPTH)
     lines = {container.get_label(): container.lines[0] for container in axis.containers}
@@ -200,4 +215,4 @@ def test_the_plot_draws_the_best_tree_of_each_method_at_each_depth(tmp_path: Pat
 
 def test_trees_of_one_depth_are_drawn_as_bars():
     single = report_of(*BY_DEPTH.runs[3:6])
-    assert [p.__name__ for p in choose_panels(single)] == ["tokens_bars", "speed_bars"]
+    assert [p.__name__ for p in choose_panels(single)] == ["length_bars", "speed_bars"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
-from drafttrain.decoding.sampling import SampledRandomness
+from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.types import Sampling
 from drafttrain.evaluation.trees.rank_acceptance import measure_acceptance_by_rank
 from tests.decoding.toys import ToyModel, ToyTarget, toy_prompt
@@ -16,10 +18,7 @@ from tests.tiny_models import tiny_model
 
 PROMPTS = [[5, 6, 7], [9, 3, 30], [12, 4, 20, 33]]
 LENGTH = 9
-
-
-def seeded(seed: int = 0) -> SampledRandomness:
-    return SampledRandomness(torch.Generator().manual_seed(seed))
+RANDOMNESS = partial(sequence_randomness, 0)
 
 
 def greedy_ranks(ranks: int, seed: int = 5) -> tuple[tuple[float, ...], list[int]]:
@@ -30,7 +29,7 @@ def greedy_ranks(ranks: int, seed: int = 5) -> tuple[tuple[float, ...], list[int
         CachedModel(model),
         CausalDrafter(CachedModel(drafter)),
         Sampling(),
-        seeded(),
+        RANDOMNESS,
         sources,
         LENGTH,
         ranks,
@@ -78,7 +77,7 @@ def test_sampled_shares_are_the_targets_probabilities_of_the_drafters_choices():
         target,
         CausalDrafter(drafter),
         Sampling(1.3),
-        seeded(),
+        RANDOMNESS,
         [toy_prompt()] * 600,
         max_new_tokens=2,
         ranks=3,
@@ -100,5 +99,5 @@ def test_outputs_too_short_for_a_draft_are_refused():
     target = CachedModel(model)
     with pytest.raises(ValueError, match="no round drafted anything; give longer outputs"):
         measure_acceptance_by_rank(
-            target, CausalDrafter(target), Sampling(), seeded(), [make_source([5], model)], 1
+            target, CausalDrafter(target), Sampling(), RANDOMNESS, [make_source([5], model)], 1
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,28 +16,11 @@ from drafttrain.evaluation.bootstrap import (
     with_interval,
 )
 from drafttrain.evaluation.metrics import acceptance_metrics
-from drafttrain.evaluation.stops.costs import Costs
+from drafttrain.evaluation.stops.prices import Prices
 from drafttrain.evaluation.stops.replay import Candidate, PolicyCounts
 from drafttrain.evaluation.stops.report import PolicyResult
 
 ORACLE = Candidate("oracle")
-
-
-@dataclass(frozen=True)
-class Prices:
-    """Seconds of everything that a policy spends."""
-
-    costs: Costs
-    plain_tokens_per_second: float
-    heads: dict[str, float] = field(default_factory=dict)
-    """What each head takes to judge a token."""
-    entropy: float = 0.0
-
-    def judging(self, candidate: Candidate) -> float:
-        """Seconds that the policy itself takes for a token."""
-        if candidate.head is not None:
-            return self.heads[candidate.head]
-        return self.entropy if candidate.kind == "entropy" else 0.0
 
 
 def throughput(counts: PolicyCounts, place: int, candidate: Candidate, prices: Prices) -> Ratio:

@@ -1,11 +1,16 @@
 """Expected walltime improvement of cascades (CS Drafting, Section 4).
 
-Acceptance of each position is taken to be a coin of its own; costs are those of one call of a
-drafter over one of the target, as parameters or as measured times.
+    python benchmarks/ewif.py ACCEPTANCE,COST,TOKENS [ACCEPTANCE,COST,TOKENS ...]
+    python benchmarks/ewif.py 0.73,0.022,5 0.65,0.0068,3   # a row of the paper's Table 1
+
+Prints the expected improvement of a horizontal cascade of these drafters, in order. Acceptance of
+each position is taken to be a coin of its own; costs are those of one call of a drafter over one of
+the target, as parameters or as measured times.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
@@ -43,3 +48,24 @@ def horizontal_improvement(parts: Sequence[tuple[float, float, int]]) -> float:
     acceptance = [a for a, _, count in parts for _ in range(count)]
     costs = [c for _, c, count in parts for _ in range(count)]
     return expected_improvement(acceptance, costs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="+", type=read_part, metavar="ACCEPTANCE,COST,TOKENS")
+    try:
+        print(f"{horizontal_improvement(parser.parse_args().parts):.4f}")
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def read_part(text: str) -> tuple[float, float, int]:
+    """`0.73,0.022,5` as its numbers; argparse makes a message of the ValueError."""
+    acceptance, cost, tokens = text.split(",")
+    return float(acceptance), float(cost), int(tokens)
+
+
+if __name__ == "__main__":
+    main()

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from benchmarks.expectation import compare_expectation
 from drafttrain.decoding.types import Output, Round
 from drafttrain.evaluation.bootstrap import draw_resamples
-from drafttrain.evaluation.trees.expectation import compare_expectation
 
 
 def output_of(*rounds):

@@ -12,14 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from drafttrain.decoding.trees.verifiers import (
-    KSeq,
-    MultiRound,
-    RecursiveRejection,
-    recurse,
-)
-from drafttrain.decoding.types import Proposal, Randomness, Sampling, Verifier
-from drafttrain.evaluation.sibling_rules import (
+from benchmarks.sibling_acceptance import (
     SiblingAcceptance,
     distinct_draws,
     independent_draws,
@@ -27,6 +20,13 @@ from drafttrain.evaluation.sibling_rules import (
     sibling_acceptance,
     transport_optimum,
 )
+from drafttrain.decoding.trees.verifiers import (
+    KSeq,
+    MultiRound,
+    RecursiveRejection,
+    recurse,
+)
+from drafttrain.decoding.types import Proposal, Randomness, Sampling, Verifier
 from tests.decoding.enumeration import enumerate_law
 
 TARGET, DRAFT = (0.5, 0.15, 0.35), (0.2, 0.7, 0.1)

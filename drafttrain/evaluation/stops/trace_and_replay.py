@@ -12,15 +12,15 @@ from drafttrain.config.progress import tracked
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.sampling import SampledRandomness, sequence_randomness
 from drafttrain.decoding.types import Drafter
-from drafttrain.evaluation.runner import Prompt
+from drafttrain.evaluation.prompts import Prompt
 from drafttrain.evaluation.stops.block_trace import log_block_trace
+from drafttrain.evaluation.stops.chain_trace import TraceOptions, check_ends, decode_text, log_trace
 from drafttrain.evaluation.stops.replay import (
     Candidate,
     PolicyCounts,
     predicted_acceptance,
     replay,
 )
-from drafttrain.evaluation.stops.trace_log import TraceOptions, check_ends, decode_text, log_trace
 from drafttrain.models.acceptance_head import AcceptanceHead
 
 

@@ -15,10 +15,10 @@ from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import Entropy, FixedLength, HeadPolicy
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
+from drafttrain.evaluation.stops.chain_trace import TraceOptions, check_ends, log_trace
 from drafttrain.evaluation.stops.replay import (
     Candidate,
 )
-from drafttrain.evaluation.stops.trace_log import TraceOptions, check_ends, log_trace
 from drafttrain.models.acceptance_head import AcceptanceHead
 from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.evaluation.stops.replays import decoded_rounds, random_head, replayed_rounds

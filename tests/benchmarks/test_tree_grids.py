@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.tree_grids import EAGLE_NODES, expand_methods
 from drafttrain.build.trees import build_shape, tree_settings, tree_stop
 from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.reading import validate_settings
-from drafttrain.evaluation.trees.methods import EAGLE_NODES, expand_methods
 
 BEAMS_AT_DEPTH = {  # C.3.1: (K, L) of SpecTr and RSD-S
     2: [(2, 2), (3, 2)],
@@ -167,8 +167,8 @@ def test_eagles_tree_is_compared_at_its_own_size():
 @pytest.mark.parametrize(
     ("methods", "depths", "budgets", "message"),
     [
-        (["sd"], [], [], "methods are given without depth or budget"),
-        ([], [2], [], "depth/budget are given without methods"),
+        (["sd"], [], [], "methods given without depth or budget"),
+        ([], [2], [], "depth/budget given without methods"),
         (["rsd-s"], [6], [], "depth = 6: .* no trees of rsd-s there; use 2, 3, 4, 5"),
         (["rsd-c"], [], [7], "budget = 7: .* no trees of rsd-c there; use 6, 10, 14, 21, 30"),
     ],
@@ -192,7 +192,3 @@ def test_what_methods_cannot_be_compared_at_is_refused(methods, depths, budgets,
 def test_settings_of_one_tree_do_not_go_with_methods(groups, message):
     with pytest.raises(ConfigError, match=message):
         expand_methods(decode(**groups), ["sd"], [2], [])
-
-
-def test_no_methods_are_no_trees():
-    assert expand_methods(decode(stop={"k": 4}), [], [], []) == []

@@ -17,13 +17,13 @@ from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Drafter, Proposal, Randomness, Sampling, Source
-from drafttrain.evaluation.stops.trace import AcceptedPath, Array, Trace, WrongBranch, join
-from drafttrain.evaluation.stops.wrong_branches import (
+from drafttrain.evaluation.stops.drafts_after_rejection import (
     GrowingBranch,
     grow_as_tree,
     grow_one_by_one,
     row_entropies,
 )
+from drafttrain.evaluation.stops.trace import AcceptedPath, Array, Trace, WrongBranch, join
 from drafttrain.models.draft_states import StateKind, drawn_states
 
 TEXT_DRAFT = 4

@@ -9,7 +9,7 @@ from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch
-from drafttrain.evaluation.replay import (
+from drafttrain.evaluation.teacher_forced import (
     mean_acceptance_length_from_predictions,
     replay_outputs,
     replay_rounds,

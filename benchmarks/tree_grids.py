@@ -1,7 +1,7 @@
 """Methods compared at equal depth and at equal budget (RSD, Jeon et al. 2024, Exp1 and Exp2).
 
 A method at a depth or a budget stands for several trees: all that the paper's Appendix C.3 tries.
-Budgets are drafted tokens a round, which the target scores at once; every tree of a budget has just
+Budgets are draft tokens a round, which the target scores at once; every tree of a budget has just
 as many.
 """
 
@@ -11,11 +11,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.commands import MethodKind
 from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.trees import EAGLE_NODES, TREES
 from drafttrain.decoding.trees.chosen import binary_tree
 
+METHODS = (
+    "sd",
+    "spectr",
+    "specinfer",
+    "rsd-c",
+    "rsd-s",
+    "opt-tree",
+    "binary",
+    "eagle",
+    "sequoia",
+)
+"""sd is a chain, a tree of width one."""
 BEAMS_AT_DEPTH = {2: (2, 3), 3: (3, 4), 4: (5, 7), 5: (6, 12)}
 """Depth -> paths of SpecTr and SpecInfer, beams of RSD-S (Appendix C.3.1)."""
 BRANCHINGS_AT_DEPTH = {
@@ -46,7 +57,7 @@ Parts = dict[str, dict[str, Any]]
 
 def expand_methods(
     decode: DecodeConfig,
-    methods: Sequence[MethodKind],
+    methods: Sequence[str],
     depths: Sequence[int],
     budgets: Sequence[int],
 ) -> list[DecodeConfig]:
@@ -54,17 +65,21 @@ def expand_methods(
 
     Drafter and sampling are those of `decode`; delta, max_draft and a head too for opt-tree, the
     companion drafters for specinfer, draft_temperature for trees that have one. Raises ConfigError
-    for methods without depths and budgets or the other way round, for a depth or budget that a
-    method has no trees for, and for settings of one tree beside methods, which bring their own.
+    for unknown methods, for methods without depths and budgets or the other way round, for a depth
+    or budget that a method has no trees for, and for settings of one tree beside methods, which
+    bring their own.
     """
-    if bool(methods) != bool(depths or budgets):
-        given, missing = ("methods", "depth or budget") if methods else ("depth/budget", "methods")
+    if not (methods and (depths or budgets)):
+        given = "methods" if methods else "depth/budget" if depths or budgets else "nothing"
+        missing = "depth or budget" if methods else "methods"
         raise ConfigError(
-            f"{given} are given without {missing}; write for example --methods sd,spectr,rsd-s "
+            f"{given} given without {missing}; write for example --methods sd,spectr,rsd-s "
             "--depth 2,3,4,5"
         )
-    if methods:
-        _check_shared(decode)
+    unknown = [method for method in methods if method not in METHODS]
+    if unknown:
+        raise ConfigError(f"method {unknown[0]!r} is not known; use {', '.join(METHODS)}")
+    _check_shared(decode)
     found: list[DecodeConfig] = []
     for method in methods:
         wanted = [("depth", depth) for depth in depths] + [("budget", b) for b in budgets]
@@ -97,7 +112,7 @@ def _check_shared(decode: DecodeConfig) -> None:
             )
 
 
-def _trees(decode: DecodeConfig, method: MethodKind, axis: str, value: int) -> Iterator[Parts]:
+def _trees(decode: DecodeConfig, method: str, axis: str, value: int) -> Iterator[Parts]:
     if method == "sd":
         yield _parts("none", value)
     elif method in ("spectr", "specinfer", "rsd-s"):
@@ -110,7 +125,7 @@ def _trees(decode: DecodeConfig, method: MethodKind, axis: str, value: int) -> I
         yield _chosen(decode, method, axis, value)
 
 
-def _beams(decode: DecodeConfig, method: MethodKind, axis: str, value: int) -> Iterator[Parts]:
+def _beams(decode: DecodeConfig, method: str, axis: str, value: int) -> Iterator[Parts]:
     if axis == "depth":
         pairs = [(width, value) for width in _look_up(BEAMS_AT_DEPTH, method, axis, value)]
     else:
@@ -142,7 +157,7 @@ def _shared_out(
         yield _parts("paths", depth, "multi-round", width=each, drafters=companions)
 
 
-def _chosen(decode: DecodeConfig, method: MethodKind, axis: str, value: int) -> Parts:
+def _chosen(decode: DecodeConfig, method: str, axis: str, value: int) -> Parts:
     """Trees that are chosen, not drawn; at a depth as large as RSD-C's largest."""
     nodes = 2 ** (value + 1) - 2 if axis == "depth" else value
     if method == "eagle":

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafttrain.evaluation.ewif import (
+from benchmarks.ewif import (
     expected_improvement,
     expected_improvement_of_chain,
     horizontal_improvement,

@@ -1,0 +1,122 @@
+"""Draft trees compared at equal depth and at equal budget (RSD, Jeon et al. 2024, Exp1 and Exp2).
+
+    python benchmarks/tree_experiments.py --methods sd,spectr,specinfer,rsd-c,rsd-s \\
+        --depth 2,3,4,5 --temperature 1 --target MODEL --drafter MODEL --data FILE
+    python benchmarks/tree_experiments.py --methods sd,binary,opt-tree --budget 6,10,14,21,30
+
+Every tree that the paper (Appendix C.3) tries at a depth or a budget is measured by `drafttrain
+eval`, all in one interleaved run; other options and key=value settings are that command's, and so
+are the report, samples and plot that it leaves. Then a table groups the trees by depth or budget;
+it is written as Markdown beside the report too. Without --target and --drafter: the newest run in
+checkpoints/, on its own held-out rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tree_grids import METHODS, expand_methods
+
+from drafttrain.commands.eval import measure_methods
+from drafttrain.commands.shell import quiet_libraries
+from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import EvalConfig
+from drafttrain.config.decode import DecodeConfig
+from drafttrain.config.filling import fill_data, fill_from_run
+from drafttrain.config.reading import check_settings, merge_values, validate_settings
+from drafttrain.evaluation.report import read_report, write_text
+from drafttrain.evaluation.trees.tables import markdown_trees
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    given = parse_arguments(arguments)
+    quiet_libraries()
+    try:
+        settings = read_settings(given)
+        variants = read_methods(given, settings)
+        compared_by = "nodes" if given.budget else "depth"
+        measure_methods(settings, variants, compared_by, given.dry_run)
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from None
+    if not given.dry_run:
+        table = markdown_trees(read_report(given.report))
+        write_text(given.report.with_suffix(".md"), table)
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--methods", type=listed, default=[], metavar="NAME,NAME", help=", ".join(METHODS)
+    )
+    parser.add_argument(
+        "--depth", type=counts, default=[], metavar="INT,INT", help="levels of the trees (Exp1)"
+    )
+    parser.add_argument(
+        "--budget", type=counts, default=[], metavar="INT,INT", help="their draft tokens (Exp2)"
+    )
+    parser.add_argument("--config", type=Path, help="YAML file of settings")
+    parser.add_argument("--target", help="folder or Hub name of the target")
+    parser.add_argument("--drafter", help="folder or Hub name of the drafter")
+    parser.add_argument("--data", help="file or Hub name of the inputs")
+    parser.add_argument("--limit", help="most inputs to use")
+    parser.add_argument("--temperature", help="0: greedy; above: sampling")
+    parser.add_argument("--seed", help="of every random choice")
+    parser.add_argument(
+        "--report", type=Path, default=Path("trees.json"), help="default: trees.json"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="check all but the weights")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as of `drafttrain eval`")
+    return parser.parse_intermixed_args(arguments)
+
+
+def listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def counts(text: str) -> list[int]:
+    """`2,3,4` as numbers from 1 on; argparse makes a message of the ValueError."""
+    found = [int(part) for part in listed(text)]
+    if min(found, default=1) < 1:
+        raise ValueError(text)
+    return found
+
+
+def read_settings(given: argparse.Namespace) -> EvalConfig:
+    """Settings of `drafttrain eval`; of a run, only its target, drafter and held-out rows count.
+
+    Raises ConfigError as that command.
+    """
+    flags = {
+        "target.path": given.target,
+        "decode.drafter": given.drafter,
+        "data.path": given.data,
+        "data.limit": given.limit,
+        "decode.sampling.temperature": given.temperature,
+        "decode.sampling.seed": given.seed,
+        "report": str(given.report),
+    }
+    values: dict[str, Any] = merge_values(given.config, given.overrides, flags)
+    check_settings(EvalConfig, values)
+    filled = fill_data(fill_from_run(values))
+    own = dict(values.get("decode") or {})  # draft lengths are those of the methods
+    return validate_settings(
+        EvalConfig, filled | {"decode": own | {"drafter": filled["decode"]["drafter"]}}
+    )
+
+
+def read_methods(given: argparse.Namespace, settings: EvalConfig) -> list[DecodeConfig]:
+    """The methods asked for. Raises ConfigError for what does not go with them."""
+    if settings.sweep:
+        raise ConfigError("methods and sweep are both given; measure them one after the other")
+    if settings.mode != "decode":
+        raise ConfigError(f"methods are compared by decoding, not mode={settings.mode}")
+    return expand_methods(settings.decode, given.methods, given.depth, given.budget)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""Measure methods on inputs: by decoding, or by one parallel pass along known outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+
+from drafttrain.build.method import Method
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.types import Output
+from drafttrain.evaluation.bootstrap import Array, draw_resamples
+from drafttrain.evaluation.environment import describe_environment
+from drafttrain.evaluation.facts import data_facts, options_facts, sampling_facts, target_facts
+from drafttrain.evaluation.metrics import (
+    acceptance_metrics,
+    count_positions,
+    count_rounds,
+    position_rates,
+)
+from drafttrain.evaluation.options import EvaluationOptions
+from drafttrain.evaluation.plots import plot_report
+from drafttrain.evaluation.prompts import Skipped, read_prompts, references_of
+from drafttrain.evaluation.report import (
+    Report,
+    Run,
+    plot_path,
+    samples_path,
+    write_report,
+    write_samples,
+)
+from drafttrain.evaluation.runner import PLAIN, decode_interleaved
+from drafttrain.evaluation.summary import Context, make_samples, summarise_run, totals
+from drafttrain.evaluation.teacher_forced import PredictBlocks, plain_outputs, replay_outputs
+from drafttrain.models.loading import LoadedTarget
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A report and the samples behind it."""
+
+    report: Report
+    samples: list[dict[str, Any]]
+    """One for each prompt: texts, and draft tokens and accepted ones of every round. Empty where
+    nothing was decoded."""
+
+
+def write_evaluation(evaluation: Evaluation, path: Path) -> None:
+    """Write report.json, the samples, if there are any, and the plot."""
+    write_report(evaluation.report, path)
+    if evaluation.samples:
+        write_samples(evaluation.samples, samples_path(path))
+    plot_report(evaluation.report, plot_path(path))
+
+
+def evaluate(
+    target: LoadedTarget,
+    model: CachedModel,
+    methods: Sequence[Method],
+    rows: Dataset,
+    options: EvaluationOptions,
+    data_name: str,
+    progress: bool = False,
+) -> Evaluation:
+    """Decode the rows with every method and the baselines, and report what each is worth.
+
+    rows: with columns row, source and reference. The report's first run is plain decoding in the
+    same engine. Raises ValueError where no row can be decoded.
+    """
+    prompts, skipped = read_prompts(target, model, rows)
+    decoded = decode_interleaved(target, model, methods, prompts, options, progress)
+    texts = [
+        [target.tokenizer.decode(o.tokens, skip_special_tokens=True) for o in run.outputs]
+        for run in decoded
+    ]
+    resamples = draw_resamples(len(prompts), options.bootstrap, options.seed)
+    context = Context(target, model, prompts, options, decoded, texts, resamples)
+    report = Report(
+        mode="decode",
+        target=target_facts(target),
+        data=data_facts(data_name, references_of(prompts), skipped),
+        environment=describe_environment(),
+        options=options_facts(options),
+        runs=[summarise_run(context, i) for i in range(len(decoded))],
+        compared_by=options.compared_by,
+    )
+    return Evaluation(report, list(make_samples(context)))
+
+
+def evaluate_teacher_forced(
+    target: LoadedTarget,
+    drafters: Sequence[tuple[str, int, PredictBlocks]],
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    options: EvaluationOptions,
+    data_name: str,
+    skipped: Sequence[Skipped] = (),
+) -> Report:
+    """Acceptance of greedy verification from one parallel pass a sentence; no speed, no texts.
+
+    drafters: (name, k, predict_blocks); pairs: (source_ids, the target's own output). Raises
+    ValueError where there are no pairs.
+    """
+    resamples = draw_resamples(len(pairs), options.bootstrap, options.seed)
+    runs = [_replayed_run("none", None, plain_outputs(pairs), resamples, options)]
+    for name, k, predict_blocks in drafters:
+        outputs = replay_outputs(predict_blocks, pairs, options.max_new_tokens)
+        runs.append(_replayed_run(name, k, outputs, resamples, options))
+    return Report(
+        mode="teacher-forced",
+        target=target_facts(target),
+        data=data_facts(data_name, [None] * len(pairs), skipped),
+        environment=describe_environment(),
+        options=options_facts(options),
+        runs=runs,
+    )
+
+
+def _replayed_run(
+    drafter: str,
+    k: int | None,
+    outputs: Sequence[Output],
+    resamples: Array,
+    options: EvaluationOptions,
+) -> Run:
+    """k: tokens of a block; None for plain decoding."""
+    counts = count_rounds(outputs)
+    return Run(
+        name=PLAIN if k is None else f"{drafter} k={k} greedy",
+        kind="plain" if k is None else "method",
+        method=PLAIN if k is None else "chain",
+        sizes={} if k is None else {"depth": k, "nodes": k, "k": k},
+        drafter=drafter,
+        stop=None if k is None else f"k={k}",
+        verifier="greedy",
+        sampling=sampling_facts(options),
+        lossless=True,
+        settings={} if k is None else {"k": k},
+        metrics=acceptance_metrics(counts, resamples),
+        acceptance_rate_per_position=position_rates(count_positions(outputs), resamples),
+        totals=totals(counts),
+    )

@@ -1,0 +1,221 @@
+"""What `drafttrain eval` will measure, checked before any weights are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from datasets import Dataset
+
+from drafttrain.build.cascades import other_drafters
+from drafttrain.build.method import check_method
+from drafttrain.build.pairs import Pair, check_pair, load_pair
+from drafttrain.build.trees import build_shape
+from drafttrain.build.verifiers import AUTO
+from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import EvalConfig
+from drafttrain.config.decode import DecodeConfig, TreeConfig
+from drafttrain.config.kinds import KINDS, NONE, copies_text, in_words, kind_of, named_kind
+from drafttrain.config.trees import TREES
+from drafttrain.config.verifiers import GREEDY
+from drafttrain.data.inputs.prompts import load_inputs
+from drafttrain.decoding.drafters.cascade import show_increments
+from drafttrain.evaluation.report import check_report_path
+from drafttrain.evaluation.trees.rank_acceptance import needs_ranks, with_ranks
+from drafttrain.models.drafters import read_drafter_settings
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Methods and inputs, checked, and what has to be loaded for them."""
+
+    settings: EvalConfig
+    variants: list[DecodeConfig]
+    """The methods of the drafter itself."""
+    others: dict[str, DecodeConfig]
+    """More methods, by the names that reports give them."""
+    rows: Dataset
+    rank_rows: Dataset | None
+    """Prompts to measure acceptance by rank on, where a tree needs it."""
+    companions: tuple[str, ...]
+    """Every drafter beside the first one that has a part in some method."""
+    table: str | None
+    """Max-Gram's."""
+
+    @property
+    def methods(self) -> list[DecodeConfig]:
+        return [*self.variants, *self.others.values()]
+
+    @property
+    def drafter(self) -> str:
+        return str(self.settings.decode.drafter)
+
+    @property
+    def trees(self) -> bool:
+        return any(TREES[method.tree.kind].shape is not None for method in self.methods)
+
+    def check_pair(self) -> None:
+        """Check target and drafters against each other, without reading weights."""
+        assert self.settings.target is not None
+        names = (self.drafter, *self.companions)
+        check_pair(self.settings.target, names, self.trees, self.table)
+
+    def load_pair(self) -> Pair:
+        assert self.settings.target is not None
+        target, trees = self.settings.target, self.trees
+        return load_pair(target, self.drafter, self.companions, trees, self.table)
+
+
+def make_plan(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Plan:
+    """Read the inputs and check everything but the weights.
+
+    variants: the methods of the drafter. Raises ValueError for settings that do not go together.
+    """
+    assert settings.data is not None and settings.report is not None
+    check_report_path(settings.report)
+    if settings.mode == "teacher-forced":
+        check_teacher_forced(settings, variants)
+    rows = load_inputs(settings.data)
+    rank_rows = load_rank_rows(settings, variants)
+    others = {name: other_method(settings, name) for name in settings.others}
+    known = variants if rank_rows is None else with_ranks(variants, (1.0,))
+    for method in [*known, *others.values()]:
+        check_method(method)
+    methods = [*variants, *others.values()]
+    companions = tuple(sorted(_named(methods) - {str(settings.decode.drafter)}))
+    table = _max_grams_table(methods)
+    return Plan(settings, list(variants), others, rows, rank_rows, companions, table)
+
+
+def _named(methods: Sequence[DecodeConfig]) -> set[str]:
+    """Every drafter that has a part in some method."""
+    first = {str(method.drafter) for method in methods}
+    return first.union(*(other_drafters(method) for method in methods))
+
+
+def _max_grams_table(methods: Sequence[DecodeConfig]) -> str | None:
+    """Raises ConfigError where max-gram has a table in one method and another, or none, in
+    another: there is one max-gram."""
+    copying = [m for m in methods if any(map(copies_text, (m.drafter, *other_drafters(m))))]
+    tables = {method.bigrams for method in copying}
+    if len(tables) > 1:
+        shown = " and ".join(sorted(map(repr, tables)))
+        raise ConfigError(f"bigrams = {shown}; give all methods with max-gram one table, or none")
+    return tables.pop() if tables else None
+
+
+def other_method(settings: EvalConfig, name: str) -> DecodeConfig:
+    """Another method to measure, decoding as all do. Raises ConfigError where it would not."""
+    other = settings.others[name]
+    if "sampling" in other.model_fields_set:
+        raise ConfigError(
+            f"others.{name}.sampling is given, but all methods decode as decode.sampling says; "
+            "leave it out"
+        )
+    if other.drafter is None or named_kind(other.drafter) is NONE:
+        raise ConfigError(
+            f"others.{name}.drafter = {other.drafter!r}; give a drafter (plain decoding is "
+            "measured in any case)"
+        )
+    return other.model_copy(update={"sampling": settings.decode.sampling})
+
+
+def load_rank_rows(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Dataset | None:
+    """Prompts to measure acceptance by rank on, where a tree needs it.
+
+    Raises ConfigError where it is needed and not given, or given for nothing.
+    """
+    needed = any(needs_ranks(variant) for variant in variants)
+    if settings.rank_data is None:
+        if needed:
+            build_shape(TreeConfig(kind="sequoia"), 1)  # raises: by_rank is missing
+        return None
+    if not needed:
+        raise ConfigError(
+            "rank_data is given, but no sequoia tree lacks tree.by_rank; leave it out, or measure "
+            "a sequoia tree"
+        )
+    return load_inputs(settings.rank_data, "rank_data")
+
+
+def check_teacher_forced(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> None:
+    """This mode counts greedy matches of a drafter; refuse settings that ask for anything else."""
+    remedy = "; leave it out, or use --mode decode"
+    if named_kind(settings.decode.drafter) is not None:
+        raise ConfigError(
+            f"drafter = {settings.decode.drafter!r} has no acceptance to estimate{remedy}"
+        )
+    if settings.others:
+        raise ConfigError(f"others = {', '.join(settings.others)} are decoded{remedy}")
+    if settings.decode.cascade is not None:
+        raise ConfigError(
+            "teacher-forced acceptance is of one drafter's blocks, but a cascade is asked for"
+            f"{remedy}"
+        )
+    if settings.decode.sampling.temperature > 0:
+        raise ConfigError(
+            f"temperature = {settings.decode.sampling.temperature} is sampling, but teacher-forced "
+            f"acceptance is of greedy decoding{remedy}"
+        )
+    drafter = read_drafter_settings(str(settings.decode.drafter))
+    if kind_of(drafter).blocks_along is None:
+        known = in_words([kind for kind in KINDS.values() if kind.blocks_along is not None])
+        raise ConfigError(
+            f"drafter {settings.decode.drafter!r} is a {drafter.model_type!r} model, but "
+            f"teacher-forced acceptance is of blocks as those of {known}; use --mode decode"
+        )
+    longest = max(variant.stop.k for variant in variants)
+    if longest > drafter.k:
+        raise ConfigError(
+            f"k = {longest}, but teacher-forced acceptance is known up to the k = {drafter.k} that "
+            "the drafter was trained with; use --mode decode"
+        )
+    for variant in variants:
+        if TREES[variant.tree.kind].shape is not None:
+            raise ConfigError(
+                f"tree.kind = {variant.tree.kind!r} drafts trees, but teacher-forced acceptance is "
+                f"of chains{remedy}"
+            )
+        if variant.verifier.kind not in (AUTO.kind, GREEDY.name):
+            raise ConfigError(
+                f"verifier {variant.verifier.kind!r} accepts other tokens than the target's own, "
+                f"which teacher-forced acceptance cannot follow{remedy}"
+            )
+        if variant.stop.kind != "fixed":
+            raise ConfigError(
+                f"stop policy {variant.stop.kind!r} drafts different lengths, but teacher-forced "
+                f"acceptance is of fixed ones{remedy}"
+            )
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """What would be measured, a line each."""
+    settings, sampling = plan.settings, plan.settings.decode.sampling
+    assert settings.target is not None and settings.data is not None
+    how = "greedy" if sampling.temperature == 0 else f"temperature {sampling.temperature:g}"
+    times = f"each decoded {settings.repeats} times"
+    return [
+        f"target    {settings.target.path} ({settings.target.dtype}), {how}, "
+        f"{sampling.max_new_tokens} tokens",
+        f"data      {settings.data.path}: {len(plan.rows):,} inputs, {times}",
+        *[f"method    {describe(method)}" for method in plan.methods],
+        *[
+            f"baseline  generate{'' if name == 'generate' else f', {settings.num_beams} beams'}"
+            for name in settings.baselines
+        ],
+        f"report    {settings.report}",
+    ]
+
+
+def describe(method: DecodeConfig) -> str:
+    """The settings of a method that tell it from others."""
+    words = [str(method.drafter)]
+    if method.cascade is not None:
+        words = [" > ".join((*words, *method.cascade.drafters))]
+        words.append(f"increments {show_increments(method.cascade.matrix())}")
+        words.append(f"leniency {method.cascade.leniency:g}")
+    elif TREES[method.tree.kind].shape is not None:
+        words.append(f"tree {method.tree.kind}")
+    if named_kind(method.drafter) is not NONE and method.cascade is None:
+        words.append(f"stop {method.stop.kind}, k {method.stop.k}")
+    return "; ".join((*words, f"verifier {method.verifier.kind}"))

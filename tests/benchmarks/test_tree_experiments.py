@@ -1,0 +1,159 @@
+"""Methods compared at equal depth and budget on tiny models: reports, samples, the table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tests.small_pair import PAIR, SHORT, methods_of, read_trees, save_small_pair
+
+Compare = Callable[..., tuple[dict, list[dict]]]
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Path:
+    return save_small_pair(tmp_path_factory.mktemp("tree-experiments"))
+
+
+@pytest.fixture
+def compare(project, monkeypatch) -> Compare:
+    """Runs the experiments in the project; gives the report and the samples."""
+    monkeypatch.chdir(project)
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    experiments = import_module("tree_experiments")
+
+    def run(*arguments: str) -> tuple[dict, list[dict]]:
+        experiments.main([*PAIR, *SHORT, *arguments])
+        return read_trees()
+
+    return run
+
+
+def test_sampled_methods_are_compared_at_a_depth(compare, capsys):
+    methods = "sd,spectr,specinfer,rsd-c,rsd-s"
+    report, samples = compare("--methods", methods, "--depth", "2", "--temperature", "1")
+    runs = methods_of(report)
+    assert {name: one["sizes"]["nodes"] for name, one in runs.items()} == {
+        "causal k=2 rejection": 2,
+        "paths(2) k=2 k-seq": 4,
+        "paths(3) k=2 k-seq": 6,
+        "paths(2) k=2 multi-round": 4,
+        "paths(3) k=2 multi-round": 6,
+        "rsd-c(2,2) k=2 recursive": 6,
+        "rsd-c(2,1) k=2 recursive": 4,
+        "rsd-c(3,1) k=2 recursive": 6,
+        "rsd-s(2) k=2 recursive": 4,
+        "rsd-s(3) k=2 recursive": 6,
+    }
+    assert {one["sizes"]["depth"] for one in runs.values()} == {2}
+    for one in runs.values():
+        assert_counts_agree(one)
+    assert_samples_are_the_outputs(samples)
+    assert "rsd-s(3)" in capsys.readouterr().out
+    assert report["compared_by"] == "depth"
+    table = Path("trees.md").read_text().splitlines()
+    assert [line.split("|")[2].strip() for line in table[2:4]] == ["sd", "spectr(2)"]
+
+
+def assert_counts_agree(one: dict) -> None:
+    """Totals, positions and rates of a run say the same; a level is a position."""
+    totals, positions = one["totals"], one["acceptance_rate_per_position"]
+    depth, nodes = one["sizes"]["depth"], one["sizes"]["nodes"]
+    assert totals["drafted"] <= nodes * totals["rounds"]
+    assert totals["passes"] <= depth * totals["rounds"]
+    assert len(positions["drafted"]) <= depth
+    assert sum(positions["accepted"]) == totals["accepted"]
+    levels = sum(positions["drafted"])  # one call each; all nodes of an opt-tree's may be displaced
+    assert levels == totals["passes"] or "opt-tree" in one["name"] and levels < totals["passes"]
+    rate = one["metrics"]["mean_acceptance_length"]["value"]
+    assert rate == pytest.approx(totals["tokens"] / totals["rounds"])
+    by_hand = totals["tokens"] / (totals["rounds"] + totals["passes"])  # models of one size
+    assert one["metrics"]["mbsu"]["value"] == pytest.approx(by_hand)
+
+
+def assert_samples_are_the_outputs(samples: list[dict]) -> None:
+    """A round's accepted tokens are among those drafted, and its text is what it emitted."""
+    rounds = 0
+    for line in samples:
+        for one in line["outputs"].values():
+            words = [word for played in one.get("rounds", []) for word in played["emitted"]]
+            if "rounds" in one:
+                assert one["text"].split() == [word for word in words if word.startswith("w")]
+            for played in one.get("rounds", []):
+                rounds += 1
+                accepted = played["emitted"][: played["accepted"]]
+                assert set(accepted) <= set(played["drafted"])
+                assert 0 <= len(played["emitted"]) - played["accepted"] <= 1
+    assert rounds > 0
+
+
+def test_greedy_methods_write_what_plain_decoding_does(compare, capsys):
+    report, samples = compare(
+        *["--methods", "sd,opt-tree,binary,sequoia", "--depth", "2", "--budget", "6"],
+        "rank_data.path=others.txt",
+    )
+    runs = methods_of(report)
+    assert sorted(runs) == [
+        "binary(6) k=2 greedy",
+        "causal k=2 greedy",
+        "causal k=6 greedy",
+        "opt-tree(6) gain(0.2,20) greedy",
+        "opt-tree(6) k=2 greedy",
+        "sequoia(6) k=2 greedy",
+        "sequoia(6) k=6 greedy",
+    ]
+    for one in runs.values():
+        assert_counts_agree(one)
+        for parity in one["parity"]:
+            assert parity["identical"] == parity["compared"] == 2
+    for line in samples:
+        assert {one["text"] for one in line["outputs"].values()} == {line["plain"]}
+    printed = capsys.readouterr().out
+    [shares] = re.findall(r"acceptance by rank on 2 prompts of others.txt: (.*)", printed)
+    values = [float(share) for share in shares.split(", ")]
+    assert len(values) == 16 and 0 < sum(values) <= 1.01
+
+
+def test_budgets_are_named_by_the_report(compare):
+    report, _ = compare("--methods", "sd,opt-tree", "--budget", "6", "--limit", "1")
+    assert report["compared_by"] == "nodes"
+    lines = Path("trees.md").read_text().splitlines()
+    assert [line.split("|")[1:4] for line in lines[2:]] == [
+        [" 6 ", " sd ", " 6 "],
+        [" 6 ", " opt-tree(6) ", " ≤ 20 "],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--methods", "sd,rsd-s"], "methods given without depth or budget"),
+        (["--depth", "2"], "depth/budget given without methods"),
+        (["--methods", "rsds", "--depth", "2"], "method 'rsds' is not known; use sd"),
+        (["--methods", "rsd-s", "--depth", "9", "--temperature", "1"], "use 2, 3, 4, 5"),
+        (["--methods", "rsd-c", "--budget", "7", "--temperature", "1"], "6, 10, 14, 21, 30"),
+        (["--methods", "eagle", "--budget", "30"], "--budget 25"),
+        (["--methods", "rsd-s", "--depth", "2"], "temperature 0"),
+        (["--methods", "sequoia", "--depth", "2"], "rank_data.path="),
+        (["--methods", "sd", "--depth", "2", "decode.tree.kind=rsd-s"], "tree.kind"),
+        (["--methods", "sd", "--depth", "2", "decode.stop.k=3"], "stop.k = 3"),
+        (["--methods", "sd", "--depth", "2", "sweep={k: [1, 2]}"], "methods and sweep"),
+        (["--methods", "sd", "--depth", "2", "mode=teacher-forced"], "by decoding"),
+        (["--methods", "sd", "--depth", "2", "reprots=x"], "reprots"),
+    ],
+)
+def test_wrong_input_ends_in_one_line(compare, arguments, message):
+    with pytest.raises(SystemExit) as ended:
+        compare(*arguments)
+    assert str(ended.value).startswith("error: ") and message in str(ended.value)
+
+
+def test_a_depth_that_is_no_number_is_refused(compare, capsys):
+    with pytest.raises(SystemExit):
+        compare("--methods", "sd", "--depth", "two")
+    assert "invalid counts value: 'two'" in capsys.readouterr().err

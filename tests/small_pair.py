@@ -1,0 +1,34 @@
+"""A decoder-only pair on disk with some prompts, and what `eval` left of it, for whole commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.export.pairs import noisy_copy
+from tests.tiny_models import tiny_model
+from tests.tiny_targets import save_target
+
+LENGTH = 10
+SHORT = ["baselines=[generate]", "repeats=1", "warmup=0", "bootstrap=20"]
+SHORT += [f"decode.sampling.max_new_tokens={LENGTH}", "decode.sampling.top_k=20"]
+PAIR = ["--target", "llama", "--drafter", "small", "--data", "texts.txt"]
+
+
+def save_small_pair(root: Path) -> Path:
+    """Target, drafter, prompts to report on, and others to measure acceptance by rank on."""
+    save_target(tiny_model("llama").float(), root / "llama")
+    save_target(noisy_copy("llama", 0.5).float(), root / "small")
+    (root / "texts.txt").write_text("w5 w6 w7\nw9 w4 w30\n")
+    (root / "others.txt").write_text("w12 w20\nw8 w33 w5\n")
+    return root
+
+
+def read_trees() -> tuple[dict, list[dict]]:
+    """The report and the samples in trees.json."""
+    samples = Path("trees.samples.jsonl").read_text().splitlines()
+    return json.loads(Path("trees.json").read_text()), [json.loads(line) for line in samples]
+
+
+def methods_of(report: dict) -> dict[str, dict]:
+    return {one["name"]: one for one in report["runs"] if one["kind"] == "method"}
