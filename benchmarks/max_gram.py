@@ -17,8 +17,9 @@ from time import perf_counter
 import torch
 
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
+from drafttrain.decoding.roles import DraftSession
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import DraftSession, Sampling, Source
+from drafttrain.decoding.types import Sampling, Source
 from drafttrain.evaluation.table_style import markdown
 
 COPIED_FROM, COPIED_SHARE, ACCEPTED, DRAFTED = 3_000, 0.7, 3, 10

@@ -28,15 +28,9 @@ from drafttrain.config.reading import load_settings
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.drafters.block import BlockDrafter, BlockSession
 from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import (
-    Proposal,
-    Randomness,
-    Sampling,
-    Source,
-    StopPolicy,
-    TargetState,
-)
+from drafttrain.decoding.types import Proposal, Sampling, Source, TargetState
 from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.evaluation.bootstrap import Estimate, Ratio, draw_resamples, estimate_ratio
 from drafttrain.evaluation.environment import describe_environment

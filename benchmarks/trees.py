@@ -35,6 +35,7 @@ from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.forward import Forward
 from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.roles import Verifier
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.trees.chosen import Optimal, OptimalGrowth
@@ -47,7 +48,7 @@ from drafttrain.decoding.trees.drawn import (
     PathsGrowth,
 )
 from drafttrain.decoding.trees.verifiers import KSeq, RecursiveRejection
-from drafttrain.decoding.types import Sampling, Verifier
+from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.evaluation.environment import describe_environment
 from drafttrain.evaluation.prompts import read_prompts

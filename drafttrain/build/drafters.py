@@ -14,7 +14,7 @@ from drafttrain.decoding.engine.architectures import (
     check_known,
     check_projection,
 )
-from drafttrain.decoding.types import Drafter
+from drafttrain.decoding.roles import Drafter
 from drafttrain.models.block_heads import check_same_target
 from drafttrain.models.drafters import check_drafter, check_fit
 

@@ -27,7 +27,8 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import DecodeConfig, SamplingConfig, StopConfig
 from drafttrain.config.kinds import MAX_GRAM, copies_text
 from drafttrain.config.trees import TREES
-from drafttrain.decoding.types import Drafter, Sampling, StopPolicy, Verifier
+from drafttrain.decoding.roles import Drafter, StopPolicy, Verifier
+from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import check_draw_kind
 from drafttrain.models.drafters import read_kind
 

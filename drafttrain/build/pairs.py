@@ -12,7 +12,7 @@ from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.kinds import DrafterKind, kind_of, named_kind
 from drafttrain.data.bigrams import read_bigrams
 from drafttrain.decoding.engine.architectures import check_configuration, check_known
-from drafttrain.decoding.types import Drafter
+from drafttrain.decoding.roles import Drafter
 from drafttrain.models.drafters import load_drafter
 from drafttrain.models.layout import count_parameters
 from drafttrain.models.loading import LoadedTarget, check_target, choose_device, load_target

@@ -8,8 +8,8 @@ from drafttrain.build.trees import tree_settings
 from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.kinds import NONE, named_kind
 from drafttrain.config.trees import TREES
+from drafttrain.decoding.roles import StopPolicy
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import StopPolicy
 
 Size = int | list[int] | list[list[int]]
 Sizes = Mapping[str, Size]

@@ -14,7 +14,8 @@ from drafttrain.config.kinds import kind_of, named_kind
 from drafttrain.config.policy import Policy
 from drafttrain.config.stops import STOPS
 from drafttrain.config.trees import TREES
-from drafttrain.decoding.types import Sampling, StopPolicy
+from drafttrain.decoding.roles import StopPolicy
+from drafttrain.decoding.types import Sampling
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.drafters import read_drafter_settings
 

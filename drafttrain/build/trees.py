@@ -16,8 +16,8 @@ from drafttrain.config.kinds import KINDS, in_words, kind_of, named_kind
 from drafttrain.config.stops import STOPS
 from drafttrain.config.trees import TREES
 from drafttrain.decoding.drafters.tree import SeveralDrafters, TreeDrafter, check_width
+from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.trees.shapes import Judge, Shape
-from drafttrain.decoding.types import Drafter
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.draft_states import drawn_states
 from drafttrain.models.drafters import read_drafter_settings, read_kind

@@ -6,7 +6,8 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import TreeConfig, VerifierConfig
 from drafttrain.config.trees import TREES
 from drafttrain.config.verifiers import GREEDY, RULES
-from drafttrain.decoding.types import Sampling, Verifier
+from drafttrain.decoding.roles import Verifier
+from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import make_verifier
 
 CHAINS = TreeConfig()

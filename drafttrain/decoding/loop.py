@@ -12,22 +12,24 @@ from torch import Tensor
 
 from drafttrain.decoding.engine.cached_model import CachedModel, StepOutput
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
-from drafttrain.decoding.stopping import Capped
-from drafttrain.decoding.types import (
+from drafttrain.decoding.roles import (
     Drafter,
     DraftRequest,
     DraftSession,
+    Randomness,
+    StopPolicy,
+    Verifier,
+)
+from drafttrain.decoding.stopping import Capped
+from drafttrain.decoding.types import (
     Output,
     Proposal,
-    Randomness,
     Round,
     Sampling,
     Source,
-    StopPolicy,
     TargetRequirements,
     TargetState,
     Verdict,
-    Verifier,
 )
 from drafttrain.decoding.verifiers import check_pairing
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from drafttrain.config.kinds import Evidence, StateKind
 from drafttrain.config.stops import STOPS
-from drafttrain.decoding.types import DraftState, Sampling, StopPolicy
+from drafttrain.decoding.roles import StopPolicy
+from drafttrain.decoding.types import DraftState, Sampling
 from drafttrain.models.acceptance_head import AcceptanceHead, quick_judge
 
 

@@ -1,51 +1,14 @@
-"""The plain data and the roles of a round of speculative decoding.
-
-A round: a *drafter* proposes a tree of tokens (a chain is a tree of width one), a *stop policy*
-says how far to draft, a *verifier* decides the accepted path and one more token. Every method in
-drafttrain is a triple of these; `decoding/loop.py` is the one loop that runs them.
-"""
+"""The plain data of a round of speculative decoding; `decoding/roles.py` says who makes what."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from drafttrain.config.kinds import DrawKind, Evidence, StateKind
-from drafttrain.config.verifiers import VerifierRule
-
-
-class Randomness(Protocol):
-    """Every random choice of drafting and verification goes through here.
-
-    `SampledRandomness` draws from a `torch.Generator`; the tests' `EnumeratedRandomness` visits
-    every outcome with its probability, so that exactness is proven on the production code.
-    """
-
-    def categorical(self, probs: Tensor) -> Tensor:
-        """One index from each row. Shapes: probs [R, V] -> [R]."""
-        ...
-
-    def accept_run(self, probs: Tensor) -> int:
-        """How many independent events in a row come true before the first that does not.
-
-        Shapes: probs [N], probability of each -> a count in 0..N.
-        """
-        ...
-
-    def without_replacement(self, probs: Tensor, count: int) -> Tensor:
-        """Indices drawn one after another from each row, none twice; -1 where none is left.
-
-        Shapes: probs [R, V] -> [R, count], count at most V.
-        """
-        ...
-
-    def gumbel(self, like: Tensor) -> Tensor:
-        """Independent draws of the standard Gumbel distribution, of the shape of `like`."""
-        ...
+from drafttrain.config.kinds import DrawKind
 
 
 @dataclass(frozen=True)
@@ -262,103 +225,6 @@ class DraftState:
     every question of a round, so that nothing is worked out twice."""
 
 
-class StopPolicy(Protocol):
-    """Says, before each token (or slot) is drafted, whether to draft it.
-
-    It is never shown the token's own value, so stopping cannot bias the output.
-    """
-
-    name: str
-    requires: frozenset[Evidence]
-    """What it goes by beside depth; a drafter that does not show it is refused."""
-
-    @property
-    def state_kind(self) -> StateKind | None:
-        """The kind of states that a drafter is to show it; None: it looks at none."""
-        ...
-
-    @property
-    def longest(self) -> int:
-        """Most tokens a round may draft, whatever is seen (block drafters compute that many)."""
-        ...
-
-    def check_sampling(self, sampling: Sampling) -> None:
-        """Raise ValueError if the policy would bias decoding of this kind."""
-        ...
-
-    def should_draft(self, state: DraftState) -> bool: ...
-
-
-@dataclass(frozen=True)
-class DraftRequest:
-    """A draft that is wanted for one sequence of a session."""
-
-    row: int
-    """The sequence, by the number that it was entered under."""
-    tokens: Tensor
-    """[T] all committed tokens, the decoder prefix included."""
-    target_state: TargetState | None
-    """None before the target's first call."""
-    stop: StopPolicy
-
-
-class DraftSession(Protocol):
-    """A drafter's state for the sequences under way.
-
-    Sequences enter and leave at any time; what is drafted for one does not depend on the others.
-    """
-
-    def enter(self, row: int, source: Source, randomness: Randomness) -> None:
-        """Begin a sequence. All its random choices are taken from `randomness`."""
-        ...
-
-    def leave(self, row: int) -> None:
-        """Forget a sequence."""
-        ...
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
-        """A continuation for each request, in their order; shared calls where the drafter can."""
-        ...
-
-
-class SequenceSession(Protocol):
-    """A drafter's state for one sequence, of drafters that draft for one at a time."""
-
-    def propose(
-        self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
-    ) -> Proposal:
-        """Draft a continuation of all committed tokens ([T], the decoder prefix included)."""
-        ...
-
-
-class Drafter(Protocol):
-    """What proposes tokens."""
-
-    name: str
-    provides: frozenset[Evidence]
-    """What stop policies see of its drafts, beside depth."""
-    requires: TargetRequirements
-    """What it reads of the target; nothing else is kept for it."""
-    branches: bool
-    """Whether its drafts are trees wider than a chain."""
-
-    def draw_kind(self, sampling: Sampling) -> DrawKind:
-        """How tokens will be drawn when the target decodes so; checked before anything runs."""
-        ...
-
-    def start(self, sampling: Sampling) -> DraftSession:
-        """A session without sequences, for decoding of this kind."""
-        ...
-
-
-class SequenceDrafter(Drafter, Protocol):
-    """A drafter that can draft for one sequence by itself, inside another drafter too."""
-
-    def open(
-        self, source: Source, sampling: Sampling, randomness: Randomness
-    ) -> SequenceSession: ...
-
-
 @dataclass(frozen=True)
 class Verdict:
     """A verifier's decision on one proposal."""
@@ -369,55 +235,6 @@ class Verdict:
     """The correction or bonus token that follows the path."""
     emitted_probs: Tensor | None = None
     """[A + 1, V] rows that the emitted tokens follow, for an outer review (cascades)."""
-
-
-@dataclass(frozen=True)
-class Verifier:
-    """A verification rule with its settings: accepts a path of a proposal and adds one token."""
-
-    rule: VerifierRule
-    function: Callable[..., Verdict]
-    """(proposal, target_logits, sampling, randomness, **settings) -> Verdict."""
-    settings: Mapping[str, float] = field(default_factory=dict)
-    """Those of the rule, by name."""
-
-    @property
-    def name(self) -> str:
-        """As reports have it: `greedy`, `spec-verification(3,1.0)`."""
-        values = ",".join(map(str, self.settings.values()))
-        return f"{self.rule.name}({values})" if values else self.rule.name
-
-    @property
-    def lossless(self) -> bool:
-        return self.rule.lossless
-
-    @property
-    def accepts_draws(self) -> frozenset[DrawKind]:
-        return self.rule.accepts_draws
-
-    @property
-    def takes_trees(self) -> bool:
-        return self.rule.takes_trees
-
-    def __str__(self) -> str:
-        return self.name
-
-    def check_sampling(self, sampling: Sampling) -> None:
-        """Raise ValueError if the rule is not right for this sampling."""
-        if self.rule.greedy_only and not sampling.greedy:
-            raise ValueError(
-                f"verifier {self.name!r} decodes greedily, but temperature is "
-                f"{sampling.temperature}; set temperature to 0, or use verifier.kind=rejection"
-            )
-
-    def verify(
-        self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
-    ) -> Verdict:
-        """Row 0 of target_logits [N + 1, V] judges the roots, row i + 1 the children of node i.
-
-        The logits have been through the target's logits processors, before temperature.
-        """
-        return self.function(proposal, target_logits, sampling, randomness, **self.settings)
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,9 @@ from torch import Tensor
 
 from drafttrain.config.kinds import DrawKind, Evidence
 from drafttrain.config.verifiers import RULES, rules_for
+from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy, Verifier
 from drafttrain.decoding.sampling import warp
-from drafttrain.decoding.types import (
-    Drafter,
-    Proposal,
-    Randomness,
-    Sampling,
-    StopPolicy,
-    Verdict,
-    Verifier,
-)
+from drafttrain.decoding.types import Proposal, Sampling, Verdict
 
 IN_WORDS: dict[Evidence, str] = {
     "logits": "the drafter's newest row",

@@ -15,7 +15,7 @@ from drafttrain.build.stops import make_stop
 from drafttrain.config.kinds import kind_of
 from drafttrain.config.policy import Policy
 from drafttrain.config.stops import STOPS
-from drafttrain.decoding.types import StopPolicy
+from drafttrain.decoding.roles import StopPolicy
 from drafttrain.export.parts import DEFAULT_LENGTH
 from drafttrain.models.acceptance_head import check_head_identity, check_head_shape, load_heads
 

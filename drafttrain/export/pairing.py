@@ -10,7 +10,7 @@ from drafttrain.build.drafters import drafter_for
 from drafttrain.config.base import ConfigError
 from drafttrain.config.policy import Policy
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.types import Drafter, StopPolicy
+from drafttrain.decoding.roles import Drafter, StopPolicy
 from drafttrain.export.chosen_policy import Chosen, choose_policy
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
 

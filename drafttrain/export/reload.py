@@ -27,9 +27,10 @@ from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.kinds import kind_of
 from drafttrain.config.policy import Policy
 from drafttrain.decoding.drafters.block import block_states
+from drafttrain.decoding.roles import Drafter, StopPolicy
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import Capped
-from drafttrain.decoding.types import Drafter, Sampling, Source, StopPolicy
+from drafttrain.decoding.types import Sampling, Source
 from drafttrain.models.acceptance_head import AcceptanceHead, load_heads
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
 from drafttrain.models.identity import hash_tokenizer, hash_weights

@@ -20,13 +20,14 @@ from benchmarks.sibling_acceptance import (
     sibling_acceptance,
     transport_optimum,
 )
+from drafttrain.decoding.roles import Randomness, Verifier
 from drafttrain.decoding.trees.verifiers import (
     KSeq,
     MultiRound,
     RecursiveRejection,
     recurse,
 )
-from drafttrain.decoding.types import Proposal, Randomness, Sampling, Verifier
+from drafttrain.decoding.types import Proposal, Sampling
 from tests.decoding.enumeration import enumerate_law
 
 TARGET, DRAFT = (0.5, 0.15, 0.35), (0.2, 0.7, 0.1)

@@ -7,9 +7,10 @@ from transformers import PreTrainedModel
 
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import Drafter, Output, Sampling, Source
+from drafttrain.decoding.types import Output, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch
 from tests.tiny_models import VOCAB
 

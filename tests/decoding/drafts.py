@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from drafttrain.config.kinds import DrawKind
 from drafttrain.decoding.drafters.row_by_row import RowByRow
+from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.types import (
     DraftState,
-    DrawKind,
     Proposal,
-    Randomness,
     Sampling,
     Source,
-    StopPolicy,
     TargetRequirements,
     TargetState,
 )

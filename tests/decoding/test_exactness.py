@@ -11,19 +11,10 @@ from torch import Tensor
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy, Verifier
 from drafttrain.decoding.sampling import SampledRandomness, warp
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import (
-    Drafter,
-    Proposal,
-    Randomness,
-    Sampling,
-    Source,
-    StopPolicy,
-    TargetState,
-    Verdict,
-    Verifier,
-)
+from drafttrain.decoding.types import Proposal, Sampling, Source, TargetState, Verdict
 from drafttrain.decoding.verifiers import RejectionSampling, verify_rejection
 from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.decoding.toys import (

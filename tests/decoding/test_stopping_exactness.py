@@ -14,17 +14,10 @@ from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.causal import CausalDrafter, CausalSession
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength, HeadPolicy
-from drafttrain.decoding.types import (
-    Drafter,
-    Proposal,
-    Randomness,
-    Sampling,
-    Source,
-    StopPolicy,
-    TargetState,
-)
+from drafttrain.decoding.types import Proposal, Sampling, Source, TargetState
 from drafttrain.decoding.verifiers import RejectionSampling
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.draft_states import ROW_FEATURES, StateKind

@@ -19,18 +19,17 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from drafttrain.config.kinds import DrawKind
 from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.engine.cached_model import StepOutput
 from drafttrain.decoding.engine.logits_processing import RowProcessors
+from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import (
     DraftState,
-    DrawKind,
     Proposal,
-    Randomness,
     Sampling,
     Source,
-    StopPolicy,
     TargetRequirements,
     TargetState,
 )

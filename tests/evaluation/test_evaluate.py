@@ -16,8 +16,9 @@ from drafttrain.config.verifiers import RULES
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.roles import Verifier
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import Sampling, Verifier
+from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import (
     GreedyMatch,
     RejectionSampling,

@@ -16,17 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from drafttrain.config.kinds import DrawKind, Evidence
 from drafttrain.decoding.drafters.row_by_row import RowByRow
+from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.sampling import exact_enough, warp
 from drafttrain.decoding.types import (
     DraftState,
-    DrawKind,
-    Evidence,
     Proposal,
-    Randomness,
     Sampling,
     Source,
-    StopPolicy,
     TargetRequirements,
     TargetState,
 )

@@ -12,22 +12,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from drafttrain.config.kinds import DrawKind, Evidence
 from drafttrain.decoding.drafters.block import slots_to_draft
 from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.engine.architectures import check_projection
 from drafttrain.decoding.engine.teacher_forcing import project, states_before
+from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.sampling import warp
-from drafttrain.decoding.types import (
-    DrawKind,
-    Evidence,
-    Proposal,
-    Randomness,
-    Sampling,
-    Source,
-    StopPolicy,
-    TargetRequirements,
-    TargetState,
-)
+from drafttrain.decoding.types import Proposal, Sampling, Source, TargetRequirements, TargetState
 from drafttrain.models.block_heads import BlockHeads
 
 

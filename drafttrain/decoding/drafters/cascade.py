@@ -16,24 +16,19 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from drafttrain.config.kinds import KINDS
+from drafttrain.config.kinds import KINDS, DrawKind, Evidence
 from drafttrain.decoding.drafters.causal import OwnSequence
 from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.roles import Randomness, SequenceDrafter, SequenceSession, StopPolicy
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import (
     Calls,
     DraftState,
-    DrawKind,
-    Evidence,
     Proposal,
-    Randomness,
     Sampling,
-    SequenceDrafter,
-    SequenceSession,
     Source,
-    StopPolicy,
     TargetRequirements,
     TargetState,
 )

@@ -11,18 +11,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from drafttrain.config.kinds import DrawKind, Evidence
 from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.engine.cached_model import CachedModel, own_source
+from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import (
     DraftState,
-    DrawKind,
-    Evidence,
     Proposal,
-    Randomness,
     Sampling,
     Source,
-    StopPolicy,
     TargetRequirements,
     TargetState,
 )

@@ -17,18 +17,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from drafttrain.config.kinds import DrawKind, Evidence
 from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.drafters.suffix_index import SuffixIndex
+from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.types import (
     Calls,
     DraftState,
-    DrawKind,
-    Evidence,
     Proposal,
-    Randomness,
     Sampling,
     Source,
-    StopPolicy,
     TargetRequirements,
     TargetState,
 )

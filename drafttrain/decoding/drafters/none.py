@@ -6,16 +6,9 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedModel
 
-from drafttrain.decoding.types import (
-    DraftRequest,
-    DrawKind,
-    Evidence,
-    Proposal,
-    Randomness,
-    Sampling,
-    Source,
-    TargetRequirements,
-)
+from drafttrain.config.kinds import DrawKind, Evidence
+from drafttrain.decoding.roles import DraftRequest, Randomness
+from drafttrain.decoding.types import Proposal, Sampling, Source, TargetRequirements
 
 
 class NoDrafter:

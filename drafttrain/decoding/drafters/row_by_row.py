@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from drafttrain.decoding.types import (
-    DraftRequest,
-    Proposal,
-    Randomness,
-    Sampling,
-    SequenceDrafter,
-    SequenceSession,
-    Source,
-)
+from drafttrain.decoding.roles import DraftRequest, Randomness, SequenceDrafter, SequenceSession
+from drafttrain.decoding.types import Proposal, Sampling, Source
 
 
 class RowByRow:

@@ -16,23 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drafttrain.config.kinds import KINDS
+from drafttrain.config.kinds import KINDS, DrawKind, Evidence
 from drafttrain.decoding.drafters.block import CANDIDATES, BlockDrafter, BlockSession
 from drafttrain.decoding.drafters.causal import CausalDrafter, OwnSequence
 from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.roles import Randomness, SequenceDrafter, SequenceSession, StopPolicy
 from drafttrain.decoding.trees.shapes import Choosing, Growth, Shape
 from drafttrain.decoding.types import (
     DraftState,
-    DrawKind,
-    Evidence,
     Proposal,
-    Randomness,
     Sampling,
-    SequenceDrafter,
-    SequenceSession,
     Source,
-    StopPolicy,
     TargetRequirements,
     TargetState,
 )

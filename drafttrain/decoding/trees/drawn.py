@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from drafttrain.config.kinds import DrawKind
+from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.trees.shapes import ROOT, Growth, Tree, check_positive
-from drafttrain.decoding.types import DrawKind, Proposal, Randomness, Sampling
+from drafttrain.decoding.types import Proposal, Sampling
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.types import DrawKind, Proposal, Randomness, Sampling
+from drafttrain.config.kinds import DrawKind
+from drafttrain.decoding.roles import Randomness
+from drafttrain.decoding.types import Proposal, Sampling
 
 Array = npt.NDArray
 ROOT = -1

@@ -21,8 +21,9 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
+from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import warp
-from drafttrain.decoding.types import Proposal, Randomness, Sampling, Verdict
+from drafttrain.decoding.types import Proposal, Sampling, Verdict
 from drafttrain.decoding.verifiers import make_verifier, residual
 
 

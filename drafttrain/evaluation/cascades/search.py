@@ -16,9 +16,10 @@ from drafttrain.decoding.drafters.cascade import Level, cascade
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.roles import Verifier
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import Output, Sampling, Verifier
+from drafttrain.decoding.types import Output, Sampling
 from drafttrain.evaluation.bootstrap import Ratio
 from drafttrain.evaluation.cascades.candidates import Candidate
 from drafttrain.evaluation.cascades.recorded_model import Record, RecordedModel

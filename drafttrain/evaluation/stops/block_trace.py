@@ -16,8 +16,9 @@ from torch import Tensor
 
 from drafttrain.decoding.drafters.block import block_states, rows_after
 from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import warp
-from drafttrain.decoding.types import Randomness, Sampling, Source
+from drafttrain.decoding.types import Sampling, Source
 from drafttrain.evaluation.stops.chain_trace import (
     TraceOptions,
     draw,

@@ -16,17 +16,9 @@ from torch import Tensor
 from drafttrain.config.kinds import KINDS
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy, Verifier
 from drafttrain.decoding.sampling import warp
-from drafttrain.decoding.types import (
-    Drafter,
-    Proposal,
-    Randomness,
-    Sampling,
-    Source,
-    StopPolicy,
-    Verdict,
-    Verifier,
-)
+from drafttrain.decoding.types import Proposal, Sampling, Source, Verdict
 from drafttrain.decoding.verifiers import acceptance_probability
 from drafttrain.evaluation.bootstrap import (
     Array,

@@ -14,9 +14,10 @@ from torch import Tensor
 from drafttrain.build.verifiers import AUTO, build_verifier
 from drafttrain.decoding.engine.cached_model import CachedModel, own_source
 from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.roles import Drafter, Randomness
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import Drafter, Proposal, Randomness, Sampling, Source
+from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.evaluation.stops.drafts_after_rejection import (
     GrowingBranch,
     grow_as_tree,

@@ -16,7 +16,8 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from drafttrain.decoding.types import DraftState, Output, StopPolicy
+from drafttrain.decoding.roles import StopPolicy
+from drafttrain.decoding.types import DraftState, Output
 from drafttrain.evaluation.bootstrap import Array
 from drafttrain.evaluation.metrics import count_rounds
 

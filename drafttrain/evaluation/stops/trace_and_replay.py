@@ -10,8 +10,8 @@ import numpy as np
 from drafttrain.config.kinds import KINDS, with_states
 from drafttrain.config.progress import tracked
 from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.sampling import SampledRandomness, sequence_randomness
-from drafttrain.decoding.types import Drafter
 from drafttrain.evaluation.prompts import Prompt
 from drafttrain.evaluation.stops.block_trace import log_block_trace
 from drafttrain.evaluation.stops.chain_trace import TraceOptions, check_ends, decode_text, log_trace

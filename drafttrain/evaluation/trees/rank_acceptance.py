@@ -18,11 +18,12 @@ from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.trees.chosen import Fixed
 from drafttrain.decoding.trees.verifiers import TargetWalk
-from drafttrain.decoding.types import Randomness, Sampling, Source
+from drafttrain.decoding.types import Sampling, Source
 from drafttrain.evaluation.prompts import read_prompts
 
 RANKS = 16

@@ -10,9 +10,10 @@ from drafttrain.decoding.drafters.block import BlockDrafter, predict_blocks
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import SampledRandomness, warp
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import Randomness, Sampling
+from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.evaluation.teacher_forced import replay_rounds
 from tests.decoding.drafters.toy_blocks import CONVENTIONS, toy_drafter

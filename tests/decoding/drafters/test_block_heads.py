@@ -15,9 +15,10 @@ from drafttrain.decoding.drafters.block_heads import (
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, StepOutput, make_source
 from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.roles import Drafter, Randomness
 from drafttrain.decoding.sampling import SampledRandomness, warp
 from drafttrain.decoding.stopping import Entropy, FixedLength
-from drafttrain.decoding.types import Drafter, Randomness, Sampling, TargetState
+from drafttrain.decoding.types import Sampling, TargetState
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.evaluation.teacher_forced import replay_rounds
 from tests.decoding.enumeration import enumerate_law, total_variation

@@ -21,9 +21,10 @@ from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, StepOutput, make_source
 from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.roles import Drafter, Randomness
 from drafttrain.decoding.sampling import SampledRandomness, warp
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import Drafter, Output, Proposal, Randomness, Sampling, Source
+from drafttrain.decoding.types import Output, Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.decoding.toys import (

@@ -13,15 +13,14 @@ from drafttrain.decoding.drafters.causal import CausalDrafter, CausalSession
 from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength, HeadPolicy
 from drafttrain.decoding.types import (
     Output,
     Proposal,
-    Randomness,
     Sampling,
     Source,
-    StopPolicy,
     TargetRequirements,
     TargetState,
 )

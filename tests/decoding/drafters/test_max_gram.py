@@ -11,9 +11,10 @@ from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import Randomness, Sampling, Source
+from drafttrain.decoding.types import Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from tests.decoding.drafters.slow_match import slow_match
 from tests.decoding.enumeration import enumerate_law

@@ -15,23 +15,14 @@ from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.drafters.tree import ModelRows, SeveralDrafters, TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy, Verifier
 from drafttrain.decoding.sampling import SampledRandomness, warp
 from drafttrain.decoding.stopping import Entropy, FixedLength, Gain
 from drafttrain.decoding.trees.chosen import Optimal, binary_tree, eagle_tree
 from drafttrain.decoding.trees.drawn import Beam, Branching, Paths
 from drafttrain.decoding.trees.shapes import Shape
 from drafttrain.decoding.trees.verifiers import KSeq, MultiRound, RecursiveRejection, TargetWalk
-from drafttrain.decoding.types import (
-    Drafter,
-    Proposal,
-    Randomness,
-    Sampling,
-    Source,
-    StopPolicy,
-    TargetRequirements,
-    TargetState,
-    Verifier,
-)
+from drafttrain.decoding.types import Proposal, Sampling, Source, TargetRequirements, TargetState
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from tests.comparing import close

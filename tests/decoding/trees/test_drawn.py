@@ -10,10 +10,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.trees.drawn import Beam, Branching, Paths, perturb
 from drafttrain.decoding.trees.verifiers import RecursiveRejection, TargetWalk
-from drafttrain.decoding.types import Proposal, Randomness, Sampling
+from drafttrain.decoding.types import Proposal, Sampling
 from tests.comparing import close
 from tests.decoding.enumeration import EnumeratedRandomness, enumerate_law
 from tests.decoding.toys import LogitsTable

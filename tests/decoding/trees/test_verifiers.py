@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from drafttrain.decoding.roles import Randomness, Verifier
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.trees.verifiers import (
     KSeq,
@@ -17,7 +18,7 @@ from drafttrain.decoding.trees.verifiers import (
     TargetWalk,
     k_seq_gamma,
 )
-from drafttrain.decoding.types import Proposal, Randomness, Sampling, Verifier
+from drafttrain.decoding.types import Proposal, Sampling
 from drafttrain.decoding.verifiers import RejectionSampling
 from tests.decoding.enumeration import enumerate_law
 from tests.decoding.toys import LogitsTable
