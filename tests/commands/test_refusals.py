@@ -51,7 +51,7 @@ PAIRINGS = {
     f"{CAUSAL} --stop head --head heads": ("2 heads", "D0-w6, D1-w6", "one head"),
     f"{CAUSAL} --stop entropy --k 4": ("stop.k = 4", "--stop fixed"),
     f"{SAMPLED} --verifier greedy": ("greedy", "temperature", ";"),
-    f"{CAUSAL} --mode teacher-forced": ("'small'", "Spec-Drafters", "--mode decode"),
+    f"{CAUSAL} --mode teacher-forced": ("'small'", "of a Spec-Drafter", "--mode decode"),
     f"{SAMPLED} --tree rsd-s --verifier k-seq": (
         "'k-seq'",
         "without_replacement",
@@ -62,7 +62,6 @@ PAIRINGS = {
         "'max-gram'",
         "give a trained drafter",
     ),
-    f"{SAMPLED} --methods rsd-s --depth 9": ("depth = 9", "use 2, 3, 4, 5"),
     f"{CAUSAL} --cascade max-gram --increments 5,3/4,10/10": (
         "increments '5,3/4,10/10'",
         "small, max-gram",
@@ -74,9 +73,9 @@ PAIRINGS = {
         "give one of the target's family",
     ),
     f"{EVAL} --target target --drafter narrow-blocks": (
-        "'narrow-blocks' read 8 numbers",
+        "'narrow-blocks' (block heads) reads 8 numbers",
         "'target' has 16",
-        "train heads for this target",
+        "train block heads for this target",
     ),
     f"{EXPORT} --heads heads policy=no-h.json": ("no-h.json", "add h"),
 }
