@@ -7,13 +7,13 @@ on-policy: drafts that decoding really made, where the head will be asked.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from drafttrain.config.kinds import KINDS
+from drafttrain.config.kinds import KINDS, with_states
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy, Verifier
@@ -54,8 +54,8 @@ class OnPolicy:
 
 
 @dataclass
-class RecordingVerifier:
-    """Another verifier that notes what heads could have seen, and how likely acceptance was.
+class AcceptanceRecorder:
+    """A verifier's function that notes what heads could have seen, and how likely acceptance was.
 
     slots: whether states are those of slots, which do not know the token drawn; the label is then
     the expected acceptance sum_v min(target, draft).
@@ -67,19 +67,15 @@ class RecordingVerifier:
     acceptance: list[Tensor] = field(default_factory=list)
     rejected_before: list[Tensor] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.name = self.verifier.name
-        self.lossless = self.verifier.lossless
-        self.accepts_draws = self.verifier.accepts_draws
-        self.takes_trees = self.verifier.takes_trees
-
-    def check_sampling(self, sampling: Sampling) -> None:
-        self.verifier.check_sampling(sampling)
-
-    def verify(
-        self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
+    def __call__(
+        self,
+        proposal: Proposal,
+        target_logits: Tensor,
+        sampling: Sampling,
+        randomness: Randomness,
+        **settings: float,
     ) -> Verdict:
-        verdict = self.verifier.verify(proposal, target_logits, sampling, randomness)
+        verdict = self.verifier.function(proposal, target_logits, sampling, randomness, **settings)
         if proposal.hidden is not None and len(proposal.tokens) > 0:
             known = min(len(proposal.hidden), len(proposal.tokens))
             self.hidden.append(proposal.hidden[:known].float().cpu())
@@ -121,9 +117,9 @@ def record_positions(
     kind = KINDS.get(drafter.name)
     slots = kind is not None and "slot" in kind.states
     for number, source in enumerate(sources):
-        recorder = RecordingVerifier(verifier, slots)
-        own = randomness(number)
-        Decoder(target, drafter, stop, recorder, sampling, lambda _, own=own: own).decode_all(
+        recorder = AcceptanceRecorder(verifier, slots)
+        recording, own = replace(verifier, function=recorder), randomness(number)
+        Decoder(target, drafter, stop, recording, sampling, lambda _, own=own: own).decode_all(
             [source], max_new_tokens
         )
         if recorder.hidden:
@@ -131,7 +127,7 @@ def record_positions(
     if not found:
         raise ValueError(
             f"drafter {drafter.name!r} showed no states in {len(sources)} prompts, so no head can "
-            "be judged; heads read the states of CausalDrafter and of Spec-Drafter"
+            f"be judged; give {with_states()} as drafter"
         )
     acceptance = [torch.cat(recorder.acceptance) for _, recorder in found]
     return OnPolicy(
