@@ -19,7 +19,7 @@ from drafttrain.training.objectives.head_sweep import HeadSweep, make_heads
 from drafttrain.training.objectives.language_modelling import NextToken, SequenceToSequence
 from drafttrain.training.objectives.mask_predict import MaskPredict
 from drafttrain.training.objectives.predict_ahead import PredictAhead
-from tests.models.test_block_heads import block_heads
+from tests.tiny_drafters import block_heads
 from tests.tiny_models import tiny_model
 
 EXAMPLES = [Example(0, row, [5, 6 + row, 1], [7, 8, 9 + row, 1]) for row in range(3)]
