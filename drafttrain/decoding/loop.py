@@ -147,8 +147,7 @@ class RunningSequence:
         self, output: StepOutput, drafted: int, path: list[int], wanted: TargetRequirements
     ) -> TargetState:
         """What the drafter reads of the rows that are committed now."""
-        known = len(output.hidden) - drafted
-        """Rows in front of the draft."""
+        known = len(output.hidden) - drafted  # rows in front of the draft
         rows = [*range(known), *(known + node for node in path)]
         states = {layer: output.layer(layer)[rows] for layer in wanted.layers}
         encoder = self.state.encoder_outputs if wanted.encoder else None

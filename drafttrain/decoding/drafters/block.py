@@ -279,7 +279,7 @@ class BlockSession:
 
 
 def slots_to_draft(stop: StopPolicy, logits: Tensor, hidden: Tensor | None = None) -> int:
-    """How many slots of a block a policy admits. Shapes: logits [K, V], hidden [K, D]."""
+    """How many slots of a block a stop policy drafts. Shapes: logits [K, V], hidden [K, D]."""
     rows, states = logits.unbind(), () if hidden is None else hidden.unbind()
     notes: dict[str, list[float]] = {}
     for depth in range(len(rows)):
