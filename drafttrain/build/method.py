@@ -14,7 +14,7 @@ from drafttrain.build.cascades import (
 )
 from drafttrain.build.pairs import Pair
 from drafttrain.build.sizes import Sizes, draft_sizes, method_kind
-from drafttrain.build.stops import build_stop, check_stop, varied_settings
+from drafttrain.build.stops import build_stop, check_stop
 from drafttrain.build.trees import (
     build_drafter,
     build_shape,
@@ -97,7 +97,7 @@ def build_method(config: DecodeConfig, pair: Pair) -> Method:
     config = config.model_copy(update={"stop": method_stop(config)})
     make = build_drafter if config.cascade is None else build_cascade
     drafter, stop = make(config, pair), build_stop(config, pair.drafter_model)
-    varied = varied_settings(config.stop.kind, stop)
+    varied = {stop.rule.varied: float(stop.value)}
     varied |= {name: float(value) for name, value in verifier.settings.items()}
     return Method(
         drafter,

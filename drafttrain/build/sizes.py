@@ -9,7 +9,6 @@ from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.kinds import NONE, named_kind
 from drafttrain.config.trees import TREES
 from drafttrain.decoding.roles import StopPolicy
-from drafttrain.decoding.stopping import FixedLength
 
 Size = int | list[int] | list[list[int]]
 Sizes = Mapping[str, Size]
@@ -37,10 +36,10 @@ def draft_sizes(config: DecodeConfig, stop: StopPolicy) -> dict[str, Size]:
     tree, kind = config.tree, TREES[config.tree.kind]
     sizes = tree_settings(tree, stop.longest)
     found: dict[str, Size] = {name: int(size) for name, size in sizes.items()}
-    if not isinstance(stop, FixedLength):
+    if "max_draft" in stop.rule.settings:
         found["max_draft"] = stop.longest
     elif kind.shape is None:
-        found["k"] = stop.k
+        found["k"] = stop.longest
     if "width" in kind.settings:
         found["width"] = tree.width
     if "branching" in kind.settings:

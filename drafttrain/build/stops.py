@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pkgutil import resolve_name
-
 from transformers import PretrainedConfig, PreTrainedModel
 
 from drafttrain.build.heads import HeadChoice, find_head, open_head, warn_of_other_sampling
@@ -15,6 +13,7 @@ from drafttrain.config.policy import Policy
 from drafttrain.config.stops import STOPS
 from drafttrain.config.trees import TREES
 from drafttrain.decoding.roles import StopPolicy
+from drafttrain.decoding.stopping import HeadPolicy, make_policy
 from drafttrain.decoding.types import Sampling
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.drafters import read_drafter_settings
@@ -93,14 +92,10 @@ def make_stop(config: StopConfig, head: AcceptanceHead | None = None) -> StopPol
             f"{POLICY} stops by an acceptance head, but there is none in {HEAD}/; export the "
             "drafter with its head"
         )
-    values = config.model_dump(include=set(stop.settings) - {"head"})
-    return resolve_name(stop.policy)(**({"head": head} if stop.reads_head else {}), **values)
-
-
-def varied_settings(kind: str, stop: StopPolicy) -> dict[str, float]:
-    """The number that a sweep over this kind of policy varies, by its name in StopConfig."""
-    name = STOPS[kind].varied
-    return {name: float(getattr(stop, name))}
+    value, most = getattr(config, stop.varied), getattr(config, stop.settings[-1])
+    if stop.reads_head and head is not None:
+        return HeadPolicy(head, value, most)
+    return make_policy(stop.name, value, most)
 
 
 def _fill(config: StopConfig, policy: Policy | None, drafter: PretrainedConfig) -> StopConfig:

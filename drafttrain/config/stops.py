@@ -1,6 +1,7 @@
 """The stop policies, a row each: what settings, sweeps, policy.json and checks ask about a kind.
 
-Imports nothing heavy: a row names its class by a dotted path (`module:name`).
+A policy is one function `(state, value) -> bool`: whether to draft one more token. Its row names it
+by a dotted path (`module:name`): the table imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ class StopKind:
 
     name: str
     """`stop.kind`."""
-    policy: str
-    """Its class, whose arguments are the settings."""
+    function: str
+    """One that goes by an acceptance head is called with the head first, and gives the function."""
+    shown: str
+    """Its name in reports, made of the value and the most tokens of a round."""
     settings: tuple[str, ...]
-    """Fields of StopConfig that it goes by."""
+    """Fields of StopConfig that it goes by; the last one bounds a round."""
     varied: str
-    """The one that a sweep varies, without which policy.json says nothing."""
+    """The one that is its value: a sweep varies it, and without it policy.json says nothing."""
     requires: frozenset[Evidence] = frozenset()
     """What it goes by beside depth; a draft that does not show it is refused."""
     takes_trees: bool = False
@@ -40,36 +43,45 @@ STOPS: dict[str, StopKind] = {
     stop.name: stop
     for stop in (
         StopKind(
-            "fixed", "drafttrain.decoding.stopping:FixedLength", ("k",), "k", takes_trees=True
+            "fixed",
+            "drafttrain.decoding.stopping:always",
+            "k={0:g}",
+            ("k",),
+            varied="k",
+            takes_trees=True,
         ),
         StopKind(
             "head",
-            "drafttrain.decoding.stopping:HeadPolicy",
+            "drafttrain.decoding.stopping:HeadJudge",
+            "head({0:g})",
             ("head", "h", "max_draft"),
-            "h",
-            frozenset({"hidden"}),
+            varied="h",
+            requires=frozenset({"hidden"}),
         ),
         StopKind(
             "entropy",
-            "drafttrain.decoding.stopping:Entropy",
+            "drafttrain.decoding.stopping:certain",
+            "entropy({0:g})",
             ("entropy", "max_draft"),
-            "entropy",
-            frozenset({"logits"}),
+            varied="entropy",
+            requires=frozenset({"logits"}),
         ),
         StopKind(
             "confidence",
-            "drafttrain.decoding.stopping:Confidence",
+            "drafttrain.decoding.stopping:confident",
+            "confidence({0:g})",
             ("confidence", "max_draft"),
-            "confidence",
-            frozenset({"logits"}),
+            varied="confidence",
+            requires=frozenset({"logits"}),
             greedy_only=True,
         ),
         StopKind(
             "gain",
-            "drafttrain.decoding.stopping:Gain",
+            "drafttrain.decoding.stopping:gaining",
+            "gain({0:g},{1})",
             ("delta", "max_draft"),
-            "delta",
-            frozenset({"expected"}),
+            varied="delta",
+            requires=frozenset({"expected"}),
             takes_trees=True,
             in_policies=False,
         ),

@@ -20,7 +20,6 @@ from drafttrain.decoding.roles import (
     StopPolicy,
     Verifier,
 )
-from drafttrain.decoding.stopping import Capped
 from drafttrain.decoding.types import (
     Output,
     Proposal,
@@ -121,7 +120,7 @@ class RunningSequence:
         return self.remaining - 1
 
     def request(self, stop: StopPolicy) -> DraftRequest:
-        return DraftRequest(self.index, self.tokens, self.target_state, Capped(stop, self.room))
+        return DraftRequest(self.index, self.tokens, self.target_state, stop.capped(self.room))
 
     def commit(
         self, drafted: list[int], verdict: Verdict, output: StepOutput, decoder: Decoder

@@ -9,12 +9,13 @@ triple of these; `decoding/loop.py` is the one loop that runs them on the plain 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from torch import Tensor
 
 from drafttrain.config.kinds import DrawKind, Evidence, StateKind
+from drafttrain.config.stops import StopKind
 from drafttrain.config.verifiers import VerifierRule
 from drafttrain.decoding.types import (
     DraftState,
@@ -57,31 +58,52 @@ class Randomness(Protocol):
         ...
 
 
-class StopPolicy(Protocol):
+@dataclass(frozen=True)
+class StopPolicy:
     """Says, before each token (or slot) is drafted, whether to draft it.
 
     It is never shown the token's own value, so stopping cannot bias the output.
     """
 
-    name: str
-    requires: frozenset[Evidence]
-    """What it goes by beside depth; a drafter that does not show it is refused."""
+    rule: StopKind
+    goes_on: Callable[[DraftState, float], bool]
+    """(state, value) -> whether to draft one more token."""
+    value: float
+    """The setting that it goes by (`StopKind.varied`)."""
+    longest: int
+    """Most tokens (levels of a tree) of a round, whatever is seen: a block has so many slots."""
+    state_kind: StateKind | None = None
+    """The kind of states that a drafter is to show it; None: it looks at none."""
 
     @property
-    def state_kind(self) -> StateKind | None:
-        """The kind of states that a drafter is to show it; None: it looks at none."""
-        ...
+    def name(self) -> str:
+        """As reports have it: `k=10`, `head(0.7)`."""
+        return self.rule.shown.format(self.value, self.longest)
 
     @property
-    def longest(self) -> int:
-        """Most tokens a round may draft, whatever is seen (block drafters compute that many)."""
-        ...
+    def requires(self) -> frozenset[Evidence]:
+        """What it goes by beside depth; a drafter that does not show it is refused."""
+        return self.rule.requires
 
     def check_sampling(self, sampling: Sampling) -> None:
         """Raise ValueError if the policy would bias decoding of this kind."""
-        ...
+        if self.rule.greedy_only and not sampling.greedy:
+            raise ValueError(
+                f"stop policy {self.name!r} goes by the probability of the drafted token itself, "
+                f"but temperature is {sampling.temperature}: whether a sampled token is submitted "
+                "may not depend on its own value (dropping unlikely tokens would change the "
+                "output's distribution); use the entropy or head policy, or temperature 0"
+            )
 
-    def should_draft(self, state: DraftState) -> bool: ...
+    def should_draft(self, state: DraftState) -> bool:
+        return state.depth < self.longest and self.goes_on(state, self.value)
+
+    def capped(self, limit: int) -> StopPolicy:
+        """The same, but never more than so many tokens, what is left to generate, say.
+
+        The limit counts tokens and knows none of their values, so it cannot bias the output.
+        """
+        return replace(self, longest=min(self.longest, limit))
 
 
 @dataclass(frozen=True)

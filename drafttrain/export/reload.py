@@ -29,7 +29,6 @@ from drafttrain.config.policy import Policy
 from drafttrain.decoding.drafters.block import block_states
 from drafttrain.decoding.roles import Drafter, StopPolicy
 from drafttrain.decoding.sampling import SampledRandomness
-from drafttrain.decoding.stopping import Capped
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.models.acceptance_head import AcceptanceHead, load_heads
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
@@ -216,7 +215,7 @@ def _draft(drafter: Drafter, stop: StopPolicy, source: Source) -> list[int]:
     tokens, start = source.prefix, len(source.prefix)
     while len(tokens) - start < NEW_TOKENS:
         left = NEW_TOKENS - (len(tokens) - start)
-        proposal = session.propose(tokens, None, Capped(stop, left))
+        proposal = session.propose(tokens, None, stop.capped(left))
         if len(proposal.tokens) == 0:
             break
         tokens = torch.cat([tokens, proposal.tokens.to(tokens.device)])

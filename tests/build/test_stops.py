@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from drafttrain.build.stops import build_stop, check_stop, varied_settings
+from drafttrain.build.stops import build_stop, check_stop
 from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.filling import fill_from_run
 from drafttrain.config.reading import validate_settings
 from drafttrain.config.recipes import DrafterConfig
-from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength, HeadPolicy
+from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength, HeadJudge
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.identity import hash_weights
 from drafttrain.models.spec_drafter.initialise import make_config
@@ -55,14 +55,11 @@ def test_every_kind_is_built_with_its_own_numbers(tmp_path, drafter):
     confidence = decode(tmp_path, {"kind": "confidence", "confidence": 0.3}, **greedy)
     assert build_stop(confidence, drafter) == Confidence(0.3, 20)
     policy = build_stop(decode(tmp_path, {"kind": "head", "head": head, "h": 0.4}), drafter)
-    assert isinstance(policy, HeadPolicy)
+    assert isinstance(policy.goes_on, HeadJudge)
     assert (policy.name, policy.longest) == ("head(0.4)", 20)
-    stops = {"fixed": FixedLength(4), "entropy": Entropy(1.5, 7), "head": policy}
-    assert [varied_settings(kind, stop) for kind, stop in stops.items()] == [
-        {"k": 4.0},
-        {"entropy": 1.5},
-        {"h": 0.4},
-    ]
+    stops = (FixedLength(4), Entropy(1.5, 7), policy)
+    found = [(stop.rule.varied, stop.value) for stop in stops]
+    assert found == [("k", 4), ("entropy", 1.5), ("h", 0.4)]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +96,7 @@ def test_policies_that_cannot_be_right_are_refused_before_anything_loads(tmp_pat
 def test_the_head_beside_the_drafter_is_the_default_with_the_papers_h(tmp_path, drafter):
     save_head(tmp_path / "drafter" / "acceptance_head", drafter)
     chosen = build_stop(decode(tmp_path, {"kind": "head"}), drafter)
-    assert (chosen.h, chosen.longest) == (0.7, 20)
+    assert (chosen.value, chosen.longest) == (0.7, 20)
 
 
 def write_policy(folder: Path, **values) -> None:
@@ -111,7 +108,7 @@ def test_h_and_the_cap_are_those_of_policy_json_unless_given(tmp_path, drafter, 
     save_head(tmp_path / "drafter" / "acceptance_head", drafter)
     write_policy(tmp_path / "drafter" / place, h=0.35, max_draft=9)
     chosen = build_stop(decode(tmp_path, {"kind": "head"}), drafter)
-    assert (chosen.h, chosen.longest) == (0.35, 9)
+    assert (chosen.value, chosen.longest) == (0.35, 9)
     given = build_stop(decode(tmp_path, {"kind": "head", "h": 0.6, "max_draft": 5}), drafter)
     assert (given.h, given.longest) == (0.6, 5)
 
@@ -120,7 +117,7 @@ def test_a_policy_for_another_head_says_nothing_about_this_one(tmp_path, drafter
     save_head(tmp_path / "drafter" / "acceptance_head", drafter)
     write_policy(tmp_path / "drafter", h=0.35, max_draft=9, head="D4-w1")
     chosen = build_stop(decode(tmp_path, {"kind": "head"}), drafter)
-    assert (chosen.h, chosen.longest) == (0.7, 20)
+    assert (chosen.value, chosen.longest) == (0.7, 20)
 
 
 def test_h_of_a_head_counts_where_a_fixed_length_was_better(tmp_path, drafter):
@@ -130,7 +127,7 @@ def test_h_of_a_head_counts_where_a_fixed_length_was_better(tmp_path, drafter):
     )
     stop = {"kind": "head", "head": str(tmp_path / "run")}
     policy = build_stop(decode(tmp_path, stop), drafter)
-    assert (policy.h, policy.longest) == (0.25, 11)
+    assert (policy.value, policy.longest) == (0.25, 11)
 
 
 def test_policy_json_chooses_among_the_heads_of_a_run(tmp_path, drafter):
@@ -141,7 +138,7 @@ def test_policy_json_chooses_among_the_heads_of_a_run(tmp_path, drafter):
         check_stop(decode(tmp_path, stop))
     write_policy(tmp_path / "run", h=0.2, head="D2-w6")
     chosen = build_stop(decode(tmp_path, stop), drafter)
-    assert (chosen.head.config.depth, chosen.h) == (2, 0.2)
+    assert (chosen.goes_on.head.config.depth, chosen.value) == (2, 0.2)
 
 
 def test_missing_heads_are_refused_by_name(tmp_path, drafter):
@@ -178,7 +175,7 @@ def test_a_drafter_rounded_to_half_precision_is_still_the_same(tmp_path, drafter
     half = AutoModelForCausalLM.from_pretrained(tmp_path / "drafter", dtype=torch.bfloat16)
     assert hash_weights(half, torch.float32) != hash_weights(drafter)
     stop = build_stop(decode(tmp_path, {"kind": "head", "head": head}), half)
-    assert stop.head.dtype == torch.float32
+    assert stop.goes_on.head.dtype == torch.float32
 
 
 def test_other_sampling_than_the_heads_is_told_once_and_allowed(tmp_path, drafter, capsys):

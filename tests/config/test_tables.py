@@ -8,6 +8,7 @@ import sys
 from pkgutil import resolve_name
 
 import pytest
+import torch
 
 from drafttrain.config.decode import StopConfig, TreeConfig, VerifierConfig
 from drafttrain.config.kinds import CAUSAL, KINDS, NONE, DrafterKind, in_words, kind_of, named_kind
@@ -19,7 +20,8 @@ from drafttrain.decoding.drafters.block_heads import BlockHeadsDrafter
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.types import Sampling
+from drafttrain.decoding.types import DraftState, Sampling
+from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.spec_drafter.config import SpecDrafterConfig
 from tests.tiny_models import tiny_model
 
@@ -67,14 +69,26 @@ def test_kinds_are_listed_as_a_sentence_has_them():
 
 
 @pytest.mark.parametrize("stop", STOPS.values(), ids=lambda stop: stop.name)
-def test_a_stop_policy_takes_its_settings_and_goes_by_what_its_row_says(stop: StopKind):
-    policy = resolve_name(stop.policy)
-    taken = inspect.signature(policy).parameters
-    needed = {name for name, one in taken.items() if one.default is one.empty}
-    assert needed <= set(stop.settings) <= taken.keys()
+def test_a_stop_policy_has_its_settings_and_looks_at_what_its_row_says(stop: StopKind):
     assert set(stop.settings) <= StopConfig.model_fields.keys()
-    assert stop.varied in stop.settings
-    assert policy.requires == stop.requires
+    assert stop.varied in stop.settings and stop.settings[-1] in ("k", "max_draft")
+    goes_on = resolve_name(stop.function)
+    if stop.reads_head:
+        goes_on = goes_on(AcceptanceHead(AcceptanceHeadConfig(hidden_size=4, depth=0)))
+    state = Watched(DraftState(1, [torch.zeros(3)], [torch.zeros(4)], [0.5]))
+    assert goes_on(state, 0.5) in (True, False)
+    assert state.seen - {"depth", "notes"} == stop.requires
+
+
+class Watched:
+    """A state that notes which of its fields are looked at."""
+
+    def __init__(self, state: DraftState) -> None:
+        self.state, self.seen = state, set()
+
+    def __getattr__(self, name: str) -> object:
+        self.seen.add(name)
+        return getattr(self.state, name)
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=lambda rule: rule.name)

@@ -14,7 +14,6 @@ from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledRandomness, warp
 from drafttrain.decoding.stopping import (
-    Capped,
     Confidence,
     Entropy,
     FixedLength,
@@ -178,9 +177,9 @@ def states(*tokens: int) -> tuple[Tensor, ...]:
 def test_a_head_on_slots_judges_the_slot_it_is_asked_about():
     policy = HeadPolicy(knowing_head(), 0.45, 8)
     block = states(2, 3, 4)
-    alone = policy.rejection(DraftState(0, hidden=states(2)))
-    assert policy.rejection(DraftState(0, hidden=block)) == pytest.approx(alone, abs=1e-6)
-    assert policy.rejection(DraftState(1, hidden=block)) == pytest.approx(0.55)
+    alone = policy.goes_on.rejection(DraftState(0, hidden=states(2)))
+    assert policy.goes_on.rejection(DraftState(0, hidden=block)) == pytest.approx(alone, abs=1e-6)
+    assert policy.goes_on.rejection(DraftState(1, hidden=block)) == pytest.approx(0.55)
     assert policy.should_draft(DraftState(0, hidden=states(2)))
     assert not policy.should_draft(DraftState(1, hidden=states(2, 3)))
     assert policy.should_draft(DraftState(3))  # nothing known: go on
@@ -191,8 +190,8 @@ def test_notes_of_a_round_change_nothing_but_the_work():
     policy, notes = HeadPolicy(knowing_head(), 0.45, 8), {}
     for tokens in ((2,), (2, 2), (2, 2, 3, 4)):
         with_notes = DraftState(5, hidden=states(*tokens), notes=notes)
-        at_once = policy.rejection(DraftState(5, hidden=states(*tokens)))
-        assert policy.rejection(with_notes) == pytest.approx(at_once, abs=1e-6)  # float32
+        at_once = policy.goes_on.rejection(DraftState(5, hidden=states(*tokens)))
+        assert policy.goes_on.rejection(with_notes) == pytest.approx(at_once, abs=1e-6)  # float32
     assert math.prod(notes["acceptance"]) == pytest.approx(0.405) and len(notes["acceptance"]) == 4
 
 
@@ -247,7 +246,7 @@ def test_confidence_is_refused_where_tokens_are_sampled():
         Decoder(
             ToyTarget(0),
             scripted_drafter([2]),
-            Capped(Confidence(0.4, 5), 3),
+            Confidence(0.4, 5).capped(3),
             RejectionSampling(),
             SAMPLED,
             lambda _: SampledRandomness(torch.Generator()),
@@ -265,7 +264,7 @@ def test_names_and_caps_are_those_of_reports():
     ]
     assert [stop.name for stop in stops] == ["k=10", "entropy(2)", "confidence(0.4)", "head(0.7)"]
     assert [stop.longest for stop in stops] == [10, 7, 8, 9]
-    assert [Capped(stop, 8).longest for stop in stops] == [8, 7, 8, 8]
+    assert [stop.capped(8).longest for stop in stops] == [8, 7, 8, 8]
 
 
 def test_a_source_longer_than_the_drafters_positions_is_refused_with_both_numbers():

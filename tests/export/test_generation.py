@@ -82,7 +82,7 @@ def test_custom_generate_of_the_folder_equals_greedy_generate(exported, assistan
 def test_policy_and_head_of_the_drafters_folder_are_used(exported, assistant):
     pair = prepare(tiny_model("llama"), assistant, None)
     assert pair.stop.name == "head(0.7)"
-    assert same_weights(pair.stop.head, make_head(noisy_copy("llama")))
+    assert same_weights(pair.stop.goes_on.head, make_head(noisy_copy("llama")))
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt-neox"])
@@ -254,7 +254,7 @@ def test_a_head_from_another_folder_must_be_for_this_drafter(tmp_path, exported)
     other = tiny_model("llama", seed=8)
     with pytest.raises(ValueError, match="with other weights"):
         prepare(tiny_model("llama"), other, str(exported))
-    assert prepare(tiny_model("llama"), noisy_copy("llama"), str(exported)).stop.h == 0.7
+    assert prepare(tiny_model("llama"), noisy_copy("llama"), str(exported)).stop.value == 0.7
 
 
 def test_the_drafter_is_found_where_it_was_exported_to_and_loaded_once(exported, modules):

@@ -159,7 +159,7 @@ def test_an_entropy_stop_ends_the_draft_before_the_uncertain_row(place: int) -> 
     entropies = -(probs * probs.log()).sum(-1)
     stop = Entropy(entropies[place].item() - 1e-6, 3)
     proposal = drafts.propose(torch.arange(6), state, stop)
-    assert len(proposal.tokens) == (entropies > stop.entropy).nonzero()[0]
+    assert len(proposal.tokens) == (entropies > stop.value).nonzero()[0]
     assert len(drafts.propose(torch.arange(6), state, Entropy(100.0, 3)).tokens) == 3
     assert len(drafts.propose(torch.arange(6), state, FixedLength(2)).tokens) == 2
 
