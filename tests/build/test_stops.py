@@ -110,7 +110,7 @@ def test_h_and_the_cap_are_those_of_policy_json_unless_given(tmp_path, drafter, 
     chosen = build_stop(decode(tmp_path, {"kind": "head"}), drafter)
     assert (chosen.value, chosen.longest) == (0.35, 9)
     given = build_stop(decode(tmp_path, {"kind": "head", "h": 0.6, "max_draft": 5}), drafter)
-    assert (given.h, given.longest) == (0.6, 5)
+    assert (given.value, given.longest) == (0.6, 5)
 
 
 def test_a_policy_for_another_head_says_nothing_about_this_one(tmp_path, drafter):
