@@ -13,6 +13,7 @@ from benchmarks import paper_sizes, train
 from drafttrain.config.commands import EvalConfig
 from drafttrain.config.reading import load_settings
 from drafttrain.config.recipes import SpecDrafterRecipe, TargetRecipe
+from tests.processes.launching import Launch, run
 from tests.tiny_drafters import shared
 from tests.tiny_targets import random_sentences, save_target
 
@@ -74,7 +75,16 @@ def overrides_of(command: list[str]) -> list[str]:
 def test_paper_sizes_print_a_table_on_a_small_scale(
     multi30k: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    def fork(command: list[str], **_: object) -> None:
+        """In place of a fresh Python, which would import everything and train on all cores."""
+        program, *arguments = command[1:]
+        if program == "-m":
+            program, arguments = "drafttrain", arguments[1:]
+        else:
+            arguments.append("train.threads=1")
+        run(Launch(Path(program).name, arguments, tmp_path / "log"))
+
+    monkeypatch.setattr(paper_sizes.subprocess, "run", fork)
     out = tmp_path / "out"
     small = "--target-steps 1 --steps 1 --width 32 --layers 1,1,2,1 --prompts 2 --k 4"
     small += " --max-new-tokens 8"

@@ -106,7 +106,8 @@ def kill(processes: Sequence[multiprocessing.Process]) -> None:
 
 
 def _be(launch: Launch, rank: int, port: int) -> None:
-    """One process of the launch."""
+    """One process of the launch, in the project's folder."""
+    os.chdir(ROOT)
     log = os.open(launch.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -69,7 +69,7 @@ def check_refusal(project: Path, line: str, says: Sequence[str], weights: bool =
     [printed] = refusal.error.splitlines()
     assert printed.startswith(f"{line.split()[0]}: ")
     for words in says:
-        assert words in printed
+        assert words in printed, printed
     assert bool(refusal.loaded) == weights, refusal.loaded
     assert contents(project) == before
 
