@@ -23,4 +23,4 @@ export PATH="$PWD/.venv/bin:$PATH"
 source launch/slurm_requeue.sh
 requeue_after_term srun accelerate launch --num_machines 1 --num_processes "$gpus" \
   --mixed_precision no --dynamo_backend no --main_process_port 0 \
-  -m drafttrain.cli distill "$@" "share=$share"
+  -m drafttrain distill "$@" "share=$share"

@@ -152,5 +152,5 @@ def test_a_pre_empted_job_stops_its_processes_and_is_queued_again(
 def test_each_job_of_a_slurm_array_distils_its_share(cluster: Path) -> None:
     job = submit(cluster, "slurm_distill.sh", "--config", "d.yaml", work=1)
     assert job.wait(60) == 0
-    assert done(cluster)[0].endswith("-m drafttrain.cli distill --config d.yaml share=3/4")
+    assert done(cluster)[0].endswith("-m drafttrain distill --config d.yaml share=3/4")
     assert not any(line.startswith("scontrol") for line in done(cluster))
