@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from drafttrain.build.method import build_sampling
@@ -14,19 +14,25 @@ from drafttrain.config.policy import Policy
 from drafttrain.config.runs import head_folders
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.evaluation.environment import describe_environment
-from drafttrain.evaluation.facts import prompts_facts, target_facts
+from drafttrain.evaluation.options import TIMING_REPEATS
 from drafttrain.evaluation.prompts import PromptSet
-from drafttrain.evaluation.report import plot_path, write_text
+from drafttrain.evaluation.report import (
+    data_facts,
+    plot_path,
+    target_facts,
+    write_json,
+    write_text,
+)
 from drafttrain.evaluation.stops.chain_trace import TraceOptions
 from drafttrain.evaluation.stops.judged_heads import judge_heads
 from drafttrain.evaluation.stops.plots import plot_tune
 from drafttrain.evaluation.stops.policy_results import best_of, candidates_of, policy_results
-from drafttrain.evaluation.stops.prices import TIMING_REPEATS, Prices, measure_costs, timed_lengths
+from drafttrain.evaluation.stops.prices import Prices, measure_costs, timed_lengths
 from drafttrain.evaluation.stops.replay import Candidate, PolicyCounts
-from drafttrain.evaluation.stops.report import CostFacts, Replayed, TuneReport, write_tune_report
+from drafttrain.evaluation.stops.report import CostFacts, Replayed, TuneReport
 from drafttrain.evaluation.stops.tables import cost_lines, head_table, policy_table, verdict_lines
 from drafttrain.evaluation.stops.trace_and_replay import Replaying, replay_prompts
-from drafttrain.evaluation.stops.workbench import Workbench, check_tuning, open_bench, warping
+from drafttrain.evaluation.stops.workbench import Workbench, check_tuning, open_bench
 from drafttrain.evaluation.table_style import print_findings
 
 CALIBRATION_PROMPTS = 100
@@ -56,7 +62,7 @@ def tune(settings: TuneConfig, dry_run: bool = False) -> None:
         target=target_facts(bench.pair.target),
         drafter=str(settings.drafter),
         heads=str(settings.heads),
-        sampling=warping(bench.sampling),
+        sampling=asdict(build_sampling(bench.sampling)),
         max_new_tokens=bench.sampling.max_new_tokens,
         max_draft=settings.max_draft,
         costs=choice.costs,
@@ -72,7 +78,7 @@ def tune(settings: TuneConfig, dry_run: bool = False) -> None:
         else replayed(choice, counts, bench.reporting, settings.bootstrap),
         environment=describe_environment(),
     )
-    write_tune_report(report, settings.report)
+    write_json(report, settings.report)
     plot_tune(report, plot_path(settings.report))
     beside_heads = head_folders(Path(str(settings.heads)))[0].parent / POLICY
     policy_file = settings.policy or beside_heads
@@ -113,7 +119,7 @@ def replayed(choice: Choice, counts: PolicyCounts, prompts: PromptSet, bootstrap
     """The metrics of all policies on the prompts that were counted."""
     candidates, tosses = choice.replaying.candidates, choice.replaying.options.tosses
     return Replayed(
-        data=prompts_facts(prompts),
+        data=data_facts(prompts),
         tokens=int(counts.tokens[:, 0].sum()) // tosses,
         replicates=tosses,
         policies=policy_results(counts, candidates, choice.prices, choice.fixed, bootstrap),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
 
@@ -23,7 +23,6 @@ from drafttrain.evaluation.cascades.report import (
     CandidateResult,
     CascadeReport,
     ReplayedCalls,
-    RungFacts,
     results,
     summarise,
 )
@@ -36,15 +35,19 @@ from drafttrain.evaluation.cascades.search import (
 )
 from drafttrain.evaluation.cascades.tables import cascade_lines, cascade_table
 from drafttrain.evaluation.environment import describe_environment
-from drafttrain.evaluation.facts import prompts_facts, target_facts
-from drafttrain.evaluation.metrics import count_rounds, measured_costs
-from drafttrain.evaluation.options import timing_options
+from drafttrain.evaluation.metrics import count_rounds, mean_target_seconds, measured_costs
+from drafttrain.evaluation.options import TIMING_REPEATS, timing_options
 from drafttrain.evaluation.prompts import PromptSet, read_prompts
-from drafttrain.evaluation.report import check_new_file, write_json, write_text
+from drafttrain.evaluation.report import (
+    check_new_file,
+    data_facts,
+    target_facts,
+    write_json,
+    write_text,
+)
 from drafttrain.evaluation.runner import decode_interleaved
 from drafttrain.evaluation.table_style import print_findings
 
-TIMING_REPEATS = 3
 REPORT = "tune-cascade.json"
 
 
@@ -139,14 +142,12 @@ def level_costs(bench: Bench) -> dict[str, float]:
     """
     if bench.settings.costs == "parameters":
         return cascade_ratios(bench.decode, bench.pair)
-    options = timing_options(bench.settings.sampling, TIMING_REPEATS)
+    options = timing_options(bench.settings.sampling)
     method = build_method(bench.decode, bench.pair)
     prompts = bench.choosing.prompts[: bench.settings.timing_prompts]
     plain, default = decode_interleaved(
         bench.pair.target, bench.target, [method], prompts, options, progress=True
     )
-    rounds = [played for output in plain.outputs for played in output.rounds]
-    target_seconds = sum(played.target_seconds for played in rounds) / len(rounds)
     counts = count_rounds(default.outputs)
     names = [level.name for level in bench.levels]
     idle = [name for name in names if name not in counts.calls or not counts.calls[name].sum()]
@@ -155,7 +156,7 @@ def level_costs(bench: Bench) -> dict[str, float]:
             f"{idle[0]!r} made no call on the {len(prompts)} timing prompts, so its cost is not "
             "known; raise sampling.max_new_tokens or timing_prompts, or give costs=parameters"
         )
-    return measured_costs(counts, names, target_seconds)
+    return measured_costs(counts, names, mean_target_seconds(plain.outputs))
 
 
 def make_replay(bench: Bench) -> CascadeReplay:
@@ -217,26 +218,20 @@ def make_report(
     return CascadeReport(
         target=target_facts(bench.pair.target),
         levels={level.name: path for level, path in zip(bench.levels, paths, strict=True)},
-        sampling={
-            "temperature": sampling.temperature,
-            "top_k": sampling.top_k,
-            "top_p": sampling.top_p,
-        },
+        sampling=asdict(build_sampling(sampling)),
         max_new_tokens=sampling.max_new_tokens,
         costs=costs,
         costs_from=settings.costs,
         timing_prompts=min(settings.timing_prompts, len(bench.choosing.prompts))
         if settings.costs == "measured"
         else 0,
-        data=prompts_facts(bench.choosing),
-        rungs=[
-            RungFacts(prompts=rung.prompts, candidates=rung.candidates) for rung in searched.rungs
-        ],
+        data=data_facts(bench.choosing),
+        rungs=searched.rungs,
         candidates=found,
         best=searched.best.name,
         default=default.name,
         first_alone=alone.name,
-        reported_data=None if bench.reporting is None else prompts_facts(bench.reporting),
+        reported_data=None if bench.reporting is None else data_facts(bench.reporting),
         reported=reported,
         replayed=calls,
         seconds=seconds,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.types import Output
 from drafttrain.evaluation.bootstrap import Array, draw_resamples
 from drafttrain.evaluation.environment import describe_environment
-from drafttrain.evaluation.facts import data_facts, options_facts, sampling_facts, target_facts
 from drafttrain.evaluation.metrics import (
     acceptance_metrics,
     count_positions,
@@ -23,17 +22,20 @@ from drafttrain.evaluation.metrics import (
 )
 from drafttrain.evaluation.options import EvaluationOptions
 from drafttrain.evaluation.plots import plot_report
-from drafttrain.evaluation.prompts import Skipped, read_prompts, references_of
+from drafttrain.evaluation.prompts import PromptSet, read_prompts
 from drafttrain.evaluation.report import (
+    DataFacts,
     Report,
     Run,
+    data_facts,
     plot_path,
     samples_path,
-    write_report,
+    target_facts,
+    write_json,
     write_samples,
 )
 from drafttrain.evaluation.runner import PLAIN, decode_interleaved
-from drafttrain.evaluation.summary import Context, make_samples, summarise_run, totals
+from drafttrain.evaluation.summary import Context, make_samples, summarise_run
 from drafttrain.evaluation.teacher_forced import PredictBlocks, plain_outputs, replay_outputs
 from drafttrain.models.loading import LoadedTarget
 
@@ -50,7 +52,7 @@ class Evaluation:
 
 def write_evaluation(evaluation: Evaluation, path: Path) -> None:
     """Write report.json, the samples, if there are any, and the plot."""
-    write_report(evaluation.report, path)
+    write_json(evaluation.report, path)
     if evaluation.samples:
         write_samples(evaluation.samples, samples_path(path))
     plot_report(evaluation.report, plot_path(path))
@@ -81,7 +83,7 @@ def evaluate(
     report = Report(
         mode="decode",
         target=target_facts(target),
-        data=data_facts(data_name, references_of(prompts), skipped),
+        data=data_facts(PromptSet(data_name, prompts, skipped)),
         environment=describe_environment(),
         options=options_facts(options),
         runs=[summarise_run(context, i) for i in range(len(decoded))],
@@ -96,7 +98,6 @@ def evaluate_teacher_forced(
     pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
     options: EvaluationOptions,
     data_name: str,
-    skipped: Sequence[Skipped] = (),
 ) -> Report:
     """Acceptance of greedy verification from one parallel pass a sentence; no speed, no texts.
 
@@ -111,11 +112,17 @@ def evaluate_teacher_forced(
     return Report(
         mode="teacher-forced",
         target=target_facts(target),
-        data=data_facts(data_name, [None] * len(pairs), skipped),
+        data=DataFacts(path=data_name, prompts=len(pairs), references=0),
         environment=describe_environment(),
         options=options_facts(options),
         runs=runs,
     )
+
+
+def options_facts(options: EvaluationOptions) -> dict[str, Any]:
+    facts = asdict(options)
+    del facts["sampling"], facts["compared_by"]  # the report has fields for them
+    return facts | {"baselines": list(options.baselines)}
 
 
 def _replayed_run(
@@ -135,10 +142,10 @@ def _replayed_run(
         drafter=drafter,
         stop=None if k is None else f"k={k}",
         verifier="greedy",
-        sampling=sampling_facts(options),
+        sampling=asdict(options.sampling),
         lossless=True,
         settings={} if k is None else {"k": k},
         metrics=acceptance_metrics(counts, resamples),
         acceptance_rate_per_position=position_rates(count_positions(outputs), resamples),
-        totals=totals(counts),
+        totals={"prompts": len(outputs), **counts.totals()},
     )

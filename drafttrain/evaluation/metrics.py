@@ -50,6 +50,11 @@ class Counts:
     def discarded(self) -> Array:
         return self.drafted - self.accepted
 
+    def totals(self) -> dict[str, int]:
+        """Over all prompts, as reports have them."""
+        names = ("tokens", "rounds", "drafted", "accepted", "discarded", "passes")
+        return {name: int(getattr(self, name).sum()) for name in names}
+
 
 @dataclass(frozen=True)
 class PositionCounts:
@@ -130,34 +135,6 @@ def mean_acceptance_length(counts: Counts) -> Ratio:
     return Ratio(counts.tokens, counts.rounds)
 
 
-def accepted_per_round(counts: Counts) -> Ratio:
-    """Drafted tokens accepted per target call."""
-    return Ratio(counts.accepted, counts.rounds)
-
-
-def expected_accepted(counts: Counts) -> Ratio | None:
-    """Drafted tokens expected to be accepted per target call (OPT-Tree's mean E(A)).
-
-    Rounds without a draft expect none. None where the drafter expects nothing.
-    """
-    return None if counts.expected is None else Ratio(counts.expected, counts.rounds)
-
-
-def acceptance_rate(counts: Counts) -> Ratio:
-    """Accepted share of the draft tokens."""
-    return Ratio(counts.accepted, counts.drafted)
-
-
-def discard_rate(counts: Counts) -> Ratio:
-    """Tokens drafted in vain per token emitted (SpecDec++ Eq. 2.2: N_discarded / N)."""
-    return Ratio(counts.discarded, counts.tokens)
-
-
-def verification_rate(counts: Counts) -> Ratio:
-    """Target calls per token emitted (SpecDec++ Eq. 2.3: N_target / N)."""
-    return Ratio(counts.rounds, counts.tokens)
-
-
 def walltime_improvement(counts: Counts, costs: Mapping[str, float]) -> Ratio:
     """Tokens over the time of all calls, in target calls: n / (target calls + sum of c_i calls_i).
 
@@ -171,6 +148,12 @@ def walltime_improvement(counts: Counts, costs: Mapping[str, float]) -> Ratio:
     for name, calls in _calls_by_drafter(counts, costs).items():
         drafting = drafting + costs[name] * calls
     return Ratio(counts.tokens, counts.rounds + drafting)
+
+
+def mean_target_seconds(outputs: Sequence[Output]) -> float:
+    """Mean seconds of a target call."""
+    rounds = [round for output in outputs for round in output.rounds]
+    return sum(round.target_seconds for round in rounds) / len(rounds)
 
 
 def measured_costs(counts: Counts, names: Sequence[str], target_seconds: float) -> dict[str, float]:
@@ -195,14 +178,14 @@ def acceptance_metrics(
     """Every acceptance metric that the counts allow, by its name in reports."""
     ratios = {
         "mean_acceptance_length": mean_acceptance_length(counts),
-        "accepted_per_round": accepted_per_round(counts),
-        "acceptance_rate": acceptance_rate(counts),
-        "discard_rate": discard_rate(counts),
-        "verification_rate": verification_rate(counts),
+        "accepted_per_round": Ratio(counts.accepted, counts.rounds),
+        "acceptance_rate": Ratio(counts.accepted, counts.drafted),
+        # SpecDec++ Eq. 2.2, N_discarded / N, and Eq. 2.3, N_target / N
+        "discard_rate": Ratio(counts.discarded, counts.tokens),
+        "verification_rate": Ratio(counts.rounds, counts.tokens),
     }
-    expected = expected_accepted(counts)
-    if expected is not None:
-        ratios["expected_accepted"] = expected
+    if counts.expected is not None:  # OPT-Tree's mean E(A); rounds without a draft expect none
+        ratios["expected_accepted"] = Ratio(counts.expected, counts.rounds)
     if parameter_ratios:
         ratios["mbsu"] = walltime_improvement(counts, parameter_ratios)
     estimates = {name: estimate_ratio(ratio, resamples) for name, ratio in ratios.items()}
@@ -214,19 +197,15 @@ def position_rates(counts: PositionCounts, resamples: Array) -> PositionRates | 
     if counts.drafted.shape[1] == 0:
         return None
     return PositionRates(
-        drafted=_totals(counts.drafted),
-        accepted=_totals(counts.accepted),
-        reached=_totals(counts.reached),
+        drafted=counts.drafted.sum(axis=0).astype(int).tolist(),
+        accepted=counts.accepted.sum(axis=0).astype(int).tolist(),
+        reached=counts.reached.sum(axis=0).astype(int).tolist(),
         acceptance=[
             rate or Estimate(0.0, 0.0, 0.0)
             for rate in _column_rates(counts.accepted, counts.drafted, resamples)
         ],
         conditional=_column_rates(counts.accepted, counts.reached, resamples),
     )
-
-
-def _totals(counts: Array) -> list[int]:
-    return [int(total) for total in counts.sum(axis=0)]
 
 
 def _column_rates(

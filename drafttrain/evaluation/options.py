@@ -12,6 +12,9 @@ from drafttrain.config.decode import SamplingConfig
 from drafttrain.decoding.types import Sampling
 from drafttrain.evaluation.report import TreeAxis
 
+TIMING_REPEATS = 3
+"""How often prompts are decoded to measure what calls cost."""
+
 
 @dataclass(frozen=True)
 class EvaluationOptions:
@@ -47,13 +50,13 @@ def read_options(config: EvalConfig, compared_by: TreeAxis | None = None) -> Eva
     )
 
 
-def timing_options(sampling: SamplingConfig, repeats: int) -> EvaluationOptions:
+def timing_options(sampling: SamplingConfig) -> EvaluationOptions:
     """Options for measuring what calls cost: no baselines, one input to warm up."""
     return EvaluationOptions(
         sampling=build_sampling(sampling),
         max_new_tokens=sampling.max_new_tokens,
         seed=sampling.seed,
         baselines=(),
-        repeats=repeats,
+        repeats=TIMING_REPEATS,
         warmup=1,
     )

@@ -17,6 +17,9 @@ from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.environment import Environment
 from drafttrain.evaluation.former_reports import with_present_names
 from drafttrain.evaluation.metrics import PositionRates
+from drafttrain.evaluation.prompts import PromptSet, Skipped
+from drafttrain.models.layout import count_parameters
+from drafttrain.models.loading import LoadedTarget
 
 TreeAxis = Literal["depth", "nodes"]
 """Sizes by which trees are compared: most levels (RSD Exp1), draft tokens (Exp2)."""
@@ -114,17 +117,12 @@ class TargetFacts(Part):
     device: str
 
 
-class SkippedRow(Part):
-    row: int
-    reason: str
-
-
 class DataFacts(Part):
     path: str
     prompts: int
     references: int
     """Prompts that have a reference."""
-    skipped: list[SkippedRow] = []
+    skipped: list[Skipped] = []
 
 
 class Report(Part):
@@ -149,13 +147,27 @@ class Report(Part):
         raise ValueError(f"the report has no run {name!r}; it has {names}")
 
 
+def target_facts(target: LoadedTarget) -> TargetFacts:
+    return TargetFacts(
+        path=target.path,
+        parameters=count_parameters(target.model),
+        dtype=str(target.model.dtype).removeprefix("torch."),
+        device=str(target.model.device),
+    )
+
+
+def data_facts(inputs: PromptSet) -> DataFacts:
+    return DataFacts(
+        path=inputs.path,
+        prompts=len(inputs.prompts),
+        references=sum(prompt.reference is not None for prompt in inputs.prompts),
+        skipped=inputs.skipped,
+    )
+
+
 def read_report(path: Path) -> Report:
     """Read report.json, of former versions too. Raises ValueError for a file that is none."""
     return read_json(Report, path, "drafttrain eval")
-
-
-def write_report(report: Report, path: Path) -> None:
-    write_json(report, path)
 
 
 def read_json(kind: type[Written], path: Path, command: str) -> Written:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from drafttrain.build.sizes import Sizes
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.types import Output
 from drafttrain.evaluation.bootstrap import (
     Array,
     Estimate,
@@ -19,7 +18,6 @@ from drafttrain.evaluation.bootstrap import (
     estimate_quotient,
     estimate_ratio,
 )
-from drafttrain.evaluation.facts import sampling_facts
 from drafttrain.evaluation.metrics import (
     Counts,
     acceptance_metrics,
@@ -27,6 +25,7 @@ from drafttrain.evaluation.metrics import (
     count_positions,
     count_rounds,
     identical,
+    mean_target_seconds,
     measured_costs,
     position_rates,
     walltime_improvement,
@@ -68,7 +67,10 @@ def summarise_run(context: Context, index: int) -> Run:
     metrics: dict[str, Estimate] = {}
     per_position, time, costs = None, None, None
     counts = count_rounds(run.outputs)
+    totals = {"tokens": sum(len(output.tokens) for output in run.outputs)}
+    sizes: Sizes = {"beams": context.options.num_beams} if run.way == BEAM else {}
     if method is not None:
+        totals, sizes = counts.totals(), dict(method.sizes)
         metrics |= acceptance_metrics(counts, context.resamples, method.parameter_ratios)
         per_position = position_rates(count_positions(run.outputs), context.resamples)
         time = time_shares(run)
@@ -86,36 +88,28 @@ def summarise_run(context: Context, index: int) -> Run:
         name=run.name,
         kind=run.kind,
         method=run.way,
-        sizes=run_sizes(context, run),
+        sizes=sizes,
         drafter=None if method is None else method.drafter.name,
         stop=None if run.kind != "method" else method.stop.name,
         verifier=None if method is None else method.verifier.name,
-        sampling=sampling_facts(context.options),
+        sampling=asdict(context.options.sampling),
         lossless=run.lossless,
         settings={} if method is None else dict(method.settings),
         metrics=metrics,
         acceptance_rate_per_position=per_position,
         parity=check_parity(context, run),
-        totals=totals(counts) if method is not None else output_totals(run.outputs),
+        totals={"prompts": len(run.outputs), **totals},
         time=time,
         costs=costs,
         speedup_quantiles=speedup_quantiles(context, run),
     )
 
 
-def run_sizes(context: Context, run: Decoded) -> Sizes:
-    """Of the drafts; the beams of beam search."""
-    if run.method is not None:
-        return dict(run.method.sizes)
-    return {"beams": context.options.num_beams} if run.way == BEAM else {}
-
-
 def call_costs(context: Context, run: Decoded, counts: Counts) -> CallCosts | None:
     """What a call of each drafter costs, in calls of the target that decodes plainly."""
     if run.method is None or not run.method.parameter_ratios:
         return None
-    plain = [played for output in context.decoded[0].outputs for played in output.rounds]
-    target_seconds = sum(played.target_seconds for played in plain) / len(plain)
+    target_seconds = mean_target_seconds(context.decoded[0].outputs)
     by_size = run.method.parameter_ratios
     return CallCosts(
         parameters=dict(by_size),
@@ -245,22 +239,6 @@ def make_samples(context: Context) -> Iterator[dict[str, Any]]:
             "plain": context.texts[0][i],
             "outputs": outputs,
         }
-
-
-def totals(counts: Counts) -> dict[str, int]:
-    return {
-        "prompts": len(counts.tokens),
-        "tokens": int(counts.tokens.sum()),
-        "rounds": int(counts.rounds.sum()),
-        "drafted": int(counts.drafted.sum()),
-        "accepted": int(counts.accepted.sum()),
-        "discarded": int(counts.discarded.sum()),
-        "passes": int(counts.passes.sum()),
-    }
-
-
-def output_totals(outputs: Sequence[Output]) -> dict[str, int]:
-    return {"prompts": len(outputs), "tokens": sum(len(output.tokens) for output in outputs)}
 
 
 def _known(estimate: Estimate | None) -> Estimate:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from drafttrain.decoding.types import Output, Round
+from drafttrain.evaluation.metrics import first_difference
 
 PredictBlocks = Callable[[Tensor, Tensor], Tensor]
 """(source_ids [S], target_ids [L]) -> arg-max blocks [L, k]; row p follows target_ids[:p]."""
@@ -46,7 +47,8 @@ def replay_rounds(
         block = predicted[start].tolist()
         if max_new_tokens is not None:
             block = block[: max_new_tokens - start - 1]
-        accepted = _common_beginning(block, reference[start:])
+        wrong = first_difference(block, reference[start:])
+        accepted = len(block) if wrong is None else wrong
         emitted = reference[start : start + accepted + 1]
         start += len(emitted)
         rounds.append(
@@ -60,16 +62,6 @@ def replay_rounds(
             )
         )
     return rounds
-
-
-def mean_acceptance_length_from_predictions(
-    predicted: Tensor, reference: Sequence[int]
-) -> tuple[int, int]:
-    """Tokens and rounds of greedy verification along a known output; their ratio is the metric.
-
-    Sum both over sentences and divide once. Shapes: as `replay_rounds`.
-    """
-    return len(reference), len(replay_rounds(predicted, reference))
 
 
 @torch.inference_mode()
@@ -102,10 +94,3 @@ def plain_outputs(pairs: Iterable[tuple[Sequence[int], Sequence[int]]]) -> list[
         ]
         outputs.append(Output(tokens=tokens, rounds=rounds))
     return outputs
-
-
-def _common_beginning(block: Sequence[int], reference: Sequence[int]) -> int:
-    for position, (drafted, expected) in enumerate(zip(block, reference, strict=False)):
-        if drafted != expected:
-            return position
-    return min(len(block), len(reference))

@@ -10,7 +10,7 @@ import datasets
 import torch
 from torch import Tensor, nn
 
-from drafttrain.evaluation.teacher_forced import mean_acceptance_length_from_predictions
+from drafttrain.evaluation.teacher_forced import replay_rounds
 
 ROWS_AT_ONCE = 64
 """Held-out rows that are read at a time."""
@@ -38,8 +38,7 @@ class BlockValidation:
             sums += torch.stack([value.double().cpu() for value in found])
             for source, output in pairs:
                 blocks = self.predict_blocks(objective, torch.tensor(source), torch.tensor(output))
-                emitted, walked = mean_acceptance_length_from_predictions(blocks, output)
-                tokens, rounds = tokens + emitted, rounds + walked
+                tokens, rounds = tokens + len(output), rounds + len(replay_rounds(blocks, output))
         loss, weight, correct, counted = sums.tolist()
         return {
             "mean_acceptance_length": tokens / rounds,

@@ -16,13 +16,12 @@ from drafttrain.config.reading import dump_settings
 from drafttrain.config.recipes import SpecDrafterRecipe
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.environment import describe_environment
-from drafttrain.evaluation.report import DataFacts, Report, Run, TargetFacts, write_report
+from drafttrain.evaluation.report import DataFacts, Report, Run, TargetFacts, write_json
 from drafttrain.evaluation.stops.report import (
     CostFacts,
     PolicyResult,
     Replayed,
     TuneReport,
-    write_tune_report,
 )
 from drafttrain.export.reload import compare
 from tests.export.pairs import SAMPLING, noisy_copy, save_drafter, save_head, save_spec_drafter
@@ -59,7 +58,7 @@ def report(tmp_path: Path) -> Path:
         options={},
         runs=[run],
     )
-    write_report(written, tmp_path / "report.json")
+    write_json(written, tmp_path / "report.json")
     return tmp_path / "report.json"
 
 
@@ -231,7 +230,7 @@ def test_a_tuning_report_shows_policies_costs_and_verdict(tmp_path):
         reported_on=None,
         environment=describe_environment("drafttrain tune --heads run"),
     )
-    write_tune_report(report, tmp_path / "tune.json")
+    write_json(report, tmp_path / "tune.json")
     measured = read_measured(tmp_path / "tune.json")
     assert "| D1-w6 h=0.7 | 20.0 (10.0–30.0) |" in measured.table
     assert any("on which it was also chosen" in note for note in measured.notes)

@@ -40,7 +40,7 @@ from drafttrain.evaluation.plots import (
     plot_report,
 )
 from drafttrain.evaluation.prompts import read_prompts
-from drafttrain.evaluation.report import GAP_TOLERANCE, Report, read_report, write_report
+from drafttrain.evaluation.report import GAP_TOLERANCE, Report, read_report, write_json
 from drafttrain.evaluation.runner import Decoded, decode_interleaved, make_jobs
 from drafttrain.evaluation.summary import Context, speedup_quantiles
 from drafttrain.evaluation.tables import (
@@ -167,7 +167,7 @@ def test_totals_and_metrics_come_from_the_same_rounds(report):
 
 def test_report_json_survives_a_round_trip_and_has_the_promised_shape(report, tmp_path):
     path = tmp_path / "new" / "report.json"
-    write_report(report, path)
+    write_json(report, path)
     assert read_report(path) == report
     assert [file.name for file in path.parent.iterdir()] == ["report.json"]
     written = json.loads(path.read_text())

@@ -16,7 +16,7 @@ from drafttrain.evaluation.bootstrap import (
     estimate_ratio,
 )
 from drafttrain.evaluation.cascades.candidates import Candidate, Origin
-from drafttrain.evaluation.cascades.search import Searched, swi
+from drafttrain.evaluation.cascades.search import Rung, Searched, swi
 from drafttrain.evaluation.environment import Environment
 from drafttrain.evaluation.metrics import count_rounds, mean_acceptance_length
 from drafttrain.evaluation.report import DataFacts, Part, TargetFacts
@@ -47,13 +47,6 @@ class ReplayedCalls(Part):
     made: int
 
 
-class RungFacts(Part):
-    """So many candidates saw all prompts up to this number."""
-
-    prompts: int
-    candidates: int
-
-
 class CascadeReport(Part):
     """The increments chosen, what the choice rests on, and every candidate."""
 
@@ -68,7 +61,7 @@ class CascadeReport(Part):
     timing_prompts: int
     """Prompts on which costs were measured; 0: they are not measured."""
     data: DataFacts
-    rungs: list[RungFacts]
+    rungs: list[Rung]
     """Successive halving; the last one is the neighbours of the best, where they were tried."""
     candidates: list[CandidateResult]
     """The most prompts first, then the highest SWI."""

@@ -19,7 +19,7 @@ import torch
 from drafttrain.decoding.roles import StopPolicy
 from drafttrain.decoding.types import DraftState, Output
 from drafttrain.evaluation.bootstrap import Array
-from drafttrain.evaluation.metrics import count_rounds
+from drafttrain.evaluation.metrics import count_rounds, mean_target_seconds
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,7 @@ def fit_costs(outputs: Sequence[Output], block: bool = False, constant: bool = T
         )
     residual = seconds - facts @ solution
     spread = ((seconds - seconds.mean()) ** 2).sum()
-    rounds = [round for output in outputs for round in output.rounds]
-    passes = counts.passes.sum()
+    passes = float(counts.passes.sum())
     return Costs(
         t_draft=t_draft,
         t_target=t_target,
@@ -91,8 +90,8 @@ def fit_costs(outputs: Sequence[Output], block: bool = False, constant: bool = T
         r_squared=float(1.0 - (residual**2).sum() / spread),
         runs=len(outputs),
         t_slot=_slot_seconds(outputs) if block else 0.0,
-        draft_mean=sum(r.draft_seconds for r in rounds) / float(passes) if passes else None,
-        target_mean=sum(r.target_seconds for r in rounds) / len(rounds),
+        draft_mean=float(counts.draft_seconds.sum()) / passes if passes else None,
+        target_mean=mean_target_seconds(outputs),
     )
 
 

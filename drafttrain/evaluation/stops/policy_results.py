@@ -91,7 +91,6 @@ def policy_results(
         }
         if candidate not in (best_fixed, ORACLE):
             metrics["oracle_share"] = own.share(fixed, oracle)
-        facts = ("tokens", "rounds", "drafted", "accepted", "discarded", "passes")
         results.append(
             PolicyResult(
                 name=candidate.name,
@@ -99,7 +98,7 @@ def policy_results(
                 value=candidate.value,
                 head=candidate.head,
                 metrics=metrics,
-                totals={name: int(getattr(seen, name).sum()) for name in facts},
+                totals=seen.totals(),
             )
         )
     return results

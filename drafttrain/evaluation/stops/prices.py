@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import torch
 
 from drafttrain.decoding.stopping import Entropy, HeadPolicy
+from drafttrain.evaluation.metrics import mean_target_seconds
 from drafttrain.evaluation.options import timing_options
 from drafttrain.evaluation.runner import Decoded, decode_interleaved
 from drafttrain.evaluation.stops.costs import (
@@ -22,8 +23,6 @@ from drafttrain.evaluation.stops.report import CostFacts
 from drafttrain.evaluation.stops.workbench import Workbench
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.draft_states import ROW_FEATURES, drawn_states
-
-TIMING_REPEATS = 3
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ def measure_costs(bench: Workbench) -> tuple[Prices, CostFacts]:
     """t_draft and t_target of this machine: some prompts decoded at some lengths, interleaved."""
     lengths = timed_lengths(bench.settings.lengths)
     prompts = bench.choosing.prompts[: bench.settings.timing_prompts]
-    options = timing_options(bench.sampling, TIMING_REPEATS)
+    options = timing_options(bench.sampling)
     methods = [bench.method(k) for k in lengths]
     plain, *drafted = decode_interleaved(
         bench.pair.target, bench.target, methods, prompts, options, progress=True
@@ -64,17 +63,9 @@ def measure_costs(bench: Workbench) -> tuple[Prices, CostFacts]:
 def cost_facts(
     costs: Costs, prices: Prices, plain: Decoded, lengths: list[int], prompts: int
 ) -> CostFacts:
-    rounds = [round for output in plain.outputs for round in output.rounds]
     return CostFacts(
-        t_draft=costs.t_draft,
-        t_target=costs.t_target,
-        constant=costs.constant,
-        t_slot=costs.t_slot,
-        r_squared=costs.r_squared,
-        runs=costs.runs,
-        draft_mean=costs.draft_mean,
-        target_mean=costs.target_mean,
-        plain_target=sum(round.target_seconds for round in rounds) / len(rounds),
+        **asdict(costs),
+        plain_target=mean_target_seconds(plain.outputs),
         plain_tokens_per_second=prices.plain_tokens_per_second,
         lengths=lengths,
         prompts=prompts,

@@ -7,7 +7,7 @@ from typing import Literal
 
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.environment import Environment
-from drafttrain.evaluation.report import DataFacts, Part, TargetFacts, read_json, write_json
+from drafttrain.evaluation.report import DataFacts, Part, TargetFacts, read_json
 from drafttrain.evaluation.stops.calibration import Reliability
 
 
@@ -118,10 +118,6 @@ class TuneReport(Part):
 
     def head(self, name: str) -> HeadFacts:
         return next(head for head in self.head_facts if head.name == name)
-
-
-def write_tune_report(report: TuneReport, path: Path) -> None:
-    write_json(report, path)
 
 
 def read_tune_report(path: Path) -> TuneReport:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from drafttrain.build.method import Method, build_sampling
 from drafttrain.build.pairs import Pair, load_pair
@@ -118,7 +118,7 @@ def check_same_states(heads: Mapping[str, AcceptanceHead], folder: str) -> None:
 def check_head_sampling(head: AcceptanceHead, name: str, settings: TuneConfig) -> None:
     """A head's labels must be made for the decoding it is tuned for. Raises ConfigError."""
     assert settings.sampling is not None
-    asked, trained = warping(settings.sampling), head.config.sampling or {}
+    asked, trained = asdict(build_sampling(settings.sampling)), head.config.sampling or {}
     if trained.get("temperature") == asked["temperature"] == 0.0:
         return
     for key, value in trained.items():
@@ -127,11 +127,3 @@ def check_head_sampling(head: AcceptanceHead, name: str, settings: TuneConfig) -
                 f"head {name!r} was trained for {key} = {value:g}, but sampling.{key} = "
                 f"{asked[key]:g}; leave sampling.{key} out, or train a head for it"
             )
-
-
-def warping(sampling: SamplingConfig) -> dict[str, float]:
-    return {
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-    }
