@@ -145,7 +145,7 @@ def bigrams(settings: BigramsConfig) -> None:
       drafttrain eval --target t5-small --drafter max-gram --data test.txt \\
           decode.bigrams=bigrams.safetensors
     """
-    call("drafttrain.commands.bigrams:bigrams", settings)
+    call("drafttrain.data.bigrams:write_bigrams", settings)
 
 
 @app.command("eval")

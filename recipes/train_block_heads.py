@@ -26,7 +26,7 @@ from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.distill.recipe_rows import distillations, distilled_rows, row_lengths
 from drafttrain.decoding.drafters.block_heads import predict_blocks
 from drafttrain.decoding.engine.architectures import check_projection
-from drafttrain.evaluation.validation import BlockValidation
+from drafttrain.evaluation.teacher_forced import BlockValidation
 from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig, hash_target
 from drafttrain.models.draft_states import state_size
 from drafttrain.models.loading import check_target, load_target

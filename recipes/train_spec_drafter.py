@@ -21,7 +21,7 @@ from drafttrain.data.batches.slots import SlotCollator
 from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.distill.recipe_rows import distillations, distilled_rows, row_lengths
 from drafttrain.decoding.drafters.block import predict_blocks
-from drafttrain.evaluation.validation import BlockValidation
+from drafttrain.evaluation.teacher_forced import BlockValidation
 from drafttrain.models.loading import check_seq2seq, load_target, load_tokenizer
 from drafttrain.models.spec_drafter.initialise import has_own_output, initialise, make_config
 from drafttrain.models.spec_drafter.model import SpecDrafter, SpecDrafterConfig

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from pkgutil import resolve_name
 
 from torch import Tensor
@@ -71,26 +70,17 @@ def measure_methods(
     pair = plan.load_pair()
     options = read_options(settings, compared_by)
     if settings.mode == "decode":
-        evaluation = measure_decoding(plan, pair, options)
+        model, data_name = CachedModel(pair.target.model), str(settings.data.path)
+        methods = build_methods(plan, pair)
+        evaluation = evaluate(
+            pair.target, model, methods, plan.rows, options, data_name, progress=True
+        )
     else:
         evaluation = Evaluation(measure_teacher_forced(plan, pair, options), [])
-    assert settings.report is not None
     write_evaluation(evaluation, settings.report)
-    print_report(evaluation.report, settings.report)
-
-
-def measure_decoding(plan: Plan, pair: Pair, options: EvaluationOptions) -> Evaluation:
-    """The truth: every method, plain decoding and the baselines decode all rows, interleaved."""
-    assert plan.settings.data is not None
-    return evaluate(
-        pair.target,
-        CachedModel(pair.target.model),
-        build_methods(plan, pair),
-        plan.rows,
-        options,
-        str(plan.settings.data.path),
-        progress=True,
-    )
+    report = evaluation.report
+    tables = [main_table(report), trade_off_table(report), tree_table(report)]
+    print_findings(tables, parity_lines(report), [f"report: {settings.report}"])
 
 
 def build_methods(plan: Plan, pair: Pair) -> list[Method]:
@@ -111,7 +101,6 @@ def build_methods(plan: Plan, pair: Pair) -> list[Method]:
 def measure_teacher_forced(plan: Plan, pair: Pair, options: EvaluationOptions) -> Report:
     """Strict acceptance at each k, from one drafter pass along each of the target's own outputs."""
     model = pair.drafter_model
-    assert model is not None and plan.settings.data is not None
     cached = CachedModel(pair.target.model)
     prompts, _ = read_prompts(pair.target, cached, plan.rows)
     outputs = Decoder(
@@ -137,14 +126,4 @@ def measure_teacher_forced(plan: Plan, pair: Pair, options: EvaluationOptions) -
 def first_slots(model: PreTrainedModel, k: int, source_ids: Tensor, target_ids: Tensor) -> Tensor:
     """Blocks cut to k. Shapes: [S], [L] -> [L, k]."""
     predict = kind_of(model.config).blocks_along
-    assert predict is not None
     return resolve_name(predict)(model, source_ids, target_ids)[:, :k]
-
-
-def print_report(report: Report, path: Path) -> None:
-    """The tables, what parity showed, and where the report lies."""
-    print_findings(
-        [main_table(report), trade_off_table(report), tree_table(report)],
-        parity_lines(report),
-        [f"report: {path}"],
-    )

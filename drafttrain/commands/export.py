@@ -20,7 +20,7 @@ from drafttrain.evaluation.stops.report import read_tune_report
 from drafttrain.evaluation.stops.tables import COLUMNS, cost_lines, main_policies, verdict_lines
 from drafttrain.evaluation.table_style import markdown, plain_cell
 from drafttrain.evaluation.tables import markdown_table, parity_lines
-from drafttrain.export.folder import WriteOptions, check_destination, write_export
+from drafttrain.export.folder import check_destination, write_export
 from drafttrain.export.model_card import (
     Card,
     Measured,
@@ -66,7 +66,10 @@ def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
         settings.out,
         parts,
         lambda found: write_card(card, parts, found),
-        WriteOptions(check, reload, settings.force, settings.push),
+        check,
+        reload,
+        settings.force,
+        settings.push,
     )
     print(summary(settings, parts, found))
     if settings.push is not None:

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Literal, NoReturn
 
@@ -44,7 +45,10 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
 
     Raises ConfigError before any model loads for inputs that cannot be read or are empty.
     """
-    inputs = load_inputs(settings.data) if texts is None else _as_rows(texts)
+    if texts is None:
+        inputs = load_inputs(settings.data)
+    else:
+        inputs = Dataset.from_dict({"row": list(range(len(texts))), "source": list(texts)})
     rows = list(zip(inputs["row"], inputs["source"], strict=True))
     for row, text in rows:
         if not text.strip():
@@ -57,32 +61,31 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
     method, target = build_method(settings.decode, pair), pair.target
     sampling = build_sampling(settings.decode.sampling)
     cached = CachedModel(target.model)
-    screen = SCREENS[display](target.tokenizer)
+    show = DISPLAYS[display]
     tokenized = tokenize_prompts(
         target.tokenizer, inputs, decoder_only=not target.model.config.is_encoder_decoder
     )
-    for (row, text), ids in zip(rows, tokenized, strict=True):
-        source = make_source(ids, target.model)
-        own = sequence_randomness(settings.decode.sampling.seed, row, target.model.device)
-        rounds = Decoder(
-            cached, method.drafter, method.stop, method.verifier, sampling, lambda _, own=own: own
-        ).decode([source], settings.decode.sampling.max_new_tokens)
-        try:
-            screen.show(row, text, rounds)
-        except BrokenPipeError:
-            leave_quietly()
-        except ValueError as error:
-            raise ValueError(f"input {row}: {error}") from error
+    try:
+        if display == "rounds":
+            PlainConsole().print(LEGEND)
+        for (row, text), ids in zip(rows, tokenized, strict=True):
+            source = make_source(ids, target.model)
+            own = sequence_randomness(settings.decode.sampling.seed, row, target.model.device)
+            parts = (method.drafter, method.stop, method.verifier, sampling)
+            decoder = Decoder(cached, *parts, lambda _, own=own: own)
+            rounds = decoder.decode([source], settings.decode.sampling.max_new_tokens)
+            try:
+                show(target.tokenizer, row, text, rounds)
+            except ValueError as error:
+                raise ValueError(f"input {row}: {error}") from error
+    except BrokenPipeError:
+        leave_quietly()
 
 
 def leave_quietly() -> NoReturn:
     """The reader of the output has gone, as `head` does: no error of ours, and no more to do."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
     raise SystemExit(CLOSED_PIPE)
-
-
-def _as_rows(texts: Sequence[str]) -> Dataset:
-    return Dataset.from_dict({"row": list(range(len(texts))), "source": list(texts)})
 
 
 class TextStream:
@@ -146,20 +149,14 @@ def split_round(played: Round) -> RoundParts:
     )
 
 
-class TextScreen:
-    """Texts, one a line, written as they are decoded."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase):
-        self.tokenizer = tokenizer
-
-    def show(self, row: int, text: str, rounds: Iterator[Round]) -> None:
-        stream = TextStream(self.decode)
-        for played in rounds:
-            print(stream.push(played.emitted), end="", flush=True)
-        print(stream.finish(), flush=True)
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+def show_text(
+    tokenizer: PreTrainedTokenizerBase, row: int, text: str, rounds: Iterator[Round]
+) -> None:
+    """The text on a line, written as it is decoded."""
+    stream = TextStream(partial(tokenizer.decode, skip_special_tokens=True))
+    for played in rounds:
+        print(stream.push(played.emitted), end="", flush=True)
+    print(stream.finish(), flush=True)
 
 
 class PlainConsole(Console):
@@ -172,59 +169,45 @@ class PlainConsole(Console):
         raise BrokenPipeError
 
 
-class RoundScreen:
+def show_rounds(
+    tokenizer: PreTrainedTokenizerBase, row: int, text: str, rounds: Iterator[Round]
+) -> None:
     """Every round on a line (SpecDec, Table 16), then the text and its count of rounds."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase):
-        self.tokenizer = tokenizer
-        self.console = PlainConsole()
-        self.legend: Text | None = LEGEND
-
-    def show(self, row: int, text: str, rounds: Iterator[Round]) -> None:
-        started = perf_counter()
-        if self.legend is not None:
-            self.console.print(self.legend)
-            self.legend = None
-        self.console.print(Text(f"\n{text}", style="bold"))
-        tokens: list[int] = []
-        number = 0
-        for number, played in enumerate(rounds, start=1):
-            tokens.extend(played.emitted)
-            self.console.print(show_round(number, played, self.pieces))
-        seconds = perf_counter() - started
-        self.console.print(Text(f"  = {self.tokenizer.decode(tokens, skip_special_tokens=True)}"))
-        self.console.print(
-            Text(
-                f"    {len(tokens)} tokens in {number} rounds, {len(tokens) / number:.2f} a round, "
-                f"{seconds:.2f} s",
-                style="dim",
-            )
+    console, started = PlainConsole(), perf_counter()
+    console.print(Text(f"\n{text}", style="bold"))
+    tokens: list[int] = []
+    number = 0
+    for number, played in enumerate(rounds, start=1):
+        tokens.extend(played.emitted)
+        console.print(show_round(number, played, partial(readable_pieces, tokenizer)))
+    seconds = perf_counter() - started
+    console.print(Text(f"  = {tokenizer.decode(tokens, skip_special_tokens=True)}"))
+    console.print(
+        Text(
+            f"    {len(tokens)} tokens in {number} rounds, {len(tokens) / number:.2f} a round, "
+            f"{seconds:.2f} s",
+            style="dim",
         )
-
-    def pieces(self, tokens: Sequence[int]) -> list[str]:
-        return readable_pieces(self.tokenizer, tokens)
+    )
 
 
-class JsonScreen:
-    """One JSON object a line for each input."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase):
-        self.tokenizer = tokenizer
-
-    def show(self, row: int, text: str, rounds: Iterator[Round]) -> None:
-        started = perf_counter()
-        played = list(rounds)
-        tokens = [token for one in played for token in one.emitted]
-        line = {
-            "row": row,
-            "source": text,
-            "text": self.tokenizer.decode(tokens, skip_special_tokens=True),
-            "tokens": tokens,
-            "rounds": [round_facts(one) for one in played],
-            "mean_acceptance_length": len(tokens) / len(played),
-            "seconds": round(perf_counter() - started, 6),
-        }
-        print(json.dumps(line, ensure_ascii=False), flush=True)
+def show_json(
+    tokenizer: PreTrainedTokenizerBase, row: int, text: str, rounds: Iterator[Round]
+) -> None:
+    """One JSON object on a line."""
+    started = perf_counter()
+    played = list(rounds)
+    tokens = [token for one in played for token in one.emitted]
+    line = {
+        "row": row,
+        "source": text,
+        "text": tokenizer.decode(tokens, skip_special_tokens=True),
+        "tokens": tokens,
+        "rounds": [round_facts(one) for one in played],
+        "mean_acceptance_length": len(tokens) / len(played),
+        "seconds": round(perf_counter() - started, 6),
+    }
+    print(json.dumps(line, ensure_ascii=False), flush=True)
 
 
 def round_facts(played: Round) -> dict[str, int | list[int]]:
@@ -236,8 +219,7 @@ def round_facts(played: Round) -> dict[str, int | list[int]]:
     return facts | {"emitted": list(played.emitted)}
 
 
-SCREENS: dict[Display, Callable[[PreTrainedTokenizerBase], TextScreen | RoundScreen | JsonScreen]]
-SCREENS = {"text": TextScreen, "rounds": RoundScreen, "json": JsonScreen}
+DISPLAYS = {"text": show_text, "rounds": show_rounds, "json": show_json}
 
 
 def readable_pieces(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> list[str]:

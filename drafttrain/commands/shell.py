@@ -99,13 +99,11 @@ def run_command(
 
 
 def _interrupted(resumable: bool) -> str:
-    return f"interrupted{_way_on() if resumable else ''}"
-
-
-def _way_on() -> str:
+    if not resumable:
+        return "interrupted"
     from drafttrain.config.relaunch import launch_command
 
-    return f"; go on with: {launch_command()}"
+    return f"interrupted; go on with: {launch_command()}"
 
 
 def _fail(name: str, message: str, code: int) -> NoReturn:

@@ -5,33 +5,34 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+
+import torch
 
 from drafttrain.build.method import build_sampling
 from drafttrain.build.policy import POLICY, dump_policy
 from drafttrain.config.commands import TuneConfig
 from drafttrain.config.policy import Policy
 from drafttrain.config.runs import head_folders
-from drafttrain.data.inputs.prompts import load_inputs
+from drafttrain.decoding.sampling import sequence_randomness
+from drafttrain.evaluation.bootstrap import draw_resamples
 from drafttrain.evaluation.environment import describe_environment
 from drafttrain.evaluation.options import TIMING_REPEATS
-from drafttrain.evaluation.prompts import PromptSet
-from drafttrain.evaluation.report import (
-    data_facts,
-    plot_path,
-    target_facts,
-    write_json,
-    write_text,
+from drafttrain.evaluation.prompts import Prompt, PromptSet, both_in_words
+from drafttrain.evaluation.report import data_facts, plot_path, target_facts, write_json, write_text
+from drafttrain.evaluation.stops.calibration import (
+    calibration_metrics,
+    record_positions,
+    reliability,
 )
-from drafttrain.evaluation.stops.chain_trace import TraceOptions
-from drafttrain.evaluation.stops.judged_heads import judge_heads
+from drafttrain.evaluation.stops.costs import Prices, measure_costs, timed_lengths
 from drafttrain.evaluation.stops.plots import plot_tune
 from drafttrain.evaluation.stops.policy_results import best_of, candidates_of, policy_results
-from drafttrain.evaluation.stops.prices import Prices, measure_costs, timed_lengths
 from drafttrain.evaluation.stops.replay import Candidate, PolicyCounts
-from drafttrain.evaluation.stops.report import CostFacts, Replayed, TuneReport
+from drafttrain.evaluation.stops.report import CostFacts, HeadFacts, Replayed, TuneReport
 from drafttrain.evaluation.stops.tables import cost_lines, head_table, policy_table, verdict_lines
-from drafttrain.evaluation.stops.trace_and_replay import Replaying, replay_prompts
+from drafttrain.evaluation.stops.trace_and_replay import replay_prompts
 from drafttrain.evaluation.stops.workbench import Workbench, check_tuning, open_bench
 from drafttrain.evaluation.table_style import print_findings
 
@@ -46,17 +47,17 @@ def tune(settings: TuneConfig, dry_run: bool = False) -> None:
 
     Raises ValueError, before any model loads, for settings that do not go together.
     """
-    assert settings.data is not None and settings.report is not None
     if dry_run:
         print(plan_tuning(settings))
         return
     check_tuning(settings)
     bench = open_bench(settings)
     choice = choose(bench)
-    counts = None
+    reported_on = None
     if bench.reporting is not None:
         prompts = bench.reporting.prompts
-        counts = replay_prompts(choice.replaying, prompts, "report", progress=True)
+        counts = replay_prompts(bench, choice.candidates, prompts, "report")
+        reported_on = replayed(bench, choice, counts, bench.reporting)
     judging = (bench.reporting or bench.choosing).prompts[:CALIBRATION_PROMPTS]
     report = TuneReport(
         target=target_facts(bench.pair.target),
@@ -72,10 +73,8 @@ def tune(settings: TuneConfig, dry_run: bool = False) -> None:
         best=choice.best.name,
         best_fixed=choice.fixed.name,
         best_head=choice.head.name,
-        chosen_on=replayed(choice, choice.counts, bench.choosing, settings.bootstrap),
-        reported_on=None
-        if bench.reporting is None or counts is None
-        else replayed(choice, counts, bench.reporting, settings.bootstrap),
+        chosen_on=replayed(bench, choice, choice.counts, bench.choosing),
+        reported_on=reported_on,
         environment=describe_environment(),
     )
     write_json(report, settings.report)
@@ -83,14 +82,18 @@ def tune(settings: TuneConfig, dry_run: bool = False) -> None:
     beside_heads = head_folders(Path(str(settings.heads)))[0].parent / POLICY
     policy_file = settings.policy or beside_heads
     write_policy_file(report, choice, policy_file)
-    print_tuning(report, settings.report, policy_file)
+    print_findings(
+        [policy_table(report), head_table(report)],
+        [*cost_lines(report), *verdict_lines(report)],
+        [f"report: {settings.report}", f"policy: {policy_file}"],
+    )
 
 
 @dataclass(frozen=True)
 class Choice:
     """The policies chosen, on the prompts to choose on."""
 
-    replaying: Replaying
+    candidates: Sequence[Candidate]
     prices: Prices
     costs: CostFacts
     counts: PolicyCounts
@@ -106,44 +109,62 @@ def choose(bench: Workbench) -> Choice:
     candidates = candidates_of(
         settings.lengths, settings.entropy, list(bench.heads), settings.h, settings.max_draft
     )
-    replaying = make_replaying(bench, candidates)
-    counts = replay_prompts(replaying, bench.choosing.prompts, "choose", progress=True)
+    counts = replay_prompts(bench, candidates, bench.choosing.prompts, "choose")
     best, fixed, head = (
         best_of(counts, candidates, prices, kinds)
         for kinds in (("fixed", "entropy", "head"), ("fixed",), ("head",))
     )
-    return Choice(replaying, prices, costs, counts, best, fixed, head)
+    return Choice(candidates, prices, costs, counts, best, fixed, head)
 
 
-def replayed(choice: Choice, counts: PolicyCounts, prompts: PromptSet, bootstrap: int) -> Replayed:
+def replayed(
+    bench: Workbench, choice: Choice, counts: PolicyCounts, prompts: PromptSet
+) -> Replayed:
     """The metrics of all policies on the prompts that were counted."""
-    candidates, tosses = choice.replaying.candidates, choice.replaying.options.tosses
+    tosses = bench.trace_options().tosses
     return Replayed(
         data=data_facts(prompts),
         tokens=int(counts.tokens[:, 0].sum()) // tosses,
         replicates=tosses,
-        policies=policy_results(counts, candidates, choice.prices, choice.fixed, bootstrap),
+        policies=policy_results(
+            counts, choice.candidates, choice.prices, choice.fixed, bench.settings.bootstrap
+        ),
     )
 
 
-def make_replaying(bench: Workbench, candidates: Sequence[Candidate]) -> Replaying:
-    settings = bench.settings
-    options = TraceOptions(
-        sampling=build_sampling(bench.sampling),
-        max_new_tokens=bench.sampling.max_new_tokens,
-        depth=max(settings.max_draft, *settings.lengths),
-        replicates=settings.replicates,
-        state_kind=bench.state_kind,
+def judge_heads(bench: Workbench, prompts: Sequence[Prompt], prices: Prices) -> list[HeadFacts]:
+    """Calibration of every head on the positions of drafts that decoding really made."""
+    method = bench.method(max(bench.settings.lengths), bench.state_kind)
+    positions = record_positions(
+        bench.target,
+        bench.pair.drafter,
+        method.stop,
+        method.verifier,
+        build_sampling(bench.sampling),
+        [prompt.source for prompt in prompts],
+        bench.sampling.max_new_tokens,
+        partial(sequence_randomness, bench.sampling.seed + 1, device=bench.target.device),
     )
-    return Replaying(
-        target=bench.target,
-        drafter=bench.pair.drafter,
-        heads=bench.heads,
-        candidates=candidates,
-        options=options,
-        max_draft=settings.max_draft,
-        seed=bench.sampling.seed,
-    )
+    resamples = draw_resamples(len(prompts), bench.settings.bootstrap)
+    labels, prompt, before = positions.acceptance, positions.prompt, ~positions.rejected_before
+    found = []
+    for name, head in bench.heads.items():
+        with torch.inference_mode():
+            predicted = head.acceptance(positions.hidden.to(head.device)).double().cpu().numpy()
+        facts = HeadFacts(
+            name=name,
+            depth=head.config.depth,
+            rejection_weight=head.config.rejection_weight,
+            parameters=head.num_parameters(),
+            seconds=prices.heads[name],
+            all_positions=calibration_metrics(labels, predicted, prompt, resamples),
+            before_rejection=calibration_metrics(
+                labels[before], predicted[before], prompt[before], resamples
+            ),
+            reliability=reliability(labels, predicted),
+        )
+        found.append(facts)
+    return found
 
 
 def write_policy_file(report: TuneReport, choice: Choice, file: Path) -> None:
@@ -177,35 +198,19 @@ def write_policy_file(report: TuneReport, choice: Choice, file: Path) -> None:
     write_text(file, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
-def print_tuning(report: TuneReport, path: Path, policy_file: Path) -> None:
-    """The tables, the verdict, and where the files lie."""
-    print_findings(
-        [policy_table(report), head_table(report)],
-        [*cost_lines(report), *verdict_lines(report)],
-        [f"report: {path}", f"policy: {policy_file}"],
-    )
-
-
 def plan_tuning(settings: TuneConfig) -> str:
     """What a tuning would do, without loading any weights or writing anything."""
-    assert settings.data is not None and settings.report is not None
     check_tuning(settings)
     names = [folder.name for folder in head_folders(Path(str(settings.heads)))]
     candidates = candidates_of(
         settings.lengths, settings.entropy, names, settings.h, settings.max_draft
     )
-    prompts = [f"{len(load_inputs(settings.data))} of {settings.data.path} to choose"]
-    if settings.report_data is not None:
-        prompts.append(
-            f"{len(load_inputs(settings.report_data, 'report_data'))} of "
-            f"{settings.report_data.path} to report"
-        )
     timed = ", ".join(f"k={k}" for k in timed_lengths(settings.lengths))
     return "\n".join(
         [
             f"heads     {len(names)}: {', '.join(names)}",
             f"policies  {len(candidates)}, replayed",
-            f"prompts   {'; '.join(prompts)}",
+            f"prompts   {both_in_words(settings)}",
             f"timing    {settings.timing_prompts} prompts {TIMING_REPEATS} times: plain, {timed}",
             f"report    {settings.report}",
         ]

@@ -7,15 +7,12 @@ from pathlib import Path
 from time import perf_counter
 
 import yaml
-from datasets import Dataset
 
 from drafttrain.build.cascades import build_levels, cascade_ratios
 from drafttrain.build.method import build_method, build_sampling, check_method
 from drafttrain.build.pairs import Pair, load_pair
-from drafttrain.build.verifiers import AUTO, build_verifier
 from drafttrain.config.commands import TuneCascadeConfig
 from drafttrain.config.decode import CascadeConfig, DecodeConfig
-from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.drafters.cascade import Level
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.evaluation.cascades.candidates import Candidate, kind_of, neighbours, propose
@@ -37,7 +34,7 @@ from drafttrain.evaluation.cascades.tables import cascade_lines, cascade_table
 from drafttrain.evaluation.environment import describe_environment
 from drafttrain.evaluation.metrics import count_rounds, mean_target_seconds, measured_costs
 from drafttrain.evaluation.options import TIMING_REPEATS, timing_options
-from drafttrain.evaluation.prompts import PromptSet, read_prompts
+from drafttrain.evaluation.prompts import PromptSet, both_in_words, load_both, read_both
 from drafttrain.evaluation.report import (
     check_new_file,
     data_facts,
@@ -78,20 +75,21 @@ def tune_cascade(settings: TuneCascadeConfig, dry_run: bool = False) -> None:
         print(plan_search(settings))
         return
     decode = check_tuning(settings)
-    rows = load_inputs(settings.data)
-    report_rows = (
-        None if settings.report_data is None else load_inputs(settings.report_data, "report_data")
-    )
-    bench = open_bench(settings, decode, rows, report_rows)
+    bench = open_bench(settings, decode)
     costs = level_costs(bench)
     began = perf_counter()
-    replay = make_replay(bench)
+    sampling, limit = build_sampling(settings.sampling), settings.sampling.max_new_tokens
+    replay = CascadeReplay(bench.target, bench.levels, sampling, limit, settings.sampling.seed)
     searched = find_increments(bench, replay, costs)
     seconds = perf_counter() - began
     report = make_report(bench, replay, searched, costs, seconds)
     write_json(report, report_path(settings.out))
     write_text(settings.out, cascade_yaml(report, settings))
-    print_search(report, settings.out)
+    print_findings(
+        [cascade_table(report)],
+        cascade_lines(report),
+        [f"cascade: {settings.out}", f"report: {report_path(settings.out)}"],
+    )
 
 
 def check_tuning(settings: TuneCascadeConfig) -> DecodeConfig:
@@ -118,17 +116,12 @@ def decoding(settings: TuneCascadeConfig, cascade: CascadeConfig) -> DecodeConfi
     )
 
 
-def open_bench(
-    settings: TuneCascadeConfig, decode: DecodeConfig, rows: Dataset, report_rows: Dataset | None
-) -> Bench:
-    """Load the models and tokenise the prompts."""
+def open_bench(settings: TuneCascadeConfig, decode: DecodeConfig) -> Bench:
+    """Load inputs and models, the small things first, and tokenise the prompts."""
+    rows = load_both(settings)
     pair = load_pair(settings.target, settings.drafter, settings.cascade, bigrams=settings.bigrams)
     target = CachedModel(pair.target.model)
-    choosing = PromptSet(settings.data.path, *read_prompts(pair.target, target, rows))
-    reporting = None
-    if report_rows is not None and settings.report_data is not None:
-        read = read_prompts(pair.target, target, report_rows)
-        reporting = PromptSet(settings.report_data.path, *read)
+    choosing, reporting = read_both(pair.target, target, settings, rows)
     levels = build_levels(decode, pair)
     return Bench(settings, decode, pair, target, levels, choosing, reporting)
 
@@ -159,24 +152,10 @@ def level_costs(bench: Bench) -> dict[str, float]:
     return measured_costs(counts, names, mean_target_seconds(plain.outputs))
 
 
-def make_replay(bench: Bench) -> CascadeReplay:
-    sampling = bench.settings.sampling
-    warping = build_sampling(sampling)
-    return CascadeReplay(
-        bench.target,
-        bench.levels,
-        warping,
-        build_verifier(AUTO, warping),
-        sampling.max_new_tokens,
-        sampling.seed,
-    )
-
-
 def find_increments(bench: Bench, replay: CascadeReplay, costs: dict[str, float]) -> Searched:
     """Successive halving over the candidates, then the neighbours of the best."""
     settings, prompts = bench.settings, bench.choosing.prompts
     kinds = [kind_of(level) for level in bench.levels]
-    assert bench.decode.cascade is not None
     candidates = propose(
         kinds,
         bench.decode.cascade.matrix(),
@@ -285,23 +264,9 @@ def report_path(out: Path) -> Path:
     return out.with_name(REPORT if out.stem == "cascade" else f"{out.stem}.{REPORT}")
 
 
-def print_search(report: CascadeReport, out: Path) -> None:
-    """The table, what it says, and where the files lie."""
-    print_findings(
-        [cascade_table(report)],
-        cascade_lines(report),
-        [f"cascade: {out}", f"report: {report_path(out)}"],
-    )
-
-
 def plan_search(settings: TuneCascadeConfig) -> str:
     """What a search would do, without loading any weights or writing anything."""
-    decode = check_tuning(settings)
-    assert decode.cascade is not None
-    prompts = [f"{len(load_inputs(settings.data))} of {settings.data.path} to choose"]
-    if settings.report_data is not None:
-        count = len(load_inputs(settings.report_data, "report_data"))
-        prompts.append(f"{count} of {settings.report_data.path} to report")
+    check_tuning(settings)
     costs = "parameters over the target's"
     if settings.costs == "measured":
         costs = f"measured on {settings.timing_prompts} prompts {TIMING_REPEATS} times"
@@ -310,7 +275,7 @@ def plan_search(settings: TuneCascadeConfig) -> str:
             f"levels      {', '.join([settings.drafter, *settings.cascade])}",
             f"candidates  {settings.candidates}, on {settings.first_prompts} prompts first",
             f"leniency    {', '.join(f'{one:g}' for one in settings.leniency)}",
-            f"prompts     {'; '.join(prompts)}",
+            f"prompts     {both_in_words(settings)}",
             f"costs       {costs}",
             f"out         {settings.out}, {report_path(settings.out)}",
         ]

@@ -18,13 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from drafttrain.decoding.types import Calls, Output, Round
-from drafttrain.evaluation.bootstrap import (
-    Array,
-    Estimate,
-    Ratio,
-    estimate_ratio,
-    with_interval,
-)
+from drafttrain.evaluation.bootstrap import Array, Estimate, Ratio, estimate_ratio, with_interval
 
 
 @dataclass(frozen=True)

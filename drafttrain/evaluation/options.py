@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from drafttrain.build.method import build_sampling
 from drafttrain.config.commands import EvalConfig
@@ -36,27 +36,20 @@ class EvaluationOptions:
 
 def read_options(config: EvalConfig, compared_by: TreeAxis | None = None) -> EvaluationOptions:
     """The options that the settings of `drafttrain eval` hold."""
+    own = ("baselines", "num_beams", "repeats", "warmup", "bootstrap", "bleu_tokenizer")
     return EvaluationOptions(
-        sampling=build_sampling(config.decode.sampling),
-        max_new_tokens=config.decode.sampling.max_new_tokens,
-        seed=config.decode.sampling.seed,
-        baselines=config.baselines,
-        num_beams=config.num_beams,
-        repeats=config.repeats,
-        warmup=config.warmup,
-        bootstrap=config.bootstrap,
-        bleu_tokenizer=config.bleu_tokenizer,
+        **_decoding(config.decode.sampling),
+        **{name: getattr(config, name) for name in own},
         compared_by=compared_by,
     )
 
 
 def timing_options(sampling: SamplingConfig) -> EvaluationOptions:
     """Options for measuring what calls cost: no baselines, one input to warm up."""
-    return EvaluationOptions(
-        sampling=build_sampling(sampling),
-        max_new_tokens=sampling.max_new_tokens,
-        seed=sampling.seed,
-        baselines=(),
-        repeats=TIMING_REPEATS,
-        warmup=1,
-    )
+    how = _decoding(sampling)
+    return EvaluationOptions(**how, baselines=(), repeats=TIMING_REPEATS, warmup=1)
+
+
+def _decoding(config: SamplingConfig) -> dict[str, Any]:
+    limit, seed = config.max_new_tokens, config.seed
+    return {"sampling": build_sampling(config), "max_new_tokens": limit, "seed": seed}

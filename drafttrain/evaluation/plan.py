@@ -20,7 +20,7 @@ from drafttrain.config.trees import TREES
 from drafttrain.config.verifiers import GREEDY
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.drafters.cascade import show_increments
-from drafttrain.evaluation.report import check_report_path
+from drafttrain.evaluation.report import check_new_file
 from drafttrain.evaluation.trees.rank_acceptance import needs_ranks, with_ranks
 from drafttrain.models.drafters import read_drafter_settings
 
@@ -56,12 +56,10 @@ class Plan:
 
     def check_pair(self) -> None:
         """Check target and drafters against each other, without reading weights."""
-        assert self.settings.target is not None
         names = (self.drafter, *self.companions)
         check_pair(self.settings.target, names, self.trees, self.table)
 
     def load_pair(self) -> Pair:
-        assert self.settings.target is not None
         target, trees = self.settings.target, self.trees
         return load_pair(target, self.drafter, self.companions, trees, self.table)
 
@@ -71,8 +69,7 @@ def make_plan(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Plan:
 
     variants: the methods of the drafter. Raises ValueError for settings that do not go together.
     """
-    assert settings.data is not None and settings.report is not None
-    check_report_path(settings.report)
+    check_new_file(settings.report, "report", (".json",))
     if settings.mode == "teacher-forced":
         check_teacher_forced(settings, variants)
     rows = load_inputs(settings.data)
@@ -82,15 +79,10 @@ def make_plan(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Plan:
     for method in [*known, *others.values()]:
         check_method(method)
     methods = [*variants, *others.values()]
-    companions = tuple(sorted(_named(methods) - {str(settings.decode.drafter)}))
+    named = {str(method.drafter) for method in methods}.union(*map(other_drafters, methods))
+    companions = tuple(sorted(named - {str(settings.decode.drafter)}))
     table = _max_grams_table(methods)
     return Plan(settings, list(variants), others, rows, rank_rows, companions, table)
-
-
-def _named(methods: Sequence[DecodeConfig]) -> set[str]:
-    """Every drafter that has a part in some method."""
-    first = {str(method.drafter) for method in methods}
-    return first.union(*(other_drafters(method) for method in methods))
 
 
 def _max_grams_table(methods: Sequence[DecodeConfig]) -> str | None:
@@ -191,7 +183,6 @@ def check_teacher_forced(settings: EvalConfig, variants: Sequence[DecodeConfig])
 def plan_lines(plan: Plan) -> list[str]:
     """What would be measured, a line each."""
     settings, sampling = plan.settings, plan.settings.decode.sampling
-    assert settings.target is not None and settings.data is not None
     how = "greedy" if sampling.temperature == 0 else f"temperature {sampling.temperature:g}"
     times = f"each decoded {settings.repeats} times"
     return [

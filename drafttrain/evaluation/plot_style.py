@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
+from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 
 from drafttrain.data.shards.writing import renamed_when_whole
@@ -33,10 +34,29 @@ def draw_level(axis: Axes, value: float, label: str, below: bool = False) -> Non
     )  # fmt: skip
 
 
-def draw_legend(axis: Axes, columns: int = 1) -> None:
+def draw_legend(axis: Axes, columns: int = 1, place: str = "best") -> None:
     axis.legend(
-        fontsize=8, frameon=True, framealpha=0.85, edgecolor="none", loc="best", ncols=columns
+        fontsize=8, frameon=True, framealpha=0.85, edgecolor="none", loc=place, ncols=columns
     )
+
+
+def draw_bars(
+    axis: Axes,
+    names: Sequence[str],
+    estimates: Sequence[Estimate],
+    colours: Sequence[str],
+    scale: float = 1.0,
+) -> BarContainer:
+    """A bar to the right for each name, the first one on top."""
+    bars = axis.barh(
+        range(len(names)), [scale * one.value for one in estimates], color=colours, height=0.62,
+        xerr=error_lengths(estimates, scale),
+        error_kw={"ecolor": "#444444", "elinewidth": 1, "capsize": 3},
+    )  # fmt: skip
+    axis.set_yticks(range(len(names)), names)
+    axis.tick_params(axis="y", labelsize=8)
+    axis.invert_yaxis()
+    return bars
 
 
 def tidy(axis: Axes) -> None:

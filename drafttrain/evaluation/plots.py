@@ -12,6 +12,7 @@ from drafttrain.config.sweep import SWEEPABLE
 from drafttrain.evaluation.plot_style import (
     COLOURS,
     GREY,
+    draw_bars,
     draw_legend,
     draw_level,
     error_lengths,
@@ -94,7 +95,6 @@ def acceptance_panel(axis: Axes, report: Report) -> None:
     runs = longest_drafts(report)[:MOST_LINES]
     for colour, run in zip(COLOURS, runs, strict=False):
         rates = run.acceptance_rate_per_position
-        assert rates is not None, "chosen so"
         points = [
             (i + 1, rate)
             for i, (rate, reached) in enumerate(zip(rates.conditional, rates.reached, strict=True))
@@ -175,7 +175,6 @@ def distribution_panel(axis: Axes, report: Report) -> None:
 def trade_off_panel(axis: Axes, report: Report) -> None:
     """What lossy acceptance costs and gains; hollow points are lossy."""
     metric = _quality(report)
-    assert metric is not None, "chosen so"
     runs = [run for run in _methods(report) if metric in run.metrics]
     if metric == "bleu_difference":
         draw_level(axis, 0.0, "plain decoding")
@@ -223,10 +222,7 @@ def _curves_over_k(axis: Axes, report: Report, metric: str) -> None:
 def _bars(axis: Axes, runs: Sequence[Run], metric: str, suffix: str) -> None:
     estimates = [run.metrics[metric] for run in runs]
     colours = [COLOURS[0] if run.kind == "method" else "#C4C4C4" for run in runs]
-    bars = axis.barh(
-        range(len(runs)), [e.value for e in estimates], xerr=error_lengths(estimates),
-        color=colours, error_kw={"ecolor": "#444444", "elinewidth": 1, "capsize": 3}, height=0.62,
-    )  # fmt: skip
+    bars = draw_bars(axis, [_two_lines(run) for run in runs], estimates, colours)
     for bar, run in zip(bars, runs, strict=True):
         if run.lossy:
             bar.set(facecolor="white", edgecolor=COLOURS[0], hatch="///")
@@ -235,9 +231,6 @@ def _bars(axis: Axes, runs: Sequence[Run], metric: str, suffix: str) -> None:
             f"{estimate.value:.2f}{suffix}", (estimate.high, place), xytext=(6, 0),
             textcoords="offset points", va="center", fontsize=9,
         )  # fmt: skip
-    axis.set_yticks(range(len(runs)), [_two_lines(run) for run in runs])
-    axis.tick_params(axis="y", labelsize=8)
-    axis.invert_yaxis()
     axis.margins(x=0.14)
     axis.set_xlim(left=0)
 
@@ -251,31 +244,30 @@ def longest_drafts(report: Report) -> list[Run]:
 
     Shorter drafts have the same conditional acceptance, up to randomness.
     """
-    longest: dict[tuple[str | None, str | None], Run] = {}
-    for run in _methods(report):
-        key = (run.drafter, run.verifier)
-        if run.acceptance_rate_per_position and (
-            key not in longest or _depth(run) > _depth(longest[key])
-        ):
-            longest[key] = run
-    return list(longest.values())
+    runs = [run for run in _methods(report) if run.acceptance_rate_per_position]
+    return _most_of_each(
+        runs,
+        lambda run: (run.drafter, run.verifier),
+        lambda run: len(run.acceptance_rate_per_position.drafted),
+    )
 
 
 def fastest_methods(report: Report) -> list[Run]:
     """Of each drafter and kind of verifier, the run with the highest speed-up."""
-    fastest: dict[tuple[str | None, str], Run] = {}
-    for run in _methods(report):
-        key = (run.drafter, rule_of(run))
-        if "speedup" in run.speedup_quantiles and (
-            key not in fastest
-            or run.metrics["speedup"].value > fastest[key].metrics["speedup"].value
-        ):
-            fastest[key] = run
-    return list(fastest.values())
+    runs = [run for run in _methods(report) if "speedup" in run.speedup_quantiles]
+    return _most_of_each(
+        runs,
+        lambda run: (run.drafter, rule_of(run)),
+        lambda run: run.metrics["speedup"].value,
+    )
 
 
-def _depth(run: Run) -> int:
-    return len(run.acceptance_rate_per_position.drafted) if run.acceptance_rate_per_position else 0
+def _most_of_each(
+    runs: Sequence[Run], kind: Callable[[Run], object], value: Callable[[Run], float]
+) -> list[Run]:
+    """Of each kind the run with the highest value, the first on ties."""
+    kinds = dict.fromkeys(map(kind, runs))
+    return [max((run for run in runs if kind(run) == one), key=value) for one in kinds]
 
 
 def _quality(report: Report) -> str | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from datasets import Dataset
 
+from drafttrain.config.commands import TuneCascadeConfig, TuneConfig
+from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.rows import CHATS
 from drafttrain.data.inputs.tokens import tokenize_prompts
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
@@ -78,5 +80,31 @@ def read_prompts(
     return prompts, skipped
 
 
-def references_of(prompts: Sequence[Prompt]) -> list[str | None]:
-    return [prompt.reference for prompt in prompts]
+Tuning = TuneConfig | TuneCascadeConfig
+USES = {"data": "choose", "report_data": "report"}
+"""What tuning needs inputs for, by their setting."""
+
+
+def load_both(settings: Tuning) -> dict[str, Dataset]:
+    """The rows to choose on, and those to report on where they are given, by their setting."""
+    given = {name: getattr(settings, name) for name in USES}
+    return {name: load_inputs(data, name) for name, data in given.items() if data is not None}
+
+
+def read_both(
+    target: LoadedTarget, model: CachedModel, settings: Tuning, rows: Mapping[str, Dataset]
+) -> tuple[PromptSet, PromptSet | None]:
+    """The prompts of these rows. Raises as `read_prompts`."""
+    found = {
+        name: PromptSet(getattr(settings, name).path, *read_prompts(target, model, own))
+        for name, own in rows.items()
+    }
+    return found["data"], found.get("report_data")
+
+
+def both_in_words(settings: Tuning) -> str:
+    """How many inputs of which data are to choose on and to report on."""
+    return "; ".join(
+        f"{len(rows)} of {getattr(settings, name).path} to {USES[name]}"
+        for name, rows in load_both(settings).items()
+    )

@@ -213,11 +213,6 @@ def plot_path(report: Path) -> Path:
     return report.with_suffix(".png")
 
 
-def check_report_path(report: Path) -> None:
-    """Raise ConfigError where no report can be written."""
-    check_new_file(report, "report", (".json",))
-
-
 def check_new_file(file: Path, setting: str, suffixes: tuple[str, ...]) -> None:
     """Raise ConfigError where a file of this kind cannot be written. setting: what names it."""
     if file.suffix not in suffixes or file.is_dir():

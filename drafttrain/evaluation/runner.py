@@ -119,10 +119,12 @@ def run_interleaved(
                 seconds[job, repeat, prompt] = output.seconds
                 found[job][prompt].append(output)
             work.update()
-    return [
-        Decoded(job.name, job.way, job.method, [_median(repeats) for repeats in outputs], times)
-        for job, outputs, times in zip(jobs, found, seconds, strict=True)
-    ]
+    decoded = []
+    for job, outputs, times in zip(jobs, found, seconds, strict=True):
+        # of the repeats, which have the same tokens, the one that took the (lower) median time
+        kept = [sorted(one, key=lambda o: o.seconds)[(len(one) - 1) // 2] for one in outputs]
+        decoded.append(Decoded(job.name, job.way, job.method, kept, times))
+    return decoded
 
 
 def make_jobs(
@@ -217,11 +219,6 @@ def _timed(job: Job, prompt: int, device: torch.device) -> Output:
     _wait(device)
     output.seconds = perf_counter() - started
     return output
-
-
-def _median(repeats: Sequence[Output]) -> Output:
-    """The output that took the (lower) median time; all have the same tokens."""
-    return sorted(repeats, key=lambda output: output.seconds)[(len(repeats) - 1) // 2]
 
 
 def _wait(device: torch.device) -> None:

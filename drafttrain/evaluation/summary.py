@@ -32,7 +32,7 @@ from drafttrain.evaluation.metrics import (
 )
 from drafttrain.evaluation.options import EvaluationOptions
 from drafttrain.evaluation.parity import compare_outputs
-from drafttrain.evaluation.prompts import Prompt, references_of
+from drafttrain.evaluation.prompts import Prompt
 from drafttrain.evaluation.quality import CorpusStatistics, bleu_statistics, quality_metrics
 from drafttrain.evaluation.report import CallCosts, Parity, Run, TimeShares
 from drafttrain.evaluation.runner import BEAM, GENERATE, PLAIN, Decoded
@@ -76,14 +76,14 @@ def summarise_run(context: Context, index: int) -> Run:
         time = time_shares(run)
         costs = call_costs(context, run, counts)
         if costs is not None:
-            swi = estimate_ratio(walltime_improvement(counts, costs.measured), context.resamples)
-            metrics["swi"] = _known(swi)
+            swi = walltime_improvement(counts, costs.measured)
+            metrics["swi"] = estimate_ratio(swi, context.resamples)
     metrics |= speed_metrics(context, run)
     metrics |= text_metrics(context, index)
     plain = context.decoded[0]
     if context.options.sampling.greedy and run is not plain:
         same = identical(run.outputs, plain.outputs)
-        metrics["identical"] = _known(estimate_mean(same, context.resamples))
+        metrics["identical"] = estimate_mean(same, context.resamples)
     return Run(
         name=run.name,
         kind=run.kind,
@@ -127,14 +127,13 @@ def speed_metrics(context: Context, run: Decoded) -> dict[str, Estimate]:
     """
     sampled = not context.options.sampling.greedy
     speed = token_rate(run)
-    metrics = {"tokens_per_second": _known(estimate_ratio(speed, context.resamples))}
+    metrics = {"tokens_per_second": estimate_ratio(speed, context.resamples)}
     for name, baseline in speed_baselines(context).items():
         if sampled:
-            found = estimate_quotient(speed, token_rate(baseline), context.resamples)
+            metrics[name] = estimate_quotient(speed, token_rate(baseline), context.resamples)
         else:
             times = Ratio(baseline.median_seconds, run.median_seconds)
-            found = estimate_ratio(times, context.resamples)
-        metrics[name] = _known(found)
+            metrics[name] = estimate_ratio(times, context.resamples)
     return metrics
 
 
@@ -170,7 +169,8 @@ def text_metrics(context: Context, index: int) -> dict[str, Estimate]:
     BLEU and chrF are of texts only: a good answer in a chat may share few words with another one,
     so chats have neither, against references or against plain decoding.
     """
-    texts, references = context.texts[index], references_of(context.prompts)
+    texts = context.texts[index]
+    references = [prompt.reference for prompt in context.prompts]
     tokenizer = context.options.bleu_tokenizer
     chats = any(prompt.chat for prompt in context.prompts)
     metrics = quality_metrics(texts, references, context.resamples, tokenizer, overlap=not chats)
@@ -239,8 +239,3 @@ def make_samples(context: Context) -> Iterator[dict[str, Any]]:
             "plain": context.texts[0][i],
             "outputs": outputs,
         }
-
-
-def _known(estimate: Estimate | None) -> Estimate:
-    assert estimate is not None, "times and prompts are never zero"
-    return estimate

@@ -23,8 +23,6 @@ from drafttrain.evaluation.trees.comparison import compared_by
 
 LOSSY = "lossy"
 """Mark of methods whose output is not the target's own."""
-
-
 LENGTH = Column("mean_acceptance_length", "mean acceptance length")
 SPEEDUP = Column("speedup", "speed-up", suffix="×")
 BLEU = Column("bleu", "BLEU", digits=1)
@@ -135,7 +133,7 @@ def setting_names(runs: Sequence[Run]) -> list[str]:
 
 
 def _main_table(report: Report, intervals: bool) -> Table:
-    table = new_table(_title(report))
+    table = new_table(f"{report.target.path} on {report.data.path}, {report.data.prompts} inputs")
     table.caption = _caption(report, intervals)
     columns = main_columns(report)
     table.add_column("method", no_wrap=True)
@@ -171,10 +169,6 @@ def _setting(run: Run, name: str) -> str:
     if name in run.settings:
         return f"{run.settings[name]:g}"
     return "strict" if name == "beta" and run.lossless else "–"
-
-
-def _title(report: Report) -> str:
-    return f"{report.target.path} on {report.data.path}, {report.data.prompts} inputs"
 
 
 def _caption(report: Report, intervals: bool) -> str:

@@ -9,15 +9,20 @@ decoding exactly when the output is the target's own greedy output. No time is m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import datasets
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from drafttrain.decoding.types import Output, Round
 from drafttrain.evaluation.metrics import first_difference
 
 PredictBlocks = Callable[[Tensor, Tensor], Tensor]
 """(source_ids [S], target_ids [L]) -> arg-max blocks [L, k]; row p follows target_ids[:p]."""
+ROWS_AT_ONCE = 64
+"""Held-out rows that are read at a time while a drafter trains."""
 
 
 def replay_rounds(
@@ -94,3 +99,37 @@ def plain_outputs(pairs: Iterable[tuple[Sequence[int], Sequence[int]]]) -> list[
         ]
         outputs.append(Output(tokens=tokens, rounds=rounds))
     return outputs
+
+
+@dataclass(frozen=True)
+class BlockValidation:
+    """What a block drafter is worth while it trains, on held-out rows read in parallel.
+
+    Teacher-forced tokens per round (exact for greedily distilled rows), loss, slot accuracy.
+    """
+
+    rows: datasets.Dataset
+    collate: Callable[[Sequence[tuple[int, int, list[int], list[int]]]], Any]
+    predict_blocks: Callable[[nn.Module, Tensor, Tensor], Tensor]
+    """The objective, [S] source, [L] output -> [L, k] drafts at every prefix of the output."""
+
+    def __call__(self, objective: nn.Module) -> dict[str, float]:
+        """The objective's `model` is validated; it maps (batch, progress) to LossSums."""
+        device = objective.model.device
+        tokens = rounds = 0
+        sums = torch.zeros(4, dtype=torch.float64)
+        for start in range(0, len(self.rows), ROWS_AT_ONCE):
+            chunk = self.rows[start : start + ROWS_AT_ONCE]
+            pairs = list(zip(chunk["source_ids"], chunk["target_ids"], strict=True))
+            batch = self.collate([(0, start + i, s, t) for i, (s, t) in enumerate(pairs)])
+            found = objective(batch.to(device), 1.0)
+            sums += torch.stack([value.double().cpu() for value in found])
+            for source, output in pairs:
+                blocks = self.predict_blocks(objective, torch.tensor(source), torch.tensor(output))
+                tokens, rounds = tokens + len(output), rounds + len(replay_rounds(blocks, output))
+        loss, weight, correct, counted = sums.tolist()
+        return {
+            "mean_acceptance_length": tokens / rounds,
+            "held_out_loss": loss / weight,
+            "slot_accuracy": correct / counted,
+        }

@@ -18,7 +18,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from drafttrain.build.policy import HEAD, POLICY, write_policy
 from drafttrain.config.base import ConfigError
 from drafttrain.export.parts import Parts
 from drafttrain.export.reload import Verification
-from drafttrain.export.verify import Check, Reload, in_fresh_process, verify
+from drafttrain.export.verify import Check, Reload, verify
 
 CUSTOM_GENERATE = "custom_generate"
 ENTRY = "from drafttrain.export.generation import generate"
@@ -48,18 +48,6 @@ PLOT = "report.png"
 TEMPORARY, ASIDE = ".part", ".old"
 TRAPS = ("eagle-", "eagle3", "dflash", "dspark")
 """Parts of a path that make vLLM take a plain drafter for one of another method."""
-
-
-@dataclass(frozen=True)
-class WriteOptions:
-    """How an export is written and verified."""
-
-    check: Check = Check()
-    reload: Reload = in_fresh_process
-    force: bool = False
-    """Replace an earlier export."""
-    pushed_to: str | None = None
-    """Repository on the Hub where the drafter will be found."""
 
 
 def check_name(name: str, field: str) -> None:
@@ -101,26 +89,30 @@ def write_export(
     out: Path,
     parts: Parts,
     card: Callable[[Verification], str],
-    options: WriteOptions | None = None,
+    check: Check,
+    reload: Reload,
+    force: bool = False,
+    pushed_to: str | None = None,
 ) -> Verification:
     """The whole folder or nothing; what was found on the way.
+
+    force: replace an earlier export. pushed_to: repository on the Hub where it will be found.
 
     Raises ConfigError as `check_destination` and where another process writes there, ValueError as
     `verify`, OSError where the folder cannot be written.
     """
-    options = options or WriteOptions()
-    check_destination(out, options.force)
+    check_destination(out, force)
     out = out.absolute()
     out.parent.mkdir(parents=True, exist_ok=True)
     with only_exporter(out):
         _clear_leftovers(out)
-        check_destination(out, options.force)
+        check_destination(out, force)
         holder = out.with_name(f".{out.name}-{os.getpid()}{TEMPORARY}")
         written = holder / out.name
         try:
             holder.mkdir()
-            write_parts(written, parts, options.pushed_to or str(out))
-            found = verify(written, parts, options.check, options.reload)
+            write_parts(written, parts, pushed_to or str(out))
+            found = verify(written, parts, check, reload)
             (written / "README.md").write_text(card(found), encoding="utf-8")
             _put_in_place(written, out)
         except (OSError, SafetensorError) as error:
@@ -167,11 +159,7 @@ def write_parts(folder: Path, parts: Parts, place: str) -> None:
     parts.drafter.save_pretrained(folder)
     if parts.drafter.can_generate():
         config = copy.deepcopy(parts.drafter.generation_config)
-        config.update(
-            num_assistant_tokens=parts.assisted.tokens,
-            num_assistant_tokens_schedule="constant",
-            assistant_confidence_threshold=parts.assisted.confidence,
-        )
+        config.update(num_assistant_tokens_schedule="constant", **asdict(parts.assisted))
         config.save_pretrained(folder)
     parts.tokenizer.save_pretrained(folder)
     if parts.head is not None:

@@ -102,7 +102,6 @@ def generate(
             f"a streamer shows one sequence, but {len(request.sources)} are asked for; leave it out"
         )
     if assistant_model is None:
-        assert exported_to is not None
         assistant_model = load_assistant(model, exported_to)
     pair = prepare(model, assistant_model, policy)
     sampling = request.sampling

@@ -16,7 +16,7 @@ from drafttrain.config.kinds import kind_of
 from drafttrain.config.policy import Policy
 from drafttrain.export.parts import Parts
 from drafttrain.export.provenance import Provenance, front_matter, origin
-from drafttrain.export.reload import Verification
+from drafttrain.export.reload import Verification, vocabulary_size
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.layout import count_parameters
 
@@ -74,8 +74,10 @@ def write_card(card: Card, parts: Parts, found: Verification) -> str:
 def _what(card: Card, parts: Parts) -> str:
     drafter = parts.drafter
     target = f"`{card.target}`" if card.target else "a target with the same tokenizer"
-    blocks = kind_of(drafter.config).drafts == "blocks"
-    shape = "mask-predict drafter of blocks" if blocks else _shape(drafter)
+    shape = "encoder-decoder" if drafter.config.is_encoder_decoder else "decoder-only"
+    if kind_of(drafter.config).drafts == "blocks":
+        shape = "mask-predict drafter of blocks"
+    dtype = str(drafter.dtype).removeprefix("torch.")
     lines = [
         f"# {card.folder.rstrip('/').rsplit('/', 1)[-1]}",
         "",
@@ -87,7 +89,7 @@ def _what(card: Card, parts: Parts) -> str:
         "| part | what |",
         "| --- | --- |",
         f"| drafter | `{drafter.config.model_type}`, {shape}, {count_parameters(drafter):,} "
-        f"parameters, {_type_name(drafter)}, vocabulary {_vocabulary(drafter):,} |",
+        f"parameters, {dtype}, vocabulary {vocabulary_size(drafter):,} |",
     ]
     if parts.head is not None:
         lines.append(f"| `{HEAD}/` | {_describe_head(parts.head)} |")
@@ -186,14 +188,15 @@ def _uses(card: Card, parts: Parts) -> str:
 
 def _reach(parts: Parts) -> str:
     """Which way of using the folder uses what in it."""
-    rows = ["| with | drafter | `policy.json` | acceptance head |", "| --- | --- | --- | --- |"]
     head = "yes" if parts.policy.stop == "head" else "not by this policy"
-    rows.append(
-        f"| Transformers, `custom_generate` (drafttrain) | yes | yes | {head} |"
-        if parts.head is not None
-        else "| Transformers, `custom_generate` (drafttrain) | yes | yes | none here |"
-    )
-    rows.append("| Transformers, `assistant_model` alone | yes | no | no |")
+    if parts.head is None:
+        head = "none here"
+    rows = [
+        "| with | drafter | `policy.json` | acceptance head |",
+        "| --- | --- | --- | --- |",
+        f"| Transformers, `custom_generate` (drafttrain) | yes | yes | {head} |",
+        "| Transformers, `assistant_model` alone | yes | no | no |",
+    ]
     if not parts.drafter.config.is_encoder_decoder:
         rows.append("| vLLM, SGLang | yes | no | no |")
     return "\n".join(rows)
@@ -202,6 +205,8 @@ def _reach(parts: Parts) -> str:
 def _use_custom(card: Card, parts: Parts) -> str:
     target = card.target or UNKNOWN_TARGET
     kind = _auto_class(parts.drafter)
+    # encoder-decoder models often ask for beams, which have no drafts
+    beams = " num_beams=1," if parts.drafter.config.is_encoder_decoder else ""
     return f"""### Transformers with custom_generate
 
 Needs `pip install drafttrain`; `trust_remote_code` runs `custom_generate/generate.py`, a few
@@ -214,7 +219,7 @@ tokenizer = AutoTokenizer.from_pretrained("{target}")
 target = {kind}.from_pretrained("{target}")
 inputs = tokenizer("...", return_tensors="pt", return_token_type_ids=False)
 output = target.generate(
-    **inputs, max_new_tokens=256,{_beams(parts)}{_sampling_arguments(parts.policy)}
+    **inputs, max_new_tokens=256,{beams}{_sampling_arguments(parts.policy)}
     custom_generate="{card.folder}", trust_remote_code=True,
 )
 ```
@@ -224,17 +229,19 @@ Should the folder have moved, load the drafter from where it is and pass it:
 
 
 def _use_plain(card: Card, parts: Parts) -> str:
+    assisted, confidence = parts.assisted, parts.assisted.assistant_confidence_threshold
     return f"""### Transformers alone
 
 The same call with
 `assistant_model={_auto_class(parts.drafter)}.from_pretrained("{card.folder}")` instead of
 `custom_generate` and `trust_remote_code` is Transformers' own assisted generation: batch 1,
-{parts.assisted.tokens} tokens a round, confidence threshold {parts.assisted.confidence:g} (both in
+{assisted.num_assistant_tokens} tokens a round, confidence threshold {confidence:g} (both in
 `generation_config.json`). Pass no `assistant_tokenizer`: target and drafter share one."""
 
 
 def _use_servers(card: Card, parts: Parts) -> str:
-    target, tokens = card.target or UNKNOWN_TARGET, parts.assisted.tokens
+    target, tokens = card.target or UNKNOWN_TARGET, parts.assisted.num_assistant_tokens
+    vocabulary = vocabulary_size(parts.drafter)
     settings = json.dumps(
         {"method": "draft_model", "model": card.folder, "num_speculative_tokens": tokens}
     )
@@ -244,7 +251,7 @@ def _use_servers(card: Card, parts: Parts) -> str:
 vllm serve {target} --speculative-config '{settings}'
 ```
 
-The target's `vocab_size` must be {_vocabulary(parts.drafter)} (compare the rows of both embeddings:
+The target's `vocab_size` must be {vocabulary} (compare the rows of both embeddings:
 a family may pad them differently).
 
 ### SGLang
@@ -289,11 +296,6 @@ drafttrain generate --target {target} --drafter {card.folder} --text "..."
 ```"""
 
 
-def _beams(parts: Parts) -> str:
-    """Encoder-decoder models often ask for beams, which have no drafts."""
-    return " num_beams=1," if parts.drafter.config.is_encoder_decoder else ""
-
-
 def _sampling_arguments(policy: Policy) -> str:
     """Sampling as the policy was chosen for, as arguments of generate."""
     if not policy.sampling.get("temperature"):
@@ -308,15 +310,3 @@ def _sampling_arguments(policy: Policy) -> str:
 def _auto_class(drafter: PreTrainedModel) -> str:
     seq2seq = drafter.config.is_encoder_decoder
     return "AutoModelForSeq2SeqLM" if seq2seq else "AutoModelForCausalLM"
-
-
-def _shape(drafter: PreTrainedModel) -> str:
-    return "encoder-decoder" if drafter.config.is_encoder_decoder else "decoder-only"
-
-
-def _type_name(drafter: PreTrainedModel) -> str:
-    return str(drafter.dtype).removeprefix("torch.")
-
-
-def _vocabulary(drafter: PreTrainedModel) -> int:
-    return drafter.config.get_text_config(decoder=True).vocab_size

@@ -6,12 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import (
-    AutoTokenizer,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from drafttrain.build.policy import DEFAULT_H, HEAD, POLICY, check_policy, read_policy
 from drafttrain.config.base import ConfigError
@@ -25,6 +20,7 @@ from drafttrain.models.acceptance_head import (
     load_heads,
 )
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
+from drafttrain.models.loading import read_tokenizer
 
 DEFAULT_LENGTH = 20
 """Transformers' own default of num_assistant_tokens."""
@@ -37,10 +33,9 @@ MAX_DRAFT = 20
 class Assisted:
     """How Transformers' own assisted generation drafts, in generation_config.json."""
 
-    tokens: int
-    """num_assistant_tokens, constant."""
-    confidence: float
-    """assistant_confidence_threshold; 0: none."""
+    num_assistant_tokens: int
+    assistant_confidence_threshold: float
+    """0: none."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +71,7 @@ def load_parts(settings: ExportConfig) -> Parts:
     policy = _choose_policy(settings, head_folder, head, config)
     if head is not None:
         check_head_shape(head, config, str(head_folder))
-    tokenizer = _load_tokenizer(settings.drafter)
+    tokenizer = read_tokenizer(settings.drafter, f"drafter {settings.drafter!r}")
     drafter = load_drafter(settings.drafter, config)
     if head is not None:
         check_head_identity(head, drafter, str(head_folder))
@@ -176,18 +171,3 @@ def _assisted(settings: ExportConfig, policy: Policy) -> Assisted:
         confidence = 0.0 if policy.stop == "fixed" else by_policy or DEFAULT_CONFIDENCE
     length = policy.k if policy.stop == "fixed" else policy.max_draft
     return Assisted(settings.num_assistant_tokens or length or DEFAULT_LENGTH, confidence)
-
-
-def _load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    try:
-        return AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, ImportError, TypeError) as error:
-        raise ConfigError(
-            f"drafter {path!r}: its tokenizer cannot be loaded ({_first_line(error)}); put the "
-            "target's tokenizer files beside the weights"
-        ) from error
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__

@@ -12,6 +12,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from drafttrain.config.base import ConfigError
 from drafttrain.export.folder import check_name
+from drafttrain.models.loading import first_line
 
 STALE = ["acceptance_head/*", "report.png"]
 """Parts of an earlier export that this one may not have."""
@@ -47,12 +48,12 @@ def check_push(repository: str) -> None:
         HfApi().whoami()
     except (LocalTokenNotFoundError, HfHubHTTPError) as error:
         raise ConfigError(
-            f"push = {repository!r}: no valid token for the Hub ({_first_line(error)}); log in "
+            f"push = {repository!r}: no valid token for the Hub ({first_line(error)}); log in "
             "with `hf auth login`, or leave --push out"
         ) from None
     except Exception as error:  # transport errors have no public class of their own
         raise ConfigError(
-            f"push = {repository!r}: the Hub cannot be reached ({_first_line(error)}); leave "
+            f"push = {repository!r}: the Hub cannot be reached ({first_line(error)}); leave "
             f"--push out, and push later with `hf upload {repository} OUT`"
         ) from None
 
@@ -69,10 +70,5 @@ def push(folder: Path, repository: str, private: bool) -> str:
     except Exception as error:  # transport errors have no public class of their own
         raise OSError(
             f"{str(folder)!r} is exported and verified, but could not be pushed to {repository!r} "
-            f"({_first_line(error)}); push it with `hf upload {repository} {folder}`"
+            f"({first_line(error)}); push it with `hf upload {repository} {folder}`"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__

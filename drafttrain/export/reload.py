@@ -120,7 +120,6 @@ def _decode(folder: Path, facts: Facts, policy: Policy, drafted: int) -> Verific
 
     Under a lossy verifier the lossless one is compared: same drafter, same stops.
     """
-    assert facts.target is not None
     target = load_target(facts.target).model
     drafter = load_drafter(folder, read_drafter_settings(str(folder)))
     drafter = drafter.to(target.device, target.dtype)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -70,18 +70,12 @@ def write_reference(place: Path, parts: Parts, check: Check) -> None:
     if parts.head is not None:
         tensors["head"] = some_predictions(parts.head).contiguous()
     stop = make_stop(parts.policy.stop_config(), parts.head)
-    assisted = None
-    if parts.drafter.can_generate():
-        assisted = {
-            "num_assistant_tokens": parts.assisted.tokens,
-            "assistant_confidence_threshold": parts.assisted.confidence,
-        }
     facts = Facts(
         weights=hash_weights(parts.drafter),
         head=None if parts.head is None else hash_weights(parts.head),
         tokenizer=hash_tokenizer(parts.tokenizer),
         vocabulary=parts.tokenizer.get_vocab(),
-        assisted=assisted,
+        assisted=asdict(parts.assisted) if parts.drafter.can_generate() else None,
         policy=parts.policy,
         inputs=inputs,
         drafts=some_drafts(parts.drafter, stop, inputs),

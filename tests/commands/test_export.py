@@ -17,12 +17,7 @@ from drafttrain.config.recipes import SpecDrafterRecipe
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.environment import describe_environment
 from drafttrain.evaluation.report import DataFacts, Report, Run, TargetFacts, write_json
-from drafttrain.evaluation.stops.report import (
-    CostFacts,
-    PolicyResult,
-    Replayed,
-    TuneReport,
-)
+from drafttrain.evaluation.stops.report import CostFacts, PolicyResult, Replayed, TuneReport
 from drafttrain.export.reload import compare
 from tests.export.pairs import SAMPLING, noisy_copy, save_drafter, save_head, save_spec_drafter
 from tests.tiny_models import tiny_model

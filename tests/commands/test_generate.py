@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from drafttrain.cli import main
 from drafttrain.commands.generate import (
-    SCREENS,
+    DISPLAYS,
     RoundParts,
     TextStream,
     readable_pieces,
@@ -138,9 +138,8 @@ def test_colours_tell_accepted_added_and_rejected_tokens_apart():
 
 def screen_of(display: str, capsys) -> str:
     """What a display writes for three scripted rounds of the tiny tokenizer."""
-    screen = SCREENS[display](tiny_tokenizer())
     rounds = [played([5, 6, 7], 1, [5, 9]), played([8], 1, [8, 4]), played([], 0, [1])]
-    screen.show(3, "w30 w31", iter(rounds))
+    DISPLAYS[display](tiny_tokenizer(), 3, "w30 w31", iter(rounds))
     return capsys.readouterr().out
 
 
@@ -168,7 +167,7 @@ def test_a_line_of_json_holds_every_round(capsys):
 
 def test_rounds_are_shown_with_what_was_drafted_accepted_and_corrected(capsys):
     lines = screen_of("rounds", capsys).splitlines()
-    assert lines[1:7] == [
+    assert lines[:6] == [
         "",
         "w30 w31",
         "  1   1/3  w5 +w9  ×w6 w7",
@@ -176,7 +175,7 @@ def test_rounds_are_shown_with_what_was_drafted_accepted_and_corrected(capsys):
         "  3   0/0   +</s>",
         "  = w5 w9 w8 w4",
     ]
-    assert "5 tokens in 3 rounds, 1.67 a round" in lines[7]
+    assert "5 tokens in 3 rounds, 1.67 a round" in lines[6]
 
 
 def test_a_reader_that_goes_away_ends_it_without_a_word(tiny_target):
@@ -189,7 +188,7 @@ def test_a_reader_that_goes_away_ends_it_without_a_word(tiny_target):
     assert (done.returncode, done.stderr) == (141, "")
 
 
-@pytest.mark.parametrize("display", SCREENS)
+@pytest.mark.parametrize("display", DISPLAYS)
 def test_every_display_leaves_a_closed_pipe_to_the_command(monkeypatch, display):
     class Closed(io.StringIO):
         def write(self, text: str) -> int:
@@ -197,7 +196,7 @@ def test_every_display_leaves_a_closed_pipe_to_the_command(monkeypatch, display)
 
     monkeypatch.setattr("sys.stdout", Closed())
     with pytest.raises(BrokenPipeError):
-        SCREENS[display](tiny_tokenizer()).show(0, "w5", iter([played([], 0, [9])]))
+        DISPLAYS[display](tiny_tokenizer(), 0, "w5", iter([played([], 0, [9])]))
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def fit_known_times(outputs: list[Output], block: bool) -> Costs:
 def tuned(heads_run: Path) -> TuneReport:
     test = heads_run.parent / "test.txt"
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as leaving:
-        patch.setattr("drafttrain.evaluation.stops.prices.fit_costs", fit_known_times)
+        patch.setattr("drafttrain.evaluation.stops.costs.fit_costs", fit_known_times)
         main(["tune", "--heads", str(heads_run), "--report-data", str(test), *SMALL])
     assert not leaving.value.code
     return read_tune_report(heads_run / "tune.json")

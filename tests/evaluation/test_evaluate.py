@@ -26,11 +26,7 @@ from drafttrain.decoding.verifiers import (
     verify_greedy,
 )
 from drafttrain.evaluation.bootstrap import draw_resamples
-from drafttrain.evaluation.evaluate import (
-    evaluate,
-    evaluate_teacher_forced,
-    write_evaluation,
-)
+from drafttrain.evaluation.evaluate import evaluate, evaluate_teacher_forced, write_evaluation
 from drafttrain.evaluation.options import EvaluationOptions
 from drafttrain.evaluation.parity import top_two_gap
 from drafttrain.evaluation.plots import (

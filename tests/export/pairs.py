@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.recipes import DrafterConfig
-from drafttrain.export.folder import WriteOptions, write_export
+from drafttrain.export.folder import write_export
 from drafttrain.export.model_card import Card, write_card
 from drafttrain.export.parts import load_parts
 from drafttrain.export.provenance import Provenance
@@ -64,8 +64,14 @@ def export_to(out: Path, **settings: object) -> Path:
     config = ExportConfig(out=out, **settings)
     parts = load_parts(config)
     card = Card(str(out), Provenance(target=config.target))
-    options = WriteOptions(Check(FEW), reload=compare, force=config.force)
-    write_export(out, parts, lambda found: write_card(card, parts, found), options)
+    write_export(
+        out,
+        parts,
+        lambda found: write_card(card, parts, found),
+        Check(FEW),
+        reload=compare,
+        force=config.force,
+    )
     return out
 
 

@@ -25,14 +25,7 @@ from drafttrain.models.acceptance_head import load_heads
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
 from drafttrain.models.identity import hash_weights
 from tests.comparing import close, same_weights
-from tests.export.pairs import (
-    FEW,
-    export_to,
-    make_head,
-    noisy_copy,
-    save_drafter,
-    save_head,
-)
+from tests.export.pairs import FEW, export_to, make_head, noisy_copy, save_drafter, save_head
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target
 

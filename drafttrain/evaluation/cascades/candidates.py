@@ -19,15 +19,8 @@ Matrix = tuple[tuple[int, ...], ...]
 ALONE = (5, 3, 8, 2, 12, 4, 6, 10, 16, 20, 25, 30)
 """Draft lengths at which the first level is tried alone."""
 COPIES_ALONE = 10
-MOST: dict[tuple[LevelKind, bool], int] = {
-    ("model", False): 8,
-    ("model", True): 8,
-    ("block", False): 8,
-    ("block", True): 8,
-    ("max-gram", False): 10,
-    ("max-gram", True): 16,
-}
-"""Largest random increment of a kind of level in a round (False) and in reviews (True)."""
+MOST: dict[LevelKind, tuple[int, int]] = {"model": (8, 8), "block": (8, 8), "max-gram": (10, 16)}
+"""Largest random increment of a kind of level in a round, and in reviews."""
 ZERO = 1 / 3
 """Share of random increments that are 0."""
 STEPS = (-2, -1, 1, 2)
@@ -151,7 +144,7 @@ def _random(
     for depth in range(len(kinds)):
         row = []
         for kind in kinds[depth:]:
-            zero, drawn = generator.random() < ZERO, generator.integers(MOST[kind, depth > 0])
+            zero, drawn = generator.random() < ZERO, generator.integers(MOST[kind][depth > 0])
             row.append(0 if zero else 1 + int(drawn))
         rows.append(tuple(row))
     return Candidate(tuple(rows), float(generator.choice(np.asarray(leniencies))))

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from drafttrain.build.verifiers import AUTO, build_verifier
 from drafttrain.config.progress import tracked, tracking
 from drafttrain.decoding.drafters.cascade import Level, cascade
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.roles import Verifier
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Sampling
@@ -43,18 +44,19 @@ class CascadeReplay:
         target: CachedModel,
         levels: Sequence[Level],
         sampling: Sampling,
-        verifier: Verifier,
         max_new_tokens: int,
         seed: int,
     ) -> None:
-        self.sampling, self.verifier = sampling, verifier
+        self.sampling, self.verifier = sampling, build_verifier(AUTO, sampling)
         self.max_new_tokens, self.seed = max_new_tokens, seed
         strict = sampling.greedy and not target.processors(sampling).change_logits
         self.target = RecordedModel(target, skip_rejected=strict)
-        self.levels = [_recorded(level) for level in levels]
+        self.levels = [_reviewed_by(level, RecordedModel) for level in levels]
         self.strict_levels = self.levels
         if sampling.greedy:
-            self.strict_levels = [_skipping_rejected(level) for level in self.levels]
+            self.strict_levels = [
+                _reviewed_by(level, RecordedModel.skipping_rejected) for level in self.levels
+            ]
 
     @property
     def models(self) -> dict[str, RecordedModel]:
@@ -88,17 +90,11 @@ class CascadeReplay:
         ).decode_all([prompt.source], self.max_new_tokens)[0]
 
 
-def _recorded(level: Level) -> Level:
+def _reviewed_by(level: Level, model: Callable[[Any], RecordedModel]) -> Level:
+    """The level with what `model` makes of its language model, where it is one."""
     if level.reviewer is None:
         return level
-    return replace(level, drafter=CausalDrafter(RecordedModel(level.reviewer)))
-
-
-def _skipping_rejected(level: Level) -> Level:
-    model = level.reviewer
-    if not isinstance(model, RecordedModel):
-        return level
-    return replace(level, drafter=CausalDrafter(model.skipping_rejected()))
+    return replace(level, drafter=CausalDrafter(model(level.reviewer)))
 
 
 @dataclass(frozen=True)

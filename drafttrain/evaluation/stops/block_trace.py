@@ -53,7 +53,6 @@ def log_block_trace(
     output: Sequence[int],
     options: TraceOptions,
     randomness: Randomness,
-    row: int = 0,
 ) -> Trace:
     """The trace of blocks of options.depth slots (fewer near the maximal length)."""
     tokens = torch.tensor(output, dtype=torch.long)
@@ -84,7 +83,6 @@ def log_block_trace(
             index[toss, blocks.starts.numpy(), :slots] = places
     width = drafter.config.d_model
     return Trace(
-        row=row,
         tokens=length,
         block=True,
         lag=0,

@@ -48,10 +48,6 @@ class OnPolicy:
     prompt: Array
     """[N] number of the prompt, from 0."""
 
-    @property
-    def prompts(self) -> int:
-        return int(self.prompt.max()) + 1
-
 
 @dataclass
 class AcceptanceRecorder:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from drafttrain.build.verifiers import AUTO, build_verifier
+from drafttrain.config.kinds import KINDS, with_states
 from drafttrain.decoding.engine.cached_model import CachedModel, own_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, Randomness
@@ -19,7 +20,6 @@ from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.evaluation.stops.drafts_after_rejection import (
-    GrowingBranch,
     grow_as_tree,
     grow_one_by_one,
     row_entropies,
@@ -84,7 +84,6 @@ def log_trace(
     output: Sequence[int],
     options: TraceOptions,
     randomness: Randomness,
-    row: int = 0,
 ) -> Trace:
     """The trace of a drafter that drafts one token a pass, along an output of the target."""
     own = own_source(source, drafter.model)  # its decoder may start from another token
@@ -109,7 +108,7 @@ def log_trace(
         entropies=_lengthen(row_entropies(draft_logits), len(tokens)),
     )
     accepted = toss_coins(judged, tokens, limit, options.tosses, randomness)
-    branches = start_branches(judged, accepted, limit, options, randomness)
+    branches = start_branches(judged, accepted, limit, options, drafter.eos_ids, randomness)
     everything = [branch for found in branches for branch in found]
     if options.state_kind == "drawn" and everything:
         places = [branch.position for branch in everything]
@@ -121,39 +120,40 @@ def log_trace(
     def pick(logits: Tensor) -> list[int]:
         return draw(warp(logits, options.sampling), options.sampling, randomness)
 
-    ends = drafter.eos_ids
     prefix = len(own.prefix)
     if drafter.takes_branches:
-        grow_as_tree(drafter, state, prefix + len(fed), prefix, everything, pick, ends)
+        grow_as_tree(drafter, state, prefix + len(fed), prefix, everything, pick)
     else:
         path = torch.cat([own.prefix, fed])
-        grow_one_by_one(drafter, state, path, prefix, everything, pick, ends)
-    finished: list[dict[int, WrongBranch]] = [
-        {branch.position: branch.finished(ends) for branch in found} for found in branches
-    ]
-    stops = np.array([token in ends for token in output])
+        grow_one_by_one(drafter, state, path, prefix, everything, pick)
     return join(
         AcceptedPath(
-            row=row,
             limit=limit,
-            ends=stops,
+            ends=np.array([token in drafter.eos_ids for token in output]),
             lag=1 if options.state_kind == "token" else 0,
             states=_lengthen(states, len(tokens)),
             entropies=judged.entropies,
         ),
         accepted,
-        finished,
+        branches,
         options.depth,
     )
 
 
-def check_ends(target: CachedModel, drafter: CachedModel) -> None:
-    """A drafter must stop drafting where the target's outputs end. Raises ValueError."""
-    missing = sorted(target.eos_ids - drafter.eos_ids)
+def check_traceable(target: CachedModel, drafter: Drafter) -> None:
+    """Raise ValueError, before anything is decoded, where no trace would be exact.
+
+    A drafter shows its states, and stops drafting where the target's outputs end.
+    """
+    kind = KINDS.get(drafter.name)
+    if kind is None or not kind.states:
+        raise ValueError(f"drafter {drafter.name!r} cannot be traced; give {with_states()}")
+    missing = sorted(target.eos_ids - drafter.model.eos_ids) if kind.is_language_model else []
     if missing:
         raise ValueError(
             f"the target ends its outputs with token {missing[0]}, but the drafter's "
-            f"generation_config has eos_token_id = {sorted(drafter.eos_ids) or None}; add it there"
+            f"generation_config has eos_token_id = {sorted(drafter.model.eos_ids) or None}; add it "
+            "there"
         )
 
 
@@ -220,11 +220,16 @@ def kept_probability(draft_probs: Tensor, target_probs: Tensor, tokens: Tensor) 
 
 
 def start_branches(
-    judged: Judged, accepted: Array, limit: Array, options: TraceOptions, randomness: Randomness
-) -> list[list[GrowingBranch]]:
+    judged: Judged,
+    accepted: Array,
+    limit: Array,
+    options: TraceOptions,
+    ends: frozenset[int],
+    randomness: Randomness,
+) -> list[list[WrongBranch]]:
     """The rejected token at every position whose coin says no: Norm[(draft - target)+]."""
     places = np.argwhere(~accepted & (limit > 0))
-    branches: list[list[GrowingBranch]] = [[] for _ in accepted]
+    branches: list[list[WrongBranch]] = [[] for _ in accepted]
     if len(places) == 0:
         return branches
     positions = torch.from_numpy(places[:, 1])
@@ -234,7 +239,7 @@ def start_branches(
     for (toss, position), token in zip(places.tolist(), rejected.tolist(), strict=True):
         most = min(options.depth, int(limit[position]))
         entropy = float(judged.entropies[position])
-        branches[toss].append(GrowingBranch(position, most, [token], [entropy]))
+        branches[toss].append(WrongBranch(position, most, [token], [entropy], ends))
     return branches
 
 

@@ -7,7 +7,6 @@ takes explicit positions; one after another elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -21,50 +20,13 @@ Pick = Callable[[Tensor], list[int]]
 """The next token of each row of logits, drawn as the drafter draws. [N, V] -> N tokens."""
 
 
-@dataclass
-class GrowingBranch:
-    """A branch that starts with the token rejected at a position of the output."""
-
-    position: int
-    most: int
-    """Most tokens that could be drafted from here in one round."""
-    tokens: list[int]
-    entropies: list[float]
-    """Of the row of each token, the first included."""
-    drawn: Tensor | None = None
-    """State of the last token as it was drawn, where states of that kind are logged; else None."""
-    states: list[Tensor] = field(default_factory=list)
-    """Of the tokens that others were drafted behind."""
-
-    def goes_on(self, ends: frozenset[int]) -> bool:
-        return len(self.tokens) < self.most and self.tokens[-1] not in ends
-
-    def feed(self, fed: Tensor, entropy: float, token: int, drawn: Tensor | None) -> None:
-        """The last token's state at its own position, the entropy of the row after it, the token
-        drawn from that row, and that token's state, where `drawn` states are logged."""
-        self.states.append(fed if self.drawn is None else self.drawn)
-        self.entropies.append(entropy)
-        self.tokens.append(token)
-        self.drawn = drawn
-
-    def finished(self, ends: frozenset[int]) -> WrongBranch:
-        known = len(self.states)
-        return WrongBranch(
-            tokens=len(self.tokens),
-            ended=self.tokens[-1] in ends,
-            states=self.states,
-            entropies=self.entropies[:known],
-        )
-
-
 def grow_as_tree(
     model: CachedModel,
     state: SequenceState,
     cached: int,
     before: int,
-    branches: Sequence[GrowingBranch],
+    branches: Sequence[WrongBranch],
     pick: Pick,
-    ends: frozenset[int],
 ) -> None:
     """Draft all branches together: a call feeds the last token of each.
 
@@ -72,7 +34,7 @@ def grow_as_tree(
     first before + i of them and its own tokens. Raises ValueError where the architecture takes no
     explicit positions.
     """
-    growing = [branch for branch in branches if branch.goes_on(ends)]
+    growing = [branch for branch in branches if branch.goes_on]
     device = model.device
     places = torch.arange(cached, device=device)
     starts = torch.tensor([before + branch.position for branch in growing], device=device)
@@ -84,7 +46,7 @@ def grow_as_tree(
         tokens = torch.tensor([branch.tokens[-1] for branch in growing], device=device)
         score = model.extend(state, tokens, visible, starts + depth)
         _feed_all(growing, score.logits, score.hidden, pick)
-        left = [i for i, branch in enumerate(growing) if branch.goes_on(ends)]
+        left = [i for i, branch in enumerate(growing) if branch.goes_on]
         growing = [growing[i] for i in left]
         visible, starts = visible[left], starts[left]
 
@@ -94,9 +56,8 @@ def grow_one_by_one(
     state: SequenceState,
     path: Tensor,
     before: int,
-    branches: Sequence[GrowingBranch],
+    branches: Sequence[WrongBranch],
     pick: Pick,
-    ends: frozenset[int],
 ) -> None:
     """The same, a branch after another, the last position first so that little is fed twice.
 
@@ -104,7 +65,7 @@ def grow_one_by_one(
     """
     for branch in sorted(branches, key=lambda branch: -branch.position):
         committed = path[: before + branch.position]
-        while branch.goes_on(ends):
+        while branch.goes_on:
             tokens = torch.cat([committed, committed.new_tensor(branch.tokens)])
             score = model.catch_up(state, tokens)
             _feed_all([branch], score.logits[-1:], score.hidden[-1:], pick)
@@ -116,9 +77,7 @@ def row_entropies(logits: Tensor) -> Tensor:
     return -torch.special.xlogy(log_probs.exp(), log_probs.exp()).sum(dim=-1)
 
 
-def _feed_all(
-    branches: Sequence[GrowingBranch], logits: Tensor, hidden: Tensor, pick: Pick
-) -> None:
+def _feed_all(branches: Sequence[WrongBranch], logits: Tensor, hidden: Tensor, pick: Pick) -> None:
     entropies, tokens = row_entropies(logits).tolist(), pick(logits)
     drawn: Sequence[Tensor | None] = [None] * len(branches)
     if branches[0].drawn is not None:

@@ -9,7 +9,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from drafttrain.evaluation.bootstrap import Estimate
-from drafttrain.evaluation.plot_style import COLOURS, GREY, error_lengths, save_figure, tidy
+from drafttrain.evaluation.plot_style import (
+    COLOURS,
+    GREY,
+    draw_bars,
+    draw_legend,
+    error_lengths,
+    save_figure,
+    tidy,
+)
 from drafttrain.evaluation.stops.report import PolicyResult, Replayed, TuneReport
 from drafttrain.evaluation.stops.tables import best_policy, main_policies
 
@@ -44,7 +52,11 @@ def pareto_panel(axis: Axes, report: TuneReport, replayed: Replayed) -> None:
     fixed = [policy for policy in replayed.policies if policy.kind == "fixed"]
     _line(axis, fixed, "black", "fixed length", marker="s")
     for policy in fixed:
-        _name(axis, policy, f"{policy.value:g}")
+        x, y = _point(policy)
+        axis.annotate(
+            f"{policy.value:g}", (x.value, y.value), xytext=(5, 4), textcoords="offset points",
+            fontsize=7.5,
+        )  # fmt: skip
     entropy = [policy for policy in replayed.policies if policy.kind == "entropy"]
     _line(axis, entropy, GREY, "entropy", marker="^")
     x, y = _point(replayed.find("oracle"))
@@ -56,7 +68,7 @@ def pareto_panel(axis: Axes, report: TuneReport, replayed: Replayed) -> None:
         xlabel="target calls per token", ylabel="discarded tokens per token",
     )  # fmt: skip
     axis.set_ylim(bottom=0.0)
-    axis.legend(fontsize=8, frameon=True, framealpha=0.85, edgecolor="none")
+    draw_legend(axis)
 
 
 def gain_panel(axis: Axes, report: TuneReport) -> None:
@@ -64,15 +76,8 @@ def gain_panel(axis: Axes, report: TuneReport) -> None:
     policies = main_policies(report)
     gains = [policy.metrics["gain"] for policy in policies]
     colours = ["#C4C4C4" if p.kind in ("fixed", "oracle") else COLOURS[0] for p in policies]
-    axis.barh(
-        range(len(policies)), [100 * gain.value for gain in gains], color=colours, height=0.62,
-        xerr=error_lengths(gains, 100.0),
-        error_kw={"ecolor": "#444444", "elinewidth": 1, "capsize": 3},
-    )  # fmt: skip
+    draw_bars(axis, [policy.name for policy in policies], gains, colours, scale=100.0)
     axis.axvline(0.0, color=GREY, linewidth=1)
-    axis.set_yticks(range(len(policies)), [policy.name for policy in policies])
-    axis.tick_params(axis="y", labelsize=8)
-    axis.invert_yaxis()
     name = Path(report.reported.data.path).name
     axis.set(
         title=f"Modelled throughput, {name}",
@@ -96,7 +101,7 @@ def reliability_panel(axis: Axes, report: TuneReport) -> None:
         title="Reliability on drafted positions", xlabel="predicted acceptance",
         ylabel="acceptance", xlim=(0, 1), ylim=(0, 1),
     )  # fmt: skip
-    axis.legend(fontsize=8, frameon=True, framealpha=0.85, edgecolor="none", loc="upper left")
+    draw_legend(axis, place="upper left")
 
 
 def best_heads(report: TuneReport) -> list[str]:
@@ -148,11 +153,6 @@ def _iso_time(axis: Axes, report: TuneReport, replayed: Replayed) -> None:
         axis.plot([low, high], ends, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
     axis.set_xlim(low, high)
     axis.set_ylim(bounds)
-
-
-def _name(axis: Axes, policy: PolicyResult, text: str) -> None:
-    x, y = _point(policy)
-    axis.annotate(text, (x.value, y.value), xytext=(5, 4), textcoords="offset points", fontsize=7.5)
 
 
 def _point(policy: PolicyResult) -> tuple[Estimate, Estimate]:

@@ -16,7 +16,7 @@ from drafttrain.evaluation.bootstrap import (
     with_interval,
 )
 from drafttrain.evaluation.metrics import acceptance_metrics
-from drafttrain.evaluation.stops.prices import Prices
+from drafttrain.evaluation.stops.costs import Prices
 from drafttrain.evaluation.stops.replay import Candidate, PolicyCounts
 from drafttrain.evaluation.stops.report import PolicyResult
 
@@ -82,7 +82,6 @@ def policy_results(
         own, seen = rates[candidate], counts.of(place)
         metrics = acceptance_metrics(seen, resamples)
         speed = estimate_ratio(ratios[place], resamples)
-        assert speed is not None, "every prompt takes time"
         metrics |= {
             "tokens_per_second": speed,
             "speedup": _scaled(speed, 1.0 / prices.plain_tokens_per_second),

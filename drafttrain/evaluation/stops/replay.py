@@ -62,13 +62,8 @@ class PolicyCounts:
 
     def of(self, candidate: int) -> Counts:
         """The counts of one policy, as those of decoding."""
-        return Counts(
-            tokens=self.tokens[:, candidate],
-            rounds=self.rounds[:, candidate],
-            drafted=self.drafted[:, candidate],
-            accepted=self.accepted[:, candidate],
-            passes=self.passes[:, candidate],
-        )
+        names = ("tokens", "rounds", "drafted", "accepted", "passes")
+        return Counts(**{name: getattr(self, name)[:, candidate] for name in names})
 
     @staticmethod
     def stack(prompts: Sequence[PolicyCounts]) -> PolicyCounts:
@@ -164,7 +159,6 @@ def _lengths(
         passed = (highest <= candidate.value).sum(axis=-1)
         free = 0 if trace.block else 1  # a causal drafter knows a row only by drafting from it
     else:
-        assert candidate.head is not None, "a head policy names its head"
         passed = (1.0 - survival[candidate.head] <= candidate.value).sum(axis=-1)
         free = 0 if trace.block else 1 + trace.lag
     return np.minimum(np.minimum(passed + free, candidate.max_draft), trace.longest)

@@ -14,7 +14,7 @@ and they are the same rounds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -34,8 +34,6 @@ class Trace:
     ...; its d-th drafted token (from 0) is entry index[r, p, d] of the pool.
     """
 
-    row: int
-    """Number of the input row."""
     tokens: int
     """L, the tokens of the output, EOS included."""
     block: bool
@@ -58,34 +56,50 @@ class Trace:
     left to generate less one, and the drafter's own positions."""
 
     @property
-    def replicates(self) -> int:
-        return len(self.run)
-
-    @property
     def depth(self) -> int:
         """K, the most tokens a policy may draft in a replay."""
         return self.index.shape[2]
 
 
-@dataclass(frozen=True)
+@dataclass
 class WrongBranch:
-    """What the drafter drafts from a rejected token on."""
+    """What the drafter drafts from a rejected token on, in the place of a token of the output."""
 
-    tokens: int
-    """Drafted tokens, the rejected one and a final EOS included."""
-    ended: bool
-    """Whether the last one is EOS, after which a drafter stops."""
-    states: Sequence[Tensor]
-    """[D] each, of all but the last token: nothing is asked after it."""
-    entropies: Sequence[float]
-    """Of the row of each token whose state is there."""
+    position: int
+    most: int
+    """Most tokens that could be drafted from here in one round."""
+    tokens: list[int]
+    """The rejected one first; a final EOS included."""
+    entropies: list[float]
+    """Of the row of each token."""
+    ends: frozenset[int]
+    """Tokens after which the drafter stops."""
+    drawn: Tensor | None = None
+    """State of the last token as it was drawn, where states of that kind are logged; else None."""
+    states: list[Tensor] = field(default_factory=list)
+    """[D] each, of the tokens that others were drafted behind: nothing is asked after the last."""
+
+    @property
+    def ended(self) -> bool:
+        return self.tokens[-1] in self.ends
+
+    @property
+    def goes_on(self) -> bool:
+        return len(self.tokens) < self.most and not self.ended
+
+    def feed(self, fed: Tensor, entropy: float, token: int, drawn: Tensor | None) -> None:
+        """The last token's state at its own position, the entropy of the row after it, the token
+        drawn from that row, and that token's state, where `drawn` states are logged."""
+        self.states.append(fed if self.drawn is None else self.drawn)
+        self.entropies.append(entropy)
+        self.tokens.append(token)
+        self.drawn = drawn
 
 
 @dataclass(frozen=True)
 class AcceptedPath:
     """The drafter's side of an output that was accepted all along."""
 
-    row: int
     limit: Array
     """[L] as in `Trace`."""
     ends: Array
@@ -99,7 +113,7 @@ class AcceptedPath:
 
 
 def join(
-    path: AcceptedPath, accepted: Array, branches: Sequence[dict[int, WrongBranch]], depth: int
+    path: AcceptedPath, accepted: Array, branches: Sequence[Sequence[WrongBranch]], depth: int
 ) -> Trace:
     """The trace of a drafter that drafts one token a pass.
 
@@ -114,19 +128,17 @@ def join(
     ended = np.zeros((replicates, length), dtype=bool)
     total = length
     for toss, found in enumerate(branches):
-        for position, branch in found.items():
-            first[toss, position] = total
-            known[toss, position] = len(branch.states)
-            drawn[toss, position] = branch.tokens
-            ended[toss, position] = branch.ended
-            total += len(branch.states)
-            if branch.states:
-                states.append(torch.stack(list(branch.states)).cpu())
-                entropies.append(np.array(branch.entropies))
+        for branch in found:
+            place, count = (toss, branch.position), len(branch.states)
+            first[place], known[place] = total, count
+            drawn[place], ended[place] = len(branch.tokens), branch.ended
+            total += count
+            if count:
+                states.append(torch.stack(branch.states).cpu())
+                entropies.append(np.array(branch.entropies[:count]))
     run = first_rejection(accepted) - np.arange(length)
     longest = np.minimum(_until_eos(run, drawn, ended, path.ends), np.minimum(path.limit, depth))
     return Trace(
-        row=path.row,
         tokens=length,
         block=False,
         lag=path.lag,

@@ -11,12 +11,11 @@ from drafttrain.build.verifiers import AUTO, build_verifier
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import TuneConfig
 from drafttrain.config.decode import SamplingConfig
-from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.evaluation.prompts import PromptSet, read_prompts
-from drafttrain.evaluation.report import check_report_path
-from drafttrain.evaluation.stops.trace_and_replay import check_traceable
+from drafttrain.evaluation.prompts import PromptSet, load_both, read_both
+from drafttrain.evaluation.report import check_new_file
+from drafttrain.evaluation.stops.chain_trace import TraceOptions, check_traceable
 from drafttrain.models.acceptance_head import (
     AcceptanceHead,
     check_head_identity,
@@ -42,7 +41,6 @@ class Workbench:
 
     @property
     def sampling(self) -> SamplingConfig:
-        assert self.settings.sampling is not None
         return self.settings.sampling
 
     @property
@@ -55,6 +53,16 @@ class Workbench:
         verifier = build_verifier(AUTO, build_sampling(self.sampling))
         return Method(self.pair.drafter, FixedLength(k, state_kind), verifier)
 
+    def trace_options(self) -> TraceOptions:
+        settings = self.settings
+        return TraceOptions(
+            sampling=build_sampling(self.sampling),
+            max_new_tokens=self.sampling.max_new_tokens,
+            depth=max(settings.max_draft, *settings.lengths),
+            replicates=settings.replicates,
+            state_kind=self.state_kind,
+        )
+
     @property
     def state_kind(self) -> StateKind:
         """The kind of states that the heads read."""
@@ -63,8 +71,7 @@ class Workbench:
 
 def check_tuning(settings: TuneConfig) -> None:
     """Refuse settings that cannot work, before anything is loaded. Raises ConfigError."""
-    assert settings.report is not None
-    check_report_path(settings.report)
+    check_new_file(settings.report, "report", (".json",))
     for h in settings.h:
         if not 0.0 < h < 1.0:
             raise ConfigError(f"h = {h}: a threshold on a probability lies between 0 and 1")
@@ -75,11 +82,7 @@ def check_tuning(settings: TuneConfig) -> None:
 
 def open_bench(settings: TuneConfig) -> Workbench:
     """Load and check heads, pair and prompts, the small things first. Raises ConfigError."""
-    assert settings.target is not None and settings.data is not None
-    rows = load_inputs(settings.data)
-    report_rows = (
-        None if settings.report_data is None else load_inputs(settings.report_data, "report_data")
-    )
+    rows = load_both(settings)
     heads = load_heads(str(settings.heads))
     drafter_settings = read_drafter_settings(str(settings.drafter))
     for name, head in heads.items():
@@ -87,7 +90,6 @@ def open_bench(settings: TuneConfig) -> Workbench:
         check_head_sampling(head, name, settings)
     check_same_states(heads, str(settings.heads))
     pair = load_pair(settings.target, str(settings.drafter))
-    assert pair.drafter_model is not None
     checked: set[str] = set()
     for name, head in heads.items():
         trained_for = str((head.config.drafter or {}).get("weights_sha256"))
@@ -97,11 +99,7 @@ def open_bench(settings: TuneConfig) -> Workbench:
     target = CachedModel(pair.target.model)
     check_traceable(target, pair.drafter)
     heads = {name: head.to(pair.drafter_model.device) for name, head in heads.items()}
-    choosing = PromptSet(settings.data.path, *read_prompts(pair.target, target, rows))
-    reporting = None
-    if settings.report_data is not None and report_rows is not None:
-        read = read_prompts(pair.target, target, report_rows)
-        reporting = PromptSet(settings.report_data.path, *read)
+    choosing, reporting = read_both(pair.target, target, settings, rows)
     return Workbench(settings, pair, target, heads, choosing, reporting)
 
 
@@ -117,7 +115,6 @@ def check_same_states(heads: Mapping[str, AcceptanceHead], folder: str) -> None:
 
 def check_head_sampling(head: AcceptanceHead, name: str, settings: TuneConfig) -> None:
     """A head's labels must be made for the decoding it is tuned for. Raises ConfigError."""
-    assert settings.sampling is not None
     asked, trained = asdict(build_sampling(settings.sampling)), head.config.sampling or {}
     if trained.get("temperature") == asked["temperature"] == 0.0:
         return

@@ -82,9 +82,7 @@ def tree_groups(report: Report) -> list[TreeGroup]:
 
 def size_of(run: Run, axis: TreeAxis) -> int:
     """Most levels, or most draft tokens, of a run's drafts."""
-    size = run.sizes[axis]
-    assert isinstance(size, int)
-    return size
+    return run.sizes[axis]
 
 
 def methods_of(runs: Sequence[Run]) -> list[str]:
@@ -107,5 +105,4 @@ def tree_name(run: Run) -> str:
     size = run.sizes[SHOWN_SIZES.get(run.method, "nodes")]
     shown = ",".join(map(str, size)) if isinstance(size, list) else str(size)
     drafters = run.sizes.get("drafters", 1)
-    assert isinstance(drafters, int)
     return f"{method}({'+'.join([shown] * drafters)}{',head' if head else ''})"

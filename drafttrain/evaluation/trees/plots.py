@@ -7,12 +7,7 @@ from collections.abc import Iterator, Sequence
 from matplotlib.axes import Axes
 
 from drafttrain.evaluation.bootstrap import Estimate
-from drafttrain.evaluation.plot_style import (
-    COLOURS,
-    draw_legend,
-    draw_level,
-    error_lengths,
-)
+from drafttrain.evaluation.plot_style import COLOURS, draw_legend, draw_level, error_lengths
 from drafttrain.evaluation.report import Report, TreeAxis
 from drafttrain.evaluation.trees.comparison import (
     TreeGroup,
@@ -57,7 +52,6 @@ def tree_speed(axis: Axes, report: Report) -> None:
 def draw_trees(metric: str, axis: Axes, report: Report) -> None:
     """A metric over depths or budgets: at each, the best of a method's trees by that metric."""
     compared = compared_by(report)
-    assert compared is not None, "chosen so"
     groups = tree_groups(report)
     methods = methods_of(tree_runs(report))
     values = [group.value for group in groups]

@@ -10,7 +10,6 @@ from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.types import Calls, Output, Round, Sampling
-from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.evaluation.cascades.candidates import Candidate
 from drafttrain.evaluation.cascades.search import CascadeReplay
 from drafttrain.evaluation.runner import Prompt
@@ -40,13 +39,9 @@ def prompts_of(family: str) -> list[Prompt]:
     return [Prompt(i, "", None, make_source(ids, model)) for i, ids in enumerate(texts)]
 
 
-def verifier_of(sampling: Sampling):
-    return GreedyMatch() if sampling.greedy else RejectionSampling()
-
-
 def replay_of(family: str, sampling: Sampling) -> CascadeReplay:
     target, levels = target_of(family), levels_of(family)
-    return CascadeReplay(target, levels, sampling, verifier_of(sampling), NEW_TOKENS, seed=3)
+    return CascadeReplay(target, levels, sampling, NEW_TOKENS, seed=3)
 
 
 def facts(output: Output) -> list[tuple]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from drafttrain.build.verifiers import AUTO, build_verifier
 from drafttrain.decoding.drafters.cascade import cascade
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import sequence_randomness
@@ -23,7 +24,6 @@ from tests.evaluation.cascades.replays import (
     prompts_of,
     replay_of,
     target_of,
-    verifier_of,
 )
 
 FAMILIES = ["llama", "marian"]
@@ -44,7 +44,7 @@ def decode(family: str, sampling: Sampling, prompt: Prompt, candidate: Candidate
         target,
         cascade(levels_of(family), candidate.increments, candidate.leniency, target.eos_ids),
         FixedLength(candidate.longest),
-        verifier_of(sampling),
+        build_verifier(AUTO, sampling),
         sampling,
         lambda _: sequence_randomness(3, prompt.row, target.device),
     ).decode_all([prompt.source], NEW_TOKENS)[0]

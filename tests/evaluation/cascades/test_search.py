@@ -9,7 +9,6 @@ import pytest
 from drafttrain.decoding.drafters.cascade import Level
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.types import Output, Sampling
-from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.evaluation.cascades.candidates import Candidate, kind_of, neighbours, propose
 from drafttrain.evaluation.cascades.search import (
     CascadeReplay,
@@ -77,7 +76,7 @@ def perfect_and_useless() -> list[Level]:
 def test_a_cheap_drafter_that_is_always_right_drafts_long_and_alone(perfect_and_useless):
     """Its SWI is (k + 1) / (1 + 0.01 k), which rises with k; the other one only costs."""
     levels, prompts = perfect_and_useless, prompts_of("llama")[:2]
-    replay = CascadeReplay(target_of("llama"), levels, Sampling(), GreedyMatch(), 30, seed=0)
+    replay = CascadeReplay(target_of("llama"), levels, Sampling(), 30, seed=0)
     kinds = [kind_of(level) for level in levels]
     candidates = propose(kinds, ((5, 5), (5,)), (1.0,), 16, seed=0)
 
@@ -97,7 +96,7 @@ def test_a_drafter_that_costs_as_much_as_the_target_drafts_little(perfect_and_us
     """With c = 1 a perfect drafter's SWI is (k + 1) / (1 + k) = 1 whatever k; a cheap one that is
     never right has less than 1. No cascade of the two gains anything."""
     levels, prompts = perfect_and_useless, prompts_of("llama")[:2]
-    replay = CascadeReplay(target_of("llama"), levels, Sampling(), GreedyMatch(), 30, seed=0)
+    replay = CascadeReplay(target_of("llama"), levels, Sampling(), 30, seed=0)
     named = {"perfect": 1.0, "useless": 0.05}
     candidates = [Candidate(((2, 0), (0,))), Candidate(((0, 3), (0,))), Candidate(((4, 2), (3,)))]
 

@@ -15,10 +15,8 @@ from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import Entropy, FixedLength, HeadPolicy
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
-from drafttrain.evaluation.stops.chain_trace import TraceOptions, check_ends, log_trace
-from drafttrain.evaluation.stops.replay import (
-    Candidate,
-)
+from drafttrain.evaluation.stops.chain_trace import TraceOptions, check_traceable, log_trace
+from drafttrain.evaluation.stops.replay import Candidate
 from drafttrain.models.acceptance_head import AcceptanceHead
 from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.evaluation.stops.replays import decoded_rounds, random_head, replayed_rounds
@@ -125,4 +123,4 @@ def test_a_drafter_that_goes_on_after_the_targets_eos_is_refused():
     target_model, drafter_model = tiny_model("llama"), tiny_model("llama", seed=5)
     drafter_model.generation_config.eos_token_id = 7
     with pytest.raises(ValueError, match="ends its outputs with token 1.*eos_token_id = \\[7\\]"):
-        check_ends(CachedModel(target_model), CachedModel(drafter_model))
+        check_traceable(CachedModel(target_model), CausalDrafter(CachedModel(drafter_model)))

@@ -24,7 +24,6 @@ def test_the_fit_recovers_known_costs():
     assert costs.t_target == pytest.approx(0.011)
     assert costs.constant == pytest.approx(0.05)
     assert costs.r_squared == pytest.approx(1.0)
-    assert costs.ratio == pytest.approx(5.5)
     assert costs.draft_mean == pytest.approx(0.002) and costs.target_mean == pytest.approx(0.011)
 
 

@@ -16,10 +16,14 @@ from drafttrain.evaluation.stops.trace import (
 FIXED = [Candidate("fixed", k) for k in (1, 2, 3, 4)]
 
 
-def branch(tokens: int, ended: bool = False, first_state: float = 100.0) -> WrongBranch:
+def branch(
+    position: int, tokens: int, ended: bool = False, first_state: float = 100.0
+) -> WrongBranch:
     """States are numbered from first_state on; entropies are their negatives."""
     known = [first_state + i for i in range(tokens - 1)]
-    return WrongBranch(tokens, ended, [torch.tensor([x]) for x in known], [-x for x in known])
+    ends = frozenset({7} if ended else ())
+    states = [torch.tensor([x]) for x in known]
+    return WrongBranch(position, tokens, [7] * tokens, [-x for x in known], ends, states=states)
 
 
 def trace_of(
@@ -27,7 +31,7 @@ def trace_of(
     ends: bool = False,
     room: int = 100,
     depth: int = 4,
-    branches: dict[int, WrongBranch] | None = None,
+    branches: list[WrongBranch] | None = None,
     entropies: list[float] | None = None,
     lag: int = 1,
 ) -> Trace:
@@ -35,7 +39,6 @@ def trace_of(
     length = len(accepted)
     places = np.arange(length)
     path = AcceptedPath(
-        row=3,
         limit=room - 1 - places,
         ends=(places == length - 1) & ends,
         lag=lag,
@@ -43,8 +46,8 @@ def trace_of(
         entropies=torch.tensor(entropies or [0.0] * length),
     )
     if branches is None:
-        branches = {i: branch(depth, first_state=100.0 * (i + 1)) for i in range(length)}
-    wrong = {i: branches[i] for i in range(length) if not accepted[i] and i in branches}
+        branches = [branch(i, depth, first_state=100.0 * (i + 1)) for i in range(length)]
+    wrong = [one for one in branches if not accepted[one.position]]
     return join(path, np.array([accepted], dtype=bool), [wrong], depth)
 
 
@@ -95,14 +98,14 @@ def test_eos_as_the_correction_ends_the_output():
 
 def test_a_token_that_only_the_drafter_takes_for_eos_stops_it_on_the_way():
     path = AcceptedPath(
-        0, np.full(4, 99), np.array([0, 1, 0, 0], dtype=bool), 1, torch.zeros(4, 1), torch.zeros(4)
+        np.full(4, 99), np.array([0, 1, 0, 0], dtype=bool), 1, torch.zeros(4, 1), torch.zeros(4)
     )
-    trace = join(path, np.array([[1, 1, 1, 1]], dtype=bool), [{}], depth=4)
+    trace = join(path, np.array([[1, 1, 1, 1]], dtype=bool), [[]], depth=4)
     assert trace.longest[0, :2].tolist() == [2, 1]
 
 
 def test_an_eos_drawn_in_a_wrong_branch_stops_drafting():
-    ended = {1: branch(2, ended=True)}
+    ended = [branch(1, 2, ended=True)]
     trace = trace_of([1, 0, 1], branches=ended, depth=8)
     assert trace.longest.tolist() == [[3, 2, 8]]
     assert totals(trace, [Candidate("fixed", 8)]) == [(3, 2, 11, 2, 11)]
@@ -175,11 +178,11 @@ def test_the_entropy_policy_stops_after_a_row_above_the_threshold():
 
 def test_several_tosses_are_summed():
     path = AcceptedPath(
-        0, np.full(3, 99), np.zeros(3, dtype=bool), 1, torch.zeros(3, 1), torch.zeros(3)
+        np.full(3, 99), np.zeros(3, dtype=bool), 1, torch.zeros(3, 1), torch.zeros(3)
     )
     coins = np.array([[1, 1, 1], [0, 0, 0]], dtype=bool)
-    wrong = {i: branch(4) for i in range(3)}
-    trace = join(path, coins, [{}, wrong], depth=4)
+    wrong = [branch(i, 4) for i in range(3)]
+    trace = join(path, coins, [[], wrong], depth=4)
     assert totals(trace, FIXED[:1]) == [(6, 5, 5, 2, 5)]
 
 
