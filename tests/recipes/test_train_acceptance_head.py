@@ -189,7 +189,7 @@ def assert_one_line(printed: str, message: str) -> None:
 
 def test_validation_by_hand() -> None:
     """P^ = 3/4 everywhere; labels 1 and 1/2; w_rej = 3."""
-    head = AcceptanceHead(AcceptanceHeadConfig(4, 0, 3.0))
+    head = AcceptanceHead(AcceptanceHeadConfig(hidden_size=4, depth=0, rejection_weight=3.0))
     torch.nn.init.zeros_(head.out.weight)
     torch.nn.init.constant_(head.out.bias, math.log(3.0))
     labels = torch.tensor([1.0, 0.5])

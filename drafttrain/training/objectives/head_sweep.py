@@ -48,7 +48,9 @@ def make_heads(
         for weight in settings.rejection_weights:
             name = head_name(depth, weight)
             digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
-            config = AcceptanceHeadConfig(hidden_size, depth, weight, **identity)
+            config = AcceptanceHeadConfig(
+                hidden_size=hidden_size, depth=depth, rejection_weight=weight, **identity
+            )
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(int.from_bytes(digest, "big") >> 1)
                 heads[name] = AcceptanceHead(config).float()
