@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from drafttrain.data.batches.examples import Example
-from drafttrain.data.row_randomness import row_generator
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class BlockRowsCollator:
         labels: list[list[np.ndarray]] = [[] for _ in range(self.heads)]
         start = 0
         for epoch, row, _, target in examples:
-            random = row_generator(self.seed, 1, epoch, row)
+            random = np.random.default_rng((self.seed, 1, epoch, row))
             tokens = np.asarray(target)
             for j in range(1, min(self.heads, len(target) - 1) + 1):
                 room = len(target) - j  # the state that judges y_i is head j's for y_{i + j}

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from drafttrain.data.batches.examples import Example, pad, padding_mask
-from drafttrain.data.row_randomness import row_generator
 from drafttrain.models.spec_drafter.config import SpecDrafterConfig
 from drafttrain.models.spec_drafter.slots import Layout, lay_out
 
@@ -54,7 +53,7 @@ class SlotCollator:
         prefixes = torch.full((len(examples), self.blocks), -1)
         priority = np.empty((len(examples), self.blocks, self.config.mask_rows), np.float32)
         for i, (epoch, row, _, target) in enumerate(examples):
-            random = row_generator(self.seed, 1, epoch, row)
+            random = np.random.default_rng((self.seed, 1, epoch, row))
             count = min(self.blocks, len(target))
             drawn = random.choice(len(target), size=count, replace=False)
             prefixes[i, :count] = torch.from_numpy(drawn)

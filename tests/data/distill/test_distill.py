@@ -22,13 +22,11 @@ from drafttrain.data.distill.distill import (
     batches_by_length,
     distill,
     generate_settings,
-    load_distilled,
-    plan_distillation,
-    read_manifest,
 )
 from drafttrain.data.distill.generation import choose, generate_batch, trim
+from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.inputs.prompts import load_inputs
-from drafttrain.data.shards.outputs import hash_inputs
+from drafttrain.data.shards.outputs import hash_inputs, load_distilled, read_manifest
 from drafttrain.models.identity import hash_tokenizer, hash_weights
 from drafttrain.models.loading import load_target
 from tests.data.distill.tiny_distill import rows_of, settings

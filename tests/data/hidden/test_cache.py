@@ -16,11 +16,13 @@ from transformers import ViTConfig
 from drafttrain.cli import main
 from drafttrain.config.base import ConfigError
 from drafttrain.data.batches.mixing import draw_tokens, row_uniforms
-from drafttrain.data.distill.distill import load_distilled
 from drafttrain.data.hidden import cache as hidden_cache
 from drafttrain.data.hidden import plan as cache_plan
-from drafttrain.data.hidden.cache import build_cache, open_cache, plan_cache
+from drafttrain.data.hidden.cache import build_cache
+from drafttrain.data.hidden.plan import plan_cache
 from drafttrain.data.shards import filling
+from drafttrain.data.shards.outputs import load_distilled
+from drafttrain.data.shards.states import open_cache, read_cache_manifest
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import Sampling
@@ -193,7 +195,7 @@ def test_a_killed_run_continues_to_the_same_shards(tmp_path):
     command = Launch("drafttrain", ["cache", "--config", str(file)], tmp_path / "log")
     kill_nine_when(lambda: len(shards(config.out)) >= 3, command)
     assert 3 <= len(shards(config.out)) < 60
-    assert hidden_cache.read_cache_manifest(config.out).counts is None
+    assert read_cache_manifest(config.out).counts is None
     whole = settings(pair, "whole", shard_rows=1)
     assert build_cache(config).counts == build_cache(whole).counts
     assert shards(config.out) == shards(whole.out)
