@@ -40,11 +40,10 @@ from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.draft_states import state_size
 from drafttrain.models.drafters import check_drafter, load_drafter_beside
 from drafttrain.models.loading import check_target, load_target
-from drafttrain.training.dry_run import plan_training
 from drafttrain.training.loop import Task, train
 from drafttrain.training.losses import acceptance_loss, binary_kl
 from drafttrain.training.objectives.head_sweep import HeadSweep, make_heads
-from drafttrain.training.recipe import already_finished, begin_run
+from drafttrain.training.recipe import already_finished, begin_run, plan_training
 from drafttrain.training.run_folder import save_heads
 
 ROWS_AT_ONCE = 64

@@ -236,7 +236,8 @@ def take_step(prepared: Prepared, batches: Iterator[tuple[int, Any]], progress: 
     for index in range(settings.accumulation):
         number, batch = next(batches)
         torch.manual_seed(_mix(settings.seed, number))
-        with _syncing(accelerator, objective, last=index == settings.accumulation - 1):
+        last = index == settings.accumulation - 1
+        with contextlib.nullcontext() if last else accelerator.no_sync(objective):
             sums: LossSums = objective(batch, progress)
             own = torch.stack([value.detach().double() for value in sums])
             gathered = accelerator.reduce(own, reduction="sum")
@@ -248,7 +249,9 @@ def take_step(prepared: Prepared, batches: Iterator[tuple[int, Any]], progress: 
     if settings.accumulation > 1:
         factors = (reference / totals[1].clamp(min=1e-9)).float().reshape(len(parts))
         for part, factor in zip(parts, factors, strict=True):
-            _rescale(part, factor)
+            for parameter in part.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
     if settings.clip is not None:
         for part in parts:
             accelerator.clip_grad_norm_(part.parameters(), settings.clip)
@@ -257,22 +260,12 @@ def take_step(prepared: Prepared, batches: Iterator[tuple[int, Any]], progress: 
     return totals.cpu()
 
 
-def _syncing(accelerator: Accelerator, objective: nn.Module, last: bool):
-    return contextlib.nullcontext() if last else accelerator.no_sync(objective)
-
-
-def _rescale(part: nn.Module, factor: Tensor) -> None:
-    for parameter in part.parameters():
-        if parameter.grad is not None:
-            parameter.grad.mul_(factor)
-
-
 def _validate(prepared: Prepared, task: Task, log: MetricsLog, step: int) -> dict[str, float]:
     """The task's measures of the whole model, on the main process while the others wait."""
     accelerator = prepared.accelerator
     module = whole_objective(accelerator, prepared.objective, task.objective)
     values: dict[str, float] = {}
-    if accelerator.is_main_process and task.validate is not None:
+    if accelerator.is_main_process:
         module.eval()
         with torch.no_grad():
             values = task.validate(module)
@@ -295,7 +288,6 @@ def _mix(seed: int, number: int) -> int:
 
 def _fingerprint(plan: BatchPlan, settings: TrainConfig, total: int, world: int) -> str:
     """Of everything that decides what the next step computes."""
-    loose = LOOSE | {"average", "epochs", "max_steps"}
-    decisive = settings.model_dump(mode="json", exclude=set(loose))
+    decisive = settings.model_dump(mode="json", exclude=LOOSE | {"average", "epochs", "max_steps"})
     text = json.dumps([decisive, total, world, *plan.lengths.shape, int(plan.lengths.sum())])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

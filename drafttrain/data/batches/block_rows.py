@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drafttrain.data.batches.examples import Example
+from drafttrain.data.batches.examples import Batch, Example
 
 
 @dataclass(frozen=True)
-class BlockRowsBatch:
+class BlockRowsBatch(Batch):
     """Outputs with their sources, and the M states of them that heads learn from.
 
     A state is the one that a row of the target's logits comes from; those of all outputs count on
@@ -30,10 +30,6 @@ class BlockRowsBatch:
     """[M] number of each state among those of all outputs."""
     labels: Tensor
     """[M] the token that the head is to predict from it."""
-
-    def to(self, device: torch.device) -> BlockRowsBatch:
-        rows, labels = self.rows.to(device), self.labels.to(device)
-        return BlockRowsBatch(self.sources, self.targets, self.counts, rows, labels)
 
 
 @dataclass(frozen=True)

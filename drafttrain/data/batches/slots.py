@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drafttrain.data.batches.examples import Example, pad, padding_mask
+from drafttrain.data.batches.examples import Batch, Example, pad, padding_mask
 from drafttrain.models.spec_drafter.config import SpecDrafterConfig
 from drafttrain.models.spec_drafter.slots import Layout, lay_out
 
 
 @dataclass(frozen=True)
-class SlotBatch:
+class SlotBatch(Batch):
     """Sentences with masked blocks at random prefix lengths, for `MaskPredict`."""
 
     input_ids: Tensor
@@ -27,15 +27,6 @@ class SlotBatch:
     """[B, A, M] uniform numbers that choose which slots glancing reveals."""
     targets: Tensor
     """[B, L] whole outputs, padded with 0."""
-
-    def to(self, device: torch.device) -> SlotBatch:
-        return SlotBatch(
-            self.input_ids.to(device),
-            self.attention_mask.to(device),
-            self.layout.to(device),
-            self.priority.to(device),
-            self.targets.to(device),
-        )
 
 
 @dataclass(frozen=True)
