@@ -7,7 +7,6 @@ import importlib.util
 import json
 from pathlib import Path
 
-import datasets
 import pytest
 import torch
 from filelock import FileLock
@@ -33,11 +32,6 @@ from tests.data.distill.tiny_distill import rows_of, settings
 from tests.processes.launching import Launch, kill_nine_when, run
 from tests.tiny_models import BOS, EOS, FAMILIES, tiny_model
 from tests.tiny_targets import random_sentences, save_target, tiny_tokenizer
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 def shards(folder: Path) -> dict[str, bytes]:

@@ -7,7 +7,6 @@ from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -34,11 +33,6 @@ from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target
 
 WARPING = Sampling(1.0, 20)
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 @pytest.fixture

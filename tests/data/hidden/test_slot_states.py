@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -44,11 +43,6 @@ SHAPES = {
     "paper": {"slots": "paper"},
     "bidirectional": {"slots": "paper", "prefix_attention": "bidirectional"},
 }
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 def tiny_pair(vocab: int = WORDS, **shape):
