@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +33,7 @@ from drafttrain.config.progress import tracking
 from drafttrain.config.recipes import TrainConfig
 from drafttrain.config.relaunch import launch_command
 from drafttrain.data.batches.batch_plan import BatchPlan
-from drafttrain.data.batches.examples import Example, Examples
+from drafttrain.data.batches.examples import Batch, Example, Examples
 from drafttrain.data.shards.writing import join_processes
 from drafttrain.training.checkpoints import (
     Progress,
@@ -44,9 +45,8 @@ from drafttrain.training.checkpoints import (
 )
 from drafttrain.training.losses import LossSums
 from drafttrain.training.metrics_log import Meter, MetricsLog
-from drafttrain.training.objective import Batch, Objective
+from drafttrain.training.objective import Objective
 from drafttrain.training.run_folder import LOOSE
-from drafttrain.training.schedules import learning_rate
 from drafttrain.training.sharding import (
     check_sharding,
     copy_to_shard,
@@ -171,6 +171,23 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
         task.objective.model.load_state_dict(weights)
     accelerator.wait_for_everyone()
     accelerator.end_training()
+
+
+def learning_rate(settings: TrainConfig, step: int, total_steps: int) -> float:
+    """Rate of optimizer step number `step`, counted from 0.
+
+    Linear warm-up (SpecDec: from 1e-7), then inverse square root, half a cosine to 0, or constant.
+    """
+    warmup = settings.warmup if settings.warmup >= 1 else settings.warmup * total_steps
+    warmup = max(int(warmup), 1)
+    if step < warmup:
+        return 1e-7 + (settings.learning_rate - 1e-7) * (step + 1) / warmup
+    if settings.schedule == "inverse-sqrt":
+        return settings.learning_rate * math.sqrt(warmup / (step + 1))
+    if settings.schedule == "cosine":
+        done = (step + 1 - warmup) / max(total_steps - warmup, 1)
+        return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+    return settings.learning_rate
 
 
 def prepare(accelerator: Accelerator, task: Task, settings: TrainConfig) -> Prepared:

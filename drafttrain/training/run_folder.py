@@ -51,7 +51,7 @@ def check_run(run: Path, settings: Config) -> None:
         raise ConfigError(f"run = {str(run)!r} is a file; give a folder")
     file = run / "run.yaml"
     if file.exists():
-        before = _with_new_defaults(_read_settings(file), type(settings))
+        before = _read_settings(file, type(settings))
         now = settings.model_dump(mode="json")
         if difference := _first_difference(before, now):
             key, old, new = difference
@@ -68,7 +68,8 @@ def open_run(run: Path, settings: Config) -> None:
     process works on the run.
     """
     check_run(run, settings)
-    own_run(run)
+    if run.absolute() not in OWNED:
+        OWNED[run.absolute()] = only_writer(run, "run")
     remove_leftovers(run)
     remove_unfinished(run)
     _write(run / "run.yaml", dump_settings(settings))
@@ -76,16 +77,6 @@ def open_run(run: Path, settings: Config) -> None:
     environment |= {name: version(name) for name in PACKAGES}
     environment["command"] = describe_command(sys.argv)
     _write(run / "environment.json", json.dumps(environment, indent=2) + "\n")
-
-
-def own_run(run: Path) -> None:
-    """Keep all other processes from this run until this one ends.
-
-    Raises ConfigError where another one keeps it.
-    """
-    place = run.absolute()
-    if place not in OWNED:
-        OWNED[place] = only_writer(run, "run")
 
 
 def save_final(run: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Path:
@@ -125,23 +116,21 @@ def _write(file: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def _read_settings(file: Path) -> dict:
-    """The settings that a run was begun with. Raises ConfigError."""
+def _read_settings(file: Path, kind: type[Config]) -> dict:
+    """The settings that a run was begun with; those that came later have their defaults.
+
+    Raises ConfigError.
+    """
     try:
         settings = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read ({error}); {REMEDY}") from None
     if not isinstance(settings, dict):
         raise ConfigError(f"{file} holds no settings; {REMEDY}")
-    return settings
-
-
-def _with_new_defaults(before: dict, kind: type[Config]) -> dict:
-    """Settings that came later than the run have their defaults: run.yaml holds all of its time."""
     try:
-        return kind.model_validate(before).model_dump(mode="json")
+        return kind.model_validate(settings).model_dump(mode="json")
     except ValidationError:
-        return before
+        return settings
 
 
 def _first_difference(before: dict, now: dict, path: str = ""):

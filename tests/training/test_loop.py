@@ -14,8 +14,7 @@ from drafttrain.training.checkpoints import (
     average_weights,
     checkpoint_folders,
 )
-from drafttrain.training.loop import Interrupted, count_steps, make_plan
-from drafttrain.training.schedules import learning_rate
+from drafttrain.training.loop import Interrupted, count_steps, learning_rate, make_plan
 from tests.comparing import same_weights
 from tests.training.tiny_runs import SIX_STEPS, logged, small_task, stop_at, train_small
 

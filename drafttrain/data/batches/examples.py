@@ -41,7 +41,7 @@ class Examples(Dataset):
 
 @dataclass(frozen=True)
 class Batch:
-    """Tensors, and what belongs to them, that an objective learns from."""
+    """What a collator makes of some rows; every objective knows the fields of its own."""
 
     def to(self, device: torch.device) -> Self:
         """The same batch with its tensors on a device."""
