@@ -32,7 +32,7 @@ from drafttrain.data.distill.distill import distill
 from drafttrain.data.distill.plan import DistillPlan, plan_distillation
 from drafttrain.data.distill.recipe_rows import distill_settings
 from drafttrain.data.hidden.cache import build_cache
-from drafttrain.data.hidden.plan import SLOTS_SEEN, kept_share, plan_cache, state_of
+from drafttrain.data.hidden.plan import estimate_cache, plan_cache, state_of
 from drafttrain.data.shards.outputs import read_manifest
 from drafttrain.data.shards.states import CacheManifest, HiddenCache, open_cache
 from drafttrain.data.shards.store import MANIFEST
@@ -40,11 +40,10 @@ from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.draft_states import state_size
 from drafttrain.models.drafters import check_drafter, load_drafter_beside
 from drafttrain.models.loading import check_target, load_target
-from drafttrain.training.dry_run import plan_training
 from drafttrain.training.loop import Task, train
 from drafttrain.training.losses import acceptance_loss, binary_kl
 from drafttrain.training.objectives.head_sweep import HeadSweep, make_heads
-from drafttrain.training.recipe import already_finished, begin_run
+from drafttrain.training.recipe import already_finished, begin_run, plan_training
 from drafttrain.training.run_folder import save_heads
 
 ROWS_AT_ONCE = 64
@@ -229,14 +228,8 @@ def plan_positions(
         plan = plan_cache(cache)
         return max(1, plan.positions // cache.mixes), plan.disk_bytes
     rows, tokens = distillation.rows, distillation.target_tokens
-    state = state_of(cache, drafter)
-    if state == "slot":
-        blocks = min(tokens, rows * (cache.blocks_per_row or tokens))
-        positions = blocks * min(cache.k, SLOTS_SEEN)
-    else:
-        positions = round(tokens * (1 - kept_share(cache, state)))
-    width = torch.finfo(getattr(torch, cache.dtype)).bits // 8
-    return max(1, positions), positions * cache.mixes * (state_size(drafter, state) * width + 16)
+    positions, disk_bytes = estimate_cache(cache, drafter, rows, tokens)
+    return max(1, positions), disk_bytes
 
 
 if __name__ == "__main__":

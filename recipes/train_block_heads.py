@@ -30,10 +30,9 @@ from drafttrain.evaluation.teacher_forced import BlockValidation
 from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig, hash_target
 from drafttrain.models.draft_states import state_size
 from drafttrain.models.loading import check_target, load_target
-from drafttrain.training.dry_run import print_training
 from drafttrain.training.loop import Task, train
 from drafttrain.training.objectives.predict_ahead import PredictAhead
-from drafttrain.training.recipe import already_finished, begin_run
+from drafttrain.training.recipe import already_finished, begin_run, print_training
 from drafttrain.training.run_folder import save_final
 
 

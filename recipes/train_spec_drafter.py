@@ -25,10 +25,9 @@ from drafttrain.evaluation.teacher_forced import BlockValidation
 from drafttrain.models.loading import check_seq2seq, load_target, load_tokenizer
 from drafttrain.models.spec_drafter.initialise import has_own_output, initialise, make_config
 from drafttrain.models.spec_drafter.model import SpecDrafter, SpecDrafterConfig
-from drafttrain.training.dry_run import print_training
 from drafttrain.training.loop import Task, train
 from drafttrain.training.objectives.mask_predict import MaskPredict
-from drafttrain.training.recipe import already_finished, begin_run
+from drafttrain.training.recipe import already_finished, begin_run, print_training
 from drafttrain.training.run_folder import save_final
 
 
@@ -36,9 +35,9 @@ from drafttrain.training.run_folder import save_final
 def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
     target_config = check_seq2seq(settings.target)
     tokenizer = load_tokenizer(settings.target)
-    drafter_config = make_config(
-        target_config, settings.drafter, choose_mask(tokenizer, target_config), identity(settings)
-    )
+    mask_id = choose_mask(tokenizer, target_config)
+    identity = {"path": settings.target.path, "revision": settings.target.revision}
+    drafter_config = make_config(target_config, settings.drafter, mask_id, identity)
     if dry_run:
         print_plan(settings, drafter_config)
         return
@@ -65,11 +64,6 @@ def choose_mask(tokenizer: PreTrainedTokenizerBase, target: PretrainedConfig) ->
     if mask is not None and mask != tokenizer.unk_token_id and mask < target.vocab_size:
         return mask
     return len(tokenizer) if len(tokenizer) < target.vocab_size else None
-
-
-def identity(settings: SpecDrafterRecipe) -> dict:
-    """Which target the drafter is for, written to its config.json."""
-    return {"path": settings.target.path, "revision": settings.target.revision}
 
 
 def make_task(

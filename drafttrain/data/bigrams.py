@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -37,11 +36,8 @@ def count_bigrams(outputs: list[list[int]]) -> Tensor:
     for output in outputs:
         pairs.update(zip(output, output[1:], strict=False))
     table = torch.full((size,), -1, dtype=torch.long)
-    best = np.zeros(size, dtype=np.int64)
-    for (token, following), count in sorted(pairs.items()):
-        if count > best[token]:
-            best[token] = count
-            table[token] = following
+    for token, following in sorted(pairs, key=lambda pair: (pairs[pair], -pair[1])):
+        table[token] = following  # the last one stays
     return table
 
 

@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedMode
 from drafttrain.config.base import ConfigError
 from drafttrain.models.draft_states import StateKind, state_size, states_of
 from drafttrain.models.identity import hash_weights
-from drafttrain.models.loading import WEIGHT_ERRORS, read_config
+from drafttrain.models.loading import read_config, read_weights
 from drafttrain.models.weight_files import check_weight_files
 
 IDENTITY_TYPES = (None, torch.float32, torch.bfloat16, torch.float16)
@@ -33,33 +33,22 @@ class AcceptanceHeadConfig(PretrainedConfig):
 
     model_type = "acceptance-head"
 
-    def __init__(
-        self,
-        hidden_size: int = 8,
-        depth: int = 3,
-        rejection_weight: float = 6.0,
-        state: StateKind = "token",
-        drafter: dict[str, Any] | None = None,
-        target: dict[str, Any] | None = None,
-        sampling: dict[str, Any] | None = None,
-        mixing: float | None = None,
-        drafttrain_version: str | None = None,
-        **kwargs,
-    ):
-        if not isinstance(depth, int) or depth < 0:
-            raise ValueError(f"depth = {depth!r}: a head has 0 residual blocks or more")
-        if not isinstance(rejection_weight, int | float):
-            raise ValueError(f"rejection_weight = {rejection_weight!r} is no number")
-        self.hidden_size = hidden_size
-        self.depth = depth
-        self.rejection_weight = rejection_weight
-        self.state = state
-        self.drafter = drafter
-        self.target = target
-        self.sampling = sampling
-        self.mixing = mixing
-        self.drafttrain_version = drafttrain_version
-        super().__init__(**kwargs)
+    hidden_size: int = 8
+    depth: int = 3
+    rejection_weight: float = 6.0
+    state: StateKind = "token"
+    drafter: dict[str, Any] | None = None
+    target: dict[str, Any] | None = None
+    sampling: dict[str, Any] | None = None
+    mixing: float | None = None
+    drafttrain_version: str | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if not isinstance(self.depth, int) or self.depth < 0:
+            raise ValueError(f"depth = {self.depth!r}: a head has 0 residual blocks or more")
+        if not isinstance(self.rejection_weight, int | float):
+            raise ValueError(f"rejection_weight = {self.rejection_weight!r} is no number")
+        super().__post_init__(**kwargs)
 
     @property
     def name(self) -> str:
@@ -182,29 +171,27 @@ def check_head_identity(head: AcceptanceHead, drafter: PreTrainedModel, name: st
 
 
 def _load_head(folder: Path) -> tuple[str, AcceptanceHead]:
-    config = read_config(str(folder), f"head {str(folder)!r}")
+    name = f"head {str(folder)!r}"
+    config = read_config(str(folder), name)
     if config.model_type != AcceptanceHeadConfig.model_type:
         raise ConfigError(
             f"{str(folder)!r} holds a {config.model_type!r} model, not an acceptance head; give "
             "the folder of a head, or the run of recipes/train_acceptance_head.py"
         )
-    check_weight_files(str(folder), f"head {str(folder)!r}")
-    try:
-        head, account = AcceptanceHead.from_pretrained(
-            folder,
-            config=config,
-            dtype=torch.float32,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-    except WEIGHT_ERRORS as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise ConfigError(f"the weights of head {str(folder)!r} cannot be read: {reason}") from None
+    check_weight_files(str(folder), name)
+    head, account = read_weights(
+        AcceptanceHead,
+        folder,
+        name,
+        config=config,
+        dtype=torch.float32,
+        trust_remote_code=False,
+        output_loading_info=True,
+    )
     wrong = sorted(account["missing_keys"]) + sorted(account["unexpected_keys"])
     if wrong:
         raise ConfigError(
-            f"head {str(folder)!r}: its config.json says depth {config.depth}, but {wrong[0]!r} is "
+            f"{name}: its config.json says depth {config.depth}, but {wrong[0]!r} is "
             "in only one of weights and model; train the head anew"
         )
     return config.name, head.eval()

@@ -26,25 +26,19 @@ class BlockHeadsConfig(PretrainedConfig):
 
     model_type = "block-heads"
 
-    def __init__(
-        self,
-        k: int = 25,
-        hidden_size: int = 8,
-        ffn_size: int = 8,
-        vocab_size: int = 32,
-        target: dict[str, Any] | None = None,
-        drafttrain_version: str | None = None,
-        **kwargs,
-    ):
-        if not isinstance(k, int) or k < 2:
-            raise ValueError(f"k = {k!r}: a block is the target's own token and one more at least")
-        self.k = k
-        self.hidden_size = hidden_size
-        self.ffn_size = ffn_size
-        self.vocab_size = vocab_size
-        self.target = target
-        self.drafttrain_version = drafttrain_version
-        super().__init__(**kwargs)
+    k: int = 25
+    hidden_size: int = 8
+    ffn_size: int = 8
+    vocab_size: int = 32
+    target: dict[str, Any] | None = None
+    drafttrain_version: str | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if not isinstance(self.k, int) or self.k < 2:
+            raise ValueError(
+                f"k = {self.k!r}: a block is the target's own token and one more at least"
+            )
+        super().__post_init__(**kwargs)
 
     @property
     def heads(self) -> int:

@@ -13,14 +13,13 @@ from drafttrain.config.kinds import KINDS, DrafterKind, in_words, kind_of, named
 from drafttrain.models.block_heads import check_same_target
 from drafttrain.models.draft_states import state_size
 from drafttrain.models.loading import (
-    WEIGHT_ERRORS,
     LoadedTarget,
     auto_class,
-    first_line,
     is_language_model,
     load_tokenizer,
     read_config,
     read_tokenizer,
+    read_weights,
     ready_to_decode,
 )
 from drafttrain.models.weight_files import check_weight_files
@@ -137,16 +136,9 @@ def load_drafter(
     if like is not None and kind.reads_target:
         check_same_target(settings, like.model, str(path))
     dtype = "auto" if like is None else like.model.dtype
-    try:
-        model = (_class_of(kind) or auto_class(settings)).from_pretrained(
-            path, dtype=dtype, use_safetensors=True, trust_remote_code=False
-        )
-    except WEIGHT_ERRORS as error:
-        raise ConfigError(
-            f"drafter {str(path)!r}: its weights cannot be read ({first_line(error)}); "
-            "whole safetensors are needed: copy them again, or save the model once with "
-            "save_pretrained"
-        ) from error
+    loads = _class_of(kind) or auto_class(settings)
+    name = f"drafter {str(path)!r}"
+    model = read_weights(loads, path, name, dtype=dtype, trust_remote_code=False)
     return model.eval() if like is None else ready_to_decode(model, like.model.device)
 
 

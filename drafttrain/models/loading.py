@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -38,8 +39,6 @@ CONFIG_ERRORS = (OSError, ValueError, StrictDataclassError)
 """What Transformers raises for a model's settings that are missing, no JSON, or impossible."""
 WEIGHT_ERRORS = (OSError, ValueError, RuntimeError, SafetensorError)
 """What it raises for weights that are missing, damaged, or of another shape."""
-
-
 TOKENIZER_FILES = ("token*", "vocab*", "merges*", "*.model", "*.spm")
 """What a folder with a tokenizer of any kind has at least one of."""
 
@@ -65,22 +64,30 @@ def load_target(config: TargetConfig) -> LoadedTarget:
     device = choose_device(config.device)
     model_config = check_target(config)
     tokenizer = load_tokenizer(config)
-    try:
-        model = auto_class(model_config).from_pretrained(
-            config.path,
-            revision=config.revision,
-            dtype=getattr(torch, config.dtype),
-            trust_remote_code=config.trust_remote_code,
-            use_safetensors=True,
-        )
-    except WEIGHT_ERRORS as error:
-        raise ConfigError(
-            f"target.path = {config.path!r}: its weights cannot be read ({first_line(error)}); "
-            "whole safetensors are needed: copy them again, or save the model once with "
-            "save_pretrained"
-        ) from error
+    model = read_weights(
+        auto_class(model_config),
+        config.path,
+        f"target.path = {config.path!r}",
+        revision=config.revision,
+        dtype=getattr(torch, config.dtype),
+        trust_remote_code=config.trust_remote_code,
+    )
     processor = load_processor(config, model)
     return LoadedTarget(ready_to_decode(model, device), tokenizer, config.path, processor)
+
+
+def read_weights(kind: Any, path: str | Path, name: str, **settings: Any) -> Any:
+    """What `kind.from_pretrained` makes of a path, from safetensors alone. Raises ConfigError.
+
+    `name` is what messages call the model.
+    """
+    try:
+        return kind.from_pretrained(path, use_safetensors=True, **settings)
+    except WEIGHT_ERRORS as error:
+        raise ConfigError(
+            f"{name}: its weights cannot be read ({first_line(error)}); whole safetensors are "
+            "needed: copy them again, or save the model once with save_pretrained"
+        ) from error
 
 
 def cache_for_generate(model: PreTrainedModel) -> dict[str, EncoderDecoderCache]:
@@ -164,12 +171,23 @@ def read_config(
     `name` is what messages call the model; `switch` the setting that would allow to run the code
     that some models bring along. Without it such models are refused, and nobody is asked.
     """
-    _check_folder(path, name)
+    _check_exists(path, name)
+    folder = Path(path).expanduser()
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"{name} holds no config.json; give the folder that save_pretrained wrote, or the "
+            "final/ folder of a run"
+        )
     try:
         settings, _ = PretrainedConfig.get_config_dict(path, revision=revision)
         own_code = "auto_map" in settings and settings.get("model_type") not in CONFIG_MAPPING
         if own_code and not trusted:
-            raise ConfigError(_needs_code(name, switch))
+            remedy = "give a model that Transformers knows"
+            if switch is not None:
+                remedy = f"read that code, and give {switch}=true if you trust its author"
+            raise ConfigError(
+                f"{name} needs Python code of its own (auto_map in its config.json); {remedy}"
+            )
         return AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=trusted)
     except ConfigError:
         raise
@@ -178,13 +196,6 @@ def read_config(
             f"{name}: no model configuration ({first_line(error)}); give a local model folder or a "
             "name on the Hub"
         ) from error
-
-
-def _needs_code(name: str, switch: str | None) -> str:
-    remedy = "give a model that Transformers knows"
-    if switch is not None:
-        remedy = f"read that code, and give {switch}=true if you trust its author"
-    return f"{name} needs Python code of its own (auto_map in its config.json); {remedy}"
 
 
 def choose_device(name: str) -> torch.device:
@@ -203,17 +214,6 @@ def choose_device(name: str) -> torch.device:
             "CUDA devices; use target.device=auto or cpu"
         )
     return device
-
-
-def _check_folder(path: str, name: str) -> None:
-    """A model's folder is there and holds a config.json. Raises ConfigError."""
-    _check_exists(path, name)
-    folder = Path(path).expanduser()
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise ConfigError(
-            f"{name} holds no config.json; give the folder that save_pretrained wrote, or the "
-            "final/ folder of a run"
-        )
 
 
 def _check_exists(path: str, name: str) -> None:

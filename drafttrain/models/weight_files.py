@@ -26,19 +26,13 @@ def check_weight_files(path: str, name: str, revision: str | None = None) -> Non
     folder = Path(path).expanduser()
     if folder.is_dir() and (folder / SAFE_WEIGHTS_NAME).is_file():
         return
-    index = _find_index(path, revision)
-    if index is not None:
-        _check_index(index, name)
-    elif folder.is_dir():
-        _refuse_pickles(folder, name)
-
-
-def _find_index(path: str, revision: str | None) -> Path | None:
-    """The list of a sharded model's files, of a folder or a name on the Hub; None: not sharded."""
     try:
-        return Path(cached_file(path, SAFE_WEIGHTS_INDEX_NAME, revision=revision))
-    except OSError:
-        return None
+        index = Path(cached_file(path, SAFE_WEIGHTS_INDEX_NAME, revision=revision))
+    except OSError:  # not sharded
+        if folder.is_dir():
+            _refuse_pickles(folder, name)
+    else:
+        _check_index(index, name)
 
 
 def _check_index(index: Path, name: str) -> None:

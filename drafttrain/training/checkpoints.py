@@ -148,9 +148,7 @@ def load_checkpoint(accelerator: Accelerator, folder: Path, fingerprint: str) ->
         raise
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise CheckpointError(
-            f"checkpoint {folder} cannot be read as plain numbers ({reason}); {_remedy(folder)}"
-        ) from error
+        raise _broken(folder, f"cannot be read as plain numbers ({reason})") from error
     return progress
 
 
@@ -161,9 +159,7 @@ def read_progress(folder: Path) -> Progress:
         if folder.name != f"step-{progress.step:08d}":
             raise ValueError(f"its {PROGRESS} says step {progress.step}")
     except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(
-            f"checkpoint {folder} cannot be read ({error}); {_remedy(folder)}"
-        ) from None
+        raise _broken(folder, f"cannot be read ({error})") from None
     return progress
 
 
@@ -172,26 +168,22 @@ def check_files(folder: Path, progress: Progress) -> None:
     for name, digest in progress.files.items():
         path = folder / name
         if not path.resolve().is_relative_to(folder.resolve()):
-            raise CheckpointError(
-                f"checkpoint {folder}: its {PROGRESS} names {name!r}, which lies outside; "
-                f"{_remedy(folder)}"
-            )
+            raise _broken(folder, f"has a {PROGRESS} that names {name!r}, which lies outside")
         if not path.is_file():
-            raise CheckpointError(f"checkpoint {folder} has lost its {name}; {_remedy(folder)}")
+            raise _broken(folder, f"has lost its {name}")
         if _digest(path) != digest:
-            raise CheckpointError(
-                f"checkpoint {folder} is damaged: {name} is not what was written; {_remedy(folder)}"
-            )
+            raise _broken(folder, f"is damaged: {name} is not what was written")
 
 
-def _remedy(folder: Path) -> str:
-    """What to delete, and where the run will go on: each checkpoint builds on those before."""
+def _broken(folder: Path, what: str) -> CheckpointError:
+    """With what to delete, and where the run will go on: each checkpoint builds on those before."""
     folders = checkpoint_folders(folder.parent.parent)
     before = [other for other in folders if other.name < folder.name]
     later = " and every later one" if folders[-1].name > folder.name else ""
-    if not before:
-        return f"delete it{later}: the run starts from its beginning"
-    return f"delete it{later}: the run goes on from {before[-1].name}, to the same weights"
+    goes_on = "starts from its beginning"
+    if before:
+        goes_on = f"goes on from {before[-1].name}, to the same weights"
+    return CheckpointError(f"checkpoint {folder} {what}; delete it{later}: the run {goes_on}")
 
 
 def trained_weights(accelerator: Accelerator, objective: nn.Module) -> dict[str, Tensor]:

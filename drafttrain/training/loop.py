@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +33,7 @@ from drafttrain.config.progress import tracking
 from drafttrain.config.recipes import TrainConfig
 from drafttrain.config.relaunch import launch_command
 from drafttrain.data.batches.batch_plan import BatchPlan
-from drafttrain.data.batches.examples import Example, Examples
+from drafttrain.data.batches.examples import Batch, Example, Examples
 from drafttrain.data.shards.writing import join_processes
 from drafttrain.training.checkpoints import (
     Progress,
@@ -44,9 +45,8 @@ from drafttrain.training.checkpoints import (
 )
 from drafttrain.training.losses import LossSums
 from drafttrain.training.metrics_log import Meter, MetricsLog
-from drafttrain.training.objective import Batch, Objective
+from drafttrain.training.objective import Objective
 from drafttrain.training.run_folder import LOOSE
-from drafttrain.training.schedules import learning_rate
 from drafttrain.training.sharding import (
     check_sharding,
     copy_to_shard,
@@ -173,6 +173,23 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
     accelerator.end_training()
 
 
+def learning_rate(settings: TrainConfig, step: int, total_steps: int) -> float:
+    """Rate of optimizer step number `step`, counted from 0.
+
+    Linear warm-up (SpecDec: from 1e-7), then inverse square root, half a cosine to 0, or constant.
+    """
+    warmup = settings.warmup if settings.warmup >= 1 else settings.warmup * total_steps
+    warmup = max(int(warmup), 1)
+    if step < warmup:
+        return 1e-7 + (settings.learning_rate - 1e-7) * (step + 1) / warmup
+    if settings.schedule == "inverse-sqrt":
+        return settings.learning_rate * math.sqrt(warmup / (step + 1))
+    if settings.schedule == "cosine":
+        done = (step + 1 - warmup) / max(total_steps - warmup, 1)
+        return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+    return settings.learning_rate
+
+
 def prepare(accelerator: Accelerator, task: Task, settings: TrainConfig) -> Prepared:
     """The plan of batches, and the optimizer; seeds everything.
 
@@ -236,7 +253,8 @@ def take_step(prepared: Prepared, batches: Iterator[tuple[int, Any]], progress: 
     for index in range(settings.accumulation):
         number, batch = next(batches)
         torch.manual_seed(_mix(settings.seed, number))
-        with _syncing(accelerator, objective, last=index == settings.accumulation - 1):
+        last = index == settings.accumulation - 1
+        with contextlib.nullcontext() if last else accelerator.no_sync(objective):
             sums: LossSums = objective(batch, progress)
             own = torch.stack([value.detach().double() for value in sums])
             gathered = accelerator.reduce(own, reduction="sum")
@@ -248,7 +266,9 @@ def take_step(prepared: Prepared, batches: Iterator[tuple[int, Any]], progress: 
     if settings.accumulation > 1:
         factors = (reference / totals[1].clamp(min=1e-9)).float().reshape(len(parts))
         for part, factor in zip(parts, factors, strict=True):
-            _rescale(part, factor)
+            for parameter in part.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
     if settings.clip is not None:
         for part in parts:
             accelerator.clip_grad_norm_(part.parameters(), settings.clip)
@@ -257,22 +277,12 @@ def take_step(prepared: Prepared, batches: Iterator[tuple[int, Any]], progress: 
     return totals.cpu()
 
 
-def _syncing(accelerator: Accelerator, objective: nn.Module, last: bool):
-    return contextlib.nullcontext() if last else accelerator.no_sync(objective)
-
-
-def _rescale(part: nn.Module, factor: Tensor) -> None:
-    for parameter in part.parameters():
-        if parameter.grad is not None:
-            parameter.grad.mul_(factor)
-
-
 def _validate(prepared: Prepared, task: Task, log: MetricsLog, step: int) -> dict[str, float]:
     """The task's measures of the whole model, on the main process while the others wait."""
     accelerator = prepared.accelerator
     module = whole_objective(accelerator, prepared.objective, task.objective)
     values: dict[str, float] = {}
-    if accelerator.is_main_process and task.validate is not None:
+    if accelerator.is_main_process:
         module.eval()
         with torch.no_grad():
             values = task.validate(module)
@@ -295,7 +305,6 @@ def _mix(seed: int, number: int) -> int:
 
 def _fingerprint(plan: BatchPlan, settings: TrainConfig, total: int, world: int) -> str:
     """Of everything that decides what the next step computes."""
-    loose = LOOSE | {"average", "epochs", "max_steps"}
-    decisive = settings.model_dump(mode="json", exclude=set(loose))
+    decisive = settings.model_dump(mode="json", exclude=LOOSE | {"average", "epochs", "max_steps"})
     text = json.dumps([decisive, total, world, *plan.lengths.shape, int(plan.lengths.sum())])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -9,16 +9,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from drafttrain.data.batches.examples import Batch
 from drafttrain.training.losses import LossSums
 
-B = TypeVar("B", bound="Batch", contravariant=True)
-
-
-class Batch(Protocol):
-    """What a collator makes of some rows; every objective knows the fields of its own."""
-
-    def to(self, device: torch.device) -> Batch:
-        """The same batch with its tensors on a device."""
+B = TypeVar("B", bound=Batch, contravariant=True)
 
 
 @runtime_checkable

@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -42,13 +42,7 @@ REMEDY = (
 PACKAGES = ("torch", "transformers", "datasets", "accelerate", "safetensors", "drafttrain")
 
 
-def is_finished(run: Path) -> bool:
-    """Whether `final/` is there: a model, or a folder for each of several heads."""
-    final = run / "final"
-    return (final / "config.json").is_file() or any(final.glob("*/config.json"))
-
-
-def check_run(run: Path, settings: Config, loose: Collection[str] = LOOSE) -> None:
+def check_run(run: Path, settings: Config) -> None:
     """Refuse a folder that is a file, or belongs to a run with other settings; write nothing.
 
     Raises ConfigError naming the first setting that differs.
@@ -57,9 +51,9 @@ def check_run(run: Path, settings: Config, loose: Collection[str] = LOOSE) -> No
         raise ConfigError(f"run = {str(run)!r} is a file; give a folder")
     file = run / "run.yaml"
     if file.exists():
-        before = _with_new_defaults(_read_settings(file), type(settings))
+        before = _read_settings(file, type(settings))
         now = settings.model_dump(mode="json")
-        if difference := _first_difference(before, now, loose):
+        if difference := _first_difference(before, now):
             key, old, new = difference
             raise ConfigError(
                 f"run = {str(run)!r} was begun with {key}={old!r}, not {new!r}; give "
@@ -67,32 +61,22 @@ def check_run(run: Path, settings: Config, loose: Collection[str] = LOOSE) -> No
             )
 
 
-def open_run(run: Path, settings: Config, loose: Collection[str] = LOOSE) -> None:
+def open_run(run: Path, settings: Config) -> None:
     """Create the run folder and record settings and versions; call it on one process.
 
     Re-running continues an unfinished run. Raises ConfigError as `check_run`, and where another
     process works on the run.
     """
-    check_run(run, settings, loose)
-    file = run / "run.yaml"
-    own_run(run)
+    check_run(run, settings)
+    if run.absolute() not in OWNED:
+        OWNED[run.absolute()] = only_writer(run, "run")
     remove_leftovers(run)
     remove_unfinished(run)
-    _write(file, dump_settings(settings))
+    _write(run / "run.yaml", dump_settings(settings))
     environment = {"python": platform.python_version(), "platform": platform.platform()}
     environment |= {name: version(name) for name in PACKAGES}
     environment["command"] = describe_command(sys.argv)
     _write(run / "environment.json", json.dumps(environment, indent=2) + "\n")
-
-
-def own_run(run: Path) -> None:
-    """Keep all other processes from this run until this one ends.
-
-    Raises ConfigError where another one keeps it.
-    """
-    place = run.absolute()
-    if place not in OWNED:
-        OWNED[place] = only_writer(run, "run")
 
 
 def save_final(run: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Path:
@@ -132,32 +116,30 @@ def _write(file: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def _read_settings(file: Path) -> dict:
-    """The settings that a run was begun with. Raises ConfigError."""
+def _read_settings(file: Path, kind: type[Config]) -> dict:
+    """The settings that a run was begun with; those that came later have their defaults.
+
+    Raises ConfigError.
+    """
     try:
         settings = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read ({error}); {REMEDY}") from None
     if not isinstance(settings, dict):
         raise ConfigError(f"{file} holds no settings; {REMEDY}")
-    return settings
-
-
-def _with_new_defaults(before: dict, kind: type[Config]) -> dict:
-    """Settings that came later than the run have their defaults: run.yaml holds all of its time."""
     try:
-        return kind.model_validate(before).model_dump(mode="json")
+        return kind.model_validate(settings).model_dump(mode="json")
     except ValidationError:
-        return before
+        return settings
 
 
-def _first_difference(before: dict, now: dict, loose: Collection[str], path: str = ""):
+def _first_difference(before: dict, now: dict, path: str = ""):
     for key in sorted(before.keys() | now.keys()):
         old, new, name = before.get(key), now.get(key), f"{path}{key}"
-        if key in loose or old == new:
+        if key in LOOSE or old == new:
             continue
         if isinstance(old, dict) and isinstance(new, dict):
-            if difference := _first_difference(old, new, loose, f"{name}."):
+            if difference := _first_difference(old, new, f"{name}."):
                 return difference
             continue
         return name, old, new

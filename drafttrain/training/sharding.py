@@ -60,9 +60,21 @@ def load_models_whole(accelerator: Accelerator) -> None:
 def copy_to_shard(
     accelerator: Accelerator, settings: TrainConfig, objective: Objective
 ) -> Objective:
-    """A copy of the objective that FSDP or DeepSpeed may take apart."""
+    """A copy of the objective that FSDP or DeepSpeed may take apart.
+
+    DeepSpeed clips, and gathers ZeRO-3 weights, by its own settings: they are made to follow ours.
+    """
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        _fit_deepspeed(accelerator, settings, len(objective.parts or ()))
+        parts = len(objective.parts or ())
+        if parts > 1 and settings.clip is not None:
+            raise ConfigError(
+                f"train.clip = {settings.clip}: DeepSpeed clips all {parts} models together, but "
+                "each has a norm of its own; use launch/ddp.yaml, or set train.clip=null"
+            )
+        config = accelerator.state.deepspeed_plugin.deepspeed_config
+        config["gradient_clipping"] = settings.clip or 0.0
+        config["train_micro_batch_size_per_gpu"] = 1  # it wants a number; batches are cut by tokens
+        config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
     return copy.deepcopy(objective)
 
 
@@ -78,16 +90,3 @@ def whole_objective(accelerator: Accelerator, objective: nn.Module, own: Objecti
         own.model.load_state_dict(weights)
         own.to(accelerator.device)
     return own
-
-
-def _fit_deepspeed(accelerator: Accelerator, settings: TrainConfig, parts: int) -> None:
-    """DeepSpeed clips, and gathers ZeRO-3 weights, by its own settings: make them follow ours."""
-    if parts > 1 and settings.clip is not None:
-        raise ConfigError(
-            f"train.clip = {settings.clip}: DeepSpeed clips all {parts} models together, but "
-            "each has a norm of its own; use launch/ddp.yaml, or set train.clip=null"
-        )
-    config = accelerator.state.deepspeed_plugin.deepspeed_config
-    config["gradient_clipping"] = settings.clip or 0.0
-    config["train_micro_batch_size_per_gpu"] = 1  # it wants a number; batches are cut by tokens
-    config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True

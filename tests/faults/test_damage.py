@@ -11,7 +11,8 @@ import pytest
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
 from drafttrain.config.recipes import ObjectiveConfig
-from drafttrain.data.distill.distill import distill, load_distilled
+from drafttrain.data.distill.distill import distill
+from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.training.checkpoints import CheckpointError
 from drafttrain.training.run_folder import open_run
 from tests.comparing import same_weights

@@ -21,7 +21,8 @@ from tests.tiny_models import tiny_model
 
 def make_head(depth: int = 3, weight: float = 6.0, hidden_size: int = 8) -> AcceptanceHead:
     torch.manual_seed(depth)
-    return AcceptanceHead(AcceptanceHeadConfig(hidden_size, depth, weight)).eval()
+    config = AcceptanceHeadConfig(hidden_size=hidden_size, depth=depth, rejection_weight=weight)
+    return AcceptanceHead(config).eval()
 
 
 def test_every_block_has_weights_of_its_own() -> None:
@@ -90,11 +91,11 @@ def test_a_folder_without_heads_is_named(tmp_path: Path) -> None:
 
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     make_head(2).save_pretrained(tmp_path)
-    AcceptanceHeadConfig(8, 3).save_pretrained(tmp_path)
+    AcceptanceHeadConfig(depth=3).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="blocks.2"):
         load_heads(tmp_path)
 
 
 def test_negative_depth_is_refused() -> None:
     with pytest.raises(ValueError, match="depth = -1"):
-        AcceptanceHeadConfig(8, -1)
+        AcceptanceHeadConfig(depth=-1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from tests.processes.launching import Launch, kill_nine_when, run
 from tests.tiny_drafters import shared
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import random_sentences, save_target
+from tests.training.tiny_runs import logged
 
 DRAFTER, HEADS = "train_spec_drafter.py", "train_acceptance_head.py"
 STEPS = 8
@@ -70,11 +70,6 @@ def write_settings(folder: Path, recipe: str, settings: dict[str, Any]) -> None:
 def launch(folder: Path, recipe: str, name: str, *overrides: str, **how: Any) -> Launch:
     settings = ["--debug", "--config", str(folder / f"{recipe}.yaml"), f"run={folder / name}"]
     return Launch(recipe, [*settings, *overrides], folder / f"{name}.log", **how)
-
-
-def logged(run: Path, value: str) -> list[float]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line[value] for line in lines if value in line]
 
 
 def largest_difference(one: Path, other: Path, value: str = "loss") -> float:

@@ -9,23 +9,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import yaml
 from transformers import AutoModel
 
 from drafttrain.data.shards.states import read_cache_manifest
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig, load_heads
 from drafttrain.training.objectives.head_sweep import HeadSweep
 from recipes.train_acceptance_head import Validation, main
+from tests.recipes.tiny_recipe import exit_code, write_recipe
 from tests.tiny_models import tiny_model
-from tests.tiny_targets import random_sentences, save_target
+from tests.tiny_targets import save_target
 
 HEADS = {"D0-w1", "D0-w6", "D2-w1", "D2-w6"}
-
-
-def run_recipe(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as leaving:
-        main(list(arguments))
-    return leaving.value.code or 0
 
 
 @pytest.fixture(scope="module")
@@ -34,31 +28,26 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     folder = tmp_path_factory.mktemp("heads")
     save_target(tiny_model("marian"), folder / "target")
     tiny_model("marian", seed=5).save_pretrained(folder / "drafter")
-    for name, count in (("train", 30), ("val", 6)):
-        (folder / f"{name}.txt").write_text("\n".join(random_sentences(count)) + "\n")
-    settings = {
-        "run": str(folder / "run"),
-        "target": {"path": str(folder / "target")},
-        "drafter": str(folder / "drafter"),
-        "data": {"path": str(folder / "train.txt")},
-        "held_out": {"path": str(folder / "val.txt")},
-        "distill": {
+    file = write_recipe(
+        folder,
+        30,
+        6,
+        drafter=str(folder / "drafter"),
+        distill={
             "method": "sample",
             "sampling": {"temperature": 1.0, "top_k": 20, "max_new_tokens": 8},
         },
-        "cache": {"state": "token", "mixing": 0.2, "mixes": 2},
-        "heads": {"depths": [0, 2], "rejection_weights": [1.0, 6.0]},
-        "train": {
+        cache={"state": "token", "mixing": 0.2, "mixes": 2},
+        heads={"depths": [0, 2], "rejection_weights": [1.0, 6.0]},
+        train={
             "threads": 1,
             "max_steps": 8,
             "batch_tokens": 60,
             "learning_rate": 1e-3,
             "log_every": 4,
         },
-    }
-    file = folder / "recipe.yaml"
-    file.write_text(yaml.safe_dump(settings))
-    code = run_recipe("--config", str(file))
+    )
+    code = exit_code(main, "--config", str(file))
     return SimpleNamespace(folder=folder, file=file, run=folder / "run", code=code)
 
 
@@ -93,14 +82,15 @@ def test_held_out_measures_of_every_head_are_logged(made: SimpleNamespace) -> No
 
 
 def test_a_finished_run_says_so(made: SimpleNamespace, capsys: pytest.CaptureFixture) -> None:
-    assert run_recipe("--config", str(made.file)) == 0
+    assert exit_code(main, "--config", str(made.file)) == 0
     assert "is finished" in capsys.readouterr().out
 
 
 def test_without_held_out_prompts_heads_are_trained_all_the_same(
     made: SimpleNamespace, tmp_path: Path
 ) -> None:
-    code = run_recipe(
+    code = exit_code(
+        main,
         "--config",
         str(made.file),
         f"run={tmp_path / 'run'}",
@@ -119,7 +109,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     made: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     run = tmp_path / "run"
-    assert run_recipe("--config", str(made.file), f"run={run}", "--dry-run") == 0
+    assert exit_code(main, "--config", str(made.file), f"run={run}", "--dry-run") == 0
     printed = capsys.readouterr().out
     for word in ("heads", "distillation", "positions", "steps", "disk", "memory"):
         assert word in printed
@@ -148,7 +138,7 @@ def test_wrong_settings_end_in_one_line_before_anything_is_written(
     capsys: pytest.CaptureFixture,
 ) -> None:
     run = tmp_path / "run"
-    assert run_recipe("--config", str(made.file), f"run={run}", override) == 2
+    assert exit_code(main, "--config", str(made.file), f"run={run}", override) == 2
     assert_one_line(capsys.readouterr().err, message)
     assert not run.exists()
 
@@ -174,8 +164,8 @@ def test_a_cache_made_otherwise_is_refused_by_the_first_difference(
         override = f"drafter={other}"
     places = [f"cache.out={made.run / 'cache'}", f"cache.distilled={made.run / 'distilled'}"]
     temperature = ["cache.sampling.temperature=1.0"] if "sampling" in override else []
-    code = run_recipe(
-        "--config", str(made.file), f"run={tmp_path / 'run'}", *places, override, *temperature
+    code = exit_code(
+        main, "--config", str(made.file), f"run={tmp_path / 'run'}", *places, override, *temperature
     )
     assert code == 2
     assert_one_line(capsys.readouterr().err, message)
@@ -189,7 +179,7 @@ def assert_one_line(printed: str, message: str) -> None:
 
 def test_validation_by_hand() -> None:
     """P^ = 3/4 everywhere; labels 1 and 1/2; w_rej = 3."""
-    head = AcceptanceHead(AcceptanceHeadConfig(4, 0, 3.0))
+    head = AcceptanceHead(AcceptanceHeadConfig(hidden_size=4, depth=0, rejection_weight=3.0))
     torch.nn.init.zeros_(head.out.weight)
     torch.nn.init.constant_(head.out.bias, math.log(3.0))
     labels = torch.tensor([1.0, 0.5])

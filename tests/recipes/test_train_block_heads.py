@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 
 from drafttrain.cli import main as drafttrain
 from drafttrain.config.base import Interrupted
@@ -14,8 +13,9 @@ from drafttrain.config.runs import newest_run
 from drafttrain.models.block_heads import BlockHeads
 from drafttrain.training import loop
 from recipes.train_block_heads import main
+from tests.recipes.tiny_recipe import exit_code, write_recipe
 from tests.tiny_models import tiny_model
-from tests.tiny_targets import random_sentences, save_target
+from tests.tiny_targets import save_target
 
 
 @pytest.fixture(autouse=True)
@@ -26,26 +26,15 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def make_project(folder: Path, family: str) -> list[str]:
     """A target, 30 inputs, 6 held-out ones and 6 steps with a checkpoint every 2: arguments."""
     save_target(tiny_model(family).float(), folder / "target")
-    for name, count in (("train", 30), ("val", 6)):
-        (folder / f"{name}.txt").write_text("\n".join(random_sentences(count)) + "\n")
-    settings = {
-        "run": str(folder / "run"),
-        "target": {"path": str(folder / "target")},
-        "data": {"path": str(folder / "train.txt")},
-        "held_out": {"path": str(folder / "val.txt")},
-        "distill": {"sampling": {"max_new_tokens": 12}, "shard_rows": 20},
-        "drafter": {"k": 4},
-        "train": {"max_steps": 6, "batch_tokens": 200, "checkpoint_every": 2, "threads": 1},
-    }
-    file = folder / "recipe.yaml"
-    file.write_text(yaml.safe_dump(settings))
+    file = write_recipe(
+        folder,
+        30,
+        6,
+        distill={"sampling": {"max_new_tokens": 12}, "shard_rows": 20},
+        drafter={"k": 4},
+        train={"max_steps": 6, "batch_tokens": 200, "checkpoint_every": 2, "threads": 1},
+    )
     return ["--config", str(file)]
-
-
-def run(arguments: list[str]) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    return int(ended.value.code or 0)
 
 
 @pytest.mark.parametrize("family", ["marian", "llama"])
@@ -53,12 +42,12 @@ def test_one_command_leaves_heads_that_eval_measures_as_exact(
     family: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     arguments = make_project(tmp_path, family)
-    assert run([*arguments, "--dry-run"]) == 0
+    assert exit_code(main, *arguments, "--dry-run") == 0
     plan = capsys.readouterr().out
     for word in ("parameters", "distillation", "batches", "steps", "disk", "memory"):
         assert word in plan
     assert not (tmp_path / "run").exists()
-    assert run(arguments) == 0, capsys.readouterr().err
+    assert exit_code(main, *arguments) == 0, capsys.readouterr().err
     heads = BlockHeads.from_pretrained(tmp_path / "run" / "final")
     assert (heads.config.k, heads.config.hidden_size, heads.config.ffn_size) == (4, 16, 16)
     assert heads.config.is_encoder_decoder == (family == "marian")
@@ -66,13 +55,11 @@ def test_one_command_leaves_heads_that_eval_measures_as_exact(
     log = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     validation = next(entry for entry in log if "mean_acceptance_length" in entry)
     assert validation["mean_acceptance_length"] >= 1 and validation["held_out_loss"] > 0
-    assert run(arguments) == 0 and "is finished" in capsys.readouterr().out
+    assert exit_code(main, *arguments) == 0 and "is finished" in capsys.readouterr().out
     assert newest_run(tmp_path).recipe.drafter.k == 4
     quick = ["repeats=1", "warmup=0", "bootstrap=20", "baselines=[]"]
     quick.append("decode.sampling.max_new_tokens=16")
-    with pytest.raises(SystemExit) as ended:
-        drafttrain(["eval", "--drafter", str(tmp_path / "run"), *quick])
-    assert ended.value.code == 0
+    assert exit_code(drafttrain, "eval", "--drafter", str(tmp_path / "run"), *quick) == 0
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert report["runs"][1]["name"] == "block-heads k=4 greedy"
     assert report["runs"][1]["metrics"]["identical"]["value"] == 1.0
@@ -82,7 +69,7 @@ def test_interrupted_training_on_shards_that_are_there_ends_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = make_project(tmp_path, "marian")
-    assert run([*arguments, f"run={tmp_path / 'whole'}"]) == 0
+    assert exit_code(main, *arguments, f"run={tmp_path / 'whole'}") == 0
     arguments.append(f"distilled={tmp_path / 'whole' / 'distilled'}")
     saved = loop.save_checkpoint
 
@@ -92,9 +79,9 @@ def test_interrupted_training_on_shards_that_are_there_ends_with_the_same_bits(
 
     with monkeypatch.context() as patched:
         patched.setattr(loop, "save_checkpoint", save_and_stop)
-        assert run(arguments) != 0
+        assert exit_code(main, *arguments) != 0
     assert not (tmp_path / "run" / "final").exists()
-    assert run(arguments) == 0
+    assert exit_code(main, *arguments) == 0
     assert not (tmp_path / "run" / "distilled").exists()
     cut, whole = (tmp_path / name / "final" / "model.safetensors" for name in ("run", "whole"))
     assert cut.read_bytes() == whole.read_bytes()

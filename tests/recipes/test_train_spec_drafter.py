@@ -5,46 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
 
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from recipes.train_spec_drafter import main
 from tests.processes.launching import Launch, kill_nine_when, run
+from tests.recipes.tiny_recipe import exit_code, write_recipe
 from tests.tiny_drafters import shared
-from tests.tiny_targets import random_sentences, save_target
+from tests.tiny_targets import save_target
 
 
 @pytest.fixture
 def arguments(tmp_path: Path) -> list[str]:
     """The recipe on 60 sentences and 10 held-out ones, 12 steps, a checkpoint every 3."""
-    target = save_target(shared("marian"), tmp_path / "target")
-    for name, count in (("train", 60), ("val", 10)):
-        (tmp_path / f"{name}.txt").write_text("\n".join(random_sentences(count)) + "\n")
-    settings = {
-        "run": str(tmp_path / "run"),
-        "target": {"path": str(target)},
-        "data": {"path": str(tmp_path / "train.txt")},
-        "held_out": {"path": str(tmp_path / "val.txt")},
-        "distill": {"sampling": {"max_new_tokens": 12}, "shard_rows": 20},
-        "drafter": {"k": 4, "decoder_layers": 1, "dropout": 0.2},
-        "train": {
-            "max_steps": 12,
-            "batch_tokens": 400,
-            "checkpoint_every": 3,
-            "warmup": 2,
-            "threads": 1,
-        },
-    }
-    file = tmp_path / "recipe.yaml"
-    file.write_text(yaml.safe_dump(settings))
+    save_target(shared("marian"), tmp_path / "target")
+    train = {"max_steps": 12, "batch_tokens": 400, "checkpoint_every": 3}
+    file = write_recipe(
+        tmp_path,
+        60,
+        10,
+        distill={"sampling": {"max_new_tokens": 12}, "shard_rows": 20},
+        drafter={"k": 4, "decoder_layers": 1, "dropout": 0.2},
+        train=train | {"warmup": 2, "threads": 1},
+    )
     return ["--config", str(file)]
-
-
-def left(arguments: list[str]) -> int:
-    """The exit code of the recipe, run in this process."""
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    return int(ended.value.code or 0)
 
 
 def test_killed_training_ends_with_the_same_bits(arguments: list[str], tmp_path: Path) -> None:
@@ -66,7 +49,7 @@ def test_killed_training_ends_with_the_same_bits(arguments: list[str], tmp_path:
 def test_dry_run_prints_the_plan_and_writes_nothing(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    assert left([*arguments, "--dry-run"]) == 0
+    assert exit_code(main, *arguments, "--dry-run") == 0
     plan = capsys.readouterr().out
     for word in ("parameters", "distillation", "batches", "steps", "disk", "memory"):
         assert word in plan
@@ -86,7 +69,7 @@ def test_wrong_settings_end_in_one_line(
     arguments: list[str], override: str, message: str, capsys: pytest.CaptureFixture
 ) -> None:
     capsys.readouterr()  # what the fixture wrote
-    assert left([*arguments, override]) == 2
+    assert exit_code(main, *arguments, override) == 2
     error = capsys.readouterr().err
     assert message in error
     assert len([line for line in error.splitlines() if "train_spec_drafter.py:" in line]) == 1

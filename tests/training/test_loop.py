@@ -4,75 +4,42 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import datasets
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from drafttrain.config.recipes import ObjectiveConfig, TrainConfig
-from drafttrain.data.batches.slots import SlotCollator
+from drafttrain.config.recipes import TrainConfig
 from drafttrain.training.checkpoints import (
     CheckpointError,
     average_weights,
     checkpoint_folders,
 )
-from drafttrain.training.loop import Interrupted, Task, count_steps, make_accelerator, make_plan
-from drafttrain.training.loop import train as train_task
-from drafttrain.training.objectives.mask_predict import MaskPredict
-from drafttrain.training.schedules import learning_rate
+from drafttrain.training.loop import Interrupted, count_steps, learning_rate, make_plan
 from tests.comparing import same_weights
-from tests.training.tiny_runs import examples, logged, small_drafter, stop_at
-
-SETTINGS = TrainConfig(
-    max_steps=6,
-    threads=1,
-    batch_tokens=120,
-    learning_rate=1e-3,
-    warmup=2,
-    checkpoint_every=2,
-    keep_checkpoints=2,
-    validate_every=3,
-    log_every=1,
-)
-
-
-def make_task(dropout: float = 0.0, validate=None) -> Task:
-    rows = [{"source_ids": s, "target_ids": t} for _, _, s, t in examples(12)]
-    drafter = small_drafter(dropout).float()
-    lengths = np.array([len(r["source_ids"]) + len(r["target_ids"]) for r in rows]) + 6
-    collate = SlotCollator(drafter.config, 2, seed=0)
-    objective = MaskPredict(drafter, ObjectiveConfig())
-    return Task(objective, datasets.Dataset.from_list(rows), lengths, collate, validate)
-
-
-def train(task: Task, settings: TrainConfig, run: Path) -> dict[str, torch.Tensor]:
-    run.mkdir(parents=True, exist_ok=True)
-    train_task(make_accelerator(settings, run), task, settings, run)
-    return {name: value.clone() for name, value in task.objective.model.state_dict().items()}
+from tests.training.tiny_runs import SIX_STEPS, logged, small_task, stop_at, train_small
 
 
 def test_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path) -> None:
-    whole = train(make_task(dropout=0.2), SETTINGS, tmp_path / "whole")
+    whole = train_small(small_task(dropout=0.2), SIX_STEPS, tmp_path / "whole")
     run = tmp_path / "cut"
-    task = make_task(dropout=0.2, validate=stop_at(3))
+    task = small_task(dropout=0.2, validate=stop_at(3))
     with pytest.raises(Interrupted, match="step 3 of 6"):
-        train(task, SETTINGS, run)
+        train_small(task, SIX_STEPS, run)
     assert [folder.name for folder in checkpoint_folders(run)][-1] == "step-00000003"
-    resumed = train(make_task(dropout=0.2), SETTINGS, run)
+    resumed = train_small(small_task(dropout=0.2), SIX_STEPS, run)
     assert same_weights(whole, resumed)
     assert logged(run, "loss") == logged(tmp_path / "whole", "loss")
 
 
 def test_accumulated_batches_give_the_step_of_the_same_batches_at_once(tmp_path: Path) -> None:
     """Two accumulated batches of unequal weight: the sum divided once, not a mean of means."""
-    settings = SETTINGS.model_copy(update={"max_steps": 1, "accumulation": 2, "clip": None})
-    task = make_task()
+    settings = SIX_STEPS.model_copy(update={"max_steps": 1, "accumulation": 2, "clip": None})
+    task = small_task()
     plan = make_plan(task.lengths, settings)
     keys = [key for batch in plan.stream(0, 2) for key in batch]
     batches = list(plan.stream(0, 2))
     assert len(batches[0]) != len(batches[1]) or len(set(task.lengths)) > 1
-    by_hand = make_task()
+    by_hand = small_task()
     sums = [
         by_hand.objective.train()(
             by_hand.collate([(e, r, *by_hand.rows[r].values()) for e, r in batch]), 0.0
@@ -90,7 +57,7 @@ def test_accumulated_batches_give_the_step_of_the_same_batches_at_once(tmp_path:
 
     torch.optim.AdamW.step = spy
     try:
-        train(task, settings, tmp_path)
+        train_small(task, settings, tmp_path)
     finally:
         torch.optim.AdamW.step = step
     assert len(keys) > 2
@@ -99,8 +66,8 @@ def test_accumulated_batches_give_the_step_of_the_same_batches_at_once(tmp_path:
 
 
 def test_newest_checkpoints_are_kept_and_averaged(tmp_path: Path) -> None:
-    settings = SETTINGS.model_copy(update={"average": 2})
-    final = train(make_task(), settings, tmp_path)
+    settings = SIX_STEPS.model_copy(update={"average": 2})
+    final = train_small(small_task(), settings, tmp_path)
     folders = checkpoint_folders(tmp_path)
     assert [folder.name for folder in folders] == ["step-00000004", "step-00000006"]
     states = [load_file(folder / "weights.safetensors") for folder in folders]
@@ -112,17 +79,17 @@ def test_newest_checkpoints_are_kept_and_averaged(tmp_path: Path) -> None:
 
 
 def test_other_settings_do_not_continue_a_run(tmp_path: Path) -> None:
-    train(make_task(), SETTINGS, tmp_path)
-    other = SETTINGS.model_copy(update={"learning_rate": 2e-3})
+    train_small(small_task(), SIX_STEPS, tmp_path)
+    other = SIX_STEPS.model_copy(update={"learning_rate": 2e-3})
     with pytest.raises(CheckpointError, match="other settings"):
-        train(make_task(), other, tmp_path)
+        train_small(small_task(), other, tmp_path)
 
 
 def test_damaged_checkpoint_is_named(tmp_path: Path) -> None:
-    train(make_task(), SETTINGS, tmp_path)
+    train_small(small_task(), SIX_STEPS, tmp_path)
     (checkpoint_folders(tmp_path)[-1] / "progress.json").write_text("{")
     with pytest.raises(CheckpointError, match="step-00000006 cannot be read"):
-        train(make_task(), SETTINGS, tmp_path)
+        train_small(small_task(), SIX_STEPS, tmp_path)
 
 
 def test_half_written_checkpoint_is_no_checkpoint(tmp_path: Path) -> None:
@@ -131,13 +98,13 @@ def test_half_written_checkpoint_is_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_validation_is_logged_with_its_step(tmp_path: Path) -> None:
-    train(make_task(validate=lambda objective: {"answer": 42.0}), SETTINGS, tmp_path)
+    train_small(small_task(validate=lambda objective: {"answer": 42.0}), SIX_STEPS, tmp_path)
     assert logged(tmp_path, "answer") == [42.0, 42.0]
 
 
 def test_steps_follow_from_epochs_and_processes() -> None:
-    plan = make_plan(make_task().lengths, SETTINGS)
-    epochs = SETTINGS.model_copy(update={"max_steps": None, "epochs": 4})
+    plan = make_plan(small_task().lengths, SIX_STEPS)
+    epochs = SIX_STEPS.model_copy(update={"max_steps": None, "epochs": 4})
     assert count_steps(plan, epochs, world_size=1) == 4 * plan.batches_per_epoch
     assert count_steps(plan, epochs, world_size=2) == 2 * plan.batches_per_epoch
 

@@ -5,11 +5,49 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
+import datasets
+import numpy as np
 import torch
 
+from drafttrain.config.recipes import ObjectiveConfig, TrainConfig
+from drafttrain.data.batches.slots import SlotCollator
 from drafttrain.models.spec_drafter.model import SpecDrafter, SpecDrafterConfig
+from drafttrain.training.loop import Task, make_accelerator, train
+from drafttrain.training.objectives.mask_predict import MaskPredict
+
+SIX_STEPS = TrainConfig(
+    max_steps=6,
+    threads=1,
+    batch_tokens=120,
+    learning_rate=1e-3,
+    warmup=2,
+    checkpoint_every=2,
+    keep_checkpoints=2,
+    validate_every=3,
+    log_every=1,
+)
+
+
+def small_task(
+    dropout: float = 0.0, validate: Callable[[object], dict[str, float]] | None = None
+) -> Task:
+    """A small drafter to train on twelve sentences."""
+    rows = [{"source_ids": s, "target_ids": t} for _, _, s, t in examples(12)]
+    drafter = small_drafter(dropout).float()
+    lengths = np.array([len(r["source_ids"]) + len(r["target_ids"]) for r in rows]) + 6
+    collate = SlotCollator(drafter.config, 2, seed=0)
+    objective = MaskPredict(drafter, ObjectiveConfig())
+    return Task(objective, datasets.Dataset.from_list(rows), lengths, collate, validate)
+
+
+def train_small(task: Task, settings: TrainConfig, run: Path) -> dict[str, torch.Tensor]:
+    """Trains to the end. -> the final weights."""
+    run.mkdir(parents=True, exist_ok=True)
+    train(make_accelerator(settings, run), task, settings, run)
+    return {name: value.clone() for name, value in task.objective.model.state_dict().items()}
 
 
 def small_drafter(dropout: float = 0.0, **changes) -> SpecDrafter:

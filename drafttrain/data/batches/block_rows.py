@@ -9,12 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drafttrain.data.batches.examples import Example
-from drafttrain.data.row_randomness import row_generator
+from drafttrain.data.batches.examples import Batch, Example
 
 
 @dataclass(frozen=True)
-class BlockRowsBatch:
+class BlockRowsBatch(Batch):
     """Outputs with their sources, and the M states of them that heads learn from.
 
     A state is the one that a row of the target's logits comes from; those of all outputs count on
@@ -31,10 +30,6 @@ class BlockRowsBatch:
     """[M] number of each state among those of all outputs."""
     labels: Tensor
     """[M] the token that the head is to predict from it."""
-
-    def to(self, device: torch.device) -> BlockRowsBatch:
-        rows, labels = self.rows.to(device), self.labels.to(device)
-        return BlockRowsBatch(self.sources, self.targets, self.counts, rows, labels)
 
 
 @dataclass(frozen=True)
@@ -54,7 +49,7 @@ class BlockRowsCollator:
         labels: list[list[np.ndarray]] = [[] for _ in range(self.heads)]
         start = 0
         for epoch, row, _, target in examples:
-            random = row_generator(self.seed, 1, epoch, row)
+            random = np.random.default_rng((self.seed, 1, epoch, row))
             tokens = np.asarray(target)
             for j in range(1, min(self.heads, len(target) - 1) + 1):
                 room = len(target) - j  # the state that judges y_i is head j's for y_{i + j}

@@ -1,14 +1,17 @@
-"""Rows of sources and outputs, as collators are given them."""
+"""Rows of sources and outputs, as collators are given them, and what they make of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
 import datasets
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
+
+from drafttrain.models.spec_drafter.slots import Layout
 
 
 class Example(NamedTuple):
@@ -34,6 +37,16 @@ class Examples(Dataset):
         fetched = self.rows[[row for _, row in keys]]
         pairs = zip(fetched["source_ids"], fetched["target_ids"], strict=True)
         return [Example(*key, *pair) for key, pair in zip(keys, pairs, strict=True)]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a collator makes of some rows; every objective knows the fields of its own."""
+
+    def to(self, device: torch.device) -> Self:
+        """The same batch with its tensors on a device."""
+        movable = {k: v for k, v in vars(self).items() if isinstance(v, Tensor | Layout)}
+        return replace(self, **{name: value.to(device) for name, value in movable.items()})
 
 
 def pad(rows: Sequence[Sequence[int]], value: int) -> tuple[Tensor, Tensor]:

@@ -6,24 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from drafttrain.data.batches.examples import Batch
 from drafttrain.data.shards.states import HiddenCache
 
 
 @dataclass(frozen=True)
-class HeadBatch:
+class HeadBatch(Batch):
     """The drafted positions of some rows, one after the other; there is no padding."""
 
     hidden: Tensor
     """[N, D] the drafter's states, in the type they are stored in."""
     acceptance: Tensor
     """[N] label P of each position, float32."""
-
-    def to(self, device: torch.device) -> HeadBatch:
-        return HeadBatch(self.hidden.to(device), self.acceptance.to(device))
 
 
 class CachedRows(Dataset):
@@ -42,8 +39,7 @@ class CachedRows(Dataset):
 
     def lengths(self) -> np.ndarray:
         """Positions of each row, in the mix where it has most: no epoch's batch is larger."""
-        mixes = range(self.cache.manifest.mixes)
-        return np.stack([np.asarray(self.cache.lengths(mix)) for mix in mixes]).max(axis=0)
+        return np.max([self.cache.lengths(mix) for mix in range(self.cache.manifest.mixes)], axis=0)
 
 
 def whole_batch(batches: Sequence[HeadBatch]) -> HeadBatch:

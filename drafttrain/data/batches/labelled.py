@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from drafttrain.data.batches.examples import Example, pad, padding_mask
+from drafttrain.data.batches.examples import Batch, Example, pad, padding_mask
 from drafttrain.models.spec_drafter.slots import IGNORED
 
 
 @dataclass(frozen=True)
-class LabelledBatch:
+class LabelledBatch(Batch):
     """What is read, and what is learned: outputs of sources, or the texts themselves."""
 
     input_ids: Tensor
@@ -22,11 +21,6 @@ class LabelledBatch:
     """[B, S]"""
     labels: Tensor
     """[B, T], IGNORED on padding."""
-
-    def to(self, device: torch.device) -> LabelledBatch:
-        return LabelledBatch(
-            self.input_ids.to(device), self.attention_mask.to(device), self.labels.to(device)
-        )
 
 
 @dataclass(frozen=True)

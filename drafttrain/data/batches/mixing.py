@@ -16,8 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drafttrain.data.row_randomness import row_generator
-
 
 @dataclass(frozen=True)
 class Mixed:
@@ -36,7 +34,7 @@ def row_uniforms(seed: int, mix: int, row: int, count: int, each: int = 2) -> np
 
     Number i depends on seed, mix, row and i alone: a longer row begins like a shorter one.
     """
-    return row_generator(seed, mix, row).random((count, each))
+    return np.random.default_rng((seed, mix, row)).random((count, each))
 
 
 def draw_tokens(probs: Tensor, uniforms: Tensor) -> Tensor:

@@ -9,14 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drafttrain.data.batches.examples import Example, pad, padding_mask
-from drafttrain.data.row_randomness import row_generator
+from drafttrain.data.batches.examples import Batch, Example, pad, padding_mask
 from drafttrain.models.spec_drafter.config import SpecDrafterConfig
 from drafttrain.models.spec_drafter.slots import Layout, lay_out
 
 
 @dataclass(frozen=True)
-class SlotBatch:
+class SlotBatch(Batch):
     """Sentences with masked blocks at random prefix lengths, for `MaskPredict`."""
 
     input_ids: Tensor
@@ -28,15 +27,6 @@ class SlotBatch:
     """[B, A, M] uniform numbers that choose which slots glancing reveals."""
     targets: Tensor
     """[B, L] whole outputs, padded with 0."""
-
-    def to(self, device: torch.device) -> SlotBatch:
-        return SlotBatch(
-            self.input_ids.to(device),
-            self.attention_mask.to(device),
-            self.layout.to(device),
-            self.priority.to(device),
-            self.targets.to(device),
-        )
 
 
 @dataclass(frozen=True)
@@ -54,7 +44,7 @@ class SlotCollator:
         prefixes = torch.full((len(examples), self.blocks), -1)
         priority = np.empty((len(examples), self.blocks, self.config.mask_rows), np.float32)
         for i, (epoch, row, _, target) in enumerate(examples):
-            random = row_generator(self.seed, 1, epoch, row)
+            random = np.random.default_rng((self.seed, 1, epoch, row))
             count = min(self.blocks, len(target))
             drawn = random.choice(len(target), size=count, replace=False)
             prefixes[i, :count] = torch.from_numpy(drawn)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import datasets
@@ -23,16 +22,13 @@ from drafttrain.config.commands import DistillConfig
 from drafttrain.config.progress import Progress
 from drafttrain.data.distill.generation import decodes_alone, generate_batch, needs_equal_lengths
 from drafttrain.data.distill.plan import (
-    DistillPlan,
     check_distill_settings,
     check_distillation,
     check_lengths,
-    plan_distillation,
 )
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.rows import CHATS
 from drafttrain.data.inputs.tokens import check_chats, tokenize_prompts
-from drafttrain.data.row_randomness import row_generator
 from drafttrain.data.shards.filling import fill_folder
 from drafttrain.data.shards.outputs import (
     TRUNCATED,
@@ -40,9 +36,8 @@ from drafttrain.data.shards.outputs import (
     ShardRow,
     count_rows,
     hash_inputs,
-    load_distilled,
     lost_rows,
-    read_manifest,
+    read_shards,
     shard_path,
     write_shard,
 )
@@ -53,15 +48,6 @@ from drafttrain.decoding.engine.logits_processing import check_generation_config
 from drafttrain.decoding.types import Sampling
 from drafttrain.models.identity import hash_tokenizer, hash_weights
 from drafttrain.models.loading import LoadedTarget, load_target
-
-__all__ = [
-    "DistillPlan",
-    "Manifest",
-    "distill",
-    "load_distilled",
-    "plan_distillation",
-    "read_manifest",
-]
 
 ROWS_NAMED = 20
 """Most skipped or failed rows that are printed; the shards name them all."""
@@ -100,7 +86,37 @@ class Distilling:
     _start: float | None = None
 
     def describe(self) -> Manifest:
-        return _describe(self.config, self.target, self.inputs)
+        config, target = self.config, self.target
+        asked, settings = config.sampling.model_dump(), generate_settings(config)
+        warping = {name: asked[name] for name in ("temperature", "top_k", "top_p")}
+        drawing = warping | {"seed": config.sampling.seed}
+        if config.method != "sample":
+            warping, drawing = {}, dict.fromkeys(drawing)
+        try:
+            check_generation_config(target.model.generation_config, Sampling(**warping))
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        own = target.model.generation_config.to_dict()
+        ignored = settings.keys() | {"transformers_version", "_from_model_config"}
+        return Manifest(
+            target=target.path,
+            revision=config.target.revision,
+            commit=getattr(target.model.config, "_commit_hash", None),  # set for Hub models only
+            weights_sha256=hash_weights(target.model),
+            dtype=str(target.model.dtype).removeprefix("torch."),
+            tokenizer_sha256=hash_tokenizer(target.tokenizer),
+            generation_config={k: v for k, v in own.items() if k not in ignored and v is not None},
+            num_beams=settings["num_beams"],
+            max_new_tokens=config.sampling.max_new_tokens,
+            **drawing,
+            **config.model_dump(
+                include={"method", "batch_tokens", "shard_rows", "max_source_tokens"}
+            ),
+            data=config.data.model_dump(mode="json"),
+            inputs_sha256=hash_inputs(self.inputs),
+            rows=len(self.inputs),
+            versions={"torch": torch.__version__, "transformers": transformers.__version__},
+        )
 
     def write(self, manifest: Manifest, shard: int, work: Progress) -> None:
         if self._start is None:
@@ -116,11 +132,22 @@ class Distilling:
         write_shard(shard_path(self.config.out, shard), sorted(rows, key=lambda row: row.row))
 
     def complete(self, manifest: Manifest) -> Manifest:
-        counts = count_rows(self.config.out, manifest)
+        counts = count_rows(read_shards(self.config.out, manifest))
         return manifest.model_copy(update={"counts": counts})
 
     def report(self, manifest: Manifest) -> None:
-        _report(self.config.out, manifest)
+        """The account, and the numbers of the rows that gave no output."""
+        folder, counts = self.config.out, manifest.counts
+        say(
+            f"{folder}: {manifest.rows} rows = {counts.ok} ok + {counts.skipped} skipped + "
+            f"{counts.error} failed; {counts.target_tokens} tokens, {counts.truncated} outputs cut "
+            f"at max_new_tokens = {manifest.max_new_tokens}"
+        )
+        lost = lost_rows(folder, manifest)
+        for row in lost[:ROWS_NAMED]:
+            say(f"  row {row['row']}: {row['status']}, {row['reason']}")
+        if len(lost) > ROWS_NAMED:
+            say(f"  and {len(lost) - ROWS_NAMED} more: see column `reason` of the shards")
 
 
 def generate_settings(config: DistillConfig) -> dict[str, Any]:
@@ -139,47 +166,6 @@ def generate_settings(config: DistillConfig) -> dict[str, Any]:
         "return_dict_in_generate": False,
         "use_cache": True,
     } | ({} if config.method == "beam" else {"early_stopping": None, "length_penalty": None})
-
-
-def _sampling(config: DistillConfig) -> Sampling:
-    if config.method != "sample":
-        return Sampling()
-    return Sampling(config.sampling.temperature, config.sampling.top_k, config.sampling.top_p)
-
-
-def _describe(config: DistillConfig, target: LoadedTarget, inputs: datasets.Dataset) -> Manifest:
-    try:
-        check_generation_config(target.model.generation_config, _sampling(config))
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    sampled = config.method == "sample"
-    settings = generate_settings(config)
-    own = target.model.generation_config.to_dict()
-    ignored = settings.keys() | {"transformers_version", "_from_model_config"}
-    sampling = config.sampling
-    return Manifest(
-        target=target.path,
-        revision=config.target.revision,
-        commit=getattr(target.model.config, "_commit_hash", None),  # set for Hub models only
-        weights_sha256=hash_weights(target.model),
-        dtype=str(target.model.dtype).removeprefix("torch."),
-        tokenizer_sha256=hash_tokenizer(target.tokenizer),
-        generation_config={k: v for k, v in own.items() if k not in ignored and v is not None},
-        method=config.method,
-        num_beams=settings["num_beams"],
-        max_new_tokens=sampling.max_new_tokens,
-        temperature=sampling.temperature if sampled else None,
-        top_k=sampling.top_k if sampled else None,
-        top_p=sampling.top_p if sampled else None,
-        seed=sampling.seed if sampled else None,
-        batch_tokens=config.batch_tokens,
-        shard_rows=config.shard_rows,
-        max_source_tokens=config.max_source_tokens,
-        data=config.data.model_dump(mode="json"),
-        inputs_sha256=hash_inputs(inputs),
-        rows=len(inputs),
-        versions={"torch": torch.__version__, "transformers": transformers.__version__},
-    )
 
 
 def _decode_rows(
@@ -237,7 +223,7 @@ def _decode_batch(
     uniforms = None
     if config.method == "sample":
         seed, count = config.sampling.seed, config.sampling.max_new_tokens
-        numbers = [row_generator(seed, row.row).random(count) for row in batch]
+        numbers = [np.random.default_rng((seed, row.row)).random(count) for row in batch]
         uniforms = torch.from_numpy(np.stack(numbers))
     try:
         outputs = generate_batch(
@@ -270,19 +256,3 @@ def _finish(
     full = len(tokens) == config.sampling.max_new_tokens
     cut = full and (not ended or generation.forced_eos_token_id is not None)
     return ShardRow(row.row, row.source_ids, tokens, reason=TRUNCATED if cut else "")
-
-
-def _report(folder: Path, manifest: Manifest) -> None:
-    """The account, and the numbers of the rows that gave no output."""
-    counts = manifest.counts
-    assert counts is not None
-    say(
-        f"{folder}: {manifest.rows} rows = {counts.ok} ok + {counts.skipped} skipped + "
-        f"{counts.error} failed; {counts.target_tokens} tokens, {counts.truncated} outputs cut at "
-        f"max_new_tokens = {manifest.max_new_tokens}"
-    )
-    lost = lost_rows(folder, manifest)
-    for row in lost[:ROWS_NAMED]:
-        say(f"  row {row['row']}: {row['status']}, {row['reason']}")
-    if len(lost) > ROWS_NAMED:
-        say(f"  and {len(lost) - ROWS_NAMED} more: see column `reason` of the shards")

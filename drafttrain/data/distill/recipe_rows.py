@@ -11,7 +11,8 @@ from drafttrain.config.commands import DistillConfig
 from drafttrain.config.inputs import DataConfig
 from drafttrain.config.reading import settings_of_group
 from drafttrain.config.recipes import DistillingRecipe, HeadRecipe
-from drafttrain.data.distill.distill import distill, load_distilled
+from drafttrain.data.distill.distill import distill
+from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.models.loading import LoadedTarget
 
 

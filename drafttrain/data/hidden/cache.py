@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import CacheConfig
 from drafttrain.config.progress import Progress
-from drafttrain.data.hidden.plan import CachePlan, kept_share, plan_cache, state_of
+from drafttrain.data.hidden.plan import kept_share, plan_cache, state_of
 from drafttrain.data.hidden.slot_states import label_slots
 from drafttrain.data.hidden.token_states import Labelling, Output, label_tokens
 from drafttrain.data.shards.filling import fill_folder
@@ -30,12 +30,9 @@ from drafttrain.data.shards.outputs import Manifest, load_distilled, read_manife
 from drafttrain.data.shards.sharing import read_share
 from drafttrain.data.shards.states import (
     CacheManifest,
-    HiddenCache,
     Labelled,
     ModelIdentity,
     check_not_empty,
-    open_cache,
-    read_cache_manifest,
     read_column,
     shard_path,
     write_shard,
@@ -43,19 +40,10 @@ from drafttrain.data.shards.states import (
 from drafttrain.data.shards.writing import join_processes, say
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.types import Sampling
+from drafttrain.models.draft_states import state_size
 from drafttrain.models.drafters import load_drafter_beside
 from drafttrain.models.identity import hash_tokenizer, hash_weights
 from drafttrain.models.loading import LoadedTarget, load_target
-
-__all__ = [
-    "CacheManifest",
-    "CachePlan",
-    "HiddenCache",
-    "build_cache",
-    "open_cache",
-    "plan_cache",
-    "read_cache_manifest",
-]
 
 
 def build_cache(
@@ -77,7 +65,7 @@ def build_cache(
     drafter = load_drafter_beside(target, config.drafter) if drafter is None else drafter
     check_same_target(config, distilled, target)
     labelling = _labelling(config, distilled, target, drafter)
-    caching = Caching(config, target, outputs, labelling, plan)
+    caching = Caching(config, target, outputs, labelling, str(plan))
     return fill_folder(caching, config.out, read_share(config.share), state)
 
 
@@ -89,25 +77,39 @@ class Caching:
     target: LoadedTarget
     outputs: datasets.Dataset
     labelling: Labelling
-    planned: CachePlan
+    plan: str
     kind: ClassVar[type[CacheManifest]] = CacheManifest
 
-    @property
-    def plan(self) -> str:
-        return str(self.planned)
-
     def describe(self) -> CacheManifest:
-        return _describe(self.config, self.planned, self.labelling, self.target, self.outputs)
+        config, labelling = self.config, self.labelling
+        state, drafter, sampling = labelling.state, labelling.drafter, labelling.sampling
+        same = {"blocks_per_row", "mixes", "dtype", "seed", "batch_tokens", "shard_rows"}
+        return CacheManifest(
+            state=state,
+            target=_identity(self.target.path, self.target.model),
+            drafter=_identity(config.drafter, drafter),
+            hidden_size=state_size(drafter.config, state),
+            tokenizer_sha256=hash_tokenizer(self.target.tokenizer),
+            distilled=str(config.distilled),
+            outputs_sha256=hash_outputs(self.outputs),
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            mixing=labelling.mixing if state == "token" else None,
+            k=config.k if state == "slot" else None,
+            **config.model_dump(include=same),
+            rows=len(self.outputs),
+            versions={"torch": torch.__version__, "transformers": transformers.__version__},
+        )
 
     def write(self, manifest: CacheManifest, shard: int, work: Progress) -> None:
         label = label_slots if manifest.state == "slot" else label_tokens
-        chosen = self.outputs.select(manifest.rows_of(shard))
-        rows = [_cut(row, self.labelling) for row in chosen]
+        rows = [_cut(row, self.labelling) for row in self.outputs.select(manifest.rows_of(shard))]
         labelled: list[list[Labelled]] = []
         for mixes in label(self.labelling, [row for row in rows if row.target_ids]):
             labelled.append(mixes)
             work.update()
-        work.update(sum(not row.target_ids for row in rows))
+        work.update(len(rows) - len(labelled))
         labelled.sort(key=lambda mixes: mixes[0].row)
         for mix in range(manifest.mixes):
             one = [mixes[mix] for mixes in labelled]
@@ -181,57 +183,19 @@ def _labelling(
         processors=processors,
         sampling=sampling,
         max_new_tokens=distilled.max_new_tokens,
-        seed=config.seed,
-        mixes=config.mixes,
         state=state,
         mixing=kept_share(config, state),
-        k=config.k,
-        blocks_per_row=config.blocks_per_row,
-        batch_tokens=config.batch_tokens,
+        settings=config,
         places=min((limit for limit in places if limit is not None), default=None),
     )
 
 
 def cache_sampling(config: CacheConfig, distilled: Manifest) -> Sampling:
     """The warping that labels are made under. Default: as the outputs were decoded."""
-    if config.sampling is not None:
-        return Sampling(config.sampling.temperature, config.sampling.top_k, config.sampling.top_p)
-    if distilled.method != "sample":
+    if config.sampling is None and distilled.method != "sample":
         return Sampling()
-    assert distilled.temperature is not None
-    return Sampling(distilled.temperature, distilled.top_k or 0, distilled.top_p or 1.0)
-
-
-def _describe(
-    config: CacheConfig,
-    plan: CachePlan,
-    labelling: Labelling,
-    target: LoadedTarget,
-    outputs: datasets.Dataset,
-) -> CacheManifest:
-    sampling, drafter = labelling.sampling, labelling.drafter
-    return CacheManifest(
-        state=plan.state,
-        target=_identity(target.path, target.model),
-        drafter=_identity(config.drafter, drafter),
-        hidden_size=plan.hidden_size,
-        tokenizer_sha256=hash_tokenizer(target.tokenizer),
-        distilled=str(config.distilled),
-        outputs_sha256=hash_outputs(outputs),
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        mixing=labelling.mixing if plan.state == "token" else None,
-        k=config.k if plan.state == "slot" else None,
-        blocks_per_row=config.blocks_per_row,
-        mixes=config.mixes,
-        dtype=config.dtype,
-        seed=config.seed,
-        batch_tokens=config.batch_tokens,
-        shard_rows=config.shard_rows,
-        rows=len(outputs),
-        versions={"torch": torch.__version__, "transformers": transformers.__version__},
-    )
+    asked = config.sampling or distilled
+    return Sampling(asked.temperature, asked.top_k or 0, asked.top_p or 1.0)
 
 
 def _identity(path: str, model: PreTrainedModel) -> ModelIdentity:

@@ -73,12 +73,7 @@ def plan_cache(config: CacheConfig) -> CachePlan:
     rows = len(load_distilled(config.distilled))
     assert distilled.counts is not None
     tokens = distilled.counts.target_tokens
-    if state == "slot":
-        blocks = min(tokens, rows * (config.blocks_per_row or tokens))
-        positions = blocks * min(config.k, SLOTS_SEEN) * config.mixes
-    else:
-        positions = round(tokens * (1 - kept_share(config, state))) * config.mixes
-    width = torch.finfo(getattr(torch, config.dtype)).bits // 8
+    positions, disk_bytes = estimate_cache(config, settings, rows, tokens)
     shards = count_shards(rows, config.shard_rows)
     mixes = range(config.mixes)
     existing = next(path for path in (config.out, *config.out.absolute().parents) if path.is_dir())
@@ -90,9 +85,9 @@ def plan_cache(config: CacheConfig) -> CachePlan:
             [shard_path(config.out, mix, shard) for mix in mixes] for shard in range(shards)
         ),
         tokens=tokens,
-        positions=positions,
+        positions=positions * config.mixes,
         hidden_size=state_size(settings, state),
-        disk_bytes=positions * (state_size(settings, state) * width + 4 + 8 + 4),
+        disk_bytes=disk_bytes,
         free_bytes=shutil.disk_usage(existing).free,
     )
     if plan.needed_bytes + SPARE > plan.free_bytes:
@@ -102,6 +97,20 @@ def plan_cache(config: CacheConfig) -> CachePlan:
             f"mixes or {'blocks_per_row' if state == 'slot' else 'distilled rows'}, or another disk"
         )
     return plan
+
+
+def estimate_cache(
+    config: CacheConfig, drafter: PretrainedConfig, rows: int, tokens: int
+) -> tuple[int, int]:
+    """Positions in each mix, and bytes of all, for outputs of so many rows and tokens."""
+    state = state_of(config, drafter)
+    if state == "slot":
+        blocks = min(tokens, rows * (config.blocks_per_row or tokens))
+        positions = blocks * min(config.k, SLOTS_SEEN)
+    else:
+        positions = round(tokens * (1 - kept_share(config, state)))
+    width = torch.finfo(getattr(torch, config.dtype)).bits // 8
+    return positions, positions * config.mixes * (state_size(drafter, state) * width + 4 + 8 + 4)
 
 
 def state_of(config: CacheConfig, drafter: PretrainedConfig) -> StateKind:

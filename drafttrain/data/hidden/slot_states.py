@@ -34,7 +34,7 @@ def label_slots(labelling: Labelling, outputs: Sequence[Output]) -> Iterator[lis
     """What each output gives to mix 0, 1, ..., in no particular order of outputs."""
     drafter = labelling.drafter
     assert isinstance(drafter, SpecDrafter)
-    for group in grouped(outputs, labelling.batch_tokens, labelling.target.config.vocab_size):
+    for group in grouped(labelling, outputs):
         sources = [output.source_ids for output in group]
         judged = teacher_force(labelling.target, sources, [output.target_ids for output in group])
         for output, forced in zip(group, judged, strict=True):
@@ -46,13 +46,14 @@ def _label_blocks(
     labelling: Labelling, drafter: SpecDrafter, output: Output, target_probs: Tensor
 ) -> list[Labelled]:
     """The slots that decoding would have seen in blocks along one output, for every mix."""
-    length, k = len(output.target_ids), labelling.k
+    settings = labelling.settings
+    length, k = len(output.target_ids), settings.k
     source_ids, target_ids = torch.tensor(output.source_ids), torch.tensor(output.target_ids)
     prefixes: list[int] = []
     labelled = []
-    for mix in range(labelling.mixes):
-        numbers = row_uniforms(labelling.seed, mix, output.row, length, k + 1)
-        chosen = draw_prefixes(numbers[:, 0], labelling.blocks_per_row)
+    for mix in range(settings.mixes):
+        numbers = row_uniforms(settings.seed, mix, output.row, length, k + 1)
+        chosen = draw_prefixes(numbers[:, 0], settings.blocks_per_row)
         if chosen != prefixes:  # with all blocks, one pass serves all mixes
             prefixes = chosen
             states, previous = block_states(drafter, source_ids, target_ids, prefixes, k)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from drafttrain.config.commands import CacheConfig
 from drafttrain.data.batches.mixing import Mixed, mix_tokens, row_uniforms
 from drafttrain.data.shards.states import Labelled
 from drafttrain.decoding.engine.cached_model import make_source
@@ -48,81 +49,54 @@ class Labelling:
     sampling: Sampling
     max_new_tokens: int
     """As the outputs were decoded: some logits processors look at it."""
-    seed: int
-    mixes: int
     state: StateKind
     mixing: float
     """r: share of positions that keep the output's own token (for `token` states)."""
-    k: int
-    """Slots of a block (for slots)."""
-    blocks_per_row: int | None
-    batch_tokens: int
+    settings: CacheConfig
+    """What else was asked for: seed, mixes, blocks, size of batches."""
     places: int | None
     """Positions that both models have; None: no limit."""
 
 
 def label_tokens(labelling: Labelling, outputs: Sequence[Output]) -> Iterator[list[Labelled]]:
     """What each output gives to mix 0, 1, ..., in no particular order of outputs."""
-    for group in grouped(outputs, labelling.batch_tokens, labelling.target.config.vocab_size):
+    for group in grouped(labelling, outputs):
         sources = [output.source_ids for output in group]
         targets = [output.target_ids for output in group]
         along = teacher_force(labelling.drafter, sources, targets)
-        mixed = _mix_group(labelling, group, along)
-        if labelling.state == "drawn":
-            states = _drawn_states(along, mixed)
-        else:
-            states = _fed_states(labelling, sources, mixed)
-        for output, mixes, of_mixes in zip(group, mixed, states, strict=True):
-            yield [
-                _chosen(output, one, hidden.float())
-                for one, hidden in zip(mixes, of_mixes, strict=True)
-            ]
-
-
-def _drawn_states(
-    along: Sequence[Forced], mixed: Sequence[Sequence[Mixed]]
-) -> Iterator[list[Tensor]]:
-    """States of each output's mixes as their tokens are drawn, all behind the output's own."""
-    for forced, mixes in zip(along, mixed, strict=True):
-        yield [drawn_states(forced.before, forced.logits, one.tokens) for one in mixes]
-
-
-def _fed_states(
-    labelling: Labelling, sources: Sequence[Sequence[int]], mixed: Sequence[Sequence[Mixed]]
-) -> Iterator[tuple[Tensor, ...]]:
-    """States of each output's mixes at their tokens' own positions."""
-    by_mix = [
-        forced_states(labelling.drafter, sources, [mixes[mix].tokens.tolist() for mixes in mixed])
-        for mix in range(labelling.mixes)
-    ]
-    return zip(*by_mix, strict=True)
-
-
-def _mix_group(
-    labelling: Labelling, group: Sequence[Output], along: Sequence[Forced]
-) -> list[list[Mixed]]:
-    """The mixes of each output: drafted tokens and their labels. along: the drafter's rows."""
-    judged = teacher_force(
-        labelling.target,
-        [output.source_ids for output in group],
-        [output.target_ids for output in group],
-    )
-    mixed = []
-    for output, target, draft in zip(group, judged, along, strict=True):
-        length = len(output.target_ids)
-        uniforms = [
-            row_uniforms(labelling.seed, mix, output.row, length) for mix in range(labelling.mixes)
-        ]
-        mixed.append(
-            mix_tokens(
-                torch.tensor(output.target_ids, device=draft.logits.device),
-                target_rows(labelling, output, target.logits).to(draft.logits.device),
-                warp(draft.logits, labelling.sampling),
-                labelling.mixing,
-                torch.from_numpy(np.stack(uniforms)),
+        judged = teacher_force(labelling.target, sources, targets)
+        mixed = [_mix(labelling, *one) for one in zip(group, judged, along, strict=True)]
+        if labelling.state == "drawn":  # as the tokens are drawn, all behind the output's own
+            states = (
+                [drawn_states(forced.before, forced.logits, one.tokens) for one in mixes]
+                for forced, mixes in zip(along, mixed, strict=True)
             )
-        )
-    return mixed
+        else:  # at the tokens' own positions
+            fed = [[one.tokens.tolist() for one in of_mix] for of_mix in zip(*mixed, strict=True)]
+            by_mix = [forced_states(labelling.drafter, sources, tokens) for tokens in fed]
+            states = zip(*by_mix, strict=True)
+        for output, mixes, of_mixes in zip(group, mixed, states, strict=True):
+            labelled = []
+            for one, hidden in zip(mixes, of_mixes, strict=True):
+                chosen = one.drafted.nonzero().flatten()
+                kept = hidden.float()[chosen]
+                labelled.append(Labelled(output.row, chosen, kept, one.acceptance[chosen]))
+            yield labelled
+
+
+def _mix(labelling: Labelling, output: Output, target: Forced, draft: Forced) -> list[Mixed]:
+    """The mixes of an output: drafted tokens and their labels, by the rows of both models."""
+    length, settings = len(output.target_ids), labelling.settings
+    uniforms = [
+        row_uniforms(settings.seed, mix, output.row, length) for mix in range(settings.mixes)
+    ]
+    return mix_tokens(
+        torch.tensor(output.target_ids, device=draft.logits.device),
+        target_rows(labelling, output, target.logits).to(draft.logits.device),
+        warp(draft.logits, labelling.sampling),
+        labelling.mixing,
+        torch.from_numpy(np.stack(uniforms)),
+    )
 
 
 def target_rows(labelling: Labelling, output: Output, logits: Tensor) -> Tensor:
@@ -136,20 +110,13 @@ def target_rows(labelling: Labelling, output: Output, logits: Tensor) -> Tensor:
     return warp(processors(source.prefix, tokens, logits), labelling.sampling)
 
 
-def _chosen(output: Output, mixed: Mixed, hidden: Tensor) -> Labelled:
-    """The drafted positions of one mix. Shapes: hidden [L, D]."""
-    positions = mixed.drafted.nonzero().flatten()
-    return Labelled(output.row, positions, hidden[positions], mixed.acceptance[positions])
-
-
-def grouped(
-    outputs: Sequence[Output], batch_tokens: int, vocab_size: int
-) -> Iterator[list[Output]]:
+def grouped(labelling: Labelling, outputs: Sequence[Output]) -> Iterator[list[Output]]:
     """Longest first, as many as fit: rows x longest row <= batch_tokens, and little enough logits.
 
     Rows of an output go through the output projection, so they count for memory by themselves.
     """
-    positions = max(1, LOGIT_BYTES // (4 * vocab_size))
+    batch_tokens = labelling.settings.batch_tokens
+    positions = max(1, LOGIT_BYTES // (4 * labelling.target.config.vocab_size))
     group: list[Output] = []
     longest = scored = 0
     for output in sorted(outputs, key=lambda one: (-_length(one), one.row)):

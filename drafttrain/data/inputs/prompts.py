@@ -33,17 +33,8 @@ BUILDERS: dict[str, tuple[str, dict[str, Any]]] = {
     ".tsv": ("csv", {"keep_default_na": False, "sep": "\t"}),
     ".txt": ("text", {}),
 }
-LOADING_ERRORS = (
-    datasets.exceptions.DatasetsError,
-    pyarrow.ArrowInvalid,
-    OSError,
-    EOFError,
-    RuntimeError,
-    StopIteration,
-    UnicodeError,
-    ValueError,
-    zlib.error,
-)
+LOADING_ERRORS = (OSError, EOFError, RuntimeError, StopIteration, ValueError, zlib.error)
+LOADING_ERRORS += (datasets.exceptions.DatasetsError,)
 HEAD_BYTES = 1 << 16
 DATA_FIELD = re.compile(rf"\bdata\.(?=({'|'.join(DataConfig.model_fields)})\b)")
 """`data.` before a setting's name; messages are worded for the group that is called so."""

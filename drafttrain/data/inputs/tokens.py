@@ -21,22 +21,13 @@ from drafttrain.data.inputs.rows import CHATS
 def tokenize_prompts(
     tokenizer: PreTrainedTokenizerBase, rows: datasets.Dataset, decoder_only: bool
 ) -> list[list[int]]:
-    """The tokens of every row of `load_inputs`, whichever kind they are of.
+    """The tokens of every row of `load_inputs`; of chats, up to where the assistant is to speak.
 
-    None for a row with nothing to decode. Raises ConfigError for chats that cannot be rendered.
+    None for a row with nothing to decode. Raises ConfigError for chats that the tokenizer has no
+    template for, or that it refuses.
     """
-    if CHATS in rows.column_names:
-        return tokenize_chats(tokenizer, rows, decoder_only)
-    return tokenize_texts(tokenizer, rows["source"][:], decoder_only)
-
-
-def tokenize_chats(
-    tokenizer: PreTrainedTokenizerBase, rows: datasets.Dataset, decoder_only: bool
-) -> list[list[int]]:
-    """The tokens of chats, up to where the assistant is to speak.
-
-    Raises ConfigError for chats that the tokenizer has no template for, or that it refuses.
-    """
+    if CHATS not in rows.column_names:
+        return tokenize_texts(tokenizer, rows["source"][:], decoder_only)
     check_chats(tokenizer, rows, decoder_only)
     chats = [
         _render(tokenizer, chat, row) if text else ""

@@ -147,14 +147,9 @@ def write_shard(path: Path, rows: Sequence[ShardRow]) -> None:
         pyarrow.parquet.write_table(table, temporary, compression="zstd")
 
 
-def count_rows(folder: Path, manifest: Manifest) -> Counts:
-    """The account of all shards. Raises ConfigError if one is damaged or has other rows."""
-    return _count(_read_shards(folder, manifest))
-
-
 def lost_rows(folder: Path, manifest: Manifest) -> list[dict[str, Any]]:
     """Number, status and reason of the rows that gave no output."""
-    table = _read_shards(folder, manifest).select(["row", "status", "reason"])
+    table = read_shards(folder, manifest).select(["row", "status", "reason"])
     return table.filter(compute.not_equal(table["status"], "ok")).to_pylist()
 
 
@@ -163,8 +158,8 @@ def load_distilled(folder: Path | str) -> datasets.Dataset:
     folder = Path(folder)
     manifest = read_manifest(folder)
     check_finished(folder, manifest)
-    table = _read_shards(folder, manifest)
-    found = _count(table)
+    table = read_shards(folder, manifest)
+    found = count_rows(table)
     if found != manifest.counts:
         raise ConfigError(
             f"the shards in {str(folder)!r} hold {found}, but its {MANIFEST} says "
@@ -178,7 +173,8 @@ def load_distilled(folder: Path | str) -> datasets.Dataset:
     return datasets.Dataset(_ok_rows(table).select(["row", "source_ids", "target_ids"]))
 
 
-def _read_shards(folder: Path, manifest: Manifest) -> pyarrow.Table:
+def read_shards(folder: Path, manifest: Manifest) -> pyarrow.Table:
+    """The rows of all shards. Raises ConfigError if one is damaged or has other rows."""
     return pyarrow.concat_tables(
         _read_shard(shard_path(folder, shard), len(manifest.rows_of(shard)))
         for shard in range(manifest.shards)
@@ -221,20 +217,21 @@ def _ok_rows(table: pyarrow.Table) -> pyarrow.Table:
     return table.filter(compute.equal(table["status"], "ok"))
 
 
-def _count(table: pyarrow.Table) -> Counts:
+def count_rows(table: pyarrow.Table) -> Counts:
+    """The account of some rows."""
     statuses = table["status"].to_pylist()
     ok = _ok_rows(table)
-    tokens = {
-        side: compute.sum(compute.list_value_length(ok[f"{side}_ids"])).as_py() or 0
-        for side in ("source", "target")
-    }
+    source_tokens, target_tokens = (
+        compute.sum(compute.list_value_length(ok[name])).as_py() or 0
+        for name in ("source_ids", "target_ids")
+    )
     return Counts(
         ok=statuses.count("ok"),
         skipped=statuses.count("skipped"),
         error=statuses.count("error"),
         truncated=ok["reason"].to_pylist().count(TRUNCATED),
-        source_tokens=tokens["source"],
-        target_tokens=tokens["target"],
+        source_tokens=source_tokens,
+        target_tokens=target_tokens,
     )
 
 

@@ -185,17 +185,14 @@ class HiddenCache:
         """
         pieces = [
             piece
-            for first, last in _runs(row_indices)
-            for piece in self._read_span(mix, first, last)
+            for run in np.split(row_indices, np.flatnonzero(np.diff(row_indices) != 1) + 1)
+            if len(run)
+            for piece in self._read_span(mix, int(run[0]), int(run[-1]))
         ]
         if not pieces:
-            none = torch.empty(0, self.manifest.hidden_size, dtype=getattr(torch, self._dtype))
-            return none, torch.empty(0)
+            dtype = getattr(torch, self.manifest.dtype)
+            return torch.empty(0, self.manifest.hidden_size, dtype=dtype), torch.empty(0)
         return torch.cat([hidden for hidden, _ in pieces]), torch.cat([p for _, p in pieces])
-
-    @property
-    def _dtype(self) -> str:
-        return self.manifest.dtype
 
     def _read_span(self, mix: int, first: int, last: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Rows first..last of a mix: one piece from each shard that they lie in."""
@@ -215,20 +212,6 @@ class HiddenCache:
         if key not in self._open:
             self._open[key] = safe_open(shard_path(self.folder, mix, shard), framework="pt")
         return self._open[key]
-
-
-def _runs(indices: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """First and last of each run of neighbours: 3 4 5 9 -> (3, 5), (9, 9)."""
-    first = last = None
-    for index in indices:
-        if last is not None and index == last + 1:
-            last = index
-            continue
-        if first is not None:
-            yield first, last
-        first = last = int(index)
-    if first is not None:
-        yield first, last
 
 
 def open_cache(folder: Path | str) -> HiddenCache:
@@ -274,24 +257,20 @@ def check_not_empty(folder: Path, counts: Sequence[int]) -> None:
 
 def read_column(folder: Path, manifest: CacheManifest, mix: int, name: str) -> list[np.ndarray]:
     """A small tensor of every shard of a mix. Raises ConfigError for a damaged shard."""
-    return [
-        _read_one(shard_path(folder, mix, shard), name, manifest)
-        for shard in range(manifest.shards)
-    ]
-
-
-def _read_one(path: Path, name: str, manifest: CacheManifest) -> np.ndarray:
-    try:
-        with safe_open(path, framework="pt") as file:
-            column = file.get_tensor(name).numpy()
-            shape = tuple(file.get_slice("hidden").get_shape())
-    except (SafetensorError, OSError) as error:
-        raise ConfigError(
-            f"{path} cannot be read ({error}); delete it and cache again: the other shards stay"
-        ) from None
-    if shape != (len(column), manifest.hidden_size):
-        raise ConfigError(
-            f"{path} holds hidden states of shape {shape} where {len(column)} rows of "
-            f"{manifest.hidden_size} belong; delete it and cache again: the other shards stay"
-        )
-    return column
+    remedy = "delete it and cache again: the other shards stay"
+    columns = []
+    for shard in range(manifest.shards):
+        path = shard_path(folder, mix, shard)
+        try:
+            with safe_open(path, framework="pt") as file:
+                column = file.get_tensor(name).numpy()
+                shape = tuple(file.get_slice("hidden").get_shape())
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(f"{path} cannot be read ({error}); {remedy}") from None
+        if shape != (len(column), manifest.hidden_size):
+            raise ConfigError(
+                f"{path} holds hidden states of shape {shape} where {len(column)} rows of "
+                f"{manifest.hidden_size} belong; {remedy}"
+            )
+        columns.append(column)
+    return columns

@@ -44,13 +44,12 @@ class Account:
 
 def drafter_shape(config: PretrainedConfig) -> dict:
     """Spec-Drafter fields that follow the target's family. Raises ValueError for other families."""
-    reader = _SHAPES.get(config.model_type)
-    if reader is None:
+    if config.model_type not in _FAMILIES:
         raise ValueError(
             f"no Spec-Drafter shape is known for model type {config.model_type!r}; known: "
-            f"{', '.join(sorted(_SHAPES))}"
+            f"{', '.join(sorted(_FAMILIES))}"
         )
-    return reader(config)
+    return _FAMILIES[config.model_type].shape(config)
 
 
 def has_own_output(target: PreTrainedModel) -> bool:
@@ -90,22 +89,15 @@ def make_config(
     if settings.encoder_layers is not None:
         shape["encoder_layers"] = settings.encoder_layers
     shape |= _resized(shape, settings)
+    given = {"decoder_layers", "dropout", "k", "slots", "prefix_attention", "soft_copy"}
     return SpecDrafterConfig(
-        **shape
-        | {
-            "decoder_layers": settings.decoder_layers,
-            "dropout": settings.dropout,
-            "k": settings.k,
-            "slots": settings.slots,
-            "prefix_attention": settings.prefix_attention,
-            "soft_copy": settings.soft_copy,
-            "previous_token_rank": settings.previous_token_rank,
-            "mask_id": mask_id,
-            "pad_token_id": target.pad_token_id,
-            "eos_token_id": target.eos_token_id,
-            "decoder_start_token_id": target.decoder_start_token_id,
-            "target": identity,
-        }
+        **shape,
+        **settings.model_dump(include=given | {"previous_token_rank"}),
+        mask_id=mask_id,
+        pad_token_id=target.pad_token_id,
+        eos_token_id=target.eos_token_id,
+        decoder_start_token_id=target.decoder_start_token_id,
+        target=identity,
     )
 
 
@@ -166,9 +158,8 @@ def initialise(drafter: SpecDrafter, target: PreTrainedModel, parts: str) -> Acc
     account = Account()
     own = drafter.state_dict()
     if parts != "none":
-        names = _NAMES[target.config.model_type]
-        theirs = {name: tensor for name, tensor in target.state_dict().items()}
-        wanted = names(drafter.config, target.config)
+        theirs = target.state_dict()
+        wanted = _sources(drafter.config, target.config)
         if parts == "encoder":
             wanted = {k: v for k, v in wanted.items() if not k.startswith("decoder.")}
         used: set[str] = set()
@@ -274,89 +265,90 @@ def _t5_shape(config: PretrainedConfig) -> dict:
     }
 
 
-def _bart_names(own: SpecDrafterConfig, target: PretrainedConfig) -> dict[str, list[str]]:
-    names = {
-        "embedding.weight": ["model.shared.weight"],
-        "output.weight": ["lm_head.weight"],
-        "logits_bias": ["final_logits_bias"],
-    }
-    for part, depth, target_depth in (
-        ("encoder", own.encoder_layers, target.encoder_layers),
-        ("decoder", own.decoder_layers, target.decoder_layers),
-    ):
-        there = f"model.{part}"
-        names[f"{part}.learned_positions.weight"] = [f"{there}.embed_positions.weight"]
-        _add_norm(names, f"{part}.embedding_norm", f"{there}.layernorm_embedding")
-        _add_norm(names, f"{part}.final_norm", f"{there}.layer_norm")
-        for i, j in enumerate(spread(depth, target_depth)):
-            here, layer = f"{part}.layers.{i}", f"{there}.layers.{j}"
-            for kind in ("weight", "bias"):
-                qkv = [f"{layer}.self_attn.{p}_proj.{kind}" for p in "qkv"]
-                names[f"{here}.self_attention.qkv.{kind}"] = qkv
-                names[f"{here}.self_attention.out.{kind}"] = [f"{layer}.self_attn.out_proj.{kind}"]
-                names[f"{here}.feed_forward.up.{kind}"] = [f"{layer}.fc1.{kind}"]
-                names[f"{here}.feed_forward.down.{kind}"] = [f"{layer}.fc2.{kind}"]
-                if part == "decoder":
-                    cross, attention = f"{here}.cross_attention", f"{layer}.encoder_attn"
-                    names[f"{cross}.query.{kind}"] = [f"{attention}.q_proj.{kind}"]
-                    names[f"{cross}.kv.{kind}"] = [f"{attention}.{p}_proj.{kind}" for p in "kv"]
-                    names[f"{cross}.out.{kind}"] = [f"{attention}.out_proj.{kind}"]
-            _add_norm(names, f"{here}.self_norm", f"{layer}.self_attn_layer_norm")
-            _add_norm(names, f"{here}.feed_forward_norm", f"{layer}.final_layer_norm")
-            if part == "decoder":
-                _add_norm(names, f"{here}.cross_norm", f"{layer}.encoder_attn_layer_norm")
-    return names
+@dataclass(frozen=True)
+class _Family:
+    """How targets of some model types are read."""
+
+    shape: Callable[[PretrainedConfig], dict]
+    layer: str
+    """Name of one of the target's layers."""
+    decoder_layers: str
+    """Where its configuration counts those of the decoder."""
+    modules: dict[str, tuple[str, ...]]
+    """The drafter's module -> the target's that it holds, one after the other."""
 
 
-def _t5_names(own: SpecDrafterConfig, target: PretrainedConfig) -> dict[str, list[str]]:
-    names = {"embedding.weight": ["shared.weight"], "output.weight": ["lm_head.weight"]}
-    for part, depth, target_depth in (
-        ("encoder", own.encoder_layers, target.num_layers),
-        ("decoder", own.decoder_layers, target.num_decoder_layers),
-    ):
-        first = f"{part}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        names[f"{part}.relative_bias.embedding.weight"] = [first]
-        names[f"{part}.final_norm.weight"] = [f"{part}.final_layer_norm.weight"]
-        for i, j in enumerate(spread(depth, target_depth)):
-            here, block = f"{part}.layers.{i}", f"{part}.block.{j}.layer"
-            attention = f"{block}.0.SelfAttention"
-            names[f"{here}.self_attention.qkv.weight"] = [f"{attention}.{p}.weight" for p in "qkv"]
-            names[f"{here}.self_attention.out.weight"] = [f"{attention}.o.weight"]
-            names[f"{here}.self_norm.weight"] = [f"{block}.0.layer_norm.weight"]
-            last = 1
-            if part == "decoder":
-                cross, attention, last = f"{here}.cross_attention", f"{block}.1.EncDecAttention", 2
-                names[f"{cross}.query.weight"] = [f"{attention}.q.weight"]
-                names[f"{cross}.kv.weight"] = [f"{attention}.{p}.weight" for p in "kv"]
-                names[f"{cross}.out.weight"] = [f"{attention}.o.weight"]
-                names[f"{here}.cross_norm.weight"] = [f"{block}.1.layer_norm.weight"]
-            dense = f"{block}.{last}.DenseReluDense"
-            up, gate = ("wi_1", "wi_0") if target.is_gated_act else ("wi", "none")
-            names[f"{here}.feed_forward.up.weight"] = [f"{dense}.{up}.weight"]
-            names[f"{here}.feed_forward.gate.weight"] = [f"{dense}.{gate}.weight"]
-            names[f"{here}.feed_forward.down.weight"] = [f"{dense}.wo.weight"]
-            names[f"{here}.feed_forward_norm.weight"] = [f"{block}.{last}.layer_norm.weight"]
-    return names
+_BART = _Family(
+    _bart_shape,
+    "model.{part}.layers.{number}",
+    "decoder_layers",
+    {
+        "embedding": ("model.shared",),
+        "output": ("lm_head",),
+        "logits_bias": ("final_logits_bias",),
+        "{part}.learned_positions": ("model.{part}.embed_positions",),
+        "{part}.embedding_norm": ("model.{part}.layernorm_embedding",),
+        "{part}.final_norm": ("model.{part}.layer_norm",),
+        "{own}.self_attention.qkv": tuple(f"{{layer}}.self_attn.{x}_proj" for x in "qkv"),
+        "{own}.self_attention.out": ("{layer}.self_attn.out_proj",),
+        "{own}.self_norm": ("{layer}.self_attn_layer_norm",),
+        "{own}.cross_attention.query": ("{layer}.encoder_attn.q_proj",),
+        "{own}.cross_attention.kv": tuple(f"{{layer}}.encoder_attn.{x}_proj" for x in "kv"),
+        "{own}.cross_attention.out": ("{layer}.encoder_attn.out_proj",),
+        "{own}.cross_norm": ("{layer}.encoder_attn_layer_norm",),
+        "{own}.feed_forward.up": ("{layer}.fc1",),
+        "{own}.feed_forward.down": ("{layer}.fc2",),
+        "{own}.feed_forward_norm": ("{layer}.final_layer_norm",),
+    },
+)
+_T5 = _Family(
+    _t5_shape,
+    "{part}.block.{number}.layer",
+    "num_decoder_layers",
+    {
+        "embedding": ("shared",),
+        "output": ("lm_head",),
+        "{part}.relative_bias.embedding": (
+            "{part}.block.0.layer.0.SelfAttention.relative_attention_bias",
+        ),
+        "{part}.final_norm": ("{part}.final_layer_norm",),
+        "{own}.self_attention.qkv": tuple(f"{{layer}}.0.SelfAttention.{x}" for x in "qkv"),
+        "{own}.self_attention.out": ("{layer}.0.SelfAttention.o",),
+        "{own}.self_norm": ("{layer}.0.layer_norm",),
+        "{own}.cross_attention.query": ("{layer}.1.EncDecAttention.q",),
+        "{own}.cross_attention.kv": tuple(f"{{layer}}.1.EncDecAttention.{x}" for x in "kv"),
+        "{own}.cross_attention.out": ("{layer}.1.EncDecAttention.o",),
+        "{own}.cross_norm": ("{layer}.1.layer_norm",),
+        "{own}.feed_forward.up": ("{layer}.{last}.DenseReluDense.{up}",),
+        "{own}.feed_forward.gate": ("{layer}.{last}.DenseReluDense.wi_0",),
+        "{own}.feed_forward.down": ("{layer}.{last}.DenseReluDense.wo",),
+        "{own}.feed_forward_norm": ("{layer}.{last}.layer_norm",),
+    },
+)
+_FAMILIES = dict.fromkeys(("marian", "bart", "mbart", "pegasus"), _BART)
+_FAMILIES |= dict.fromkeys(("t5", "mt5"), _T5)
 
 
-def _add_norm(names: dict[str, list[str]], own: str, theirs: str) -> None:
-    for kind in ("weight", "bias"):
-        names[f"{own}.{kind}"] = [f"{theirs}.{kind}"]
+def _sources(own: SpecDrafterConfig, target: PretrainedConfig) -> dict[str, list[str]]:
+    """Drafter parameter -> target parameters that it starts from, one after the other.
 
-
-_SHAPES: dict[str, Callable[[PretrainedConfig], dict]] = {
-    "marian": _bart_shape,
-    "bart": _bart_shape,
-    "mbart": _bart_shape,
-    "pegasus": _bart_shape,
-    "t5": _t5_shape,
-    "mt5": _t5_shape,
-}
-_NAMES: dict[str, Callable[[SpecDrafterConfig, PretrainedConfig], dict[str, list[str]]]] = {
-    "marian": _bart_names,
-    "bart": _bart_names,
-    "mbart": _bart_names,
-    "pegasus": _bart_names,
-    "t5": _t5_names,
-    "mt5": _t5_names,
-}
+    Of all that models of the family may have; each lacks some.
+    """
+    family = _FAMILIES[target.model_type]
+    encoder = ("encoder", 1, own.encoder_layers, target.num_hidden_layers)
+    decoder = ("decoder", 2, own.decoder_layers, getattr(target, family.decoder_layers))
+    sources = {}
+    for part, last, depth, target_depth in (encoder, decoder):
+        for i, number in enumerate(spread(depth, target_depth)):
+            places = {
+                "part": part,
+                "own": f"{part}.layers.{i}",
+                "layer": family.layer.format(part=part, number=number),
+                "last": last,
+                "up": "wi_1" if own.gated_ffn else "wi",
+            }
+            for name, theirs in family.modules.items():
+                for kind in ("", ".weight", ".bias"):
+                    found = [module.format(**places) + kind for module in theirs]
+                    sources[name.format(**places) + kind] = found
+    return sources

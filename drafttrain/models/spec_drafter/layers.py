@@ -115,13 +115,10 @@ class CrossAttention(nn.Module):
 class FeedForward(nn.Module):
     def __init__(self, config: SpecDrafterConfig):
         super().__init__()
-        self.up = nn.Linear(config.d_model, config.ffn_dim, bias=config.bias)
-        self.gate = (
-            nn.Linear(config.d_model, config.ffn_dim, bias=config.bias)
-            if config.gated_ffn
-            else None
-        )
-        self.down = nn.Linear(config.ffn_dim, config.d_model, bias=config.bias)
+        width, inner, bias = config.d_model, config.ffn_dim, config.bias
+        self.up = nn.Linear(width, inner, bias)
+        self.gate = nn.Linear(width, inner, bias) if config.gated_ffn else None
+        self.down = nn.Linear(inner, width, bias)
         self.activation = ACT2FN[config.activation]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -206,19 +203,15 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(Layer(config, cross=decoder) for _ in range(count))
         self.embedding_norm = Norm(config) if config.embedding_norm else None
         self.final_norm = Norm(config) if config.norm_position == "pre" else None
-        self.learned_positions = (
-            nn.Embedding(config.max_positions + config.position_offset, config.d_model)
-            if config.positions == "learned"
-            else None
-        )
-        if config.positions == "relative":
+        self.learned_positions = self.relative_bias = None
+        if config.positions == "learned":
+            rows = config.max_positions + config.position_offset
+            self.learned_positions = nn.Embedding(rows, config.d_model)
+        elif config.positions == "relative":
             self.relative_bias = RelativeBias(config, bidirectional=not decoder)
         else:
-            self.relative_bias = None
-        if config.positions == "sinusoidal":
-            self.register_buffer(
-                "sinusoids", sinusoids(config.max_positions, config.d_model), persistent=False
-            )
+            table = sinusoids(config.max_positions, config.d_model)
+            self.register_buffer("sinusoids", table, persistent=False)
         self.dropout = Dropout(config.dropout)
 
     def embed_positions(self, positions: Tensor) -> Tensor | None:

@@ -15,6 +15,7 @@ and scaling are settings, and `initialise.py` reads them and the weights off a t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -120,28 +121,18 @@ class SpecDrafter(PreTrainedModel):
                 "softly copied slots are addressed by position embeddings, which a target with "
                 "relative positions (T5) has not; set drafter.soft_copy=false"
             )
-        self.embedding = nn.Embedding(config.embedding_rows, config.d_model)
-        self.output = (
-            nn.Linear(config.d_model, config.vocab_size, bias=False)
-            if config.untied_output
-            else None
-        )
-        self.logits_bias = (
-            nn.Parameter(torch.zeros(config.vocab_size)) if config.logits_bias else None
-        )
+        width, vocabulary = config.d_model, config.vocab_size
+        linear = partial(nn.Linear, bias=False)
+        self.embedding = nn.Embedding(config.embedding_rows, width)
+        self.output = linear(width, vocabulary) if config.untied_output else None
+        self.logits_bias = nn.Parameter(torch.zeros(vocabulary)) if config.logits_bias else None
         self.encoder = Stack(config, decoder=False)
         self.decoder = Stack(config, decoder=True)
-        self.soft_copy = (
-            nn.Linear(config.d_model, config.d_model, bias=False) if config.soft_copy else None
-        )
-        if config.previous_token_rank:
-            self.previous_token_hidden = nn.Linear(config.d_model, config.previous_token_rank)
-            self.previous_token_embedding = nn.Linear(
-                config.d_model, config.previous_token_rank, bias=False
-            )
-            self.previous_token_out = nn.Linear(
-                config.previous_token_rank, config.d_model, bias=False
-            )
+        self.soft_copy = linear(width, width) if config.soft_copy else None
+        if rank := config.previous_token_rank:
+            self.previous_token_hidden = nn.Linear(width, rank)
+            self.previous_token_embedding = linear(width, rank)
+            self.previous_token_out = linear(rank, width)
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:

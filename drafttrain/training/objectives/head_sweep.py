@@ -48,7 +48,9 @@ def make_heads(
         for weight in settings.rejection_weights:
             name = head_name(depth, weight)
             digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
-            config = AcceptanceHeadConfig(hidden_size, depth, weight, **identity)
+            config = AcceptanceHeadConfig(
+                hidden_size=hidden_size, depth=depth, rejection_weight=weight, **identity
+            )
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(int.from_bytes(digest, "big") >> 1)
                 heads[name] = AcceptanceHead(config).float()
@@ -135,7 +137,9 @@ class _SweepLoss(torch.autograd.Function):
         weights, biases = blocks[0::2], blocks[1::2]
         gradients = [torch.zeros_like(tensor) for tensor in stacked] if train else []
         sums = out_weight.new_zeros(3, len(out_weight))
-        rows = _rows_in_piece(len(weights[0]) if weights else 1, hidden)
+        size = PIECE_BYTES.get(hidden.device.type, OTHER_PIECE_BYTES)
+        numbers = (len(weights[0]) if weights else 1) * max(hidden.shape[1], 1)
+        rows = max(LEAST_ROWS, size // (4 * numbers))
         for start in range(0, len(hidden), rows):
             labels = acceptance[start : start + rows]
             piece = hidden[start : start + rows]
@@ -161,11 +165,6 @@ class _SweepLoss(torch.autograd.Function):
             for gradient in ctx.saved_tensors
         ]
         return None, None, None, None, *scaled
-
-
-def _rows_in_piece(heads: int, hidden: Tensor) -> int:
-    size = PIECE_BYTES.get(hidden.device.type, OTHER_PIECE_BYTES)
-    return max(LEAST_ROWS, size // (4 * heads * max(hidden.shape[1], 1)))
 
 
 def _run_heads(

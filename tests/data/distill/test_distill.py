@@ -7,7 +7,6 @@ import importlib.util
 import json
 from pathlib import Path
 
-import datasets
 import pytest
 import torch
 from filelock import FileLock
@@ -22,24 +21,17 @@ from drafttrain.data.distill.distill import (
     batches_by_length,
     distill,
     generate_settings,
-    load_distilled,
-    plan_distillation,
-    read_manifest,
 )
 from drafttrain.data.distill.generation import choose, generate_batch, trim
+from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.inputs.prompts import load_inputs
-from drafttrain.data.shards.outputs import hash_inputs
+from drafttrain.data.shards.outputs import hash_inputs, load_distilled, read_manifest
 from drafttrain.models.identity import hash_tokenizer, hash_weights
 from drafttrain.models.loading import load_target
 from tests.data.distill.tiny_distill import rows_of, settings
 from tests.processes.launching import Launch, kill_nine_when, run
 from tests.tiny_models import BOS, EOS, FAMILIES, tiny_model
 from tests.tiny_targets import random_sentences, save_target, tiny_tokenizer
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 def shards(folder: Path) -> dict[str, bytes]:

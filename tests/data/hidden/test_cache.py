@@ -7,7 +7,6 @@ from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -16,11 +15,13 @@ from transformers import ViTConfig
 from drafttrain.cli import main
 from drafttrain.config.base import ConfigError
 from drafttrain.data.batches.mixing import draw_tokens, row_uniforms
-from drafttrain.data.distill.distill import load_distilled
 from drafttrain.data.hidden import cache as hidden_cache
 from drafttrain.data.hidden import plan as cache_plan
-from drafttrain.data.hidden.cache import build_cache, open_cache, plan_cache
+from drafttrain.data.hidden.cache import build_cache
+from drafttrain.data.hidden.plan import plan_cache
 from drafttrain.data.shards import filling
+from drafttrain.data.shards.outputs import load_distilled
+from drafttrain.data.shards.states import open_cache, read_cache_manifest
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import Sampling
@@ -32,11 +33,6 @@ from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target
 
 WARPING = Sampling(1.0, 20)
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 @pytest.fixture
@@ -193,7 +189,7 @@ def test_a_killed_run_continues_to_the_same_shards(tmp_path):
     command = Launch("drafttrain", ["cache", "--config", str(file)], tmp_path / "log")
     kill_nine_when(lambda: len(shards(config.out)) >= 3, command)
     assert 3 <= len(shards(config.out)) < 60
-    assert hidden_cache.read_cache_manifest(config.out).counts is None
+    assert read_cache_manifest(config.out).counts is None
     whole = settings(pair, "whole", shard_rows=1)
     assert build_cache(config).counts == build_cache(whole).counts
     assert shards(config.out) == shards(whole.out)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -13,11 +12,13 @@ from torch import Tensor
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import DrafterConfig
-from drafttrain.data.distill.distill import load_distilled
 from drafttrain.data.hidden import slot_states as slot_blocks
-from drafttrain.data.hidden.cache import build_cache, open_cache, plan_cache
+from drafttrain.data.hidden.cache import build_cache
+from drafttrain.data.hidden.plan import plan_cache
 from drafttrain.data.hidden.slot_states import draw_prefixes, label_slots
 from drafttrain.data.hidden.token_states import Labelling, Output
+from drafttrain.data.shards.outputs import load_distilled
+from drafttrain.data.shards.states import open_cache
 from drafttrain.decoding.drafters.block import BlockDrafter, block_states, predict_blocks
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
@@ -44,11 +45,6 @@ SHAPES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-
-
 def tiny_pair(vocab: int = WORDS, **shape):
     """A target and a drafter that starts from it; float64."""
     target = tiny_model("marian", vocab_size=vocab, tie_word_embeddings=True)
@@ -64,22 +60,17 @@ def tiny_pair(vocab: int = WORDS, **shape):
 
 def labelling(pair, sampling: Sampling = SAMPLING, **changes) -> Labelling:
     target, drafter = pair
-    values = {
-        "target": target,
-        "drafter": drafter,
-        "processors": CachedModel(target).processors(sampling),
-        "sampling": sampling,
-        "max_new_tokens": 12,
-        "seed": 0,
-        "mixes": 1,
-        "state": "slot",
-        "mixing": 0.0,
-        "k": 2,
-        "blocks_per_row": None,
-        "batch_tokens": 64,
-        "places": None,
-    }
-    return Labelling(**(values | changes))
+    return Labelling(
+        target=target,
+        drafter=drafter,
+        processors=CachedModel(target).processors(sampling),
+        sampling=sampling,
+        max_new_tokens=12,
+        state="slot",
+        mixing=0.0,
+        settings=settings(Path(), seed=0, **({"k": 2, "batch_tokens": 64} | changes)),
+        places=None,
+    )
 
 
 def judge(target, drafted: list[int]) -> Tensor:

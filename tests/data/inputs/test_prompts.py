@@ -21,11 +21,6 @@ ROWS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-
-
 def load(path: Path, **settings) -> list[dict]:
     return load_inputs(DataConfig(path=str(path), **settings)).to_list()
 

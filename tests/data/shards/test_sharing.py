@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 from pathlib import Path
 
-import datasets
 import pytest
 import torch
 
@@ -16,11 +15,6 @@ from drafttrain.data.shards.outputs import load_distilled, read_manifest
 from drafttrain.data.shards.sharing import read_share
 from drafttrain.data.shards.writing import only_writer
 from tests.tiny_targets import random_sentences
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 def settings(target: Path, out: str, share: str | None = None) -> DistillConfig:

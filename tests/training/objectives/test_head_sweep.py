@@ -12,25 +12,17 @@ from torch.utils.data import Dataset
 
 from drafttrain.config.recipes import HeadConfig, TrainConfig
 from drafttrain.data.batches.head_batches import HeadBatch, whole_batch
-from drafttrain.training.loop import Interrupted, Task, make_accelerator, train
+from drafttrain.training.loop import Interrupted, Task
 from drafttrain.training.losses import acceptance_loss, acceptance_loss_slope, binary_kl
 from drafttrain.training.objectives import head_sweep
 from drafttrain.training.objectives.head_sweep import HeadSweep, make_heads
 from tests.comparing import close, same_weights
-from tests.training.tiny_runs import logged, stop_at
+from tests.training.tiny_runs import SIX_STEPS, logged, stop_at, train_small
 
 WIDTH = 6
 SWEEP = HeadConfig(depths=(0, 1, 3), rejection_weights=(1.0, 6.0))
-SETTINGS = TrainConfig(
-    max_steps=6,
-    threads=1,
-    batch_tokens=40,
-    learning_rate=1e-2,
-    warmup=2,
-    clip=0.05,
-    checkpoint_every=2,
-    validate_every=3,
-    log_every=1,
+SETTINGS = SIX_STEPS.model_copy(
+    update={"batch_tokens": 40, "learning_rate": 1e-2, "clip": 0.05, "keep_checkpoints": 3}
 )
 
 
@@ -57,8 +49,8 @@ def make_task(settings: HeadConfig = SWEEP, validate=None) -> Task:
 
 
 def trained(task: Task, settings: TrainConfig, run: Path) -> dict[str, torch.Tensor]:
-    run.mkdir(parents=True, exist_ok=True)
-    train(make_accelerator(settings, run), task, settings, run)
+    """The final weights, by the names of their heads."""
+    train_small(task, settings, run)
     return {
         f"{name}.{key}": value.clone()
         for name, head in task.objective.parts.items()
