@@ -2,18 +2,16 @@
 
 A bar that is redrawn at every step makes a log file unreadable; a line such as
 
-    train quickstart: 150/250 steps, 60 %, 2.75 steps/s, 0:36 left, loss 1.876
+    train quickstart: 150/250 [00:54<00:36, 2.75step/s, loss 1.876]
 
-every 30 seconds, and one at the end, does not.
+at the beginning, every 30 seconds and at the end does not.
 """
 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Protocol, TextIO, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import TextIO, TypeVar
 
 from tqdm import tqdm
 
@@ -22,17 +20,6 @@ INTERVAL = 30.0
 Item = TypeVar("Item")
 
 
-class Progress(Protocol):
-    """What work reports to."""
-
-    def update(self, done: int = 1) -> None:
-        """So many more units are done."""
-
-    def show(self, text: str) -> None:
-        """What stands behind the count from now on, such as a loss."""
-
-
-@contextmanager
 def tracking(
     total: int,
     description: str,
@@ -40,25 +27,17 @@ def tracking(
     done: int = 0,
     shown: bool = True,
     out: TextIO | None = None,
-    clock: Callable[[], float] = time.monotonic,
-) -> Iterator[Progress]:
+) -> tqdm:
     """Progress of `total` units (steps, rows), of which `done` were there before.
 
-    unit: in the singular. shown: false in all processes but the one that prints. out: default is
-    standard error. clock: seconds, for lines.
+    shown: false in all processes but the one that prints. out: default is standard error. What is
+    said with `set_postfix_str(text, refresh=False)` stands behind the count.
     """
     out = sys.stderr if out is None else out
-    if shown and out.isatty():
-        with tqdm(
-            total=total, initial=done, desc=description, unit=unit, dynamic_ncols=True, file=out
-        ) as bar:
-            yield Bar(bar)
-        return
-    lines = Lines(total, description, unit, done, out if shown else None, clock)
-    try:
-        yield lines
-    finally:
-        lines.end()
+    style = {"file": out, "dynamic_ncols": True}
+    if not out.isatty():
+        style = {"file": Lines(out), "mininterval": INTERVAL, "maxinterval": INTERVAL, "ncols": 0}
+    return tqdm(total=total, initial=done, desc=description, unit=unit, disable=not shown, **style)
 
 
 def tracked(
@@ -71,70 +50,15 @@ def tracked(
             work.update()
 
 
-class Bar:
-    """Progress as a bar that is redrawn in place."""
-
-    def __init__(self, bar: tqdm):
-        self._bar = bar
-
-    def update(self, done: int = 1) -> None:
-        self._bar.update(done)
-
-    def show(self, text: str) -> None:
-        self._bar.set_postfix_str(text, refresh=False)
-
-
 class Lines:
-    """Progress as lines of text; without `out` nothing is written."""
+    """A file that gets each state of a bar as a line of its own."""
 
-    def __init__(
-        self,
-        total: int,
-        description: str,
-        unit: str,
-        done: int,
-        out: TextIO | None,
-        clock: Callable[[], float],
-    ):
-        self._total, self._description, self._unit = total, description, unit
-        self._before = self._done = done
-        self._out, self._clock = out, clock
-        self._start = self._last = clock()
-        self._text = ""
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
 
-    def update(self, done: int = 1) -> None:
-        self._done += done
-        if self._clock() - self._last >= INTERVAL:
-            self._write()
+    def write(self, text: str) -> None:
+        if line := text.strip():
+            print(line, file=self._out)
 
-    def show(self, text: str) -> None:
-        self._text = text
-
-    def end(self) -> None:
-        """The last line: how far it came, and how long it took. None where nothing was done."""
-        if self._done > self._before:
-            self._write(ended=True)
-
-    def _write(self, ended: bool = False) -> None:
-        self._last = self._clock()
-        seconds, done = self._last - self._start, self._done - self._before
-        parts = [f"{self._done:,}/{self._total:,} {self._unit}s"]
-        parts.append(f"{100 * self._done // max(self._total, 1)} %")
-        if seconds > 0:
-            rate = done / seconds
-            parts.append(f"{rate:,.{2 if rate < 100 else 0}f} {self._unit}s/s")
-        if ended:
-            parts.append(f"{minutes(seconds)} in all")
-        elif done > 0:
-            parts.append(f"{minutes(seconds * (self._total - self._done) / done)} left")
-        if self._text:
-            parts.append(self._text)
-        if self._out is not None:
-            print(f"{self._description}: {', '.join(parts)}", file=self._out, flush=True)
-
-
-def minutes(seconds: float) -> str:
-    """36.4 -> 0:36, 3725 -> 1:02:05."""
-    rest, second = divmod(round(seconds), 60)
-    hour, minute = divmod(rest, 60)
-    return f"{hour}:{minute:02d}:{second:02d}" if hour else f"{minute}:{second:02d}"
+    def flush(self) -> None:
+        self._out.flush()

@@ -154,7 +154,8 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
                 meter = Meter(names)
             if task.validate is not None and (step % settings.validate_every == 0 or last):
                 shown |= _validate(prepared, task, log, step)
-            work.show(", ".join(f"{k} {v:.3f}" for k, v in shown.items() if "/" not in k))
+            latest = ", ".join(f"{k} {v:.3f}" for k, v in shown.items() if "/" not in k)
+            work.set_postfix_str(latest, refresh=False)
             work.update()
             stopping = stop.seen(accelerator)
             if step % settings.checkpoint_every == 0 or last or stopping:

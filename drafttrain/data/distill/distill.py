@@ -16,10 +16,10 @@ import datasets
 import numpy as np
 import torch
 import transformers
+from tqdm import tqdm
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
-from drafttrain.config.progress import Progress
 from drafttrain.data.distill.generation import decodes_alone, generate_batch, needs_equal_lengths
 from drafttrain.data.distill.plan import (
     check_distill_settings,
@@ -118,7 +118,7 @@ class Distilling:
             versions={"torch": torch.__version__, "transformers": transformers.__version__},
         )
 
-    def write(self, manifest: Manifest, shard: int, work: Progress) -> None:
+    def write(self, manifest: Manifest, shard: int, work: tqdm) -> None:
         if self._start is None:
             self._start = time.perf_counter()
         inputs = self.inputs.select(manifest.rows_of(shard))
@@ -127,7 +127,7 @@ class Distilling:
             rows.extend(done)
             self._tokens += sum(len(row.target_ids) for row in done)
             rate = self._tokens / (time.perf_counter() - self._start)
-            work.show(f"{rate:,.0f} tokens/s")
+            work.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
             work.update(len(done))
         write_shard(shard_path(self.config.out, shard), sorted(rows, key=lambda row: row.row))
 

@@ -17,11 +17,11 @@ import datasets
 import numpy as np
 import torch
 import transformers
+from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import CacheConfig
-from drafttrain.config.progress import Progress
 from drafttrain.data.hidden.plan import kept_share, plan_cache, state_of
 from drafttrain.data.hidden.slot_states import label_slots
 from drafttrain.data.hidden.token_states import Labelling, Output, label_tokens
@@ -102,7 +102,7 @@ class Caching:
             versions={"torch": torch.__version__, "transformers": transformers.__version__},
         )
 
-    def write(self, manifest: CacheManifest, shard: int, work: Progress) -> None:
+    def write(self, manifest: CacheManifest, shard: int, work: tqdm) -> None:
         label = label_slots if manifest.state == "slot" else label_tokens
         rows = [_cut(row, self.labelling) for row in self.outputs.select(manifest.rows_of(shard))]
         labelled: list[list[Labelled]] = []

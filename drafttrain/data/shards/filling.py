@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Protocol
 
 from accelerate import PartialState
+from tqdm import tqdm
 
 from drafttrain.config.base import Interrupted
-from drafttrain.config.progress import Progress, tracking
+from drafttrain.config.progress import tracking
 from drafttrain.config.relaunch import launch_command
 from drafttrain.data.shards.sharing import Share
 from drafttrain.data.shards.store import (
@@ -33,7 +34,7 @@ class Filling(Protocol[M]):
         """The manifest of a folder that is begun now. Asked for on the main process, once it is
         known that no other launch writes."""
 
-    def write(self, manifest: M, shard: int, work: Progress) -> None:
+    def write(self, manifest: M, shard: int, work: tqdm) -> None:
         """Make and write the shard of this number, and report its rows as they are done."""
 
     def complete(self, manifest: M) -> M:

@@ -148,7 +148,7 @@ def search(
     alive, rungs, seen, upto = list(candidates), [], 0, min(halving.first, prompts)
     with tracking(prompts, "search", "input", shown=progress) as work:
         while True:
-            work.show(f"{len(alive)} candidates")
+            work.set_postfix_str(f"{len(alive)} candidates", refresh=False)
             for prompt in range(seen, upto):
                 _collect(outputs, alive, replay(prompt, alive))
                 work.update()
