@@ -62,41 +62,31 @@ SPECIAL = ["<pad>", "</s>", "<unk>", "<mask>"]
 """Ids 0 to 3 of a tokenizer trained here; an encoder-decoder's decoder starts from <pad>."""
 
 
-def train_pair_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """A BPE over NFKC text with the Metaspace marker; every text ends with </s>."""
-    bpe = Tokenizer(models.BPE(unk_token="<unk>"))
-    bpe.normalizer = normalizers.NFKC()
-    bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation("isolated")]
-    )
-    bpe.decoder = decoders.Metaspace()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=SPECIAL, min_frequency=2, show_progress=False
-    )
-    bpe.train_from_iterator(texts, trainer)
-    bpe.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 1)])
-    return _wrap(bpe)
-
-
-def train_text_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE, digits apart; it adds nothing, so that a prompt can be continued."""
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
-    )
-    bpe.decoder = decoders.ByteLevel()
+def train_tokenizer(texts: list[str], vocab_size: int, pairs: bool) -> PreTrainedTokenizerFast:
+    """For pairs, a BPE over NFKC text with the Metaspace marker, every text of which ends with
+    </s>. Else a byte-level BPE, digits apart; it adds nothing, so that a prompt can be continued.
+    """
+    alphabet: list[str] = []
+    if pairs:
+        bpe = Tokenizer(models.BPE(unk_token="<unk>"))
+        bpe.normalizer = normalizers.NFKC()
+        parts = [pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation("isolated")]
+        bpe.decoder = decoders.Metaspace()
+        bpe.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 1)])
+    else:
+        bpe = Tokenizer(models.BPE())
+        parts = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
+        bpe.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(parts)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=SPECIAL,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        initial_alphabet=alphabet,
         min_frequency=2,
         show_progress=False,
     )
     bpe.train_from_iterator(texts, trainer)
-    return _wrap(bpe)
-
-
-def _wrap(bpe: Tokenizer) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         pad_token="<pad>",
@@ -106,31 +96,28 @@ def _wrap(bpe: Tokenizer) -> PreTrainedTokenizerFast:
     )
 
 
-def tokenize_pairs(rows: datasets.Dataset, tokenizer, most: int) -> datasets.Dataset:
-    """source_ids and target_ids of the pairs with at most `most` tokens on either side."""
-    if rows[0]["reference"] is None:
+def tokenize_rows(rows: datasets.Dataset, tokenizer, most: int, pairs: bool) -> datasets.Dataset:
+    """source_ids and target_ids of the rows with at most `most` tokens: of pairs on either side, of
+    texts in both together. A text's target ends with EOS.
+
+    Raises ConfigError for pairs without references.
+    """
+    if pairs and rows[0]["reference"] is None:
         raise ConfigError(
             "no references are in the data to learn from; name their column with "
             "data.reference_column, or their file with data.reference_path"
         )
-    pairs = {
-        "source_ids": tokenizer(list(rows["source"])).input_ids,
-        "target_ids": tokenizer(text_target=list(rows["reference"])).input_ids,
-    }
-    tokenized = datasets.Dataset.from_dict(pairs)
-    return tokenized.filter(lambda row: max(len(row["source_ids"]), len(row["target_ids"])) <= most)
-
-
-def tokenize_texts(rows: datasets.Dataset, tokenizer, most: int) -> datasets.Dataset:
-    """source_ids and target_ids, ending with EOS, of the texts with at most `most` tokens."""
-    references = [reference or "" for reference in rows["reference"]]
-    end = [tokenizer.eos_token_id]
-    texts = {
-        "source_ids": tokenizer(list(rows["source"])).input_ids,
-        "target_ids": [ids + end for ids in tokenizer(references).input_ids],
-    }
-    tokenized = datasets.Dataset.from_dict(texts)
-    return tokenized.filter(lambda row: len(row["source_ids"]) + len(row["target_ids"]) <= most)
+    if pairs:
+        targets = tokenizer(text_target=list(rows["reference"])).input_ids
+    else:
+        references = [reference or "" for reference in rows["reference"]]
+        targets = [[*ids, tokenizer.eos_token_id] for ids in tokenizer(references).input_ids]
+    sources = tokenizer(list(rows["source"])).input_ids
+    tokenized = datasets.Dataset.from_dict({"source_ids": sources, "target_ids": targets})
+    size = max if pairs else sum
+    return tokenized.filter(
+        lambda row: size((len(row["source_ids"]), len(row["target_ids"]))) <= most
+    )
 
 
 @torch.no_grad()
@@ -191,7 +178,7 @@ def choose_tokenizer(
     if settings.teacher is not None:
         return load_tokenizer(settings.teacher)
     texts = list(inputs["source"]) + [text for text in inputs["reference"] if text is not None]
-    return (train_pair_tokenizer if pairs else train_text_tokenizer)(texts, settings.vocab_size)
+    return train_tokenizer(texts, settings.vocab_size, pairs)
 
 
 def tokenized_rows(
@@ -201,8 +188,7 @@ def tokenized_rows(
     pairs: bool,
 ) -> tuple[datasets.Dataset, datasets.Dataset | None]:
     """Rows to train and to validate on. Raises ConfigError where max_tokens leaves none."""
-    tokenize = tokenize_pairs if pairs else tokenize_texts
-    rows = tokenize(inputs, tokenizer, settings.max_tokens)
+    rows = tokenize_rows(inputs, tokenizer, settings.max_tokens, pairs)
     if len(rows) == 0:
         raise ConfigError(
             f"max_tokens = {settings.max_tokens} leaves no row of {settings.data.path!r}; give a "
@@ -211,7 +197,7 @@ def tokenized_rows(
     if settings.held_out is None:
         return rows, None
     inputs = load_inputs(settings.held_out, "held_out")
-    held_out = tokenize(inputs, tokenizer, settings.max_tokens)
+    held_out = tokenize_rows(inputs, tokenizer, settings.max_tokens, pairs)
     return rows, held_out.select(range(min(settings.validation_rows, len(held_out))))
 
 

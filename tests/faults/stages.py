@@ -20,9 +20,10 @@ from drafttrain.data.shards import states as cache_shards
 from drafttrain.export.reload import compare
 from drafttrain.training.checkpoints import check_files, checkpoint_folders, read_progress
 from recipes import train_spec_drafter
+from tests.recipes.tiny_recipe import write_texts
 from tests.tiny_drafters import shared
 from tests.tiny_models import tiny_model
-from tests.tiny_targets import random_sentences, save_target
+from tests.tiny_targets import save_target
 
 LIBRARIES = (hidden_cache, cli, export_command)
 """Loaded before the children are forked, or each would load them again."""
@@ -75,8 +76,7 @@ def make_inputs(folder: Path) -> None:
     torch.set_num_threads(1)
     target = save_target(shared("marian"), folder / "target")
     tiny_model("marian", seed=9).save_pretrained(folder / "drafter")
-    for name, count in (("train", SENTENCES), ("val", HELD_OUT)):
-        (folder / f"{name}.txt").write_text("\n".join(random_sentences(count)) + "\n")
+    write_texts(folder, SENTENCES, HELD_OUT)
     sampling = {"temperature": 1.0, "top_k": 20, "max_new_tokens": 12}
     common = {"target": {"path": str(target)}, "data": {"path": str(folder / "train.txt")}}
     settings = {

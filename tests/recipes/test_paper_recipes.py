@@ -13,8 +13,9 @@ from drafttrain.config.reading import load_settings
 from drafttrain.config.recipes import SpecDrafterRecipe
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from recipes import train_spec_drafter
+from tests.recipes.tiny_recipe import exit_code, write_texts
 from tests.tiny_drafters import shared
-from tests.tiny_targets import random_sentences, save_target
+from tests.tiny_targets import save_target
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 ROWS = 200
@@ -40,20 +41,13 @@ CASES = [
 ]
 
 
-def start(*arguments: str) -> None:
-    with pytest.raises(SystemExit) as end:
-        train_spec_drafter.main(list(arguments))
-    assert end.value.code == 0
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.recipe)
 def test_recipe_of_the_paper_runs_on_a_sample(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     target = save_target(shared(case.family), tmp_path / "target")
-    for name, count in (("train", ROWS), ("val", 5)):
-        (tmp_path / f"{name}.txt").write_text("\n".join(random_sentences(count)) + "\n")
+    write_texts(tmp_path, ROWS, 5)
     config = RECIPES / f"{case.recipe}.yaml"
     local = [
         f"run={tmp_path / 'run'}",
@@ -67,7 +61,7 @@ def test_recipe_of_the_paper_runs_on_a_sample(
         "train.threads=1",
         *case.overrides,
     ]
-    start("--config", str(config), *local)
+    assert exit_code(train_spec_drafter.main, "--config", str(config), *local) == 0
     assert ("initialised 0 parameters" not in capsys.readouterr().out) == case.copies
     manifest = json.loads((tmp_path / "run" / "distilled" / "manifest.json").read_text())
     assert manifest["counts"]["ok"] == ROWS

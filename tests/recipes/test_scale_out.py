@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 from drafttrain.models.acceptance_head import load_heads
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from tests.processes.launching import Launch, kill_nine_when, run
+from tests.recipes.tiny_recipe import write_texts
 from tests.tiny_drafters import shared
 from tests.tiny_models import tiny_model
-from tests.tiny_targets import random_sentences, save_target
+from tests.tiny_targets import save_target
 from tests.training.tiny_runs import logged
 
 DRAFTER, HEADS = "train_spec_drafter.py", "train_acceptance_head.py"
@@ -40,8 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("scale-out")
     target = save_target(shared("marian"), folder / "target")
     tiny_model("marian", seed=5).save_pretrained(folder / "causal-drafter")
-    for name, count in (("train", 60), ("val", 6)):
-        (folder / f"{name}.txt").write_text("\n".join(random_sentences(count)) + "\n")
+    write_texts(folder, 60, 6)
     common = {
         "target": {"path": str(target)},
         "data": {"path": str(folder / "train.txt")},

@@ -12,10 +12,14 @@ import yaml
 from tests.tiny_targets import random_sentences
 
 
-def write_recipe(folder: Path, rows: int, held_out_rows: int, **settings: Any) -> Path:
-    """recipe.yaml for the folder's target, on so many sentences to train and to validate on."""
+def write_texts(folder: Path, rows: int, held_out_rows: int) -> None:
     for name, count in (("train", rows), ("val", held_out_rows)):
         (folder / f"{name}.txt").write_text("\n".join(random_sentences(count)) + "\n")
+
+
+def write_recipe(folder: Path, rows: int, held_out_rows: int, **settings: Any) -> Path:
+    """recipe.yaml for the folder's target, on so many sentences to train and to validate on."""
+    write_texts(folder, rows, held_out_rows)
     places = {
         "run": str(folder / "run"),
         "target": {"path": str(folder / "target")},
