@@ -36,8 +36,7 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
     target_config = check_seq2seq(settings.target)
     tokenizer = load_tokenizer(settings.target)
     mask_id = choose_mask(tokenizer, target_config)
-    identity = {"path": settings.target.path, "revision": settings.target.revision}
-    drafter_config = make_config(target_config, settings.drafter, mask_id, identity)
+    drafter_config = make_config(target_config, settings.drafter, mask_id, identity(settings))
     if dry_run:
         print_plan(settings, drafter_config)
         return
@@ -64,6 +63,11 @@ def choose_mask(tokenizer: PreTrainedTokenizerBase, target: PretrainedConfig) ->
     if mask is not None and mask != tokenizer.unk_token_id and mask < target.vocab_size:
         return mask
     return len(tokenizer) if len(tokenizer) < target.vocab_size else None
+
+
+def identity(settings: SpecDrafterRecipe) -> dict:
+    """Which target the drafter is for, written to its config.json."""
+    return {"path": settings.target.path, "revision": settings.target.revision}
 
 
 def make_task(
