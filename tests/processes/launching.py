@@ -99,9 +99,11 @@ def kill_nine_when(under_way: Callable[[], bool], launch: Launch, patience: floa
 
 
 def kill(processes: Sequence[multiprocessing.Process]) -> None:
-    """kill -9 for those that are still there."""
+    """kill -9 for those that are still there, all before any is waited for: one that loses the
+    others fails by itself."""
     for process in processes:
         process.kill()
+    for process in processes:
         process.join()
 
 
