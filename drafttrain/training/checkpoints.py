@@ -25,6 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from drafttrain.data.shards.writing import named_disk_errors
+from drafttrain.models.spec_drafter.model import present_name
 
 WEIGHTS = "weights.safetensors"
 PROGRESS = "progress.json"
@@ -208,8 +209,8 @@ def average_weights(folders: Sequence[Path]) -> dict[str, Tensor]:
     for folder in folders:
         check_files(folder, read_progress(folder))
         with safe_open(folder / WEIGHTS, framework="pt") as weights:
-            for name in weights.keys():
-                tensor = weights.get_tensor(name)
+            for stored in weights.keys():
+                name, tensor = present_name(stored), weights.get_tensor(stored)
                 dtypes[name] = tensor.dtype
                 total[name] = total[name] + tensor.double() if name in total else tensor.double()
     return {name: (value / len(folders)).to(dtypes[name]) for name, value in total.items()}

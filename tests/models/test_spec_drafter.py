@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
 from drafttrain.config.base import ConfigError
@@ -269,3 +270,30 @@ def test_another_width_than_the_targets_cannot_start_from_its_weights() -> None:
         make_config(target, DrafterConfig(d_model=target.d_model // 2), None)
     with pytest.raises(ConfigError, match="whole heads"):
         make_config(target, DrafterConfig(d_model=target.d_model + 1, initialise="none"), None)
+
+
+def under_former_names(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Weights as files of the first versions have them."""
+    former = {"hidden": "hidden", "embedding": "previous", "out": "out"}
+    names = {f"previous_token_{now}": f"coupling_{then}" for now, then in former.items()}
+    found = {}
+    for name, value in state.items():
+        part, dot, rest = name.partition(".")
+        found[f"{names.get(part, part)}{dot}{rest}"] = value
+    return found
+
+
+def test_weights_saved_under_former_names_are_found(tmp_path: Path) -> None:
+    drafter = tiny_drafter(previous_token_rank=3)
+    torch.nn.init.normal_(drafter.previous_token_out.weight)
+    state = under_former_names(drafter.state_dict())
+    assert "coupling_previous.weight" in state and "previous_token_out.weight" not in state
+    resumed = tiny_drafter(previous_token_rank=3)
+    resumed.load_state_dict(state)  # as a checkpoint of an unfinished run is
+    drafter.save_pretrained(tmp_path)
+    save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    loaded = SpecDrafter.from_pretrained(tmp_path, dtype=torch.float64)
+    for other in (resumed, loaded):
+        assert same_weights(other, drafter)
+    loaded.save_pretrained(tmp_path)
+    assert load_file(tmp_path / "model.safetensors").keys() == drafter.state_dict().keys()

@@ -14,6 +14,7 @@ and scaling are settings, and `initialise.py` reads them and the weights off a t
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -36,6 +37,19 @@ FORMER_NAMES = {
     "^coupling_out": "previous_token_out",
 }
 """Weights as files hold them that were written before these had their present names."""
+
+
+def present_name(weight: str) -> str:
+    """What a weight is called now, by the name that a file has it under."""
+    for former, now in FORMER_NAMES.items():
+        weight = re.sub(former, now, weight)
+    return weight
+
+
+def _take_former_names(model: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """Let checkpoints of unfinished runs be gone on with."""
+    for name in [name for name in state if name.startswith(prefix)]:
+        state[prefix + present_name(name.removeprefix(prefix))] = state.pop(name)
 
 
 @dataclass(frozen=True)
@@ -133,6 +147,7 @@ class SpecDrafter(PreTrainedModel):
             self.previous_token_hidden = nn.Linear(width, rank)
             self.previous_token_embedding = linear(width, rank)
             self.previous_token_out = linear(rank, width)
+        self.register_load_state_dict_pre_hook(_take_former_names)
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
