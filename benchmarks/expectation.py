@@ -11,13 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from drafttrain.decoding.types import Output
-from drafttrain.evaluation.bootstrap import (
-    Array,
-    Estimate,
-    Ratio,
-    estimate_ratio,
-    estimate_score,
-)
+from drafttrain.evaluation.bootstrap import Array, Estimate, Ratio, estimate_ratio, estimate_score
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ from drafttrain.decoding.drafters.block import BlockDrafter, BlockSession
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import Proposal, Sampling, Source, TargetState
+from drafttrain.decoding.target_states import TargetState
+from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.evaluation.bootstrap import Estimate, Ratio, draw_resamples, estimate_ratio
 from drafttrain.evaluation.environment import describe_environment

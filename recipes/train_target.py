@@ -47,12 +47,7 @@ from drafttrain.data.batches.labelled import PairCollator, TextCollator
 from drafttrain.data.distill.recipe_rows import row_lengths
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.models.drafters import check_tokenizers
-from drafttrain.models.loading import (
-    check_target,
-    load_target,
-    load_tokenizer,
-    read_tokenizer,
-)
+from drafttrain.models.loading import check_target, load_target, load_tokenizer, read_tokenizer
 from drafttrain.training.loop import Task, count_steps, make_plan, train
 from drafttrain.training.objectives.language_modelling import NextToken, SequenceToSequence
 from drafttrain.training.recipe import already_finished, begin_run

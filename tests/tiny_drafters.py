@@ -6,15 +6,8 @@ import torch
 from transformers import PreTrainedModel
 
 from drafttrain.config.recipes import DrafterConfig
-from drafttrain.models.block_heads import (
-    BlockHeads,
-    BlockHeadsConfig,
-)
-from drafttrain.models.spec_drafter.initialise import (
-    has_own_output,
-    initialise,
-    make_config,
-)
+from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig
+from drafttrain.models.spec_drafter.initialise import has_own_output, initialise, make_config
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from tests.tiny_models import VOCAB, tiny_model
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import (
-    NonNegativeInt,
-    PositiveInt,
-)
+from pydantic import NonNegativeInt, PositiveInt
 
 from drafttrain.config.base import Config, Precision
 

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import (
-    ConfigDict,
-    Field,
-    PositiveFloat,
-    PositiveInt,
-)
+from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt
 
 from drafttrain.config.base import Config
 from drafttrain.config.decode import StopConfig, VerifierConfig

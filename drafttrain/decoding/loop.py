@@ -20,16 +20,8 @@ from drafttrain.decoding.roles import (
     StopPolicy,
     Verifier,
 )
-from drafttrain.decoding.types import (
-    Output,
-    Proposal,
-    Round,
-    Sampling,
-    Source,
-    TargetRequirements,
-    TargetState,
-    Verdict,
-)
+from drafttrain.decoding.target_states import TargetRequirements, TargetState
+from drafttrain.decoding.types import Output, Proposal, Round, Sampling, Source, Verdict
 from drafttrain.decoding.verifiers import check_pairing
 
 NOTHING = Proposal.empty()

@@ -17,15 +17,8 @@ from torch import Tensor
 from drafttrain.config.kinds import DrawKind, Evidence, StateKind
 from drafttrain.config.stops import StopKind
 from drafttrain.config.verifiers import VerifierRule
-from drafttrain.decoding.types import (
-    DraftState,
-    Proposal,
-    Sampling,
-    Source,
-    TargetRequirements,
-    TargetState,
-    Verdict,
-)
+from drafttrain.decoding.target_states import TargetRequirements, TargetState
+from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source, Verdict
 
 
 class Randomness(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -53,42 +53,6 @@ class Source:
                 "alone: use one that reads the target's own encoder, or copies from the output"
             )
         return self.inputs["input_ids"]
-
-
-@dataclass(frozen=True)
-class TargetRequirements:
-    """What a drafter reads of the target, beside the tokens that it emits."""
-
-    layers: tuple[int, ...] = ()
-    """Layers whose hidden states it reads: 0 is the first decoder layer's output, -1 the last
-    hidden state, after the final norm."""
-    encoder: bool = False
-    """Whether it reads the encoder's output."""
-
-    @staticmethod
-    def union(parts: Iterable[TargetRequirements]) -> TargetRequirements:
-        """What several drafters read together."""
-        parts = list(parts)
-        layers = sorted({layer for part in parts for layer in part.layers})
-        return TargetRequirements(tuple(layers), any(part.encoder for part in parts))
-
-
-@dataclass(frozen=True)
-class TargetState:
-    """The target's states at the rows verified since the sequence's last round.
-
-    After the target's first call these are the prefix's rows too. The last committed token has no
-    row yet: it came from the last one. Inside a cascade a drafter may be shown the same state
-    several times, and more tokens than are committed: drafts that others put behind them.
-    """
-
-    committed: int
-    """Tokens of the sequence, the decoder prefix included, the last of which came from the last
-    row: row r of R stands at position committed - 1 - R + r."""
-    hidden: Mapping[int, Tensor] = field(default_factory=dict)
-    """[R, D] of each layer that the drafter asked for (`TargetRequirements`)."""
-    encoder: Tensor | None = None
-    """[S, D] the encoder's output, where the drafter asked for it."""
 
 
 @dataclass(frozen=True)

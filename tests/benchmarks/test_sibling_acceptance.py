@@ -21,12 +21,7 @@ from benchmarks.sibling_acceptance import (
     transport_optimum,
 )
 from drafttrain.decoding.roles import Randomness, Verifier
-from drafttrain.decoding.trees.verifiers import (
-    KSeq,
-    MultiRound,
-    RecursiveRejection,
-    recurse,
-)
+from drafttrain.decoding.trees.verifiers import KSeq, MultiRound, RecursiveRejection, recurse
 from drafttrain.decoding.types import Proposal, Sampling
 from tests.decoding.enumeration import enumerate_law
 

@@ -6,13 +6,7 @@ import pytest
 
 from drafttrain.config.commands import EvalConfig
 from drafttrain.config.decode import CascadeConfig, DecodeConfig, StopConfig
-from drafttrain.config.fields import (
-    choices,
-    find_field,
-    sentences,
-    setting_names,
-    settings_below,
-)
+from drafttrain.config.fields import choices, find_field, sentences, setting_names, settings_below
 
 
 def test_a_dotted_name_leads_through_optional_groups():

@@ -11,14 +11,8 @@ from torch import Tensor
 from drafttrain.config.kinds import DrawKind
 from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.roles import Randomness, StopPolicy
-from drafttrain.decoding.types import (
-    DraftState,
-    Proposal,
-    Sampling,
-    Source,
-    TargetRequirements,
-    TargetState,
-)
+from drafttrain.decoding.target_states import TargetRequirements, TargetState
+from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
 
 
 @dataclass

@@ -14,7 +14,8 @@ from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy, Verifier
 from drafttrain.decoding.sampling import SampledRandomness, warp
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import Proposal, Sampling, Source, TargetState, Verdict
+from drafttrain.decoding.target_states import TargetState
+from drafttrain.decoding.types import Proposal, Sampling, Source, Verdict
 from drafttrain.decoding.verifiers import RejectionSampling, verify_rejection
 from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.decoding.toys import (

@@ -17,15 +17,9 @@ from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder, RunningSequence, play_round
 from drafttrain.decoding.sampling import SampledRandomness, sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.trees.chosen import Optimal
-from drafttrain.decoding.types import (
-    Output,
-    Proposal,
-    Sampling,
-    Source,
-    TargetRequirements,
-    TargetState,
-)
+from drafttrain.decoding.types import Output, Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
 from tests.decoding.decoded import GREEDY, generate, run, sources_for, tokens_of
 from tests.decoding.drafts import HalfRight

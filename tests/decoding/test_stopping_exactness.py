@@ -17,21 +17,15 @@ from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength, HeadPolicy
-from drafttrain.decoding.types import Proposal, Sampling, Source, TargetState
+from drafttrain.decoding.target_states import TargetState
+from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import RejectionSampling
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.draft_states import ROW_FEATURES, StateKind
 from drafttrain.models.spec_drafter.initialise import initialise, make_config
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from tests.decoding.enumeration import enumerate_law, total_variation
-from tests.decoding.toys import (
-    EOS,
-    ToyModel,
-    ToyTarget,
-    autoregressive_law,
-    toy_prompt,
-    toy_source,
-)
+from tests.decoding.toys import EOS, ToyModel, ToyTarget, autoregressive_law, toy_prompt, toy_source
 from tests.tiny_models import tiny_model
 
 Law = dict[tuple[int, ...], float]

@@ -25,14 +25,8 @@ from drafttrain.decoding.engine.cached_model import StepOutput
 from drafttrain.decoding.engine.logits_processing import RowProcessors
 from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.sampling import warp
-from drafttrain.decoding.types import (
-    DraftState,
-    Proposal,
-    Sampling,
-    Source,
-    TargetRequirements,
-    TargetState,
-)
+from drafttrain.decoding.target_states import TargetRequirements, TargetState
+from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
 
 START, EOS = 0, 1
 

@@ -13,7 +13,8 @@ from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import Proposal, Sampling, Source, TargetRequirements
+from drafttrain.decoding.target_states import TargetRequirements
+from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.models.loading import LoadedTarget
 from tests.tiny_models import EOS, PAD, UNK, VOCAB

@@ -17,12 +17,7 @@ from transformers import PreTrainedModel
 
 from drafttrain.cli import main
 from drafttrain.models.acceptance_head import AcceptanceHead
-from recipes import (
-    train_acceptance_head,
-    train_block_heads,
-    train_spec_drafter,
-    train_target,
-)
+from recipes import train_acceptance_head, train_block_heads, train_spec_drafter, train_target
 
 RECIPES: dict[str, Callable[[Sequence[str]], None]] = {
     "train_spec_drafter.py": train_spec_drafter.main,

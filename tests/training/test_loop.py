@@ -9,11 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from drafttrain.config.recipes import TrainConfig
-from drafttrain.training.checkpoints import (
-    CheckpointError,
-    average_weights,
-    checkpoint_folders,
-)
+from drafttrain.training.checkpoints import CheckpointError, average_weights, checkpoint_folders
 from drafttrain.training.loop import Interrupted, count_steps, learning_rate, make_plan
 from tests.comparing import same_weights
 from tests.training.tiny_runs import SIX_STEPS, logged, small_task, stop_at, train_small

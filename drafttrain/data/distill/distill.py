@@ -21,11 +21,7 @@ from tqdm import tqdm
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
 from drafttrain.data.distill.generation import decodes_alone, generate_batch, needs_equal_lengths
-from drafttrain.data.distill.plan import (
-    check_distill_settings,
-    check_distillation,
-    check_lengths,
-)
+from drafttrain.data.distill.plan import check_distill_settings, check_distillation, check_lengths
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.rows import CHATS
 from drafttrain.data.inputs.tokens import check_chats, tokenize_prompts

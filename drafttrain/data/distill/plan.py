@@ -6,11 +6,7 @@ from dataclasses import dataclass
 
 import datasets
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    PretrainedConfig,
-)
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PretrainedConfig
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig

@@ -20,14 +20,8 @@ from drafttrain.config.kinds import DrawKind, Evidence
 from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.sampling import exact_enough, warp
-from drafttrain.decoding.types import (
-    DraftState,
-    Proposal,
-    Sampling,
-    Source,
-    TargetRequirements,
-    TargetState,
-)
+from drafttrain.decoding.target_states import TargetRequirements, TargetState
+from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
 from drafttrain.models.layout import column_major, store_column_major
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.slots import lay_out

@@ -19,7 +19,8 @@ from drafttrain.decoding.engine.architectures import check_projection
 from drafttrain.decoding.engine.teacher_forcing import project, states_before
 from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.sampling import warp
-from drafttrain.decoding.types import Proposal, Sampling, Source, TargetRequirements, TargetState
+from drafttrain.decoding.target_states import TargetRequirements, TargetState
+from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.models.block_heads import BlockHeads
 
 

@@ -23,15 +23,8 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.roles import Randomness, SequenceDrafter, SequenceSession, StopPolicy
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import (
-    Calls,
-    DraftState,
-    Proposal,
-    Sampling,
-    Source,
-    TargetRequirements,
-    TargetState,
-)
+from drafttrain.decoding.target_states import TargetRequirements, TargetState
+from drafttrain.decoding.types import Calls, DraftState, Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import residual
 
 

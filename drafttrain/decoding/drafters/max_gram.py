@@ -21,15 +21,8 @@ from drafttrain.config.kinds import DrawKind, Evidence
 from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.drafters.suffix_index import SuffixIndex
 from drafttrain.decoding.roles import Randomness, StopPolicy
-from drafttrain.decoding.types import (
-    Calls,
-    DraftState,
-    Proposal,
-    Sampling,
-    Source,
-    TargetRequirements,
-    TargetState,
-)
+from drafttrain.decoding.target_states import TargetRequirements, TargetState
+from drafttrain.decoding.types import Calls, DraftState, Proposal, Sampling, Source
 
 MAX_GRAM = "max-gram"
 """Its name, in settings and in reports."""

@@ -8,7 +8,8 @@ from transformers import PreTrainedModel
 
 from drafttrain.config.kinds import DrawKind, Evidence
 from drafttrain.decoding.roles import DraftRequest, Randomness
-from drafttrain.decoding.types import Proposal, Sampling, Source, TargetRequirements
+from drafttrain.decoding.target_states import TargetRequirements
+from drafttrain.decoding.types import Proposal, Sampling, Source
 
 
 class NoDrafter:

@@ -22,15 +22,9 @@ from drafttrain.decoding.drafters.causal import CausalDrafter, OwnSequence
 from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.roles import Randomness, SequenceDrafter, SequenceSession, StopPolicy
+from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.trees.shapes import Choosing, Growth, Shape
-from drafttrain.decoding.types import (
-    DraftState,
-    Proposal,
-    Sampling,
-    Source,
-    TargetRequirements,
-    TargetState,
-)
+from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
 
 
 class Rows(Protocol):

@@ -8,11 +8,7 @@ from transformers import PreTrainedModel
 
 from drafttrain.data.batches.labelled import LabelledBatch
 from drafttrain.models.spec_drafter.slots import IGNORED
-from drafttrain.training.losses import (
-    LossSums,
-    followed_cross_entropy,
-    smoothed_cross_entropy,
-)
+from drafttrain.training.losses import LossSums, followed_cross_entropy, smoothed_cross_entropy
 from drafttrain.training.objective import Teacher
 
 

@@ -14,11 +14,7 @@ from drafttrain.data.batches.glancing import choose_revealed, glancing_ratio, re
 from drafttrain.data.batches.slots import SlotBatch
 from drafttrain.models.spec_drafter.model import Memory, Read, Rows, SpecDrafter
 from drafttrain.models.spec_drafter.slots import IGNORED, Layout
-from drafttrain.training.losses import (
-    LossSums,
-    rejection_probability,
-    smoothed_cross_entropy,
-)
+from drafttrain.training.losses import LossSums, rejection_probability, smoothed_cross_entropy
 from drafttrain.training.objective import Teacher
 
 LIKELIEST = 32

@@ -16,12 +16,7 @@ from drafttrain.config.commands import DistillConfig
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.relaunch import launch_command
 from drafttrain.data.distill import distill as distillation
-from drafttrain.data.distill.distill import (
-    ShardRow,
-    batches_by_length,
-    distill,
-    generate_settings,
-)
+from drafttrain.data.distill.distill import ShardRow, batches_by_length, distill, generate_settings
 from drafttrain.data.distill.generation import choose, generate_batch, trim
 from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.inputs.prompts import load_inputs

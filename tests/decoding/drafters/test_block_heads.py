@@ -18,7 +18,8 @@ from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, Randomness
 from drafttrain.decoding.sampling import SampledRandomness, warp
 from drafttrain.decoding.stopping import Entropy, FixedLength
-from drafttrain.decoding.types import Sampling, TargetState
+from drafttrain.decoding.target_states import TargetState
+from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.evaluation.teacher_forced import replay_rounds
 from tests.decoding.enumeration import enumerate_law, total_variation

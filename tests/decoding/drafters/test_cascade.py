@@ -27,12 +27,7 @@ from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from tests.decoding.enumeration import enumerate_law, total_variation
-from tests.decoding.toys import (
-    ToyModel,
-    ToyTarget,
-    autoregressive_law,
-    toy_prompt,
-)
+from tests.decoding.toys import ToyModel, ToyTarget, autoregressive_law, toy_prompt
 from tests.tiny_drafters import block_heads, noisy, tiny_drafter
 from tests.tiny_models import tiny_model
 

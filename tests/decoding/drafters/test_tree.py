@@ -18,24 +18,19 @@ from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy, Verifier
 from drafttrain.decoding.sampling import SampledRandomness, warp
 from drafttrain.decoding.stopping import Entropy, FixedLength, Gain
+from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.trees.chosen import Optimal, binary_tree, eagle_tree
 from drafttrain.decoding.trees.drawn import Beam, Branching, Paths
 from drafttrain.decoding.trees.shapes import Shape
 from drafttrain.decoding.trees.verifiers import KSeq, MultiRound, RecursiveRejection, TargetWalk
-from drafttrain.decoding.types import Proposal, Sampling, Source, TargetRequirements, TargetState
+from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from tests.comparing import close
 from tests.decoding.drafters.toy_blocks import toy_drafter
 from tests.decoding.engine.fresh import close_caches, fresh
 from tests.decoding.enumeration import enumerate_law
-from tests.decoding.toys import (
-    ToyModel,
-    ToyTarget,
-    autoregressive_law,
-    toy_prompt,
-    toy_source,
-)
+from tests.decoding.toys import ToyModel, ToyTarget, autoregressive_law, toy_prompt, toy_source
 from tests.decoding.trees.growing import paths_of
 from tests.tiny_drafters import noisy, shared, tiny_drafter
 from tests.tiny_models import CAUSAL_FAMILIES, tiny_model

@@ -5,11 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from drafttrain.decoding.engine.positions import (
-    biased_positions,
-    embedded_positions,
-    relative_bias,
-)
+from drafttrain.decoding.engine.positions import biased_positions, embedded_positions, relative_bias
 from tests.comparing import close
 from tests.decoding.engine.fresh import any_model
 
