@@ -28,7 +28,7 @@ lint: $(STAMP)  ## Check style
 	@$(BIN)/ruff format --check .
 
 test: lint  ## Check style and run all tests, one process a core
-	@$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
+	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 
 quickstart: $(STAMP)  ## Distil, train and measure a small drafter on the embedded data (7 to 20 min)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash launch/quickstart.sh
