@@ -36,7 +36,7 @@ def tracking(
     out = sys.stderr if out is None else out
     style = {"file": out, "dynamic_ncols": True}
     if not out.isatty():
-        style = {"file": Lines(out), "mininterval": INTERVAL, "maxinterval": INTERVAL, "ncols": 0}
+        style = {"file": Lines(out), "mininterval": INTERVAL, "miniters": 1, "ncols": 0}
     return tqdm(total=total, initial=done, desc=description, unit=unit, disable=not shown, **style)
 
 
