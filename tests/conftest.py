@@ -52,6 +52,13 @@ def tiny_target(tiny_marian: PreTrainedModel, tmp_path: Path) -> Path:
     return save_target(tiny_marian, tmp_path / "target")
 
 
+@pytest.fixture
+def inside(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that a test module's `project` fixture made, to work in."""
+    monkeypatch.chdir(project)
+    return project
+
+
 @pytest.fixture(scope="session")
 def _refusal_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.refusals.project import make_project  # imports all commands and recipes

@@ -24,6 +24,7 @@ from drafttrain.config.recipes import DrafterConfig, SpecDrafterRecipe
 from drafttrain.config.runs import newest_run, run_of
 from drafttrain.models.spec_drafter.initialise import initialise, make_config
 from drafttrain.models.spec_drafter.model import SpecDrafter
+from tests.commanding import ended
 from tests.tiny_models import VOCAB, tiny_model
 
 TRAINED_K = 4
@@ -81,21 +82,9 @@ def project(tmp_path_factory) -> Path:
     return root
 
 
-@pytest.fixture
-def inside(project, monkeypatch) -> Path:
-    monkeypatch.chdir(project)
-    return project
-
-
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(list(arguments))
-    return ended.value.code
-
-
 def refused(capsys, *arguments: str) -> str:
     """The one line that a wrong input ends in."""
-    assert run(*arguments) == 2
+    assert ended(*arguments) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     lines = printed.err.strip().splitlines()
@@ -108,13 +97,13 @@ def refused(capsys, *arguments: str) -> str:
 
 @pytest.mark.parametrize("command", ["distill", "eval", "generate"])
 def test_help_shows_examples(capsys, command):
-    assert run(command, "--help") == 0
+    assert ended(command, "--help") == 0
     text = capsys.readouterr().out
     assert "Examples:" in text and f"drafttrain {command} --target" in text
 
 
 def test_no_arguments_show_the_help(capsys):
-    assert run() == 0
+    assert ended() == 0
     text = capsys.readouterr().out
     assert all(command in text for command in ("distill", "eval", "generate"))
 
@@ -220,7 +209,7 @@ def test_interruption_is_one_line_and_exit_code_130(capsys, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("drafttrain.commands.options.load_settings", interrupt)
-    assert run("distill") == 130
+    assert ended("distill") == 130
     assert capsys.readouterr().err == "drafttrain: interrupted\n"
 
 
@@ -239,7 +228,7 @@ def test_an_interruption_that_a_library_swallowed_is_none_of_its_errors(
 
     before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
     monkeypatch.setattr("drafttrain.commands.options.load_settings", swallow)
-    assert run("distill") == 130
+    assert ended("distill") == 130
     assert capsys.readouterr().err == "drafttrain: interrupted\n"
     for n, handler in before.items():
         signal.signal(n, handler)
@@ -250,7 +239,7 @@ def test_a_stop_that_was_saved_says_where(capsys, monkeypatch):
         raise Interrupted("stopped at step 3 of 9; a checkpoint is in run")
 
     monkeypatch.setattr("drafttrain.commands.options.load_settings", stop)
-    assert run("distill") == 130
+    assert ended("distill") == 130
     assert "step 3 of 9" in capsys.readouterr().err
 
 
@@ -259,7 +248,7 @@ def test_a_bug_is_told_apart_from_a_mistake_in_input(capsys, monkeypatch):
         raise KeyError("lost")
 
     monkeypatch.setattr("drafttrain.commands.options.load_settings", fail)
-    assert run("distill") == 1
+    assert ended("distill") == 1
     assert "KeyError" in capsys.readouterr().err
 
 
@@ -308,10 +297,10 @@ def test_a_drafter_is_found_in_its_run_by_either_folder(project):
 def test_distill_shows_its_plan_without_writing_then_writes(capsys, inside):
     given = ["--target", "target", "--data", "test.jsonl", "--out", "shards"]
     given.append("sampling.max_new_tokens=12")
-    assert run("distill", *given, "--dry-run") == 0
+    assert ended("distill", *given, "--dry-run") == 0
     assert "2" in capsys.readouterr().out
     assert not (inside / "shards").exists()
-    assert run("distill", *given) == 0
+    assert ended("distill", *given) == 0
     account = json.loads((inside / "shards" / "manifest.json").read_text())
     assert account["target"]
     assert list((inside / "shards").glob("*.parquet"))
@@ -319,7 +308,7 @@ def test_distill_shows_its_plan_without_writing_then_writes(capsys, inside):
 
 
 def test_eval_of_the_newest_run_leaves_report_samples_and_plot(capsys, inside):
-    assert run("eval", "repeats=1", "warmup=0", "bootstrap=20", "num_beams=2") == 0
+    assert ended("eval", "repeats=1", "warmup=0", "bootstrap=20", "num_beams=2") == 0
     report = json.loads((inside / "checkpoints/tiny/report.json").read_text())
     names = [one["name"] for one in report["runs"]]
     assert names[:2] == ["plain", f"spec-drafter k={TRAINED_K} greedy"]
@@ -332,7 +321,7 @@ def test_eval_of_the_newest_run_leaves_report_samples_and_plot(capsys, inside):
 def test_eval_sweeps_k_and_verification(inside, tmp_path):
     report = tmp_path / "sweep.json"
     quick = ["repeats=1", "warmup=0", "bootstrap=20", "baselines=[]", "--report", str(report)]
-    assert run("eval", "--sweep", "k=2,3", "--sweep", "tau=1,2", "--limit", "1", *quick) == 0
+    assert ended("eval", "--sweep", "k=2,3", "--sweep", "tau=1,2", "--limit", "1", *quick) == 0
     names = [one["name"] for one in json.loads(report.read_text())["runs"]]
     assert names == ["plain"] + [
         f"spec-drafter k={k} {verifier}"
@@ -346,7 +335,7 @@ def test_teacher_forced_estimate_equals_decoding(inside, tmp_path):
     found = []
     for mode in ("decode", "teacher-forced"):
         report = tmp_path / f"{mode}.json"
-        assert run("eval", "--mode", mode, "--report", str(report), *quick) == 0
+        assert ended("eval", "--mode", mode, "--report", str(report), *quick) == 0
         found.append(
             json.loads(report.read_text())["runs"][-1]["metrics"]["mean_acceptance_length"]
         )
@@ -357,13 +346,14 @@ def test_plain_decoding_alone_can_be_measured(inside, tmp_path):
     report = tmp_path / "plain.json"
     quick = ["repeats=1", "warmup=0", "bootstrap=20", "baselines=[]", "--report", str(report)]
     assert (
-        run("eval", "--drafter", "none", "--target", "target", "--data", "test.jsonl", *quick) == 0
+        ended("eval", "--drafter", "none", "--target", "target", "--data", "test.jsonl", *quick)
+        == 0
     )
     assert [one["name"] for one in json.loads(report.read_text())["runs"]] == ["plain"]
 
 
 def generated(capsys, *arguments: str) -> str:
-    assert run("generate", *arguments, "decode.sampling.max_new_tokens=12") == 0
+    assert ended("generate", *arguments, "decode.sampling.max_new_tokens=12") == 0
     return capsys.readouterr().out
 
 

@@ -10,11 +10,11 @@ import pytest
 from drafttrain.build.cascades import level_names
 from drafttrain.build.method import build_method, check_method
 from drafttrain.build.pairs import load_pair
-from drafttrain.cli import main
 from drafttrain.config.decode import CascadeConfig, DecodeConfig
 from drafttrain.config.filling import fill_from_run
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.models.layout import count_parameters
+from tests.commanding import ended
 from tests.export.pairs import noisy_copy
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target
@@ -33,21 +33,9 @@ def project(tmp_path_factory) -> Path:
     return root
 
 
-@pytest.fixture
-def inside(project, monkeypatch) -> Path:
-    monkeypatch.chdir(project)
-    return project
-
-
-def run(*arguments: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(list(arguments))
-    assert ended.value.code == 0
-
-
 def report_of(*arguments: str) -> dict:
     pair = ["--target", "llama", "--drafter", "base", "--data", "texts.txt"]
-    run("eval", *pair, *SHORT, "--report", "report.json", *arguments)
+    assert ended("eval", *pair, *SHORT, "--report", "report.json", *arguments) == 0
     return json.loads(Path("report.json").read_text())
 
 
@@ -81,9 +69,12 @@ def test_a_sampled_cascade_is_verified_by_rejection(inside):
 def test_generate_takes_a_cascade_too(inside, capsys):
     pair = ["--target", "llama", "--drafter", "base"]
     length = "decode.sampling.max_new_tokens=12"
-    run("generate", "--text", "w5 w6 w7 w5", *pair, *CASCADE, length)
+    assert ended("generate", "--text", "w5 w6 w7 w5", *pair, *CASCADE, length) == 0
     drafted = capsys.readouterr().out
-    run("generate", "--text", "w5 w6 w7 w5", "--target", "llama", "--drafter", "none", length)
+    assert (
+        ended("generate", "--text", "w5 w6 w7 w5", "--target", "llama", "--drafter", "none", length)
+        == 0
+    )
     assert capsys.readouterr().out == drafted
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from drafttrain.cli import main
+from tests.commanding import ended
 from tests.small_pair import LENGTH, PAIR, SHORT, methods_of, read_trees, save_small_pair
 
 
@@ -17,21 +17,9 @@ def project(tmp_path_factory) -> Path:
     return save_small_pair(tmp_path_factory.mktemp("tree-commands"))
 
 
-@pytest.fixture
-def inside(project, monkeypatch) -> Path:
-    monkeypatch.chdir(project)
-    return project
-
-
-def run(*arguments: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(list(arguments))
-    assert ended.value.code == 0
-
-
 def compare(*arguments: str) -> tuple[dict, list[dict]]:
     """The report and the samples of `drafttrain eval`."""
-    run("eval", *PAIR, *SHORT, "--report", "trees.json", *arguments)
+    assert ended("eval", *PAIR, *SHORT, "--report", "trees.json", *arguments) == 0
     return read_trees()
 
 
@@ -74,7 +62,12 @@ def test_a_sweep_over_delta_measures_each(inside):
 
 def shown(capsys, *arguments: str) -> str:
     capsys.readouterr()
-    run("generate", "--target", "llama", "--drafter", "small", "--text", "w5 w6 w7", *arguments)
+    assert (
+        ended(
+            "generate", "--target", "llama", "--drafter", "small", "--text", "w5 w6 w7", *arguments
+        )
+        == 0
+    )
     return capsys.readouterr().out
 
 

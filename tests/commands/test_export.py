@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from transformers import dynamic_module_utils
 
-from drafttrain.cli import main
 from drafttrain.commands.export import export, read_measured
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import ExportConfig
@@ -19,6 +18,7 @@ from drafttrain.evaluation.environment import describe_environment
 from drafttrain.evaluation.report import DataFacts, Report, Run, TargetFacts, write_json
 from drafttrain.evaluation.stops.report import CostFacts, PolicyResult, Replayed, TuneReport
 from drafttrain.export.reload import compare
+from tests.commanding import ended
 from tests.export.pairs import SAMPLING, noisy_copy, save_drafter, save_head, save_spec_drafter
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import random_sentences, save_target
@@ -58,9 +58,7 @@ def report(tmp_path: Path) -> Path:
 
 
 def run(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as stopped:
-        main(["export", *map(str, arguments)])
-    return int(stopped.value.code)
+    return ended("export", *arguments)
 
 
 def test_a_drafter_with_head_and_report_is_exported(capsys, tmp_path, drafter, report):

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from drafttrain.cli import main
 from drafttrain.evaluation.bootstrap import draw_resamples, estimate_ratio
 from drafttrain.evaluation.cascades.report import CascadeReport, regret
 from drafttrain.evaluation.cascades.search import swi
 from drafttrain.evaluation.report import read_report
+from tests.commanding import ended
 from tests.evaluation.cascades.replays import ToyReplay, toy
 from tests.export.pairs import noisy_copy
 from tests.refusals.refusing import recorded
@@ -40,24 +40,12 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture
-def inside(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(project)
-    return project
-
-
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(list(arguments))
-    return int(ended.value.code or 0)
-
-
 @pytest.fixture(scope="module")
 def searched(project: Path) -> CascadeReport:
     """With stated costs, and the winner reported on other prompts."""
     with contextlib.chdir(project):
         report_data = ["--report-data", "test.txt", "costs=parameters"]
-        assert run("tune-cascade", *PAIR, *SEARCH, *report_data) == 0
+        assert ended("tune-cascade", *PAIR, *SEARCH, *report_data) == 0
         return CascadeReport.model_validate_json((Path("tune-cascade.json")).read_text())
 
 
@@ -114,7 +102,7 @@ def test_models_are_called_less_often_than_decoding_asks(searched: CascadeReport
 
 def test_eval_runs_the_file_as_it_stands_and_measures_the_same(searched: CascadeReport, inside):
     best = searched.find(searched.best)
-    assert run("eval", "--config", "cascade.yaml", "--data", "dev.txt", *SHORT) == 0
+    assert ended("eval", "--config", "cascade.yaml", "--data", "dev.txt", *SHORT) == 0
     found = read_report(
         Path("base/report.json" if Path("base/run.yaml").exists() else "report.json")
     )
@@ -146,7 +134,7 @@ def test_the_file_holds_target_and_cascade_and_says_what_it_rests_on(
 
 def test_costs_are_measured_where_they_are_not_stated(inside):
     out = ["--out", "measured.yaml", "timing_prompts=2", "candidates=4", "local=false"]
-    assert run("tune-cascade", *PAIR, *SEARCH, "--temperature", "1", *out) == 0
+    assert ended("tune-cascade", *PAIR, *SEARCH, "--temperature", "1", *out) == 0
     found = CascadeReport.model_validate_json((Path("measured.tune-cascade.json")).read_text())
     assert set(found.costs) == {"base", "small", "max-gram"}
     assert all(cost > 0 for cost in found.costs.values())
@@ -164,7 +152,9 @@ def test_costs_are_measured_where_they_are_not_stated(inside):
 
 
 def test_a_level_that_made_no_call_has_no_cost(inside, capsys):
-    assert run("tune-cascade", *PAIR, *SEARCH, "sampling.max_new_tokens=1", "--out", "n.yaml") == 2
+    assert (
+        ended("tune-cascade", *PAIR, *SEARCH, "sampling.max_new_tokens=1", "--out", "n.yaml") == 2
+    )
     error = capsys.readouterr().err.splitlines()[-1]
     assert "'base' made no call" in error and "costs=parameters" in error
     assert not Path("n.yaml").exists()
@@ -172,7 +162,7 @@ def test_a_level_that_made_no_call_has_no_cost(inside, capsys):
 
 def test_a_dry_run_says_what_would_be_done_and_writes_nothing(inside, capsys):
     with recorded() as loaded:
-        code = run("tune-cascade", *PAIR, *SEARCH, "--out", "planned.yaml", "--dry-run")
+        code = ended("tune-cascade", *PAIR, *SEARCH, "--out", "planned.yaml", "--dry-run")
     out = capsys.readouterr().out
     assert code == 0 and not loaded
     for words in ("base, small, max-gram", "12, on 2 prompts first", "1, 2", "5 of dev.txt"):
@@ -206,7 +196,7 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(inside, capsys):
 def test_wrong_input_ends_in_one_line_before_weights_load(inside, capsys, arguments, says):
     before = sorted(Path().rglob("*"))
     with recorded() as loaded:
-        assert run("tune-cascade", *PAIR, *SEARCH, *arguments) == 2
+        assert ended("tune-cascade", *PAIR, *SEARCH, *arguments) == 2
     [line] = capsys.readouterr().err.splitlines()
     for words in says:
         assert words in line
@@ -215,7 +205,7 @@ def test_wrong_input_ends_in_one_line_before_weights_load(inside, capsys, argume
 
 
 def test_what_is_missing_is_named(inside, capsys):
-    assert run("tune-cascade", *PAIR) == 2
+    assert ended("tune-cascade", *PAIR) == 2
     assert "setting 'cascade' is missing" in capsys.readouterr().err
-    assert run("tune-cascade", *PAIR[:4], "--cascade", "max-gram") == 2
+    assert ended("tune-cascade", *PAIR[:4], "--cascade", "max-gram") == 2
     assert "'data.path' is missing" in capsys.readouterr().err

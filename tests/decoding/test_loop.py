@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -15,11 +16,12 @@ from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder, RunningSequence, play_round
+from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import SampledRandomness, sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.target_states import TargetRequirements, TargetState
+from drafttrain.decoding.target_states import TargetRequirements
 from drafttrain.decoding.trees.chosen import Optimal
-from drafttrain.decoding.types import Output, Proposal, Sampling, Source
+from drafttrain.decoding.types import Output, Proposal, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
 from tests.decoding.decoded import GREEDY, generate, run, sources_for, tokens_of
 from tests.decoding.drafts import HalfRight
@@ -284,93 +286,6 @@ def test_no_sources_give_no_outputs():
     assert run(tiny_model("marian"), [], NoDrafter()) == []
 
 
-class Watching(HalfRight):
-    """Notes what it is shown of the target at every question."""
-
-    requires = TargetRequirements(layers=(0, -1), encoder=True)
-
-    def open(self, source, sampling, randomness):
-        session = super().open(source, sampling, randomness)
-        propose = session.propose
-        self.seen: list[tuple[list[int], TargetState | None]] = []
-
-        def watched(tokens, target_state, stop):
-            self.seen.append((tokens.tolist(), target_state))
-            return propose(tokens, target_state, stop)
-
-        session.propose = watched
-        return session
-
-
-@pytest.mark.parametrize("family", ["bart", "t5", "llama", "gpt2", "opt"])
-@pytest.mark.parametrize("branching", [False, True], ids=["chains", "trees"])
-def test_the_drafter_sees_the_targets_states_at_all_rows_verified_since(family, branching):
-    model = tiny_model(family)
-    source = max(sources_for(model), key=lambda one: len(generate(model, [one], 24)[0]))
-    encodes = model.config.is_encoder_decoder
-    drafter = Watching(generate(model, [source], 24), VOCAB)
-    if branching:
-        drafter.seen = watch_a_tree(model, source)
-    else:
-        drafter.requires = TargetRequirements(layers=(0, -1), encoder=encodes)
-        run(model, [source], drafter)
-    (first, nothing), *later = drafter.seen
-    assert nothing is None
-    known = 0  # rows that the drafter has been shown
-    for tokens, state in later:
-        assert state.committed == len(tokens)
-        fed = torch.tensor([tokens[:-1]])
-        given = {"decoder_input_ids": fed} if encodes else {}
-        with torch.inference_mode():
-            output = model(
-                input_ids=source.input_ids[None] if encodes else fed,
-                output_hidden_states=True,
-                **given,
-            )
-        states = output.decoder_hidden_states if encodes else output.hidden_states
-        for layer, place in ((0, 1), (-1, -1)):  # place 0 is the embeddings
-            rows = states[place][0, known:]
-            torch.testing.assert_close(state.hidden[layer], rows, rtol=1e-10, atol=1e-10)
-        if encodes and not branching:
-            torch.testing.assert_close(
-                state.encoder, output.encoder_last_hidden_state[0], rtol=1e-10, atol=1e-10
-            )
-        known = len(tokens) - 1
-    assert len(first) == len(source.prefix) and len(later) > 2
-
-
-def watch_a_tree(model: PreTrainedModel, source: Source) -> list:
-    """What a drafter of trees is shown that reads the target."""
-    seen = []
-
-    class WatchedTrees(TreeDrafter):
-        requires = TargetRequirements(layers=(0, -1))
-
-        def open(self, source, sampling, randomness):
-            session = super().open(source, sampling, randomness)
-            propose = session.propose
-
-            def watched(tokens, target_state, stop):
-                seen.append((tokens.tolist(), target_state))
-                return propose(tokens, target_state, stop)
-
-            session.propose = watched
-            return session
-
-    drafter = WatchedTrees(CausalDrafter(CachedModel(near_copy(model, 0.05, seed=1))), Optimal(8))
-    run(model, [source], drafter)
-    return seen
-
-
-def test_states_that_no_drafter_reads_are_not_kept():
-    model = tiny_model("bart")
-    sources = sources_for(model)[:1]
-    drafter = Watching(generate(model, sources, 24), VOCAB)
-    drafter.requires = TargetRequirements()
-    run(model, sources, drafter)
-    assert all(state.hidden == {} and state.encoder is None for _, state in drafter.seen[1:])
-
-
 @pytest.mark.parametrize("family", ["bart", "t5", "marian"])
 def test_a_prefix_of_several_tokens_is_decoded_from_as_generate_does(family):
     model = tiny_model(family)
@@ -389,17 +304,24 @@ def test_a_prefix_of_several_tokens_is_decoded_from_as_generate_does(family):
         assert tokens_of(run(model, [source], drafter, 20)) == [expected]
 
 
+def sampled(
+    randomness: Callable[[int], Randomness], count: int, batch_size: int = 1
+) -> list[list[int]]:
+    """Tokens of `count` sequences of a toy pair at temperature 1."""
+    outputs = Decoder(
+        ToyTarget(0, vocabulary=4),
+        ToyDrafter(1, vocabulary=4),
+        FixedLength(2),
+        RejectionSampling(),
+        Sampling(temperature=1.0),
+        randomness,
+    ).decode_all([toy_source()] * count, 6, batch_size)
+    return tokens_of(outputs)
+
+
 def test_what_is_sampled_for_a_sequence_does_not_depend_on_the_others():
     def sample(first: int, count: int, batch_size: int) -> list[list[int]]:
-        outputs = Decoder(
-            ToyTarget(0, vocabulary=4),
-            ToyDrafter(1, vocabulary=4),
-            FixedLength(2),
-            RejectionSampling(),
-            Sampling(temperature=1.0),
-            lambda row: sequence_randomness(5, first + row),
-        ).decode_all([toy_source()] * count, 6, batch_size)
-        return tokens_of(outputs)
+        return sampled(lambda row: sequence_randomness(5, first + row), count, batch_size)
 
     together = sample(0, 12, batch_size=1)
     assert len({tuple(tokens) for tokens in together}) > 3
@@ -427,14 +349,6 @@ def decoder_of(model: PreTrainedModel) -> Decoder:
 
 def test_sampling_with_a_drafter_follows_the_seed():
     def sample(seed: int) -> list[list[int]]:
-        outputs = Decoder(
-            ToyTarget(0, vocabulary=4),
-            ToyDrafter(1, vocabulary=4),
-            FixedLength(2),
-            RejectionSampling(),
-            Sampling(temperature=1.0),
-            partial(sequence_randomness, seed),
-        ).decode_all([toy_source()] * 20, 6)
-        return tokens_of(outputs)
+        return sampled(partial(sequence_randomness, seed), 20)
 
     assert sample(0) == sample(0) != sample(1)

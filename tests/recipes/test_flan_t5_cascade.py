@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from drafttrain.cli import main
+from tests.commanding import ended
 from tests.export.pairs import noisy_copy
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target
@@ -44,19 +44,13 @@ def arguments(data: str) -> list[str]:
     ]
 
 
-def run(command: list[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(command)
-    assert ended.value.code == 0
-
-
 GSM8K = "{path: rows.jsonl, input_column: question, reference_column: answer}"
 MMLU = '{path: rows.jsonl, template: "{question} {choices[0]} {choices[1]}"}'
 
 
 @pytest.mark.parametrize("data", [GSM8K, MMLU], ids=["gsm8k", "mmlu"])
 def test_a_dry_run_says_what_would_be_measured_and_writes_nothing(inside, data, capsys):
-    run([*arguments(data), "--dry-run"])
+    assert ended(*arguments(data), "--dry-run") == 0
     said = capsys.readouterr().out
     assert "base > small > max-gram; increments 7,10,0/1,0/10; leniency 1.5" in said
     assert "rows.jsonl: 2 inputs" in said
@@ -64,7 +58,7 @@ def test_a_dry_run_says_what_would_be_measured_and_writes_nothing(inside, data, 
 
 
 def test_small_models_in_place_of_the_large_ones_give_plain_output(inside):
-    run(arguments(GSM8K))
+    assert ended(*arguments(GSM8K)) == 0
     plain, *methods, _ = json.loads(Path("report.json").read_text())["runs"]
     assert plain["name"] == "plain"
     assert [method["name"] for method in methods][1:] == ["base", "copied"]

@@ -7,6 +7,7 @@ when every shard lies there. A folder goes on only under the settings that it wa
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -39,9 +40,9 @@ class ShardManifest(Config):
     EFFECTS: ClassVar[tuple[str, ...]]
     """Fields that follow from others: they are named last, as a difference has its cause there."""
 
+    @abstractmethod
     def shard_files(self, folder: Path, shard: int) -> list[Path]:
         """All files of one shard."""
-        raise NotImplementedError
 
     def explain(self, field: str, wanted: ShardManifest) -> str:
         """What a difference in this field means to a user, where its name does not tell."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -12,7 +14,7 @@ from drafttrain.training.losses import LossSums, followed_cross_entropy, smoothe
 from drafttrain.training.objective import Teacher
 
 
-class LanguageModelling(nn.Module):
+class LanguageModelling(nn.Module, ABC):
     """Next-token training from references, or from a teacher's distribution over them.
 
     With a teacher, the label of each position is the teacher's whole distribution given the same
@@ -65,9 +67,9 @@ class LanguageModelling(nn.Module):
         shared = min(target_probs.shape[-1], draft_probs.shape[-1])
         return torch.minimum(target_probs[:, :shared], draft_probs[:, :shared]).sum(-1)
 
+    @abstractmethod
     def _read(self, model: PreTrainedModel, batch: LabelledBatch) -> tuple[Tensor, Tensor]:
         """The model's logits, and the label that each of them is to predict."""
-        raise NotImplementedError
 
 
 class SequenceToSequence(LanguageModelling):
