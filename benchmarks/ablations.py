@@ -289,7 +289,7 @@ def training_rows(
 ) -> datasets.Dataset:
     """Distilled rows, made where they are missing; or the same sources with their references."""
     alone = settings.model_copy(update={"held_out": None})
-    rows, _ = recipe.distilled_rows(alone, target)
+    rows, _ = recipe.distilled_rows(alone, target, recipe.open_decoder)
     if variant.outputs == "distilled":
         return rows
     references = load_inputs(settings.data)["reference"]

@@ -28,6 +28,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.matrix_products import ProductCounter, seconds_alone
+from drafttrain.commands.distill import open_decoder
 from drafttrain.config.reading import load_settings
 from drafttrain.config.recipes import SpecDrafterRecipe
 from drafttrain.data.batches.slots import SlotBatch
@@ -93,7 +94,7 @@ def prepare_recipe(settings: SpecDrafterRecipe, folder: Path) -> Prepared:
     """The recipe's task, ready for steps; distils what is missing, trains nothing."""
     accelerator = make_accelerator(settings.train, folder)
     target = load_target(settings.target)
-    rows, _ = distilled_rows(settings.model_copy(update={"held_out": None}), target)
+    rows, _ = distilled_rows(settings.model_copy(update={"held_out": None}), target, open_decoder)
     mask = recipe.choose_mask(load_tokenizer(settings.target), target.model.config)
     config = make_config(target.model.config, settings.drafter, mask, recipe.identity(settings))
     config.untied_output = has_own_output(target.model)

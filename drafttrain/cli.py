@@ -25,7 +25,7 @@ from drafttrain.config.commands import (
     TuneCascadeConfig,
     TuneConfig,
 )
-from drafttrain.config.filling import fill_eval, fill_from_run, fill_tune
+from drafttrain.config.filling import fill_distill, fill_eval, fill_from_run, fill_tune
 from drafttrain.config.sweep import SWEEPABLE, expand_sweep, parse_sweep
 
 app = typer.Typer(**TYPER_STYLE)
@@ -78,7 +78,18 @@ def drafttrain() -> None:
 @app.command()
 @takes_settings(
     DistillConfig,
-    TARGET | DATA | {"--out": "out", "--method": "method"} | SAMPLING,
+    {
+        **TARGET,
+        **DATA,
+        "--out": "out",
+        "--method": "method",
+        "--backend": "backend",
+        "--drafter": "drafter",
+        "--stop": "stop.kind",
+        "--k": "stop.k",
+        **SAMPLING,
+    },
+    fill_distill,
 )
 def distill(settings: DistillConfig, dry_run: DryRun = False) -> None:
     """Write the target's own outputs as training data: Parquet shards with a manifest.
@@ -94,6 +105,8 @@ def distill(settings: DistillConfig, dry_run: DryRun = False) -> None:
       drafttrain distill --config distill.yaml method=beam num_beams=5
       drafttrain distill --target gpt2 --data prompts.jsonl --out shards \\
           --method sample --temperature 1 sampling.top_k=50 batch_tokens=16384
+      drafttrain distill --target t5-small --data texts.txt.gz --out shards \\
+          --drafter max-gram
       drafttrain distill --target Qwen/Qwen3-0.6B --data chats.jsonl --out shards
       drafttrain distill --target Qwen/Qwen3-0.6B --data questions.txt \\
           --out shards data.chat=true

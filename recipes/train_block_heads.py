@@ -17,6 +17,7 @@ import datasets
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from drafttrain.commands.distill import checked, open_decoder
 from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.base import ConfigError
@@ -44,9 +45,9 @@ def main(settings: BlockHeadsRecipe, dry_run: DryRun = False) -> None:
         return
     if already_finished(settings.run):
         return
-    accelerator = begin_run(settings, distillations(settings))
+    accelerator = begin_run(settings, checked(distillations(settings)))
     target = load_target(settings.target)
-    rows, held_out = distilled_rows(settings, target)
+    rows, held_out = distilled_rows(settings, target, open_decoder)
     heads_config.target |= {"weights_sha256": hash_target(target.model)}
     torch.manual_seed(settings.train.seed)
     heads = BlockHeads(heads_config)
@@ -106,7 +107,8 @@ def print_plan(settings: BlockHeadsRecipe, config: BlockHeadsConfig) -> None:
     """What a run would do, without loading weights or writing anything."""
     with torch.device("meta"):
         heads = BlockHeads(config)
-    print_training(plan_distillation(distillations(settings)["data"]), settings.train, heads)
+    plan = plan_distillation(checked(distillations(settings))["data"])
+    print_training(plan, settings.train, heads)
 
 
 if __name__ == "__main__":

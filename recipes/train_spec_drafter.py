@@ -14,6 +14,7 @@ import datasets
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from drafttrain.commands.distill import checked, open_decoder
 from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.recipes import SpecDrafterRecipe
@@ -42,9 +43,9 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
         return
     if already_finished(settings.run):
         return
-    accelerator = begin_run(settings, distillations(settings))
+    accelerator = begin_run(settings, checked(distillations(settings)))
     target = load_target(settings.target)
-    rows, held_out = distilled_rows(settings, target)
+    rows, held_out = distilled_rows(settings, target, open_decoder)
     torch.manual_seed(settings.train.seed)
     drafter_config.untied_output = has_own_output(target.model)
     drafter = SpecDrafter(drafter_config)
@@ -94,7 +95,7 @@ def print_plan(settings: SpecDrafterRecipe, config: SpecDrafterConfig) -> None:
     """What a run would do, without loading weights or writing anything."""
     with torch.device("meta"):
         drafter = SpecDrafter(config)
-    plan = plan_distillation(distillations(settings)["data"])
+    plan = plan_distillation(checked(distillations(settings))["data"])
     masks = settings.objective.blocks * config.mask_rows
     print_training(plan, settings.train, drafter, masks)
 

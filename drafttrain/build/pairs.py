@@ -17,6 +17,9 @@ from drafttrain.models.drafters import load_drafter
 from drafttrain.models.layout import count_parameters
 from drafttrain.models.loading import LoadedTarget, check_target, choose_device, load_target
 
+CheckedDrafters = tuple[dict[str, PretrainedConfig], list[int] | None]
+"""Settings of drafters by name, and the table of max-gram: what `check_pair` gives."""
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -30,6 +33,8 @@ class Pair:
     """More drafters by their path: beside the first one, behind it in a cascade, or instead."""
     models: Mapping[str, PreTrainedModel | None] = field(default_factory=dict)
     """The companions' models."""
+    table: Sequence[int] | None = None
+    """Likeliest successors, where max-gram has them."""
 
     @property
     def kind(self) -> DrafterKind | None:
@@ -75,30 +80,41 @@ def load_pair(
     kind or vocabulary, and ValueError for families that cannot be given trees, where drafts are
     trees.
     """
-    settings_of, table = check_pair(target, (drafter, *companions), trees, bigrams)
-    loaded = load_target(target)
+    checked = check_pair(target, (drafter, *companions), trees, bigrams)
+    return open_pair(load_target(target), drafter, companions, checked)
+
+
+def open_pair(
+    target: LoadedTarget, drafter: str, companions: Sequence[str], checked: CheckedDrafters
+) -> Pair:
+    """A loaded target with its drafters, which `check_pair` has found to fit it.
+
+    Raises ConfigError for weights that cannot be read, or of a drafter of another target's states.
+    """
+    settings_of, table = checked
 
     def opened(name: str) -> tuple[Drafter, PreTrainedModel | None]:
         kind = named_kind(name)
         if kind is not None:
-            return open_kind(kind, table if kind.drafts == "copies" else None, loaded.model), None
-        model = load_drafter(name, settings_of[name], loaded)
-        return make_drafter(model, loaded.model), model
+            return open_kind(kind, table if kind.drafts == "copies" else None, target.model), None
+        model = load_drafter(name, settings_of[name], target)
+        return make_drafter(model, target.model), model
 
     first, model = opened(drafter)
     others = {name: opened(name) for name in companions}
     return Pair(
-        loaded,
+        target,
         first,
         model,
         {name: other for name, (other, _) in others.items()},
         {name: of_it for name, (_, of_it) in others.items()},
+        table,
     )
 
 
 def check_pair(
     target: TargetConfig, drafters: Sequence[str], trees: bool = False, bigrams: str | None = None
-) -> tuple[dict[str, PretrainedConfig], list[int] | None]:
+) -> CheckedDrafters:
     """Settings of the drafters that are models, fit for the target's; max-gram's table.
 
     Raises as `load_pair`; no weights are read.

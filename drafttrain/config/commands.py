@@ -7,9 +7,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
+from drafttrain.config.backends import BACKENDS, ENGINE, TRANSFORMERS, Backend, DistillMethod
 from drafttrain.config.base import Config, split_at_commas
-from drafttrain.config.decode import DecodeConfig, SamplingConfig, VerifierConfig
+from drafttrain.config.decode import DecodeConfig, SamplingConfig, StopConfig, VerifierConfig
 from drafttrain.config.inputs import DataConfig, TargetConfig
+
+BackendName = Literal["auto", *BACKENDS]
 
 
 class DistillConfig(Config):
@@ -19,21 +22,41 @@ class DistillConfig(Config):
     data: DataConfig
     out: Path
     """Folder for the shards and manifest.json."""
-    method: Literal["greedy", "beam", "sample"] = "greedy"
+    method: DistillMethod = "greedy"
     """How the target decodes. Greedy outputs make the drafter agree with greedy decoding."""
+    backend: BackendName = "auto"
+    """What decodes. transformers: the loop of `generate`. engine: the loop of `drafttrain generate`
+    and `eval`, greedy or sampled. Greedy outputs are the same; sampled ones follow the same law,
+    from other draws. auto: engine where a drafter is given, else transformers."""
+    drafter: str | None = None
+    """engine: what drafts, so that the target answers in fewer calls: a run, the folder or Hub name
+    of a drafter, or max-gram. Greedy outputs do not depend on it."""
+    bigrams: str | None = None
+    """engine: table of likeliest successors, where the drafter is max-gram."""
+    stop: StopConfig = StopConfig()
+    """engine: when a round of drafting ends. Default: as the drafter's run or policy.json says."""
     num_beams: PositiveInt = 5
     """Beams, where method is beam."""
     sampling: SamplingConfig = SamplingConfig()
     """Temperature, top-k and top-p count where method is sample; max_new_tokens always."""
     batch_tokens: PositiveInt = 4096
-    """Source tokens (rows x longest row) decoded at once by a process. The keys and values of
-    these and of the rows' new tokens are held in memory: see --dry-run."""
+    """transformers: source tokens (rows x longest row) decoded at once by a process. The keys and
+    values of these and of the rows' new tokens are held in memory: see --dry-run."""
+    batch_rows: PositiveInt = 32
+    """engine: rows decoded at once by a process. The next row enters when one has ended."""
     shard_rows: PositiveInt = 2048
     """Input rows a shard; a shard is the unit that is written, resumed and shared out."""
     max_source_tokens: PositiveInt = 512
     """Inputs longer than this are skipped and reported by row number."""
     share: str | None = None
     """0/4: write every fourth shard, from number 0 on. For launches that share a folder only."""
+
+    @property
+    def decoded_by(self) -> Backend:
+        """The backend asked for, or the one that `auto` is."""
+        if self.backend != "auto":
+            return BACKENDS[self.backend]
+        return TRANSFORMERS if self.drafter is None else ENGINE
 
 
 class BigramsConfig(Config):

@@ -89,10 +89,8 @@ def fill_from_run(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> di
         run = newest_run(checkpoints)
     else:
         run = run_of(str(drafter)) if trained else None
-    if trained and run is not None:
-        _take_drafter(decode, run)
-    elif trained:
-        _fill_from_policy(decode, Path(str(drafter)) / "policy.json")
+    if trained:
+        _fill_from_drafter(decode, run)
     if path is None:
         known = _trained_for(str(drafter)) if run is None else _recorded(run.recipe.target)
         values["target"] = known | target
@@ -101,6 +99,22 @@ def fill_from_run(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> di
             f"drafter {drafter!r} does not say here which target it is for; add --target MODEL"
         )
     return values
+
+
+def fill_distill(values: dict[str, Any]) -> dict[str, Any]:
+    """The drafter of `distill`, where it is a run or an export: its folder, and when it stops.
+
+    A rule that its policy.json may ask for is left out: what is distilled is the target's own.
+    """
+    drafter = values.get("drafter")
+    if drafter is None or named_kind(drafter) is not None:
+        return values
+    values = deepcopy(values)
+    decode = {"drafter": drafter, "stop": _group(values, "stop")}
+    if values.get("method") == "sample":
+        decode["sampling"] = values.get("sampling")
+    _fill_from_drafter(decode, run_of(str(drafter)))
+    return values | {"drafter": decode["drafter"], "stop": decode["stop"]}
 
 
 def fill_data(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> dict[str, Any]:
@@ -155,6 +169,14 @@ def fill_from_heads(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> 
                 f"give {name}="
             )
     return values
+
+
+def _fill_from_drafter(decode: dict[str, Any], run: Run | None) -> None:
+    """What the run of a trained drafter knows; of a drafter of none, what lies beside it."""
+    if run is not None:
+        _take_drafter(decode, run)
+    else:
+        _fill_from_policy(decode, Path(str(decode["drafter"])) / "policy.json")
 
 
 def _take_drafter(decode: dict[str, Any], run: Run) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.types import Sampling
+from drafttrain.decoding.types import NotFinite, Sampling
 
 
 def warp(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -72,12 +72,12 @@ class SampledRandomness:
         """One index from each row: where a uniform draw falls in the cumulative sum, in float64.
 
         A row costs a pass over it and one draw, where `torch.multinomial` draws for every token.
-        Shapes: probs [R, V] -> [R]. Raises ValueError for probabilities that are not finite.
+        Shapes: probs [R, V] -> [R]. Raises NotFinite for probabilities that are not finite.
         """
         upto = probs.cumsum(dim=-1, dtype=torch.float64)
         total = upto[:, -1:].contiguous()
         if not torch.isfinite(total).all():
-            raise ValueError(
+            raise NotFinite(
                 "probabilities to sample from are not finite: a model gave NaN or infinite logits; "
                 "load it in float32 or bfloat16"
             )

@@ -11,6 +11,10 @@ from torch import Tensor
 from drafttrain.config.kinds import DrawKind
 
 
+class NotFinite(ValueError):
+    """Scores or probabilities of a model that are NaN or infinite where they decide."""
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How the user asked the target to decode. Temperature 0 is greedy decoding."""

@@ -49,6 +49,15 @@ INPUTS = {
 }
 PAIRINGS = {
     f"{CAUSAL} --stop head --head heads": ("2 heads", "D0-w6, D1-w6", "one head"),
+    f"{DISTILL} --drafter wide": ("'wide'", "48 tokens", "train"),
+    f"{DISTILL} --drafter llama": ("'llama'", "decoder-only", "give"),
+    f"{DISTILL} --drafter target --method beam": ("method = 'beam'", "'engine'", "leave", "greedy"),
+    f"{DISTILL} --backend engine --method beam": ("method = 'beam'", "backend=transformers"),
+    f"{DISTILL} --drafter max-gram --backend transformers": ("drafter = 'max", "backend=engine"),
+    f"{DISTILL} --backend engine --k 4": ("stop.k = 4", "none is given", "drafter=max-gram"),
+    f"{DISTILL} --drafter target bigrams=none.safetensors": ("bigrams", "max-gram", "leave"),
+    f"{DISTILL} --drafter max-gram --stop entropy": ("'entropy'", "trained drafter"),
+    f"{DISTILL} --backend ctranslate": ("backend = 'ctranslate'", "'engine'"),
     f"{CAUSAL} --stop entropy --k 4": ("stop.k = 4", "--stop fixed"),
     f"{SAMPLED} --verifier greedy": ("greedy", "temperature", ";"),
     f"{CAUSAL} --mode teacher-forced": ("'small'", "of a Spec-Drafter", "--mode decode"),

@@ -10,6 +10,8 @@ from pkgutil import resolve_name
 import pytest
 import torch
 
+from drafttrain.config.backends import BACKENDS
+from drafttrain.config.commands import DistillConfig
 from drafttrain.config.decode import StopConfig, TreeConfig, VerifierConfig
 from drafttrain.config.kinds import CAUSAL, KINDS, NONE, DrafterKind, in_words, kind_of, named_kind
 from drafttrain.config.stops import STOPS, StopKind
@@ -53,6 +55,16 @@ def test_there_is_a_kind_for_every_drafter_and_all_it_names_is_there():
             assert name is None or callable(resolve_name(name))
         if kind.model is not None:
             assert resolve_name(kind.model).config_class.model_type == kind.name
+
+
+def test_a_backend_names_what_is_there_and_auto_is_one_that_takes_the_drafter():
+    for backend in BACKENDS.values():
+        assert callable(resolve_name(backend.opens))
+        assert backend.checks is None or callable(resolve_name(backend.checks))
+    needed = {"target": {"path": "t"}, "data": {"path": "d"}, "out": "o"}
+    plain, drafted = DistillConfig(**needed), DistillConfig(**needed, drafter="max-gram")
+    assert (plain.decoded_by.name, drafted.decoded_by.name) == ("transformers", "engine")
+    assert DistillConfig(**needed, backend="engine").decoded_by is BACKENDS["engine"]
 
 
 def test_a_language_model_of_any_type_is_causal_and_names_are_of_what_is_no_model():

@@ -1,26 +1,27 @@
 """Distillation: the target's own outputs for many inputs, as shards that a drafter learns from.
 
 Shards are shared out among processes by number; each process decodes its shards in batches of rows
-of like length and writes each shard when it is whole. Re-running continues with the shards that are
-missing, and gives the same shards as an uninterrupted run, whatever the number of processes.
+of like length, by the backend that is asked for, and writes each shard when it is whole. Re-running
+continues with the shards that are missing, and gives the same shards as an uninterrupted run,
+whatever the number of processes.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import datasets
-import numpy as np
 import torch
 import transformers
 from tqdm import tqdm
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
-from drafttrain.data.distill.generation import decodes_alone, generate_batch, needs_equal_lengths
+from drafttrain.data.distill.batches import BatchDecoder, OpenDecoder
+from drafttrain.data.distill.generation import generate_settings, open_generate
 from drafttrain.data.distill.plan import check_distill_settings, check_distillation, check_lengths
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.rows import CHATS
@@ -49,12 +50,18 @@ ROWS_NAMED = 20
 """Most skipped or failed rows that are printed; the shards name them all."""
 
 
-def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manifest:
+def distill(
+    config: DistillConfig,
+    target: LoadedTarget | None = None,
+    open_decoder: OpenDecoder = open_generate,
+) -> Manifest:
     """Writes the missing shards of `config.out` (or a share) and returns the manifest, finished
     where all shards are there.
 
-    Runs in every process of an `accelerate launch`. Raises ConfigError, before anything is
-    written, for settings that contradict each other, the target or the folder's manifest.
+    open_decoder: makes what decodes, of the backend that is asked for; the command knows them all
+    (`commands/distill.py`), this room its own. Runs in every process of an `accelerate launch`.
+    Raises ConfigError, before anything is written, for settings that contradict each other, the
+    target or the folder's manifest.
     """
     check_distill_settings(config)
     share = read_share(config.share)
@@ -66,7 +73,9 @@ def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manife
         inputs = load_inputs(config.data)
     check_lengths(config, target.model.config)
     check_chats(target.tokenizer, inputs, not target.model.config.is_encoder_decoder)
-    return fill_folder(Distilling(config, target, inputs), config.out, share, state)
+    decoder = open_decoder(config, target)
+    assert decoder.backend == config.decoded_by.name
+    return fill_folder(Distilling(config, target, inputs, decoder), config.out, share, state)
 
 
 @dataclass
@@ -76,6 +85,7 @@ class Distilling:
     config: DistillConfig
     target: LoadedTarget
     inputs: datasets.Dataset
+    decoder: BatchDecoder
     kind: ClassVar[type[Manifest]] = Manifest
     plan: ClassVar[str] = ""
     _tokens: int = 0
@@ -105,13 +115,17 @@ class Distilling:
             num_beams=settings["num_beams"],
             max_new_tokens=config.sampling.max_new_tokens,
             **drawing,
-            **config.model_dump(
-                include={"method", "batch_tokens", "shard_rows", "max_source_tokens"}
-            ),
+            backend=self.decoder.backend,
+            **self.decoder.facts,
+            **config.model_dump(include={"method", "shard_rows", "max_source_tokens"}),
             data=config.data.model_dump(mode="json"),
             inputs_sha256=hash_inputs(self.inputs),
             rows=len(self.inputs),
-            versions={"torch": torch.__version__, "transformers": transformers.__version__},
+            versions={
+                "torch": torch.__version__,
+                "transformers": transformers.__version__,
+                **self.decoder.versions,
+            },
         )
 
     def write(self, manifest: Manifest, shard: int, work: tqdm) -> None:
@@ -119,7 +133,7 @@ class Distilling:
             self._start = time.perf_counter()
         inputs = self.inputs.select(manifest.rows_of(shard))
         rows: list[ShardRow] = []
-        for done in _decode_rows(inputs, self.config, self.target):
+        for done in _decode_rows(inputs, self.config, self.target, self.decoder):
             rows.extend(done)
             self._tokens += sum(len(row.target_ids) for row in done)
             rate = self._tokens / (time.perf_counter() - self._start)
@@ -146,26 +160,8 @@ class Distilling:
             say(f"  and {len(lost) - ROWS_NAMED} more: see column `reason` of the shards")
 
 
-def generate_settings(config: DistillConfig) -> dict[str, Any]:
-    """What is asked of `generate`; the rest is as the target's generation_config says."""
-    sampled = config.method == "sample"
-    sampling = config.sampling
-    return {
-        "max_new_tokens": sampling.max_new_tokens,
-        "max_length": None,
-        "num_beams": config.num_beams if config.method == "beam" else 1,
-        "do_sample": sampled,
-        "temperature": sampling.temperature if sampled else None,
-        "top_k": sampling.top_k if sampled else None,
-        "top_p": sampling.top_p if sampled else None,
-        "num_return_sequences": 1,
-        "return_dict_in_generate": False,
-        "use_cache": True,
-    } | ({} if config.method == "beam" else {"early_stopping": None, "length_penalty": None})
-
-
 def _decode_rows(
-    inputs: datasets.Dataset, config: DistillConfig, target: LoadedTarget
+    inputs: datasets.Dataset, config: DistillConfig, target: LoadedTarget, decoder: BatchDecoder
 ) -> Iterator[list[ShardRow]]:
     """Rows of one shard in batches of like length; those that cannot be decoded come first."""
     model = target.model
@@ -190,41 +186,16 @@ def _decode_rows(
         else:
             ready.append(ShardRow(row, source_ids=ids))
     yield skipped
-    budget = 1 if decodes_alone(model.generation_config) else config.batch_tokens
-    for batch in batches_by_length(ready, budget, equal=needs_equal_lengths(model)):
-        yield _decode_batch(batch, config, target)
-
-
-def batches_by_length(
-    rows: Sequence[ShardRow], batch_tokens: int, equal: bool = False
-) -> Iterator[list[ShardRow]]:
-    """Longest first, as many rows as fit: rows x longest row <= batch_tokens, but at least one.
-
-    equal: rows of one length only, so that none is padded.
-    """
-    ordered = sorted(rows, key=lambda row: (-len(row.source_ids), row.row))
-    while ordered:
-        longest = len(ordered[0].source_ids)
-        fit = max(1, batch_tokens // longest)
-        if equal:
-            fit = min(fit, sum(len(row.source_ids) == longest for row in ordered[:fit]))
-        yield ordered[:fit]
-        ordered = ordered[fit:]
+    for batch in decoder.batches(ready):
+        yield _decode_batch(batch, config, target, decoder)
 
 
 def _decode_batch(
-    batch: list[ShardRow], config: DistillConfig, target: LoadedTarget
+    batch: list[ShardRow], config: DistillConfig, target: LoadedTarget, decoder: BatchDecoder
 ) -> list[ShardRow]:
     """Decodes; where memory does not suffice, in halves. A single row that fails is an error."""
-    uniforms = None
-    if config.method == "sample":
-        seed, count = config.sampling.seed, config.sampling.max_new_tokens
-        numbers = [np.random.default_rng((seed, row.row)).random(count) for row in batch]
-        uniforms = torch.from_numpy(np.stack(numbers))
     try:
-        outputs = generate_batch(
-            target.model, [row.source_ids for row in batch], generate_settings(config), uniforms
-        )
+        outputs = decoder.decode(batch)
     except torch.OutOfMemoryError:
         outputs = None
     if outputs is None:
@@ -232,9 +203,8 @@ def _decode_batch(
             reason = "out of memory; use a smaller max_source_tokens or max_new_tokens"
             return [ShardRow(batch[0].row, batch[0].source_ids, status="error", reason=reason)]
         half = len(batch) // 2
-        return _decode_batch(batch[:half], config, target) + _decode_batch(
-            batch[half:], config, target
-        )
+        halves = (batch[:half], batch[half:])
+        return [row for one in halves for row in _decode_batch(one, config, target, decoder)]
     return [
         _finish(row, tokens, config, target) for row, tokens in zip(batch, outputs, strict=True)
     ]

@@ -11,8 +11,10 @@ from the same column; masks and positions leave the padding out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -27,7 +29,11 @@ from transformers import (
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput
 
-from drafttrain.models.loading import cache_for_generate
+from drafttrain.config.backends import TRANSFORMERS
+from drafttrain.config.commands import DistillConfig
+from drafttrain.data.distill.batches import BatchDecoder, batches_by_length
+from drafttrain.data.shards.outputs import ShardRow
+from drafttrain.models.loading import LoadedTarget, cache_for_generate
 
 LEAVE_SHARE = 0.25
 """Finished rows leave once they are this share of the batch; a gather copies the whole cache."""
@@ -49,6 +55,45 @@ def needs_equal_lengths(model: PreTrainedModel) -> bool:
     penalty = config.repetition_penalty not in (None, 1.0)
     path = (config.no_repeat_ngram_size, config.min_length, config.bad_words_ids)
     return penalty or any(path) or bool(config.sequence_bias)
+
+
+def open_generate(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
+    """The backend `transformers`: batches of tokens, decoded by the loop below or by beams."""
+    model, settings = target.model, generate_settings(config)
+    budget = 1 if decodes_alone(model.generation_config) else config.batch_tokens
+
+    def decode(rows: Sequence[ShardRow]) -> list[list[int] | None]:
+        uniforms = None
+        if config.method == "sample":
+            seed, count = config.sampling.seed, config.sampling.max_new_tokens
+            numbers = [np.random.default_rng((seed, row.row)).random(count) for row in rows]
+            uniforms = torch.from_numpy(np.stack(numbers))
+        return generate_batch(model, [row.source_ids for row in rows], settings, uniforms)
+
+    return BatchDecoder(
+        TRANSFORMERS.name,
+        decode,
+        partial(batches_by_length, batch_tokens=budget, equal=needs_equal_lengths(model)),
+        {"batch_tokens": config.batch_tokens},
+    )
+
+
+def generate_settings(config: DistillConfig) -> dict[str, Any]:
+    """What is asked of `generate`; the rest is as the target's generation_config says."""
+    sampled = config.method == "sample"
+    sampling = config.sampling
+    return {
+        "max_new_tokens": sampling.max_new_tokens,
+        "max_length": None,
+        "num_beams": config.num_beams if config.method == "beam" else 1,
+        "do_sample": sampled,
+        "temperature": sampling.temperature if sampled else None,
+        "top_k": sampling.top_k if sampled else None,
+        "top_p": sampling.top_p if sampled else None,
+        "num_return_sequences": 1,
+        "return_dict_in_generate": False,
+        "use_cache": True,
+    } | ({} if config.method == "beam" else {"early_stopping": None, "length_penalty": None})
 
 
 @torch.inference_mode()

@@ -8,6 +8,7 @@ import datasets
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PretrainedConfig
 
+from drafttrain.config.backends import BACKENDS
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
 from drafttrain.data.inputs.prompts import load_inputs
@@ -42,7 +43,7 @@ class DistillPlan:
     parameters: int
     weight_bytes: int
     cache_bytes: int
-    """Keys and values of one full batch (times the beams), at max_new_tokens."""
+    """Keys and values of one full batch (times the beams), at max_new_tokens; not a drafter's."""
 
     def __str__(self) -> str:
         mib = 2**20
@@ -93,6 +94,9 @@ def plan_distillation(config: DistillConfig, sample: int = 1000) -> DistillPlan:
     shards = count_shards(len(inputs), config.shard_rows)
     rows_a_batch = max(1, config.batch_tokens * len(lengths) // max(1, sum(lengths)))
     positions = rows_a_batch * most + config.batch_tokens
+    if config.decoded_by.counts_rows:
+        rows_a_batch = config.batch_rows
+        positions = rows_a_batch * (most + max(lengths))
     beams = config.num_beams if config.method == "beam" else 1
     return DistillPlan(
         rows=len(inputs),
@@ -140,6 +144,7 @@ def check_lengths(config: DistillConfig, model_config: PretrainedConfig) -> None
 def check_distill_settings(config: DistillConfig) -> None:
     """Settings that contradict each other. Raises ConfigError."""
     read_share(config.share)
+    _check_backend_settings(config)
     sampling = config.sampling
     if config.method == "sample" and sampling.temperature == 0:
         raise ConfigError(
@@ -154,3 +159,28 @@ def check_distill_settings(config: DistillConfig) -> None:
     if sampling.seed < 0:
         raise ConfigError(f"sampling.seed = {sampling.seed}; use a seed of 0 or more")
     check_folder(config.out)
+
+
+def _check_backend_settings(config: DistillConfig) -> None:
+    """Settings that the backend does not go by. Raises ConfigError."""
+    backend = config.decoded_by
+    if config.method not in backend.methods:
+        able = [one.name for one in BACKENDS.values() if config.method in one.methods]
+        remedy = "leave the drafter out" if config.backend == "auto" else f"backend={able[0]}"
+        raise ConfigError(
+            f"method = {config.method!r}, but backend {backend.name!r} decodes by "
+            f"{' or '.join(backend.methods)} only; use {remedy}, or method={backend.methods[0]}"
+        )
+    if config.drafter is not None and not backend.takes_drafter:
+        able = [one.name for one in BACKENDS.values() if one.takes_drafter]
+        raise ConfigError(
+            f"drafter = {config.drafter!r} counts for backend {' or '.join(able)} only, but the "
+            f"backend is {backend.name!r}; leave it out, or use backend={able[0]}"
+        )
+    stop = {f"stop.{key}": v for key, v in config.stop.model_dump(exclude_defaults=True).items()}
+    for name, value in ({"bigrams": config.bigrams} | stop).items():
+        if config.drafter is None and value is not None:
+            raise ConfigError(
+                f"{name} = {value!r} counts for a drafter, but none is given; leave it out, or "
+                "give one, as drafter=max-gram"
+            )

@@ -8,9 +8,11 @@ import datasets
 import numpy as np
 
 from drafttrain.config.commands import DistillConfig
+from drafttrain.config.filling import fill_distill
 from drafttrain.config.inputs import DataConfig
 from drafttrain.config.reading import settings_of_group
 from drafttrain.config.recipes import DistillingRecipe, HeadRecipe
+from drafttrain.data.distill.batches import OpenDecoder
 from drafttrain.data.distill.distill import distill
 from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.models.loading import LoadedTarget
@@ -33,16 +35,19 @@ def distill_settings(
 ) -> DistillConfig:
     """How a recipe distils these inputs into a folder. Raises ConfigError."""
     fixed = {"target": settings.target, "data": data, "out": out}
-    return settings_of_group(DistillConfig, "distill", settings.distill, fixed)
+    return settings_of_group(DistillConfig, "distill", fill_distill(settings.distill), fixed)
 
 
 def distilled_rows(
-    settings: DistillingRecipe, target: LoadedTarget
+    settings: DistillingRecipe, target: LoadedTarget, open_decoder: OpenDecoder
 ) -> tuple[datasets.Dataset, datasets.Dataset | None]:
-    """The target's own outputs, for training and for validation; made where they are missing."""
+    """The target's own outputs, for training and for validation; made where they are missing.
+
+    open_decoder: as `distill` takes it.
+    """
     wanted = distillations(settings)
     for distillation in wanted.values():
-        distill(distillation, target)
+        distill(distillation, target, open_decoder)
     rows = {group: load_distilled(distillation.out) for group, distillation in wanted.items()}
     return rows["data"], rows.get("held_out")
 

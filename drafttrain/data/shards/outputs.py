@@ -68,6 +68,17 @@ class Counts(Config):
     """Tokens of the ok rows' outputs."""
 
 
+class Drafting(Config):
+    """What drafted while the target answered."""
+
+    path: str
+    """As it was given; `max-gram` and the like."""
+    weights_sha256: str | None
+    """Of max-gram that of its table; None where it has none."""
+    method: str
+    """Drafter, stop policy and verifier, as reports have them."""
+
+
 class Manifest(ShardManifest):
     """What was distilled from what, how, and whether it is finished.
 
@@ -80,6 +91,7 @@ class Manifest(ShardManifest):
     MAY_DIFFER: ClassVar[frozenset[str]] = frozenset(
         {"target", "revision", "commit", "versions", "counts"}
         | {"data.path", "data.reference_path", "data.reference_column", "data.target_language"}
+        | {"drafter.path"}
     )
     EFFECTS: ClassVar[tuple[str, ...]] = ("inputs_sha256", "rows")
 
@@ -101,7 +113,14 @@ class Manifest(ShardManifest):
     top_k: int | None
     top_p: float | None
     seed: int | None
-    batch_tokens: int
+    backend: str = "transformers"
+    """What decoded: sampled rows are other draws of the same law by another one."""
+    drafter: Drafting | None = None
+    """None for plain decoding."""
+    batch_tokens: int | None = None
+    """None where batch_rows counts."""
+    batch_rows: int | None = None
+    """None where batch_tokens counts."""
     shard_rows: int
     max_source_tokens: int
     data: dict[str, Any]
@@ -126,6 +145,8 @@ class Manifest(ShardManifest):
             return f"the texts of {wanted.data['path']!r} are not those of the first run"
         if field == "weights_sha256":
             return f"the first run's target was {self.target!r}, this is {wanted.target!r}"
+        if field == "drafter.weights_sha256" and self.drafter and wanted.drafter:
+            return f"the first run's was {self.drafter.path!r}, this is {wanted.drafter.path!r}"
         return ""
 
 

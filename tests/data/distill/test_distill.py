@@ -16,8 +16,9 @@ from drafttrain.config.commands import DistillConfig
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.relaunch import launch_command
 from drafttrain.data.distill import distill as distillation
-from drafttrain.data.distill.distill import ShardRow, batches_by_length, distill, generate_settings
-from drafttrain.data.distill.generation import choose, generate_batch, trim
+from drafttrain.data.distill.batches import batches_by_length
+from drafttrain.data.distill.distill import ShardRow, distill
+from drafttrain.data.distill.generation import choose, generate_batch, generate_settings, trim
 from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import hash_inputs, load_distilled, read_manifest

@@ -1,0 +1,121 @@
+"""Distillation by our own engine, with a drafter where one is given.
+
+Greedy outputs are the target's own whatever drafts; sampled ones follow its law, each row by draws
+of its own, which are others than those of the backend `transformers`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from drafttrain.build.method import build_method, build_sampling, check_method
+from drafttrain.build.pairs import CheckedDrafters, Pair, check_pair, open_pair
+from drafttrain.config.backends import ENGINE
+from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import DistillConfig
+from drafttrain.config.decode import DecodeConfig
+from drafttrain.config.kinds import NONE
+from drafttrain.data.distill.batches import BatchDecoder, longest_first
+from drafttrain.data.shards.outputs import Drafting, ShardRow
+from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.finite import on_finite_scores
+from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.sampling import sequence_randomness
+from drafttrain.decoding.types import NotFinite
+from drafttrain.models.identity import hash_weights
+from drafttrain.models.loading import LoadedTarget
+
+BATCHES_AT_ONCE = 16
+"""Batches handed to the engine at once: rows enter as others end, so that only the last ones of
+so many decode in a batch that is not full."""
+
+
+def decode_settings(config: DistillConfig) -> DecodeConfig:
+    """The method that distils. The rule is always lossless: the outputs are to be the target's."""
+    sampling = config.sampling
+    if config.method == "greedy":
+        sampling = sampling.model_copy(update={"temperature": 0.0, "top_k": 0, "top_p": 1.0})
+    drafter = NONE.name if config.drafter is None else config.drafter
+    return DecodeConfig(
+        drafter=drafter, bigrams=config.bigrams, sampling=sampling, stop=config.stop
+    )
+
+
+def check_engine(config: DistillConfig) -> CheckedDrafters:
+    """Refuse a drafter that does not fit the target or the stop policy, before weights are read.
+
+    Raises ConfigError.
+    """
+    settings = decode_settings(config)
+    try:
+        check_method(settings)
+        return check_pair(config.target, (str(settings.drafter),), bigrams=settings.bigrams)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def open_engine(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
+    """The backend `engine`. Loads the drafter; raises ConfigError as `check_engine`."""
+    settings, checked = decode_settings(config), check_engine(config)
+    name = str(settings.drafter)
+    pair = open_pair(target, name, (), checked)
+    method = build_method(settings, pair)
+    decoder = Decoder(
+        CachedModel(target.model),
+        method.drafter,
+        method.stop,
+        on_finite_scores(method.verifier),
+        build_sampling(settings.sampling),
+        randomness=lambda row: sequence_randomness(config.sampling.seed, row, target.model.device),
+    )
+    rows = RowDecoder(decoder, config.sampling.max_new_tokens, config.batch_rows)
+    drafter = None
+    if pair.kind is not NONE:
+        drafter = Drafting(path=name, weights_sha256=hash_drafter(pair), method=method.name)
+    facts = {"batch_rows": config.batch_rows, "drafter": drafter}
+    return BatchDecoder(ENGINE.name, rows, rows.batches, facts)
+
+
+def hash_drafter(pair: Pair) -> str | None:
+    """SHA-256 of a drafter's weights, or of max-gram's table; None where it has neither."""
+    if pair.drafter_model is not None:
+        return hash_weights(pair.drafter_model)
+    if pair.table is None:
+        return None
+    return hashlib.sha256(np.array(pair.table, np.int64).tobytes()).hexdigest()
+
+
+@dataclass(frozen=True)
+class RowDecoder:
+    """The engine, for rows of a shard: each draws from the stream of its own number."""
+
+    decoder: Decoder
+    max_new_tokens: int
+    batch_rows: int
+
+    def batches(self, rows: Sequence[ShardRow]) -> list[list[ShardRow]]:
+        """Rows that are handed to the engine together, the longest first."""
+        ordered, most = longest_first(rows), BATCHES_AT_ONCE * self.batch_rows
+        return [ordered[start : start + most] for start in range(0, len(ordered), most)]
+
+    def __call__(self, rows: Sequence[ShardRow]) -> list[list[int] | None]:
+        """As `BatchDecoder.decode`; rows with scores that are not finite are found by halving."""
+        numbers = [row.row for row in rows]
+        drawing = self.decoder.randomness
+        decoder = replace(self.decoder, randomness=lambda index: drawing(numbers[index]))
+        model = decoder.target.model
+        sources = [make_source(row.source_ids, model) for row in rows]
+        try:
+            outputs = decoder.decode_all(sources, self.max_new_tokens, self.batch_rows)
+        except NotFinite:
+            if len(rows) == 1:
+                return [None]
+            half = len(rows) // 2
+            return self(rows[:half]) + self(rows[half:])
+        return [output.tokens for output in outputs]

@@ -1,0 +1,54 @@
+"""Batches of rows, and what decodes them: the shape that every backend of distillation has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from drafttrain.config.commands import DistillConfig
+from drafttrain.data.shards.outputs import ShardRow
+from drafttrain.models.loading import LoadedTarget
+
+
+@dataclass(frozen=True)
+class BatchDecoder:
+    """A target that answers batches of rows, by one of the backends."""
+
+    backend: str
+    """Its name in the table of backends."""
+    decode: Callable[[Sequence[ShardRow]], list[list[int] | None]]
+    """The tokens of each row, EOS included, no padding; None: its scores were not finite. Raises
+    OutOfMemoryError for a batch that is too large."""
+    batches: Callable[[Sequence[ShardRow]], Iterable[list[ShardRow]]]
+    """Parts the rows of a shard into batches. Which rows are together changes no row."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What the manifest says of it: fields that resumed runs must share."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Libraries that decode, beside torch and Transformers."""
+
+
+OpenDecoder = Callable[[DistillConfig, LoadedTarget], BatchDecoder]
+"""Makes a decoder of a loaded target. Raises ConfigError where the two do not go together."""
+
+
+def batches_by_length(
+    rows: Sequence[ShardRow], batch_tokens: int, equal: bool = False
+) -> Iterator[list[ShardRow]]:
+    """Longest first, as many rows as fit: rows x longest row <= batch_tokens, but at least one.
+
+    equal: rows of one length only, so that none is padded.
+    """
+    ordered = longest_first(rows)
+    while ordered:
+        longest = len(ordered[0].source_ids)
+        fit = max(1, batch_tokens // longest)
+        if equal:
+            fit = min(fit, sum(len(row.source_ids) == longest for row in ordered[:fit]))
+        yield ordered[:fit]
+        ordered = ordered[fit:]
+
+
+def longest_first(rows: Sequence[ShardRow]) -> list[ShardRow]:
+    """Rows of like length beside each other, in an order that follows from the rows alone."""
+    return sorted(rows, key=lambda row: (-len(row.source_ids), row.row))

@@ -1,0 +1,277 @@
+"""Distillation by our own engine gives the rows that the other backends give."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import datasets
+import pytest
+import torch
+
+from drafttrain.commands.distill import check_backend, checked, open_decoder
+from drafttrain.config.base import ConfigError, Interrupted
+from drafttrain.config.commands import DistillConfig
+from drafttrain.config.filling import fill_distill
+from drafttrain.config.inputs import TargetConfig
+from drafttrain.config.recipes import SpecDrafterRecipe
+from drafttrain.data.distill import distill as distillation
+from drafttrain.data.distill.plan import plan_distillation
+from drafttrain.data.distill.recipe_rows import distillations, distilled_rows
+from drafttrain.data.shards.outputs import Drafting, Manifest, load_distilled, read_manifest
+from drafttrain.models.block_heads import hash_target
+from drafttrain.models.identity import hash_weights
+from drafttrain.models.loading import load_target
+from tests.data.distill.tiny_distill import rows_of, settings
+from tests.processes.launching import Launch, kill_nine_when
+from tests.tiny_drafters import block_heads, noisy, shared, tiny_drafter
+from tests.tiny_models import EOS, tiny_model
+from tests.tiny_targets import random_sentences, save_target
+
+SAMPLED = {"method": "sample", "sampling": {"max_new_tokens": 12, "temperature": 1.0, "seed": 3}}
+LINES = [*random_sentences(14), "", "w5", " ", "w4 w5 w6 w7 w8 w9 w10 w11 w12 w13 w14"]
+"""Rows 14 and 16 are empty, row 17 is too long where max_source_tokens is 10."""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Targets that end at different lengths, and drafters for them."""
+    root = tmp_path_factory.mktemp("models")
+    for family in ("marian", "llama"):
+        target = shared(family) if family == "marian" else tiny_model(family)
+        target.generation_config.update(eos_token_id=[EOS, 15, 21, 25], pad_token_id=0)
+        save_target(target, root / family)
+        drafter = noisy(target, family) if family == "llama" else tiny_model(family, seed=4)
+        save_target(drafter, root / f"{family}-small")
+    drafter = tiny_drafter("marian", decoder_layers=2)
+    drafter.config.target = {"path": str(root / "marian")}
+    save_target(drafter, root / "spec-drafter")
+    heads = block_heads(is_encoder_decoder=False)
+    llama = load_target(TargetConfig(path=str(root / "llama"), device="cpu")).model
+    heads.config.target = {"path": "llama", "weights_sha256": hash_target(llama)}
+    save_target(heads, root / "block-heads")
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def made(models: Path, tmp_path: Path, family: str, out: str, **changes) -> DistillConfig:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(LINES) + "\n")
+    values = {"data": {"path": str(texts)}, "max_source_tokens": 10, "batch_rows": 3}
+    if drafter := changes.get("drafter"):
+        local = models / drafter
+        changes["drafter"] = str(local) if local.exists() else drafter
+    return settings(models / family, sentences=1, **values | changes).model_copy(
+        update={"out": tmp_path / out}
+    )
+
+
+def distil(config: DistillConfig) -> Manifest:
+    """As the command does."""
+    check_backend(config)
+    return distillation.distill(config, open_decoder=open_decoder)
+
+
+def shards(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.parquet"))}
+
+
+PAIRS = [
+    ("marian", None),
+    ("marian", "max-gram"),
+    ("marian", "marian-small"),
+    ("marian", "spec-drafter"),
+    ("llama", None),
+    ("llama", "max-gram"),
+    ("llama", "llama-small"),
+    ("llama", "block-heads"),
+]
+
+
+@pytest.mark.parametrize(("family", "drafter"), PAIRS)
+def test_greedy_shards_are_those_of_transformers(models, tmp_path, family, drafter):
+    plain = made(models, tmp_path, family, "plain")
+    asked = {"backend": "engine"} if drafter is None else {"drafter": drafter, "stop": {"k": 3}}
+    drafted = made(models, tmp_path, family, "drafted", **asked)
+    before, after = distil(plain), distil(drafted)
+    assert shards(drafted.out) == shards(plain.out)
+    assert after.counts == before.counts
+    assert (after.counts.ok, after.counts.skipped) == (15, 3)
+    assert 0 < after.counts.truncated < after.counts.ok
+    assert (before.backend, before.batch_tokens, before.batch_rows) == ("transformers", 40, None)
+    assert (after.backend, after.batch_tokens, after.batch_rows) == ("engine", None, 3)
+    assert (after.drafter is None) == (drafter is None)
+
+
+def test_the_manifest_says_what_drafted(models, tmp_path):
+    copied = distil(made(models, tmp_path, "marian", "copied", drafter="max-gram", stop={"k": 4}))
+    assert copied.drafter == Drafting(
+        path="max-gram", weights_sha256=None, method="max-gram k=4 greedy"
+    )
+    config = made(models, tmp_path, "marian", "drafted", drafter="marian-small", **SAMPLED)
+    drafted = distil(config).drafter
+    weights = hash_weights(tiny_model("marian", seed=4).float())
+    assert (drafted.weights_sha256, drafted.method) == (weights, "causal k=10 rejection")
+
+
+@pytest.mark.parametrize(("family", "drafter"), [("marian", "spec-drafter"), ("llama", "max-gram")])
+def test_sampled_rows_depend_on_the_seed_and_the_row_alone(models, tmp_path, family, drafter):
+    same = {"drafter": drafter, **SAMPLED}
+    one = made(models, tmp_path, family, "one", **same)
+    two = made(models, tmp_path, family, "two", shard_rows=5, **same | {"batch_rows": 1})
+    distil(one)
+    distil(two)
+    assert rows_of(one.out) == rows_of(two.out)
+    seeded = same | {"sampling": {**SAMPLED["sampling"], "seed": 4}}
+    three = made(models, tmp_path, family, "three", **seeded)
+    distil(three)
+    assert rows_of(three.out) != rows_of(one.out)
+
+
+def test_an_interrupted_run_goes_on_to_the_same_shards(models, tmp_path, monkeypatch):
+    same = {"drafter": "llama-small", **SAMPLED}
+    whole = made(models, tmp_path, "llama", "whole", **same)
+    config, write = made(models, tmp_path, "llama", "cut", **same), distillation.write_shard
+
+    def interrupted(path, rows):
+        if path.name == "shard-00001.parquet":
+            raise KeyboardInterrupt
+        write(path, rows)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(distillation, "write_shard", interrupted)
+        with pytest.raises(Interrupted, match="1 of 3 shards"):
+            distil(config)
+    assert list(shards(config.out)) == ["shard-00000.parquet"]
+    assert distil(config).counts == distil(whole).counts
+    assert shards(config.out) == shards(whole.out)
+
+
+def test_a_run_killed_in_the_middle_goes_on_to_the_same_shards(models, tmp_path):
+    """kill -9 of the command with a drafter, then the same again; plain shards to compare with."""
+    texts = tmp_path / "many.txt"
+    texts.write_text("\n".join(random_sentences(60)) + "\n")
+    many = {"data": {"path": str(texts)}, "shard_rows": 1}
+    plain = made(models, tmp_path, "marian", "plain", **many)
+    cut = made(models, tmp_path, "marian", "cut", drafter="spec-drafter", **many)
+    file = tmp_path / "distill.yaml"
+    file.write_text(json.dumps(cut.model_dump(mode="json", exclude_unset=True)))
+    command = Launch("drafttrain", ["distill", "--config", str(file)], tmp_path / "log")
+    kill_nine_when(lambda: len(list(cut.out.glob("*.parquet"))) >= 3, command)
+    assert 3 <= len(shards(cut.out)) < 60
+    distil(cut)
+    distil(plain)
+    assert shards(cut.out) == shards(plain.out)
+    assert not list(cut.out.glob(".*.part"))
+
+
+def test_recipes_distil_with_a_drafter_too(models, tmp_path):
+    plain = made(models, tmp_path, "marian", "plain")
+    distil(plain)
+    recipe = SpecDrafterRecipe(
+        run=tmp_path / "run",
+        target=plain.target,
+        data=plain.data,
+        held_out=plain.data,
+        distill={
+            "drafter": "max-gram",
+            "sampling": {"max_new_tokens": 12},
+            "max_source_tokens": 10,
+        },
+    )
+    checked(distillations(recipe))
+    rows, held_out = distilled_rows(recipe, load_target(plain.target), open_decoder)
+    assert rows.to_list() == held_out.to_list() == load_distilled(plain.out).to_list()
+    assert read_manifest(tmp_path / "run" / "distilled").drafter.path == "max-gram"
+
+
+OTHERS = {
+    "backend": ({}, {"backend": "engine"}, "backend = 'transformers', .*'engine'"),
+    "a drafter": ({"backend": "engine"}, {"drafter": "max-gram"}, "drafter.method = None, .*gram"),
+    "weights": (
+        {"drafter": "marian-small"},
+        {"drafter": "marian"},
+        "drafter.weights_sha256 .*first run's was .*marian-small', this is .*marian'",
+    ),
+    "length": (
+        {"drafter": "max-gram"},
+        {"drafter": "max-gram", "stop": {"k": 4}},
+        "drafter.method = 'max-gram k=10 greedy', .*k=4",
+    ),
+    "rows": ({"backend": "engine"}, {"backend": "engine", "batch_rows": 4}, "batch_rows = 3, .*4"),
+}
+
+
+@pytest.mark.parametrize("change", OTHERS)
+def test_a_folder_goes_on_under_the_backend_it_was_begun_with(models, tmp_path, change):
+    first, second, message = OTHERS[change]
+    begun = made(models, tmp_path, "marian", "out", **first)
+    distil(begun)
+    before = shards(begun.out)
+    with pytest.raises(ConfigError, match=message):
+        distil(made(models, tmp_path, "marian", "out", **second))
+    assert shards(begun.out) == before
+
+
+def test_a_drafter_may_lie_elsewhere_and_old_manifests_are_of_transformers(models, tmp_path):
+    config = made(models, tmp_path, "marian", "out", drafter="marian-small")
+    distil(config)
+    moved = save_target(tiny_model("marian", seed=4).float(), tmp_path / "moved")
+    distil(config.model_copy(update={"drafter": str(moved)}))
+    old = made(models, tmp_path, "marian", "old")
+    distil(old)
+    path = old.out / "manifest.json"
+    manifest = json.loads(path.read_text())
+    for name in ("backend", "drafter", "batch_rows"):
+        del manifest[name]
+    path.write_text(json.dumps(manifest))
+    assert read_manifest(old.out).backend == "transformers"
+    distil(old)
+
+
+def test_rows_without_finite_scores_are_errors_and_the_others_are_decoded(tmp_path):
+    model = tiny_model("marian")
+    with torch.no_grad():
+        model.model.encoder.embed_tokens.weight[5] = torch.nan
+        model.model.decoder.embed_tokens.weight[5] = 0.0
+    save_target(model, tmp_path / "marian")
+    plain = made(tmp_path, tmp_path, "marian", "plain")
+    drafted = made(tmp_path, tmp_path, "marian", "drafted", drafter="max-gram")
+    assert distil(drafted).counts == distil(plain).counts
+    assert read_manifest(plain.out).counts.error > 1
+    assert shards(drafted.out) == shards(plain.out)
+
+
+def test_heads_of_another_target_are_refused_before_anything_is_written(models, tmp_path):
+    save_target(tiny_model("llama", seed=9), tmp_path / "other")
+    config = made(models, tmp_path, "llama", "out", drafter="block-heads")
+    other = config.target.model_copy(update={"path": str(tmp_path / "other")})
+    with pytest.raises(ConfigError, match="trained on"):
+        distil(config.model_copy(update={"target": other}))
+    assert not config.out.exists()
+
+
+def test_the_plan_counts_rows_where_the_backend_does(models, tmp_path):
+    by_tokens = plan_distillation(made(models, tmp_path, "marian", "out"))
+    by_rows = plan_distillation(made(models, tmp_path, "marian", "out", backend="engine"))
+    assert by_rows.batches == 3 + 3 + 1  # 8, 8 and 2 rows by threes
+    assert by_rows.batches != by_tokens.batches
+    longest, a_position = by_rows.longest_source, 2 * 2 * 2 * 8 * 4
+    assert by_rows.cache_bytes == a_position * 3 * (12 + longest)
+
+
+def test_a_run_stands_for_its_drafter_and_its_draft_length(tmp_path):
+    run = tmp_path / "run"
+    (run / "final").mkdir(parents=True)
+    (run / "final" / "config.json").write_text('{"model_type": "spec-drafter"}')
+    lines = ["run: run", "target: {path: t}", "data: {path: d.txt}", "drafter: {k: 7}"]
+    (run / "run.yaml").write_text("\n".join(lines))
+    filled = fill_distill({"drafter": str(run), "method": "greedy"})
+    assert filled == {"drafter": str(run / "final"), "stop": {"k": 7}, "method": "greedy"}
+    assert fill_distill({"drafter": str(run), "stop": {"k": 3}})["stop"] == {"k": 3}
+    assert fill_distill({"drafter": "max-gram"}) == {"drafter": "max-gram"}
+    assert fill_distill({}) == {}
