@@ -72,16 +72,18 @@ class TargetProcessors:
         model._prepare_special_tokens(self._config, device=model.device)
         self._model = model
         anything = torch.zeros(1, dtype=torch.long, device=model.device)
-        self._needed = bool(self._build(Source.of_text(anything, anything), max_new_tokens=1))
+        built = self._build(Source.of_text(anything, anything), max_new_tokens=1)
+        self.kinds = frozenset(map(type, built))
+        """Classes of the processors."""
 
     @property
     def change_logits(self) -> bool:
         """Whether there are any; without them every row is the model's own."""
-        return self._needed
+        return bool(self.kinds)
 
     def start(self, source: Source, max_new_tokens: int) -> RowProcessors:
         """The processors for one sequence (some look at its source or its maximal length)."""
-        return RowProcessors(self._build(source, max_new_tokens) if self._needed else [])
+        return RowProcessors(self._build(source, max_new_tokens) if self.change_logits else [])
 
     def _build(self, source: Source, max_new_tokens: int) -> Sequence[LogitsProcessor]:
         config = copy.copy(self._config)
