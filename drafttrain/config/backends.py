@@ -48,5 +48,15 @@ ENGINE = Backend(
 )
 """The loop that `drafttrain generate` and `eval` decode with, with a drafter where one is given."""
 
-BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (TRANSFORMERS, ENGINE)}
+CTRANSLATE2 = Backend(
+    name="ctranslate2",
+    opens="drafttrain.data.distill.ctranslate2:open_ctranslate2",
+    methods=("greedy", "beam"),
+    checks="drafttrain.data.distill.ctranslate2:check_ctranslate2",
+)
+"""A library in C++ for encoder-decoder targets, converted as they are; beam search is its own."""
+
+BACKENDS: dict[str, Backend] = {
+    backend.name: backend for backend in (TRANSFORMERS, ENGINE, CTRANSLATE2)
+}
 """All backends by name."""

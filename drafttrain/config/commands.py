@@ -27,7 +27,9 @@ class DistillConfig(Config):
     backend: BackendName = "auto"
     """What decodes. transformers: the loop of `generate`. engine: the loop of `drafttrain generate`
     and `eval`, greedy or sampled. Greedy outputs are the same; sampled ones follow the same law,
-    from other draws. auto: engine where a drafter is given, else transformers."""
+    from other draws. auto: engine where a drafter is given, else transformers. ctranslate2 (`pip
+    install ctranslate2`): greedy or beams, of encoder-decoder targets, several times faster on a
+    CPU; rounding may part a greedy output now and then."""
     drafter: str | None = None
     """engine: what drafts, so that the target answers in fewer calls: a run, the folder or Hub name
     of a drafter, or max-gram. Greedy outputs do not depend on it."""
@@ -40,8 +42,8 @@ class DistillConfig(Config):
     sampling: SamplingConfig = SamplingConfig()
     """Temperature, top-k and top-p count where method is sample; max_new_tokens always."""
     batch_tokens: PositiveInt = 4096
-    """transformers: source tokens (rows x longest row) decoded at once by a process. The keys and
-    values of these and of the rows' new tokens are held in memory: see --dry-run."""
+    """transformers, ctranslate2: source tokens (rows x longest row) decoded at once by a process.
+    The keys and values of these and of the rows' new tokens are held in memory: see --dry-run."""
     batch_rows: PositiveInt = 32
     """engine: rows decoded at once by a process. The next row enters when one has ended."""
     shard_rows: PositiveInt = 2048

@@ -1,0 +1,62 @@
+"""The backend `ctranslate2`: greedy and beam outputs of encoder-decoder targets, in C++."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from drafttrain.config.backends import CTRANSLATE2
+from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import DistillConfig
+from drafttrain.data.distill.batches import BatchDecoder, batches_by_length
+from drafttrain.data.shards.outputs import ShardRow
+from drafttrain.decoding.ctranslate2.settings import placement, translation
+from drafttrain.decoding.ctranslate2.translate import load_translator, translate_checked
+from drafttrain.models.ctranslate2 import (
+    check_convertible,
+    check_installed,
+    convert,
+    package_version,
+)
+from drafttrain.models.loading import LoadedTarget, check_target
+
+ASKED = "backend = 'ctranslate2'"
+
+
+def check_ctranslate2(config: DistillConfig) -> None:
+    """Refuse targets that cannot be converted, by their config.json. Raises ConfigError."""
+    check_installed(ASKED)
+    check_convertible(check_target(config.target), ASKED)
+
+
+def open_ctranslate2(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
+    """Converts the target to a temporary folder, which is gone once it is loaded.
+
+    Raises ConfigError for a target that cannot be converted, and for what its generation_config
+    asks for and is not honoured.
+    """
+    check_installed(ASKED)
+    check_convertible(target.model.config, ASKED)
+    beams = config.num_beams if config.method == "beam" else 1
+    try:
+        how = translation(target.model, config.sampling.max_new_tokens, beams)
+        with TemporaryDirectory() as folder:
+            convert(target.model, Path(folder))
+            translator = load_translator(Path(folder), placement(target.model))
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+    def decode(rows: Sequence[ShardRow]) -> list[list[int] | None]:
+        return translate_checked(translator, [row.source_ids for row in rows], how)
+
+    return BatchDecoder(
+        CTRANSLATE2.name,
+        decode,
+        partial(batches_by_length, batch_tokens=config.batch_tokens),
+        {"batch_tokens": config.batch_tokens},
+        {CTRANSLATE2.name: package_version()},
+    )
