@@ -164,7 +164,10 @@ def bigrams(settings: BigramsConfig) -> None:
 @app.command("eval")
 @takes_settings(
     EvalConfig,
-    TARGET | DATA | {"--report": "report", "--mode": "mode", "--sweep": SWEEP} | METHOD,
+    TARGET
+    | DATA
+    | {"--report": "report", "--mode": "mode", "--sweep": SWEEP, "--batch-size": "batch_sizes"}
+    | METHOD,
     fill_eval,
 )
 def evaluate(settings: EvalConfig, dry_run: DryRun = False) -> None:
@@ -182,13 +185,16 @@ def evaluate(settings: EvalConfig, dry_run: DryRun = False) -> None:
       drafttrain eval --drafter LARGE --cascade SMALL,max-gram \\
           --increments 5,3,0/4,10/10
       drafttrain eval --target t5-small --drafter none --data test.txt
+      drafttrain eval --batch-size 1,4,16 --sweep k=3,5,10
     """
     expand_sweep(settings.decode, settings.sweep)  # refuses wrong values before torch is imported
     call("drafttrain.commands.eval:measure", settings, dry_run)
 
 
 @app.command()
-@takes_settings(GenerateConfig, TARGET | DATA | METHOD, fill_from_run)
+@takes_settings(
+    GenerateConfig, TARGET | DATA | {"--batch-size": "batch_size"} | METHOD, fill_from_run
+)
 def generate(
     settings: GenerateConfig,
     text: Annotated[
@@ -211,7 +217,7 @@ def generate(
     Examples:
       drafttrain generate --text "the house is small" --show-rounds
       drafttrain generate --drafter checkpoints/my-run/final \\
-          < texts.txt > outputs.txt
+          --batch-size 8 < texts.txt > outputs.txt
       drafttrain generate --target t5-small --drafter none --data texts.txt --json
     """
     if show_rounds and json_lines:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from transformers import PreTrainedModel
+
 from drafttrain.build.cascades import (
     build_cascade,
     cascade_ratios,
@@ -51,6 +53,9 @@ class Method:
     """What it is called in reports (`method_kind`)."""
     sizes: Sizes = field(default_factory=dict)
     """How large its drafts are (`draft_sizes`)."""
+    assistant: PreTrainedModel | None = None
+    """The (first) drafter's model, where it is a language model: Transformers' own assisted
+    generation can draft with it."""
 
     @property
     def name(self) -> str:
@@ -107,6 +112,7 @@ def build_method(config: DecodeConfig, pair: Pair) -> Method:
         varied,
         kind=method_kind(config),
         sizes=draft_sizes(config, stop),
+        assistant=pair.language_model,
     )
 
 

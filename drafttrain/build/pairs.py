@@ -43,6 +43,12 @@ class Pair:
             return named_kind(self.drafter.name)
         return kind_of(self.drafter_model.config)
 
+    @property
+    def language_model(self) -> PreTrainedModel | None:
+        """The drafter's model, where it is a language model."""
+        kind = self.kind
+        return self.drafter_model if kind is not None and kind.is_language_model else None
+
     def parameter_ratio(self, beside: Sequence[str] = ()) -> float | None:
         """A drafter's parameters over the target's; None for plain decoding.
 

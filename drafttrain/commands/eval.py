@@ -26,6 +26,7 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
+from drafttrain.evaluation.batches.tables import batch_table, lengths_table
 from drafttrain.evaluation.evaluate import (
     Evaluation,
     evaluate,
@@ -80,6 +81,7 @@ def measure_methods(
     write_evaluation(evaluation, settings.report)
     report = evaluation.report
     tables = [main_table(report), trade_off_table(report), tree_table(report)]
+    tables += [batch_table(report), lengths_table(report)]
     print_findings(tables, parity_lines(report), [f"report: {settings.report}"])
 
 

@@ -90,10 +90,18 @@ class EvalConfig(Config):
     and tau add Spec-Verification at each of their pairs."""
     rank_data: DataConfig | None = None
     """Prompts on which acceptance by rank is measured for sequoia; not those reported on."""
-    baselines: tuple[Literal["generate", "beam"], ...] = ("generate", "beam")
-    """Transformers' own `generate` (greedy or sampling as asked) and beam search."""
+    baselines: tuple[Literal["generate", "beam", "assisted"], ...] = ("generate", "beam")
+    """Transformers' own `generate` (greedy or sampling as asked), beam search, and assisted
+    generation with the language models among the drafters: k tokens a round as their methods have
+    it, constant, no confidence threshold; batch size 1 only."""
     num_beams: PositiveInt = 5
     """Beams of that search."""
+    batch_sizes: tuple[PositiveInt, ...] = (1,)
+    """Most sequences decoded at once, for example 1,4,8,16,32; 1 is always among them. A sequence
+    enters as another one ends; `generate` decodes padded batches."""
+    wave_batches: int = Field(default=4, ge=4)
+    """Batches of inputs, at least, that a method decodes in turn at batch sizes above 1: more make
+    its start and end, where batches are not full, count for less."""
     repeats: PositiveInt = 3
     """Interleaved timing rounds; medians are reported."""
     warmup: NonNegativeInt = 3
@@ -107,6 +115,8 @@ class EvalConfig(Config):
     """Where report.json goes; samples.jsonl and the plot lie beside it. Default: in the run of the
     drafter, if it is of one, else here."""
 
+    _split = field_validator("batch_sizes", "baselines", mode="before")(split_at_commas)
+
 
 class GenerateConfig(Config):
     """`drafttrain generate`: decode texts, with or without a drafter."""
@@ -116,6 +126,9 @@ class GenerateConfig(Config):
     data: DataConfig | None = None
     """Default: the lines of standard input, each a text."""
     decode: DecodeConfig = DecodeConfig()
+    batch_size: PositiveInt = 1
+    """Most inputs decoded at once; one enters as another one ends. Outputs come in order and are
+    those of batch size 1, up to rounding."""
 
 
 class CacheConfig(Config):

@@ -71,6 +71,18 @@ def estimate_mean(values: Array, resamples: Array) -> Estimate | None:
     return estimate_ratio(Ratio(values, np.ones(len(values))), resamples)
 
 
+def estimate_median(values: Array, resamples: Array) -> Estimate:
+    """Median over prompts, of an even number the mean of the middle two. Shapes: values [P]."""
+    order = np.argsort(values, kind="stable")
+    ranked = values[order]
+    reached = np.cumsum(resamples[:, order], axis=1)  # drawn up to each, from the least on
+    middle = (int(reached[0, -1]) - 1) / 2.0
+    low, high = (
+        ranked[(reached <= place).sum(axis=1)] for place in (np.floor(middle), np.ceil(middle))
+    )
+    return with_interval(float(np.median(values)), (low + high) / 2.0)
+
+
 def estimate_score(
     score: Callable[[Array], float], statistics: Array, resamples: Array
 ) -> Estimate:

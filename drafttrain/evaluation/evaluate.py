@@ -12,8 +12,11 @@ from datasets import Dataset
 from drafttrain.build.method import Method
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.types import Output
+from drafttrain.evaluation.batches.measure import batch_results, measure_batches
+from drafttrain.evaluation.batches.memory import memory_kind
 from drafttrain.evaluation.bootstrap import Array, draw_resamples
 from drafttrain.evaluation.environment import describe_environment
+from drafttrain.evaluation.jobs import PLAIN
 from drafttrain.evaluation.metrics import (
     acceptance_metrics,
     count_positions,
@@ -34,7 +37,7 @@ from drafttrain.evaluation.report import (
     write_json,
     write_samples,
 )
-from drafttrain.evaluation.runner import PLAIN, decode_interleaved
+from drafttrain.evaluation.runner import make_jobs, run_interleaved
 from drafttrain.evaluation.summary import Context, make_samples, summarise_run
 from drafttrain.evaluation.teacher_forced import PredictBlocks, plain_outputs, replay_outputs
 from drafttrain.models.loading import LoadedTarget
@@ -73,7 +76,9 @@ def evaluate(
     same engine. Raises ValueError where no row can be decoded.
     """
     prompts, skipped = read_prompts(target, model, rows)
-    decoded = decode_interleaved(target, model, methods, prompts, options, progress)
+    jobs = make_jobs(target, model, methods, prompts, options)
+    decoded = run_interleaved(jobs, len(prompts), options, model.device, progress)
+    batches = measure_batches(jobs, decoded, len(prompts), options, model.device, progress)
     texts = [
         [target.tokenizer.decode(o.tokens, skip_special_tokens=True) for o in run.outputs]
         for run in decoded
@@ -86,8 +91,14 @@ def evaluate(
         data=data_facts(PromptSet(data_name, prompts, skipped)),
         environment=describe_environment(),
         options=options_facts(options),
-        runs=[summarise_run(context, i) for i in range(len(decoded))],
+        runs=[
+            summarise_run(context, i).model_copy(
+                update={"batches": batch_results(context, batches, run.name)}
+            )
+            for i, run in enumerate(decoded)
+        ],
         compared_by=options.compared_by,
+        memory=memory_kind(model.device) if batches else None,
     )
     return Evaluation(report, list(make_samples(context)))
 
@@ -122,7 +133,8 @@ def evaluate_teacher_forced(
 def options_facts(options: EvaluationOptions) -> dict[str, Any]:
     facts = asdict(options)
     del facts["sampling"], facts["compared_by"]  # the report has fields for them
-    return facts | {"baselines": list(options.baselines)}
+    lists = {name: list(getattr(options, name)) for name in ("baselines", "batch_sizes")}
+    return facts | lists
 
 
 def _replayed_run(

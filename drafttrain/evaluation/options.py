@@ -23,8 +23,12 @@ class EvaluationOptions:
     sampling: Sampling = Sampling()
     max_new_tokens: int = 128
     seed: int = 0
-    baselines: Sequence[Literal["generate", "beam"]] = ("generate", "beam")
+    baselines: Sequence[Literal["generate", "beam", "assisted"]] = ("generate", "beam")
     num_beams: int = 5
+    batch_sizes: Sequence[int] = (1,)
+    """Most sequences at once, in rising order, 1 first."""
+    wave_batches: int = 4
+    """Batches of prompts, at least, that a job decodes in turn at larger batch sizes."""
     repeats: int = 3
     warmup: int = 3
     bootstrap: int = 1000
@@ -36,10 +40,12 @@ class EvaluationOptions:
 
 def read_options(config: EvalConfig, compared_by: TreeAxis | None = None) -> EvaluationOptions:
     """The options that the settings of `drafttrain eval` hold."""
-    own = ("baselines", "num_beams", "repeats", "warmup", "bootstrap", "bleu_tokenizer")
+    own = ("baselines", "num_beams", "wave_batches", "repeats", "warmup", "bootstrap")
+    own += ("bleu_tokenizer",)
     return EvaluationOptions(
         **_decoding(config.decode.sampling),
         **{name: getattr(config, name) for name in own},
+        batch_sizes=sorted({1, *config.batch_sizes}),
         compared_by=compared_by,
     )
 

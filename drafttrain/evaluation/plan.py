@@ -22,7 +22,8 @@ from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.drafters.cascade import show_increments
 from drafttrain.evaluation.report import check_new_file
 from drafttrain.evaluation.trees.rank_acceptance import needs_ranks, with_ranks
-from drafttrain.models.drafters import read_drafter_settings
+from drafttrain.models.drafters import read_drafter_settings, read_kind
+from drafttrain.models.loading import cache_is_deep_enough
 
 
 @dataclass(frozen=True)
@@ -73,16 +74,49 @@ def make_plan(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Plan:
     if settings.mode == "teacher-forced":
         check_teacher_forced(settings, variants)
     rows = load_inputs(settings.data)
+    check_batch_sizes(settings, len(rows))
     rank_rows = load_rank_rows(settings, variants)
     others = {name: other_method(settings, name) for name in settings.others}
     known = variants if rank_rows is None else with_ranks(variants, (1.0,))
     for method in [*known, *others.values()]:
         check_method(method)
     methods = [*variants, *others.values()]
+    check_assisted(settings, methods)
     named = {str(method.drafter) for method in methods}.union(*map(other_drafters, methods))
     companions = tuple(sorted(named - {str(settings.decode.drafter)}))
     table = _max_grams_table(methods)
     return Plan(settings, list(variants), others, rows, rank_rows, companions, table)
+
+
+def check_batch_sizes(settings: EvalConfig, inputs: int) -> None:
+    """Raises ConfigError for batches that so many inputs would never fill."""
+    largest = max(settings.batch_sizes, default=1)
+    if largest > inputs:
+        raise ConfigError(
+            f"batch_sizes = {largest}, but there are {inputs} inputs, so that no batch would be "
+            f"full; give at least {settings.wave_batches * largest} inputs, or smaller batches"
+        )
+
+
+def check_assisted(settings: EvalConfig, methods: Sequence[DecodeConfig]) -> None:
+    """Raises ConfigError where assisted generation is asked for and no drafter can assist."""
+    if "assisted" not in settings.baselines:
+        return
+    drafters = {str(method.drafter) for method in methods}
+    able = [name for name in sorted(drafters) if read_kind(name).is_language_model]
+    if not able:
+        raise ConfigError(
+            "baselines has 'assisted', which drafts with a language model, but drafter = "
+            f"{', '.join(map(repr, sorted(drafters)))}; give one as drafter or among others "
+            "(others.NAME.drafter=MODEL), or leave 'assisted' out"
+        )
+    for name in able:
+        if not cache_is_deep_enough(read_drafter_settings(name)):
+            raise ConfigError(
+                f"baselines has 'assisted', but Transformers' assisted generation fails where a "
+                f"drafter's decoder is deeper than its encoder (T5), as that of {name!r} is; leave "
+                "'assisted' out, or give another drafter"
+            )
 
 
 def _max_grams_table(methods: Sequence[DecodeConfig]) -> str | None:
@@ -133,6 +167,9 @@ def load_rank_rows(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Da
 def check_teacher_forced(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> None:
     """This mode counts greedy matches of a drafter; refuse settings that ask for anything else."""
     remedy = "; leave it out, or use --mode decode"
+    if max(settings.batch_sizes, default=1) > 1:
+        shown = ", ".join(map(str, settings.batch_sizes))
+        raise ConfigError(f"batch_sizes = {shown}, but teacher-forced acceptance has none{remedy}")
     if named_kind(settings.decode.drafter) is not None:
         raise ConfigError(
             f"drafter = {settings.decode.drafter!r} has no acceptance to estimate{remedy}"
@@ -190,12 +227,25 @@ def plan_lines(plan: Plan) -> list[str]:
         f"{sampling.max_new_tokens} tokens",
         f"data      {settings.data.path}: {len(plan.rows):,} inputs, {times}",
         *[f"method    {describe(method)}" for method in plan.methods],
-        *[
-            f"baseline  generate{'' if name == 'generate' else f', {settings.num_beams} beams'}"
-            for name in settings.baselines
-        ],
+        *[f"baseline  {describe_baseline(name, settings)}" for name in settings.baselines],
+        *_batch_lines(settings),
         f"report    {settings.report}",
     ]
+
+
+def describe_baseline(name: str, settings: EvalConfig) -> str:
+    """A baseline as the plan names it."""
+    if name == "beam":
+        return f"generate, {settings.num_beams} beams"
+    return f"{name} generation, batch size 1" if name == "assisted" else name
+
+
+def _batch_lines(settings: EvalConfig) -> list[str]:
+    """The batch sizes, where there are others than 1."""
+    if max(settings.batch_sizes, default=1) == 1:
+        return []
+    shown = ", ".join(map(str, sorted({1, *settings.batch_sizes})))
+    return [f"batches   {shown}, in waves of {settings.wave_batches} batches or more"]
 
 
 def describe(method: DecodeConfig) -> str:

@@ -9,6 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from drafttrain.config.sweep import SWEEPABLE
+from drafttrain.evaluation.batches.plots import batch_panel
+from drafttrain.evaluation.batches.tables import batch_sizes
 from drafttrain.evaluation.plot_style import (
     COLOURS,
     GREY,
@@ -63,6 +65,12 @@ def plot_report(report: Report, path: Path) -> None:
 
 
 def choose_panels(report: Report) -> list[Panel]:
+    """What batch size 1 shows, and latency against throughput where others were measured."""
+    panels = _panels_alone(report)
+    return [*panels, batch_panel] if batch_sizes(report) else panels
+
+
+def _panels_alone(report: Report) -> list[Panel]:
     """Acceptance where something was drafted; curves over k, or bars; the lossy trade-off.
 
     Trees: mean acceptance length, MBSU and speed over depths or budgets; bars where there is one.

@@ -74,6 +74,20 @@ class CallCosts(Part):
     calls: dict[str, int]
 
 
+class BatchResult(Part):
+    """One method on all prompts with several sequences at once, at most `batch_size`."""
+
+    batch_size: int
+    metrics: dict[str, Estimate]
+    """tokens_per_second of whole waves; ms_per_token, the median over sequences from entering to
+    their end; speedup, ... over the same of the others at this batch size."""
+    differing: int | None = None
+    """Sequences whose tokens differ from those at batch size 1; None where they may: a baseline
+    that samples a batch from one stream."""
+    memory_bytes: int | None = None
+    """Peak memory of a wave beyond what was held before it; `Report.memory` says of which kind."""
+
+
 class Run(Part):
     """One method on all prompts."""
 
@@ -82,7 +96,8 @@ class Run(Part):
     kind: Literal["plain", "method", "baseline"]
     method: str
     """What it is, without sizes: plain; chain, cascade, or the kind of its trees (rsd-s, opt-tree,
-    ...; `opt-tree,head` where a head scores nodes); generate or beam, Transformers' own."""
+    ...; `opt-tree,head` where a head scores nodes); generate, beam or assisted, Transformers'
+    own."""
     sizes: dict[str, Size]
     """How large its drafts are: depth and nodes (most levels, most draft tokens), and k, max_draft,
     width, branching, drafters or increments, as the method goes by them; beams of beam search."""
@@ -103,6 +118,8 @@ class Run(Part):
     speedup_quantiles: dict[str, list[float]] = {}
     """Of the speed-ups of single inputs, by the metric's name: the least, that of 5 %, 10 %, ...
     and the greatest. Greedy runs only: sampled outputs differ in length by randomness."""
+    batches: list[BatchResult] = []
+    """By batch size, 1 first, where several were measured. All else here is of batch size 1."""
 
     @property
     def lossy(self) -> bool:
@@ -137,6 +154,9 @@ class Report(Part):
     runs: list[Run]
     compared_by: TreeAxis | None = None
     """Where trees are compared: the size that those of a group share."""
+    memory: Literal["allocated", "resident"] | None = None
+    """What memory of batches counts: torch's allocations on the device, or resident memory of the
+    process, which is coarse."""
 
     def run(self, name: str) -> Run:
         """The run of that name. Raises ValueError naming those there are."""

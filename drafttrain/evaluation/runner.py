@@ -2,14 +2,15 @@
 
 Timings on a shared machine drift. So every input is decoded by all methods in turn, plain decoding
 and Transformers' `generate` among them, in an order that rotates from input to input; the whole is
-repeated, and medians are taken for each input over the repeats. Tokenisation is not timed;
-encoding the source is.
+repeated, and medians are taken for each input over the repeats. Where several sequences are decoded
+at once, what is taken in turn is a wave: so many consecutive inputs that sequences enter while
+others end. Tokenisation is not timed; encoding the source is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from time import perf_counter
 from typing import Literal
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 
 from drafttrain.build.method import Method
+from drafttrain.build.sizes import Sizes
 from drafttrain.build.verifiers import AUTO, build_verifier
 from drafttrain.config.kinds import NONE
 from drafttrain.config.progress import tracking
@@ -28,27 +30,14 @@ from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output
 from drafttrain.decoding.verifiers import check_pairing
+from drafttrain.evaluation.baselines import transformers_jobs
 from drafttrain.evaluation.bootstrap import Array
+from drafttrain.evaluation.jobs import BEAM, PLAIN, Decode, Job
 from drafttrain.evaluation.options import EvaluationOptions
 from drafttrain.evaluation.prompts import Prompt
-from drafttrain.models.loading import LoadedTarget, cache_for_generate
+from drafttrain.models.loading import LoadedTarget
 
-PLAIN = "plain"
-GENERATE = "generate"
-BEAM = "beam"
 RunKind = Literal["plain", "method", "baseline"]
-
-
-@dataclass(frozen=True)
-class Job:
-    """A way to decode, and how it decodes prompt number i."""
-
-    name: str
-    way: str
-    """What a method is called in reports: chain, rsd-s, ...; plain; generate or beam."""
-    decode: Callable[[int], Output]
-    method: Method | None = None
-    """None: a baseline, which is Transformers' own."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +51,11 @@ class Decoded:
     outputs: list[Output]
     """[P], each of the repeat that took the median time."""
     seconds: Array
-    """[R, P], wall clock of each repeat and prompt."""
+    """[R, P], wall clock of each repeat and prompt, from when its sequence entered to its end."""
+    sizes: Sizes = field(default_factory=dict)
+    """As in `Job`."""
+    costs: Array | None = None
+    """[P], what each prompt took of the wall clock; None: all of its own time."""
 
     @property
     def kind(self) -> RunKind:
@@ -72,8 +65,14 @@ class Decoded:
 
     @property
     def median_seconds(self) -> Array:
-        """[P], medians over the repeats."""
+        """[P], medians over the repeats: latency."""
         return np.median(self.seconds, axis=0)
+
+    @property
+    def cost_seconds(self) -> Array:
+        """[P], the part of the wall clock that each prompt took: throughput. They add up to all
+        of it (of each wave, the median over the repeats)."""
+        return self.median_seconds if self.costs is None else self.costs
 
     @property
     def lossless(self) -> bool:
@@ -91,8 +90,8 @@ def decode_interleaved(
 ) -> list[Decoded]:
     """Decode every prompt by plain decoding, every method and the baselines, interleaved.
 
-    The first result is plain decoding. Raises ValueError, before anything is decoded, for methods
-    of the same name and for a verifier that does not fit its drafter or the sampling.
+    One sequence at a time. The first result is plain decoding. Raises ValueError, before anything
+    is decoded, as `make_jobs`.
     """
     jobs = make_jobs(target, model, methods, prompts, options)
     return run_interleaved(jobs, len(prompts), options, model.device, progress)
@@ -104,27 +103,86 @@ def run_interleaved(
     options: EvaluationOptions,
     device: torch.device,
     progress: bool = False,
+    batch_size: int = 1,
 ) -> list[Decoded]:
-    """What every job did with so many prompts, in the order of the jobs."""
-    for prompt in range(min(options.warmup, prompts)):
+    """What every job did with so many prompts, in the order of the jobs.
+
+    batch_size: sequences that are decoded at once; the jobs must take it.
+    """
+    waves = make_waves(prompts, batch_size, options.wave_batches)
+    for wave in waves[: options.warmup if batch_size == 1 else min(options.warmup, 1)]:
         for job in jobs:
-            job.decode(prompt)
-    found: list[list[list[Output]]] = [[[] for _ in range(prompts)] for _ in jobs]
-    seconds = np.zeros((len(jobs), options.repeats, prompts))
-    with tracking(options.repeats * prompts, "decode", "input", shown=progress) as work:
-        for repeat, prompt in product(range(options.repeats), range(prompts)):
+            job.decode(wave, batch_size)
+    clocks = [_Clock(waves, options.repeats) for _ in jobs]
+    what = "decode" if batch_size == 1 else f"decode, batch {batch_size}"
+    with tracking(options.repeats * prompts, what, "input", shown=progress) as work:
+        for repeat, place in product(range(options.repeats), range(len(waves))):
             for turn in range(len(jobs)):
-                job = (turn + prompt + repeat) % len(jobs)
-                output = _timed(jobs[job], prompt, device)
-                seconds[job, repeat, prompt] = output.seconds
-                found[job][prompt].append(output)
-            work.update()
-    decoded = []
-    for job, outputs, times in zip(jobs, found, seconds, strict=True):
-        # of the repeats, which have the same tokens, the one that took the (lower) median time
-        kept = [sorted(one, key=lambda o: o.seconds)[(len(one) - 1) // 2] for one in outputs]
-        decoded.append(Decoded(job.name, job.way, job.method, kept, times))
-    return decoded
+                job = (turn + place + repeat) % len(jobs)
+                outputs, seconds = _timed(jobs[job], waves[place], batch_size, device)
+                clocks[job].record(repeat, place, outputs, seconds)
+            work.update(len(waves[place]))
+    return [
+        Decoded(
+            job.name,
+            job.way,
+            job.method,
+            clock.median_outputs(),
+            clock.seconds,
+            job.sizes,
+            clock.costs(),
+        )
+        for job, clock in zip(jobs, clocks, strict=True)
+    ]
+
+
+def make_waves(prompts: int, batch_size: int, wave_batches: int) -> list[list[int]]:
+    """Consecutive groups of prompts: one each at batch size 1; else at least `wave_batches` times
+    the batch size, of nearly one size, or all where there are not so many."""
+    if batch_size == 1:
+        return [[prompt] for prompt in range(prompts)]
+    waves = max(1, prompts // (wave_batches * batch_size))
+    return [group.tolist() for group in np.array_split(np.arange(prompts), waves)]
+
+
+class _Clock:
+    """The outputs and times of one job."""
+
+    def __init__(self, waves: Sequence[Sequence[int]], repeats: int) -> None:
+        prompts = sum(map(len, waves))
+        self.waves = waves
+        self.seconds = np.zeros((repeats, prompts))
+        self.wave_seconds = np.zeros((repeats, len(waves)))
+        self.work = np.zeros((repeats, prompts))
+        self.found: list[list[Output]] = [[] for _ in range(prompts)]
+
+    def record(self, repeat: int, place: int, outputs: Sequence[Output], seconds: float) -> None:
+        self.wave_seconds[repeat, place] = seconds
+        for prompt, output in zip(self.waves[place], outputs, strict=True):
+            self.seconds[repeat, prompt] = output.seconds
+            self.work[repeat, prompt] = own_seconds(output)
+            self.found[prompt].append(output)
+
+    def median_outputs(self) -> list[Output]:
+        """Of the repeats, which have the same tokens, those that took the (lower) median time."""
+        return [sorted(one, key=lambda o: o.seconds)[(len(one) - 1) // 2] for one in self.found]
+
+    def costs(self) -> Array:
+        """[P] the median time of every wave, shared out by what its sequences took of it."""
+        waves, work = np.median(self.wave_seconds, axis=0), self.work.mean(axis=0)
+        costs = np.zeros(len(work))
+        for wave, seconds in zip(self.waves, waves, strict=True):
+            parts = work[wave]
+            whole = parts.sum()
+            costs[wave] = seconds * (parts / whole if whole > 0 else 1.0 / len(wave))
+        return costs
+
+
+def own_seconds(output: Output) -> float:
+    """What a sequence took by its rounds' own clocks, its part of shared calls; without rounds, all
+    its time."""
+    rounds = sum(round.draft_seconds + round.target_seconds for round in output.rounds)
+    return rounds if output.rounds else output.seconds
 
 
 def make_jobs(
@@ -134,7 +192,11 @@ def make_jobs(
     prompts: Sequence[Prompt],
     options: EvaluationOptions,
 ) -> list[Job]:
-    """Plain decoding first, then the methods, then the baselines."""
+    """Plain decoding first, then the methods, then the baselines.
+
+    Raises ValueError for methods of the same name, a verifier that does not fit its drafter or the
+    sampling, and baselines that need a drafter which no method has.
+    """
     verifier = build_verifier(AUTO, options.sampling)
     plain = Method(NoDrafter(), FixedLength(1), verifier, kind=PLAIN)
     methods = [method for method in methods if method.drafter.name != NONE.name]
@@ -146,88 +208,46 @@ def make_jobs(
     for method in methods:
         check_pairing(method.drafter, method.stop, method.verifier, options.sampling)
         jobs.append(Job(method.name, method.kind, _engine(model, method, prompts, options), method))
-    if GENERATE in options.baselines:
-        jobs.append(Job(GENERATE, GENERATE, _generate(target, model, prompts, options, 1)))
-    if BEAM in options.baselines:
-        beam = _generate(target, model, prompts, options, options.num_beams)
-        jobs.append(Job(f"{GENERATE} beam {options.num_beams}", BEAM, beam))
-    return jobs
+    return jobs + transformers_jobs(target, model, methods, prompts, options)
 
 
 def _engine(
     model: CachedModel, method: Method, prompts: Sequence[Prompt], options: EvaluationOptions
-) -> Callable[[int], Output]:
+) -> Decode:
     """Decoding by this engine; each prompt has random choices of its own, whatever the order."""
 
-    def decode(prompt: int) -> Output:
+    def decode(chosen: Sequence[int], batch_size: int) -> list[Output]:
         return Decoder(
             model,
             method.drafter,
             method.stop,
             method.verifier,
             options.sampling,
-            lambda _: sequence_randomness(options.seed, prompts[prompt].row, model.device),
-        ).decode_all([prompts[prompt].source], options.max_new_tokens)[0]
+            lambda place: sequence_randomness(
+                options.seed, prompts[chosen[place]].row, model.device
+            ),
+        ).decode_all(
+            [prompts[place].source for place in chosen], options.max_new_tokens, batch_size
+        )
 
     return decode
 
 
-def _generate(
-    target: LoadedTarget,
-    model: CachedModel,
-    prompts: Sequence[Prompt],
-    options: EvaluationOptions,
-    num_beams: int,
-) -> Callable[[int], Output]:
-    """Transformers' `generate`, batch 1: beam search, or greedy or sampling as asked."""
-    sampling = options.sampling
-    settings: dict[str, float | int | bool] = {"do_sample": False, "num_beams": num_beams}
-    if num_beams == 1 and not sampling.greedy:
-        settings |= {
-            "do_sample": True,
-            "temperature": sampling.temperature,
-            "top_k": sampling.top_k,
-            "top_p": sampling.top_p,
-        }
-
-    @torch.inference_mode()
-    def decode(prompt: int) -> Output:
-        source = prompts[prompt].source
-        input_ids = source.input_ids[None]
-        devices = [model.device] if model.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices, enabled=bool(settings["do_sample"])):
-            if settings["do_sample"]:
-                torch.manual_seed(options.seed + prompts[prompt].row)
-            generated = target.model.generate(
-                input_ids,
-                attention_mask=torch.ones_like(input_ids),
-                max_new_tokens=model.max_new_tokens(source, options.max_new_tokens),
-                max_length=None,  # the target's own would only be warned about
-                **settings,
-                **cache_for_generate(target.model),
-            )
-        tokens = generated[0, len(source.prefix) :].tolist()
-        return Output(tokens=_cut_after_eos(tokens, model.eos_ids))
-
-    return decode
-
-
-def _timed(job: Job, prompt: int, device: torch.device) -> Output:
+def _timed(
+    job: Job, wave: Sequence[int], batch_size: int, device: torch.device
+) -> tuple[list[Output], float]:
+    """A wave decoded by a job, and its wall clock."""
     _wait(device)
     started = perf_counter()
-    output = job.decode(prompt)
+    outputs = job.decode(wave, batch_size)
     _wait(device)
-    output.seconds = perf_counter() - started
-    return output
+    seconds = perf_counter() - started
+    if batch_size == 1:
+        [output] = outputs
+        output.seconds = seconds
+    return outputs, seconds
 
 
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _cut_after_eos(tokens: list[int], eos_ids: frozenset[int]) -> list[int]:
-    for position, token in enumerate(tokens):
-        if token in eos_ids:
-            return tokens[: position + 1]
-    return tokens

@@ -15,9 +15,11 @@ from drafttrain.evaluation.bootstrap import (
     Estimate,
     Ratio,
     estimate_mean,
+    estimate_median,
     estimate_quotient,
     estimate_ratio,
 )
+from drafttrain.evaluation.jobs import BEAM, GENERATE, PLAIN
 from drafttrain.evaluation.metrics import (
     Counts,
     acceptance_metrics,
@@ -35,7 +37,7 @@ from drafttrain.evaluation.parity import compare_outputs
 from drafttrain.evaluation.prompts import Prompt
 from drafttrain.evaluation.quality import CorpusStatistics, bleu_statistics, quality_metrics
 from drafttrain.evaluation.report import CallCosts, Parity, Run, TimeShares
-from drafttrain.evaluation.runner import BEAM, GENERATE, PLAIN, Decoded
+from drafttrain.evaluation.runner import Decoded
 from drafttrain.models.loading import LoadedTarget
 
 QUANTILES = np.linspace(0.0, 1.0, 21)
@@ -68,7 +70,7 @@ def summarise_run(context: Context, index: int) -> Run:
     per_position, time, costs = None, None, None
     counts = count_rounds(run.outputs)
     totals = {"tokens": sum(len(output.tokens) for output in run.outputs)}
-    sizes: Sizes = {"beams": context.options.num_beams} if run.way == BEAM else {}
+    sizes: Sizes = dict(run.sizes)
     if method is not None:
         totals, sizes = counts.totals(), dict(method.sizes)
         metrics |= acceptance_metrics(counts, context.resamples, method.parameter_ratios)
@@ -120,19 +122,24 @@ def call_costs(context: Context, run: Decoded, counts: Counts) -> CallCosts | No
 
 
 def speed_metrics(context: Context, run: Decoded) -> dict[str, Estimate]:
-    """Tokens a second and speed-ups; times are medians over the repeats, summed over prompts.
+    """Tokens a second, latency and speed-ups; times are medians over the repeats.
 
+    Tokens a second and speed-ups are of all inputs together, latency is the median of single ones.
     A speed-up compares the time for the same inputs, whatever the lengths of the outputs; where
     outputs are sampled, and differ in length by chance alone, it compares tokens a second.
     """
     sampled = not context.options.sampling.greedy
     speed = token_rate(run)
-    metrics = {"tokens_per_second": estimate_ratio(speed, context.resamples)}
+    latency = 1e3 * run.median_seconds / token_counts(run)
+    metrics = {
+        "tokens_per_second": estimate_ratio(speed, context.resamples),
+        "ms_per_token": estimate_median(latency, context.resamples),
+    }
     for name, baseline in speed_baselines(context).items():
         if sampled:
             metrics[name] = estimate_quotient(speed, token_rate(baseline), context.resamples)
         else:
-            times = Ratio(baseline.median_seconds, run.median_seconds)
+            times = Ratio(baseline.cost_seconds, run.cost_seconds)
             metrics[name] = estimate_ratio(times, context.resamples)
     return metrics
 
@@ -159,8 +166,12 @@ def speedup_quantiles(context: Context, run: Decoded) -> dict[str, list[float]]:
 
 def token_rate(run: Decoded) -> Ratio:
     """Tokens over seconds."""
-    tokens = np.array([float(len(output.tokens)) for output in run.outputs])
-    return Ratio(tokens, run.median_seconds)
+    return Ratio(token_counts(run), run.cost_seconds)
+
+
+def token_counts(run: Decoded) -> Array:
+    """[P] tokens of every output."""
+    return np.array([float(len(output.tokens)) for output in run.outputs])
 
 
 def text_metrics(context: Context, index: int) -> dict[str, Estimate]:

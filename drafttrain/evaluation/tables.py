@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from textwrap import wrap
 
 from rich.table import Table
 from rich.text import Text
@@ -157,10 +158,12 @@ def _trade_off_table(report: Report, intervals: bool) -> Table:
 
 
 def _terminal_name(run: Run) -> Text:
-    """The name with its mark, a long one on two lines."""
+    """The name with its mark, a long one on several lines."""
     mark = (f" {LOSSY}", "bold yellow") if run.lossy else ""
-    if len(run.name) <= 26 or run.verifier is None:
+    if len(run.name) <= 26:
         return Text.assemble(run.name, mark)
+    if run.verifier is None:
+        return Text("\n ".join(wrap(run.name, 26)))
     first = run.name.removesuffix(run.verifier).rstrip()
     return Text.assemble(first, mark, f"\n {run.verifier}")
 

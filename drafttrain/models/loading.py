@@ -104,6 +104,12 @@ def cache_for_generate(model: PreTrainedModel) -> dict[str, EncoderDecoderCache]
     return {"past_key_values": EncoderDecoderCache(own, cross)}
 
 
+def cache_is_deep_enough(config: PretrainedConfig) -> bool:
+    """Whether `generate` alone makes a cache that this model's decoder can use; see above."""
+    layers = getattr(config, "num_decoder_layers", None)
+    return layers is None or layers <= config.num_hidden_layers
+
+
 def auto_class(config: PretrainedConfig) -> type[AutoModelForCausalLM | AutoModelForSeq2SeqLM]:
     """What loads a language model of this configuration."""
     return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM

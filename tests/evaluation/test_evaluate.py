@@ -264,9 +264,9 @@ def test_the_order_of_methods_rotates_from_input_to_input(target, monkeypatch):
     prompts, _ = read_prompts(target, model, rows())
     seen = []
 
-    def record(job, prompt, device):
+    def record(job, wave, batch_size, device):
         seen.append(job.name)
-        return job.decode(prompt)
+        return job.decode(wave, batch_size), 1.0
 
     monkeypatch.setattr("drafttrain.evaluation.runner._timed", record)
     options = replace(OPTIONS, baselines=(), repeats=1)

@@ -1,0 +1,238 @@
+"""Batches: the tokens of batch size 1, and what waves and their clocks add up to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+
+from drafttrain.build.method import Method
+from drafttrain.decoding.drafters.causal import CausalDrafter
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.types import Output, Round, Sampling
+from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
+from drafttrain.evaluation import runner
+from drafttrain.evaluation.batches.measure import batch_results, measure_batches
+from drafttrain.evaluation.batches.memory import peak_growth
+from drafttrain.evaluation.bootstrap import draw_resamples
+from drafttrain.evaluation.evaluate import evaluate
+from drafttrain.evaluation.jobs import Job
+from drafttrain.evaluation.options import EvaluationOptions
+from drafttrain.evaluation.prompts import read_prompts
+from drafttrain.evaluation.runner import make_jobs, make_waves, run_interleaved
+from drafttrain.evaluation.summary import Context, speed_metrics
+from tests.evaluation.scripted import loaded
+from tests.tiny_drafters import noisy
+from tests.tiny_models import tiny_model
+
+CPU = torch.device("cpu")
+TEXTS = [
+    "w5 w6 w7 w8", "w9 w3 w30", "w12 w12 w20 w33 w4", "w39 w8", "w7", "w22 w21 w20", "w4 w4",
+    "w31 w30 w29 w28 w27 w26 w25",
+]  # fmt: skip
+OPTIONS = EvaluationOptions(
+    max_new_tokens=12, num_beams=2, repeats=1, warmup=0, bootstrap=20, batch_sizes=(1, 3)
+)
+
+
+def rows(texts=TEXTS) -> Dataset:
+    count = len(texts)
+    return Dataset.from_dict({"row": range(count), "source": texts, "reference": [None] * count})
+
+
+def drafting(family: str, sampling: Sampling) -> Method:
+    model = noisy(tiny_model(family), family)
+    rule = GreedyMatch() if sampling.greedy else RejectionSampling()
+    return Method(
+        CausalDrafter(CachedModel(model)),
+        FixedLength(3),
+        rule,
+        settings={"k": 3.0},
+        assistant=model,
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "marian", "t5"])
+def test_every_job_decodes_the_same_tokens_at_every_batch_size(family, temperature):
+    target = loaded(tiny_model(family))
+    sampling = Sampling(temperature)
+    options = replace(OPTIONS, sampling=sampling)
+    model = CachedModel(target.model)
+    prompts, _ = read_prompts(target, model, rows())
+    jobs = make_jobs(target, model, [drafting(family, sampling)], prompts, options)
+    for job in jobs:
+        if not sampling.greedy and job.way == "generate":
+            continue  # a batch samples from one stream
+        alone = [job.decode([place], 1)[0].tokens for place in range(len(prompts))]
+        for size in (3, 8):
+            together = job.decode(range(len(prompts)), size)
+            assert [output.tokens for output in together] == alone, (job.name, size)
+
+
+def test_prompts_near_the_last_position_are_generated_in_batches_as_alone():
+    target = loaded(tiny_model("gpt2"))  # 64 positions, learned
+    texts = [" ".join(["w5"] * 60), "w5 w6", " ".join(["w9", "w7"] * 30), "w8"]
+    options = replace(OPTIONS, max_new_tokens=10)
+    model = CachedModel(target.model)
+    prompts, _ = read_prompts(target, model, rows(texts))
+    jobs = make_jobs(target, model, [], prompts, options)
+    for job in jobs:
+        alone = [job.decode([place], 1)[0].tokens for place in range(4)]
+        assert [output.tokens for output in job.decode(range(4), 4)] == alone
+        assert {len(tokens) for tokens in alone[:1]} <= set(range(1, 6))
+
+
+def test_waves_are_single_prompts_at_batch_size_1_else_four_batches_or_more():
+    assert make_waves(3, 1, 4) == [[0], [1], [2]]
+    assert make_waves(6, 2, 4) == [[0, 1, 2, 3, 4, 5]]
+    waves = make_waves(21, 2, 4)
+    assert [len(wave) for wave in waves] == [11, 10]
+    assert sum(waves, []) == list(range(21))
+
+
+def played(draft: float, target: float) -> Round:
+    return Round(0, [], [], [5], draft_seconds=draft, target_seconds=target)
+
+
+class Script:
+    """A job whose outputs have the times that are written down."""
+
+    def __init__(self, name: str, seconds: list[float], shares: list[float], tokens: list[int]):
+        self.name, self.seconds, self.shares, self.tokens = name, seconds, shares, tokens
+        self.calls: list[tuple[list[int], int]] = []
+
+    def decode(self, chosen, batch_size: int) -> list[Output]:
+        self.calls.append((list(chosen), batch_size))
+        return [
+            Output(
+                tokens=[5] * self.tokens[place],
+                rounds=[played(self.shares[place] / 4, 3 * self.shares[place] / 4)],
+                seconds=self.seconds[place],
+            )
+            for place in chosen
+        ]
+
+    def job(self, method: Method) -> Job:
+        return Job(self.name, "plain" if self.name == "plain" else "chain", self.decode, method)
+
+
+def scripted(monkeypatch, wave_seconds: dict[str, list[float]]):
+    """Waves take the seconds written down for their job, one after the other."""
+    left = {name: iter(seconds) for name, seconds in wave_seconds.items()}
+    order: list[str] = []
+
+    def timed(job, wave, batch_size, device):
+        order.append(job.name)
+        return job.decode(wave, batch_size), next(left[job.name])
+
+    monkeypatch.setattr(runner, "_timed", timed)
+    return order
+
+
+PLAIN = Method(drafter=None, stop=None, verifier=None, kind="plain")
+
+
+def test_latency_is_a_sequences_own_time_and_throughput_that_of_whole_waves(monkeypatch):
+    """By hand: 4 sequences of 10, 20, 10, 20 tokens in waves of 6 s and 3 s."""
+    plain = Script("plain", [2.0, 4.0, 1.0, 2.0], [1.0, 2.0, 1.0, 1.0], [10, 20, 10, 20])
+    fast = Script("fast", [1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0], [10, 20, 10, 20])
+    order = scripted(monkeypatch, {"plain": [6.0, 3.0], "fast": [2.0, 1.0]})
+    monkeypatch.setattr(runner, "make_waves", lambda *_: [[0, 1], [2, 3]])
+    options = EvaluationOptions(repeats=1, warmup=0)
+    decoded = run_interleaved([plain.job(PLAIN), fast.job(PLAIN)], 4, options, CPU, batch_size=2)
+    assert order == ["plain", "fast", "fast", "plain"], "the order rotates from wave to wave"
+    assert plain.calls == [([0, 1], 2), ([2, 3], 2)]
+    assert decoded[0].cost_seconds.tolist() == [2.0, 4.0, 1.5, 1.5]
+    assert decoded[0].median_seconds.tolist() == [2.0, 4.0, 1.0, 2.0]
+    resamples = draw_resamples(4, 50)
+    context = Context(None, None, [], options, decoded, [], resamples)
+    slow, quick = (values_of(context, run) for run in decoded)
+    assert slow["tokens_per_second"] == pytest.approx(60 / 9.0)
+    assert quick["tokens_per_second"] == pytest.approx(60 / 3.0)
+    assert quick["speedup"] == pytest.approx(9.0 / 3.0) and slow["speedup"] == 1.0
+    assert slow["ms_per_token"] == pytest.approx(150.0)  # of 200, 200, 100, 100
+    assert quick["ms_per_token"] == pytest.approx(75.0)  # of 100, 50, 100, 50
+
+
+def values_of(context: Context, run) -> dict[str, float]:
+    return {name: found.value for name, found in speed_metrics(context, run).items()}
+
+
+def test_the_time_of_a_wave_is_the_median_of_its_repeats(monkeypatch):
+    plain = Script("plain", [1.0, 1.0], [1.0, 3.0], [10, 10])
+    scripted(monkeypatch, {"plain": [8.0, 4.0, 100.0]})
+    options = EvaluationOptions(repeats=3, warmup=0)
+    [decoded] = run_interleaved([plain.job(PLAIN)], 2, options, CPU, batch_size=2)
+    assert decoded.cost_seconds.tolist() == [2.0, 6.0]
+
+
+def test_at_batch_size_1_a_prompt_takes_all_of_its_own_time():
+    plain = Script("plain", [9.0, 9.0, 9.0], [1.0, 2.0, 3.0], [10, 10, 10])
+    options = EvaluationOptions(repeats=3, warmup=0)
+    [decoded] = run_interleaved([plain.job(PLAIN)], 3, options, CPU)
+    assert np.array_equal(decoded.cost_seconds, decoded.median_seconds)
+    assert [chosen for chosen, _ in plain.calls[:3]] == [[0], [1], [2]]
+
+
+def test_sequences_that_differ_from_batch_size_1_are_counted():
+    class Wrong(Script):
+        def decode(self, chosen, batch_size: int) -> list[Output]:
+            found = super().decode(chosen, batch_size)
+            for place, output in zip(chosen, found, strict=True):
+                if batch_size > 1 and place in (1, 2):
+                    output.tokens[-1] = 6
+            return found
+
+    job = Wrong("plain", [1.0] * 4, [1.0] * 4, [3] * 4).job(PLAIN)
+    options = EvaluationOptions(repeats=1, warmup=0, batch_sizes=(1, 2))
+    alone = run_interleaved([job], 4, options, CPU)
+    batches = measure_batches([job], alone, 4, options, CPU)
+    context = Context(None, None, [], options, alone, [], draw_resamples(4, 5))
+    found = batch_results(context, batches, "plain")
+    assert [(one.batch_size, one.differing) for one in found] == [(1, 0), (2, 2)]
+    assert all(one.memory_bytes is not None for one in found)
+
+
+def test_memory_is_what_grows_while_work_is_done():
+    held = []
+    assert peak_growth(lambda: held.append(np.ones(8_000_000)), CPU) > 60_000_000
+    assert peak_growth(lambda: None, CPU) < 10_000_000
+
+
+def test_a_report_has_every_batch_size_and_assisted_generation_alone():
+    target = loaded(tiny_model("llama"))
+    options = replace(OPTIONS, baselines=("generate", "beam", "assisted"))
+    methods = [drafting("llama", options.sampling)]
+    report = evaluate(target, CachedModel(target.model), methods, rows(), options, "d").report
+    assert report.memory == "resident"
+    assert [(run.name, [one.batch_size for one in run.batches]) for run in report.runs] == [
+        ("plain", [1, 3]),
+        ("causal k=3 greedy", [1, 3]),
+        ("generate", [1, 3]),
+        ("generate beam 2", [1, 3]),
+        ("assisted causal k=3, constant, confidence 0", [1]),
+    ]
+    for run in report.runs:
+        for result in run.batches:
+            assert result.differing == 0
+            assert {"ms_per_token", "tokens_per_second", "speedup", "speedup_vs_generate"} <= set(
+                result.metrics
+            )
+        alone = run.batches[0].metrics
+        assert all(alone[name] == run.metrics[name] for name in alone)
+    assisted = report.runs[-1]
+    assert (assisted.method, assisted.sizes, assisted.lossless) == ("assisted", {"k": 3}, True)
+    assert assisted.metrics["identical"].value == 1.0
+
+
+def test_one_batch_size_leaves_reports_as_they_are():
+    target = loaded(tiny_model("llama"))
+    options = replace(OPTIONS, baselines=(), batch_sizes=(1,))
+    report = evaluate(target, CachedModel(target.model), [], rows(), options, "d").report
+    assert report.memory is None
+    assert all(run.batches == [] for run in report.runs)
