@@ -6,10 +6,9 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
 from typing import Literal, NoReturn
 
 from datasets import Dataset
@@ -20,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from drafttrain.build.cascades import other_drafters
 from drafttrain.build.method import build_method, build_sampling, check_method
 from drafttrain.build.pairs import load_pair
+from drafttrain.commands.in_order import InOrder, SequenceRounds
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import GenerateConfig
 from drafttrain.config.trees import TREES
@@ -41,7 +41,7 @@ CLOSED_PIPE = 141
 
 
 def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, display: Display) -> None:
-    """Decode texts (None: the rows of settings.data) and write them to standard output.
+    """Decode texts (None: the rows of settings.data) and write them to standard output, in order.
 
     Raises ConfigError before any model loads for inputs that cannot be read or are empty.
     """
@@ -60,26 +60,34 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
     pair = load_pair(settings.target, drafter, other_drafters(settings.decode), trees, bigrams)
     method, target = build_method(settings.decode, pair), pair.target
     sampling = build_sampling(settings.decode.sampling)
-    cached = CachedModel(target.model)
-    show = DISPLAYS[display]
     tokenized = tokenize_prompts(
         target.tokenizer, inputs, decoder_only=not target.model.config.is_encoder_decoder
     )
+    seed, device = settings.decode.sampling.seed, target.model.device
+    decoder = Decoder(
+        CachedModel(target.model),
+        method.drafter,
+        method.stop,
+        method.verifier,
+        sampling,
+        lambda number: sequence_randomness(seed, rows[number][0], device),
+    )
+    rounds = decoder.decode(
+        [make_source(ids, target.model) for ids in tokenized],
+        settings.decode.sampling.max_new_tokens,
+        settings.batch_size,
+    )
+    sequences = InOrder(rounds, len(rows), settings.batch_size)
     try:
         if display == "rounds":
             PlainConsole().print(LEGEND)
-        for (row, text), ids in zip(rows, tokenized, strict=True):
-            source = make_source(ids, target.model)
-            own = sequence_randomness(settings.decode.sampling.seed, row, target.model.device)
-            parts = (method.drafter, method.stop, method.verifier, sampling)
-            decoder = Decoder(cached, *parts, lambda _, own=own: own)
-            rounds = decoder.decode([source], settings.decode.sampling.max_new_tokens)
-            try:
-                show(target.tokenizer, row, text, rounds)
-            except ValueError as error:
-                raise ValueError(f"input {row}: {error}") from error
+        for (row, text), sequence in zip(rows, sequences, strict=True):
+            DISPLAYS[display](target.tokenizer, row, text, sequence)
     except BrokenPipeError:
         leave_quietly()
+    except ValueError as error:
+        which = ", ".join(str(rows[number][0]) for number in sequences.under_way)
+        raise ValueError(f"input {which}: {error}") from error
 
 
 def leave_quietly() -> NoReturn:
@@ -150,7 +158,7 @@ def split_round(played: Round) -> RoundParts:
 
 
 def show_text(
-    tokenizer: PreTrainedTokenizerBase, row: int, text: str, rounds: Iterator[Round]
+    tokenizer: PreTrainedTokenizerBase, row: int, text: str, rounds: SequenceRounds
 ) -> None:
     """The text on a line, written as it is decoded."""
     stream = TextStream(partial(tokenizer.decode, skip_special_tokens=True))
@@ -170,32 +178,30 @@ class PlainConsole(Console):
 
 
 def show_rounds(
-    tokenizer: PreTrainedTokenizerBase, row: int, text: str, rounds: Iterator[Round]
+    tokenizer: PreTrainedTokenizerBase, row: int, text: str, rounds: SequenceRounds
 ) -> None:
     """Every round on a line (SpecDec, Table 16), then the text and its count of rounds."""
-    console, started = PlainConsole(), perf_counter()
+    console = PlainConsole()
     console.print(Text(f"\n{text}", style="bold"))
     tokens: list[int] = []
     number = 0
     for number, played in enumerate(rounds, start=1):
         tokens.extend(played.emitted)
         console.print(show_round(number, played, partial(readable_pieces, tokenizer)))
-    seconds = perf_counter() - started
     console.print(Text(f"  = {tokenizer.decode(tokens, skip_special_tokens=True)}"))
     console.print(
         Text(
             f"    {len(tokens)} tokens in {number} rounds, {len(tokens) / number:.2f} a round, "
-            f"{seconds:.2f} s",
+            f"{rounds.seconds:.2f} s",
             style="dim",
         )
     )
 
 
 def show_json(
-    tokenizer: PreTrainedTokenizerBase, row: int, text: str, rounds: Iterator[Round]
+    tokenizer: PreTrainedTokenizerBase, row: int, text: str, rounds: SequenceRounds
 ) -> None:
     """One JSON object on a line."""
-    started = perf_counter()
     played = list(rounds)
     tokens = [token for one in played for token in one.emitted]
     line = {
@@ -205,7 +211,7 @@ def show_json(
         "tokens": tokens,
         "rounds": [round_facts(one) for one in played],
         "mean_acceptance_length": len(tokens) / len(played),
-        "seconds": round(perf_counter() - started, 6),
+        "seconds": round(rounds.seconds, 6),
     }
     print(json.dumps(line, ensure_ascii=False), flush=True)
 

@@ -22,7 +22,9 @@ from drafttrain.commands.generate import (
     show_round,
     split_round,
 )
+from drafttrain.commands.in_order import InOrder, SequenceRounds
 from drafttrain.decoding.types import Round
+from tests.commanding import ended
 from tests.tiny_targets import tiny_tokenizer
 
 
@@ -136,10 +138,16 @@ def test_colours_tell_accepted_added_and_rejected_tokens_apart():
     assert colours == {"t5": "green", "t9": "bold yellow", "t6 t7": "red strike"}
 
 
+def alone(rounds: list[Round]) -> SequenceRounds:
+    """The rounds of a sequence that is decoded alone."""
+    [sequence] = InOrder(iter(rounds), 1, 1)
+    return sequence
+
+
 def screen_of(display: str, capsys) -> str:
     """What a display writes for three scripted rounds of the tiny tokenizer."""
     rounds = [played([5, 6, 7], 1, [5, 9]), played([8], 1, [8, 4]), played([], 0, [1])]
-    DISPLAYS[display](tiny_tokenizer(), 3, "w30 w31", iter(rounds))
+    DISPLAYS[display](tiny_tokenizer(), 3, "w30 w31", alone(rounds))
     return capsys.readouterr().out
 
 
@@ -196,7 +204,7 @@ def test_every_display_leaves_a_closed_pipe_to_the_command(monkeypatch, display)
 
     monkeypatch.setattr("sys.stdout", Closed())
     with pytest.raises(BrokenPipeError):
-        DISPLAYS[display](tiny_tokenizer(), 0, "w5", iter([played([], 0, [9])]))
+        DISPLAYS[display](tiny_tokenizer(), 0, "w5", alone([played([], 0, [9])]))
 
 
 @pytest.mark.parametrize(
@@ -230,6 +238,27 @@ def test_only_line_ends_separate_inputs(capsys, monkeypatch, tiny_target):
     written = capsys.readouterr().out.removesuffix("\n").split("\n")
     lines = [json.loads(line) for line in written]
     assert [line["source"] for line in lines] == ["w5\u2028w6", "w7"]
+
+
+def lines_of(capsys, target, *arguments: str) -> list[dict]:
+    texts = [
+        argument for text in ("w5 w6", "w9", "w7 w8 w30", "w4") for argument in ("--text", text)
+    ]
+    command = ["generate", "--target", str(target), *texts, "--json", "--max-new-tokens", "9"]
+    assert ended(*command, *arguments) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert all(line.pop("seconds") > 0 for line in lines)
+    return lines
+
+
+@pytest.mark.parametrize("temperature", ["0", "1"])
+def test_batches_are_written_in_order_and_equal_single_inputs(capsys, tiny_target, temperature):
+    own = ["--drafter", "max-gram", "--temperature", temperature]
+    capsys.readouterr()
+    single = lines_of(capsys, tiny_target, *own)
+    assert [line["row"] for line in single] == [0, 1, 2, 3]
+    for size in ("2", "4", "9"):
+        assert lines_of(capsys, tiny_target, *own, "--batch-size", size) == single
 
 
 def test_a_round_is_readable_without_colour():
