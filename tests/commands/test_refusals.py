@@ -28,7 +28,9 @@ SETTINGS = {
     "drafttrain distil": ("'distil'", "Did you mean 'distill'?"),
     f"{CACHE} --dtype int8": ("dtype = 'int8'", "'float16'"),
     f"{CAUSAL} --sweep gama=1": ("'gama'", "known: k, h"),
+    f"{CAUSAL} --batch-size 1,0": ("batch_sizes", "0", "greater than 0"),
     f"{CAUSAL} --head head --h 1.5": ("decode.stop.h = '1.5'", "less than 1"),
+    f"{GENERATE} --batch-size 0": ("batch_size = '0'", "greater than 0"),
     f"{GENERATE} --show-rounds --json": ("--json", "--show-rounds"),
     f"{TUNE} h=[0.5,1.5]": ("h", "1.5", "between 0 and 1"),
     f"{SEARCH} candidates=1": ("candidates = 1", "or equal to 2"),
@@ -44,6 +46,7 @@ INPUTS = {
     f"{DISTILL} sampling.max_new_tokens=999": ("max_new_tokens = 999", "max_new_tokens=256"),
     f"{EVAL} --target wide --drafter target": ("40 tokens", "48", "train"),
     f"{EVAL} --target llama --drafter shuffled": ("token 4", "'w5'", "'w4'", "give"),
+    f"{CAUSAL} --batch-size 1,999": ("batch_sizes = 999", "inputs", "or smaller batches"),
     f"{GENERATE} --data rows.jsonl": ("--text and --data", "give one"),
     f"{TUNE} --drafter target": ("'target'", "decoder-only"),
 }
@@ -66,6 +69,12 @@ PAIRINGS = {
     f"{DISTILL} --backend ctranslate": ("backend = 'ctranslate'", "'engine'"),
     f"{CAUSAL} --stop entropy --k 4": ("stop.k = 4", "--stop fixed"),
     f"{SAMPLED} --verifier greedy": ("greedy", "temperature", ";"),
+    f"{CAUSAL} --drafter max-gram baselines=generate,assisted": (
+        "'assisted'",
+        "drafter = 'max-gram'",
+        "others.NAME.drafter=MODEL",
+    ),
+    f"{CAUSAL} --mode teacher-forced --batch-size 4": ("batch_sizes = 4", "--mode decode"),
     f"{CAUSAL} --mode teacher-forced": ("'small'", "of a Spec-Drafter", "--mode decode"),
     f"{SAMPLED} --tree rsd-s --verifier k-seq": (
         "'k-seq'",

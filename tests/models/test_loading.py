@@ -24,6 +24,8 @@ from transformers import (
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.models.loading import (
+    cache_for_generate,
+    cache_is_deep_enough,
     check_seq2seq,
     check_target,
     choose_device,
@@ -143,3 +145,18 @@ def test_a_processor_is_loaded_where_inputs_are_no_token_ids(folder):
     processor = load_processor(config, listening)
     features = processor(np.zeros(1600), sampling_rate=16000, return_tensors="pt")
     assert features["input_features"].shape[1] == 8
+
+
+@pytest.mark.parametrize("decoder_layers", [1, 2, 3])
+def test_generate_needs_a_cache_of_ours_exactly_where_its_own_is_not_deep_enough(decoder_layers):
+    model = tiny_model("t5", num_decoder_layers=decoder_layers)
+    ids = torch.tensor([[5, 9, 1]])
+    how = {"max_new_tokens": 3, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+    assert cache_is_deep_enough(model.config) == (decoder_layers < 3)
+    if cache_is_deep_enough(model.config):
+        assert model.generate(ids, **how).shape[1] > 1
+    else:
+        with pytest.raises(IndexError):
+            model.generate(ids, **how)
+    assert model.generate(ids, **how, **cache_for_generate(model)).shape[1] > 1
+    assert cache_is_deep_enough(tiny_model("llama").config)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import NullFormatter, ScalarFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
-from drafttrain.evaluation.plot_style import COLOURS, GREY, draw_legend, error_lengths
+from drafttrain.evaluation.plot_style import COLOURS, draw_legend, error_lengths
 from drafttrain.evaluation.report import Report, Run
 
 MOST_CURVES = len(COLOURS)
@@ -41,12 +41,13 @@ def batch_panel(axis: Axes, report: Report) -> None:
             label=f"{run.name} (lossy)" if run.lossy else run.name,
         )  # fmt: skip
         _number(axis, xs, ys, [result.batch_size for result in run.batches])
-    axis.plot([], [], " ", label="points: batch size", color=GREY)
     axis.set(
-        title="Latency and throughput", xlabel="tokens a second, all sequences together",
-        ylabel="ms a token of one sequence", xscale="log", yscale="log",
+        title="Latency and throughput by batch size",
+        xlabel="tokens a second, all sequences together", ylabel="ms a token of one sequence",
+        xscale="log", yscale="log",
     )  # fmt: skip
     for scale in (axis.xaxis, axis.yaxis):
+        scale.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         scale.set_major_formatter(ScalarFormatter())
         scale.set_minor_formatter(NullFormatter())
     axis.margins(0.12)
