@@ -3,9 +3,9 @@
     target.generate(**inputs, custom_generate=DIR, trust_remote_code=True)
 
 The drafter is the folder's own, or assistant_model=drafter; policy and head are those of the folder
-that it was loaded from. Arguments mean what they
-mean in `generate`; what cannot be honoured is refused by name. Every row is decoded by itself, so
-padding changes nothing.
+that it was loaded from. Arguments mean what they mean in `generate`; what cannot be honoured is
+refused by name. Rows are decoded together, each without its padding, so that neither padding nor
+neighbours change what becomes of a row.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ def generate(
     streamer: BaseStreamer | None = None,
     policy: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     exported_to: str | None = None,
+    batch_size: int | None = None,
     **kwargs: Any,
 ) -> Tensor | ModelOutput:
     """What `model.generate` returns for the same arguments, with drafts of `assistant_model`.
@@ -83,7 +84,8 @@ def generate(
     outputs may differ; its card says so.) `policy` is another export's folder, or the content of a
     policy.json; default: that of the folder the drafter was loaded from, else as many tokens a
     round as the drafter's generation_config says. Without an assistant_model the drafter is loaded
-    from `exported_to`, once: an export's own generate.py gives it. Raises ValueError, before
+    from `exported_to`, once: an export's own generate.py gives it. `batch_size` is how many rows
+    are decoded at once, one entering as another one ends; default: all. Raises ValueError, before
     anything runs, for arguments that cannot be honoured and models that do not go together.
     """
     if assistant_model is None and exported_to is None:
@@ -96,6 +98,8 @@ def generate(
         value = kwargs.pop(name, None)
         if value is not None and value is not False and value != []:
             raise ValueError(f"{name} cannot be honoured when drafts are verified; {remedy}")
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch_size = {batch_size}; give at least 1, or leave it out")
     request = read_request(model, inputs, generation_config, kwargs)
     if streamer is not None and len(request.sources) > 1:
         raise ValueError(
@@ -114,15 +118,18 @@ def generate(
         sampling,
         partial(sequence_randomness, seed, device=model.device),
     )
-    return finish(model, request, run(decoder, request, streamer))
+    together = batch_size or len(request.sources)
+    return finish(model, request, run(decoder, request, streamer, together))
 
 
-def run(decoder: Decoder, request: Request, streamer: BaseStreamer | None) -> list[list[int]]:
+def run(
+    decoder: Decoder, request: Request, streamer: BaseStreamer | None, batch_size: int
+) -> list[list[int]]:
     """The new tokens of every sequence; a streamer gets each round's as it is done."""
     outputs: list[list[int]] = [[] for _ in request.sources]
     if streamer is not None:
         streamer.put(request.starts.cpu())
-    for played in decoder.decode(request.sources, request.max_new_tokens):
+    for played in decoder.decode(request.sources, request.max_new_tokens, batch_size):
         outputs[played.sequence].extend(played.emitted)
         if streamer is not None:
             streamer.put(torch.tensor(played.emitted))
@@ -225,7 +232,10 @@ def _take_sampling(config: GenerationConfig) -> Sampling:
 def _without_padding(
     model: PreTrainedModel, config: GenerationConfig, input_ids: Tensor, mask: Tensor | None
 ) -> list[Tensor]:
-    """Each row's tokens without its padding, on the model's device. Shapes: [B, T] -> [S] each."""
+    """Each row's tokens without its padding, on the model's device. Shapes: [B, T] -> [S] each.
+
+    The padding may be on either side, but not between tokens.
+    """
     seq2seq = model.config.is_encoder_decoder
     if mask is None:
         mask = torch.ones_like(input_ids)
@@ -237,13 +247,12 @@ def _without_padding(
             f"attention_mask has shape {tuple(mask.shape)}, but input_ids {tuple(input_ids.shape)}"
         )
     mask = mask.bool()
-    before, after = mask[:, :-1], mask[:, 1:]
-    wrong = (after & ~before) if seq2seq else (before & ~after)
-    side = "right" if seq2seq else "left"
+    starts = mask.diff(dim=1, prepend=torch.zeros_like(mask[:, :1])) & mask
+    wrong = starts.sum(1) > 1
     if wrong.any():
         raise ValueError(
-            f"row {int(wrong.any(1).nonzero()[0])} of the inputs is not padded on the {side}; set "
-            f"tokenizer.padding_side = {side!r}"
+            f"row {int(wrong.nonzero()[0])} of the inputs has padding between its tokens "
+            "(attention_mask); put all of it on one side"
         )
     if not mask.any(1).all():
         row = int((~mask.any(1)).nonzero()[0])

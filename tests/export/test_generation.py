@@ -102,6 +102,48 @@ def test_encoder_decoder_pairs_equal_greedy_generate(tmp_path, family):
     assert torch.equal(generate(target, **RIGHT_PADDED, **GREEDY, assistant_model=drafter), plain)
 
 
+def rows_alone(target: PreTrainedModel, inputs: dict, drafter: PreTrainedModel, **how) -> list:
+    """The new tokens of each row of some inputs, decoded by itself without padding."""
+    found = []
+    for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True):
+        row = ids[mask.bool()][None]
+        output = generate(target, row, assistant_model=drafter, **how)
+        first = 1 if target.config.is_encoder_decoder else row.shape[1]
+        found.append(output[0, first:].tolist())
+    return found
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 2])
+@pytest.mark.parametrize("inputs", [LEFT_PADDED, RIGHT_PADDED], ids=["left", "right"])
+@pytest.mark.parametrize("family", ["llama", "marian", "t5"])
+def test_rows_padded_on_either_side_become_what_they_become_alone(family, inputs, batch_size):
+    target, drafter = tiny_model(family), noisy_copy(family)
+    how = {"policy": {"stop": "fixed", "k": 3}}
+    batch = generate(
+        target, **inputs, **GREEDY, assistant_model=drafter, batch_size=batch_size, **how
+    )
+    seq2seq = target.config.is_encoder_decoder
+    starts = batch[:, :1] if seq2seq else inputs["input_ids"]
+    assert torch.equal(batch[:, : starts.shape[1]], starts)
+    rows = batch[:, starts.shape[1] :].tolist()
+    for row, alone in zip(rows, rows_alone(target, inputs, drafter, **GREEDY, **how), strict=True):
+        assert row[: len(alone)] == alone
+        assert set(row[len(alone) :]) <= {PAD}, "results are padded on the right"
+
+
+def test_sampled_rows_do_not_depend_on_how_many_are_decoded_at_once(assistant):
+    target = tiny_model("llama")
+
+    def sample(batch_size: int | None) -> torch.Tensor:
+        torch.manual_seed(3)
+        return generate(
+            target, **LEFT_PADDED, **SAMPLED, assistant_model=assistant, batch_size=batch_size
+        )
+
+    assert torch.equal(sample(None), sample(1))
+    assert torch.equal(sample(2), sample(1))
+
+
 def test_an_exported_spec_drafter_equals_greedy_generate(tmp_path):
     target = tiny_model("marian")
     drafter = save_spec_drafter(tmp_path / "drafter", target, tmp_path)
@@ -227,7 +269,8 @@ def test_a_pair_is_wrapped_once_until_something_changes(assistant):
         ({"policy": "no-such-folder"}, "give an export's folder"),
         ({"max_length": 2}, "leaves no room"),
         ({"attention_mask": torch.ones(1, 2)}, "attention_mask has shape"),
-        ({"attention_mask": torch.tensor([[1, 1, 0]])}, "padding_side = 'left'"),
+        ({"attention_mask": torch.tensor([[1, 0, 1]])}, "row 0 .* padding between its tokens"),
+        ({"batch_size": 0}, "batch_size = 0; give at least 1"),
         ({"attention_mask": torch.zeros(1, 3)}, "row 0 of the inputs holds no tokens"),
         ({"input_ids": torch.tensor([3, 9])}, "must be integers of shape"),
         ({"input_ids": None}, "not nothing"),
