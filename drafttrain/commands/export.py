@@ -14,6 +14,7 @@ from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.runs import Run, head_folders, run_of
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.tokens import tokenize_prompts
+from drafttrain.evaluation.batches.tables import batch_sizes, markdown_batches, markdown_lengths
 from drafttrain.evaluation.environment import Environment
 from drafttrain.evaluation.report import DataFacts, plot_path, read_report
 from drafttrain.evaluation.stops.report import read_tune_report
@@ -165,7 +166,11 @@ def _measured_by_eval(file: Path) -> Measured:
         "engine, `generate` Transformers' own",
         *parity_lines(report),
     ]
-    return _measured(file, markdown_table(report), notes, report.data, report.environment)
+    tables = [markdown_table(report), markdown_batches(report), markdown_lengths(report)]
+    if batch_sizes(report):
+        notes.insert(1, "the first table is of batch size 1, `batch` the most sequences at once")
+    text = "\n".join(filter(None, tables))
+    return _measured(file, text, notes, report.data, report.environment)
 
 
 def _measured_by_tune(file: Path) -> Measured:

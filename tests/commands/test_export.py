@@ -19,6 +19,7 @@ from drafttrain.evaluation.report import DataFacts, Report, Run, TargetFacts, wr
 from drafttrain.evaluation.stops.report import CostFacts, PolicyResult, Replayed, TuneReport
 from drafttrain.export.reload import compare
 from tests.commanding import ended
+from tests.evaluation.batches.reports import batched_report
 from tests.export.pairs import SAMPLING, noisy_copy, save_drafter, save_head, save_spec_drafter
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import random_sentences, save_target
@@ -182,6 +183,14 @@ def test_a_reports_numbers_keep_their_source(report):
     measured = read_measured(report)
     assert measured.command == "drafttrain eval --drafter tiny"
     assert "threads" in measured.machine and "torch" in measured.machine
+
+
+def test_a_report_of_batch_sizes_shows_its_tables(tmp_path):
+    write_json(batched_report(), tmp_path / "report.json")
+    measured = read_measured(tmp_path / "report.json")
+    assert "| method | batch 1 | batch 8 |" in measured.table
+    assert "\n\n| method | batch | ms a token" in measured.table
+    assert any("batch size 1" in note for note in measured.notes)
 
 
 def policy(name: str, kind: str, value: float, gain: float, head: str | None = None):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
@@ -20,54 +19,14 @@ from drafttrain.evaluation.batches.tables import (
     markdown_batches,
     markdown_lengths,
 )
-from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.plots import choose_panels, plot_report
-from drafttrain.evaluation.report import BatchResult, Report, Run, read_report, write_json
-
-FORMER = Path(__file__).parents[1] / "former_report.json"
-
-
-def estimate(value: float) -> Estimate:
-    return Estimate(value, 0.9 * value, 1.1 * value)
-
-
-def result(size: int, speed: float, delay: float, speedup: float, differing: int = 0):
-    values = {"tokens_per_second": speed, "ms_per_token": delay, "speedup": speedup}
-    metrics = {name: estimate(value) for name, value in values.items()}
-    return BatchResult(
-        batch_size=size, metrics=metrics, differing=differing, memory_bytes=size * 2_500_000
-    )
-
-
-def run(name: str, batches: list[BatchResult], k: int | None = None, **changes: object) -> Run:
-    facts = {
-        "name": name,
-        "kind": "plain" if k is None else "method",
-        "method": "plain" if k is None else "chain",
-        "sizes": {},
-        "drafter": "none" if k is None else "causal",
-        "stop": None,
-        "verifier": "greedy",
-        "sampling": {},
-        "lossless": True,
-        "settings": {} if k is None else {"k": k},
-        "metrics": {name: estimate(1.5) for name in ("mean_acceptance_length", "speedup")},
-        "totals": {"prompts": 40},
-        "batches": batches,
-    }
-    return Run(**facts | changes)
+from drafttrain.evaluation.report import Report, read_report, write_json
+from tests.evaluation.batches.reports import FORMER, batched_report, result, run
 
 
 @pytest.fixture
 def report() -> Report:
-    runs = [
-        run("plain", [result(1, 100, 10, 1.0), result(8, 400, 18, 1.0, differing=2)]),
-        run("causal k=3 greedy", [result(1, 150, 6.5, 1.5), result(8, 480, 16, 1.2)], k=3),
-        run("causal k=9 greedy", [result(1, 210, 5, 2.1), result(8, 380, 21, 0.95)], k=9),
-        run("assisted", [result(1, 90, 11, 0.9)], kind="baseline", method="assisted"),
-    ]
-    update = {"runs": runs, "memory": "resident"}
-    return read_report(FORMER).model_copy(update=update)
+    return batched_report()
 
 
 def printed(table) -> str:
