@@ -53,9 +53,10 @@ BARRING: frozenset[type[LogitsProcessor]] = frozenset(
     }
 )
 """Those of them that bar tokens before a search compares scores."""
-PATIENCE = {True: 1.0, False: 2.0, None: 2.0}
+PATIENCE = {True: 1.0, False: 3.0, None: 3.0}
 """CTranslate2's patience by Transformers' `early_stopping`: so many times the beams are finished
-before a search ends. True is the same; the default goes on while an unfinished beam could win."""
+before a search ends. True is the same; the default goes on while an unfinished beam could win, for
+which 3 was enough on 600 sentences (1: 580 outputs were the same)."""
 
 
 def translation(model: PreTrainedModel, max_new_tokens: int, num_beams: int = 1) -> Translation:
