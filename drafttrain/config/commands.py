@@ -13,6 +13,7 @@ from drafttrain.config.decode import DecodeConfig, SamplingConfig, StopConfig, V
 from drafttrain.config.inputs import DataConfig, TargetConfig
 
 BackendName = Literal["auto", *BACKENDS]
+Baseline = Literal["generate", "beam", "assisted", "ctranslate2", "ctranslate2-int8"]
 
 
 class DistillConfig(Config):
@@ -90,10 +91,12 @@ class EvalConfig(Config):
     and tau add Spec-Verification at each of their pairs."""
     rank_data: DataConfig | None = None
     """Prompts on which acceptance by rank is measured for sequoia; not those reported on."""
-    baselines: tuple[Literal["generate", "beam", "assisted"], ...] = ("generate", "beam")
-    """Transformers' own `generate` (greedy or sampling as asked), beam search, and assisted
-    generation with the language models among the drafters: k tokens a round as their methods have
-    it, constant, no confidence threshold; batch size 1 only."""
+    baselines: tuple[Baseline, ...] = ("generate", "beam")
+    """What a user would take instead. Transformers' own `generate` (greedy or sampling as asked),
+    beam search, and assisted generation with the language models among the drafters: k tokens a
+    round as their methods have it, constant, no confidence threshold; batch size 1 only.
+    CTranslate2 (`pip install ctranslate2`), with the target's numbers or weights of 8
+    bits: greedy, for encoder-decoder targets, each alone in a process of its own."""
     num_beams: PositiveInt = 5
     """Beams of that search."""
     batch_sizes: tuple[PositiveInt, ...] = (1,)

@@ -16,6 +16,8 @@ from pydantic import BaseModel, ConfigDict
 from drafttrain.config.command_line import describe_command
 
 PACKAGES = ("drafttrain", "torch", "transformers", "datasets", "sacrebleu", "rouge-score")
+OPTIONAL = ("ctranslate2",)
+"""Named where they are installed."""
 
 
 class Environment(BaseModel):
@@ -67,11 +69,12 @@ def _cpu_model() -> str:
 
 def _versions() -> dict[str, str]:
     found = {}
-    for package in PACKAGES:
+    for package in (*PACKAGES, *OPTIONAL):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "not installed as a package"
+            if package not in OPTIONAL:
+                found[package] = "not installed as a package"
     return found
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from drafttrain.build.method import build_sampling
-from drafttrain.config.commands import EvalConfig
+from drafttrain.config.commands import Baseline, EvalConfig
 from drafttrain.config.decode import SamplingConfig
 from drafttrain.decoding.types import Sampling
 from drafttrain.evaluation.report import TreeAxis
@@ -23,7 +23,7 @@ class EvaluationOptions:
     sampling: Sampling = Sampling()
     max_new_tokens: int = 128
     seed: int = 0
-    baselines: Sequence[Literal["generate", "beam", "assisted"]] = ("generate", "beam")
+    baselines: Sequence[Baseline] = ("generate", "beam")
     num_beams: int = 5
     batch_sizes: Sequence[int] = (1,)
     """Most sequences at once, in rising order, 1 first."""

@@ -20,6 +20,7 @@ from drafttrain.config.trees import TREES
 from drafttrain.config.verifiers import GREEDY
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.drafters.cascade import show_increments
+from drafttrain.evaluation.engines.measure import ENGINES, check_engines
 from drafttrain.evaluation.report import check_new_file
 from drafttrain.evaluation.trees.rank_acceptance import needs_ranks, with_ranks
 from drafttrain.models.drafters import read_drafter_settings, read_kind
@@ -82,6 +83,7 @@ def make_plan(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Plan:
         check_method(method)
     methods = [*variants, *others.values()]
     check_assisted(settings, methods)
+    check_engines(settings)
     named = {str(method.drafter) for method in methods}.union(*map(other_drafters, methods))
     companions = tuple(sorted(named - {str(settings.decode.drafter)}))
     table = _max_grams_table(methods)
@@ -237,6 +239,8 @@ def describe_baseline(name: str, settings: EvalConfig) -> str:
     """A baseline as the plan names it."""
     if name == "beam":
         return f"generate, {settings.num_beams} beams"
+    if name in ENGINES:
+        return f"{name}, alone in a process of its own"
     return f"{name} generation, batch size 1" if name == "assisted" else name
 
 

@@ -96,6 +96,7 @@ def summarise_run(context: Context, index: int) -> Run:
         verifier=None if method is None else method.verifier.name,
         sampling=asdict(context.options.sampling),
         lossless=run.lossless,
+        interleaved=run.interleaved,
         settings={} if method is None else dict(method.settings),
         metrics=metrics,
         acceptance_rate_per_position=per_position,

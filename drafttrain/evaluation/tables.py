@@ -100,9 +100,16 @@ def markdown_trade_off(report: Report, intervals: bool = True) -> str:
 
 
 def parity_lines(report: Report) -> list[str]:
-    """What the token-for-token comparisons of lossless greedy runs showed, one a line."""
+    """What the token-for-token comparisons of greedy runs showed, one a line.
+
+    Lossless runs of this engine; other engines, whose rounding is another, by the count alone.
+    """
     lines = []
     for run in report.runs:
+        if not run.interleaved and "identical" in run.metrics:
+            prompts = run.totals["prompts"]
+            same = round(run.metrics["identical"].value * prompts)
+            lines.append(f"{run.name}: {same} of {prompts} equal to {report.runs[0].name}")
         for parity in run.parity:
             line = f"{run.name}: {parity.identical} of {parity.compared} equal to {parity.against}"
             if parity.differences:
@@ -186,4 +193,7 @@ def _caption(report: Report, intervals: bool) -> str:
         note += f" {len(report.data.skipped)} inputs skipped."
     if any(run.lossy for run in report.runs):
         note += f" {LOSSY}: the output is not the target's own."
+    alone = [run.name for run in report.runs if not run.interleaved]
+    if alone:
+        note += f" Alone in a process each, not interleaved: {', '.join(alone)}."
     return note

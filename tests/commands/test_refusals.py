@@ -67,6 +67,8 @@ PAIRINGS = {
     ),
     f"{DISTILL} --backend ctranslate2 --target llama": ("'llama'", "cannot be converted", "leave"),
     f"{DISTILL} --backend ctranslate": ("backend = 'ctranslate'", "'engine'"),
+    f"{CAUSAL} baselines=ctranslate2": ("'ctranslate2'", "'llama'", "leave"),
+    f"{SAMPLED} baselines=ctranslate2-int8": ("'ctranslate2-int8'", "temperature = 1", "leave"),
     f"{CAUSAL} --stop entropy --k 4": ("stop.k = 4", "--stop fixed"),
     f"{SAMPLED} --verifier greedy": ("greedy", "temperature", ";"),
     f"{CAUSAL} --drafter max-gram baselines=generate,assisted": (

@@ -1,0 +1,1 @@
+"""Decoders of other libraries as baselines, each in a process of its own."""
