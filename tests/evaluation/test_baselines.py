@@ -1,0 +1,84 @@
+"""Transformers' own ways to decode, as they are measured beside ours."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from drafttrain.build.method import Method
+from drafttrain.decoding.drafters.causal import CausalDrafter
+from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.verifiers import GreedyMatch, SpecVerification
+from drafttrain.evaluation.baselines import cut_after_eos, padded, steady_assistant
+from drafttrain.evaluation.options import EvaluationOptions
+from drafttrain.evaluation.runner import make_jobs
+from tests.comparing import same_weights
+from tests.evaluation.scripted import loaded
+from tests.tiny_models import tiny_model
+
+ASSISTED = EvaluationOptions(baselines=("assisted",))
+
+
+def with_model(model, k: int, verifier=None, label: str | None = None) -> Method:
+    drafter = CausalDrafter(CachedModel(model))
+    rule = verifier or GreedyMatch()
+    return Method(drafter, FixedLength(k), rule, label=label, assistant=model)
+
+
+def test_a_steady_assistant_shares_the_weights_and_leaves_the_drafters_settings_alone():
+    model = tiny_model("llama")
+    model.generation_config.update(num_assistant_tokens=7, assistant_confidence_threshold=0.3)
+    assistant = steady_assistant(model, 3)
+    own = assistant.generation_config
+    assert (own.num_assistant_tokens, own.num_assistant_tokens_schedule) == (3, "constant")
+    assert own.assistant_confidence_threshold == 0.0
+    assert model.generation_config.num_assistant_tokens == 7
+    assert model.generation_config.assistant_confidence_threshold == 0.3
+    assert same_weights(assistant, model)
+    assert assistant.lm_head.weight is model.lm_head.weight
+
+
+def test_each_drafter_and_draft_length_assists_once():
+    target = loaded(tiny_model("llama"))
+    one, other = tiny_model("llama", seed=5), tiny_model("llama", seed=6)
+    methods = [
+        with_model(one, 3),
+        with_model(one, 3, SpecVerification(3, 1.0)),
+        with_model(one, 5),
+        with_model(other, 3, label="other"),
+    ]
+    model = CachedModel(target.model)
+    jobs = [job for job in make_jobs(target, model, methods, [], ASSISTED) if job.method is None]
+    assert [(job.name, job.sizes["k"], job.largest_batch) for job in jobs] == [
+        ("assisted causal k=3, constant, confidence 0", 3, 1),
+        ("assisted causal k=5, constant, confidence 0", 5, 1),
+        ("assisted other k=3, constant, confidence 0", 3, 1),
+    ]
+    assert jobs[0].takes(1) and not jobs[0].takes(2)
+
+
+def test_assisted_generation_without_a_language_model_is_refused():
+    target = loaded(tiny_model("llama"))
+    copying = Method(MaxGramDrafter(), FixedLength(3), GreedyMatch())
+    model = CachedModel(target.model)
+    with pytest.raises(ValueError, match="no method drafts with a language model; give one as"):
+        make_jobs(target, model, [copying], [], ASSISTED)
+    assert make_jobs(target, model, [copying], [], replace(ASSISTED, baselines=()))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_rows_are_padded_on_a_side_with_masks_that_show_their_tokens(side):
+    rows = [torch.tensor([4, 5, 6]), torch.tensor([7])]
+    ids, mask = padded(rows, 0, side)
+    assert ids.tolist() == [[4, 5, 6], [7, 0, 0] if side == "right" else [0, 0, 7]]
+    for row, own, counted in zip(rows, ids, mask, strict=True):
+        assert torch.equal(own[counted.bool()], row)
+
+
+def test_what_follows_the_first_eos_is_cut():
+    assert cut_after_eos([5, 1, 0, 0], frozenset({1, 9})) == [5, 1]
+    assert cut_after_eos([5, 6], frozenset({1})) == [5, 6]
