@@ -26,9 +26,10 @@ from drafttrain.commands.shell import quiet_libraries
 from drafttrain.config.commands import EvalConfig
 from drafttrain.config.reading import load_settings
 from drafttrain.data.inputs.prompts import load_inputs
-from drafttrain.decoding.drafters.block import BlockDrafter, BlockSession
+from drafttrain.decoding.drafters.block import BlockDrafter, BlockSession, slots_to_draft
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.roles import Randomness, StopPolicy
+from drafttrain.decoding.shared import Call, Steps
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import Proposal, Sampling, Source
@@ -64,21 +65,28 @@ class SecondPass(BlockDrafter):
 class TwoPasses(BlockSession):
     drafter: SecondPass
 
-    @torch.inference_mode()
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
-    ) -> Proposal:
+    ) -> Steps[Proposal]:
         last = int(tokens[-1])
-        hidden = self.slot_states(tokens, stop.longest)
-        first = torch.tensor(self._arg_max(hidden, last, stop))
+        hidden = yield from self.slot_states(tokens, stop.longest)
+        first = yield from self._arg_max(hidden, last, stop)
         kept = self.likelihoods(hidden, first, last) >= self.drafter.threshold
         self.drafter.blocks += 1
         fed = kept[:-1] if self.anchored else kept  # a last anchored slot has no row of its own
         if fed.any() and not kept.all():
             self.drafter.second_passes += 1
-            hidden = self.read_again(tokens, hidden, first, kept)
-            first = torch.where(kept, first, torch.tensor(self._arg_max(hidden, last, stop)))
+            hidden = yield from self.read_again(tokens, hidden, first, kept)
+            again = yield from self._arg_max(hidden, last, stop)
+            first = torch.where(kept, first, again)
         return Proposal.chain(first, hidden=hidden)
+
+    def _arg_max(self, hidden: Tensor, last: int, stop: StopPolicy) -> Steps[Tensor]:
+        logits = self.drafter.project(hidden)
+        count = slots_to_draft(stop, logits, hidden)
+        [drafted] = self.drafter.best_chains([(hidden, logits, last, count)])
+        yield from ()
+        return torch.tensor(drafted)
 
     def likelihoods(self, hidden: Tensor, drafted: Tensor, last: int) -> Tensor:
         """Probability of each drafted token after the one before it. Shapes: -> [K]."""
@@ -86,14 +94,15 @@ class TwoPasses(BlockSession):
         probs = self.model.logits(hidden, previous).softmax(-1)
         return probs.gather(-1, drafted[:, None].to(self.device))[:, 0].cpu()
 
-    def read_again(self, tokens: Tensor, hidden: Tensor, drafted: Tensor, kept: Tensor) -> Tensor:
+    def read_again(
+        self, tokens: Tensor, hidden: Tensor, drafted: Tensor, kept: Tensor
+    ) -> Steps[Tensor]:
         """States of the slots, with the kept tokens in their masks' place. Shapes: -> [K, D]."""
         own = slice(None, -1) if self.anchored else slice(None)
-        rows = torch.where(kept, drafted, self.model.config.mask_id)[own].to(self.device)
-        length = len(tokens) - self.skipped
-        positions = torch.arange(length, length + len(rows), device=self.device)
-        again, _ = self.model.decode(rows[None], positions[None], None, self.memory, self.past)
-        return torch.cat((hidden[:1], again[0])) if self.anchored else again[0]
+        slot_ids = torch.where(kept, drafted, self.model.config.mask_id)[own].tolist()
+        asked = (self.state, self.prefix_of(tokens), slot_ids)
+        again = yield Call(self.drafter.slots_all, asked)
+        return torch.cat((hidden[:1], again[1:])) if self.anchored else again
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

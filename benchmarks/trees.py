@@ -32,8 +32,8 @@ from drafttrain.config.inputs import DataConfig, TargetConfig
 from drafttrain.config.progress import tracked
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.drafters.tree import TreeDrafter
+from drafttrain.decoding.engine.batched import Batched
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.engine.forward import Forward
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Verifier
 from drafttrain.decoding.sampling import sequence_randomness
@@ -74,15 +74,14 @@ class Clock:
         self.seconds: Counter[str] = Counter()
 
     @contextmanager
-    def running(self, drafter: Forward) -> Iterator[None]:
+    def running(self, drafter: Batched) -> Iterator[None]:
         """Time the models' calls, growth and verification, until the context ends."""
 
-        def of_model(model: Forward) -> str:
+        def of_model(model: Batched) -> str:
             return "drafter" if model is drafter else "target"
 
         with ExitStack() as stack:
-            for name in ("chain", "tree"):
-                stack.enter_context(self._timed(Forward, name, of_model))
+            stack.enter_context(self._timed(Batched, "call", of_model))
             for kind in (OptimalGrowth, BeamGrowth, BranchingGrowth, PathsGrowth):
                 for name in ("grow", "proposal"):
                     stack.enter_context(self._timed(kind, name, lambda _: "growth"))
@@ -140,7 +139,7 @@ def main() -> None:
 def measure(decoder: Decoder, source, max_new_tokens: int, drafter: CachedModel) -> dict:
     """Milliseconds a round of one sequence; encoding and the prompt's own pass are left out."""
     clock = Clock()
-    with clock.running(drafter._forward):
+    with clock.running(drafter.engine):
         [output] = decoder.decode_all([source], max_new_tokens)
     rounds = output.rounds[1:]
     whole = sum(played.draft_seconds + played.target_seconds for played in output.rounds)

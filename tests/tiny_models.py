@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from transformers import (
     BartConfig,
@@ -133,8 +135,7 @@ def _shape(family: str):
 def near_copy(model: PreTrainedModel, noise: float, seed: int) -> PreTrainedModel:
     """A drafter that often agrees with its target."""
     torch.manual_seed(seed)
-    other = tiny_model(model.config.model_type.replace("_", "-"))
-    other.load_state_dict(model.state_dict())
+    other = copy.deepcopy(model)
     with torch.no_grad():
         for parameter in other.parameters():
             parameter += noise * torch.randn_like(parameter)

@@ -10,16 +10,12 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.engine.cached_model import CachedModel, StepOutput
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.calls import StepOutput
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
-from drafttrain.decoding.roles import (
-    Drafter,
-    DraftRequest,
-    DraftSession,
-    Randomness,
-    StopPolicy,
-    Verifier,
-)
+from drafttrain.decoding.engine.sequence_state import SequenceState
+from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy, Verifier
+from drafttrain.decoding.shared import Steps, together
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import Output, Proposal, Round, Sampling, Source, Verdict
 from drafttrain.decoding.verifiers import check_pairing
@@ -88,14 +84,15 @@ class RunningSequence:
         processors: TargetProcessors,
         index: int,
         source: Source,
+        state: SequenceState,
         max_new_tokens: int,
     ) -> None:
-        target = decoder.target
         self.index = index
-        self.remaining = target.max_new_tokens(source, max_new_tokens)
+        self.remaining = decoder.target.max_new_tokens(source, max_new_tokens)
         self.process = processors.start(source, self.remaining)
         self.randomness = decoder.randomness(index)
-        self.state = target.encode(source)
+        self.session = decoder.drafter.open(source, decoder.sampling, self.randomness)
+        self.state = state
         self.target_state: TargetState | None = None
         self._length = len(source.prefix)
         self._tokens = source.prefix.new_empty(self._length + self.remaining)
@@ -111,8 +108,11 @@ class RunningSequence:
         """Most tokens of a draft: it leaves room for the one token that follows it."""
         return self.remaining - 1
 
-    def request(self, stop: StopPolicy) -> DraftRequest:
-        return DraftRequest(self.index, self.tokens, self.target_state, stop.capped(self.room))
+    def propose(self, stop: StopPolicy) -> Steps[Proposal] | Proposal:
+        """A draft, where there is room for one."""
+        if self.room <= 0:
+            return NOTHING
+        return self.session.propose(self.tokens, self.target_state, stop.capped(self.room))
 
     def commit(
         self, drafted: list[int], verdict: Verdict, output: StepOutput, decoder: Decoder
@@ -141,18 +141,18 @@ class RunningSequence:
         known = len(output.hidden) - drafted  # rows in front of the draft
         rows = [*range(known), *(known + node for node in path)]
         states = {layer: output.layer(layer)[rows] for layer in wanted.layers}
-        encoder = self.state.encoder_outputs if wanted.encoder else None
-        return TargetState(self._length, states, None if encoder is None else encoder[0][0])
+        encoder = self.state.encoded if wanted.encoder else None
+        return TargetState(self._length, states, encoder)
 
 
 @torch.inference_mode()
-def play_round(
-    decoder: Decoder, session: DraftSession, active: Sequence[RunningSequence]
-) -> list[Round]:
+def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Round]:
     """One round of every active sequence: draft, score in shared calls, verify, commit."""
     target, verifier = decoder.target, decoder.verifier
     began = perf_counter()
-    proposals = propose(decoder, session, active)
+    proposals = together([sequence.propose(decoder.stop) for sequence in active])
+    for sequence, proposal in zip(active, proposals, strict=True):
+        check_room(sequence, proposal)
     draft_seconds = (perf_counter() - began) / len(active)
     began = perf_counter()
     outputs = target.score(
@@ -188,20 +188,13 @@ def play_round(
     return rounds
 
 
-def propose(
-    decoder: Decoder, session: DraftSession, active: Sequence[RunningSequence]
-) -> list[Proposal]:
-    """A draft for every sequence that has room for one."""
-    asked = [sequence for sequence in active if sequence.room > 0]
-    found = session.propose([sequence.request(decoder.stop) for sequence in asked]) if asked else []
-    for sequence, proposal in zip(asked, found, strict=True):
-        if len(proposal.tokens) > sequence.room and proposal.depth > sequence.room:
-            raise ValueError(
-                f"the drafter proposed {proposal.depth} tokens in a row where {sequence.room} were "
-                "to be drafted; it must ask stop.should_draft before each token"
-            )
-    drafts = {sequence.index: proposal for sequence, proposal in zip(asked, found, strict=True)}
-    return [drafts.get(sequence.index, NOTHING) for sequence in active]
+def check_room(sequence: RunningSequence, proposal: Proposal) -> None:
+    """Refuse a draft that is longer than asked for. Raises ValueError."""
+    if len(proposal.tokens) > sequence.room and proposal.depth > sequence.room:
+        raise ValueError(
+            f"the drafter proposed {proposal.depth} tokens in a row where {sequence.room} were "
+            "to be drafted; it must ask stop.should_draft before each token"
+        )
 
 
 def _rounds(
@@ -211,19 +204,18 @@ def _rounds(
     max_new_tokens: int,
     batch_size: int,
 ) -> Iterator[Round]:
-    session = decoder.drafter.start(decoder.sampling)
     waiting = iter(enumerate(sources))
     active: list[RunningSequence] = []
     while True:
-        for index, source in itertools.islice(waiting, batch_size - len(active)):
+        entering = list(itertools.islice(waiting, batch_size - len(active)))
+        if entering:
             with torch.inference_mode():
-                entered = RunningSequence(decoder, processors, index, source, max_new_tokens)
-                session.enter(index, source, entered.randomness)
-            active.append(entered)
+                states = decoder.target.encode_all([source for _, source in entering])
+                active += [
+                    RunningSequence(decoder, processors, index, source, state, max_new_tokens)
+                    for (index, source), state in zip(entering, states, strict=True)
+                ]
         if not active:
             return
-        yield from play_round(decoder, session, active)
-        for sequence in active:
-            if sequence.remaining == 0:
-                session.leave(sequence.index)
+        yield from play_round(decoder, active)
         active = [sequence for sequence in active if sequence.remaining > 0]

@@ -8,7 +8,7 @@ triple of these; `decoding/loop.py` is the one loop that runs them on the plain 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from drafttrain.config.kinds import DrawKind, Evidence, StateKind
 from drafttrain.config.stops import StopKind
 from drafttrain.config.verifiers import VerifierRule
+from drafttrain.decoding.shared import Steps
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source, Verdict
 
@@ -99,45 +100,17 @@ class StopPolicy:
         return replace(self, longest=min(self.longest, limit))
 
 
-@dataclass(frozen=True)
-class DraftRequest:
-    """A draft that is wanted for one sequence of a session."""
-
-    row: int
-    """The sequence, by the number that it was entered under."""
-    tokens: Tensor
-    """[T] all committed tokens, the decoder prefix included."""
-    target_state: TargetState | None
-    """None before the target's first call."""
-    stop: StopPolicy
-
-
 class DraftSession(Protocol):
-    """A drafter's state for the sequences under way.
-
-    Sequences enter and leave at any time; what is drafted for one does not depend on the others.
-    """
-
-    def enter(self, row: int, source: Source, randomness: Randomness) -> None:
-        """Begin a sequence. All its random choices are taken from `randomness`."""
-        ...
-
-    def leave(self, row: int) -> None:
-        """Forget a sequence."""
-        ...
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
-        """A continuation for each request, in their order; shared calls where the drafter can."""
-        ...
-
-
-class SequenceSession(Protocol):
-    """A drafter's state for one sequence, of drafters that draft for one at a time."""
+    """A drafter's state for one sequence."""
 
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
-    ) -> Proposal:
-        """Draft a continuation of all committed tokens ([T], the decoder prefix included)."""
+    ) -> Steps[Proposal] | Proposal:
+        """Draft a continuation of all committed tokens ([T], the decoder prefix included).
+
+        Drafters that call a model yield these calls (`shared.Call`), so that sequences share them.
+        target_state is None before the target's first call.
+        """
         ...
 
 
@@ -156,17 +129,9 @@ class Drafter(Protocol):
         """How tokens will be drawn when the target decodes so; checked before anything runs."""
         ...
 
-    def start(self, sampling: Sampling) -> DraftSession:
-        """A session without sequences, for decoding of this kind."""
+    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> DraftSession:
+        """Begin a sequence. All its random choices are taken from `randomness`."""
         ...
-
-
-class SequenceDrafter(Drafter, Protocol):
-    """A drafter that can draft for one sequence by itself, inside another drafter too."""
-
-    def open(
-        self, source: Source, sampling: Sampling, randomness: Randomness
-    ) -> SequenceSession: ...
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from drafttrain.config.policy import Policy
 from drafttrain.decoding.drafters.block import block_states
 from drafttrain.decoding.roles import Drafter, StopPolicy
 from drafttrain.decoding.sampling import SampledRandomness
+from drafttrain.decoding.shared import alone
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.models.acceptance_head import AcceptanceHead, load_heads
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
@@ -214,7 +215,7 @@ def _draft(drafter: Drafter, stop: StopPolicy, source: Source) -> list[int]:
     tokens, start = source.prefix, len(source.prefix)
     while len(tokens) - start < NEW_TOKENS:
         left = NEW_TOKENS - (len(tokens) - start)
-        proposal = session.propose(tokens, None, stop.capped(left))
+        proposal = alone(session.propose(tokens, None, stop.capped(left)))
         if len(proposal.tokens) == 0:
             break
         tokens = torch.cat([tokens, proposal.tokens.to(tokens.device)])

@@ -13,6 +13,7 @@ from benchmarks.second_pass import SecondPass
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.engine.cached_model import make_source
 from drafttrain.decoding.sampling import SampledRandomness
+from drafttrain.decoding.shared import alone
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Sampling
 from drafttrain.models.spec_drafter.model import SpecDrafter
@@ -35,7 +36,7 @@ def excited(**settings) -> SpecDrafter:
 def propose(drafter: BlockDrafter) -> list[int]:
     source = make_source(torch.tensor([5, 9, 20, 7, 1]), shared("marian"))
     session = drafter.open(source, Sampling(), SampledRandomness(torch.Generator()))
-    return session.propose(TOKENS, None, FixedLength(4)).tokens.tolist()
+    return alone(session.propose(TOKENS, None, FixedLength(4))).tokens.tolist()
 
 
 @pytest.mark.parametrize("settings", CONVENTIONS.values(), ids=CONVENTIONS.keys())

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from drafttrain.config.kinds import DrawKind
-from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
@@ -34,9 +33,6 @@ class HalfRight:
 
     def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic"
-
-    def start(self, sampling: Sampling) -> RowByRow:
-        return RowByRow(self, sampling)
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> HalfRightSession:
         self._started += 1

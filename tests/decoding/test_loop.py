@@ -12,12 +12,12 @@ from transformers import PreTrainedModel
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder, RunningSequence, play_round
 from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import SampledRandomness, sequence_randomness
+from drafttrain.decoding.shared import alone
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.target_states import TargetRequirements
 from drafttrain.decoding.trees.chosen import Optimal
@@ -136,11 +136,10 @@ def test_caches_of_target_and_drafter_hold_committed_tokens_only(target, drafter
     )
     accepted = set()
     for source in sources_for(model):
-        sequence = RunningSequence(decoder, cached.processors(GREEDY), 0, source, 20)
-        session = decoder.drafter.start(GREEDY)
-        session.enter(0, source, sequence.randomness)
+        entered = cached.encode(source)
+        sequence = RunningSequence(decoder, cached.processors(GREEDY), 0, source, entered, 20)
         while sequence.remaining > 0:
-            [played] = play_round(decoder, session, [sequence])
+            [played] = play_round(decoder, [sequence])
             accepted.add(len(played.path))
             tokens = sequence.tokens.tolist()
             held = sequence.state.cached
@@ -149,7 +148,7 @@ def test_caches_of_target_and_drafter_hold_committed_tokens_only(target, drafter
             close_caches(
                 sequence.state, fresh(model, source, sequence.state.tokens).past_key_values
             )
-            state = session.sessions[0].own.state
+            state = alone(sequence.session.own.begin())
             assert (
                 state.tokens
                 == (tokens[: len(tokens) - len(played.emitted)] + played.drafted)[: state.cached]
@@ -188,9 +187,6 @@ class Fixed:
 
     def draw_kind(self, sampling):
         return "deterministic"
-
-    def start(self, sampling: Sampling) -> RowByRow:
-        return RowByRow(self, sampling)
 
     def open(self, source, sampling, randomness):
         return self

@@ -16,6 +16,7 @@ from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy
 from drafttrain.decoding.sampling import warp
+from drafttrain.decoding.shared import Steps
 from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength, HeadPolicy
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import Proposal, Sampling, Source
@@ -211,8 +212,8 @@ class CuttingSession:
 
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
-    ) -> Proposal:
-        draft = self.inner.propose(tokens, target_state, stop)
+    ) -> Steps[Proposal]:
+        draft = yield from self.inner.propose(tokens, target_state, stop)
         if draft.draft_probs is None:
             return draft
         own = draft.draft_probs.gather(1, draft.tokens[:, None])[:, 0]

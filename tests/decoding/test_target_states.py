@@ -4,35 +4,34 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.roles import Drafter
+from drafttrain.decoding.shared import Steps, steps
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.trees.chosen import Optimal
-from drafttrain.decoding.types import Source
+from drafttrain.decoding.types import Proposal
 from tests.decoding.decoded import generate, run, sources_for
+from tests.decoding.drafters.watched import Watched
 from tests.decoding.drafts import HalfRight
 from tests.tiny_models import VOCAB, near_copy, tiny_model
 
+Seen = list[tuple[list[int], TargetState | None]]
+"""What a drafter is shown of the target at every question, with the tokens."""
 
-class Watching(HalfRight):
-    """Notes what it is shown of the target at every question."""
 
-    requires = TargetRequirements(layers=(0, -1), encoder=True)
+def noting(drafter: Drafter, requires: TargetRequirements, seen: Seen) -> Watched:
+    """A drafter that reads so much of the target, and what it was shown."""
 
-    def open(self, source, sampling, randomness):
-        session = super().open(source, sampling, randomness)
-        propose = session.propose
-        self.seen: list[tuple[list[int], TargetState | None]] = []
+    def watch(session, source, tokens, target_state, stop) -> Steps[Proposal]:
+        seen.append((tokens.tolist(), target_state))
+        return (yield from steps(session.propose(tokens, target_state, stop)))
 
-        def watched(tokens, target_state, stop):
-            self.seen.append((tokens.tolist(), target_state))
-            return propose(tokens, target_state, stop)
-
-        session.propose = watched
-        return session
+    watched = Watched(drafter, watch)
+    watched.requires = requires
+    return watched
 
 
 @pytest.mark.parametrize("family", ["bart", "t5", "llama", "gpt2", "opt"])
@@ -41,13 +40,13 @@ def test_the_drafter_sees_the_targets_states_at_all_rows_verified_since(family, 
     model = tiny_model(family)
     source = max(sources_for(model), key=lambda one: len(generate(model, [one], 24)[0]))
     encodes = model.config.is_encoder_decoder
-    drafter = Watching(generate(model, [source], 24), VOCAB)
+    drafter = HalfRight(generate(model, [source], 24), VOCAB)
     if branching:
-        drafter.seen = watch_a_tree(model, source)
-    else:
-        drafter.requires = TargetRequirements(layers=(0, -1), encoder=encodes)
-        run(model, [source], drafter)
-    (first, nothing), *later = drafter.seen
+        small = CausalDrafter(CachedModel(near_copy(model, 0.05, seed=1)))
+        drafter = TreeDrafter(small, Optimal(8))
+    requires = TargetRequirements(layers=(0, -1), encoder=encodes)
+    run(model, [source], noting(drafter, requires, seen := []))
+    (first, nothing), *later = seen
     assert nothing is None
     known = 0  # rows that the drafter has been shown
     for tokens, state in later:
@@ -64,7 +63,7 @@ def test_the_drafter_sees_the_targets_states_at_all_rows_verified_since(family, 
         for layer, place in ((0, 1), (-1, -1)):  # place 0 is the embeddings
             rows = states[place][0, known:]
             torch.testing.assert_close(state.hidden[layer], rows, rtol=1e-10, atol=1e-10)
-        if encodes and not branching:
+        if encodes:
             torch.testing.assert_close(
                 state.encoder, output.encoder_last_hidden_state[0], rtol=1e-10, atol=1e-10
             )
@@ -72,33 +71,9 @@ def test_the_drafter_sees_the_targets_states_at_all_rows_verified_since(family, 
     assert len(first) == len(source.prefix) and len(later) > 2
 
 
-def watch_a_tree(model: PreTrainedModel, source: Source) -> list:
-    """What a drafter of trees is shown that reads the target."""
-    seen = []
-
-    class WatchedTrees(TreeDrafter):
-        requires = TargetRequirements(layers=(0, -1))
-
-        def open(self, source, sampling, randomness):
-            session = super().open(source, sampling, randomness)
-            propose = session.propose
-
-            def watched(tokens, target_state, stop):
-                seen.append((tokens.tolist(), target_state))
-                return propose(tokens, target_state, stop)
-
-            session.propose = watched
-            return session
-
-    drafter = WatchedTrees(CausalDrafter(CachedModel(near_copy(model, 0.05, seed=1))), Optimal(8))
-    run(model, [source], drafter)
-    return seen
-
-
 def test_states_that_no_drafter_reads_are_not_kept():
     model = tiny_model("bart")
     sources = sources_for(model)[:1]
-    drafter = Watching(generate(model, sources, 24), VOCAB)
-    drafter.requires = TargetRequirements()
-    run(model, sources, drafter)
-    assert all(state.hidden == {} and state.encoder is None for _, state in drafter.seen[1:])
+    drafter = HalfRight(generate(model, sources, 24), VOCAB)
+    run(model, sources, noting(drafter, TargetRequirements(), seen := []))
+    assert all(state.hidden == {} and state.encoder is None for _, state in seen[1:])

@@ -20,9 +20,9 @@ from transformers import (
 )
 
 from drafttrain.config.kinds import DrawKind
-from drafttrain.decoding.drafters.row_by_row import RowByRow
-from drafttrain.decoding.engine.cached_model import StepOutput
+from drafttrain.decoding.engine.calls import StepOutput
 from drafttrain.decoding.engine.logits_processing import RowProcessors
+from drafttrain.decoding.engine.one_by_one import OneByOne
 from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
@@ -56,7 +56,7 @@ class NoProcessors:
         return RowProcessors([])
 
 
-class ToyTarget:
+class ToyTarget(OneByOne):
     """Scores trees from a table. A state is the tokens that `keep` left in the cache."""
 
     def __init__(self, seed: int, vocabulary: int = 3, excluded: float = 0.0) -> None:
@@ -105,7 +105,7 @@ class ToyTarget:
         state += kept
 
 
-class ToyModel:
+class ToyModel(OneByOne):
     """A decoder-only `CachedModel` for drafters: logits and states from tables of paths.
 
     The state at a token depends on the whole path, the token included. A sequence's state is the
@@ -187,9 +187,6 @@ class ToyDrafter:
 
     def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic" if self.point else "iid"
-
-    def start(self, sampling: Sampling) -> RowByRow:
-        return RowByRow(self, sampling)
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> ToySession:
         return ToySession(self, sampling, randomness)

@@ -8,7 +8,6 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledRandomness
@@ -33,9 +32,6 @@ class ScriptedDrafter:
 
     def draw_kind(self, sampling: Sampling) -> str:
         return "deterministic"
-
-    def start(self, sampling: Sampling) -> RowByRow:
-        return RowByRow(self, sampling)
 
     def open(self, source: Source, sampling: Sampling, randomness: object) -> ScriptedSession:
         return ScriptedSession(self.blocks[tuple(source.input_ids.tolist())], len(source.prefix))

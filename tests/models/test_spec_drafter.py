@@ -215,7 +215,7 @@ def test_soft_copy_mixes_source_embeddings_into_masked_slots_only() -> None:
     with torch.no_grad():
         memory = drafter.encode(ids)
         embedded = drafter.embed(rows.tokens)
-        copied = drafter._copy_source(embedded, rows.tokens, rows.positions, memory)
+        copied = drafter.copy_source(embedded, rows.tokens, rows.positions, memory)
     masked = rows.tokens == drafter.config.mask_id
     assert torch.equal(copied[~masked], embedded[~masked])
     source = memory.source[0][0]

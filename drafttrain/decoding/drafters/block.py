@@ -11,19 +11,25 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from drafttrain.config.kinds import DrawKind, Evidence
-from drafttrain.decoding.drafters.row_by_row import RowByRow
+from drafttrain.decoding.engine.batched import Batched, pad_texts
+from drafttrain.decoding.engine.calls import Feed
+from drafttrain.decoding.engine.families import read_drafter
+from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.sampling import exact_enough, warp
+from drafttrain.decoding.shared import Call, Steps
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
-from drafttrain.models.layout import column_major, store_column_major
-from drafttrain.models.spec_drafter.model import SpecDrafter
+from drafttrain.models.layout import store_column_major
+from drafttrain.models.spec_drafter.model import Memory, SpecDrafter
 from drafttrain.models.spec_drafter.slots import lay_out
 
 CANDIDATES = 64
@@ -41,24 +47,111 @@ class BlockDrafter:
     def __init__(self, model: SpecDrafter):
         self.model = model.eval()
         store_column_major(model)
-        with torch.inference_mode():
-            self.output_weight = column_major(model.output_weight())
-            if (
-                model.config.previous_token_rank
-            ):  # tables, so that a pair of tokens is quickly scored
-                every = torch.arange(model.config.embedding_rows, device=self.output_weight.device)
-                self.previous_token_features, self.previous_token_rows = (
-                    model.previous_token_features(every),
-                    model.previous_token_rows(),
-                )
-
+        config = model.config
+        limit = None if config.positions == "relative" else config.max_positions
+        embed = self._embed if config.soft_copy else None
+        self.engine = Batched(read_drafter(model), self._encode, limit, embed=embed)
+        if config.previous_token_rank:  # tables, so that a pair of tokens is quickly scored
+            with torch.inference_mode():
+                every = torch.arange(config.embedding_rows, device=model.device)
+                self.previous_token_features = model.previous_token_features(every)
+                self.previous_token_rows = model.previous_token_rows()
         ends = model.config.eos_token_id
         self.eos_ids = frozenset([] if ends is None else [ends] if isinstance(ends, int) else ends)
         """Tokens that end a sequence."""
 
     def project(self, hidden: Tensor) -> Tensor:
         """Scores of every token. Shapes: [..., D] -> [..., V]."""
-        return self.model.project(hidden, self.output_weight)
+        return self.engine.stack.logits(hidden)
+
+    def project_all(self, states: Sequence[Tensor]) -> list[Tensor]:
+        """`project` of several sequences' slots, in one product."""
+        counts = [len(own) for own in states]
+        together = torch.cat(list(states)) if len(states) > 1 else states[0]
+        return list(self.project(together).split(counts))
+
+    def _encode(self, sources: Sequence[Source]) -> list[Tensor]:
+        """The encoder's output of every source, [S, D] each."""
+        ids, mask = pad_texts(sources, self.model.config.pad_token_id or 0, self.engine.device)
+        real = None if bool(mask.all()) else mask.bool()[:, None, None]
+        encoded = self.model.encode_source(ids, real)
+        return [rows[: len(one.input_ids)] for rows, one in zip(encoded, sources, strict=True)]
+
+    def _embed(self, feeds: Sequence[Feed], tokens: Tensor, positions: Tensor) -> Tensor:
+        """Tokens where they stand, slots softly copied from the source. Shapes: -> [B, N, D]."""
+        model, sources = self.model, [feed.state.source for feed in feeds]
+        ids, mask = pad_texts(sources, model.config.pad_token_id or 0, self.engine.device)
+        memory = Memory([], mask.bool()[:, None, None], model.copied_source(ids))
+        copied = model.copy_source(model.embed(tokens), tokens, positions, memory)
+        return model.decoder.start(copied, positions)
+
+    def encode_all(self, sources: Sequence[Source]) -> list[SequenceState]:
+        """States with nothing cached; encodes the sources."""
+        return self.engine.begin(sources)
+
+    def slots_all(
+        self, asked: Sequence[tuple[SequenceState, list[int], list[int]]]
+    ) -> list[Tensor]:
+        """Hidden states that predict what follows, before previous-token features: [slots, D] each.
+
+        Of each sequence its state, the tokens of its prefix, and what stands in the slots behind it
+        (masks): anchored slots have their first row at the last token of the prefix.
+
+        Slots are fed as branches: they see the prefix and each other, and only the prefix stays
+        cached.
+        """
+        config, feeds = self.model.config, []
+        anchored, causal = config.slots == "anchored", config.prefix_attention == "causal"
+        for state, prefix, slot_ids in asked:
+            if not causal:
+                state.forget(0)
+            missing = state.align(prefix) if prefix else []
+            ids = missing + slot_ids
+            visible = np.ones((len(ids), state.cached + len(ids)), dtype=bool)
+            if causal:
+                for row in range(len(missing)):
+                    visible[row, state.cached + row + 1 :] = False
+            feeds.append(Feed(state, ids, 0, torch.from_numpy(visible)))
+        outputs = self.engine.call(feeds)
+        for state, prefix, _ in asked:
+            state.settle(len(prefix))
+        first = 1 if anchored else 0
+        return [
+            output.hidden[len(output.hidden) - len(slot_ids) - first :]
+            for output, (*_, slot_ids) in zip(outputs, asked, strict=True)
+        ]
+
+    def best_chains(self, asked: Sequence[tuple[Tensor, Tensor, int, int]]) -> list[list[int]]:
+        """Likeliest tokens left to right, among the best candidates of each slot alone.
+
+        Of each sequence its slots' states [K, D] and rows [K, V], the last committed token, and how
+        many slots. The token before counts where there are previous-token features.
+        """
+        longest = max(count for *_, count in asked)
+        if longest == 0:
+            return [[] for _ in asked]
+        hidden = pad_sequence([states[:longest] for states, *_ in asked], batch_first=True)
+        logits = pad_sequence([rows[:longest] for _, rows, *_ in asked], batch_first=True)
+        if not self.model.config.previous_token_rank:
+            drafted = logits.argmax(-1).tolist()
+        else:
+            last = torch.tensor([token for _, _, token, _ in asked], device=logits.device)
+            drafted = self._left_to_right(hidden, logits, last).tolist()
+        return [own[:count] for own, (*_, count) in zip(drafted, asked, strict=True)]
+
+    def _left_to_right(self, hidden: Tensor, logits: Tensor, last: Tensor) -> Tensor:
+        """Shapes: hidden [B, K, D], logits [B, K, V], last [B] -> [B, K]."""
+        scores, candidates = logits.topk(min(CANDIDATES, logits.shape[-1]), dim=-1)
+        directions = F.embedding(candidates, self.previous_token_rows)  # [B, K, C, rank]
+        from_hidden = self.model.previous_token_hidden(hidden)
+        drafted, previous = [], last
+        for slot in range(hidden.shape[1]):
+            told = F.embedding(previous, self.previous_token_features)
+            gate = F.silu(from_hidden[:, slot] + told)[..., None]
+            after = torch.baddbmm(scores[:, slot, :, None], directions[:, slot], gate)
+            previous = candidates[:, slot].gather(1, after.argmax(1))[:, 0]
+            drafted.append(previous)
+        return torch.stack(drafted, dim=1)
 
     @property
     def vocabulary(self) -> int:
@@ -68,9 +161,6 @@ class BlockDrafter:
     def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic" if sampling.greedy else "iid"
 
-    def start(self, sampling: Sampling) -> RowByRow:
-        return RowByRow(self, sampling)
-
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> BlockSession:
         return BlockSession(self, source, sampling, randomness)
 
@@ -78,65 +168,48 @@ class BlockDrafter:
 class BlockSession:
     """One sequence: the encoded source and, with a causal prefix, its keys and values."""
 
-    @torch.inference_mode()
     def __init__(
         self, drafter: BlockDrafter, source: Source, sampling: Sampling, randomness: Randomness
     ):
-        model = drafter.model
-        self.drafter, self.model, self.sampling, self.randomness = (
-            drafter,
-            model,
-            sampling,
-            randomness,
-        )
-        self.candidates = min(CANDIDATES, model.config.vocab_size)
-        self.anchored = model.config.slots == "anchored"
-        self.causal = model.config.prefix_attention == "causal"
-        self.skipped = len(source.prefix) if not self.anchored else 0  # paper slots: no start token
-        self.device = model.embedding.weight.device
-        self.memory = model.encode(source.input_ids[None].to(self.device))
-        self.past: list[tuple[Tensor, Tensor]] | None = None
-        self.known = source.prefix[:0].to(self.device)
-        """Tokens whose keys and values are cached."""
+        self.drafter, self.model = drafter, drafter.model
+        self.sampling, self.randomness = sampling, randomness
+        config = drafter.model.config
+        self.candidates = min(CANDIDATES, config.vocab_size)
+        self.anchored = config.slots == "anchored"
+        self.skipped = 0 if self.anchored else len(source.prefix)  # paper slots: no start token
+        self.device = drafter.engine.device
+        assert len(source.input_ids) > 0  # raises where it is no text
+        self._source = source
+        self.state: SequenceState | None = None
 
-    @torch.inference_mode()
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
-    ) -> Proposal:
+    ) -> Steps[Proposal]:
         slots = stop.longest
         if slots == 0:
             return Proposal.empty()
-        hidden = self.slot_states(tokens, slots)
+        hidden = yield from self.slot_states(tokens, slots)
+        logits = yield Call(self.drafter.project_all, hidden)
         last = int(tokens[-1])
         if not self.sampling.greedy:
-            return self._draw(hidden, last, stop)
-        drafted = self._arg_max(hidden, last, stop)
+            return self._draw(hidden, logits, last, stop)
+        count = slots_to_draft(stop, logits, hidden)
+        drafted = yield Call(self.drafter.best_chains, (hidden, logits, last, count))
         return Proposal.chain(torch.tensor(drafted, dtype=torch.long), hidden=hidden)
 
-    def slot_states(self, tokens: Tensor, slots: int) -> Tensor:
+    def slot_states(self, tokens: Tensor, slots: int) -> Steps[Tensor]:
         """Hidden states that predict what follows all committed tokens; caches the prefix.
 
         Before previous-token features. Shapes: tokens [T] -> [slots, D].
         """
-        prefix = tokens.to(self.device)[self.skipped :]
-        cached = self._forget_what_differs(prefix)
-        fresh = prefix[cached:]
-        masks = slots - 1 if self.anchored else slots
-        count = len(fresh)
-        rows = torch.cat((fresh, fresh.new_full((masks,), self.model.config.mask_id)))
-        positions = torch.arange(cached, cached + len(rows), device=self.device)
-        visible = None
-        if self.causal and count > 0:  # fresh prefix rows see earlier rows only, masks see all
-            total = cached + len(rows)
-            places = torch.arange(total, device=self.device)
-            limit = torch.where(positions < len(prefix), positions, total)
-            visible = (places <= limit[:, None])[None, None]
-        hidden, new = self.model.decode(
-            rows[None], positions[None], visible, self.memory, self.past
-        )
-        if self.causal:
-            self._remember(new, fresh)
-        return hidden[0, len(rows) - slots :]
+        if self.state is None:
+            self.state = yield Call(self.drafter.encode_all, self._source)
+        masks = [self.model.config.mask_id] * (slots - 1 if self.anchored else slots)
+        return (yield Call(self.drafter.slots_all, (self.state, self.prefix_of(tokens), masks)))
+
+    def prefix_of(self, tokens: Tensor) -> list[int]:
+        """The committed tokens as the drafter's decoder is fed them."""
+        return tokens[self.skipped :].tolist()
 
     def slot_logits(self, state: Tensor, previous: Tensor) -> Tensor:
         """Rows of one slot, each after another token. Shapes: state [D], previous [F] -> [F, V].
@@ -148,51 +221,6 @@ class BlockSession:
             return self.drafter.project(state).expand(len(previous), -1)
         hidden = model.with_previous_token(state, model.previous_token_hidden(state), previous)
         return self.drafter.project(hidden)
-
-    def _forget_what_differs(self, prefix: Tensor) -> int:
-        """Keep of the cache what it has in common with these tokens; how many they are.
-
-        Anchored slots start at the last committed token, so that its row is wanted in any case.
-        """
-        shared = min(len(self.known), len(prefix) - 1 if self.anchored else len(prefix))
-        if torch.equal(self.known[:shared], prefix[:shared]) and shared == len(self.known):
-            return shared
-        differs = (self.known[:shared] != prefix[:shared]).nonzero()
-        if len(differs):
-            shared = int(differs[0])
-        self.known = self.known[:shared]
-        if self.past is not None:
-            self.past = [(k[:, :, :shared], v[:, :, :shared]) for k, v in self.past]
-        return shared
-
-    def _remember(self, new: list[tuple[Tensor, Tensor]], fresh: Tensor) -> None:
-        count = len(fresh)
-        kept = [(key[:, :, :count], value[:, :, :count]) for key, value in new]
-        if self.past is None:
-            self.past = kept
-        else:
-            self.past = [
-                (torch.cat((old[0], now[0]), 2), torch.cat((old[1], now[1]), 2))
-                for old, now in zip(self.past, kept, strict=True)
-            ]
-        self.known = torch.cat((self.known, fresh))
-
-    def _arg_max(self, hidden: Tensor, last: int, stop: StopPolicy) -> list[int]:
-        model = self.model
-        if not model.config.previous_token_rank:
-            logits = self.drafter.project(hidden)
-            return logits.argmax(-1).tolist()[: slots_to_draft(stop, logits, hidden)]
-        return self._arg_max_left_to_right(hidden, last, stop)
-
-    def _arg_max_left_to_right(self, hidden: Tensor, last: int, stop: StopPolicy) -> list[int]:
-        """Left to right over the slots, among the best candidates of each slot alone."""
-        logits = self.drafter.project(hidden)
-        after = self._candidates_after(hidden, logits)
-        drafted = [torch.tensor(last, device=self.device)]
-        for slot in range(slots_to_draft(stop, logits, hidden)):
-            candidates, scores = after(slot, drafted[-1])
-            drafted.append(candidates[scores.argmax()])
-        return torch.stack(drafted).tolist()[1:]
 
     def _previous_token_scores(self, hidden: Tensor, candidates: Tensor, last: int) -> Tensor:
         """What the token before adds to the score of each candidate.
@@ -229,8 +257,7 @@ class BlockSession:
         totals = torch.logaddexp(after.logsumexp(-1), others[:, None])
         return tokens, after - totals[..., None]
 
-    def _draw(self, hidden: Tensor, last: int, stop: StopPolicy) -> Proposal:
-        logits = self.drafter.project(hidden)
+    def _draw(self, hidden: Tensor, logits: Tensor, last: int, stop: StopPolicy) -> Proposal:
         featured = bool(self.model.config.previous_token_rank)
         after = self._candidates_after(hidden, logits) if featured else None
         states, known = hidden.unbind(), list(logits.unbind())

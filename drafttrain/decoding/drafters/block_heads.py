@@ -8,17 +8,19 @@ sampling stays lossless. Nothing is drafted before the target's first row.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.config.kinds import DrawKind, Evidence
 from drafttrain.decoding.drafters.block import slots_to_draft
-from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.engine.architectures import check_projection
 from drafttrain.decoding.engine.teacher_forcing import project, states_before
 from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.sampling import warp
+from drafttrain.decoding.shared import Call, Steps
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.models.block_heads import BlockHeads
@@ -47,11 +49,20 @@ class BlockHeadsDrafter:
     def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic" if sampling.greedy else "iid"
 
-    def start(self, sampling: Sampling) -> RowByRow:
-        return RowByRow(self, sampling)
-
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> BlockHeadsSession:
         return BlockHeadsSession(self, sampling, randomness)
+
+    def rows_all(self, asked: Sequence[tuple[Tensor, int, int]]) -> list[Tensor]:
+        """Rows of heads number first..last-1 from each sequence's newest state ([1, D], first,
+        last), in one product of all. Shapes: -> [heads, V] each."""
+        first, last = min(one[1] for one in asked), max(one[2] for one in asked)
+        states = self.model.each(torch.cat([newest for newest, *_ in asked]), first, last)
+        own = [
+            states[start - first : end - first, place]
+            for place, (_, start, end) in enumerate(asked)
+        ]
+        logits = head_logits(self.target, torch.cat(own))
+        return list(logits.split([len(rows) for rows in own]))
 
 
 class BlockHeadsSession:
@@ -60,14 +71,15 @@ class BlockHeadsSession:
     def __init__(self, drafter: BlockHeadsDrafter, sampling: Sampling, randomness: Randomness):
         self.drafter, self.sampling, self.randomness = drafter, sampling, randomness
 
-    @torch.inference_mode()
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
-    ) -> Proposal:
+    ) -> Steps[Proposal]:
         """Where others have drafted behind the committed tokens, the later heads go on."""
         if target_state is None:
             return Proposal.empty()
-        logits = self._rows(target_state, len(tokens) - target_state.committed, stop.longest)
+        skipped = len(tokens) - target_state.committed
+        newest = target_state.hidden[-1][-1:]
+        logits = yield Call(self.drafter.rows_all, (newest, skipped, skipped + stop.longest))
         logits = logits[: slots_to_draft(stop, logits)]
         if len(logits) == 0:
             return Proposal.empty()
@@ -76,12 +88,6 @@ class BlockHeadsSession:
             return Proposal.chain(logits.argmax(-1).cpu(), logits=rows)
         probs = warp(logits, self.sampling)
         return Proposal.chain(self.randomness.categorical(probs).cpu(), probs, logits=rows)
-
-    def _rows(self, target_state: TargetState, skipped: int, most: int) -> Tensor:
-        """Rows of the heads behind the first `skipped`. Shapes: -> [N, V], N <= most."""
-        drafter, last = self.drafter, skipped + most
-        newest = target_state.hidden[-1][-1:]
-        return head_logits(drafter.target, drafter.model.each(newest, skipped, last)[:, 0])
 
 
 def head_logits(target: PreTrainedModel, states: Tensor) -> Tensor:

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from drafttrain.config.kinds import KINDS, DrawKind, Evidence
 from drafttrain.decoding.drafters.causal import OwnSequence
-from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.roles import Randomness, SequenceDrafter, SequenceSession, StopPolicy
+from drafttrain.decoding.roles import Drafter, DraftSession, Randomness, StopPolicy
 from drafttrain.decoding.sampling import warp
+from drafttrain.decoding.shared import Call, Steps, steps
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import Calls, DraftState, Proposal, Sampling, Source
@@ -33,7 +33,7 @@ class Level:
     """One of a cascade's drafters, under a name of its own."""
 
     name: str
-    drafter: SequenceDrafter
+    drafter: Drafter
 
     @property
     def reviewer(self) -> CachedModel | None:
@@ -57,7 +57,7 @@ class ReviewedDrafter:
     def __init__(
         self,
         reviewer: CachedModel,
-        inner: SequenceDrafter,
+        inner: Drafter,
         k: int,
         leniency: float = 1.0,
         name: str = "causal",
@@ -86,9 +86,6 @@ class ReviewedDrafter:
     def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic" if sampling.greedy else "iid"
 
-    def start(self, sampling: Sampling) -> RowByRow:
-        return RowByRow(self, sampling)
-
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> ReviewedSession:
         """Open a session. Raises ValueError for a source longer than a level's positions."""
         return ReviewedSession(self, source, sampling, randomness)
@@ -104,28 +101,29 @@ class ReviewedSession:
         self.own = OwnSequence(drafter.reviewer, source)
         self.inner = drafter.inner.open(source, sampling, randomness)
 
-    @torch.inference_mode()
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
-    ) -> Proposal:
+    ) -> Steps[Proposal]:
         longest = self.own.longest(stop.longest, len(self.own.tokens(tokens)))
         found = Draft(tokens)
         while len(found.tokens) < longest and stop.should_draft(DraftState(len(found.tokens))):
             room = longest - len(found.tokens) - 1  # one token follows what is accepted
             inner = Proposal.empty()
             if room > 0:
-                inner = found.ask(
+                inner = yield from found.ask(
                     self.inner, self.drafter.inner.name, min(self.drafter.k, room), target_state
                 )
-            self._review(inner, found)
+            yield from self._review(inner, found)
             if found.cut_after(self.drafter.reviewer.eos_ids):
                 break
         return found.proposal()
 
-    def _review(self, inner: Proposal, found: Draft) -> None:
+    def _review(self, inner: Proposal, found: Draft) -> Steps[None]:
         """Append what the reviewer makes of an inner draft."""
-        reviewer, state, began = self.drafter.reviewer, self.own.state, perf_counter()
-        [score] = reviewer.score([state], [self.own.tokens(found.sequence())], [inner])
+        reviewer, state = self.drafter.reviewer, (yield from self.own.begin())
+        began = perf_counter()
+        tokens = self.own.tokens(found.sequence())
+        score = yield Call(reviewer.score_all, (state, tokens, inner))
         emitted, rows = review(
             inner, score.logits, self.sampling, self.randomness, self.drafter.leniency
         )
@@ -138,7 +136,7 @@ class ReviewedSession:
 class Quota:
     """So many tokens of a round come from this drafter."""
 
-    drafter: SequenceDrafter
+    drafter: Drafter
     count: int
     name: str | None = None
     """What its calls are counted under. Default: the drafter's name."""
@@ -174,9 +172,6 @@ class InTurnDrafter:
         draws = {quota.drafter.draw_kind(sampling) for quota in self.quotas}
         return "deterministic" if draws == {"deterministic"} else "iid"
 
-    def start(self, sampling: Sampling) -> RowByRow:
-        return RowByRow(self, sampling)
-
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> InTurnSession:
         sessions = [quota.drafter.open(source, sampling, randomness) for quota in self.quotas]
         return InTurnSession(self, sessions)
@@ -185,19 +180,19 @@ class InTurnDrafter:
 class InTurnSession:
     """A session of each drafter. Each is shown the drafts of those before it as if committed."""
 
-    def __init__(self, drafter: InTurnDrafter, sessions: Sequence[SequenceSession]) -> None:
+    def __init__(self, drafter: InTurnDrafter, sessions: Sequence[DraftSession]) -> None:
         self.drafter, self.sessions = drafter, sessions
 
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
-    ) -> Proposal:
+    ) -> Steps[Proposal]:
         found = Draft(tokens)
         for quota, session in zip(self.drafter.quotas, self.sessions, strict=True):
             room = min(quota.count, stop.longest - len(found.tokens))
             if room <= 0 or not stop.should_draft(DraftState(len(found.tokens))):
                 break
             name = quota.name or quota.drafter.name
-            found.append(found.ask(session, name, room, target_state))
+            found.append((yield from found.ask(session, name, room, target_state)))
             if found.cut_after(self.drafter.ends):
                 break
         return found.proposal()
@@ -221,11 +216,12 @@ class Draft:
         return torch.cat((self.committed, self.committed.new_tensor(self.tokens)))
 
     def ask(
-        self, session: SequenceSession, name: str, room: int, target_state: TargetState | None
-    ) -> Proposal:
+        self, session: DraftSession, name: str, room: int, target_state: TargetState | None
+    ) -> Steps[Proposal]:
         """What a drafter says behind the draft; its calls are counted, nothing is appended."""
         began = perf_counter()
-        part = session.propose(self.sequence(), target_state, FixedLength(room))
+        asked = session.propose(self.sequence(), target_state, FixedLength(room))
+        part = yield from steps(asked)
         own = {name: Calls(part.passes, perf_counter() - began)}
         self.count(own if part.calls is None else part.calls, part.passes)
         return part

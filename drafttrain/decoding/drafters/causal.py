@@ -7,15 +7,18 @@ decoder-only model continues the same prompt; an encoder-decoder model encodes t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.config.kinds import DrawKind, Evidence
-from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.engine.cached_model import CachedModel, own_source
+from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.sampling import warp
+from drafttrain.decoding.shared import Call, Steps
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
 from drafttrain.models.draft_states import drawn_states
@@ -45,9 +48,6 @@ class CausalDrafter:
     def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic" if sampling.greedy else "iid"
 
-    def start(self, sampling: Sampling) -> RowByRow:
-        return RowByRow(self, sampling)
-
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> CausalSession:
         """Open a session. Raises ValueError for a source longer than the drafter's positions."""
         return CausalSession(self.model, source, sampling, randomness)
@@ -72,7 +72,14 @@ class OwnSequence:
         same = own.prefix.tolist() == source.prefix.tolist()
         self.replaced = 0 if same else len(source.prefix)
         self.prefix = own.prefix
-        self.state = model.encode(own)
+        self._model, self._source = model, own
+        self.state: SequenceState | None = None
+
+    def begin(self) -> Steps[SequenceState]:
+        """What is cached of the sequence; a source is encoded when it is first asked for."""
+        if self.state is None:
+            self.state = yield Call(self._model.encode_all, self._source)
+        return self.state
 
     def tokens(self, committed: Tensor) -> Tensor:
         """The committed tokens as this model's decoder is fed them. Shapes: [T] -> [T]."""
@@ -98,50 +105,57 @@ class CausalSession:
         self.model, self.sampling, self.randomness = model, sampling, randomness
         self.own = OwnSequence(model, source)
 
-    @torch.inference_mode()
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
-    ) -> Proposal:
+    ) -> Steps[Proposal]:
         tokens = self.own.tokens(tokens)
         longest = self.own.longest(stop.longest, len(tokens))
         if longest == 0 or not stop.should_draft(DraftState(0)):
             return Proposal.empty()
-        ends = self.model.eos_ids
-        drafted: list[Tensor] = []
+        ends, state = self.model.eos_ids, (yield from self.own.begin())
+        drafted: list[int] = []
         probs: list[Tensor] = []
         logits: list[Tensor] = []
         states: list[Tensor] = []
         notes: dict[str, list[float]] = {}
-        score = self.model.catch_up(self.own.state, tokens)
+        score = yield Call(self.model.catch_up_all, (state, tokens))
         while True:
             row = score.logits[-1]
-            token = self._choose(row, probs)
+            token = yield from self._choose(row, probs)
             logits.append(row)
             drafted.append(token)
             depth = len(drafted)
+            newest = torch.tensor([token])
             if stop.state_kind == "drawn":
-                states += drawn_states(score.hidden[-1:], row[None], token)
-            if depth == longest or token.item() in ends:
+                states += drawn_states(score.hidden[-1:], row[None], newest)
+            if depth == longest or token in ends:
                 break
             if not stop.should_draft(DraftState(depth, logits, states, notes)):
                 break
-            score = self.model.feed(self.own.state, token)
+            score = yield Call(self.model.feed_chains, (state, newest))
             if stop.state_kind == "token":
                 states.append(score.hidden[-1])
         return Proposal.chain(
-            torch.cat(drafted),
+            torch.tensor(drafted),
             torch.cat(probs) if probs else None,
             passes=len(drafted),
             hidden=torch.stack(states) if states else None,
             logits=logits,
         )
 
-    def _choose(self, row: Tensor, probs: list[Tensor]) -> Tensor:
-        """The next token of the draft, [1]; the row it is drawn from is put into probs. [V]."""
+    def _choose(self, row: Tensor, probs: list[Tensor]) -> Steps[int]:
+        """The next token of the draft; the row it is drawn from is put into probs. Shape: [V]."""
         if self.sampling.greedy:
-            return row.argmax(dim=-1, keepdim=True).cpu()
+            return (yield Call(arg_max, row))
         probs.append(warp(row[None], self.sampling))
-        return self.randomness.categorical(probs[-1]).cpu()
+        return int(self.randomness.categorical(probs[-1]))
+
+
+def arg_max(rows: Sequence[Tensor]) -> list[int]:
+    """The likeliest token of each row, at one wait for the device. Shapes: [V] each."""
+    if len(rows) == 1:
+        return [int(rows[0].argmax())]
+    return torch.stack([row.argmax() for row in rows]).tolist()
 
 
 def open_drafter(model: PreTrainedModel, target: PreTrainedModel | None) -> CausalDrafter:

@@ -18,7 +18,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.config.kinds import DrawKind, Evidence
-from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.drafters.suffix_index import SuffixIndex
 from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
@@ -42,9 +41,6 @@ class MaxGramDrafter:
 
     def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic"
-
-    def start(self, sampling: Sampling) -> RowByRow:
-        return RowByRow(self, sampling)
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> MaxGramSession:
         return MaxGramSession(self.bigrams, source)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.config.kinds import DrawKind, Evidence
-from drafttrain.decoding.roles import DraftRequest, Randomness
-from drafttrain.decoding.target_states import TargetRequirements
+from drafttrain.decoding.roles import Randomness, StopPolicy
+from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import Proposal, Sampling, Source
 
 
@@ -24,17 +23,13 @@ class NoDrafter:
     def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic"
 
-    def start(self, sampling: Sampling) -> NoDrafter:
+    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> NoDrafter:
         return self
 
-    def enter(self, row: int, source: Source, randomness: Randomness) -> None:
-        """Nothing is kept of a sequence."""
-
-    def leave(self, row: int) -> None:
-        """Nothing was kept."""
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
-        return [_NOTHING] * len(requests)
+    def propose(
+        self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
+    ) -> Proposal:
+        return _NOTHING
 
 
 _NOTHING = Proposal.empty()

@@ -19,9 +19,10 @@ from torch import Tensor
 from drafttrain.config.kinds import KINDS, DrawKind, Evidence
 from drafttrain.decoding.drafters.block import CANDIDATES, BlockDrafter, BlockSession
 from drafttrain.decoding.drafters.causal import CausalDrafter, OwnSequence
-from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.roles import Randomness, SequenceDrafter, SequenceSession, StopPolicy
+from drafttrain.decoding.engine.sequence_state import SequenceState
+from drafttrain.decoding.roles import Drafter, DraftSession, Randomness, StopPolicy
+from drafttrain.decoding.shared import Call, Steps, steps
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.trees.shapes import Choosing, Growth, Shape
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
@@ -37,16 +38,16 @@ class Rows(Protocol):
         """Levels that can be drafted after these tokens, at most as many as wanted."""
         ...
 
-    def first(self, growth: Growth, tokens: Tensor, levels: int) -> list[int]:
+    def first(self, growth: Growth, tokens: Tensor, levels: int) -> Steps[list[int]]:
         """Let the tree grow after all committed tokens [T]; its nodes that are to be fed next."""
         ...
 
-    def below(self, growth: Growth, nodes: Sequence[int]) -> list[int]:
+    def below(self, growth: Growth, nodes: Sequence[int]) -> Steps[list[int]]:
         """Let the tree grow below these nodes, all of one level; those to be fed next."""
         ...
 
 
-class GrowingDrafter(SequenceDrafter, Protocol):
+class GrowingDrafter(Drafter, Protocol):
     """A drafter whose kind has rows that trees can grow over."""
 
     vocabulary: int
@@ -95,9 +96,6 @@ class TreeDrafter:
     def draw_kind(self, sampling: Sampling) -> DrawKind:
         return self.shape.draw_kind
 
-    def start(self, sampling: Sampling) -> RowByRow:
-        return RowByRow(self, sampling)
-
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> TreeSession:
         """Open a session. Raises ValueError for a source longer than the drafter's positions."""
         if self.draft_temperature is not None:
@@ -130,19 +128,18 @@ class TreeSession:
         self.rows, self.shape, self.ends = rows, shape, ends
         self.sampling, self.randomness = sampling, randomness
 
-    @torch.inference_mode()
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
-    ) -> Proposal:
+    ) -> Steps[Proposal]:
         longest = self.rows.longest(tokens, stop.longest)
         if longest == 0 or not stop.should_draft(DraftState(0)):
             return Proposal.empty()
         growth = self.shape.plant(self.sampling, self.randomness, self.ends)
-        fed, depth = self.rows.first(growth, tokens, longest), 1
+        fed, depth = (yield from self.rows.first(growth, tokens, longest)), 1
         while fed and depth < longest:
             if not stop.should_draft(DraftState(depth, expected=growth.expected)):
                 break
-            fed, depth = self.rows.below(growth, fed), depth + 1
+            fed, depth = (yield from self.rows.below(growth, fed)), depth + 1
         return growth.proposal(self.rows.passes)
 
 
@@ -177,18 +174,18 @@ class ModelRows:
     def longest(self, tokens: Tensor, wanted: int) -> int:
         return self.own.longest(wanted, len(self.own.tokens(tokens)))
 
-    def first(self, growth: Growth, tokens: Tensor, levels: int) -> list[int]:
-        tokens = self.own.tokens(tokens)
-        self._keep_accepted(tokens.tolist())
-        score = self.model.catch_up(self.own.state, tokens)
+    def first(self, growth: Growth, tokens: Tensor, levels: int) -> Steps[list[int]]:
+        tokens, state = self.own.tokens(tokens), (yield from self.own.begin())
+        self._keep_accepted(state, tokens.tolist())
+        score = yield Call(self.model.catch_up_all, (state, tokens))
         self._committed = len(tokens)
         self._lines, self._columns = {-1: []}, {}
         self.passes = 1
         return growth.grow(score.logits, score.hidden[-1:])
 
-    def below(self, growth: Growth, nodes: Sequence[int]) -> list[int]:
-        tree = growth.tree
-        start = self.own.state.cached
+    def below(self, growth: Growth, nodes: Sequence[int]) -> Steps[list[int]]:
+        tree, state = growth.tree, (yield from self.own.begin())
+        start = state.cached
         visible = np.zeros((len(nodes), start + len(nodes)), dtype=bool)
         visible[:, : self._committed] = True
         for i, node in enumerate(nodes):
@@ -197,16 +194,15 @@ class ModelRows:
             self._columns[above[-1] if above else -1, tree.tokens[node]] = start + i
             visible[i, line] = True
         position = self._committed + tree.depths[nodes[0]] - 1
-        score = self.model.extend(
-            self.own.state,
-            torch.tensor([tree.tokens[node] for node in nodes]),
-            torch.from_numpy(visible),
-            torch.full((len(nodes),), position),
+        tokens = torch.tensor([tree.tokens[node] for node in nodes])
+        positions = torch.full((len(nodes),), position)
+        score = yield Call(
+            self.model.extend_all, (state, tokens, torch.from_numpy(visible), positions)
         )
         self.passes += 1
         return growth.grow(score.logits, score.hidden)
 
-    def _keep_accepted(self, tokens: list[int]) -> None:
+    def _keep_accepted(self, state: SequenceState, tokens: list[int]) -> None:
         """Of the last round's nodes, keep the path that was committed; the last token is fed anew
         in any case, since its row is needed."""
         if not self._columns:
@@ -218,7 +214,7 @@ class ModelRows:
                 break
             column = below
             kept.append(below)
-        self.model.keep_columns(self.own.state, kept)
+        self.model.keep_columns(state, kept)
 
 
 class SlotRows:
@@ -240,8 +236,8 @@ class SlotRows:
     def longest(self, tokens: Tensor, wanted: int) -> int:
         return wanted
 
-    def first(self, growth: Growth, tokens: Tensor, levels: int) -> list[int]:
-        self._states = self.session.slot_states(tokens, levels)
+    def first(self, growth: Growth, tokens: Tensor, levels: int) -> Steps[list[int]]:
+        self._states = yield from self.session.slot_states(tokens, levels)
         self._level = 0
         self.passes = 1
         if not isinstance(growth, Choosing) or growth.likeliest is None:
@@ -253,7 +249,8 @@ class SlotRows:
         self._tokens, self._log_probs = (part.cpu().numpy() for part in found)
         return growth.choose(self._tokens[:1], self._log_probs[0, :1])
 
-    def below(self, growth: Growth, nodes: Sequence[int]) -> list[int]:
+    def below(self, growth: Growth, nodes: Sequence[int]) -> Steps[list[int]]:
+        yield from ()  # the rows are there already
         self._level += 1
         previous = [growth.tree.tokens[node] for node in nodes]
         if not isinstance(growth, Choosing) or growth.likeliest is None:
@@ -279,7 +276,7 @@ class SeveralDrafters:
     provides: frozenset[Evidence] = frozenset()
     branches = True
 
-    def __init__(self, drafters: Sequence[SequenceDrafter]) -> None:
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
         if len(drafters) < 2:
             raise ValueError("several drafters are needed; give one more, or use it alone")
         self.drafters = drafters
@@ -299,9 +296,6 @@ class SeveralDrafters:
                 )
         return "independent"
 
-    def start(self, sampling: Sampling) -> RowByRow:
-        return RowByRow(self, sampling)
-
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> SeveralSessions:
         return SeveralSessions([d.open(source, sampling, randomness) for d in self.drafters])
 
@@ -309,12 +303,15 @@ class SeveralDrafters:
 class SeveralSessions:
     """A session of each drafter."""
 
-    def __init__(self, sessions: Sequence[SequenceSession]) -> None:
+    def __init__(self, sessions: Sequence[DraftSession]) -> None:
         self.sessions = sessions
 
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
-    ) -> Proposal:
-        found = [session.propose(tokens, target_state, stop) for session in self.sessions]
-        found = [proposal for proposal in found if len(proposal.tokens) > 0]
+    ) -> Steps[Proposal]:
+        found = []
+        for session in self.sessions:
+            proposal = yield from steps(session.propose(tokens, target_state, stop))
+            if len(proposal.tokens) > 0:
+                found.append(proposal)
         return Proposal.side_by_side(found) if found else Proposal.empty()

@@ -8,8 +8,7 @@ committed tokens and feeds the rest, `feed` appends a chain, `extend` branches, 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -23,29 +22,13 @@ from drafttrain.decoding.engine.architectures import (
     source_limit,
     unknown_positions,
 )
-from drafttrain.decoding.engine.forward import Branches, Forward
+from drafttrain.decoding.engine.batched import Batched
+from drafttrain.decoding.engine.calls import Feed, StepOutput
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
 from drafttrain.decoding.engine.probe import probe
 from drafttrain.decoding.engine.sequence_state import SequenceState
+from drafttrain.decoding.engine.whole import Whole
 from drafttrain.decoding.types import Proposal, Sampling, Source
-
-
-@dataclass(frozen=True)
-class StepOutput:
-    """What a model says after the tokens it was fed; the last rows of both belong together."""
-
-    logits: Tensor
-    """[R, V], float32 at least. Of a proposal (R = N + 1): row 0 follows the last committed token,
-    row i + 1 follows draft token i."""
-    hidden: Tensor
-    """[F, D] last hidden state (after the final norm) of every token fed; its last rows belong to
-    the logits."""
-    layers: Mapping[int, Tensor] = field(default_factory=dict)
-    """[F, D] outputs of single decoder layers, where they were asked for."""
-
-    def layer(self, number: int) -> Tensor:
-        """[F, D] what `TargetRequirements` calls this layer."""
-        return self.hidden if number == -1 else self.layers[number]
 
 
 class CachedModel:
@@ -68,8 +51,9 @@ class CachedModel:
         self._settings: GenerationConfig | None = None  # the model's own, as they are when decoding
         self.eos_ids = _token_ids(model.generation_config.eos_token_id)
         """Tokens that end a sequence."""
-        self._forward = Forward(model)
-        if type(model) not in KNOWN:
+        known = type(model) in KNOWN
+        self.engine = Batched.of_model(model) if known else Whole(model)
+        if not known:
             ids = (
                 torch.arange(12, device=self.device) + len(model.get_input_embeddings().weight) // 2
             )
@@ -84,20 +68,13 @@ class CachedModel:
     @property
     def takes_branches(self) -> bool:
         """Whether trees and `extend` work: a mask and a position can be given for every token."""
-        return self._forward.takes_branches
+        return self.engine.takes_branches
 
     def check_branches(self) -> None:
         """Raise ValueError, with the remedy, where trees and `extend` do not work."""
         if self.takes_branches:
             return
-        config = self.model.config
-        if type(self.model) not in KNOWN:
-            raise unknown_positions(config)
-        raise ValueError(
-            f"a {config.model_type!r} model with {config._attn_implementation!r} attention cannot "
-            "be given a draft tree, whose mask is not causal; load it with "
-            "attn_implementation='sdpa' or 'eager', or draft chains"
-        )
+        raise unknown_positions(self.model.config)
 
     def processors(self, sampling: Sampling) -> TargetProcessors:
         """The model's own logits processors. Raises ValueError where one cannot be honoured."""
@@ -117,36 +94,44 @@ class CachedModel:
         # the last token is generated but never fed
         return min(wanted, self.position_limit + 1 - len(source.prefix))
 
-    @torch.inference_mode()
     def encode(self, source: Source) -> SequenceState:
-        """A state with nothing cached; runs the encoder, where there is one.
+        """`encode_all` of one source."""
+        return self.encode_all([source])[0]
+
+    @torch.inference_mode()
+    def encode_all(self, sources: Sequence[Source]) -> list[SequenceState]:
+        """States with nothing cached; runs the encoder, where there is one.
 
         Raises ValueError for an empty or over-long source.
         """
-        if source.is_text:
-            check_length(len(source.input_ids), self.source_limit)
-        if not self.is_encoder_decoder:
-            return SequenceState()
-        inputs = {name: value[None].to(self.device) for name, value in source.inputs.items()}
-        return SequenceState(self.model.get_encoder()(**inputs))
+        for source in sources:
+            if source.is_text:
+                check_length(len(source.input_ids), self.source_limit)
+        return self.engine.begin(sources)
 
-    @torch.inference_mode()
     def catch_up(self, state: SequenceState, tokens: Tensor) -> StepOutput:
+        """`catch_up_all` of one sequence."""
+        return self.catch_up_all([(state, tokens)])[0]
+
+    def catch_up_all(self, asked: Sequence[tuple[SequenceState, Tensor]]) -> list[StepOutput]:
         """Cache exactly these tokens, feeding those that are missing, at least the last one.
 
-        What the cache has in common with them is kept. Shapes: tokens [T], all committed tokens ->
-        logits [1, V] after the last one, hidden [F, D] of those fed. Raises ValueError while
+        What a cache has in common with them is kept. Shapes: tokens [T] each, all committed tokens
+        -> logits [1, V] after the last one, hidden [F, D] of those fed. Raises ValueError while
         branches are cached (see `forget`).
         """
-        return self._chain(state, state.align(tokens.tolist()), rows=1)
+        return self.feed_all(
+            [Feed(state, state.align(tokens.tolist()), rows=1) for state, tokens in asked]
+        )
 
-    @torch.inference_mode()
     def feed(self, state: SequenceState, tokens: Tensor) -> StepOutput:
         """Append a chain to what is cached. Shapes: [N] -> logits [N, V], hidden [N, D]."""
-        ids = tokens.tolist()
-        return self._chain(state, ids, rows=len(ids))
+        return self.feed_chains([(state, tokens)])[0]
 
-    @torch.inference_mode()
+    def feed_chains(self, asked: Sequence[tuple[SequenceState, Tensor]]) -> list[StepOutput]:
+        """`feed` of several sequences, in shared calls."""
+        return self.feed_all([Feed(state, own.tolist(), len(own)) for state, own in asked])
+
     def extend(
         self, state: SequenceState, tokens: Tensor, visible: Tensor, positions: Tensor
     ) -> StepOutput:
@@ -156,9 +141,34 @@ class CachedModel:
         sees itself), positions [N] -> logits [N, V], hidden [N, D]. Raises ValueError where
         `takes_branches` is false.
         """
-        self.check_branches()
-        ids = tokens.tolist()
-        return self._branches(state, ids, visible, positions.tolist(), rows=len(ids))
+        return self.extend_all([(state, tokens, visible, positions)])[0]
+
+    def extend_all(
+        self, asked: Sequence[tuple[SequenceState, Tensor, Tensor, Tensor]]
+    ) -> list[StepOutput]:
+        """`extend` of several sequences, in shared calls."""
+        return self.feed_all(
+            [
+                Feed(state, tokens.tolist(), len(tokens), visible, positions.tolist())
+                for state, tokens, visible, positions in asked
+            ]
+        )
+
+    @torch.inference_mode()
+    def feed_all(self, feeds: Sequence[Feed], layers: Sequence[int] = ()) -> list[StepOutput]:
+        """Feed each sequence its tokens, in shared calls; one sequence may be fed once.
+
+        The outputs of some layers are kept too, where a drafter reads them. Raises ValueError for
+        branches where `takes_branches` is false, for chains behind branches, and for more tokens
+        than there are positions.
+        """
+        for feed in feeds:
+            if feed.visible is not None:
+                self.check_branches()
+            elif feed.state.chain < feed.state.cached:
+                raise ValueError("branches are cached; forget them before feeding a chain")
+            self._check_room(max(feed.places) + 1)
+        return self.engine.call(feeds, layers)
 
     @torch.inference_mode()
     def forget(self, state: SequenceState, columns_kept: int) -> None:
@@ -192,18 +202,29 @@ class CachedModel:
         proposals: Sequence[Proposal],
         layers: Sequence[int] = (),
     ) -> list[StepOutput]:
-        """Logits of each sequence's draft, N + 1 rows each, and hidden states of all tokens fed.
+        """Logits of each sequence's draft, N + 1 rows each, and hidden states of all tokens fed,
+        in one call for all.
 
         tokens holds all committed tokens of each sequence ([T], decoder prefix included); those
         not cached yet are fed in front of the draft. The outputs of some layers are kept too, where
         a drafter reads them. Raises ValueError for trees where `takes_branches` is false.
         """
-        found = []
-        for state, committed, proposal in zip(states, tokens, proposals, strict=True):
-            with self._forward.keeping(layers) as kept:
-                output = self._score_one(state, committed, proposal)
-            found.append(replace(output, layers=kept) if kept else output)
-        return found
+        feeds = [
+            self._scoring(state, committed.tolist(), proposal)
+            for state, committed, proposal in zip(states, tokens, proposals, strict=True)
+        ]
+        outputs = self.feed_all(feeds, layers)
+        for feed, committed in zip(feeds, tokens, strict=True):
+            feed.state.committed = len(committed)
+            if feed.visible is not None:
+                feed.state.chain = len(committed)
+        return outputs
+
+    def score_all(
+        self, asked: Sequence[tuple[SequenceState, Tensor, Proposal]]
+    ) -> list[StepOutput]:
+        """`score`, of a list of what belongs to a sequence."""
+        return self.score(*zip(*asked, strict=True))
 
     @torch.inference_mode()
     def keep(self, state: SequenceState, path: Tensor) -> None:
@@ -214,20 +235,13 @@ class CachedModel:
         first = state.committed
         state.gather([*range(first), *(first + node for node in path.tolist())])
 
-    def _score_one(self, state: SequenceState, tokens: Tensor, proposal: Proposal) -> StepOutput:
-        drafted = proposal.tokens.tolist()
-        rows = len(drafted) + 1
-        if rows > 2 and not proposal.is_chain:
-            return self._score_tree(state, tokens, proposal)
-        missing = state.align(tokens.tolist())
-        state.committed = state.cached + len(missing)
-        return self._chain(state, missing + drafted, rows)
-
-    def _score_tree(self, state: SequenceState, tokens: Tensor, proposal: Proposal) -> StepOutput:
-        self.check_branches()
-        missing = state.align(tokens.tolist())
+    def _scoring(self, state: SequenceState, tokens: list[int], proposal: Proposal) -> Feed:
+        """What is missing of the committed tokens, and the draft behind them."""
+        missing, nodes = state.align(tokens), proposal.tokens.tolist()
+        rows = len(nodes) + 1
+        if rows <= 2 or proposal.is_chain:
+            return Feed(state, missing + nodes, rows)
         cached, length = state.cached, len(tokens)
-        nodes = proposal.tokens.tolist()
         lines = ancestry(proposal.parents)
         depths = lines.sum(dim=1).tolist()
         visible = np.ones((len(missing) + len(nodes), length + len(nodes)), dtype=bool)
@@ -235,40 +249,7 @@ class CachedModel:
             visible[row, cached + row + 1 :] = False
         visible[len(missing) :, length:] = lines
         positions = [*range(cached, length), *(length - 1 + depth for depth in depths)]
-        rows = len(nodes) + 1
-        output = self._branches(state, missing + nodes, torch.from_numpy(visible), positions, rows)
-        state.chain = state.committed = length
-        return output
-
-    def _chain(self, state: SequenceState, tokens: list[int], rows: int) -> StepOutput:
-        cached = state.cached
-        if state.chain < cached:
-            raise ValueError("branches are cached; forget them before feeding a chain")
-        self._check_room(cached + len(tokens))
-        logits, hidden = self._forward.chain(
-            tokens, rows, cached, state.cache, state.encoder_outputs
-        )
-        state.tokens += tokens
-        state.positions += range(cached, cached + len(tokens))
-        state.chain = state.cached
-        return StepOutput(logits, hidden)
-
-    def _branches(
-        self,
-        state: SequenceState,
-        tokens: list[int],
-        visible: Tensor,
-        positions: list[int],
-        rows: int,
-    ) -> StepOutput:
-        self._check_room(max(positions) + 1)
-        branches = Branches(visible, positions, state.positions)
-        logits, hidden = self._forward.tree(
-            tokens, rows, branches, state.cache, state.encoder_outputs
-        )
-        state.tokens += tokens
-        state.positions += positions
-        return StepOutput(logits, hidden)
+        return Feed(state, missing + nodes, rows, torch.from_numpy(visible), positions)
 
     def _check_room(self, length: int) -> None:
         if self.position_limit is not None and length > self.position_limit:

@@ -69,15 +69,12 @@ def _close(seen: Tensor, expected: Tensor) -> bool:
 
 def _check_plain(model: PreTrainedModel, state: SequenceState, length: int) -> None:
     """The cache must hold every fed token and the cross-attention's own part, nothing else."""
-    parts = [("self-attention", state.cache, length)]
-    if isinstance(state.cache, EncoderDecoderCache):
+    own = state.columns
+    parts = [("self-attention", own.cache, length)]
+    if isinstance(own.cache, EncoderDecoderCache):
         parts = [
-            ("self-attention", state.cache.self_attention_cache, length),
-            (
-                "cross-attention",
-                state.cache.cross_attention_cache,
-                state.encoder_outputs[0].shape[1],
-            ),
+            ("self-attention", own.cache.self_attention_cache, length),
+            ("cross-attention", own.cache.cross_attention_cache, own.encoder_outputs[0].shape[1]),
         ]
     for name, cache, wanted in parts:
         for layer in cache.layers or [None]:

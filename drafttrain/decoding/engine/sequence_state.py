@@ -1,30 +1,35 @@
-"""What a model has cached for one sequence: the only code that forgets and gathers columns.
-
-The tokens whose keys and values are cached and, for encoder-decoder models, the encoder output and
-the cross-attention's keys and values (computed once, never touched). `Cache.crop` is never used:
-its meaning changed between releases of Transformers.
-"""
+"""What a model has cached for one sequence: the only code that forgets and gathers columns."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
-import torch
-from transformers import DynamicCache, EncoderDecoderCache
-from transformers.modeling_outputs import BaseModelOutput
+from torch import Tensor
+
+from drafttrain.decoding.types import Source
+
+
+class Columns(Protocol):
+    """Where a sequence's keys and values lie, a column a token."""
+
+    def move(self, first: int, columns: Sequence[int]) -> None:
+        """Copy these columns to those from `first` on."""
+        ...
+
+    def cut(self, columns: int) -> None:
+        """Drop all but the first ones."""
+        ...
 
 
 class SequenceState:
-    """What a model has computed for one sequence."""
+    """What a model has computed for one sequence: which token lies in which column."""
 
-    def __init__(self, encoder_outputs: BaseModelOutput | None = None) -> None:
-        self.encoder_outputs = encoder_outputs  # its first entry: [1, S, D]
-        # without a configuration: with one, sliding-window layers would drop states
-        self._own = DynamicCache()
-        """Self-attention's part of the cache, a column a token."""
-        self.cache: DynamicCache | EncoderDecoderCache = self._own
-        if encoder_outputs is not None:
-            self.cache = EncoderDecoderCache(self._own, DynamicCache())
+    def __init__(self, columns: Columns, source: Source, encoded: Tensor | None = None) -> None:
+        self.columns = columns
+        self.source = source
+        self.encoded = encoded
+        """[S, D] the encoder's output, where there is one."""
         self.tokens: list[int] = []
         """Tokens that are cached, a column each."""
         self.positions: list[int] = []
@@ -47,9 +52,7 @@ class SequenceState:
         if columns_kept == self.cached:
             return
         del self.tokens[columns_kept:], self.positions[columns_kept:]
-        for layer in self._own.layers:
-            layer.keys = layer.keys[:, :, :columns_kept]
-            layer.values = layer.values[:, :, :columns_kept]
+        self.columns.cut(columns_kept)
 
     def gather(self, columns: Sequence[int]) -> None:
         """Keep these columns, in this order, which are a chain.
@@ -62,13 +65,14 @@ class SequenceState:
             tail = columns[moved:]
             self.tokens[moved:kept] = [self.tokens[column] for column in tail]
             self.positions[moved:kept] = [self.positions[column] for column in tail]
-            index = torch.tensor(tail)
-            for layer in self._own.layers:
-                index = index.to(layer.keys.device)
-                for states in (layer.keys, layer.values):
-                    states[:, :, moved:kept] = states.index_select(2, index)
+            self.columns.move(moved, tail)
         self.forget(kept)
         self.chain = kept
+
+    def settle(self, columns: int) -> None:
+        """The first columns are a chain; those behind it, drafts that were tried, are dropped."""
+        self.chain = columns
+        self.forget(columns)
 
     def align(self, tokens: list[int]) -> list[int]:
         """Forget what differs from these tokens; those that are missing, at least the last one.

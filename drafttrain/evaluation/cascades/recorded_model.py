@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.engine.cached_model import CachedModel, StepOutput
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.calls import StepOutput
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
+from drafttrain.decoding.engine.one_by_one import OneByOne
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.types import Proposal, Sampling, Source
 
@@ -62,7 +64,7 @@ class Record:
     """Those that were made."""
 
 
-class RecordedModel:
+class RecordedModel(OneByOne):
     """The part of `CachedModel` that chains need, with rows looked up where they are known.
 
     Every row of a source is held ([V] and [D], in the types that the model gives) until `forget`.

@@ -181,19 +181,26 @@ class SpecDrafter(PreTrainedModel):
 
         Shapes: input_ids [B, S], attention_mask [B, S] (1 = token) or None.
         """
-        positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
         mask = None if attention_mask is None else attention_mask.bool()[:, None, None, :]
-        embedded = self.embed(input_ids)
-        x = self.encoder.start(embedded, positions)
+        x = self.encode_source(input_ids, mask)
+        keys_values = [layer.cross_attention.project(x) for layer in self.decoder.layers]
+        source = None if self.soft_copy is None else self.copied_source(input_ids)
+        return Memory(keys_values, mask, source)
+
+    def encode_source(self, input_ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The encoder's output. Shapes: input_ids [B, S], mask [B, 1, 1, S] -> [B, S, D]."""
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+        x = self.encoder.start(self.embed(input_ids), positions)
         bias = self.encoder.bias(mask, positions, positions)
         for layer in self.encoder.layers:
             x, _ = layer(x, bias)
-        x = self.encoder.finish(x)
-        keys_values = [layer.cross_attention.project(x) for layer in self.decoder.layers]
-        source = None
-        if self.soft_copy is not None:
-            source = (embedded, embedded + self.encoder.embed_positions(positions))
-        return Memory(keys_values, mask, source)
+        return self.encoder.finish(x)
+
+    def copied_source(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """What softly copied slots read: two [B, S, D] (`Memory.source`)."""
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+        embedded = self.embed(input_ids)
+        return embedded, embedded + self.encoder.embed_positions(positions)
 
     def decode(
         self,
@@ -210,7 +217,7 @@ class SpecDrafter(PreTrainedModel):
         """
         embedded = self.embed(tokens)
         if self.soft_copy is not None:
-            embedded = self._copy_source(embedded, tokens, positions, memory)
+            embedded = self.copy_source(embedded, tokens, positions, memory)
         x = self.decoder.start(embedded, positions)
         key_positions = positions
         if past is not None and self.decoder.relative_bias is not None:
@@ -229,7 +236,7 @@ class SpecDrafter(PreTrainedModel):
             new.append(keys_values)
         return self.decoder.finish(x), new
 
-    def _copy_source(
+    def copy_source(
         self, embedded: Tensor, tokens: Tensor, positions: Tensor, memory: Memory
     ) -> Tensor:
         """Masks become softmax(W pos (source + source pos)^T) source, as in the original code."""

@@ -23,6 +23,7 @@ from drafttrain.decoding.drafters.block import BlockDrafter, block_states, predi
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.sampling import warp
+from drafttrain.decoding.shared import alone
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import RejectionSampling
@@ -87,7 +88,7 @@ def real_rounds(pair) -> dict[tuple[int, ...], float]:
 
     def one_round(randomness) -> tuple[int, ...]:
         session = drafts.open(source, SAMPLING, randomness)
-        proposal = session.propose(tokens, None, FixedLength(2))
+        proposal = alone(session.propose(tokens, None, FixedLength(2)))
         drafted = proposal.tokens.tolist()
         verdict = RejectionSampling().verify(proposal, judge(target, drafted), SAMPLING, randomness)
         return tuple(drafted[: len(verdict.path)])
@@ -180,7 +181,7 @@ def test_states_are_those_that_a_policy_is_shown():
         source = make_source(SOURCE, target)
         session = BlockDrafter(drafter).open(source, Sampling(), None)
         tokens = torch.cat([source.prefix, torch.tensor(output[:prefix], dtype=torch.long)])
-        shown.append(session.propose(tokens, None, FixedLength(3)).hidden)
+        shown.append(alone(session.propose(tokens, None, FixedLength(3))).hidden)
     first = torch.stack([states[0] for states in shown]).float()
     assert labelled.positions[:5].tolist() == [0, 1, 2, 3, 4]  # first slots come first
     torch.testing.assert_close(labelled.hidden[:5], first, rtol=0, atol=1e-5)

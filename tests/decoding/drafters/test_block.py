@@ -12,6 +12,7 @@ from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import SampledRandomness, warp
+from drafttrain.decoding.shared import alone
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
@@ -94,14 +95,14 @@ def test_drawn_rows_are_coupled_to_the_token_drawn_before(
     randomness = SampledRandomness(torch.Generator().manual_seed(0))
     session = drafter.open(toy_source(), sampling, randomness)
     tokens = torch.cat((toy_source().prefix, torch.tensor([2, 3])))
-    proposal = session.propose(tokens, None, FixedLength(3))
+    proposal = alone(session.propose(tokens, None, FixedLength(3)))
     fresh = drafter.open(toy_source(), sampling, randomness)
     with torch.inference_mode():
-        hidden = fresh.slot_states(tokens, 3)
+        hidden = alone(fresh.slot_states(tokens, 3))
         previous = torch.cat((tokens[-1:], proposal.tokens[:-1]))
-        coupled, alone = drafter.model.logits(hidden, previous), drafter.project(hidden)
-        best = alone >= alone.sort(descending=True).values[:, candidates - 1 : candidates]
-        expected = warp(torch.where(best, coupled, alone), sampling)
+        coupled, uncoupled = drafter.model.logits(hidden, previous), drafter.project(hidden)
+        best = uncoupled >= uncoupled.sort(descending=True).values[:, candidates - 1 : candidates]
+        expected = warp(torch.where(best, coupled, uncoupled), sampling)
     assert (proposal.draft_probs - expected).abs().max() < 1e-12
 
 
@@ -129,5 +130,8 @@ def test_a_session_whose_sequence_changed_drafts_as_a_fresh_one(settings: dict) 
         tokens = torch.cat((toy_source().prefix, torch.tensor(output, dtype=torch.long)))
         fresh = drafter.open(toy_source(), Sampling(), randomness)
         with torch.inference_mode():
-            seen, expected = session.slot_states(tokens, 3), fresh.slot_states(tokens, 3)
+            seen, expected = (
+                alone(session.slot_states(tokens, 3)),
+                alone(fresh.slot_states(tokens, 3)),
+            )
         assert (seen - expected).abs().max() < 1e-12

@@ -19,10 +19,12 @@ from drafttrain.decoding.drafters.cascade import (
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.engine.cached_model import CachedModel, StepOutput, make_source
+from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.calls import StepOutput
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, Randomness
 from drafttrain.decoding.sampling import SampledRandomness, warp
+from drafttrain.decoding.shared import Steps, alone
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
@@ -115,7 +117,7 @@ def test_a_token_handed_out_follows_the_row_that_comes_with_it(leniency):
 
     def run(randomness: Randomness) -> int:
         session = drafter.open(toy_prompt(), Sampling(1.0), randomness)
-        proposal = session.propose(torch.tensor([0]), None, FixedLength(1))
+        proposal = alone(session.propose(torch.tensor([0]), None, FixedLength(1)))
         seen["row"] = proposal.draft_probs[0]
         return int(proposal.tokens[0])
 
@@ -130,8 +132,9 @@ class HidesItsRow(ReviewedDrafter):
         session = super().open(source, sampling, randomness)
         propose = session.propose
 
-        def pretend(tokens: Tensor, target_state, stop) -> Proposal:
-            found, path, rows = propose(tokens, target_state, stop), tokens.tolist(), []
+        def pretend(tokens: Tensor, target_state, stop) -> Steps[Proposal]:
+            found = yield from propose(tokens, target_state, stop)
+            path, rows = tokens.tolist(), []
             for token in found.tokens.tolist():
                 rows.append(warp(self.reviewer.table[path], sampling))
                 path.append(token)
@@ -156,7 +159,7 @@ def test_no_more_tokens_come_than_are_asked_for_and_no_fewer(asked):
     drafter = cascade(levels(*models), [[5, 3, 2], [2, 1], [10]], 1.5)
     for sampling in (Sampling(), Sampling(1.0)):
         session = drafter.open(toy_prompt(), sampling, SampledRandomness(torch.Generator()))
-        proposal = session.propose(torch.tensor([0]), None, FixedLength(asked))
+        proposal = alone(session.propose(torch.tensor([0]), None, FixedLength(asked)))
         assert len(proposal.tokens) == min(asked, 10)
 
 

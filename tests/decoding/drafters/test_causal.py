@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import pytest
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.decoding.drafters.causal import CausalDrafter, CausalSession
-from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.roles import Randomness, StopPolicy
+from drafttrain.decoding.roles import StopPolicy
 from drafttrain.decoding.sampling import SampledRandomness
+from drafttrain.decoding.shared import Steps, alone
 from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength, HeadPolicy
-from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import Output, Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.draft_states import ROW_FEATURES, drawn_states
+from tests.comparing import close
+from tests.decoding.drafters.watched import Watched
+from tests.decoding.engine.fresh import keys_values
 from tests.tiny_drafters import noisy
 from tests.tiny_models import EOS, VOCAB, tiny_model
 
@@ -45,44 +45,20 @@ def stops() -> dict[str, StopPolicy]:
     }
 
 
-@dataclass
-class Watched:
-    """The production drafter; after every draft its cache is compared with a fresh prefill."""
+def checked(drafter: CausalDrafter, drafts: list[Proposal]) -> Watched:
+    """Notes every draft, after which the drafter's cache is compared with a fresh prefill."""
 
-    inner: CausalDrafter
-    drafts: list[Proposal] = field(default_factory=list)
-    name: str = "causal"
-    provides = frozenset({"logits", "hidden"})
-    requires = TargetRequirements()
-    branches = False
-
-    def draw_kind(self, sampling: Sampling):
-        return self.inner.draw_kind(sampling)
-
-    def start(self, sampling: Sampling) -> RowByRow:
-        return RowByRow(self, sampling)
-
-    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> WatchedSession:
-        return WatchedSession(self, self.inner.open(source, sampling, randomness), source)
-
-
-@dataclass
-class WatchedSession:
-    watched: Watched
-    inner: CausalSession
-    source: Source
-
-    def propose(
-        self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
-    ) -> Proposal:
-        proposal = self.inner.propose(tokens, target_state, stop)
-        self.watched.drafts.append(proposal)
+    def watch(session, source, tokens, target_state, stop) -> Steps[Proposal]:
+        proposal = yield from session.propose(tokens, target_state, stop)
+        drafts.append(proposal)
         drafted = proposal.tokens.tolist()
         if drafted:
             path = tokens.tolist() + drafted[:-1]  # the last token is not fed
-            assert self.inner.own.state.tokens == path
-            check_states(self.inner, self.source, path, proposal, stop)
+            assert session.own.state.tokens == path
+            check_states(session, source, path, proposal, stop)
         return proposal
+
+    return Watched(drafter, watch)
 
 
 def check_states(
@@ -96,9 +72,11 @@ def check_states(
     model = session.model
     fresh = model.encode(source)
     score = model.catch_up(fresh, torch.tensor(path))
-    for layer, wanted in zip(layers(session.own.state.cache), layers(fresh.cache), strict=True):
-        torch.testing.assert_close(layer.keys, wanted.keys, rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(layer.values, wanted.values, rtol=1e-9, atol=1e-9)
+    for layer in range(len(model.engine.stack.layers)):
+        for seen, wanted in zip(
+            keys_values(session.own.state, layer), keys_values(fresh, layer), strict=True
+        ):
+            close(seen, wanted, 1e-9)
     drafted = proposal.tokens
     if stop.state_kind == "drawn":
         with torch.no_grad():
@@ -124,15 +102,6 @@ def rows_before(
         output = model.model(torch.tensor([path]), output_hidden_states=True)
         states = output.hidden_states
     return states[-1][0, -drafted:], output.logits[0, -drafted:]
-
-
-def layers(cache):
-    parts = [cache.self_attention_cache, cache.cross_attention_cache] if is_pair(cache) else [cache]
-    return [layer for part in parts for layer in part.layers]
-
-
-def is_pair(cache) -> bool:
-    return type(cache).__name__ == "EncoderDecoderCache"
 
 
 def decode(model, drafter, stop, sources, sampling=None, verifier=None) -> list[Output]:
@@ -173,7 +142,7 @@ def test_greedy_output_is_the_targets_own_under_every_policy(family):
     drafter = CachedModel(noisy(model, family))
     lengths, accepted, rejected = set(), set(), set()
     for name, stop in stops().items():
-        watched = Watched(CausalDrafter(drafter))
+        watched = checked(CausalDrafter(drafter), [])
         outputs = decode(model, watched, stop, sources)
         assert [output.tokens for output in outputs] == expected, name
         rounds = [played for output in outputs for played in output.rounds]
@@ -188,7 +157,7 @@ def test_greedy_output_is_the_targets_own_under_every_policy(family):
 def test_a_drafter_that_is_always_right_is_accepted_whole_and_catches_up():
     model = tiny_model("llama")
     sources = sources_for(model)
-    watched = Watched(CausalDrafter(CachedModel(model)))
+    watched = checked(CausalDrafter(CachedModel(model)), [])
     for output, source in zip(
         decode(model, watched, FixedLength(3), sources), sources, strict=True
     ):
@@ -207,7 +176,7 @@ def test_a_drafter_of_another_family_and_start_token_encodes_the_source_itself()
         assert output.tokens == generate(model, source)
     session = drafter.open(sources[0], Sampling(), SampledRandomness(torch.Generator()))
     committed = torch.cat([sources[0].prefix, torch.tensor([7, 8])])
-    proposal = session.propose(committed, None, FixedLength(2))
+    proposal = alone(session.propose(committed, None, FixedLength(2)))
     own = make_source(sources[0].input_ids, other)
     with torch.no_grad():
         path = torch.cat([own.prefix, torch.tensor([7, 8])])
@@ -218,11 +187,11 @@ def test_a_drafter_of_another_family_and_start_token_encodes_the_source_itself()
 def test_a_draft_ends_with_its_first_eos():
     model = tiny_model("llama")
     model.lm_head.weight.data[EOS] = model.lm_head.weight.data[9]  # a tie that EOS, first, wins
-    watched = Watched(CausalDrafter(CachedModel(model)))
+    watched = checked(CausalDrafter(CachedModel(model)), drafts := [])
     sources = sources_for(model, 8)
     outputs = decode(model, watched, FixedLength(8), sources)
     assert [output.tokens for output in outputs] == [generate(model, one) for one in sources]
-    drafts = [proposal.tokens.tolist() for proposal in watched.drafts]
+    drafts = [proposal.tokens.tolist() for proposal in drafts]
     assert any(draft[-1:] == [EOS] and len(draft) < 8 for draft in drafts)
     assert not any(EOS in draft[:-1] for draft in drafts)
 
@@ -230,11 +199,11 @@ def test_a_draft_ends_with_its_first_eos():
 def test_sampled_rows_are_those_the_tokens_were_drawn_from():
     model = tiny_model("llama")
     sampling = Sampling(temperature=0.9, top_k=7, top_p=0.9)
-    watched = Watched(CausalDrafter(CachedModel(noisy(model, "llama"))))
+    watched = checked(CausalDrafter(CachedModel(noisy(model, "llama"))), drafts := [])
     sources = sources_for(model)
     decode(model, watched, FixedLength(4), sources, sampling, RejectionSampling())
-    assert any(len(proposal.tokens) == 4 for proposal in watched.drafts)
-    for proposal in watched.drafts:
+    assert any(len(proposal.tokens) == 4 for proposal in drafts)
+    for proposal in drafts:
         if len(proposal.tokens) == 0:
             continue
         rows = proposal.draft_probs

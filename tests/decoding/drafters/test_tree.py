@@ -6,19 +6,17 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from torch import Tensor
 
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.drafters.row_by_row import RowByRow
 from drafttrain.decoding.drafters.tree import ModelRows, SeveralDrafters, TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy, Verifier
 from drafttrain.decoding.sampling import SampledRandomness, warp
+from drafttrain.decoding.shared import Steps, alone
 from drafttrain.decoding.stopping import Entropy, FixedLength, Gain
-from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.trees.chosen import Optimal, binary_tree, eagle_tree
 from drafttrain.decoding.trees.drawn import Beam, Branching, Paths
 from drafttrain.decoding.trees.shapes import Shape
@@ -28,6 +26,7 @@ from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVe
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from tests.comparing import close
 from tests.decoding.drafters.toy_blocks import toy_drafter
+from tests.decoding.drafters.watched import Watched
 from tests.decoding.engine.fresh import close_caches, fresh
 from tests.decoding.enumeration import enumerate_law
 from tests.decoding.toys import ToyModel, ToyTarget, autoregressive_law, toy_prompt, toy_source
@@ -125,7 +124,7 @@ def test_the_likeliest_tokens_of_all_slots_have_the_probabilities_of_their_rows(
     drafter = BlockDrafter(slots_model(rank))
     source = make_source([5, 9, 20, 7, 1], shared("marian"))
     session = drafter.open(source, Sampling(), SampledRandomness(torch.Generator()))
-    states, last = session.slot_states(source.prefix, 4), int(source.prefix[-1])
+    states, last = alone(session.slot_states(source.prefix, 4)), int(source.prefix[-1])
     vocabulary = drafter.vocabulary
     tokens, log_probs = session.likeliest(states, last, vocabulary, temperature=0.7)
     assert log_probs.shape[1] == (vocabulary if rank else 1)
@@ -169,7 +168,7 @@ def test_trees_of_the_likeliest_tokens_are_those_of_whole_rows(shape, rank):
     for asked in (shape, WholeRows(shape)):
         randomness = SampledRandomness(torch.Generator())
         session = TreeDrafter(drafter, asked).open(source, Sampling(), randomness)
-        proposals.append(session.propose(source.prefix, None, FixedLength(4)))
+        proposals.append(alone(session.propose(source.prefix, None, FixedLength(4))))
     likeliest, whole = proposals
     assert likeliest.passes == whole.passes == 1
     assert set(paths_of(likeliest)) == set(paths_of(whole))
@@ -202,60 +201,38 @@ RULES = {
 
 
 @dataclass
-class Watched:
-    """A tree drafter; after every draft its cache is compared with fresh prefills of its paths."""
+class Seen:
+    """What a tree drafter proposed, and how many drafted tokens it found cached later."""
 
-    inner: TreeDrafter
     proposals: list[Proposal] = field(default_factory=list)
     kept: int = 0
-    """Tokens that a catch-up found cached although they were drafts."""
-
-    name = "watched"
-    branches = True
-
-    @property
-    def provides(self):
-        return self.inner.provides
-
-    requires = TargetRequirements()
-
-    def draw_kind(self, sampling: Sampling):
-        return self.inner.draw_kind(sampling)
-
-    def start(self, sampling: Sampling) -> RowByRow:
-        return RowByRow(self, sampling)
-
-    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> WatchedSession:
-        return WatchedSession(self, self.inner.open(source, sampling, randomness), source)
-
-
-@dataclass
-class WatchedSession:
-    watched: Watched
-    session: object
-    source: Source
     before: int = 0
 
-    def propose(
-        self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
-    ) -> Proposal:
-        rows = self.session.rows
-        assert isinstance(rows, ModelRows)
-        catch_up = rows.model.catch_up
 
-        def watched(state, committed: Tensor):
-            if self.before:
+def checked(drafter: TreeDrafter, seen: Seen) -> Watched:
+    """Before every catch-up the drafter's cache is compared with a fresh prefill of its path."""
+
+    def watch(session, source, tokens, target_state, stop) -> Steps[Proposal]:
+        assert isinstance(session.rows, ModelRows)
+        model = session.rows.model
+        catch_up_all = model.catch_up_all
+
+        def watched(asked):
+            [(state, committed)] = asked
+            if seen.before:
                 assert state.tokens == committed[: state.cached].tolist()
-                close_caches(state, cached_after(rows.model.model, self.source, state.tokens))
-                self.watched.kept += state.cached - self.before
-            return catch_up(state, committed)
+                close_caches(state, cached_after(model.model, source, state.tokens))
+                seen.kept += state.cached - seen.before
+            return catch_up_all(asked)
 
-        rows.model.catch_up = watched
-        proposal = self.session.propose(tokens, target_state, stop)
-        del rows.model.catch_up
-        self.before = len(tokens)
-        self.watched.proposals.append(proposal)
+        model.catch_up_all = watched
+        proposal = yield from session.propose(tokens, target_state, stop)
+        del model.catch_up_all
+        seen.before = len(tokens)
+        seen.proposals.append(proposal)
         return proposal
+
+    return Watched(drafter, watch)
 
 
 def cached_after(model, source: Source, tokens: list[int]):
@@ -281,9 +258,8 @@ def test_greedy_trees_give_plain_output_and_keep_what_was_accepted(family, name)
     model = endless(tiny_model(family))
     target, source = CachedModel(model), make_source([5, 9, 20], model)
     plain = decode(target, NoDrafter(), FixedLength(1), GreedyMatch(), Sampling(), source)
-    drafter = Watched(
-        TreeDrafter(CausalDrafter(CachedModel(endless(noisy(model, family)))), SHAPES[name])
-    )
+    causal = CausalDrafter(CachedModel(endless(noisy(model, family))))
+    drafter = checked(TreeDrafter(causal, SHAPES[name]), Seen())
     found = decode(target, drafter, FixedLength(3), GreedyMatch(), Sampling(), source)
     assert found.tokens == plain.tokens
     assert len(plain.tokens) == 24 and len(found.rounds) < len(plain.rounds)
@@ -295,11 +271,10 @@ def test_sampled_trees_run_on_real_models_and_count_what_they_did(family, name):
     model = endless(tiny_model(family))
     target, source = CachedModel(model), make_source([5, 9, 20], model)
     shape = SHAPES[name]
-    drafter = Watched(
-        TreeDrafter(CausalDrafter(CachedModel(endless(noisy(model, family, 0.03)))), shape)
-    )
+    causal, kept, proposals = CausalDrafter(CachedModel(endless(noisy(model, family, 0.03)))), 0, []
     sampling = Sampling(0.25, top_k=20)  # sure enough that some drafts are accepted
     for seed in range(3):
+        drafter = checked(TreeDrafter(causal, shape), seen := Seen())
         found = decode(
             target, drafter, FixedLength(3), RULES[shape.draw_kind], sampling, source, seed
         )
@@ -307,12 +282,13 @@ def test_sampled_trees_run_on_real_models_and_count_what_they_did(family, name):
             assert played.levels <= played.passes <= 3  # a level's nodes may all be displaced
             assert len(played.path) <= played.levels
             assert list(played.path) == sorted(played.path)
-    deepest = max((p for p in drafter.proposals), key=lambda p: len(p.tokens))
+        kept, proposals = kept + seen.kept, proposals + seen.proposals
+    deepest = max((p for p in proposals), key=lambda p: len(p.tokens))
     assert deepest.draw_kind == shape.draw_kind and deepest.depth == 3
     if deepest.draft_probs is not None:
         drawn_from = deepest.draft_probs[deepest.rows]
         assert (drawn_from.gather(1, deepest.tokens[:, None]) > 0).all()
-    assert drafter.kept > 0, "no drafted node was kept in three sequences"
+    assert kept > 0, "no drafted node was kept in three sequences"
 
 
 @pytest.mark.parametrize("slots", ["anchored", "paper"])
@@ -408,7 +384,7 @@ def test_warped_rows_of_a_tree_are_those_its_tokens_were_drawn_from():
     session = TreeDrafter(CausalDrafter(model), Branching((2, 2))).open(
         toy_prompt(), sampling, SampledRandomness(torch.Generator())
     )
-    proposal = session.propose(torch.tensor([0, 2]), None, FixedLength(2))
+    proposal = alone(session.propose(torch.tensor([0, 2]), None, FixedLength(2)))
     for node, parent in enumerate(proposal.parents.tolist()):
         path = [0, 2] + ([int(proposal.tokens[parent])] if parent >= 0 else [])
         expected = warp(model.table[path], sampling)

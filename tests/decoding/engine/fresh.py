@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -17,6 +18,7 @@ from transformers import (
 )
 
 from drafttrain.decoding.engine.sequence_state import SequenceState
+from drafttrain.decoding.engine.whole import OwnCache
 from drafttrain.decoding.types import Source
 from tests.comparing import close
 from tests.tiny_models import BART_SHAPE, T5_SHAPE, VOCAB, tiny_model
@@ -62,14 +64,37 @@ def precision_of(model: PreTrainedModel) -> float:
 
 
 def close_caches(state: SequenceState, expected, precision: float = 1e-10) -> None:
-    pairs = [(state.cache, expected)]
-    if isinstance(state.cache, EncoderDecoderCache):
-        parts = ("self_attention_cache", "cross_attention_cache")
-        pairs = [(getattr(state.cache, part), getattr(expected, part)) for part in parts]
-    for cache, wanted in pairs:
-        for layer, reference in zip(cache.layers, wanted.layers, strict=True):
-            close(layer.keys, reference.keys, precision)
-            close(layer.values, reference.values, precision)
+    """The keys and values of a sequence are those of a cache of Transformers."""
+    own, across = expected, None
+    if isinstance(expected, EncoderDecoderCache):
+        own, across = expected.self_attention_cache, expected.cross_attention_cache
+    for number, layer in enumerate(own.layers):
+        close_layer(keys_values(state, number), layer, precision)
+        if across is not None:
+            close_layer(cross_keys_values(state, number), across.layers[number], precision)
+
+
+def close_layer(seen: tuple[Tensor, Tensor], layer, precision: float) -> None:
+    for part, wanted in zip(seen, (layer.keys, layer.values), strict=True):
+        close(part, wanted, precision)
+
+
+def keys_values(state: SequenceState, layer: int) -> tuple[Tensor, Tensor]:
+    """As Transformers holds them: two [1, heads, C, head_dim]."""
+    if isinstance(state.columns, OwnCache):
+        own = state.columns.own.layers[layer]
+        return own.keys, own.values
+    return tuple(
+        one.transpose(0, 1)[None] for one in state.columns.keys_values(layer, state.cached)
+    )
+
+
+def cross_keys_values(state: SequenceState, layer: int) -> tuple[Tensor, Tensor]:
+    """As Transformers holds them: two [1, heads, S, head_dim]."""
+    if isinstance(state.columns, OwnCache):
+        own = state.columns.cache.cross_attention_cache.layers[layer]
+        return own.keys, own.values
+    return tuple(one.transpose(0, 1)[None] for one in state.columns.cross_keys_values(layer))
 
 
 PATHS = [

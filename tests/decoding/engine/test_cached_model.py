@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
+from transformers.modeling_outputs import BaseModelOutput
 
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.pool import Pool
 from drafttrain.decoding.types import Proposal
 from tests.comparing import close
 from tests.decoding.engine.fresh import (
@@ -13,6 +16,7 @@ from tests.decoding.engine.fresh import (
     any_model,
     close_caches,
     fresh,
+    keys_values,
     last_hidden,
     precision_of,
 )
@@ -73,11 +77,11 @@ def test_only_tokens_that_are_missing_are_fed(monkeypatch):
     model = tiny_model("llama")
     cached, source = CachedModel(model), make_source([5, 9, 17], model)
     fed: list[int] = []
-    chain = cached._forward.chain
+    call = cached.engine.call
     monkeypatch.setattr(
-        cached._forward,
-        "chain",
-        lambda tokens, *rest: fed.append(len(tokens)) or chain(tokens, *rest),
+        cached.engine,
+        "call",
+        lambda feeds, layers: fed.extend(len(f.tokens) for f in feeds) or call(feeds, layers),
     )
     state = cached.encode(source)
     for path in ([5, 9, 17], [5, 9, 17, 8, 9], [5, 9, 17, 8, 9], [5, 9, 17, 8, 11, 12], [5, 9]):
@@ -102,13 +106,18 @@ def test_long_catch_ups_behind_a_cache_see_all_of_it_and_nothing_ahead():
 
 
 @pytest.mark.parametrize("family", [*CAUSAL_FAMILIES, "gptj", "bart", "t5"])
-def test_rows_that_nobody_asked_for_do_not_meet_the_vocabulary(family):
+def test_rows_that_nobody_asked_for_do_not_meet_the_vocabulary(family, monkeypatch):
     model = any_model(family)
     projected: list[int] = []
     cached = CachedModel(model)
-    model.get_output_embeddings().register_forward_hook(
-        lambda module, inputs, output: projected.append(output.numel() // VOCAB)
-    )
+    product = F.linear
+
+    def watched(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None):
+        if len(weight) == VOCAB:
+            projected.append(x.numel() // x.shape[-1])
+        return product(x, weight, bias)
+
+    monkeypatch.setattr(F, "linear", watched)
     source = make_source(list(range(4, 34)), model)
     state = cached.encode(source)
     path = torch.cat([source.prefix, torch.tensor([5, 6])])
@@ -166,19 +175,20 @@ def test_keep_gathers_any_path():
     state = target.encode(source)
     draft = Proposal.chain(torch.tensor([7, 8, 9, 10]))
     target.score([state], [source.prefix], [draft])
-    before = state.cache.self_attention_cache.layers[1].keys.clone()
+    before = keys_values(state, 1)[0].clone()
     target.keep(state, torch.tensor([1, 3]))
-    after = state.cache.self_attention_cache.layers[1].keys
-    assert torch.equal(after, before[:, :, [0, 2, 4]])
+    assert torch.equal(keys_values(state, 1)[0], before[:, :, [0, 2, 4]])
     assert state.cached == 3
 
 
-def test_encoder_and_cross_attention_run_once_a_sequence():
+def test_encoder_and_cross_attention_run_once_a_sequence(monkeypatch):
     model = tiny_model("bart")
     runs = {"encoder": 0, "cross": 0}
     model.get_encoder().register_forward_hook(lambda *_: count(runs, "encoder"))
-    layer = model.get_decoder().layers[0].encoder_attn
-    layer.k_proj.register_forward_hook(lambda *_: count(runs, "cross"))
+    remember = Pool.remember_source
+    monkeypatch.setattr(
+        Pool, "remember_source", lambda *given: count(runs, "cross") or remember(*given)
+    )
     target, source = CachedModel(model), make_source(SOURCE, model)
     state = target.encode(source)
     tokens = source.prefix.tolist()
@@ -215,7 +225,7 @@ def test_the_families_called_directly_agree_with_the_models_own_forward():
         [score] = target.score([state], [source.prefix], [Proposal.chain(torch.tensor([5, 6]))])
         with torch.inference_mode():
             expected = model(
-                encoder_outputs=state.encoder_outputs,
+                encoder_outputs=BaseModelOutput(state.encoded[None]),
                 decoder_input_ids=torch.tensor([[*source.prefix.tolist(), 5, 6]]),
             ).logits[0]
         close(score.logits, expected)

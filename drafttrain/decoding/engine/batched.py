@@ -1,0 +1,280 @@
+"""Families that are known: many sequences in one call of a `Stack`, over a shared `Pool`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel
+
+from drafttrain.decoding.engine.architectures import position_limit
+from drafttrain.decoding.engine.calls import Feed, StepOutput, record
+from drafttrain.decoding.engine.families import read_stack
+from drafttrain.decoding.engine.pool import Line, Pool
+from drafttrain.decoding.engine.sequence_state import SequenceState
+from drafttrain.decoding.engine.stack import Kept, Rotations, Rows, Stack, run_stack
+from drafttrain.decoding.types import Source
+
+SMALL = 16
+"""Calls of up to so many tokens a sequence are shared with any shorter ones."""
+STRIP = 64
+"""Most new tokens whose mask is cut from a strip that is kept."""
+
+
+Encode = Callable[[Sequence[Source]], list[Tensor]]
+"""The encoder's output of every source, [S, D] each."""
+Embed = Callable[[Sequence[Feed], Tensor, Tensor], Tensor]
+"""Embedded tokens of feeds, where their embedding is not all: ids, positions [B, N] -> [B, N, D]"""
+
+
+class Batched:
+    """How a decoder that is read as a `Stack` is called. It keeps the cache of all its sequences.
+
+    limit: positions that it has, where it has so many only.
+    """
+
+    takes_branches = True
+
+    def __init__(
+        self,
+        stack: Stack,
+        encode: Encode | None = None,
+        limit: int | None = None,
+        rotary: Callable[..., tuple[Tensor, Tensor]] | None = None,
+        embed: Embed | None = None,
+    ) -> None:
+        self.stack = stack
+        self.device = stack.device
+        self.pool: Pool | None = None
+        self._encode, self._embed = encode, embed
+        self._limit, self._rotary = limit, rotary
+        self._rotations: Rotations | None = None
+        self._strip = torch.empty(STRIP, 0)
+
+    @staticmethod
+    def of_model(model: PreTrainedModel) -> Batched:
+        """A model of a known family."""
+        encode = partial(encode_with, model) if model.config.is_encoder_decoder else None
+        rotary = getattr(model.get_decoder(), "rotary_emb", None)
+        return Batched(read_stack(model), encode, position_limit(model.config), rotary)
+
+    def begin(self, sources: Sequence[Source]) -> list[SequenceState]:
+        """Lines for new sequences; encodes their sources, where there is an encoder."""
+        if self.pool is None:
+            self.pool = Pool(self.stack)
+        lines = [Line(self.pool) for _ in sources]
+        if self._encode is None:
+            return [
+                SequenceState(line, source) for line, source in zip(lines, sources, strict=True)
+            ]
+        states = []
+        for line, source, encoded in zip(lines, sources, self._encode(sources), strict=True):
+            found: list[Tensor] = []
+            for layer in self.stack.layers:
+                assert layer.cross is not None
+                both = layer.cross.keys_values(encoded).view(len(encoded), 2, layer.cross.heads, -1)
+                found += both.unbind(1)
+            self.pool.remember_source(line.number, found)
+            states.append(SequenceState(line, source, encoded))
+        return states
+
+    def call(self, feeds: Sequence[Feed], layers: Sequence[int] = ()) -> list[StepOutput]:
+        """Feed every sequence its tokens, in as few calls as pays; outputs in the same order."""
+        outputs: dict[int, StepOutput] = {}
+        for group in _groups(feeds):
+            found = self._call([feeds[place] for place in group], tuple(layers))
+            outputs |= zip(group, found, strict=True)
+        record(feeds)
+        return [outputs[place] for place in range(len(feeds))]
+
+    def _call(self, feeds: Sequence[Feed], layers: tuple[int, ...]) -> list[StepOutput]:
+        """One call for all. feeds must be in the order of their lines."""
+        assert self.pool is not None
+        numbers = [feed.state.columns.number for feed in feeds]
+        starts = [feed.state.cached for feed in feeds]
+        sizes = [len(feed.tokens) for feed in feeds]
+        new = max(sizes)
+        total = max(starts) + new
+        self.pool.make_room(total)
+        together = numbers[-1] - numbers[0] == len(numbers) - 1
+        lines: slice | Tensor = slice(numbers[0], numbers[-1] + 1)
+        if not together:
+            lines = torch.tensor(numbers, device=self.device)
+        rows = self._rows(feeds, starts, sizes, total, lines)
+        cache = self.pool.columns(lines, total)
+        memory = self.pool.memory(lines, numbers)
+        kept = Kept(tuple(layer % len(self.stack.layers) for layer in layers if layer != -1))
+        self._know_rotations(feeds)
+        embedded = None if self._embed is None else self._embed(feeds, rows.ids, rows.positions)
+        hidden = run_stack(self.stack, rows, cache, self._rotations, memory, embedded, kept)
+        if not together:
+            self._write_back(lines, rows.columns, cache)
+        logits = self.stack.logits(_asked(hidden, feeds, sizes))
+        kept_of = {
+            layer: kept.outputs[layer % len(self.stack.layers)] for layer in layers if layer != -1
+        }
+        return [
+            StepOutput(
+                own, hidden[line, :size], {n: rows[line, :size] for n, rows in kept_of.items()}
+            )
+            for line, (own, size) in enumerate(
+                zip(logits.split([feed.rows for feed in feeds]), sizes, strict=True)
+            )
+        ]
+
+    def _rows(
+        self, feeds: Sequence[Feed], starts: list[int], sizes: list[int], total: int, lines
+    ) -> Rows:
+        new, device = max(sizes), self.device
+        chains = all(feed.visible is None for feed in feeds)
+        ids = torch.tensor(
+            [[*f.tokens, *[0] * (new - len(f.tokens))] for f in feeds], device=device
+        )
+        if min(starts) == max(starts):
+            start = starts[0]
+            columns: Tensor | slice = slice(start, start + new)
+            places = torch.arange(start, start + new, device=device).expand(len(feeds), new)
+            mask = self._causal_mask(start, new) if chains else None
+        else:
+            first = torch.tensor(starts, device=device)
+            columns = places = first[:, None] + torch.arange(new, device=device)
+            mask = None
+            if chains:
+                mask = (torch.arange(total, device=device) <= places[..., None])[:, None]
+        if chains:
+            positions = places
+            if self._limit is not None and max(starts) + new > self._limit:
+                positions = places.clamp(max=self._limit - 1)  # padding stands anywhere
+        else:
+            mask = _branching_mask(feeds, starts, new, total).to(device)
+            positions = torch.tensor(
+                [[*f.places, *[0] * (new - len(f.tokens))] for f in feeds], device=device
+            )
+        keys = self._remember_positions(lines, columns, positions, total)
+        return Rows(ids, positions, columns, mask, keys)
+
+    def _remember_positions(self, lines, columns, positions: Tensor, total: int) -> Tensor | None:
+        """Where the tokens of all columns stand, where distances between them are wanted."""
+        assert self.pool is not None
+        known = self.pool.positions
+        if known is None:
+            return None
+        if isinstance(columns, slice) and isinstance(lines, slice):
+            known[lines, columns] = positions
+        else:
+            own = torch.arange(len(known), device=self.device)[lines]
+            if isinstance(columns, slice):
+                columns = torch.arange(columns.start, columns.stop, device=self.device)[None]
+            known[own[:, None], columns] = positions
+        return known[lines, :total]
+
+    def _write_back(self, lines: Tensor, columns, cache) -> None:
+        """Where lines lie apart the call worked on copies: put the new columns in their place."""
+        assert self.pool is not None
+        own = torch.arange(len(lines), device=self.device)[:, None]
+        if isinstance(columns, slice):
+            columns = torch.arange(columns.start, columns.stop, device=self.device)[None]
+        flat = [part for both in cache for part in both]
+        for states, copied in zip(self.pool.states, flat, strict=True):
+            states[lines[:, None], columns] = copied[own, columns]
+
+    def _causal_mask(self, cached: int, new: int) -> Tensor | None:
+        """Mask of chains of one length over cached and new columns, [1, 1, new, all].
+
+        None where nothing is hidden.
+        """
+        if new == 1:
+            return None
+        if new > STRIP:
+            places = torch.arange(cached + new, device=self.device)
+            return (places <= places[cached:, None])[None, None]
+        reach = self._strip.shape[1] - STRIP
+        if cached > reach or self._strip.shape[1] == 0:
+            reach = 2 * cached + STRIP
+            places = torch.arange(-reach, STRIP, device=self.device)
+            self._strip = places <= places[reach:, None]
+        return self._strip[None, None, :new, reach - cached : reach + new]
+
+    def _know_rotations(self, feeds: Sequence[Feed]) -> None:
+        """Have the rotations of all positions that are fed.
+
+        They depend on nothing but the position: where they change with the length of the text,
+        `position_limit` ends before they do.
+        """
+        if self._rotary is None:
+            return
+        needed = 1 + max(max(feed.places) for feed in feeds)
+        needed = max(needed, max(f.state.cached for f in feeds) + max(len(f.tokens) for f in feeds))
+        if self._rotations is not None and needed <= len(self._rotations.cos):
+            return
+        places = torch.arange(max(256, 2 * needed), device=self.device)[None]
+        like = torch.empty(0, dtype=self.stack.dtype, device=self.device)
+        cos, sin = self._rotary(like, position_ids=places)
+        self._rotations = Rotations(cos[0], sin[0])
+
+
+def encode_with(model: PreTrainedModel, sources: Sequence[Source]) -> list[Tensor]:
+    """`Encode` by a model of Transformers; texts in one padded call."""
+    encoder, device = model.get_encoder(), model.device
+    if len(sources) == 1 or not all(source.is_text for source in sources):
+        return [
+            encoder(**{name: value[None].to(device) for name, value in source.inputs.items()})[0][0]
+            for source in sources
+        ]
+    ids, mask = pad_texts(sources, model.config.pad_token_id or 0, device)
+    encoded = encoder(input_ids=ids, attention_mask=mask)[0]
+    return [rows[: len(one.input_ids)] for rows, one in zip(encoded, sources, strict=True)]
+
+
+def pad_texts(
+    sources: Sequence[Source], padding: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Token ids of several texts and their mask (1 = token), padded on the right. Two [B, S]."""
+    ids = [source.input_ids.to(device) for source in sources]
+    mask = pad_sequence([torch.ones_like(one) for one in ids], batch_first=True)
+    return pad_sequence(ids, batch_first=True, padding_value=padding), mask
+
+
+def _groups(feeds: Sequence[Feed]) -> Iterator[list[int]]:
+    """Which feeds go together: those of like size, so that no padding costs more than it saves.
+
+    Places of the feeds, in the order of their lines.
+    """
+    waiting = sorted(range(len(feeds)), key=lambda place: -len(feeds[place].tokens))
+    while waiting:
+        largest = len(feeds[waiting[0]].tokens)
+        least = 0 if largest <= SMALL else largest // 2
+        count = sum(len(feeds[place].tokens) > least for place in waiting)
+        group, waiting = waiting[:count], waiting[count:]
+        yield sorted(group, key=lambda place: feeds[place].state.columns.number)
+
+
+def _asked(hidden: Tensor, feeds: Sequence[Feed], sizes: list[int]) -> Tensor:
+    """The rows that are given logits, one feed after the other. Shapes: [B, N, D] -> [R, D]."""
+    if len(feeds) == 1:
+        return hidden[0, sizes[0] - feeds[0].rows :]
+    new = hidden.shape[1]
+    wanted = [
+        line * new + row
+        for line, (feed, size) in enumerate(zip(feeds, sizes, strict=True))
+        for row in range(size - feed.rows, size)
+    ]
+    return hidden.flatten(0, 1)[torch.tensor(wanted, dtype=torch.long, device=hidden.device)]
+
+
+def _branching_mask(feeds: Sequence[Feed], starts: list[int], new: int, total: int) -> Tensor:
+    """[B, 1, N, C]: chains see what is before them, branches what they say, padding all."""
+    mask = np.ones((len(feeds), 1, new, total), dtype=bool)
+    for line, (feed, start) in enumerate(zip(feeds, starts, strict=True)):
+        size = len(feed.tokens)
+        if feed.visible is None:
+            rows = np.arange(start, start + size)
+            mask[line, 0, :size] = np.arange(total) <= rows[:, None]
+        else:
+            mask[line, 0, :size, : start + size] = feed.visible.numpy()
+            mask[line, 0, :size, start + size :] = False
+    return torch.from_numpy(mask)

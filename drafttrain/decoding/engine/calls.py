@@ -1,0 +1,60 @@
+"""What a model is fed in one call, and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from drafttrain.decoding.engine.sequence_state import SequenceState
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Tokens that follow what is cached of one sequence: a chain, or branches."""
+
+    state: SequenceState
+    tokens: Sequence[int]
+    """[N]."""
+    rows: int
+    """So many of the last ones are given logits."""
+    visible: Tensor | None = None
+    """[N, C + N] bool, which of C cached and N new columns each sees; None: they are a chain."""
+    positions: Sequence[int] | None = None
+    """[N] where they stand; None: they are a chain."""
+
+    @property
+    def places(self) -> Sequence[int]:
+        """[N] where they stand."""
+        if self.positions is not None:
+            return self.positions
+        return range(self.state.cached, self.state.cached + len(self.tokens))
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What a model says after the tokens it was fed; the last rows of both belong together."""
+
+    logits: Tensor
+    """[R, V], float32 at least. Of a proposal (R = N + 1): row 0 follows the last committed token,
+    row i + 1 follows draft token i."""
+    hidden: Tensor
+    """[F, D] last hidden state (after the final norm) of every token fed; its last rows belong to
+    the logits."""
+    layers: Mapping[int, Tensor] = field(default_factory=dict)
+    """[F, D] outputs of single decoder layers, where they were asked for."""
+
+    def layer(self, number: int) -> Tensor:
+        """[F, D] what `TargetRequirements` calls this layer."""
+        return self.hidden if number == -1 else self.layers[number]
+
+
+def record(feeds: Sequence[Feed]) -> None:
+    """Note in their states what has been fed."""
+    for feed in feeds:
+        state, places = feed.state, feed.places
+        state.positions += places
+        state.tokens += feed.tokens
+        if feed.visible is None:
+            state.chain = state.cached

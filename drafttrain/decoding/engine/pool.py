@@ -1,0 +1,169 @@
+"""Keys and values of all sequences of one model, in tensors that are allocated once a capacity.
+
+A sequence has a line of its own; its columns are counted by its `SequenceState`. What lies behind
+them is left from earlier rounds: nobody sees it, and the next tokens are written over it. Lines in
+use are always the first ones: where one is given back, the last one takes its place.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from drafttrain.decoding.engine.stack import KeysValues, Memory, Stack
+
+COLUMNS = 128
+"""Columns that a pool has room for at first; it doubles where they do not suffice."""
+
+
+class Line:
+    """A sequence's place in a pool; it is given back when nobody holds it any more."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.number = pool.take(self)
+
+    def move(self, first: int, columns: Sequence[int]) -> None:
+        """Copy these columns to those from `first` on."""
+        pool, last = self.pool, first + len(columns)
+        index = torch.tensor(columns, device=pool.states.device)
+        line = pool.states[:, self.number]
+        line[:, first:last] = line.index_select(1, index)
+        if pool.positions is not None:
+            own = pool.positions[self.number]
+            own[first:last] = own.index_select(0, index)
+
+    def cut(self, columns: int) -> None:
+        """What lies behind so many columns is not seen any more; it is left where it is."""
+
+    def keys_values(self, layer: int, columns: int) -> KeysValues:
+        """Two [columns, heads, head_dim] of a decoder layer."""
+        both = self.pool.states[2 * layer : 2 * layer + 2, self.number, :columns]
+        return both[0], both[1]
+
+    def cross_keys_values(self, layer: int) -> KeysValues:
+        """Two [S, heads, head_dim] of a decoder layer."""
+        pool = self.pool
+        both = pool.sources[2 * layer : 2 * layer + 2, self.number]
+        length = pool.lengths[self.number]
+        return both[0, :length], both[1, :length]
+
+
+class Pool:
+    """Lines of one model's keys and values. Shapes: states [2 L, B, C, heads, head_dim], keys and
+    values of every layer in turn; sources, of cross-attention, likewise with the sources' length.
+    """
+
+    def __init__(self, stack: Stack) -> None:
+        heads, width = stack.heads
+        self._like = {"dtype": stack.dtype, "device": stack.device}
+        layers = 2 * len(stack.layers)
+        self.states = torch.zeros(layers, 0, COLUMNS, heads, width, **self._like)
+        crossing = stack.layers[0].cross is not None
+        self.sources = torch.zeros(layers if crossing else 0, 0, 0, heads, width, **self._like)
+        self.positions: Tensor | None = None
+        """[B, C], where distances between tokens are wanted."""
+        if stack.distance_bias is not None:
+            self.positions = torch.zeros(0, COLUMNS, dtype=torch.long, device=stack.device)
+        self.lengths: list[int] = []
+        """Tokens of each line's source."""
+        self._holders: list[weakref.ref[Line]] = []
+
+    @property
+    def in_use(self) -> int:
+        return len(self._holders)
+
+    @property
+    def bytes(self) -> int:
+        """Memory that it holds."""
+        return sum(t.numel() * t.element_size() for t in (self.states, self.sources))
+
+    def take(self, line: Line) -> int:
+        """The number of a free line."""
+        number = len(self._holders)
+        if number == self.states.shape[1]:
+            self._grow(lines=max(1, 2 * number))
+        # a model that gave NaN must not be heard of by those who come later
+        self.states[:, number].nan_to_num_(0.0, 0.0, 0.0)
+        self._holders.append(weakref.ref(line, self._forgotten))
+        self.lengths.append(0)
+        return number
+
+    @torch.inference_mode()
+    def _give_back(self, number: int) -> None:
+        """Free a line; the last one in use takes its place."""
+        last = len(self._holders) - 1
+        if number < last:
+            mover = self._holders[last]()
+            for tensor in (self.states, self.sources):
+                if len(tensor):
+                    tensor[:, number] = tensor[:, last]
+            if self.positions is not None:
+                self.positions[number] = self.positions[last]
+            self.lengths[number] = self.lengths[last]
+            self._holders[number] = self._holders[last]
+            if mover is not None:
+                mover.number = number
+        self._holders.pop()
+        self.lengths.pop()
+
+    def _forgotten(self, reference: weakref.ref[Line]) -> None:
+        for number, holder in enumerate(self._holders):
+            if holder is reference:
+                self._give_back(number)
+                return
+
+    def make_room(self, columns: int) -> None:
+        """Have so many columns in every line, or more."""
+        if columns > self.states.shape[2]:
+            self._grow(columns=max(columns, 2 * self.states.shape[2]))
+
+    def remember_source(self, number: int, keys_values: Sequence[Tensor]) -> None:
+        """Keep cross-attention's keys and values of a line: [S, heads, head_dim], 2 L of them."""
+        length = len(keys_values[0])
+        room = self.sources.shape[2]
+        if length > room or self.sources.shape[1] < self.states.shape[1]:
+            wanted = max(length, 2 * room) if length > room else room
+            self.sources = _enlarged(self.sources, self.states.shape[1], wanted)
+        self.sources[:, number, :length] = torch.stack(tuple(keys_values))
+        self.lengths[number] = length
+
+    def columns(self, lines: slice | Tensor, count: int) -> list[KeysValues]:
+        """The first columns of some lines, of every layer; views where the lines are a slice."""
+        found = self.states[:, lines, :count].unbind()
+        return list(zip(found[::2], found[1::2], strict=True))
+
+    def memory(self, lines: slice | Tensor, numbers: Sequence[int]) -> Memory | None:
+        """What cross-attention reads of some lines."""
+        if not len(self.sources):
+            return None
+        lengths = [self.lengths[number] for number in numbers]
+        longest = max(lengths)
+        found = self.sources[:, lines, :longest].unbind()
+        mask = None
+        if min(lengths) < longest:
+            places = torch.arange(longest, device=self.sources.device)
+            ends = torch.tensor(lengths, device=self.sources.device)
+            mask = (places < ends[:, None])[:, None, None]
+        return Memory(list(zip(found[::2], found[1::2], strict=True)), mask)
+
+    def _grow(self, lines: int | None = None, columns: int | None = None) -> None:
+        lines = lines or self.states.shape[1]
+        columns = columns or self.states.shape[2]
+        self.states = _enlarged(self.states, lines, columns)
+        if len(self.sources):
+            self.sources = _enlarged(self.sources, lines, self.sources.shape[2])
+        if self.positions is not None:
+            known = self.positions
+            self.positions = known.new_zeros(lines, columns)
+            self.positions[: known.shape[0], : known.shape[1]] = known
+
+
+def _enlarged(tensor: Tensor, lines: int, columns: int) -> Tensor:
+    """The same numbers, with room for more. Shapes: [L, B, C, ...]."""
+    larger = tensor.new_zeros(len(tensor), lines, columns, *tensor.shape[3:])
+    larger[:, : tensor.shape[1], : tensor.shape[2]] = tensor
+    return larger

@@ -1,0 +1,341 @@
+"""One decoder for all families: layers as plain tensors, run over a padded batch.
+
+A `Stack` holds what a decoder of Transformers, or a Spec-Drafter's, computes with (`families.py`
+reads it off a loaded model). `run_stack` feeds N tokens of each of B sequences, at any positions
+and under any mask, and writes their keys and values into a cache in place. It is nothing but
+operations on tensors of given shapes, so that it can be compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+KeysValues = tuple[Tensor, Tensor]
+"""Two [B, C, heads, head_dim]: a cache's columns, one a token."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """One product, or several of the same input side by side."""
+
+    weight: Tensor
+    """[out, in]."""
+    bias: Tensor | None = None
+    more: tuple[Linear, ...] = ()
+
+    @staticmethod
+    def side_by_side(parts: Sequence[Linear]) -> Linear:
+        first, *more = parts
+        return Linear(first.weight, first.bias, tuple(more))
+
+    @property
+    def width(self) -> int:
+        """Numbers that it gives."""
+        return self.weight.shape[0] + sum(part.width for part in self.more)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        own = F.linear(x, self.weight, self.bias)
+        return torch.cat([own, *(part(x) for part in self.more)], -1) if self.more else own
+
+
+@dataclass(frozen=True)
+class Norm:
+    kind: Literal["layer", "rms", "rms-float32", "t5"]
+    """rms-float32: computed in float32 and rounded before it is scaled; t5: of the variance alone,
+    and the weight's precision is gone on with. As the families do it, whatever the precision."""
+    width: int
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.kind == "layer":
+            return F.layer_norm(x, (self.width,), self.weight, self.bias, self.eps)
+        if self.kind == "rms" or x.dtype == torch.float32 == self.weight.dtype:
+            return F.rms_norm(x, (self.width,), self.weight, self.eps)
+        if self.kind == "rms-float32":
+            exact = F.rms_norm(x.float(), (self.width,), None, self.eps)
+            return self.weight * exact.to(x.dtype)
+        variance = x.float().pow(2).mean(-1, keepdim=True)
+        x = x * torch.rsqrt(variance + self.eps)
+        half = self.weight.dtype in (torch.float16, torch.bfloat16)
+        return self.weight * (x.to(self.weight.dtype) if half else x)
+
+
+@dataclass(frozen=True)
+class SelfAttention:
+    qkv: Linear
+    """Queries, keys and values in one product: [(heads + 2 kv_heads) head_dim, D]."""
+    out: Linear
+    heads: int
+    kv_heads: int
+    scale: float
+    query_norm: Norm | None = None
+    key_norm: Norm | None = None
+
+
+@dataclass(frozen=True)
+class CrossAttention:
+    query: Linear
+    keys_values: Linear
+    """[2 heads head_dim, D of the encoder]."""
+    out: Linear
+    heads: int
+    scale: float
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    up: Linear
+    """Where gated: gate and up in one product."""
+    down: Linear
+    activation: Callable[[Tensor], Tensor]
+    gated: bool = False
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = self.up(x)
+        if self.gated:
+            gate, x = x.chunk(2, dim=-1)
+            x = self.activation(gate) * x
+        else:
+            x = self.activation(x)
+        return self.down(x.to(self.down.weight.dtype))
+
+
+@dataclass(frozen=True)
+class Layer:
+    attention: SelfAttention
+    attention_norm: Norm
+    feed_forward: FeedForward
+    feed_forward_norm: Norm
+    pre_norm: bool
+    cross: CrossAttention | None = None
+    cross_norm: Norm | None = None
+    parallel: bool = False
+    """Attention and feed-forward both read the layer's input (GPT-NeoX)."""
+
+
+@dataclass(frozen=True)
+class Rotations:
+    """Rotary positions: cosines and sines [P, R], of the first R numbers of each head."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A decoder's weights and settings. Tensors may be the model's own, or copies."""
+
+    embedding: Tensor
+    """[V, E]."""
+    layers: Sequence[Layer]
+    output: Linear
+    scale: float = 1.0
+    """Of the embedded tokens."""
+    project_in: Linear | None = None
+    project_out: Linear | None = None
+    """Between the embeddings' width and the layers' (OPT)."""
+    positions: Tensor | None = None
+    """[P, D], added to embedded tokens; None: positions are rotary or relative."""
+    offset: int = 0
+    """Row of `positions` that position 0 has."""
+    embedding_norm: Norm | None = None
+    final_norm: Norm | None = None
+    distance_bias: Tensor | None = None
+    """[heads, P] added to scores by how far back a key is (T5); further is as the last."""
+    output_scale: float = 1.0
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        """Heads of keys and values, and their width."""
+        attention = self.layers[0].attention
+        parts = attention.heads + 2 * attention.kv_heads
+        return attention.kv_heads, attention.qkv.width // parts
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.device
+
+    def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Tokens where they stand. Shapes: [B, N] -> [B, N, D]."""
+        x = F.embedding(ids, self.embedding)
+        if self.scale != 1.0:
+            x = x * self.scale
+        if self.project_in is not None:
+            x = self.project_in(x)
+        if self.positions is not None:
+            x = x + F.embedding(positions + self.offset, self.positions)
+        return x if self.embedding_norm is None else self.embedding_norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of every token, float32 at least. Shapes: [..., D] -> [..., V]."""
+        if self.project_out is not None:
+            hidden = self.project_out(hidden)
+        if self.output_scale != 1.0:
+            hidden = hidden * self.output_scale
+        logits = self.output(hidden.to(self.output.weight.dtype))
+        return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a call feeds: N tokens of each of B sequences, those at the end of a line padding."""
+
+    ids: Tensor
+    """[B, N]."""
+    positions: Tensor
+    """[B, N]."""
+    columns: Tensor | slice
+    """[B, N] column of the cache that each is written to; a slice where all lines have the same."""
+    mask: Tensor | None
+    """[B, 1, N, C] true where a token sees a column; None: each sees all."""
+    key_positions: Tensor | None = None
+    """[B, C] position of each column, where distances are wanted."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What cross-attention reads of the sources."""
+
+    keys_values: Sequence[KeysValues]
+    """Of every layer, [B, S, heads, head_dim]."""
+    mask: Tensor | None
+    """[B, 1, 1, S] true where a source token is; None: all are."""
+
+
+@dataclass
+class Kept:
+    """Outputs of single layers that a caller asked for, by number: [B, N, D]."""
+
+    layers: tuple[int, ...] = ()
+    outputs: dict[int, Tensor] = field(default_factory=dict)
+
+
+def run_stack(
+    stack: Stack,
+    rows: Rows,
+    cache: Sequence[KeysValues],
+    rotations: Rotations | None = None,
+    memory: Memory | None = None,
+    embedded: Tensor | None = None,
+    kept: Kept | None = None,
+) -> Tensor:
+    """Hidden states after the final norm; keys and values go into the cache, in place.
+
+    cache: of every layer, the first C columns of B sequences. embedded takes the place of the
+    embedded tokens. Shapes: -> [B, N, D].
+    """
+    x = stack.embed(rows.ids, rows.positions) if embedded is None else embedded
+    rotary = None
+    if rotations is not None:
+        rotary = (
+            F.embedding(rows.positions, rotations.cos),
+            F.embedding(rows.positions, rotations.sin),
+        )
+    mask = rows.mask
+    if stack.distance_bias is not None:
+        mask = _distances(stack.distance_bias, rows)
+    for number, layer in enumerate(stack.layers):
+        cross = None if memory is None else memory.keys_values[number]
+        cross_mask = None if memory is None else memory.mask
+        x = _run_layer(layer, x, rows.columns, mask, cache[number], rotary, cross, cross_mask)
+        if kept is not None and number in kept.layers:
+            kept.outputs[number] = x
+    return x if stack.final_norm is None else stack.final_norm(x)
+
+
+def _run_layer(layer, x, columns, mask, cache, rotary, cross, cross_mask) -> Tensor:
+    if layer.parallel:
+        mixed = _attend(layer.attention, layer.attention_norm(x), columns, mask, cache, rotary)
+        return layer.feed_forward(layer.feed_forward_norm(x)) + mixed + x
+    pre = layer.pre_norm
+    start = layer.attention_norm(x) if pre else x
+    x = x + _attend(layer.attention, start, columns, mask, cache, rotary)
+    x = x if pre else layer.attention_norm(x)
+    if layer.cross is not None:
+        start = layer.cross_norm(x) if pre else x
+        x = x + _look_across(layer.cross, start, cross, cross_mask)
+        x = x if pre else layer.cross_norm(x)
+    start = layer.feed_forward_norm(x) if pre else x
+    x = x + layer.feed_forward(start)
+    return x if pre else layer.feed_forward_norm(x)
+
+
+def _attend(attention, x, columns, mask, cache, rotary) -> Tensor:
+    """Self-attention of new tokens over the cache, themselves included."""
+    batch, new, _ = x.shape
+    heads, kv_heads = attention.heads, attention.kv_heads
+    mixed = attention.qkv(x).view(batch, new, heads + 2 * kv_heads, -1)
+    query, key, value = mixed.split((heads, kv_heads, kv_heads), dim=2)
+    if attention.query_norm is not None:
+        query, key = attention.query_norm(query), attention.key_norm(key)
+    if rotary is not None:
+        query, key = rotate(query, *rotary), rotate(key, *rotary)
+    keys, values = cache
+    if isinstance(columns, slice):
+        keys[:, columns], values[:, columns] = key, value
+    else:
+        lines = torch.arange(batch, device=x.device)[:, None]
+        keys.index_put_((lines, columns), key)
+        values.index_put_((lines, columns), value)
+    return attention.out(attend(query, keys, values, mask, attention.scale))
+
+
+def _look_across(attention: CrossAttention, x, keys_values: KeysValues, mask) -> Tensor:
+    query = attention.query(x).view(*x.shape[:2], attention.heads, -1)
+    return attention.out(attend(query, *keys_values, mask, attention.scale))
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float):
+    """Attention where each group of query heads shares a head of keys and values.
+
+    The queries of a group are handed over as so many more rows, so that no key is copied. Shapes:
+    query [B, N, H, W], keys and values [B, C, K, W], mask [B, 1 or H, N, C] -> [B, N, H W].
+    """
+    batch, new, heads, width = query.shape
+    groups = heads // keys.shape[2]
+    if groups == 1:
+        query = query.transpose(1, 2)
+    else:
+        query = query.view(batch, new, -1, groups, width).permute(0, 2, 3, 1, 4)
+        query = query.reshape(batch, -1, groups * new, width)
+        mask = None if mask is None else mask.repeat(1, 1, groups, 1)
+    mixed = F.scaled_dot_product_attention(
+        query, keys.transpose(1, 2), values.transpose(1, 2), mask, scale=scale
+    )
+    if groups > 1:
+        mixed = mixed.view(batch, -1, groups, new, width).permute(0, 3, 1, 2, 4)
+        return mixed.reshape(batch, new, heads * width)
+    return mixed.transpose(1, 2).reshape(batch, new, heads * width)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions: halves of the first numbers of a head turn into each other.
+
+    Shapes: x [B, N, H, W], cos and sin [B, N, R], R at most W.
+    """
+    turned = cos.shape[-1]
+    moving = x[..., :turned]
+    first, second = moving.chunk(2, dim=-1)
+    halves = torch.cat((-second, first), dim=-1)
+    moving = moving * cos[:, :, None] + halves * sin[:, :, None]
+    return moving if turned == x.shape[-1] else torch.cat((moving, x[..., turned:]), dim=-1)
+
+
+def _distances(bias: Tensor, rows: Rows) -> Tensor:
+    """The bias of every token and column, minus infinity where a token does not see it."""
+    assert rows.key_positions is not None
+    back = rows.positions[:, :, None] - rows.key_positions[:, None, :]
+    found = bias[:, back.clamp(0, bias.shape[1] - 1)].transpose(0, 1)
+    return found if rows.mask is None else found.masked_fill(~rows.mask, -torch.inf)

@@ -1,0 +1,71 @@
+"""Work on many sequences that shares its calls, written as if there were one sequence only.
+
+What a drafter does for a sequence is a generator. Where it wants something that costs no more for
+all sequences than for one (a call of a model, most of all) it yields a `Call`, and goes on with the
+result. `together` runs the generators of all sequences side by side and makes one call of all that
+ask for the same function. So every method is written, read and proven for one sequence, and runs
+in batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One sequence's part in a call that is made for several."""
+
+    function: Callable[[Sequence[Any]], Sequence[Any]]
+    """From a list of arguments to the list of results, in the same order."""
+    argument: Any
+
+
+Steps = Generator[Call, Any, T]
+"""Work that ends in a T and yields the calls that it needs on the way."""
+
+
+@torch.inference_mode()
+def together(works: Sequence[Steps[T] | T]) -> list[T]:
+    """The results of all works, which share their calls; work without calls is its own result."""
+    results: list[Any] = list(works)
+    asked: list[tuple[int, Call]] = []
+    for place, work in enumerate(works):
+        if isinstance(work, Generator):
+            _go_on(place, work, None, results, asked)
+    while asked:
+        groups: dict[Any, list[tuple[int, Any]]] = {}
+        for place, call in asked:
+            groups.setdefault(call.function, []).append((place, call.argument))
+        asked = []
+        for function, group in groups.items():
+            found = function([argument for _, argument in group])
+            for (place, _), result in zip(group, found, strict=True):
+                _go_on(place, works[place], result, results, asked)
+    return results
+
+
+def steps(work: Steps[T] | T) -> Steps[T]:
+    """A work as steps, for `yield from`, though it may have none."""
+    return (yield from work) if isinstance(work, Generator) else work
+
+
+def alone(work: Steps[T] | T) -> T:
+    """The result of one work."""
+    return together([work])[0]
+
+
+def _go_on(
+    place: int, work: Any, result: Any, results: list, asked: list[tuple[int, Call]]
+) -> None:
+    """Let a work go on with a result, up to its next call or its end."""
+    try:
+        asked.append((place, work.send(result)))
+    except StopIteration as end:
+        results[place] = end.value

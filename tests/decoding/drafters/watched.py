@@ -1,0 +1,42 @@
+"""Drafters of which every question and answer can be looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from drafttrain.decoding.roles import Drafter, DraftSession, Randomness, StopPolicy
+from drafttrain.decoding.shared import Steps
+from drafttrain.decoding.target_states import TargetState
+from drafttrain.decoding.types import Proposal, Sampling, Source
+
+Watch = Callable[[DraftSession, Source, Tensor, TargetState | None, StopPolicy], Steps[Proposal]]
+"""Is handed the session with what it is asked, and gives its answer."""
+
+
+class Watched:
+    """A drafter that is asked through `watch`."""
+
+    def __init__(self, inner: Drafter, watch: Watch) -> None:
+        self.inner, self.watch = inner, watch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> WatchedSession:
+        return WatchedSession(self.watch, self.inner.open(source, sampling, randomness), source)
+
+
+@dataclass
+class WatchedSession:
+    watch: Watch
+    inner: DraftSession
+    source: Source
+
+    def propose(
+        self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
+    ) -> Steps[Proposal]:
+        return self.watch(self.inner, self.source, tokens, target_state, stop)

@@ -1,0 +1,157 @@
+"""Sequences that share calls: each has what it would have alone, whatever the others do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from drafttrain.decoding.engine.batched import _groups
+from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.calls import Feed
+from drafttrain.decoding.types import Proposal
+from tests.comparing import close
+from tests.decoding.engine.fresh import any_model, close_caches, fresh, last_hidden, precision_of
+from tests.decoding.engine.test_branches import NODES, PARENTS
+from tests.tiny_models import CAUSAL_FAMILIES, FAMILIES, VOCAB, tiny_model
+
+SUPPORTED = (*CAUSAL_FAMILIES, *FAMILIES, "mt5")
+LENGTHS = (3, 9, 1, 6)
+
+
+def sources_of(model):
+    generator = torch.Generator().manual_seed(2)
+    return [
+        make_source(torch.randint(4, VOCAB, (length,), generator=generator), model)
+        for length in LENGTHS
+    ]
+
+
+def drafts(generator: torch.Generator) -> list[Proposal]:
+    """Chains of several lengths, one of them empty, and a tree."""
+    chains = [torch.randint(4, VOCAB, (size,), generator=generator) for size in (4, 0, 2)]
+    return [*map(Proposal.chain, chains), Proposal(NODES, PARENTS)]
+
+
+@pytest.mark.parametrize("family", [*SUPPORTED, "m2m100", "gptj"])
+def test_rounds_of_a_batch_equal_fresh_passes_of_each_sequence(family):
+    model = any_model(family)
+    target, sources = CachedModel(model), sources_of(model)
+    states = target.encode_all(sources)
+    tokens = [source.prefix.tolist() for source in sources]
+    generator, precision = torch.Generator().manual_seed(3), precision_of(model)
+    for turn in range(4):
+        proposals = drafts(generator)
+        if not target.takes_branches:
+            proposals[-1] = Proposal.chain(NODES)
+        proposals = proposals[turn:] + proposals[:turn]  # each sequence gets each of them
+        scores = target.score(states, [torch.tensor(own) for own in tokens], proposals)
+        for i, (proposal, score) in enumerate(zip(proposals, scores, strict=True)):
+            for node in range(-1, len(proposal.tokens)):
+                path = path_of(proposal, node)
+                reference = fresh(model, sources[i], [*tokens[i], *path])
+                place = len(score.hidden) - len(proposal.tokens) + node
+                close(score.logits[node + 1], reference.logits[0, -1], precision)
+                close(score.hidden[place], last_hidden(reference)[-1], precision)
+            kept = path_nodes(proposal, min(2 * turn, len(proposal.tokens) - 1))
+            target.keep(states[i], torch.tensor(kept, dtype=torch.long))
+            tokens[i] += [int(proposal.tokens[node]) for node in kept]
+            reference = fresh(model, sources[i], tokens[i])
+            close_caches(states[i], reference.past_key_values, precision)
+            tokens[i].append(int(torch.randint(4, VOCAB, (), generator=generator)))
+
+
+def path_nodes(proposal: Proposal, node: int) -> list[int]:
+    nodes = []
+    while node >= 0:
+        nodes.append(node)
+        node = int(proposal.parents[node])
+    return nodes[::-1]
+
+
+def path_of(proposal: Proposal, node: int) -> list[int]:
+    return [int(proposal.tokens[one]) for one in path_nodes(proposal, node)]
+
+
+@pytest.mark.parametrize("family", ["llama", "bart", "t5"])
+def test_sequences_leave_and_enter_and_some_sit_out(family):
+    """Lines move to where others left; calls of lines that lie apart work on copies."""
+    model = tiny_model(family)
+    target, sources = CachedModel(model), sources_of(model)
+    states = target.encode_all(sources)
+    paths = [[*source.prefix.tolist(), 21, 6, 30] for source in sources]
+
+    def check(*numbers: int) -> None:
+        for number in numbers:
+            paths[number].append(7 + number)
+        scores = target.catch_up_all(
+            [(states[number], torch.tensor(paths[number])) for number in numbers]
+        )
+        for number, score in zip(numbers, scores, strict=True):
+            reference = fresh(model, sources[number], paths[number])
+            close(score.logits[-1], reference.logits[0, -1])
+            close_caches(states[number], reference.past_key_values)
+
+    check(0, 1, 2, 3)
+    check(3, 0, 2)  # apart, and in another order
+    check(1, 3)
+    states[1] = None
+    pool = target.engine.pool
+    assert pool.in_use == 3  # what nobody holds any more is given back
+    check(2, 3, 0)
+    states[1] = target.encode(sources[1])
+    assert states[1].columns.number == 3
+    check(0, 1, 2, 3)
+    states[0] = None
+    assert pool.in_use == 3
+    check(1, 2)
+    check(3)
+
+
+def test_room_is_made_once_and_kept():
+    model = tiny_model("llama", max_position_embeddings=600)
+    target = CachedModel(model)
+    source = make_source([5, 9, 17], model)
+    path = torch.randint(4, VOCAB, (400,), generator=torch.Generator().manual_seed(0))
+    states = target.encode_all([source, source])
+    target.catch_up(states[0], path[:100])
+    pool = target.engine.pool
+    assert pool.states.shape[1:3] == (2, 128)
+    score = target.catch_up_all([(states[0], path[:300]), (states[1], path)])
+    assert pool.states.shape[1:3] == (2, 400)
+    for i, length in enumerate((300, 400)):
+        reference = fresh(model, source, path[:length].tolist())
+        close(score[i].logits[-1], reference.logits[0, -1])
+        close_caches(states[i], reference.past_key_values)
+
+
+def test_what_is_not_a_number_stays_with_its_sequence():
+    model = tiny_model("qwen2")
+    target, source = CachedModel(model), make_source([5, 9, 17], model)
+    state = target.encode(source)
+    target.catch_up(state, torch.tensor([5, 9, 17, 30, 31]))
+    with torch.inference_mode():
+        target.engine.pool.states.fill_(torch.nan)
+    del state
+    score = target.catch_up(target.encode(source), torch.tensor([5, 9]))
+    close(score.logits[-1], fresh(model, source, [5, 9]).logits[0, -1])
+
+
+def test_prompts_are_not_padded_to_the_longest_of_a_batch():
+    target = CachedModel(tiny_model("llama"))
+    states = target.encode_all([make_source([5], target.model)] * 5)
+    feeds = [
+        Feed(state, [5] * size, 1) for state, size in zip(states, (40, 3, 30, 16, 1), strict=True)
+    ]
+    assert list(_groups(feeds)) == [[0, 2], [1, 3, 4]]
+
+
+def test_one_padded_call_encodes_all_texts():
+    model = tiny_model("bart")
+    shapes: list[tuple[int, ...]] = []
+    model.get_encoder().register_forward_hook(lambda *given: shapes.append(given[2][0].shape))
+    target, sources = CachedModel(model), sources_of(model)
+    states = target.encode_all(sources)
+    assert shapes == [(4, 9, 16)]
+    for state, source in zip(states, sources, strict=True):
+        alone = model.get_encoder()(input_ids=source.input_ids[None])[0][0]
+        close(state.encoded, alone)
