@@ -145,7 +145,8 @@ def _fill_bart(model: PreTrainedModel, pre_norm: bool, norm_embedding: bool) -> 
     loader.set_encoder(spec.encoder, model.get_encoder())
     loader.set_decoder(spec.decoder, model.get_decoder())
     loader.set_linear(spec.decoder.projection, model.lm_head)
-    spec.decoder.projection.bias = model.final_logits_bias.flatten()
+    if model.final_logits_bias.any():
+        spec.decoder.projection.bias = model.final_logits_bias.flatten()
     spec.config.layer_norm_epsilon = model.get_encoder().layers[0].final_layer_norm.eps
     return spec
 

@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import torch
+
 from drafttrain.config.backends import CTRANSLATE2
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
@@ -51,7 +53,12 @@ def open_ctranslate2(config: DistillConfig, target: LoadedTarget) -> BatchDecode
         raise ConfigError(str(error)) from None
 
     def decode(rows: Sequence[ShardRow]) -> list[list[int] | None]:
-        return translate_checked(translator, [row.source_ids for row in rows], how)
+        try:
+            return translate_checked(translator, [row.source_ids for row in rows], how)
+        except RuntimeError as error:
+            if "out of memory" not in str(error):
+                raise
+            raise torch.OutOfMemoryError(str(error)) from None
 
     return BatchDecoder(
         CTRANSLATE2.name,

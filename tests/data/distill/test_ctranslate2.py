@@ -10,6 +10,7 @@ from drafttrain.commands.distill import check_backend, open_decoder
 from drafttrain.config.base import ConfigError
 from drafttrain.data.distill import distill as distillation
 from drafttrain.data.shards.outputs import load_distilled, read_manifest
+from drafttrain.decoding.ctranslate2.translate import translate_checked
 from drafttrain.models.loading import load_target
 from tests.data.distill.tiny_distill import rows_of, settings
 from tests.tiny_models import tiny_model
@@ -93,3 +94,15 @@ def test_what_the_target_asks_for_and_is_not_honoured_is_refused(tiny_target):
     with pytest.raises(ConfigError, match="asks for a RepetitionPenaltyLogitsProcessor"):
         distill(config)
     assert not (config.out / "manifest.json").exists()
+
+
+def test_a_batch_too_large_for_memory_is_decoded_in_halves(tiny_target, monkeypatch):
+    def failing(translator, sources, how):
+        if len(sources) > 1:
+            raise RuntimeError("CUDA failed with error out of memory")
+        return translate_checked(translator, sources, how)
+
+    distill(settings(tiny_target))
+    monkeypatch.setattr("drafttrain.data.distill.ctranslate2.translate_checked", failing)
+    distill(settings(tiny_target, "other", **CTRANSLATE2))
+    assert rows_of(tiny_target.parent / "other") == rows_of(tiny_target.parent / "out")
