@@ -2,6 +2,9 @@
 # Train a recipe on several machines of a Slurm cluster; goes on by itself after pre-emption.
 #   sbatch launch/slurm_train.sh recipes/train_spec_drafter.py --config my.yaml train.precision=bf16
 #   sbatch --nodes 4 --export ALL,LAUNCH_FILE=launch/fsdp2.yaml launch/slurm_train.sh recipes/...
+#   ACCELERATE_USE_CPU=true PROCESSES=2 LAUNCH_FILE=launch/cpu_2.yaml \
+#     sbatch --gpus-per-node 0 launch/slurm_train.sh recipes/...                  # without GPUs
+# PROCESSES counts those of one machine; default: its GPUs.
 # Submit from the repository's folder, which all machines must see, as the run folder. Options of
 # sbatch (--partition, --account, --nodes, --gpus-per-node) override the lines below.
 #SBATCH --job-name=drafttrain
@@ -17,16 +20,20 @@ set -euo pipefail
 cd "$SLURM_SUBMIT_DIR"
 
 file="${LAUNCH_FILE:-launch/ddp.yaml}"
-gpus="${SLURM_GPUS_ON_NODE:?submit with --gpus-per-node}"
+processes="${PROCESSES:-${SLURM_GPUS_ON_NODE:?submit with --gpus-per-node, or PROCESSES=1 on CPUs}}"
+if grep -q "distributed_type: 'NO'" "$file"; then  # its launcher would die of SIGTERM, and the step
+  echo "LAUNCH_FILE=$file starts one process by itself; use launch/ddp.yaml or another one" >&2
+  exit 2
+fi
 hosts="$(scontrol show hostnames "$SLURM_JOB_NODELIST")"
 first="${hosts%%$'\n'*}"  # no `| head`: scontrol would die of the closed pipe, and pipefail with it
 export PATH="$PWD/.venv/bin:$PATH"
 
 # One task a machine; each starts the processes of its own. SIGTERM, sent by --signal before the time
-# is up, goes through srun and the launcher to every process: they write a checkpoint and leave.
+# is up, reaches every process of every task: they write a checkpoint and leave.
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=110  # seconds until the launcher kills: less than --signal's
 export launch_options="--config_file $file --num_machines $SLURM_NNODES \
-  --num_processes $((SLURM_NNODES * gpus)) --main_process_ip $first \
+  --num_processes $((SLURM_NNODES * processes)) --main_process_ip $first \
   --main_process_port $((20000 + SLURM_JOB_ID % 20000))"
 source launch/slurm_requeue.sh
 requeue_after_term srun --kill-on-bad-exit=1 bash -c \

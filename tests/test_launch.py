@@ -83,7 +83,9 @@ def cluster(tmp_path: Path) -> Path:
     asked; `accelerate` works until it is told to stop, and leaves with the exit code 130."""
     shutil.copytree(LAUNCH, tmp_path / "launch")
     commands = {
-        "srun": 'while [[ "$1" == -* ]]; do shift; done; SLURM_NODEID=1 exec "$@"',
+        "srun": 'while [[ "$1" == -* ]]; do shift; done; SLURM_NODEID=1 "$@" & echo $! > step\n'
+        "trap 'kill -KILL $!' TERM; wait $!",  # told to stop, it kills its step
+        "scancel": 'echo "scancel $*" >> done.txt; kill -TERM "$(cat step)"',
         "scontrol": '[[ "$1" == show ]] && printf "n1\\nn2\\n" || echo "scontrol $*" >> done.txt',
         "accelerate": 'echo "accelerate $*" >> done.txt; trap "exit 130" TERM\n'
         'for i in $(seq "$WORK"); do sleep 0.1; done; echo finished >> done.txt',
@@ -96,23 +98,34 @@ def cluster(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def submit(cluster: Path, script: str, *arguments: str, work: int) -> subprocess.Popen:
+ARRAY = {
+    "SLURM_ARRAY_JOB_ID": "77",
+    "SLURM_ARRAY_TASK_ID": "3",
+    "SLURM_ARRAY_TASK_MIN": "0",
+    "SLURM_ARRAY_TASK_COUNT": "4",
+}
+"""Of one task of an array, which has the number of the whole array for its own."""
+
+
+def submit(
+    cluster: Path, script: str, *arguments: str, work: int, **settings: str
+) -> subprocess.Popen:
     """As sbatch runs a script: SLURM_ variables, in the folder it was submitted from."""
     slurm = {
+        "SLURM_CPUS_PER_TASK": "8",
         "SLURM_SUBMIT_DIR": str(cluster),
         "SLURM_JOB_ID": "77",
         "SLURM_NNODES": "2",
         "SLURM_GPUS_ON_NODE": "8",
         "SLURM_JOB_NODELIST": "n[1-2]",
-        "SLURM_ARRAY_TASK_ID": "3",
-        "SLURM_ARRAY_TASK_MIN": "0",
-        "SLURM_ARRAY_TASK_COUNT": "4",
         "WORK": str(work),
     }
+    if script == "slurm_distill.sh":
+        slurm |= ARRAY
     path = f"{cluster / '.venv' / 'bin'}:{os.environ['PATH']}"
     return subprocess.Popen(
         ["bash", str(cluster / "launch" / script), *arguments],
-        env=os.environ | slurm | {"PATH": path},
+        env=os.environ | slurm | settings | {"PATH": path},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -133,20 +146,37 @@ def test_slurm_starts_every_machine_with_its_rank(cluster: Path) -> None:
     assert finished == "finished"
 
 
-@pytest.mark.parametrize("script", ["slurm_train.sh", "slurm_distill.sh"])
+@pytest.mark.parametrize(
+    ("script", "job"), [("slurm_train.sh", "77"), ("slurm_distill.sh", "77_3")]
+)
 def test_a_pre_empted_job_stops_its_processes_and_is_queued_again(
-    script: str, cluster: Path
+    script: str, job: str, cluster: Path
 ) -> None:
-    job = submit(cluster, script, "recipes/r.py", work=600)
+    running = submit(cluster, script, "recipes/r.py", work=600)
     deadline = time.monotonic() + 60
     while not done(cluster):
-        assert time.monotonic() < deadline and job.poll() is None
+        assert time.monotonic() < deadline and running.poll() is None
         time.sleep(0.02)
-    job.send_signal(signal.SIGTERM)
-    printed, _ = job.communicate(timeout=60)
-    assert job.returncode == 130
-    assert done(cluster)[1:] == ["scontrol requeue 77"]
+    running.send_signal(signal.SIGTERM)
+    printed, _ = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert done(cluster)[1:] == [f"scancel --quiet --signal=TERM {job}", f"scontrol requeue {job}"]
     assert "queued again" in printed
+
+
+def test_processes_are_counted_by_hand_without_gpus(cluster: Path) -> None:
+    asked = {"SLURM_GPUS_ON_NODE": "", "PROCESSES": "2"}
+    job = submit(cluster, "slurm_train.sh", "recipes/r.py", work=1, **asked)
+    assert job.wait(60) == 0
+    assert "--num_processes 4" in done(cluster)[0]
+    job = submit(cluster, "slurm_train.sh", "r.py", work=1, **asked | {"PROCESSES": ""})
+    assert job.wait(60) != 0
+
+
+def test_a_file_whose_launcher_would_die_of_the_signal_is_refused(cluster: Path) -> None:
+    for file in ("launch/cpu.yaml", "launch/gpu.yaml"):
+        assert submit(cluster, "slurm_train.sh", "r.py", work=1, LAUNCH_FILE=file).wait(60) == 2
+    assert not done(cluster)
 
 
 def test_each_job_of_a_slurm_array_distils_its_share(cluster: Path) -> None:
