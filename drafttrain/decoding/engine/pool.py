@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,19 +59,30 @@ class Pool:
     """
 
     def __init__(self, stack: Stack) -> None:
-        heads, width = stack.heads
-        self._like = {"dtype": stack.dtype, "device": stack.device}
+        self._stack = stack
+        self.lengths: list[int] = []
+        """Tokens of each line's source."""
+        self._holders: list[weakref.ref[Line]] = []
+        self._empty()
+        POOLS.add(self)
+
+    def _empty(self) -> None:
+        """Hold no memory."""
+        stack, (heads, width) = self._stack, self._stack.heads
+        like: dict[str, Any] = {"dtype": stack.dtype, "device": stack.device}
         layers = 2 * len(stack.layers)
-        self.states = torch.zeros(layers, 0, COLUMNS, heads, width, **self._like)
+        self.states = torch.zeros(layers, 0, COLUMNS, heads, width, **like)
         crossing = stack.layers[0].cross is not None
-        self.sources = torch.zeros(layers if crossing else 0, 0, 0, heads, width, **self._like)
+        self.sources = torch.zeros(layers if crossing else 0, 0, 0, heads, width, **like)
         self.positions: Tensor | None = None
         """[B, C], where distances between tokens are wanted."""
         if stack.distance_bias is not None:
             self.positions = torch.zeros(0, COLUMNS, dtype=torch.long, device=stack.device)
-        self.lengths: list[int] = []
-        """Tokens of each line's source."""
-        self._holders: list[weakref.ref[Line]] = []
+
+    def release(self) -> None:
+        """Give the memory back where no line is in use; it grows again as it is needed."""
+        if not self._holders:
+            self._empty()
 
     @property
     def in_use(self) -> int:
@@ -160,6 +172,16 @@ class Pool:
             known = self.positions
             self.positions = known.new_zeros(lines, columns)
             self.positions[: known.shape[0], : known.shape[1]] = known
+
+
+POOLS: weakref.WeakSet[Pool] = weakref.WeakSet()
+"""All there are in this process."""
+
+
+def release_caches() -> None:
+    """Give back the memory of all pools that no sequence is in."""
+    for pool in list(POOLS):
+        pool.release()
 
 
 def _enlarged(tensor: Tensor, lines: int, columns: int) -> Tensor:

@@ -12,6 +12,8 @@ from typing import Literal
 import psutil
 import torch
 
+from drafttrain.decoding.engine.pool import release_caches
+
 Kind = Literal["allocated", "resident"]
 EVERY = 0.002
 """Seconds between two looks at the resident memory."""
@@ -26,10 +28,12 @@ def peak_growth(work: Callable[[], object], device: torch.device) -> int:
     """Bytes in use at the worst moment of some work, beyond those before it; at least 0.
 
     On a CUDA device what torch has allocated there; elsewhere the resident memory of the process,
-    looked at every few milliseconds. Memory that earlier work has freed is given back to the system
-    first, as far as the C library does that; what it keeps is used again and not counted.
+    looked at every few milliseconds. The caches of our engine are emptied first, and so count
+    whole. Memory that earlier work has freed is given back to the system first, as far as the C
+    library does that; what it keeps is used again and not counted.
     """
     gc.collect()
+    release_caches()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
