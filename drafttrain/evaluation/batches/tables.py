@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from textwrap import wrap
 
 from rich.table import Table
 from rich.text import Text
@@ -28,6 +29,8 @@ COLUMNS = (
     Column("speedup_vs_generate", "vs generate", suffix="×"),
 )
 DIFFERING, MEMORY = "other tokens", "memory, MB"
+LONGEST_NAME = 26
+"""Columns of a terminal that a method's name takes; a longer one goes on in the next line."""
 LENGTHS_TITLE = "Draft length by batch size"
 
 
@@ -160,11 +163,11 @@ def _batch_table(report: Report, intervals: bool) -> Table:
         table.add_column("\n".join(heading.split(", ")), justify="right")
     for run in report.runs:
         for place, result in enumerate(run.batches):
-            name = Text(run.name if place == 0 else "")
+            name = "\n ".join(wrap(run.name, LONGEST_NAME)) if place == 0 else ""
             cells = metric_cells(result, columns, intervals)
             facts = _facts(report, run, result)
             last = place == len(run.batches) - 1
-            table.add_row(name, str(result.batch_size), *cells, *facts, end_section=last)
+            table.add_row(Text(name), str(result.batch_size), *cells, *facts, end_section=last)
     return table
 
 
