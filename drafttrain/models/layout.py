@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 @torch.no_grad()
 def store_column_major(model: nn.Module) -> None:
-    """Keep the float32 CPU weights of linear layers column by column; their values stay the same.
+    """Keep float32 CPU weights of linear layers along their longer side; values stay the same.
 
-    A product of a few rows, which is what a round of drafting or scoring is, then reads them in
-    the order they lie. An output projection that is tied to an embedding gets a copy of its own,
-    since embeddings are looked up row by row; `count_parameters` knows of it.
+    A product of a row or two then reads them in the order they lie. An output projection that is
+    tied to an embedding gets a copy of its own, since embeddings are looked up row by row;
+    `count_parameters` knows of it.
     """
     tied = {m.weight.data_ptr() for m in model.modules() if isinstance(m, nn.Embedding)}
     for layer in model.modules():
@@ -34,7 +34,9 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def column_major(weight: Tensor) -> Tensor:
-    """The same matrix, stored column by column if it is float32 on a CPU. Shapes: [A, B]."""
-    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+    """The same matrix, stored column by column if it is float32 on a CPU and at least as high as
+    it is wide. Shapes: [A, B]."""
+    plain = weight.device.type == "cpu" and weight.dtype == torch.float32
+    if not plain or weight.shape[0] < weight.shape[1]:
         return weight
     return weight.t().contiguous().t()

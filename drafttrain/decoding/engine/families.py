@@ -1,7 +1,7 @@
 """How the decoder of each known family is read as a `Stack`.
 
 Weights stay the model's own where they can; queries, keys and values (and gate and up) of a layer
-are put into one matrix. On a CPU matrices are stored column by column (`models/layout.py`).
+are put into one matrix. How matrices lie in memory is left to `products.py`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from transformers import (
 )
 
 from drafttrain.decoding.engine.architectures import BART_LIKE, ROTARY, T5_LIKE
+from drafttrain.decoding.engine.products import Linear
 from drafttrain.decoding.engine.stack import (
     CrossAttention,
     FeedForward,
     Layer,
-    Linear,
     Norm,
     SelfAttention,
     Stack,

@@ -16,32 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from drafttrain.decoding.engine.products import Linear
+
 KeysValues = tuple[Tensor, Tensor]
 """Two [B, C, heads, head_dim]: a cache's columns, one a token."""
-
-
-@dataclass(frozen=True)
-class Linear:
-    """One product, or several of the same input side by side."""
-
-    weight: Tensor
-    """[out, in]."""
-    bias: Tensor | None = None
-    more: tuple[Linear, ...] = ()
-
-    @staticmethod
-    def side_by_side(parts: Sequence[Linear]) -> Linear:
-        first, *more = parts
-        return Linear(first.weight, first.bias, tuple(more))
-
-    @property
-    def width(self) -> int:
-        """Numbers that it gives."""
-        return self.weight.shape[0] + sum(part.width for part in self.more)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        own = F.linear(x, self.weight, self.bias)
-        return torch.cat([own, *(part(x) for part in self.more)], -1) if self.more else own
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,41 @@
+"""Products by packed weights are those of the plain ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from drafttrain.decoding.engine.products import CAN_PACK, LARGE, Linear
+from tests.comparing import close
+
+SIZES = (320, 256)
+assert SIZES[0] * SIZES[1] >= LARGE
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 40])
+@pytest.mark.parametrize("biased", [False, True])
+def test_packed_weights_give_the_plain_product(rows: int, biased: bool) -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(SIZES), torch.randn(2, rows, SIZES[1])
+    bias = torch.randn(SIZES[0]) if biased else None
+    expected = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
+    for stored in (weight, weight.t().contiguous().t()):
+        layer = Linear(stored, bias)
+        with torch.inference_mode():
+            found = layer(x[:1] if rows == 1 else x)
+        close(found.double(), expected[: len(found)], 1e-4)
+        assert (layer.packed is not None) == (CAN_PACK and rows > 1)
+
+
+def test_small_and_precise_weights_stay_as_they_are() -> None:
+    for layer in (Linear(torch.randn(8, 4)), Linear(torch.randn(SIZES, dtype=torch.float64))):
+        layer(torch.randn(5, layer.weight.shape[1], dtype=layer.weight.dtype))
+        assert layer.packed is None
+
+
+def test_products_of_the_same_input_lie_side_by_side() -> None:
+    parts = [Linear(torch.randn(n, 4), torch.randn(n)) for n in (3, 5)]
+    x = torch.randn(2, 4)
+    joined = Linear.side_by_side(parts)
+    assert joined.width == 8
+    close(joined(x), torch.cat([part(x) for part in parts], -1), 1e-6)
