@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from drafttrain.decoding.roles import Randomness, Verifier
+from drafttrain.decoding.shared import Steps, steps
 from drafttrain.decoding.types import NotFinite, Proposal, Sampling, Verdict
 
 
@@ -27,8 +28,8 @@ def _verify(
     sampling: Sampling,
     randomness: Randomness,
     **settings: float,
-) -> Verdict:
-    verdict = function(proposal, target_logits, sampling, randomness, **settings)
+) -> Steps[Verdict]:
+    verdict = yield from steps(function(proposal, target_logits, sampling, randomness, **settings))
     rows = [0, *(node + 1 for node in verdict.path.tolist())]
     if not target_logits[rows].amax(dim=-1).isfinite().all():
         raise NotFinite("the target's scores are not finite; load it in float32 or bfloat16")

@@ -95,12 +95,12 @@ class RunningSequence:
         self.state = state
         self.target_state: TargetState | None = None
         self._length = len(source.prefix)
-        self._tokens = source.prefix.new_empty(self._length + self.remaining)
-        self._tokens[: self._length] = source.prefix
+        self._tokens = torch.empty(self._length + self.remaining, dtype=torch.long)
+        self._tokens[: self._length] = source.prefix.cpu()
 
     @property
     def tokens(self) -> Tensor:
-        """[T] all committed tokens, the decoder prefix included."""
+        """[T] all committed tokens, the decoder prefix included, on the CPU."""
         return self._tokens[: self._length]
 
     @property
@@ -113,6 +113,13 @@ class RunningSequence:
         if self.room <= 0:
             return NOTHING
         return self.session.propose(self.tokens, self.target_state, stop.capped(self.room))
+
+    def judge(
+        self, decoder: Decoder, proposal: Proposal, output: StepOutput
+    ) -> Steps[Verdict] | Verdict:
+        """The verifier's decision on a draft, from what the target says of it."""
+        logits = self.process(self.tokens, proposal.tokens, output.logits, proposal.parents)
+        return decoder.verifier.judge(proposal, logits, decoder.sampling, self.randomness)
 
     def commit(
         self, drafted: list[int], verdict: Verdict, output: StepOutput, decoder: Decoder
@@ -148,7 +155,7 @@ class RunningSequence:
 @torch.inference_mode()
 def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Round]:
     """One round of every active sequence: draft, score in shared calls, verify, commit."""
-    target, verifier = decoder.target, decoder.verifier
+    target = decoder.target
     began = perf_counter()
     proposals = together([sequence.propose(decoder.stop) for sequence in active])
     for sequence, proposal in zip(active, proposals, strict=True):
@@ -161,12 +168,18 @@ def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Roun
         proposals,
         decoder.drafter.requires.layers,
     )
+    verdicts = together(
+        [
+            sequence.judge(decoder, proposal, output)
+            for sequence, proposal, output in zip(active, proposals, outputs, strict=True)
+        ]
+    )
     shared_seconds = (perf_counter() - began) / len(active)
     rounds = []
-    for sequence, proposal, output in zip(active, proposals, outputs, strict=True):
+    for sequence, proposal, output, verdict in zip(
+        active, proposals, outputs, verdicts, strict=True
+    ):
         began = perf_counter()
-        logits = sequence.process(sequence.tokens, proposal.tokens, output.logits, proposal.parents)
-        verdict = verifier.verify(proposal, logits, decoder.sampling, sequence.randomness)
         target.keep(sequence.state, verdict.path)
         drafted = proposal.tokens.tolist()
         emitted = sequence.commit(drafted, verdict, output, decoder)

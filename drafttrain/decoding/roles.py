@@ -17,7 +17,7 @@ from torch import Tensor
 from drafttrain.config.kinds import DrawKind, Evidence, StateKind
 from drafttrain.config.stops import StopKind
 from drafttrain.config.verifiers import VerifierRule
-from drafttrain.decoding.shared import Steps
+from drafttrain.decoding.shared import Steps, alone
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source, Verdict
 
@@ -139,8 +139,9 @@ class Verifier:
     """A verification rule with its settings: accepts a path of a proposal and adds one token."""
 
     rule: VerifierRule
-    function: Callable[..., Verdict]
-    """(proposal, target_logits, sampling, randomness, **settings) -> Verdict."""
+    function: Callable[..., Steps[Verdict] | Verdict]
+    """(proposal, target_logits, sampling, randomness, **settings) -> a Verdict, or steps to one
+    that share calls with other sequences."""
     settings: Mapping[str, float] = field(default_factory=dict)
     """Those of the rule, by name."""
 
@@ -176,6 +177,12 @@ class Verifier:
     def verify(
         self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
     ) -> Verdict:
+        """`judge` of one sequence."""
+        return alone(self.judge(proposal, target_logits, sampling, randomness))
+
+    def judge(
+        self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
+    ) -> Steps[Verdict] | Verdict:
         """Row 0 of target_logits [N + 1, V] judges the roots, row i + 1 the children of node i.
 
         The logits have been through the target's logits processors, before temperature.

@@ -9,11 +9,13 @@ in batches.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 T = TypeVar("T")
 
@@ -59,6 +61,22 @@ def steps(work: Steps[T] | T) -> Steps[T]:
 def alone(work: Steps[T] | T) -> T:
     """The result of one work."""
     return together([work])[0]
+
+
+def arg_max(rows: Sequence[Tensor]) -> list[int]:
+    """The likeliest token of each row, at one wait for the device. Shapes: [V] each."""
+    if len(rows) == 1:
+        return [int(rows[0].argmax())]
+    return torch.stack([row.argmax() for row in rows]).tolist()
+
+
+def arg_max_of_each(scores: Sequence[Tensor]) -> list[list[int]]:
+    """The likeliest token of every row, at one wait for the device. Shapes: [R, V] each."""
+    if len(scores) == 1:
+        return [scores[0].argmax(dim=-1).tolist()]
+    best = torch.cat([rows.argmax(dim=-1) for rows in scores]).tolist()
+    ends = itertools.accumulate(len(rows) for rows in scores)
+    return [best[end - len(rows) : end] for end, rows in zip(ends, scores, strict=True)]
 
 
 def _go_on(

@@ -7,6 +7,7 @@ token i (algorithms: Section 1 of each paper below).
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from pkgutil import resolve_name
 
@@ -17,6 +18,7 @@ from drafttrain.config.kinds import DrawKind, Evidence
 from drafttrain.config.verifiers import RULES, rules_for
 from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy, Verifier
 from drafttrain.decoding.sampling import warp
+from drafttrain.decoding.shared import Call, Steps, arg_max_of_each
 from drafttrain.decoding.types import Proposal, Sampling, Verdict
 
 IN_WORDS: dict[Evidence, str] = {
@@ -82,13 +84,13 @@ def check_draw_kind(verifier: Verifier, draw_kind: DrawKind, branches: bool, dra
 
 def verify_greedy(
     proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
-) -> Verdict:
+) -> Steps[Verdict]:
     """Accept a token that is the target's arg-max; else put the arg-max in its place.
 
     Lossless for greedy decoding (blockwise decoding, Stern et al. 2018, Section 3). On a tree: go
     down while a child is the arg-max. Shapes: target_logits [N + 1, V].
     """
-    best = target_logits.argmax(dim=-1).tolist()
+    best = yield Call(arg_max_of_each, target_logits)
     pairs = zip(proposal.parents.tolist(), proposal.tokens.tolist(), strict=True)
     child = {pair: node for node, pair in enumerate(pairs)}
     path: list[int] = []
@@ -106,7 +108,7 @@ def verify_spec(
     randomness: Randomness,
     beta: int,
     tau: float,
-) -> Verdict:
+) -> Steps[Verdict]:
     """Accept a token among the target's top beta within tau of the first; lossy.
 
     SpecDec (Xia et al. 2023), Equations 8-10: rank <= beta and top-1 log-probability minus the
@@ -115,7 +117,7 @@ def verify_spec(
     tree: go down to the child that the target prefers among those accepted.
     Shapes: target_logits [N + 1, V].
     """
-    best = target_logits.argmax(dim=-1).tolist()
+    best = yield Call(arg_max_of_each, target_logits)
     parents = proposal.parents.to(target_logits.device)
     tokens = proposal.tokens.to(target_logits.device)
     rows = target_logits[parents + 1]
@@ -124,10 +126,11 @@ def verify_spec(
     accepted = (at_token >= top[:, -1]) & (top[:, 0] - at_token <= tau)
     preferred: dict[int, int] = {}
     scores = at_token.tolist()
-    for node in accepted.nonzero()[:, 0].tolist():
-        rival = preferred.setdefault(int(proposal.parents[node]), node)
+    above = proposal.parents.tolist()
+    for node in itertools.compress(range(len(above)), accepted.tolist()):
+        rival = preferred.setdefault(above[node], node)
         if scores[node] > scores[rival]:
-            preferred[int(proposal.parents[node])] = node
+            preferred[above[node]] = node
     path: list[int] = []
     node = preferred.get(-1)
     while node is not None:

@@ -20,7 +20,7 @@ from drafttrain.decoding.engine.architectures import check_projection
 from drafttrain.decoding.engine.teacher_forcing import project, states_before
 from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.sampling import warp
-from drafttrain.decoding.shared import Call, Steps
+from drafttrain.decoding.shared import Call, Steps, arg_max_of_each
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.models.block_heads import BlockHeads
@@ -85,7 +85,8 @@ class BlockHeadsSession:
             return Proposal.empty()
         rows = logits.unbind()
         if self.sampling.greedy:
-            return Proposal.chain(logits.argmax(-1).cpu(), logits=rows)
+            drafted = yield Call(arg_max_of_each, logits)
+            return Proposal.chain(torch.tensor(drafted), logits=rows)
         probs = warp(logits, self.sampling)
         return Proposal.chain(self.randomness.categorical(probs).cpu(), probs, logits=rows)
 

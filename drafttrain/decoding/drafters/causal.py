@@ -7,8 +7,6 @@ decoder-only model continues the same prompt; an encoder-decoder model encodes t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -18,7 +16,7 @@ from drafttrain.decoding.engine.cached_model import CachedModel, own_source
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.sampling import warp
-from drafttrain.decoding.shared import Call, Steps
+from drafttrain.decoding.shared import Call, Steps, arg_max
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
 from drafttrain.models.draft_states import drawn_states
@@ -71,7 +69,7 @@ class OwnSequence:
         own = own_source(source, model.model)
         same = own.prefix.tolist() == source.prefix.tolist()
         self.replaced = 0 if same else len(source.prefix)
-        self.prefix = own.prefix
+        self.prefix = own.prefix.cpu()
         self._model, self._source = model, own
         self.state: SequenceState | None = None
 
@@ -85,7 +83,7 @@ class OwnSequence:
         """The committed tokens as this model's decoder is fed them. Shapes: [T] -> [T]."""
         if not self.replaced:
             return committed
-        return torch.cat((self.prefix, committed[self.replaced :].to(self.prefix.device)))
+        return torch.cat((self.prefix, committed[self.replaced :]))
 
     def longest(self, wanted: int, fed: int) -> int:
         """Most tokens of a draft. The last is never fed, so it needs no position of its own."""
@@ -149,13 +147,6 @@ class CausalSession:
             return (yield Call(arg_max, row))
         probs.append(warp(row[None], self.sampling))
         return int(self.randomness.categorical(probs[-1]))
-
-
-def arg_max(rows: Sequence[Tensor]) -> list[int]:
-    """The likeliest token of each row, at one wait for the device. Shapes: [V] each."""
-    if len(rows) == 1:
-        return [int(rows[0].argmax())]
-    return torch.stack([row.argmax() for row in rows]).tolist()
 
 
 def open_drafter(model: PreTrainedModel, target: PreTrainedModel | None) -> CausalDrafter:

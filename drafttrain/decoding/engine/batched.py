@@ -209,9 +209,12 @@ class Batched:
             return
         needed = 1 + max(max(feed.places) for feed in feeds)
         needed = max(needed, max(f.state.cached for f in feeds) + max(len(f.tokens) for f in feeds))
+        size = max(256, 2 * needed)
+        if self._limit is not None:
+            needed, size = min(needed, self._limit), min(size, self._limit)
         if self._rotations is not None and needed <= len(self._rotations.cos):
             return
-        places = torch.arange(max(256, 2 * needed), device=self.device)[None]
+        places = torch.arange(size, device=self.device)[None]
         like = torch.empty(0, dtype=self.stack.dtype, device=self.device)
         cos, sin = self._rotary(like, position_ids=places)
         self._rotations = Rotations(cos[0], sin[0])
@@ -263,7 +266,9 @@ def _asked(hidden: Tensor, feeds: Sequence[Feed], sizes: list[int]) -> Tensor:
         for line, (feed, size) in enumerate(zip(feeds, sizes, strict=True))
         for row in range(size - feed.rows, size)
     ]
-    return hidden.flatten(0, 1)[torch.tensor(wanted, dtype=torch.long, device=hidden.device)]
+    if not wanted:
+        return hidden[0, :0]
+    return hidden.flatten(0, 1)[torch.tensor(wanted, device=hidden.device)]
 
 
 def _branching_mask(feeds: Sequence[Feed], starts: list[int], new: int, total: int) -> Tensor:

@@ -113,6 +113,7 @@ class RowProcessors:
         """
         if not self._processors:
             return logits
+        tokens = tokens.to(logits.device)
         paths = _paths(tokens, draft.to(tokens.device), parents)
         for processor in self._processors:
             if isinstance(processor, PATH_FREE):

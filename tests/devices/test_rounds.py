@@ -1,0 +1,105 @@
+"""Rounds on a GPU that is only pretended: tensors of two devices never meet, and waits are few."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+
+from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.roles import StopPolicy, Verifier
+from drafttrain.decoding.sampling import SampledRandomness
+from drafttrain.decoding.stopping import Entropy, FixedLength
+from drafttrain.decoding.types import Sampling
+from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
+from tests.decoding import test_batch_parity as parity
+from tests.devices.pretended import DEVICE, moved, pretended_gpu
+from tests.tiny_drafters import block_heads, shared, tiny_drafter
+
+K, ROUNDS, BATCH = 3, 3, 2
+EVERY = parity.ANY | parity.TREES | parity.SLOTS
+GREEDY = [name for name in EVERY if name != "several"]
+WAITS = {
+    "plain": 1,
+    "max-gram": 1,
+    "heads": 2,
+    "causal": K + 1,
+    "anchored": 2,
+    "paper": 2,
+    "bidirectional": 2,
+    "soft copy": 2,
+}
+"""Times that a greedy round of a batch waits for the device: for every call whose tokens the next
+one is fed, and for the verdict."""
+
+
+def waits_of_rounds(
+    name: str, sampling: Sampling, verifier: Verifier | None = None, stop: StopPolicy | None = None
+) -> list[int]:
+    """How often each round of a batch waited for the device, after the first."""
+    with pretended_gpu() as waits:
+        decoder, sources = on_the_gpu(name, sampling, verifier, stop or FixedLength(K))
+        rounds, counts = decoder.decode(sources, 60, BATCH), []
+        for _ in range(ROUNDS):
+            before = waits.count
+            for _ in sources:
+                next(rounds)
+            counts.append(waits.count - before)
+        rounds.close()
+    return counts[1:]
+
+
+def on_the_gpu(name: str, sampling: Sampling, verifier: Verifier | None, stop: StopPolicy):
+    target = moved(shared("marian"))
+    target.generation_config.eos_token_id = None
+    with (
+        mock.patch.object(parity, "near_copy", lambda *_, **__: moved(shared("marian"))),
+        mock.patch.object(parity, "tiny_drafter", lambda *a, **k: moved(tiny_drafter(*a, **k))),
+        mock.patch.object(parity, "block_heads", lambda: moved(block_heads())),
+    ):
+        drafter = EVERY[name](target)
+    if verifier is None:
+        verifier = GreedyMatch()
+        if not sampling.greedy:
+            rule = parity.RULES[drafter.draw_kind(sampling)] if drafter.branches else None
+            verifier = rule or RejectionSampling()
+    decoder = Decoder(
+        CachedModel(target),
+        drafter,
+        stop,
+        verifier,
+        sampling,
+        lambda row: SampledRandomness(None),  # the device has no generator of its own
+    )
+    return decoder, [make_source([5, 9, 7], target), make_source([8, 6], target)]
+
+
+def test_the_pretended_device_tells_what_a_real_one_would() -> None:
+    with pretended_gpu() as waits:
+        there = torch.zeros(3, device=DEVICE)
+        with pytest.raises(RuntimeError, match="device"):
+            there + torch.zeros(3)
+        assert (there + there).tolist() == [0.0] * 3
+        assert int(there[0]) == 0 and there.cpu().device.type == "cpu"
+        assert waits.count == 3
+        assert (torch.ones(2) + 1).tolist() == [2.0, 2.0]  # here nothing is pretended
+        assert waits.count == 3
+
+
+@pytest.mark.parametrize("name", GREEDY)
+def test_a_greedy_round_runs_on_one_device_and_waits_for_it_seldom(name: str) -> None:
+    found = waits_of_rounds(name, Sampling())
+    if name in WAITS:
+        assert found == [WAITS[name]] * len(found)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_sampled_round_runs_on_one_device(name: str) -> None:
+    waits_of_rounds(name, parity.SAMPLED)
+
+
+@pytest.mark.parametrize("name", ["causal", "anchored"])
+def test_stop_policies_and_lossy_rules_run_on_one_device(name: str) -> None:
+    waits_of_rounds(name, Sampling(), SpecVerification(3, 1.0), Entropy(2.0, K))
