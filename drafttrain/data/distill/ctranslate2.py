@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -46,7 +47,9 @@ def open_ctranslate2(config: DistillConfig, target: LoadedTarget) -> BatchDecode
         how = translation(target.model, config.sampling.max_new_tokens, beams)
         with TemporaryDirectory() as folder:
             convert(target.model, Path(folder))
-            translator = load_translator(Path(folder), placement(target.model))
+            place = placement(target.model)
+            workers = place.threads if place.device == "cpu" else 1
+            translator = load_translator(Path(folder), replace(place, workers=workers))
     except ConfigError:
         raise
     except ValueError as error:

@@ -9,6 +9,11 @@ from pathlib import Path
 from typing import Any
 
 
+WORKER_ROWS = 128
+"""Rows of a worker's batch. On 2 cores the embedded target's outputs come at 5,600 tokens a second
+in batches of 16, 10,600 of 64 and 11,700 of 128, by one worker of 2 threads; 14,800 by two."""
+
+
 @dataclass(frozen=True)
 class Translation:
     """How sources are decoded; JSON can hold it."""
@@ -35,6 +40,8 @@ class Placement:
     compute_type: str = "float32"
     """In CTranslate2's words: float32, float16, bfloat16, int8_float32, ..."""
     threads: int = 1
+    workers: int = 1
+    """Batches that are decoded side by side, by an equal share of the threads each."""
 
 
 def check_placement(placement: Placement) -> None:
@@ -60,8 +67,8 @@ def load_translator(folder: Path, placement: Placement) -> Any:
         device=placement.device,
         device_index=placement.index,
         compute_type=placement.compute_type,
-        inter_threads=1,
-        intra_threads=placement.threads,
+        inter_threads=placement.workers,
+        intra_threads=max(1, placement.threads // placement.workers),
     )
 
 
@@ -75,15 +82,17 @@ def translate(
 def translate_checked(
     translator: Any, sources: Sequence[Sequence[int]], how: Translation
 ) -> list[list[int] | None]:
-    """The same; None for an output whose score is not finite (costs a log-softmax a token)."""
+    """The same in batches that workers share out; None for an output whose score is not finite
+    (costs a log-softmax a token)."""
+    more = {"return_scores": True, "max_batch_size": WORKER_ROWS}
     return [
         _tokens(result, how) if isfinite(result.scores[0]) else None
-        for result in _results(translator, sources, how, return_scores=True)
+        for result in _results(translator, sources, how, **more)
     ]
 
 
 def _results(
-    translator: Any, sources: Sequence[Sequence[int]], how: Translation, **more: bool
+    translator: Any, sources: Sequence[Sequence[int]], how: Translation, **more: int
 ) -> list[Any]:
     return translator.translate_batch(
         [list(map(str, source)) for source in sources],
