@@ -25,6 +25,8 @@ from drafttrain.models.ctranslate2 import (
 )
 from drafttrain.models.loading import LoadedTarget, check_target
 
+QUEUED = 8
+"""Batches that are handed over at once, so that workers seldom wait for the last of them."""
 ASKED = "backend = 'ctranslate2'"
 
 
@@ -66,7 +68,7 @@ def open_ctranslate2(config: DistillConfig, target: LoadedTarget) -> BatchDecode
     return BatchDecoder(
         CTRANSLATE2.name,
         decode,
-        partial(batches_by_length, batch_tokens=config.batch_tokens),
+        partial(batches_by_length, batch_tokens=QUEUED * config.batch_tokens),
         {"batch_tokens": config.batch_tokens},
         {CTRANSLATE2.name: package_version()},
     )
