@@ -36,7 +36,9 @@ class CachedModel:
 
     BART, mBART, Pegasus, Marian, T5, Llama, Mistral, Qwen2, Qwen3, GPT-2, GPT-NeoX and OPT are
     known to have a plain cache. Others are tried on a few tokens first, and refused if drafting
-    and dropping tokens changes what they say.
+    and dropping tokens changes what they say. Known families decode many sequences in one call
+    (`Batched`), the others one after the other (`Whole`). Weights are read when this is made: of a
+    model that has been trained on since, make another.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:

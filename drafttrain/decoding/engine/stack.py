@@ -18,6 +18,9 @@ from torch import Tensor
 
 from drafttrain.decoding.engine.products import Linear
 
+FEW_ROWS = 64
+"""Most rows whose scores are worked out as a product of their own on a CPU (`by_products`)."""
+
 KeysValues = tuple[Tensor, Tensor]
 """Two [B, C, heads, head_dim]: a cache's columns, one a token."""
 
@@ -224,6 +227,7 @@ def run_stack(
     mask = rows.mask
     if stack.distance_bias is not None:
         mask = _distances(stack.distance_bias, rows)
+    mask = ready_mask(mask, stack.layers[0], x)
     for number, layer in enumerate(stack.layers):
         cross = None if memory is None else memory.keys_values[number]
         cross_mask = None if memory is None else memory.mask
@@ -279,7 +283,8 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sca
     """Attention where each group of query heads shares a head of keys and values.
 
     The queries of a group are handed over as so many more rows, so that no key is copied. Shapes:
-    query [B, N, H, W], keys and values [B, C, K, W], mask [B, 1 or H, N, C] -> [B, N, H W].
+    query [B, N, H, W], keys and values [B, C, K, W], mask [B, 1 or H, N, C], or as `ready_mask` has
+    made it -> [B, N, H W].
     """
     batch, new, heads, width = query.shape
     groups = heads // keys.shape[2]
@@ -288,14 +293,60 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sca
     else:
         query = query.view(batch, new, -1, groups, width).permute(0, 2, 3, 1, 4)
         query = query.reshape(batch, -1, groups * new, width)
-        mask = None if mask is None else mask.repeat(1, 1, groups, 1)
-    mixed = F.scaled_dot_product_attention(
-        query, keys.transpose(1, 2), values.transpose(1, 2), mask, scale=scale
-    )
+    keys, values = keys.transpose(1, 2), values.transpose(1, 2)
+    if by_products(query):
+        mixed = _attend_by_products(query, keys, values, mask, scale)
+    else:
+        if groups > 1 and mask is not None:
+            mask = mask.repeat(1, 1, groups, 1)
+        mixed = F.scaled_dot_product_attention(query, keys, values, mask, scale=scale)
     if groups > 1:
         mixed = mixed.view(batch, -1, groups, new, width).permute(0, 3, 1, 2, 4)
         return mixed.reshape(batch, new, heads * width)
     return mixed.transpose(1, 2).reshape(batch, new, heads * width)
+
+
+def by_products(query: Tensor) -> bool:
+    """Whether two plain products do it faster than the fused kernel: a few rows on a CPU.
+
+    Shapes: query [B, K, N, W].
+    """
+    precise = query.dtype in (torch.float32, torch.float64)
+    return query.device.type == "cpu" and precise and 1 < query.shape[2] <= FEW_ROWS
+
+
+def ready_mask(mask: Tensor | None, layer: Layer, like: Tensor) -> Tensor | None:
+    """The mask as the layers' attention adds it, where it is added to products: [B K, G N, C].
+
+    Shapes: mask [B, 1 or H, N, C], like [B, N, D].
+    """
+    attention = layer.attention
+    groups = attention.heads // attention.kv_heads
+    rows = groups * like.shape[1]
+    if mask is None or not by_products(like.new_empty(0, 1, rows, 1)):
+        return mask
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=like.dtype).masked_fill_(~mask, -torch.inf)
+    mask = mask.expand(len(like), attention.kv_heads, -1, -1)
+    if groups > 1:
+        mask = mask.repeat(1, 1, groups, 1)
+    return mask.reshape(-1, rows, mask.shape[-1])
+
+
+def _attend_by_products(query, keys, values, mask, scale) -> Tensor:
+    """Shapes: query [B, K, N, W], keys and values [B, K, C, W], mask as `ready_mask` has made it,
+    or [B, 1, 1, C] bool -> [B, K, N, W]."""
+    batch, heads, rows, width = query.shape
+    query = query.reshape(-1, rows, width)
+    turned = keys.reshape(batch * heads, -1, width).transpose(1, 2)
+    if mask is not None and mask.dim() == 3:
+        scores = torch.baddbmm(mask, query, turned, alpha=scale)
+    else:
+        scores = torch.bmm(query, turned).mul_(scale)
+        if mask is not None:
+            scores.view(batch, heads, rows, -1).masked_fill_(~mask, -torch.inf)
+    mixed = torch.bmm(scores.softmax(-1), values.reshape(batch * heads, -1, width))
+    return mixed.view(batch, heads, rows, width)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
