@@ -84,6 +84,8 @@ class Batched:
 
     def call(self, feeds: Sequence[Feed], layers: Sequence[int] = ()) -> list[StepOutput]:
         """Feed every sequence its tokens, in as few calls as pays; outputs in the same order."""
+        assert self.pool is not None
+        self.pool.tidy()
         outputs: dict[int, StepOutput] = {}
         for group in _groups(feeds):
             found = self._call([feeds[place] for place in group], tuple(layers))

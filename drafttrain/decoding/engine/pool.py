@@ -63,6 +63,8 @@ class Pool:
         self.lengths: list[int] = []
         """Tokens of each line's source."""
         self._holders: list[weakref.ref[Line]] = []
+        self._forgotten: list[weakref.ref[Line]] = []
+        """Holders that are gone, at any moment, also in the middle of a call."""
         self._empty()
         POOLS.add(self)
 
@@ -81,12 +83,14 @@ class Pool:
 
     def release(self) -> None:
         """Give the memory back where no line is in use; it grows again as it is needed."""
+        self.tidy()
         if not self._holders:
             self._empty()
 
     @property
     def in_use(self) -> int:
-        return len(self._holders)
+        """Lines that somebody holds."""
+        return len(self._holders) - len(self._forgotten)
 
     @property
     def bytes(self) -> int:
@@ -95,16 +99,16 @@ class Pool:
 
     def take(self, line: Line) -> int:
         """The number of a free line."""
+        self.tidy()
         number = len(self._holders)
         if number == self.states.shape[1]:
             self._grow(lines=max(1, 2 * number))
         # a model that gave NaN must not be heard of by those who come later
         self.states[:, number].nan_to_num_(0.0, 0.0, 0.0)
-        self._holders.append(weakref.ref(line, self._forgotten))
+        self._holders.append(weakref.ref(line, self._forgotten.append))
         self.lengths.append(0)
         return number
 
-    @torch.inference_mode()
     def _give_back(self, number: int) -> None:
         """Free a line; the last one in use takes its place."""
         last = len(self._holders) - 1
@@ -122,11 +126,12 @@ class Pool:
         self._holders.pop()
         self.lengths.pop()
 
-    def _forgotten(self, reference: weakref.ref[Line]) -> None:
-        for number, holder in enumerate(self._holders):
-            if holder is reference:
-                self._give_back(number)
-                return
+    @torch.inference_mode()
+    def tidy(self) -> None:
+        """Free the lines that nobody holds any more. Between calls only: lines change places."""
+        while self._forgotten:
+            gone = self._forgotten.pop()
+            self._give_back(next(n for n, holder in enumerate(self._holders) if holder is gone))
 
     def make_room(self, columns: int) -> None:
         """Have so many columns in every line, or more."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from drafttrain.decoding.engine import batched
 from drafttrain.decoding.engine.batched import _groups
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.engine.calls import Feed
@@ -105,6 +106,31 @@ def test_sequences_leave_and_enter_and_some_sit_out(family):
     assert pool.in_use == 3
     check(1, 2)
     check(3)
+
+
+def test_a_line_that_is_given_up_during_a_call_stays_in_its_place_until_the_next(monkeypatch):
+    """Garbage is collected at any moment; a call must not have lines moved under its hands."""
+    model = tiny_model("llama")
+    target = CachedModel(model)
+    sources = [make_source([5, 9, 17 + i], model) for i in range(3)]
+    states = target.encode_all(sources)
+    target.catch_up_all([(states[i], sources[i].prefix) for i in range(3)])
+    run = batched.run_stack
+
+    def giving_up(*given):
+        states[0] = None
+        return run(*given)
+
+    monkeypatch.setattr(batched, "run_stack", giving_up)
+    pairs = [(states[i], torch.tensor([5, 9, 17 + i, 30])) for i in (1, 2)]
+    for _ in range(2):
+        found = target.catch_up_all(pairs)
+        for i, output in zip((1, 2), found, strict=True):
+            reference = fresh(model, sources[i], [5, 9, 17 + i, 30])
+            close(output.logits[-1], reference.logits[0, -1])
+            close_caches(states[i], reference.past_key_values)
+    assert target.engine.pool.in_use == 2
+    assert sorted(state.columns.number for state in states[1:]) == [0, 1]
 
 
 def test_room_is_made_once_and_kept():
