@@ -292,7 +292,7 @@ def test_a_wrong_output_is_reported_with_row_position_and_gap(target, monkeypatc
     model = CachedModel(target.model)
 
     def broken(proposal, target_logits, sampling, randomness):
-        verdict = verify_greedy(proposal, target_logits, sampling, randomness)
+        verdict = yield from verify_greedy(proposal, target_logits, sampling, randomness)
         return replace(verdict, next_token=6)
 
     wrong = Verifier(replace(RULES["greedy"], name="wrong"), broken)

@@ -18,6 +18,7 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy, Verifier
 from drafttrain.decoding.sampling import warp
+from drafttrain.decoding.shared import Steps, steps
 from drafttrain.decoding.types import Proposal, Sampling, Source, Verdict
 from drafttrain.decoding.verifiers import acceptance_probability
 from drafttrain.evaluation.bootstrap import (
@@ -70,8 +71,10 @@ class AcceptanceRecorder:
         sampling: Sampling,
         randomness: Randomness,
         **settings: float,
-    ) -> Verdict:
-        verdict = self.verifier.function(proposal, target_logits, sampling, randomness, **settings)
+    ) -> Steps[Verdict]:
+        verdict = yield from steps(
+            self.verifier.function(proposal, target_logits, sampling, randomness, **settings)
+        )
         if proposal.hidden is not None and len(proposal.tokens) > 0:
             known = min(len(proposal.hidden), len(proposal.tokens))
             self.hidden.append(proposal.hidden[:known].float().cpu())
