@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from drafttrain.decoding.shared import alone
 from drafttrain.decoding.types import Proposal, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.evaluation.bootstrap import draw_resamples
@@ -90,12 +91,12 @@ def test_labels_are_given_the_drafted_path_and_marked_after_a_rejection():
     target = torch.tensor([[0.5, 0.5], [0.2, 0.8], [0.9, 0.1], [0.5, 0.5]])
     proposal = Proposal.chain(torch.tensor([0, 0, 1]), draft, 3, hidden=torch.zeros(2, 4))
     recorder = AcceptanceRecorder(RejectionSampling())
-    verdict = recorder(proposal, target.log(), Sampling(1.0), Scripted(run=1))
+    verdict = alone(recorder(proposal, target.log(), Sampling(1.0), Scripted(run=1)))
     assert verdict.path.tolist() == [0]
     # two states are known of three tokens: the last one has not been fed
     assert torch.cat(recorder.acceptance).tolist() == pytest.approx([1.0, 0.25])
     assert torch.cat(recorder.rejected_before).tolist() == [False, False]
-    recorder(proposal, target.log(), Sampling(1.0), Scripted(run=0))
+    alone(recorder(proposal, target.log(), Sampling(1.0), Scripted(run=0)))
     assert recorder.rejected_before[1].tolist() == [False, True]
 
 
@@ -103,7 +104,7 @@ def test_the_label_of_a_slot_is_its_expected_acceptance():
     draft, target = torch.tensor([[0.8, 0.2]]), torch.tensor([[0.5, 0.5], [0.5, 0.5]])
     proposal = Proposal.chain(torch.tensor([1]), draft, 1, hidden=torch.zeros(3, 4))
     recorder = AcceptanceRecorder(RejectionSampling(), slots=True)
-    recorder(proposal, target.log(), Sampling(1.0), Scripted(run=1))
+    alone(recorder(proposal, target.log(), Sampling(1.0), Scripted(run=1)))
     assert recorder.acceptance[0].tolist() == pytest.approx([0.7])
 
 
@@ -111,5 +112,5 @@ def test_greedy_labels_are_whether_the_token_is_the_targets():
     proposal = Proposal.chain(torch.tensor([1, 0]), hidden=torch.zeros(2, 4))
     recorder = AcceptanceRecorder(GreedyMatch())
     logits = torch.tensor([[0.0, 1.0], [0.0, 1.0], [0.0, 1.0]])
-    recorder(proposal, logits, Sampling(), Scripted(run=0))
+    alone(recorder(proposal, logits, Sampling(), Scripted(run=0)))
     assert recorder.acceptance[0].tolist() == [1.0, 0.0]
