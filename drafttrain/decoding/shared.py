@@ -63,13 +63,6 @@ def alone(work: Steps[T] | T) -> T:
     return together([work])[0]
 
 
-def arg_max(rows: Sequence[Tensor]) -> list[int]:
-    """The likeliest token of each row, at one wait for the device. Shapes: [V] each."""
-    if len(rows) == 1:
-        return [int(rows[0].argmax())]
-    return torch.stack([row.argmax() for row in rows]).tolist()
-
-
 def arg_max_of_each(scores: Sequence[Tensor]) -> list[list[int]]:
     """The likeliest token of every row, at one wait for the device. Shapes: [R, V] each."""
     if len(scores) == 1:

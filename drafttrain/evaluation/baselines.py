@@ -9,12 +9,11 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from drafttrain.build.method import Method
 from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.padding import padded
 from drafttrain.decoding.types import Output, Sampling
 from drafttrain.evaluation.jobs import ASSISTED, BEAM, GENERATE, Job
 from drafttrain.evaluation.options import EvaluationOptions
@@ -155,13 +154,6 @@ class Generate:
         first = input_ids.shape[1] if decoder_only else len(batch[0].source.prefix)
         eos_ids = self.model.eos_ids
         return [cut_after_eos(tokens, eos_ids) for tokens in generated[:, first:].tolist()]
-
-
-def padded(rows: Sequence[Tensor], padding: int, side: str) -> tuple[Tensor, Tensor]:
-    """Rows of one length, and which of their tokens count. Shapes: [S] each -> [B, T], [B, T]."""
-    ids = pad_sequence(list(rows), batch_first=True, padding_value=padding, padding_side=side)
-    ones = [torch.ones_like(row) for row in rows]
-    return ids, pad_sequence(ones, batch_first=True, padding_side=side)
 
 
 def cut_after_eos(tokens: list[int], eos_ids: frozenset[int]) -> list[int]:

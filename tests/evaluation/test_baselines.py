@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 
 from drafttrain.build.method import Method
 from drafttrain.decoding.drafters.causal import CausalDrafter
@@ -13,7 +12,7 @@ from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.verifiers import GreedyMatch, SpecVerification
-from drafttrain.evaluation.baselines import cut_after_eos, padded, steady_assistant
+from drafttrain.evaluation.baselines import cut_after_eos, steady_assistant
 from drafttrain.evaluation.options import EvaluationOptions
 from drafttrain.evaluation.runner import make_jobs
 from tests.comparing import same_weights
@@ -68,15 +67,6 @@ def test_assisted_generation_without_a_language_model_is_refused():
     with pytest.raises(ValueError, match="no method drafts with a language model; give one as"):
         make_jobs(target, model, [copying], [], ASSISTED)
     assert make_jobs(target, model, [copying], [], replace(ASSISTED, baselines=()))
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_rows_are_padded_on_a_side_with_masks_that_show_their_tokens(side):
-    rows = [torch.tensor([4, 5, 6]), torch.tensor([7])]
-    ids, mask = padded(rows, 0, side)
-    assert ids.tolist() == [[4, 5, 6], [7, 0, 0] if side == "right" else [0, 0, 7]]
-    for row, own, counted in zip(rows, ids, mask, strict=True):
-        assert torch.equal(own[counted.bool()], row)
 
 
 def test_what_follows_the_first_eos_is_cut():

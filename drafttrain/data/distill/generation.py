@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     Cache,
     EncoderDecoderCache,
@@ -33,6 +32,7 @@ from drafttrain.config.backends import TRANSFORMERS
 from drafttrain.config.commands import DistillConfig
 from drafttrain.data.distill.batches import BatchDecoder, batches_by_length
 from drafttrain.data.shards.outputs import ShardRow
+from drafttrain.decoding.padding import padded
 from drafttrain.models.loading import LoadedTarget, cache_for_generate
 
 LEAVE_SHARE = 0.25
@@ -114,9 +114,7 @@ def generate_batch(
     rows = [torch.tensor(source) for source in sources]
     pad = model.generation_config.pad_token_id or 0  # masked: any token will do
     side = "right" if model.config.is_encoder_decoder else "left"
-    inputs = pad_sequence(rows, batch_first=True, padding_value=pad, padding_side=side)
-    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side=side)
-    inputs, mask = inputs.to(model.device), mask.to(model.device)
+    inputs, mask = (part.to(model.device) for part in padded(rows, pad, side))
     settings = settings | cache_for_generate(model)
     if settings["num_beams"] > 1:
         sequences = model.generate(inputs, attention_mask=mask, **settings)

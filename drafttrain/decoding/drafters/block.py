@@ -9,7 +9,7 @@ for slot i - 1 and is again just what the token is drawn from.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from drafttrain.config.kinds import DrawKind, Evidence
 from drafttrain.decoding.engine.batched import Batched, pad_texts
+from drafttrain.decoding.engine.cached_model import check_length
 from drafttrain.decoding.engine.calls import Feed
 from drafttrain.decoding.engine.families import read_drafter
 from drafttrain.decoding.engine.sequence_state import SequenceState
@@ -72,7 +73,7 @@ class BlockDrafter:
 
     def _encode(self, sources: Sequence[Source]) -> list[Tensor]:
         """The encoder's output of every source, [S, D] each."""
-        ids, mask = pad_texts(sources, self.model.config.pad_token_id or 0, self.engine.device)
+        ids, mask = pad_texts(sources, self.model.config.pad_token_id, self.engine.device)
         real = None if bool(mask.all()) else mask.bool()[:, None, None]
         encoded = self.model.encode_source(ids, real)
         return [rows[: len(one.input_ids)] for rows, one in zip(encoded, sources, strict=True)]
@@ -80,7 +81,7 @@ class BlockDrafter:
     def _embed(self, feeds: Sequence[Feed], tokens: Tensor, positions: Tensor) -> Tensor:
         """Tokens where they stand, slots softly copied from the source. Shapes: -> [B, N, D]."""
         model, sources = self.model, [feed.state.source for feed in feeds]
-        ids, mask = pad_texts(sources, model.config.pad_token_id or 0, self.engine.device)
+        ids, mask = pad_texts(sources, model.config.pad_token_id, self.engine.device)
         memory = Memory([], mask.bool()[:, None, None], model.copied_source(ids))
         copied = model.copy_source(model.embed(tokens), tokens, positions, memory)
         return model.decoder.start(copied, positions)
@@ -141,15 +142,10 @@ class BlockDrafter:
 
     def _left_to_right(self, hidden: Tensor, logits: Tensor, last: Tensor) -> Tensor:
         """Shapes: hidden [B, K, D], logits [B, K, V], last [B] -> [B, K]."""
-        scores, candidates = logits.topk(min(CANDIDATES, logits.shape[-1]), dim=-1)
-        directions = F.embedding(candidates, self.previous_token_rows)  # [B, K, C, rank]
-        from_hidden = self.model.previous_token_hidden(hidden)
-        drafted, previous = [], last
+        candidates, drafted, previous = Candidates(self, hidden, logits), [], last
         for slot in range(hidden.shape[1]):
-            told = F.embedding(previous, self.previous_token_features)
-            gate = F.silu(from_hidden[:, slot] + told)[..., None]
-            after = torch.baddbmm(scores[:, slot, :, None], directions[:, slot], gate)
-            previous = candidates[:, slot].gather(1, after.argmax(1))[:, 0]
+            best = candidates.after(slot, previous).argmax(-1, keepdim=True)
+            previous = candidates.tokens[:, slot].gather(1, best)[:, 0]
             drafted.append(previous)
         return torch.stack(drafted, dim=1)
 
@@ -174,11 +170,10 @@ class BlockSession:
         self.drafter, self.model = drafter, drafter.model
         self.sampling, self.randomness = sampling, randomness
         config = drafter.model.config
-        self.candidates = min(CANDIDATES, config.vocab_size)
         self.anchored = config.slots == "anchored"
         self.skipped = 0 if self.anchored else len(source.prefix)  # paper slots: no start token
         self.device = drafter.engine.device
-        assert len(source.input_ids) > 0  # raises where it is no text
+        check_length(len(source.input_ids), None)
         self._source = source
         self.state: SequenceState | None = None
 
@@ -259,44 +254,48 @@ class BlockSession:
 
     def _draw(self, hidden: Tensor, logits: Tensor, last: int, stop: StopPolicy) -> Proposal:
         featured = bool(self.model.config.previous_token_rank)
-        after = self._candidates_after(hidden, logits) if featured else None
+        candidates = Candidates(self.drafter, hidden[None], logits[None]) if featured else None
         states, known = hidden.unbind(), list(logits.unbind())
         drafted: list[Tensor] = []
         rows: list[Tensor] = []
         notes: dict[str, list[float]] = {}
-        previous = torch.tensor(last, device=self.device)
+        previous = torch.tensor([last], device=self.device)
         for depth in range(len(states)):
-            if after is not None:
-                known[depth] = known[depth].index_copy(0, *after(depth, previous))
+            if candidates is not None:
+                after = candidates.after(depth, previous)[0]
+                known[depth] = known[depth].index_copy(0, candidates.tokens[0, depth], after)
             state = DraftState(depth, known[: depth + 1], states, notes)
             if not stop.should_draft(state):
                 break
             row = warp(known[depth], self.sampling)
-            previous = self.randomness.categorical(row[None])[0]
+            previous = self.randomness.categorical(row[None])
             drafted.append(previous)
             rows.append(row)
         if not drafted:
             nothing = torch.empty(0, dtype=torch.long)
             return Proposal.chain(nothing, hidden=hidden)
-        return Proposal.chain(torch.stack(drafted).cpu(), torch.stack(rows), hidden=hidden)
+        return Proposal.chain(torch.cat(drafted).cpu(), torch.stack(rows), hidden=hidden)
 
-    def _candidates_after(
-        self, hidden: Tensor, logits: Tensor
-    ) -> Callable[[int, Tensor], tuple[Tensor, Tensor]]:
-        """A function of a slot and the token before: the slot's candidates, and their scores then.
 
-        They are the best of the slot alone; scoring them takes a small part of a projection's time.
-        Shapes: hidden [K, D], logits [K, V], -> two [C].
-        """
-        scores, candidates = logits.topk(self.candidates, dim=-1)
-        directions = F.embedding(candidates, self.drafter.previous_token_rows)  # [K, C, rank]
-        from_hidden = self.model.previous_token_hidden(hidden)
+class Candidates:
+    """The best tokens of each slot alone, to be scored again once the token before is known.
 
-        def after(slot: int, previous: Tensor) -> tuple[Tensor, Tensor]:
-            gate = F.silu(from_hidden[slot] + self.drafter.previous_token_features[previous])
-            return candidates[slot], torch.addmv(scores[slot], directions[slot], gate)
+    Scoring them takes a small part of a projection's time. Shapes: hidden [B, K, D], logits
+    [B, K, V].
+    """
 
-        return after
+    def __init__(self, drafter: BlockDrafter, hidden: Tensor, logits: Tensor) -> None:
+        self._scores, self.tokens = logits.topk(min(CANDIDATES, logits.shape[-1]), dim=-1)
+        self._directions = F.embedding(self.tokens, drafter.previous_token_rows)  # [B, K, C, rank]
+        self._from_hidden = drafter.model.previous_token_hidden(hidden)
+        self._features = drafter.previous_token_features
+
+    def after(self, slot: int, previous: Tensor) -> Tensor:
+        """Scores of a slot's candidates after these tokens. Shapes: [B] -> [B, C]."""
+        told = F.embedding(previous, self._features)
+        gate = F.silu(self._from_hidden[:, slot] + told)[..., None]
+        scores = self._scores[:, slot, :, None]
+        return torch.baddbmm(scores, self._directions[:, slot], gate)[..., 0]
 
 
 def slots_to_draft(stop: StopPolicy, logits: Tensor, hidden: Tensor | None = None) -> int:

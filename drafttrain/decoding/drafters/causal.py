@@ -16,7 +16,7 @@ from drafttrain.decoding.engine.cached_model import CachedModel, own_source
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.sampling import warp
-from drafttrain.decoding.shared import Call, Steps, arg_max
+from drafttrain.decoding.shared import Call, Steps, arg_max_of_each
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
 from drafttrain.models.draft_states import drawn_states
@@ -144,7 +144,8 @@ class CausalSession:
     def _choose(self, row: Tensor, probs: list[Tensor]) -> Steps[int]:
         """The next token of the draft; the row it is drawn from is put into probs. Shape: [V]."""
         if self.sampling.greedy:
-            return (yield Call(arg_max, row))
+            [token] = yield Call(arg_max_of_each, row[None])
+            return token
         probs.append(warp(row[None], self.sampling))
         return int(self.randomness.categorical(probs[-1]))
 

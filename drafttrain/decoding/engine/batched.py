@@ -8,7 +8,6 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from drafttrain.decoding.engine.architectures import position_limit
@@ -16,7 +15,8 @@ from drafttrain.decoding.engine.calls import Feed, StepOutput, record
 from drafttrain.decoding.engine.families import read_stack
 from drafttrain.decoding.engine.pool import Line, Pool
 from drafttrain.decoding.engine.sequence_state import SequenceState
-from drafttrain.decoding.engine.stack import Kept, Rotations, Rows, Stack, run_stack
+from drafttrain.decoding.engine.stack import Rotations, Rows, Stack, run_stack
+from drafttrain.decoding.padding import padded
 from drafttrain.decoding.types import Source
 
 SMALL = 16
@@ -109,19 +109,20 @@ class Batched:
         rows = self._rows(feeds, starts, sizes, total, lines)
         cache = self.pool.columns(lines, total)
         memory = self.pool.memory(lines, numbers)
-        kept = Kept(tuple(layer % len(self.stack.layers) for layer in layers if layer != -1))
+        depth = len(self.stack.layers)
+        kept: dict[int, Tensor | None] = {n % depth: None for n in layers if n != -1}
         self._know_rotations(feeds)
         embedded = None if self._embed is None else self._embed(feeds, rows.ids, rows.positions)
         hidden = run_stack(self.stack, rows, cache, self._rotations, memory, embedded, kept)
         if not together:
             self._write_back(lines, rows.columns, cache)
         logits = self.stack.logits(_asked(hidden, feeds, sizes))
-        kept_of = {
-            layer: kept.outputs[layer % len(self.stack.layers)] for layer in layers if layer != -1
-        }
+        states = {n: kept[n % depth] for n in layers if n != -1}
         return [
             StepOutput(
-                own, hidden[line, :size], {n: rows[line, :size] for n, rows in kept_of.items()}
+                own,
+                hidden[line, :size],
+                {n: of_layer[line, :size] for n, of_layer in states.items()},
             )
             for line, (own, size) in enumerate(
                 zip(logits.split([feed.rows for feed in feeds]), sizes, strict=True)
@@ -230,18 +231,16 @@ def encode_with(model: PreTrainedModel, sources: Sequence[Source]) -> list[Tenso
             encoder(**{name: value[None].to(device) for name, value in source.inputs.items()})[0][0]
             for source in sources
         ]
-    ids, mask = pad_texts(sources, model.config.pad_token_id or 0, device)
+    ids, mask = pad_texts(sources, model.config.pad_token_id, device)
     encoded = encoder(input_ids=ids, attention_mask=mask)[0]
     return [rows[: len(one.input_ids)] for rows, one in zip(encoded, sources, strict=True)]
 
 
 def pad_texts(
-    sources: Sequence[Source], padding: int, device: torch.device
+    sources: Sequence[Source], padding: int | None, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Token ids of several texts and their mask (1 = token), padded on the right. Two [B, S]."""
-    ids = [source.input_ids.to(device) for source in sources]
-    mask = pad_sequence([torch.ones_like(one) for one in ids], batch_first=True)
-    return pad_sequence(ids, batch_first=True, padding_value=padding), mask
+    return padded([source.input_ids.to(device) for source in sources], padding or 0)
 
 
 def _groups(feeds: Sequence[Feed]) -> Iterator[list[int]]:

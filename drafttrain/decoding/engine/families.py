@@ -89,22 +89,21 @@ def _rms_norm(module: nn.Module, kind: str) -> Norm:
     return Norm(kind, len(weight), weight, None, module.variance_epsilon)
 
 
+def _self_attention(module: nn.Module) -> SelfAttention:
+    """Of a BART-like decoder, or an OPT."""
+    heads, qkv = module.num_heads, linear(module.q_proj, module.k_proj, module.v_proj)
+    return SelfAttention(qkv, linear(module.out_proj), heads, heads, module.scaling)
+
+
 def _bart(model: PreTrainedModel) -> Stack:
     decoder, config = model.get_decoder(), model.config
     pre = config.model_type in ("mbart", "pegasus")
     layers = []
     for layer in decoder.layers:
-        own, across = layer.self_attn, layer.encoder_attn
-        heads = own.num_heads
+        across = layer.encoder_attn
         layers.append(
             Layer(
-                SelfAttention(
-                    linear(own.q_proj, own.k_proj, own.v_proj),
-                    linear(own.out_proj),
-                    heads,
-                    heads,
-                    own.scaling,
-                ),
+                _self_attention(layer.self_attn),
                 _layer_norm(layer.self_attn_layer_norm),
                 FeedForward(linear(layer.fc1), linear(layer.fc2), layer.activation_fn),
                 _layer_norm(layer.final_layer_norm),
@@ -113,7 +112,7 @@ def _bart(model: PreTrainedModel) -> Stack:
                     linear(across.q_proj),
                     linear(across.k_proj, across.v_proj),
                     linear(across.out_proj),
-                    heads,
+                    across.num_heads,
                     across.scaling,
                 ),
                 _layer_norm(layer.encoder_attn_layer_norm),
@@ -137,7 +136,7 @@ def _t5(model: PreTrainedModel) -> Stack:
     decoder, config = model.get_decoder(), model.config
     layers = []
     for block in decoder.block:
-        own, across, last = (part for part in block.layer)
+        own, across, last = block.layer
         attention, cross, dense = own.SelfAttention, across.EncDecAttention, last.DenseReluDense
         ups = (dense.wi_0, dense.wi_1) if config.is_gated_act else (dense.wi,)
         heads = attention.n_heads
@@ -283,16 +282,9 @@ def _opt(model: PreTrainedModel) -> Stack:
     body = model.get_decoder()
     layers = []
     for layer in body.layers:
-        own = layer.self_attn
         layers.append(
             Layer(
-                SelfAttention(
-                    linear(own.q_proj, own.k_proj, own.v_proj),
-                    linear(own.out_proj),
-                    own.num_heads,
-                    own.num_heads,
-                    own.scaling,
-                ),
+                _self_attention(layer.self_attn),
                 _layer_norm(layer.self_attn_layer_norm),
                 FeedForward(linear(layer.fc1), linear(layer.fc2), layer.activation_fn),
                 _layer_norm(layer.final_layer_norm),

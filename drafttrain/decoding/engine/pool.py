@@ -92,11 +92,6 @@ class Pool:
         """Lines that somebody holds."""
         return len(self._holders) - len(self._forgotten)
 
-    @property
-    def bytes(self) -> int:
-        """Memory that it holds."""
-        return sum(t.numel() * t.element_size() for t in (self.states, self.sources))
-
     def take(self, line: Line) -> int:
         """The number of a free line."""
         self.tidy()

@@ -9,7 +9,7 @@ operations on tensors of given shapes, so that it can be compiled.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -195,14 +195,6 @@ class Memory:
     """[B, 1, 1, S] true where a source token is; None: all are."""
 
 
-@dataclass
-class Kept:
-    """Outputs of single layers that a caller asked for, by number: [B, N, D]."""
-
-    layers: tuple[int, ...] = ()
-    outputs: dict[int, Tensor] = field(default_factory=dict)
-
-
 def run_stack(
     stack: Stack,
     rows: Rows,
@@ -210,12 +202,13 @@ def run_stack(
     rotations: Rotations | None = None,
     memory: Memory | None = None,
     embedded: Tensor | None = None,
-    kept: Kept | None = None,
+    kept: dict[int, Tensor | None] | None = None,
 ) -> Tensor:
     """Hidden states after the final norm; keys and values go into the cache, in place.
 
     cache: of every layer, the first C columns of B sequences. embedded takes the place of the
-    embedded tokens. Shapes: -> [B, N, D].
+    embedded tokens; in `kept` the outputs of the layers that it has numbers of are put, [B, N, D]
+    each. Shapes: -> [B, N, D].
     """
     x = stack.embed(rows.ids, rows.positions) if embedded is None else embedded
     rotary = None
@@ -232,8 +225,8 @@ def run_stack(
         cross = None if memory is None else memory.keys_values[number]
         cross_mask = None if memory is None else memory.mask
         x = _run_layer(layer, x, rows.columns, mask, cache[number], rotary, cross, cross_mask)
-        if kept is not None and number in kept.layers:
-            kept.outputs[number] = x
+        if kept is not None and number in kept:
+            kept[number] = x
     return x if stack.final_norm is None else stack.final_norm(x)
 
 
@@ -294,7 +287,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sca
         query = query.view(batch, new, -1, groups, width).permute(0, 2, 3, 1, 4)
         query = query.reshape(batch, -1, groups * new, width)
     keys, values = keys.transpose(1, 2), values.transpose(1, 2)
-    if by_products(query):
+    if by_products(query, query.shape[2]):
         mixed = _attend_by_products(query, keys, values, mask, scale)
     else:
         if groups > 1 and mask is not None:
@@ -306,13 +299,10 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sca
     return mixed.transpose(1, 2).reshape(batch, new, heads * width)
 
 
-def by_products(query: Tensor) -> bool:
-    """Whether two plain products do it faster than the fused kernel: a few rows on a CPU.
-
-    Shapes: query [B, K, N, W].
-    """
-    precise = query.dtype in (torch.float32, torch.float64)
-    return query.device.type == "cpu" and precise and 1 < query.shape[2] <= FEW_ROWS
+def by_products(like: Tensor, rows: int) -> bool:
+    """Whether two plain products do it faster than the fused kernel: for a few rows on a CPU."""
+    precise = like.dtype in (torch.float32, torch.float64)
+    return like.device.type == "cpu" and precise and 1 < rows <= FEW_ROWS
 
 
 def ready_mask(mask: Tensor | None, layer: Layer, like: Tensor) -> Tensor | None:
@@ -323,7 +313,7 @@ def ready_mask(mask: Tensor | None, layer: Layer, like: Tensor) -> Tensor | None
     attention = layer.attention
     groups = attention.heads // attention.kv_heads
     rows = groups * like.shape[1]
-    if mask is None or not by_products(like.new_empty(0, 1, rows, 1)):
+    if mask is None or not by_products(like, rows):
         return mask
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=like.dtype).masked_fill_(~mask, -torch.inf)

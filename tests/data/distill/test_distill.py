@@ -12,29 +12,23 @@ import torch
 from filelock import FileLock
 
 from drafttrain.config.base import ConfigError, Interrupted
-from drafttrain.config.commands import DistillConfig
-from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.relaunch import launch_command
 from drafttrain.data.distill import distill as distillation
 from drafttrain.data.distill.batches import batches_by_length
 from drafttrain.data.distill.distill import ShardRow, distill
 from drafttrain.data.distill.generation import choose, generate_batch, generate_settings, trim
 from drafttrain.data.distill.plan import plan_distillation
-from drafttrain.data.inputs.prompts import load_inputs
-from drafttrain.data.shards.outputs import hash_inputs, load_distilled, read_manifest
+from drafttrain.data.shards.outputs import load_distilled, read_manifest
 from drafttrain.models.identity import hash_tokenizer, hash_weights
 from drafttrain.models.loading import load_target
-from tests.data.distill.tiny_distill import rows_of, settings
+from tests.data.distill.tiny_distill import SAMPLED, rows_of, settings
 from tests.processes.launching import Launch, kill_nine_when, run
-from tests.tiny_models import BOS, EOS, FAMILIES, tiny_model
+from tests.tiny_models import EOS, FAMILIES, tiny_model
 from tests.tiny_targets import random_sentences, save_target, tiny_tokenizer
 
 
 def shards(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.parquet"))}
-
-
-SAMPLED = {"method": "sample", "sampling": {"max_new_tokens": 12, "temperature": 1.0, "seed": 3}}
 
 
 @pytest.mark.parametrize("method", ["greedy", "beam"])
@@ -356,141 +350,6 @@ def test_settings_of_generate_state_all_that_a_target_could_set_otherwise(tiny_t
     assert distill(other, target).counts == plain.counts
     assert rows_of(other.out) == rows_of(config.out)
     assert generate_settings(config)["num_beams"] == 1
-
-
-@pytest.fixture
-def causal_target(tmp_path: Path) -> Path:
-    """A folder with a tiny Llama that ends many texts, and the tokenizer of the words."""
-    model = tiny_model("llama")
-    model.generation_config.update(eos_token_id=[EOS, 15, 21, 25], pad_token_id=0)
-    return save_target(model, tmp_path / "target")
-
-
-def words(text: str) -> list[int]:
-    return [int(word.removeprefix("w")) for word in text.split()]
-
-
-@pytest.mark.parametrize("method", ["greedy", "beam"])
-def test_outputs_of_a_decoder_only_target_are_those_of_generate(causal_target, method):
-    config = settings(causal_target, sentences=9, method=method, num_beams=3)
-    assert distill(config).counts.ok == 9
-    model = load_target(config.target).model
-    asked = {"do_sample": False, "num_beams": 3 if method == "beam" else 1, "max_new_tokens": 12}
-    lines = Path(config.data.path).read_text().splitlines()
-    for row in load_distilled(config.out):
-        assert row["source_ids"] == words(lines[row["row"]])  # the tokenizer's EOS is no prompt
-        ids = torch.tensor([row["source_ids"]])
-        expected = model.generate(ids, attention_mask=torch.ones_like(ids), **asked)[0]
-        assert row["target_ids"] == expected[ids.shape[1] :].tolist()
-
-
-def test_sampled_rows_of_a_decoder_only_target_depend_on_seed_and_row_alone(causal_target):
-    one = settings(causal_target, "one", **SAMPLED)
-    other = settings(causal_target, "two", **SAMPLED)
-    other = other.model_copy(update={"shard_rows": 5, "batch_tokens": 12})
-    distill(one)
-    distill(other)
-    assert rows_of(one.out) == rows_of(other.out)
-    assert len({len(row["target_ids"]) for row in rows_of(one.out)}) > 2
-
-
-def test_a_target_that_penalises_repetition_takes_rows_of_one_length(causal_target):
-    target = load_target(settings(causal_target).target)
-    target.model.generation_config.update(repetition_penalty=1.3)
-    config = settings(causal_target, sentences=18)
-    distill(config, target)
-    asked = {"do_sample": False, "num_beams": 1, "max_new_tokens": 12}
-    for row in load_distilled(config.out):
-        ids = torch.tensor([row["source_ids"]])
-        expected = target.model.generate(ids, attention_mask=torch.ones_like(ids), **asked)[0]
-        assert row["target_ids"] == expected[ids.shape[1] :].tolist()
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
-def test_prompts_without_room_for_the_output_are_skipped_by_number(family, tmp_path):
-    target = save_target(tiny_model(family), tmp_path / "target")
-    config = settings(target, sentences=3, sampling={"max_new_tokens": 60})
-    Path(config.data.path).write_text("w4 w5\n\nw4 w5 w6 w7\nw4 w5 w6 w7 w8\n")
-    counts = distill(config).counts
-    assert (counts.ok, counts.skipped) == (2, 2)
-    rows = rows_of(config.out)
-    assert [row["reason"] for row in rows if row["status"] == "skipped"] == [
-        "empty",
-        "5 tokens and 60 new ones, the target has 64 positions",
-    ]
-
-
-def test_a_decoder_only_target_needs_room_for_a_prompt(causal_target):
-    config = settings(causal_target, sampling={"max_new_tokens": 64})
-    with pytest.raises(ConfigError, match="64 positions, prompt included; .*max_new_tokens=63"):
-        distill(config)
-    assert not config.out.exists()
-
-
-TEMPLATE = "{% for turn in messages %}<s> {{ turn.content }} </s> {% endfor %}<s>"
-
-
-def chat_settings(target: Path, lines: list[str], **changes) -> DistillConfig:
-    config = settings(target, **changes)
-    rows = [json.dumps({"messages": [{"role": "user", "content": line}]}) for line in lines]
-    path = target.parent / "chats.jsonl"
-    path.write_text("\n".join(rows) + "\n")
-    data = config.data.model_copy(update={"path": str(path)})
-    return config.model_copy(update={"data": data})
-
-
-def test_chats_are_distilled_through_the_template(causal_target):
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(causal_target)
-    config = chat_settings(causal_target, ["w4 w5", " ", "w6"])
-    plan = plan_distillation(config)
-    counts = distill(config).counts
-    assert (counts.ok, counts.skipped) == (2, 1)
-    rows = {row["row"]: row for row in rows_of(config.out)}
-    assert rows[0]["source_ids"] == [BOS, 4, 5, EOS, BOS]
-    assert rows[1]["reason"] == "no user turn, or one without text"
-    assert plan.source_tokens == counts.source_tokens
-    plain = settings(causal_target, "plain", sentences=1)
-    Path(plain.data.path).write_text("w4 w5\n")
-    asked = plain.data.model_copy(update={"chat": True})
-    distill(plain.model_copy(update={"data": asked}))
-    assert rows_of(plain.out)[0] == rows[0]
-
-
-def test_chats_without_a_template_are_refused_before_anything_is_written(
-    causal_target, tiny_marian
-):
-    config = chat_settings(causal_target, ["w4"])
-    with pytest.raises(ConfigError, match="no chat template"):
-        distill(config)
-    save_target(tiny_marian, causal_target)
-    with pytest.raises(ConfigError, match="encoder-decoder target needs one text a row"):
-        distill(config)
-    assert not config.out.exists()
-
-
-def test_another_turn_of_a_chat_makes_other_inputs(causal_target):
-    one = chat_settings(causal_target, ["w4"]).data
-    before = hash_inputs(load_inputs(one))
-    path = Path(one.path)
-    path.write_text(path.read_text().replace('"user"', '"system"'))
-    assert hash_inputs(load_inputs(one)) != before
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
-def test_a_decoder_only_run_is_planned_without_its_weights(family, tmp_path):
-    target = save_target(tiny_model(family), tmp_path / "target")
-    parameters = load_target(TargetConfig(path=str(target), device="cpu")).model.num_parameters()
-    (target / "model.safetensors").unlink()
-    plan = plan_distillation(settings(target))
-    assert plan.parameters == parameters
-    assert plan.target_tokens == 20 * 12  # at most
-    heads = 2 if family == "llama" else 4
-    a_position = 2 * 2 * heads * 4 * 4  # keys and values, layers, heads, their width, bytes
-    assert plan.cache_bytes % a_position == 0
-    rows = max(1, 40 * 20 // plan.source_tokens)
-    assert plan.cache_bytes == a_position * (40 + 12 * rows)
 
 
 def test_a_folder_begun_before_a_setting_of_the_inputs_existed_goes_on(tiny_target):

@@ -10,6 +10,8 @@ from drafttrain.config.commands import DistillConfig
 from drafttrain.config.inputs import DataConfig, TargetConfig
 from tests.tiny_targets import random_sentences
 
+SAMPLED = {"method": "sample", "sampling": {"max_new_tokens": 12, "temperature": 1.0, "seed": 3}}
+
 
 def settings(target: Path, out: str = "out", sentences: int = 20, **changes) -> DistillConfig:
     folder = target.parent
