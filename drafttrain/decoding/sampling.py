@@ -81,18 +81,13 @@ class SampledRandomness:
                 "probabilities to sample from are not finite: a model gave NaN or infinite logits; "
                 "load it in float32 or bfloat16"
             )
-        drawn = total * torch.rand(
-            total.shape, dtype=total.dtype, device=total.device, generator=self.generator
-        )
+        drawn = total * self.uniform(total)
         places = torch.searchsorted(upto, drawn, right=True)  # tokens of probability 0 are skipped
         return torch.minimum(places, torch.searchsorted(upto, total))[:, 0]
 
     def accept_run(self, probs: Tensor) -> int:
         """Independent events that come true before the first that does not. Shape: probs [N]."""
-        drawn = torch.rand(
-            probs.shape, dtype=probs.dtype, device=probs.device, generator=self.generator
-        )
-        return int((drawn < probs).cumprod(dim=0).sum())
+        return int((self.uniform(probs) < probs).cumprod(dim=0).sum())
 
     def without_replacement(self, probs: Tensor, count: int) -> Tensor:
         """Indices drawn one after another from each row, none twice; -1 where none is left.
@@ -103,6 +98,12 @@ class SampledRandomness:
         keys = probs.log() + self.gumbel(probs)
         best = keys.topk(count, dim=-1)
         return best.indices.masked_fill(best.values == -torch.inf, -1)
+
+    def uniform(self, like: Tensor) -> Tensor:
+        """Independent draws from [0, 1), of the shape and type of `like`."""
+        return torch.rand(
+            like.shape, dtype=like.dtype, device=like.device, generator=self.generator
+        )
 
     def gumbel(self, like: Tensor) -> Tensor:
         """Independent standard Gumbels: -log of exponential draws.

@@ -37,22 +37,38 @@ class Difference(Part):
 
     row: int
     position: int
-    gap: float
-    """Plain decoding's top-2 logit gap there."""
+    gap: float | None
+    """Greedy: plain decoding's top-2 logit gap there. Sampled: the distance of the first draw that
+    came out otherwise from the boundary between the two choices (`decoding.watched`); None where
+    the runs did not part at a draw."""
 
 
 class Parity(Part):
-    """Token-for-token comparison of a lossless greedy run with another one."""
+    """Token-for-token comparison of a lossless run with another one."""
 
     against: str
     compared: int
     identical: int
     differences: list[Difference]
+    sampled: bool = False
+    """Whether tokens are drawn, from the same variates in both runs."""
+    bound: float = GAP_TOLERANCE
+    """The gap below which a difference is due to rounding."""
+
+    @property
+    def gaps(self) -> list[float]:
+        """Of the differences that have one."""
+        return [one.gap for one in self.differences if one.gap is not None]
+
+    @property
+    def unexplained(self) -> int:
+        """Differences that rounding does not explain; none should be found."""
+        return len(self.differences) - sum(gap < self.bound for gap in self.gaps)
 
     @property
     def holds(self) -> bool:
         """Whether all outputs are equal, but for floating-point ties."""
-        return all(difference.gap < GAP_TOLERANCE for difference in self.differences)
+        return self.unexplained == 0
 
 
 class TimeShares(Part):
@@ -84,6 +100,8 @@ class BatchResult(Part):
     differing: int | None = None
     """Sequences whose tokens differ from those at batch size 1; None where they may: a baseline
     that samples a batch from one stream."""
+    parity: Parity | None = None
+    """Of lossless methods of this engine, above batch size 1: where and why they differ from it."""
     memory_bytes: int | None = None
     """Peak memory of a wave beyond what was held before it; `Report.memory` says of which kind."""
 

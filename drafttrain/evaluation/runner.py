@@ -9,7 +9,7 @@ others end. Tokenisation is not timed; encoding the source is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from time import perf_counter
@@ -26,6 +26,7 @@ from drafttrain.config.progress import tracking
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output
@@ -215,24 +216,35 @@ def make_jobs(
     return jobs + transformers_jobs(target, model, methods, prompts, options)
 
 
+def decode_by(
+    model: CachedModel,
+    method: Method,
+    prompts: Sequence[Prompt],
+    options: EvaluationOptions,
+    batch_size: int,
+    open_randomness: Callable[[int, int, torch.device], Randomness] = sequence_randomness,
+) -> list[Output]:
+    """Decode prompts by this engine, so many at once, an Output for each in order.
+
+    open_randomness: from (seed, the prompt's row, device); the same whatever else is decoded.
+    """
+    return Decoder(
+        model,
+        method.drafter,
+        method.stop,
+        method.verifier,
+        options.sampling,
+        lambda place: open_randomness(options.seed, prompts[place].row, model.device),
+    ).decode_all([prompt.source for prompt in prompts], options.max_new_tokens, batch_size)
+
+
 def _engine(
     model: CachedModel, method: Method, prompts: Sequence[Prompt], options: EvaluationOptions
 ) -> Decode:
-    """Decoding by this engine; each prompt has random choices of its own, whatever the order."""
+    """Decoding by this engine, of the prompts of these numbers."""
 
     def decode(chosen: Sequence[int], batch_size: int) -> list[Output]:
-        return Decoder(
-            model,
-            method.drafter,
-            method.stop,
-            method.verifier,
-            options.sampling,
-            lambda place: sequence_randomness(
-                options.seed, prompts[chosen[place]].row, model.device
-            ),
-        ).decode_all(
-            [prompts[place].source for place in chosen], options.max_new_tokens, batch_size
-        )
+        return decode_by(model, method, [prompts[place] for place in chosen], options, batch_size)
 
     return decode
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from drafttrain.config.sweep import SWEEPABLE
-from drafttrain.evaluation.report import GAP_TOLERANCE, Report, Run
+from drafttrain.evaluation.report import Parity, Report, Run
 from drafttrain.evaluation.table_style import (
     Column,
     FittedTable,
@@ -100,7 +100,7 @@ def markdown_trade_off(report: Report, intervals: bool = True) -> str:
 
 
 def parity_lines(report: Report) -> list[str]:
-    """What the token-for-token comparisons of greedy runs showed, one a line.
+    """What the token-for-token comparisons of runs showed, one a line.
 
     Lossless runs of this engine; other engines, whose rounding is another, by the count alone.
     """
@@ -110,17 +110,26 @@ def parity_lines(report: Report) -> list[str]:
             prompts = run.totals["prompts"]
             same = round(run.metrics["identical"].value * prompts)
             lines.append(f"{run.name}: {same} of {prompts} equal to {report.runs[0].name}")
-        for parity in run.parity:
-            line = f"{run.name}: {parity.identical} of {parity.compared} equal to {parity.against}"
-            if parity.differences:
-                gaps = [difference.gap for difference in parity.differences]
-                verdict = "ties" if parity.holds else "NOT ties: please report this"
-                line += (
-                    f"; at the first difference the top-2 logit gap is {min(gaps):.1e} to "
-                    f"{max(gaps):.1e} ({verdict}, bound {GAP_TOLERANCE:g})"
-                )
-            lines.append(line)
+        lines += [parity_line(run.name, parity) for parity in run.parity]
+        for result in run.batches:
+            if result.parity is not None and result.parity.differences:
+                name = f"{run.name}, batch {result.batch_size}"
+                lines.append(parity_line(name, result.parity))
     return lines
+
+
+def parity_line(name: str, parity: Parity) -> str:
+    """How many outputs are equal, and what is the matter where others part."""
+    line = f"{name}: {parity.identical} of {parity.compared} equal to {parity.against}"
+    if not parity.differences:
+        return line
+    what = "the draw's distance from a boundary" if parity.sampled else "the top-2 logit gap"
+    seen = f"{min(parity.gaps):.1e} to {max(parity.gaps):.1e}" if parity.gaps else "not known"
+    verdict = "ties"
+    if not parity.holds:
+        verdict = f"{parity.unexplained} are NOT ties: please report this"
+    bound = f"bound {parity.bound:.2g}"
+    return f"{line}; at the first difference {what} is {seen} ({verdict}, {bound})"
 
 
 def swept_runs(report: Report) -> list[Run]:

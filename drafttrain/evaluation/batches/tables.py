@@ -148,6 +148,8 @@ def _facts(report: Report, run: Run, result: BatchResult) -> list[str]:
     differing = "–"
     if result.differing is not None and result.batch_size > 1:
         differing = f"{result.differing} of {run.totals['prompts']}"
+        if result.parity is not None and not result.parity.holds:
+            differing += f", {result.parity.unexplained} NOT ties"
     memory = "–" if result.memory_bytes is None else f"{result.memory_bytes / 1e6:,.1f}"
     return [differing, memory][: len(_more(report))]
 

@@ -14,7 +14,7 @@ from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Round, Sampling
-from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
+from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
 from drafttrain.evaluation import runner
 from drafttrain.evaluation.batches.measure import batch_results, measure_batches
 from drafttrain.evaluation.batches.memory import peak_growth
@@ -188,7 +188,8 @@ def test_sequences_that_differ_from_batch_size_1_are_counted():
                     output.tokens[-1] = 6
             return found
 
-    job = Wrong("plain", [1.0] * 4, [1.0] * 4, [3] * 4).job(PLAIN)
+    lossy = replace(PLAIN, verifier=SpecVerification(3, 1.0))
+    job = Wrong("plain", [1.0] * 4, [1.0] * 4, [3] * 4).job(lossy)
     options = EvaluationOptions(repeats=1, warmup=0, batch_sizes=(1, 2))
     alone = run_interleaved([job], 4, options, CPU)
     batches = measure_batches([job], alone, 4, options, CPU)

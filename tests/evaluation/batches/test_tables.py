@@ -20,7 +20,8 @@ from drafttrain.evaluation.batches.tables import (
     markdown_lengths,
 )
 from drafttrain.evaluation.plots import choose_panels, plot_report
-from drafttrain.evaluation.report import Report, read_report, write_json
+from drafttrain.evaluation.report import Parity, Report, read_report, write_json
+from drafttrain.evaluation.tables import parity_lines
 from tests.evaluation.batches.reports import FORMER, batched_report, result, run
 
 
@@ -61,6 +62,28 @@ def test_every_method_has_a_row_at_each_of_its_batch_sizes(report):
     assert "1.20× (1.08–1.32×)" in markdown_batches(report)
     shown = printed(batch_table(report))
     assert shown.count("causal k=3 greedy") == 1 and "2 of 40" in shown and "coarse" in shown
+
+
+def test_why_sequences_of_a_batch_differ_is_said_and_errors_stand_out(report):
+    parts = [{"row": row, "position": 3, "gap": gap} for row, gap in enumerate((2e-7, 4e-2, None))]
+    values = {"against": "batch size 1", "compared": 40, "sampled": True, "bound": 1e-5}
+    drawn = Parity(**values, identical=39, differences=parts[:1])
+    wrong = Parity(**values, identical=37, differences=parts)
+
+    def with_parity(parity: Parity) -> Report:
+        differing = len(parity.differences)
+        batches = [result(8, 400, 18, 1.0, differing).model_copy(update={"parity": parity})]
+        return report.model_copy(update={"runs": [run("plain", batches)]})
+
+    assert parity_lines(with_parity(drawn)) == [
+        "plain, batch 8: 39 of 40 equal to batch size 1; at the first difference the draw's "
+        "distance from a boundary is 2.0e-07 to 2.0e-07 (ties, bound 1e-05)"
+    ]
+    assert (
+        "2.0e-07 to 4.0e-02 (2 are NOT ties: please report" in parity_lines(with_parity(wrong))[0]
+    )
+    assert "| 1 of 40 |" in markdown_batches(with_parity(drawn))
+    assert "| 3 of 40, 2 NOT ties |" in markdown_batches(with_parity(wrong))
 
 
 def test_the_draft_length_is_chosen_for_each_batch_size(report):
