@@ -19,11 +19,12 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from drafttrain.config.kinds import DrawKind, Evidence
-from drafttrain.decoding.engine.batched import Batched, pad_texts
+from drafttrain.decoding.engine.batched import Batched
 from drafttrain.decoding.engine.cached_model import check_length
 from drafttrain.decoding.engine.calls import Feed
-from drafttrain.decoding.engine.families import read_drafter
+from drafttrain.decoding.engine.encoding import TextEncoder, pad_texts
 from drafttrain.decoding.engine.sequence_state import SequenceState
+from drafttrain.decoding.engine.spec_drafter import read_drafter
 from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.sampling import exact_enough, warp
 from drafttrain.decoding.shared import Call, Steps
@@ -51,7 +52,9 @@ class BlockDrafter:
         config = model.config
         limit = None if config.positions == "relative" else config.max_positions
         embed = self._embed if config.soft_copy else None
-        self.engine = Batched(read_drafter(model), self._encode, limit, embed=embed)
+        encoder, decoder = read_drafter(model)
+        encode = TextEncoder(encoder, config.pad_token_id)
+        self.engine = Batched(decoder, encode, limit, embed=embed)
         if config.previous_token_rank:  # tables, so that a pair of tokens is quickly scored
             with torch.inference_mode():
                 every = torch.arange(config.embedding_rows, device=model.device)
@@ -70,13 +73,6 @@ class BlockDrafter:
         counts = [len(own) for own in states]
         together = torch.cat(list(states)) if len(states) > 1 else states[0]
         return list(self.project(together).split(counts))
-
-    def _encode(self, sources: Sequence[Source]) -> list[Tensor]:
-        """The encoder's output of every source, [S, D] each."""
-        ids, mask = pad_texts(sources, self.model.config.pad_token_id, self.engine.device)
-        real = None if bool(mask.all()) else mask.bool()[:, None, None]
-        encoded = self.model.encode_source(ids, real)
-        return [rows[: len(one.input_ids)] for rows, one in zip(encoded, sources, strict=True)]
 
     def _embed(self, feeds: Sequence[Feed], tokens: Tensor, positions: Tensor) -> Tensor:
         """Tokens where they stand, slots softly copied from the source. Shapes: -> [B, N, D]."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 
 import numpy as np
 import torch
@@ -12,11 +11,11 @@ from transformers import PreTrainedModel
 
 from drafttrain.decoding.engine.architectures import position_limit
 from drafttrain.decoding.engine.calls import Feed, StepOutput, record
+from drafttrain.decoding.engine.encoding import Encode, encoder_of
 from drafttrain.decoding.engine.families import read_stack
 from drafttrain.decoding.engine.pool import Line, Pool
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.stack import Rotations, Rows, Stack, run_stack
-from drafttrain.decoding.padding import padded
 from drafttrain.decoding.types import Source
 
 SMALL = 16
@@ -25,8 +24,6 @@ STRIP = 64
 """Most new tokens whose mask is cut from a strip that is kept."""
 
 
-Encode = Callable[[Sequence[Source]], list[Tensor]]
-"""The encoder's output of every source, [S, D] each."""
 Embed = Callable[[Sequence[Feed], Tensor, Tensor], Tensor]
 """Embedded tokens of feeds, where their embedding is not all: ids, positions [B, N] -> [B, N, D]"""
 
@@ -58,29 +55,34 @@ class Batched:
     @staticmethod
     def of_model(model: PreTrainedModel) -> Batched:
         """A model of a known family."""
-        encode = partial(encode_with, model) if model.config.is_encoder_decoder else None
         rotary = getattr(model.get_decoder(), "rotary_emb", None)
-        return Batched(read_stack(model), encode, position_limit(model.config), rotary)
+        limit = position_limit(model.config)
+        return Batched(read_stack(model), encoder_of(model), limit, rotary)
 
     def begin(self, sources: Sequence[Source]) -> list[SequenceState]:
         """Lines for new sequences; encodes their sources, where there is an encoder."""
         if self.pool is None:
             self.pool = Pool(self.stack)
         lines = [Line(self.pool) for _ in sources]
-        if self._encode is None:
-            return [
-                SequenceState(line, source) for line, source in zip(lines, sources, strict=True)
-            ]
-        states = []
-        for line, source, encoded in zip(lines, sources, self._encode(sources), strict=True):
-            found: list[Tensor] = []
-            for layer in self.stack.layers:
-                assert layer.cross is not None
-                both = layer.cross.keys_values(encoded).view(len(encoded), 2, layer.cross.heads, -1)
-                found += both.unbind(1)
-            self.pool.remember_source(line.number, found)
-            states.append(SequenceState(line, source, encoded))
-        return states
+        encoded = [None] * len(lines)
+        if self._encode is not None:
+            encoded = self._encode(sources)
+            self._remember_sources(lines, encoded)
+        return [SequenceState(*parts) for parts in zip(lines, sources, encoded, strict=True)]
+
+    def _remember_sources(self, lines: Sequence[Line], encoded: Sequence[Tensor]) -> None:
+        """Keep cross-attention's keys and values of what an encoder put out."""
+        assert self.pool is not None
+        lengths = [len(rows) for rows in encoded]
+        together = torch.cat(list(encoded))
+        of_layers = []
+        for layer in self.stack.layers:
+            assert layer.cross is not None
+            both = layer.cross.keys_values(together)
+            of_layers.append(both.view(len(together), 2, layer.cross.heads, -1))
+        states = torch.stack(of_layers).permute(0, 2, 3, 1, 4).flatten(0, 1)
+        for line, own in zip(lines, states.split(lengths, dim=2), strict=True):
+            self.pool.remember_source(line.number, own)
 
     def call(self, feeds: Sequence[Feed], layers: Sequence[int] = ()) -> list[StepOutput]:
         """Feed every sequence its tokens, in as few calls as pays; outputs in the same order."""
@@ -183,7 +185,7 @@ class Batched:
             columns = torch.arange(columns.start, columns.stop, device=self.device)[None]
         flat = [part for both in cache for part in both]
         for states, copied in zip(self.pool.states, flat, strict=True):
-            states[lines[:, None], columns] = copied[own, columns]
+            states.transpose(1, 2)[lines[:, None], columns] = copied.transpose(1, 2)[own, columns]
 
     def _causal_mask(self, cached: int, new: int) -> Tensor | None:
         """Mask of chains of one length over cached and new columns, [1, 1, new, all].
@@ -221,26 +223,6 @@ class Batched:
         like = torch.empty(0, dtype=self.stack.dtype, device=self.device)
         cos, sin = self._rotary(like, position_ids=places)
         self._rotations = Rotations(cos[0], sin[0])
-
-
-def encode_with(model: PreTrainedModel, sources: Sequence[Source]) -> list[Tensor]:
-    """`Encode` by a model of Transformers; texts in one padded call."""
-    encoder, device = model.get_encoder(), model.device
-    if len(sources) == 1 or not all(source.is_text for source in sources):
-        return [
-            encoder(**{name: value[None].to(device) for name, value in source.inputs.items()})[0][0]
-            for source in sources
-        ]
-    ids, mask = pad_texts(sources, model.config.pad_token_id, device)
-    encoded = encoder(input_ids=ids, attention_mask=mask)[0]
-    return [rows[: len(one.input_ids)] for rows, one in zip(encoded, sources, strict=True)]
-
-
-def pad_texts(
-    sources: Sequence[Source], padding: int | None, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Token ids of several texts and their mask (1 = token), padded on the right. Two [B, S]."""
-    return padded([source.input_ids.to(device) for source in sources], padding or 0)
 
 
 def _groups(feeds: Sequence[Feed]) -> Iterator[list[int]]:

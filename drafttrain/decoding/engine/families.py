@@ -1,12 +1,9 @@
-"""How the decoder of each known family is read as a `Stack`.
-
-Weights stay the model's own where they can; queries, keys and values (and gate and up) of a layer
-are put into one matrix. How matrices lie in memory is left to `products.py`.
-"""
+"""How the parts of each known family are read as a `Stack`: decoders, and encoders of texts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -14,25 +11,29 @@ from transformers import (
     GPT2LMHeadModel,
     GPTNeoXForCausalLM,
     OPTForCausalLM,
+    PretrainedConfig,
     PreTrainedModel,
     T5ForConditionalGeneration,
 )
 
 from drafttrain.decoding.engine.architectures import BART_LIKE, ROTARY, T5_LIKE
 from drafttrain.decoding.engine.products import Linear
+from drafttrain.decoding.engine.reading import (
+    cross_attention,
+    layer_norm,
+    linear,
+    rms_norm,
+    self_attention,
+    turned,
+)
 from drafttrain.decoding.engine.stack import (
     CrossAttention,
     FeedForward,
     Layer,
-    Norm,
     SelfAttention,
     Stack,
 )
 from drafttrain.models.layout import column_major
-from drafttrain.models.spec_drafter.model import SpecDrafter
-
-COPIED = 2**23
-"""Most numbers of weights that are put side by side in a copy."""
 
 
 @torch.no_grad()
@@ -53,132 +54,105 @@ def read_stack(model: PreTrainedModel) -> Stack:
     return others[kind](model)
 
 
-def linear(*modules: nn.Linear) -> Linear:
-    """The product of a layer; of several that read the same, one for all where they are small.
-
-    One product for all takes a copy of their weights, which saves nothing where they are large.
-    """
-    parts = [
-        Linear(module.weight.detach(), None if module.bias is None else module.bias.detach())
-        for module in modules
-    ]
-    if len(parts) == 1:
-        return parts[0]
-    if sum(part.weight.numel() for part in parts) > COPIED:
-        return Linear.side_by_side(parts)
-    weight, bias = torch.cat([part.weight for part in parts]), None
-    if any(part.bias is not None for part in parts):
-        bias = torch.cat(
-            [weight.new_zeros(len(p.weight)) if p.bias is None else p.bias for p in parts]
-        )
-    return Linear(column_major(weight), bias)
-
-
-def _turned(module: nn.Module) -> Linear:
-    """GPT-2's Conv1D, whose weight is [in, out]."""
-    return Linear(module.weight.detach().t(), module.bias.detach())
-
-
-def _layer_norm(module: nn.LayerNorm) -> Norm:
-    weight, bias = (None if one is None else one.detach() for one in (module.weight, module.bias))
-    return Norm("layer", module.normalized_shape[0], weight, bias, module.eps)
-
-
-def _rms_norm(module: nn.Module, kind: str) -> Norm:
-    weight = module.weight.detach()
-    return Norm(kind, len(weight), weight, None, module.variance_epsilon)
-
-
-def _self_attention(module: nn.Module) -> SelfAttention:
-    """Of a BART-like decoder, or an OPT."""
-    heads, qkv = module.num_heads, linear(module.q_proj, module.k_proj, module.v_proj)
-    return SelfAttention(qkv, linear(module.out_proj), heads, heads, module.scaling)
+@torch.no_grad()
+def read_encoder(model: PreTrainedModel) -> Stack | None:
+    """The encoder of a model of a family that reads texts; None: of another."""
+    if type(model) in BART_LIKE:
+        return _bart_part(model.get_encoder(), model.config)
+    if type(model) in T5_LIKE:
+        return _t5_part(model.get_encoder(), model.config)
+    return None
 
 
 def _bart(model: PreTrainedModel) -> Stack:
-    decoder, config = model.get_decoder(), model.config
+    head = Linear(model.lm_head.weight.detach(), model.final_logits_bias[0])
+    return replace(_bart_part(model.get_decoder(), model.config), output=head)
+
+
+def _bart_part(part: nn.Module, config: PretrainedConfig) -> Stack:
+    """The encoder or the decoder of a BART-like model."""
     pre = config.model_type in ("mbart", "pegasus")
     layers = []
-    for layer in decoder.layers:
-        across = layer.encoder_attn
+    for layer in part.layers:
+        across = getattr(layer, "encoder_attn", None)
         layers.append(
             Layer(
-                _self_attention(layer.self_attn),
-                _layer_norm(layer.self_attn_layer_norm),
+                self_attention(layer.self_attn),
+                layer_norm(layer.self_attn_layer_norm),
                 FeedForward(linear(layer.fc1), linear(layer.fc2), layer.activation_fn),
-                _layer_norm(layer.final_layer_norm),
+                layer_norm(layer.final_layer_norm),
                 pre,
-                CrossAttention(
-                    linear(across.q_proj),
-                    linear(across.k_proj, across.v_proj),
-                    linear(across.out_proj),
-                    across.num_heads,
-                    across.scaling,
-                ),
-                _layer_norm(layer.encoder_attn_layer_norm),
+                None if across is None else cross_attention(across),
+                None if across is None else layer_norm(layer.encoder_attn_layer_norm),
             )
         )
-    norm = getattr(decoder, "layernorm_embedding", None)
-    head = model.lm_head.weight.detach()
+    norm = getattr(part, "layernorm_embedding", None)
     return Stack(
-        embedding=decoder.embed_tokens.weight.detach(),
+        embedding=part.embed_tokens.weight.detach(),
         layers=layers,
-        output=Linear(head, model.final_logits_bias[0]),
         scale=config.d_model**0.5 if config.scale_embedding else 1.0,
-        positions=decoder.embed_positions.weight.detach(),
-        offset=getattr(decoder.embed_positions, "offset", 0),
-        embedding_norm=None if norm is None else _layer_norm(norm),
-        final_norm=_layer_norm(decoder.layer_norm) if pre else None,
+        positions=part.embed_positions.weight.detach(),
+        offset=getattr(part.embed_positions, "offset", 0),
+        embedding_norm=None if norm is None else layer_norm(norm),
+        final_norm=layer_norm(part.layer_norm) if pre else None,
     )
 
 
 def _t5(model: PreTrainedModel) -> Stack:
-    decoder, config = model.get_decoder(), model.config
-    layers = []
-    for block in decoder.block:
-        own, across, last = block.layer
-        attention, cross, dense = own.SelfAttention, across.EncDecAttention, last.DenseReluDense
-        ups = (dense.wi_0, dense.wi_1) if config.is_gated_act else (dense.wi,)
-        heads = attention.n_heads
-        layers.append(
-            Layer(
-                SelfAttention(
-                    linear(attention.q, attention.k, attention.v),
-                    linear(attention.o),
-                    heads,
-                    heads,
-                    1.0,
-                ),
-                _rms_norm(own.layer_norm, "t5"),
-                FeedForward(linear(*ups), linear(dense.wo), dense.act, config.is_gated_act),
-                _rms_norm(last.layer_norm, "t5"),
-                True,
-                CrossAttention(
-                    linear(cross.q), linear(cross.k, cross.v), linear(cross.o), heads, 1.0
-                ),
-                _rms_norm(across.layer_norm, "t5"),
-            )
-        )
+    config = model.config
     scaled = type(model) is T5ForConditionalGeneration and config.scale_decoder_outputs
-    first = decoder.block[0].layer[0].SelfAttention
-    return Stack(
-        embedding=decoder.embed_tokens.weight.detach(),
-        layers=layers,
+    return replace(
+        _t5_part(model.get_decoder(), config),
         output=linear(model.lm_head),
-        final_norm=_rms_norm(decoder.final_layer_norm, "t5"),
-        distance_bias=_by_distance(first),
         output_scale=config.d_model**-0.5 if scaled else 1.0,
     )
 
 
-def _by_distance(attention: nn.Module) -> Tensor:
-    """What a T5-like decoder adds to its scores, by the distance back to a key: [heads, P].
+def _t5_part(part: nn.Module, config: PretrainedConfig) -> Stack:
+    """The encoder or the decoder of a T5-like model."""
+    layers = []
+    for block in part.block:
+        own, *across, last = block.layer
+        attention, dense = own.SelfAttention, last.DenseReluDense
+        ups = (dense.wi_0, dense.wi_1) if config.is_gated_act else (dense.wi,)
+        heads = attention.n_heads
+        qkv = linear(attention.q, attention.k, attention.v)
+        cross = cross_norm = None
+        if across:
+            found = across[0].EncDecAttention
+            keys_values = linear(found.k, found.v)
+            cross = CrossAttention(linear(found.q), keys_values, linear(found.o), heads, 1.0)
+            cross_norm = rms_norm(across[0].layer_norm, "t5")
+        layers.append(
+            Layer(
+                SelfAttention(qkv, linear(attention.o), heads, heads, 1.0),
+                rms_norm(own.layer_norm, "t5"),
+                FeedForward(linear(*ups), linear(dense.wo), dense.act, config.is_gated_act),
+                rms_norm(last.layer_norm, "t5"),
+                True,
+                cross,
+                cross_norm,
+            )
+        )
+    bias, first = _by_distance(part.block[0].layer[0].SelfAttention)
+    return Stack(
+        embedding=part.embed_tokens.weight.detach(),
+        layers=layers,
+        final_norm=rms_norm(part.final_layer_norm, "t5"),
+        distance_bias=bias,
+        first_distance=first,
+    )
 
-    From the model's own last row; beyond the greatest distance that it tells apart all are alike.
+
+def _by_distance(attention: nn.Module) -> tuple[Tensor, int]:
+    """What T5-like models add to scores by the distance back to a key, and the first distance.
+
+    From the model's own middle row; beyond the greatest distance that it tells apart all are alike.
+    Shapes: [heads, P].
     """
-    length = attention.relative_attention_max_distance + 1
-    row = attention.compute_bias(1, length, past_seen_tokens=length - 1)[0, :, 0]
-    return row.flip(-1).contiguous()
+    reach = attention.relative_attention_max_distance
+    row = attention.compute_bias(1, 2 * reach + 1, past_seen_tokens=reach)[0, :, 0]
+    return row.flip(-1).contiguous(), -reach
 
 
 def _rotary(model: PreTrainedModel) -> Stack:
@@ -195,13 +169,13 @@ def _rotary(model: PreTrainedModel) -> Stack:
                     config.num_attention_heads,
                     config.num_key_value_heads,
                     own.scaling,
-                    *(None if norm is None else _rms_norm(norm, "rms-float32") for norm in norms),
+                    *(None if norm is None else rms_norm(norm, "rms-float32") for norm in norms),
                 ),
-                _rms_norm(layer.input_layernorm, "rms-float32"),
+                rms_norm(layer.input_layernorm, "rms-float32"),
                 FeedForward(
                     linear(mlp.gate_proj, mlp.up_proj), linear(mlp.down_proj), mlp.act_fn, True
                 ),
-                _rms_norm(layer.post_attention_layernorm, "rms-float32"),
+                rms_norm(layer.post_attention_layernorm, "rms-float32"),
                 True,
             )
         )
@@ -209,7 +183,7 @@ def _rotary(model: PreTrainedModel) -> Stack:
         embedding=body.embed_tokens.weight.detach(),
         layers=layers,
         output=linear(model.lm_head),
-        final_norm=_rms_norm(body.norm, "rms-float32"),
+        final_norm=rms_norm(body.norm, "rms-float32"),
     )
 
 
@@ -221,15 +195,15 @@ def _gpt2(model: PreTrainedModel) -> Stack:
         layers.append(
             Layer(
                 SelfAttention(
-                    _turned(own.c_attn),
-                    _turned(own.c_proj),
+                    turned(own.c_attn),
+                    turned(own.c_proj),
                     own.num_heads,
                     own.num_heads,
                     own.scaling,
                 ),
-                _layer_norm(block.ln_1),
-                FeedForward(_turned(block.mlp.c_fc), _turned(block.mlp.c_proj), block.mlp.act),
-                _layer_norm(block.ln_2),
+                layer_norm(block.ln_1),
+                FeedForward(turned(block.mlp.c_fc), turned(block.mlp.c_proj), block.mlp.act),
+                layer_norm(block.ln_2),
                 True,
             )
         )
@@ -238,7 +212,7 @@ def _gpt2(model: PreTrainedModel) -> Stack:
         layers=layers,
         output=linear(model.lm_head),
         positions=body.wpe.weight.detach(),
-        final_norm=_layer_norm(body.ln_f),
+        final_norm=layer_norm(body.ln_f),
     )
 
 
@@ -253,9 +227,9 @@ def _gpt_neox(model: PreTrainedModel) -> Stack:
                 SelfAttention(
                     _apart(own.query_key_value, heads), linear(own.dense), heads, heads, own.scaling
                 ),
-                _layer_norm(layer.input_layernorm),
+                layer_norm(layer.input_layernorm),
                 FeedForward(linear(mlp.dense_h_to_4h), linear(mlp.dense_4h_to_h), mlp.act),
-                _layer_norm(layer.post_attention_layernorm),
+                layer_norm(layer.post_attention_layernorm),
                 True,
                 parallel=config.use_parallel_residual,
             )
@@ -264,7 +238,7 @@ def _gpt_neox(model: PreTrainedModel) -> Stack:
         embedding=body.embed_in.weight.detach(),
         layers=layers,
         output=linear(model.get_output_embeddings()),
-        final_norm=_layer_norm(body.final_layer_norm),
+        final_norm=layer_norm(body.final_layer_norm),
     )
 
 
@@ -284,10 +258,10 @@ def _opt(model: PreTrainedModel) -> Stack:
     for layer in body.layers:
         layers.append(
             Layer(
-                _self_attention(layer.self_attn),
-                _layer_norm(layer.self_attn_layer_norm),
+                self_attention(layer.self_attn),
+                layer_norm(layer.self_attn_layer_norm),
                 FeedForward(linear(layer.fc1), linear(layer.fc2), layer.activation_fn),
-                _layer_norm(layer.final_layer_norm),
+                layer_norm(layer.final_layer_norm),
                 layer.do_layer_norm_before,
             )
         )
@@ -301,56 +275,5 @@ def _opt(model: PreTrainedModel) -> Stack:
         project_out=None if out is None else linear(out),
         positions=body.embed_positions.weight.detach(),
         offset=body.embed_positions.offset,
-        final_norm=None if norm is None else _layer_norm(norm),
-    )
-
-
-@torch.no_grad()
-def read_drafter(model: SpecDrafter) -> Stack:
-    """The decoder of a Spec-Drafter."""
-    config, decoder = model.config, model.decoder
-    pre, heads = config.norm_position == "pre", config.attention_heads
-
-    def norm(module: nn.Module) -> Norm:
-        bias = None if module.bias is None else module.bias.detach()
-        kind = "rms" if bias is None else "layer"
-        return Norm(kind, config.d_model, module.weight.detach(), bias, module.eps)
-
-    layers = []
-    for layer in decoder.layers:
-        own, across, feed = layer.self_attention, layer.cross_attention, layer.feed_forward
-        ups = (feed.up,) if feed.gate is None else (feed.gate, feed.up)
-        layers.append(
-            Layer(
-                SelfAttention(linear(own.qkv), linear(own.out), heads, heads, own.scale),
-                norm(layer.self_norm),
-                FeedForward(linear(*ups), linear(feed.down), feed.activation, len(ups) == 2),
-                norm(layer.feed_forward_norm),
-                pre,
-                CrossAttention(
-                    linear(across.query), linear(across.kv), linear(across.out), heads, across.scale
-                ),
-                norm(layer.cross_norm),
-            )
-        )
-    positions, offset, bias = None, 0, None
-    if decoder.learned_positions is not None:
-        positions, offset = decoder.learned_positions.weight.detach(), config.position_offset
-    elif decoder.relative_bias is None:
-        positions = decoder.sinusoids
-    else:
-        places = torch.arange(config.relative_max_distance + 1, device=model.device)[None]
-        bias = decoder.relative_bias(places[:, -1:], places)[0, :, 0].flip(-1).contiguous()
-    output = Linear(column_major(model.output_weight().detach()), model.logits_bias)
-    return Stack(
-        embedding=model.embedding.weight.detach(),
-        layers=layers,
-        output=output,
-        scale=config.embedding_scale,
-        positions=positions,
-        offset=offset,
-        embedding_norm=None if decoder.embedding_norm is None else norm(decoder.embedding_norm),
-        final_norm=None if decoder.final_norm is None else norm(decoder.final_norm),
-        distance_bias=bias,
-        output_scale=config.logit_scale,
+        final_norm=None if norm is None else layer_norm(norm),
     )

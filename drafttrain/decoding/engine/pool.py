@@ -32,7 +32,7 @@ class Line:
         pool, last = self.pool, first + len(columns)
         index = torch.tensor(columns, device=pool.states.device)
         line = pool.states[:, self.number]
-        line[:, first:last] = line.index_select(1, index)
+        line[:, :, first:last] = line.index_select(2, index)
         if pool.positions is not None:
             own = pool.positions[self.number]
             own[first:last] = own.index_select(0, index)
@@ -41,20 +41,20 @@ class Line:
         """What lies behind so many columns is not seen any more; it is left where it is."""
 
     def keys_values(self, layer: int, columns: int) -> KeysValues:
-        """Two [columns, heads, head_dim] of a decoder layer."""
-        both = self.pool.states[2 * layer : 2 * layer + 2, self.number, :columns]
+        """Two [heads, columns, head_dim] of a decoder layer."""
+        both = self.pool.states[2 * layer : 2 * layer + 2, self.number, :, :columns]
         return both[0], both[1]
 
     def cross_keys_values(self, layer: int) -> KeysValues:
-        """Two [S, heads, head_dim] of a decoder layer."""
+        """Two [heads, S, head_dim] of a decoder layer."""
         pool = self.pool
         both = pool.sources[2 * layer : 2 * layer + 2, self.number]
         length = pool.lengths[self.number]
-        return both[0, :length], both[1, :length]
+        return both[0, :, :length], both[1, :, :length]
 
 
 class Pool:
-    """Lines of one model's keys and values. Shapes: states [2 L, B, C, heads, head_dim], keys and
+    """Lines of one model's keys and values. Shapes: states [2 L, B, heads, C, head_dim], keys and
     values of every layer in turn; sources, of cross-attention, likewise with the sources' length.
     """
 
@@ -73,9 +73,9 @@ class Pool:
         stack, (heads, width) = self._stack, self._stack.heads
         like: dict[str, Any] = {"dtype": stack.dtype, "device": stack.device}
         layers = 2 * len(stack.layers)
-        self.states = torch.zeros(layers, 0, COLUMNS, heads, width, **like)
+        self.states = torch.zeros(layers, 0, heads, COLUMNS, width, **like)
         crossing = stack.layers[0].cross is not None
-        self.sources = torch.zeros(layers if crossing else 0, 0, 0, heads, width, **like)
+        self.sources = torch.zeros(layers if crossing else 0, 0, heads, 0, width, **like)
         self.positions: Tensor | None = None
         """[B, C], where distances between tokens are wanted."""
         if stack.distance_bias is not None:
@@ -130,22 +130,22 @@ class Pool:
 
     def make_room(self, columns: int) -> None:
         """Have so many columns in every line, or more."""
-        if columns > self.states.shape[2]:
-            self._grow(columns=max(columns, 2 * self.states.shape[2]))
+        room = self.states.shape[3]
+        if columns > room:
+            self._grow(columns=max(columns, 2 * room))
 
-    def remember_source(self, number: int, keys_values: Sequence[Tensor]) -> None:
-        """Keep cross-attention's keys and values of a line: [S, heads, head_dim], 2 L of them."""
-        length = len(keys_values[0])
-        room = self.sources.shape[2]
+    def remember_source(self, number: int, keys_values: Tensor) -> None:
+        """Keep cross-attention's keys and values of a line: [2 L, heads, S, head_dim]."""
+        length, room = keys_values.shape[2], self.sources.shape[3]
         if length > room or self.sources.shape[1] < self.states.shape[1]:
             wanted = max(length, 2 * room) if length > room else room
             self.sources = _enlarged(self.sources, self.states.shape[1], wanted)
-        self.sources[:, number, :length] = torch.stack(tuple(keys_values))
+        self.sources[:, number, :, :length] = keys_values
         self.lengths[number] = length
 
     def columns(self, lines: slice | Tensor, count: int) -> list[KeysValues]:
         """The first columns of some lines, of every layer; views where the lines are a slice."""
-        found = self.states[:, lines, :count].unbind()
+        found = self.states[:, lines, :, :count].unbind()
         return list(zip(found[::2], found[1::2], strict=True))
 
     def memory(self, lines: slice | Tensor, numbers: Sequence[int]) -> Memory | None:
@@ -154,7 +154,7 @@ class Pool:
             return None
         lengths = [self.lengths[number] for number in numbers]
         longest = max(lengths)
-        found = self.sources[:, lines, :longest].unbind()
+        found = self.sources[:, lines, :, :longest].unbind()
         mask = None
         if min(lengths) < longest:
             places = torch.arange(longest, device=self.sources.device)
@@ -164,10 +164,10 @@ class Pool:
 
     def _grow(self, lines: int | None = None, columns: int | None = None) -> None:
         lines = lines or self.states.shape[1]
-        columns = columns or self.states.shape[2]
+        columns = columns or self.states.shape[3]
         self.states = _enlarged(self.states, lines, columns)
         if len(self.sources):
-            self.sources = _enlarged(self.sources, lines, self.sources.shape[2])
+            self.sources = _enlarged(self.sources, lines, self.sources.shape[3])
         if self.positions is not None:
             known = self.positions
             self.positions = known.new_zeros(lines, columns)
@@ -185,7 +185,8 @@ def release_caches() -> None:
 
 
 def _enlarged(tensor: Tensor, lines: int, columns: int) -> Tensor:
-    """The same numbers, with room for more. Shapes: [L, B, C, ...]."""
-    larger = tensor.new_zeros(len(tensor), lines, columns, *tensor.shape[3:])
-    larger[:, : tensor.shape[1], : tensor.shape[2]] = tensor
+    """The same numbers, with room for more. Shapes: [2 L, B, heads, C, head_dim]."""
+    layers, had, heads, known, width = tensor.shape
+    larger = tensor.new_zeros(layers, lines, heads, columns, width)
+    larger[:, :had, :, :known] = tensor
     return larger

@@ -22,7 +22,7 @@ FEW_ROWS = 64
 """Most rows whose scores are worked out as a product of their own on a CPU (`by_products`)."""
 
 KeysValues = tuple[Tensor, Tensor]
-"""Two [B, C, heads, head_dim]: a cache's columns, one a token."""
+"""Two [B, heads, C, head_dim]: a cache's columns, one a token."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,8 @@ class Stack:
     embedding: Tensor
     """[V, E]."""
     layers: Sequence[Layer]
-    output: Linear
+    output: Linear | None = None
+    """Scores of every token; an encoder has none."""
     scale: float = 1.0
     """Of the embedded tokens."""
     project_in: Linear | None = None
@@ -130,7 +131,9 @@ class Stack:
     embedding_norm: Norm | None = None
     final_norm: Norm | None = None
     distance_bias: Tensor | None = None
-    """[heads, P] added to scores by how far back a key is (T5); further is as the last."""
+    """[heads, P] added to scores by how far back a key is (T5); further is as the first or last."""
+    first_distance: int = 0
+    """That the first of them is for; below 0 the key stands behind."""
     output_scale: float = 1.0
 
     @property
@@ -165,6 +168,7 @@ class Stack:
             hidden = self.project_out(hidden)
         if self.output_scale != 1.0:
             hidden = hidden * self.output_scale
+        assert self.output is not None, "an encoder has no output"
         logits = self.output(hidden.to(self.output.weight.dtype))
         return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
@@ -177,8 +181,9 @@ class Rows:
     """[B, N]."""
     positions: Tensor
     """[B, N]."""
-    columns: Tensor | slice
-    """[B, N] column of the cache that each is written to; a slice where all lines have the same."""
+    columns: Tensor | slice | None
+    """[B, N] column of the cache that each is written to; a slice where all lines have the same;
+    None without a cache."""
     mask: Tensor | None
     """[B, 1, N, C] true where a token sees a column; None: each sees all."""
     key_positions: Tensor | None = None
@@ -190,7 +195,7 @@ class Memory:
     """What cross-attention reads of the sources."""
 
     keys_values: Sequence[KeysValues]
-    """Of every layer, [B, S, heads, head_dim]."""
+    """Of every layer, [B, heads, S, head_dim]."""
     mask: Tensor | None
     """[B, 1, 1, S] true where a source token is; None: all are."""
 
@@ -198,7 +203,7 @@ class Memory:
 def run_stack(
     stack: Stack,
     rows: Rows,
-    cache: Sequence[KeysValues],
+    cache: Sequence[KeysValues] | None,
     rotations: Rotations | None = None,
     memory: Memory | None = None,
     embedded: Tensor | None = None,
@@ -206,7 +211,8 @@ def run_stack(
 ) -> Tensor:
     """Hidden states after the final norm; keys and values go into the cache, in place.
 
-    cache: of every layer, the first C columns of B sequences. embedded takes the place of the
+    cache: of every layer, the first C columns of B sequences; None: tokens see each other alone, as
+    in an encoder. embedded takes the place of the
     embedded tokens; in `kept` the outputs of the layers that it has numbers of are put, [B, N, D]
     each. Shapes: -> [B, N, D].
     """
@@ -219,12 +225,13 @@ def run_stack(
         )
     mask = rows.mask
     if stack.distance_bias is not None:
-        mask = _distances(stack.distance_bias, rows)
+        mask = _distances(stack.distance_bias, stack.first_distance, rows)
     mask = ready_mask(mask, stack.layers[0], x)
     for number, layer in enumerate(stack.layers):
         cross = None if memory is None else memory.keys_values[number]
         cross_mask = None if memory is None else memory.mask
-        x = _run_layer(layer, x, rows.columns, mask, cache[number], rotary, cross, cross_mask)
+        own = None if cache is None else cache[number]
+        x = _run_layer(layer, x, rows.columns, mask, own, rotary, cross, cross_mask)
         if kept is not None and number in kept:
             kept[number] = x
     return x if stack.final_norm is None else stack.final_norm(x)
@@ -257,14 +264,21 @@ def _attend(attention, x, columns, mask, cache, rotary) -> Tensor:
         query, key = attention.query_norm(query), attention.key_norm(key)
     if rotary is not None:
         query, key = rotate(query, *rotary), rotate(key, *rotary)
-    keys, values = cache
-    if isinstance(columns, slice):
-        keys[:, columns], values[:, columns] = key, value
-    else:
-        lines = torch.arange(batch, device=x.device)[:, None]
-        keys.index_put_((lines, columns), key)
-        values.index_put_((lines, columns), value)
-    return attention.out(attend(query, keys, values, mask, attention.scale))
+    key, value = key.transpose(1, 2), value.transpose(1, 2)
+    if cache is not None:
+        key, value = _remember(cache, columns, key, value)
+    return attention.out(attend(query, key, value, mask, attention.scale))
+
+
+def _remember(cache: KeysValues, columns: Tensor | slice, key: Tensor, value: Tensor) -> KeysValues:
+    """Write what is new into the cache; all that it holds. Shapes: new [B, heads, N, head_dim]."""
+    for states, new in zip(cache, (key, value), strict=True):
+        if isinstance(columns, slice):
+            states[:, :, columns] = new
+        else:
+            lines = torch.arange(len(new), device=new.device)[:, None]
+            states.transpose(1, 2).index_put_((lines, columns), new.transpose(1, 2))
+    return cache
 
 
 def _look_across(attention: CrossAttention, x, keys_values: KeysValues, mask) -> Tensor:
@@ -276,17 +290,16 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sca
     """Attention where each group of query heads shares a head of keys and values.
 
     The queries of a group are handed over as so many more rows, so that no key is copied. Shapes:
-    query [B, N, H, W], keys and values [B, C, K, W], mask [B, 1 or H, N, C], or as `ready_mask` has
+    query [B, N, H, W], keys and values [B, K, C, W], mask [B, 1 or H, N, C], or as `ready_mask` has
     made it -> [B, N, H W].
     """
     batch, new, heads, width = query.shape
-    groups = heads // keys.shape[2]
+    groups = heads // keys.shape[1]
     if groups == 1:
         query = query.transpose(1, 2)
     else:
         query = query.view(batch, new, -1, groups, width).permute(0, 2, 3, 1, 4)
         query = query.reshape(batch, -1, groups * new, width)
-    keys, values = keys.transpose(1, 2), values.transpose(1, 2)
     if by_products(query, query.shape[2]):
         mixed = _attend_by_products(query, keys, values, mask, scale)
     else:
@@ -317,7 +330,7 @@ def ready_mask(mask: Tensor | None, layer: Layer, like: Tensor) -> Tensor | None
         return mask
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=like.dtype).masked_fill_(~mask, -torch.inf)
-    mask = mask.expand(len(like), attention.kv_heads, -1, -1)
+    mask = mask.expand(len(like), attention.kv_heads, like.shape[1], -1)
     if groups > 1:
         mask = mask.repeat(1, 1, groups, 1)
     return mask.reshape(-1, rows, mask.shape[-1])
@@ -352,9 +365,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return moving if turned == x.shape[-1] else torch.cat((moving, x[..., turned:]), dim=-1)
 
 
-def _distances(bias: Tensor, rows: Rows) -> Tensor:
+def _distances(bias: Tensor, first: int, rows: Rows) -> Tensor:
     """The bias of every token and column, minus infinity where a token does not see it."""
     assert rows.key_positions is not None
     back = rows.positions[:, :, None] - rows.key_positions[:, None, :]
-    found = bias[:, back.clamp(0, bias.shape[1] - 1)].transpose(0, 1)
+    index = (back - first).clamp(0, bias.shape[1] - 1)
+    found = bias[:, index].transpose(0, 1)
     return found if rows.mask is None else found.masked_fill(~rows.mask, -torch.inf)

@@ -84,9 +84,7 @@ def keys_values(state: SequenceState, layer: int) -> tuple[Tensor, Tensor]:
     if isinstance(state.columns, OwnCache):
         own = state.columns.own.layers[layer]
         return own.keys, own.values
-    return tuple(
-        one.transpose(0, 1)[None] for one in state.columns.keys_values(layer, state.cached)
-    )
+    return tuple(one[None] for one in state.columns.keys_values(layer, state.cached))
 
 
 def cross_keys_values(state: SequenceState, layer: int) -> tuple[Tensor, Tensor]:
@@ -94,7 +92,7 @@ def cross_keys_values(state: SequenceState, layer: int) -> tuple[Tensor, Tensor]
     if isinstance(state.columns, OwnCache):
         own = state.columns.cache.cross_attention_cache.layers[layer]
         return own.keys, own.values
-    return tuple(one.transpose(0, 1)[None] for one in state.columns.cross_keys_values(layer))
+    return tuple(one[None] for one in state.columns.cross_keys_values(layer))
 
 
 PATHS = [

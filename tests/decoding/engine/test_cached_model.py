@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from transformers.modeling_outputs import BaseModelOutput
 
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.encoding import TextEncoder
 from drafttrain.decoding.engine.pool import Pool
 from drafttrain.decoding.types import Proposal
 from tests.comparing import close
@@ -184,8 +185,10 @@ def test_keep_gathers_any_path():
 def test_encoder_and_cross_attention_run_once_a_sequence(monkeypatch):
     model = tiny_model("bart")
     runs = {"encoder": 0, "cross": 0}
-    model.get_encoder().register_forward_hook(lambda *_: count(runs, "encoder"))
-    remember = Pool.remember_source
+    encode, remember = TextEncoder.__call__, Pool.remember_source
+    monkeypatch.setattr(
+        TextEncoder, "__call__", lambda *given: count(runs, "encoder") or encode(*given)
+    )
     monkeypatch.setattr(
         Pool, "remember_source", lambda *given: count(runs, "cross") or remember(*given)
     )

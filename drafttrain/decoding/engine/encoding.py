@@ -1,0 +1,59 @@
+"""Sources read by an encoder, several at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from drafttrain.decoding.engine.families import read_encoder
+from drafttrain.decoding.engine.stack import Rows, Stack, run_stack
+from drafttrain.decoding.padding import padded
+from drafttrain.decoding.types import Source
+
+Encode = Callable[[Sequence[Source]], list[Tensor]]
+"""The encoder's output of every source, [S, D] each."""
+
+
+class TextEncoder:
+    """`Encode` of texts by a `Stack`, in one padded call."""
+
+    def __init__(self, stack: Stack, padding: int | None) -> None:
+        self._stack, self._padding = stack, padding
+
+    def __call__(self, sources: Sequence[Source]) -> list[Tensor]:
+        ids, mask = pad_texts(sources, self._padding, self._stack.device)
+        lengths = [len(source.input_ids) for source in sources]
+        seen = None if min(lengths) == max(lengths) else mask.bool()[:, None, None]
+        places = torch.arange(max(lengths), device=ids.device).expand_as(ids)
+        encoded = run_stack(self._stack, Rows(ids, places, None, seen, places), None)
+        return [rows[:length] for rows, length in zip(encoded, lengths, strict=True)]
+
+
+def encoder_of(model: PreTrainedModel) -> Encode | None:
+    """How a model's sources are read; None: it has no encoder."""
+    if not model.config.is_encoder_decoder:
+        return None
+    stack = read_encoder(model)
+    texts = None if stack is None else TextEncoder(stack, model.config.pad_token_id)
+
+    def encode(sources: Sequence[Source]) -> list[Tensor]:
+        if texts is not None and all(source.is_text for source in sources):
+            return texts(sources)
+        return [_encode_by_module(model, source) for source in sources]
+
+    return encode
+
+
+def _encode_by_module(model: PreTrainedModel, source: Source) -> Tensor:
+    inputs = {name: value[None].to(model.device) for name, value in source.inputs.items()}
+    return model.get_encoder()(**inputs)[0][0]
+
+
+def pad_texts(
+    sources: Sequence[Source], padding: int | None, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Token ids of several texts and their mask (1 = token), padded on the right. Two [B, S]."""
+    return padded([source.input_ids.to(device) for source in sources], padding or 0)

@@ -1,0 +1,86 @@
+"""How the encoder and the decoder of a Spec-Drafter are read as a `Stack`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from drafttrain.decoding.engine.products import Linear
+from drafttrain.decoding.engine.reading import linear
+from drafttrain.decoding.engine.stack import (
+    CrossAttention,
+    FeedForward,
+    Layer,
+    Norm,
+    SelfAttention,
+    Stack,
+)
+from drafttrain.models.layout import column_major
+from drafttrain.models.spec_drafter import layers as modules
+from drafttrain.models.spec_drafter.model import SpecDrafter
+
+
+@torch.no_grad()
+def read_drafter(model: SpecDrafter) -> tuple[Stack, Stack]:
+    """Its encoder and its decoder."""
+    output = Linear(column_major(model.output_weight().detach()), model.logits_bias)
+    decoder = replace(
+        _part(model, model.decoder), output=output, output_scale=model.config.logit_scale
+    )
+    return _part(model, model.encoder), decoder
+
+
+def _part(model: SpecDrafter, part: modules.Stack) -> Stack:
+    config = model.config
+    bias, first = (None, 0) if part.relative_bias is None else _by_distance(part.relative_bias)
+    positions, offset = None, 0
+    if part.learned_positions is not None:
+        positions, offset = part.learned_positions.weight.detach(), config.position_offset
+    elif bias is None:
+        positions = part.sinusoids
+    return Stack(
+        embedding=model.embedding.weight.detach(),
+        layers=[_layer(layer) for layer in part.layers],
+        scale=config.embedding_scale,
+        positions=positions,
+        offset=offset,
+        embedding_norm=None if part.embedding_norm is None else _norm(part.embedding_norm),
+        final_norm=None if part.final_norm is None else _norm(part.final_norm),
+        distance_bias=bias,
+        first_distance=first,
+    )
+
+
+def _layer(layer: modules.Layer) -> Layer:
+    own, across, feed = layer.self_attention, layer.cross_attention, layer.feed_forward
+    cross = cross_norm = None
+    if across is not None:
+        query, keys_values, out = linear(across.query), linear(across.kv), linear(across.out)
+        cross = CrossAttention(query, keys_values, out, across.heads, across.scale)
+        cross_norm = _norm(layer.cross_norm)
+    ups = (feed.up,) if feed.gate is None else (feed.gate, feed.up)
+    return Layer(
+        SelfAttention(linear(own.qkv), linear(own.out), own.heads, own.heads, own.scale),
+        _norm(layer.self_norm),
+        FeedForward(linear(*ups), linear(feed.down), feed.activation, len(ups) == 2),
+        _norm(layer.feed_forward_norm),
+        layer.pre_norm,
+        cross,
+        cross_norm,
+    )
+
+
+def _norm(module: nn.Module) -> Norm:
+    bias = None if module.bias is None else module.bias.detach()
+    weight = module.weight.detach()
+    return Norm("rms" if bias is None else "layer", len(weight), weight, bias, module.eps)
+
+
+def _by_distance(module: modules.RelativeBias) -> tuple[Tensor, int]:
+    """What is added to scores by the distance back to a key, and the first distance: [heads, P]."""
+    reach = module.max_distance
+    places = torch.arange(2 * reach + 1, device=module.embedding.weight.device)[None]
+    row = module(places[:, reach : reach + 1], places)[0, :, 0]
+    return row.flip(-1).contiguous(), -reach
