@@ -8,11 +8,18 @@ Branches of probability zero are not visited.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
+import pytest
 import torch
 from torch import Tensor
+
+from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.roles import Randomness
+from drafttrain.decoding.sampling import sequence_randomness
+from drafttrain.decoding.types import Sampling, Source
 
 Outcome = TypeVar("Outcome", bound=Hashable)
 
@@ -82,6 +89,41 @@ def enumerate_outcomes(
         outcome = run(randomness)
         yield outcome, randomness.probability
         scripts += randomness.untried
+
+
+def alone_and_together(samplings: Mapping[str, Sampling]) -> list:
+    """Parameters (sampling, sequences): each with one, and top-k, of few outcomes, with three."""
+    alone = [pytest.param(one, 1, id=name) for name, one in samplings.items()]
+    return [*alone, pytest.param(samplings["top-k"], 3, id="top-k, three together")]
+
+
+def replaced(row: int) -> Randomness:
+    """The randomness of decoders whose output is enumerated."""
+    raise AssertionError("enumerate_output puts its own in this place")
+
+
+def enumerate_output(
+    decoder: Decoder,
+    sources: Sequence[Source],
+    max_new_tokens: int,
+    place: int = 0,
+    batch_size: int | None = None,
+) -> dict[tuple[int, ...], float]:
+    """The exact law of the output of sources[place], which is decoded with the others.
+
+    These draw from streams of their own. batch_size: sequences at once; None: all.
+    decoder.randomness is replaced.
+    """
+    size = batch_size or len(sources)
+
+    def run(randomness: EnumeratedRandomness) -> tuple[int, ...]:
+        def own(row: int) -> Randomness:
+            return randomness if row == place else sequence_randomness(0, row)
+
+        outputs = replace(decoder, randomness=own).decode_all(sources, max_new_tokens, size)
+        return tuple(outputs[place].tokens)
+
+    return enumerate_law(run)
 
 
 def total_variation(law: dict[Outcome, float], other: dict[Outcome, float]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -17,7 +18,13 @@ from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import Proposal, Sampling, Source, Verdict
 from drafttrain.decoding.verifiers import RejectionSampling, verify_rejection
-from tests.decoding.enumeration import enumerate_law, total_variation
+from tests.decoding.enumeration import (
+    alone_and_together,
+    enumerate_law,
+    enumerate_output,
+    replaced,
+    total_variation,
+)
 from tests.decoding.toys import (
     EOS,
     ToyDrafter,
@@ -25,6 +32,7 @@ from tests.decoding.toys import (
     ToyTarget,
     autoregressive_law,
     toy_source,
+    toys_together,
 )
 from tests.tiny_models import tiny_model
 
@@ -45,20 +53,12 @@ def output_law(
     k: int,
     max_new_tokens: int,
     verifier: Verifier | None = None,
-    source: Source | None = None,
+    sources: Sequence[Source] | None = None,
 ) -> dict[tuple[int, ...], float]:
-    def run(randomness: Randomness) -> tuple[int, ...]:
-        outputs = Decoder(
-            target,
-            drafter,
-            FixedLength(k),
-            verifier or RejectionSampling(),
-            sampling,
-            lambda _: randomness,
-        ).decode_all([source or toy_source()], max_new_tokens)
-        return tuple(outputs[0].tokens)
-
-    return enumerate_law(run)
+    """Of the first source, which is decoded with the others."""
+    verifier = verifier or RejectionSampling()
+    decoder = Decoder(target, drafter, FixedLength(k), verifier, sampling, replaced)
+    return enumerate_output(decoder, sources or [toy_source()], max_new_tokens)
 
 
 def distance(law: dict, other: dict) -> float:
@@ -66,14 +66,15 @@ def distance(law: dict, other: dict) -> float:
     return max(abs(law.get(x, 0.0) - other.get(x, 0.0)) for x in law.keys() | other.keys())
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
+@pytest.mark.parametrize(("sampling", "together"), alone_and_together(SAMPLINGS))
 @pytest.mark.parametrize("point", [False, True], ids=["drawn", "point mass"])
-def test_rejection_sampling_follows_the_target_exactly(sampling, point):
+def test_rejection_sampling_follows_the_target_exactly(sampling, point, together):
+    sources = toys_together(toy_source, together)
     if sampling.greedy:
         expected = autoregressive_law_greedy(ToyTarget(1), 3)
     else:
         expected = autoregressive_law(ToyTarget(1), sampling, 3)
-    law = output_law(ToyTarget(1), ToyDrafter(2, point=point), sampling, k=2, max_new_tokens=3)
+    law = output_law(ToyTarget(1), ToyDrafter(2, point=point), sampling, 2, 3, sources=sources)
     assert distance(law, expected) < 1e-12
 
 
@@ -160,7 +161,7 @@ def test_a_real_model_with_its_cache_and_its_bad_words_is_exact():
     model.generation_config.bad_words_ids = [[0]]
     target, sampling = CachedModel(model), Sampling(temperature=1.2)
     source = make_source([2, 3, 3], model)
-    law = output_law(target, ToyDrafter(2, vocabulary=4), sampling, 2, 3, source=source)
+    law = output_law(target, ToyDrafter(2, vocabulary=4), sampling, 2, 3, sources=[source])
 
     expected: dict[tuple[int, ...], float] = {}
 

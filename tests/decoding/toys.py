@@ -6,7 +6,7 @@ that a wrong row, path or rollback changes the law.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -239,10 +239,15 @@ def autoregressive_law(
     return law
 
 
-def toy_source() -> Source:
-    return Source.of_text(torch.tensor([2]), torch.tensor([START]))
+def toy_source(*prefix: int) -> Source:
+    return Source.of_text(torch.tensor([2]), torch.tensor([START, *prefix]))
 
 
-def toy_prompt() -> Source:
+def toy_prompt(*prefix: int) -> Source:
     """The same for decoder-only models: the prompt is what they continue."""
-    return Source.of_text(torch.tensor([START]), torch.tensor([START]))
+    return Source.of_text(torch.tensor([START, *prefix]), torch.tensor([START, *prefix]))
+
+
+def toys_together(make: Callable[..., Source], together: int) -> list[Source]:
+    """The toy source or prompt, and others with longer prefixes behind it."""
+    return [make(*[2] * length) for length in range(together)]

@@ -10,7 +10,6 @@ from drafttrain.decoding.drafters.block import BlockDrafter, predict_blocks
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import SampledRandomness, warp
 from drafttrain.decoding.shared import alone
 from drafttrain.decoding.stopping import FixedLength
@@ -18,8 +17,13 @@ from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.evaluation.teacher_forced import replay_rounds
 from tests.decoding.drafters.toy_blocks import CONVENTIONS, toy_drafter
-from tests.decoding.enumeration import enumerate_law, total_variation
-from tests.decoding.toys import ToyTarget, autoregressive_law, toy_source
+from tests.decoding.enumeration import (
+    alone_and_together,
+    enumerate_output,
+    replaced,
+    total_variation,
+)
+from tests.decoding.toys import ToyTarget, autoregressive_law, toy_source, toys_together
 from tests.tiny_drafters import shared, tiny_drafter
 from tests.tiny_models import VOCAB
 
@@ -30,18 +34,15 @@ SAMPLINGS = {
 }
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
+@pytest.mark.parametrize(("sampling", "together"), alone_and_together(SAMPLINGS))
 @pytest.mark.parametrize("settings", CONVENTIONS.values(), ids=CONVENTIONS.keys())
-def test_sampling_from_slots_follows_the_target_exactly(settings: dict, sampling: Sampling) -> None:
+def test_sampling_from_slots_follows_the_target_exactly(
+    settings: dict, sampling: Sampling, together: int
+) -> None:
     target, drafter = ToyTarget(vocabulary=4, seed=1), toy_drafter(**settings)
-
-    def run(randomness: Randomness) -> tuple[int, ...]:
-        outputs = Decoder(
-            target, drafter, FixedLength(2), RejectionSampling(), sampling, lambda _: randomness
-        ).decode_all([toy_source()], 3)
-        return tuple(outputs[0].tokens)
-
-    law = enumerate_law(run)
+    stop, verifier = FixedLength(2), RejectionSampling()
+    decoder = Decoder(target, drafter, stop, verifier, sampling, replaced)
+    law = enumerate_output(decoder, toys_together(toy_source, together), 3)
     expected = autoregressive_law(target, sampling, 3)
     assert total_variation(law, expected) < 1e-12
     assert max(abs(law[x] - expected[x]) for x in expected) < 1e-12

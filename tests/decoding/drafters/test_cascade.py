@@ -28,8 +28,14 @@ from drafttrain.decoding.shared import Steps, alone
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
-from tests.decoding.enumeration import enumerate_law, total_variation
-from tests.decoding.toys import ToyModel, ToyTarget, autoregressive_law, toy_prompt
+from tests.decoding.enumeration import (
+    alone_and_together,
+    enumerate_law,
+    enumerate_output,
+    replaced,
+    total_variation,
+)
+from tests.decoding.toys import ToyModel, ToyTarget, autoregressive_law, toy_prompt, toys_together
 from tests.tiny_drafters import block_heads, noisy, tiny_drafter
 from tests.tiny_models import tiny_model
 
@@ -84,26 +90,19 @@ def cascades(excluded: float = 0.0) -> dict[str, Drafter]:
     }
 
 
-def law_of(drafter: Drafter, sampling: Sampling, k: int, excluded: float = 0.0) -> dict:
-    def run(randomness: Randomness) -> tuple[int, ...]:
-        [output] = Decoder(
-            ToyTarget(1, 3, excluded),
-            drafter,
-            FixedLength(k),
-            RejectionSampling(),
-            sampling,
-            lambda _: randomness,
-        ).decode_all([toy_prompt()], 3)
-        return tuple(output.tokens)
-
-    return enumerate_law(run)
+def law_of(
+    drafter: Drafter, sampling: Sampling, k: int, excluded: float = 0.0, together: int = 1
+) -> dict:
+    target, stop, verifier = ToyTarget(1, 3, excluded), FixedLength(k), RejectionSampling()
+    decoder = Decoder(target, drafter, stop, verifier, sampling, replaced)
+    return enumerate_output(decoder, toys_together(toy_prompt, together), 3)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
+@pytest.mark.parametrize(("sampling", "together"), alone_and_together(SAMPLINGS))
 @pytest.mark.parametrize("excluded", [0.0, 0.4], ids=["full", "supports apart"])
 @pytest.mark.parametrize("name", cascades())
-def test_sampled_cascades_follow_the_target_exactly(name, excluded, sampling):
-    law = law_of(cascades(excluded)[name], sampling, 2, excluded)
+def test_sampled_cascades_follow_the_target_exactly(name, excluded, sampling, together):
+    law = law_of(cascades(excluded)[name], sampling, 2, excluded, together)
     expected = autoregressive_law(ToyTarget(1, 3, excluded), sampling, 3)
     assert abs(sum(law.values()) - 1.0) < 1e-12
     assert max(abs(law.get(x, 0.0) - expected.get(x, 0.0)) for x in law | expected) < 1e-12

@@ -11,14 +11,13 @@ from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from tests.decoding.drafters.slow_match import slow_match
-from tests.decoding.enumeration import enumerate_law
-from tests.decoding.toys import ToyTarget, autoregressive_law, toy_prompt
+from tests.decoding.enumeration import enumerate_output, replaced
+from tests.decoding.toys import ToyTarget, autoregressive_law, toy_prompt, toys_together
 from tests.tiny_models import tiny_model
 
 
@@ -114,15 +113,11 @@ def test_greedy_output_is_plain_output_at_no_drafter_calls(family):
     assert all(played.passes == 0 for played in copied.rounds)
 
 
-def test_sampled_output_has_the_targets_own_law():
-    sampling = Sampling(1.0)
-
-    def run(randomness: Randomness) -> tuple[int, ...]:
-        [output] = Decoder(
-            ToyTarget(1), MaxGramDrafter([1, 2, 2]), FixedLength(2), RejectionSampling(), sampling,
-            lambda _: randomness,
-        ).decode_all([toy_prompt()], 4)  # fmt: skip
-        return tuple(output.tokens)
-
-    law, expected = enumerate_law(run), autoregressive_law(ToyTarget(1), sampling, 4)
+@pytest.mark.parametrize("together", [1, 3])
+def test_sampled_output_has_the_targets_own_law(together):
+    sampling, drafter = Sampling(1.0), MaxGramDrafter([1, 2, 2])
+    how = FixedLength(2), RejectionSampling(), sampling, replaced
+    sources = toys_together(toy_prompt, together)
+    law = enumerate_output(Decoder(ToyTarget(1), drafter, *how), sources, 4)
+    expected = autoregressive_law(ToyTarget(1), sampling, 4)
     assert max(abs(law.get(x, 0.0) - expected.get(x, 0.0)) for x in law | expected) < 1e-12

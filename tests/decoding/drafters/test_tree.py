@@ -13,7 +13,7 @@ from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.tree import ModelRows, SeveralDrafters, TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy, Verifier
+from drafttrain.decoding.roles import Drafter, StopPolicy, Verifier
 from drafttrain.decoding.sampling import SampledRandomness, warp
 from drafttrain.decoding.shared import Steps, alone
 from drafttrain.decoding.stopping import Entropy, FixedLength, Gain
@@ -28,8 +28,15 @@ from tests.comparing import close
 from tests.decoding.drafters.toy_blocks import toy_drafter
 from tests.decoding.drafters.watched import Watched
 from tests.decoding.engine.fresh import close_caches, fresh
-from tests.decoding.enumeration import enumerate_law
-from tests.decoding.toys import ToyModel, ToyTarget, autoregressive_law, toy_prompt, toy_source
+from tests.decoding.enumeration import alone_and_together, enumerate_output, replaced
+from tests.decoding.toys import (
+    ToyModel,
+    ToyTarget,
+    autoregressive_law,
+    toy_prompt,
+    toy_source,
+    toys_together,
+)
 from tests.decoding.trees.growing import paths_of
 from tests.tiny_drafters import noisy, shared, tiny_drafter
 from tests.tiny_models import CAUSAL_FAMILIES, tiny_model
@@ -54,19 +61,12 @@ def law_of(
     excluded: float = 0.0,
     max_new_tokens: int = 3,
     vocabulary: int = 3,
+    together: int = 1,
 ) -> dict[tuple[int, ...], float]:
-    def run(randomness: Randomness) -> tuple[int, ...]:
-        [output] = Decoder(
-            ToyTarget(1, vocabulary, excluded),
-            drafter,
-            stop,
-            verifier,
-            sampling,
-            lambda _: randomness,
-        ).decode_all([toy_prompt() if vocabulary == 3 else toy_source()], max_new_tokens)
-        return tuple(output.tokens)
-
-    return enumerate_law(run)
+    target = ToyTarget(1, vocabulary, excluded)
+    decoder = Decoder(target, drafter, stop, verifier, sampling, replaced)
+    sources = toys_together(toy_prompt if vocabulary == 3 else toy_source, together)
+    return enumerate_output(decoder, sources, max_new_tokens)
 
 
 def distance(law: dict, other: dict) -> float:
@@ -85,12 +85,13 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
+@pytest.mark.parametrize(("sampling", "together"), alone_and_together(SAMPLINGS))
 @pytest.mark.parametrize("excluded", [0.0, 0.4], ids=["full", "supports apart"])
 @pytest.mark.parametrize("name", PAIRS)
-def test_decoding_with_trees_follows_the_target_exactly(name, excluded, sampling):
+def test_decoding_with_trees_follows_the_target_exactly(name, excluded, sampling, together):
     shape, verifier, stop = PAIRS[name]
-    law = law_of(toy(shape, excluded=excluded), verifier, sampling, stop, excluded)
+    drafter = toy(shape, excluded=excluded)
+    law = law_of(drafter, verifier, sampling, stop, excluded, together=together)
     expected = autoregressive_law(ToyTarget(1, excluded=excluded), sampling, 3)
     assert distance(law, expected) < 1e-12
 
