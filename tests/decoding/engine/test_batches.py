@@ -150,16 +150,34 @@ def test_room_is_made_once_and_kept():
         close_caches(states[i], reference.past_key_values)
 
 
+@pytest.mark.parametrize("family", ["gpt2", "bart", "llama"])
+def test_padding_beside_the_last_position_stands_anywhere(family):
+    """A sequence that takes the last of 64 positions shares a call with one that is fed more."""
+    model = tiny_model(family)
+    target, sources = CachedModel(model), sources_of(model)[:2]
+    path = torch.randint(4, VOCAB, (64,), generator=torch.Generator().manual_seed(5))
+    states = target.encode_all(sources)
+    for lengths in ((62, 4), (64, 14)):
+        paths = [path[:length] for length in lengths]
+        scores = target.catch_up_all(list(zip(states, paths, strict=True)))
+        for source, own, score in zip(sources, paths, scores, strict=True):
+            close(score.logits[-1], fresh(model, source, own.tolist()).logits[0, -1])
+
+
 def test_what_is_not_a_number_stays_with_its_sequence():
+    """Not with those who get its line, though a longer neighbour has masked columns read."""
     model = tiny_model("qwen2")
     target, source = CachedModel(model), make_source([5, 9, 17], model)
-    state = target.encode(source)
-    target.catch_up(state, torch.tensor([5, 9, 17, 30, 31]))
+    states = target.encode_all([source, source])
+    target.catch_up_all([(state, torch.tensor([5, 9, 17, 30, 31])) for state in states])
     with torch.inference_mode():
         target.engine.pool.states.fill_(torch.nan)
-    del state
-    score = target.catch_up(target.encode(source), torch.tensor([5, 9]))
-    close(score.logits[-1], fresh(model, source, [5, 9]).logits[0, -1])
+    del states
+    states = target.encode_all([source, source])
+    for paths in ([[5, 9], [5, 9, 17, 30]], [[5, 9, 21], [5, 9, 17, 30, 21]]):
+        scores = target.catch_up_all([(states[i], torch.tensor(paths[i])) for i in range(2)])
+        for path, score in zip(paths, scores, strict=True):
+            close(score.logits[-1], fresh(model, source, path).logits[0, -1])
 
 
 def test_prompts_are_not_padded_to_the_longest_of_a_batch():
