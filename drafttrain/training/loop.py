@@ -13,8 +13,6 @@ import contextlib
 import hashlib
 import json
 import math
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,6 +53,7 @@ from drafttrain.training.sharding import (
     whole_objective,
 )
 from drafttrain.training.stop_signal import StopSignal
+from drafttrain.training.threads import choose_threads
 
 
 @dataclass(frozen=True)
@@ -110,8 +109,9 @@ def make_accelerator(settings: TrainConfig, run: Path) -> Accelerator:
         project_dir=str(run),
     )
     if accelerator.device.type == "cpu":
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        torch.set_num_threads(settings.threads or max(1, _usable_cores() // local))
+        threads = choose_threads(settings.threads)
+        torch.set_num_threads(threads.count)
+        accelerator.print(f"each process trains on {threads}")
     check_sharding(accelerator, settings)
     load_models_whole(accelerator)
     return accelerator
@@ -291,12 +291,6 @@ def _validate(prepared: Prepared, task: Task, log: MetricsLog, step: int) -> dic
     log.write(step, values)
     accelerator.wait_for_everyone()
     return values
-
-
-def _usable_cores() -> int:
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _mix(seed: int, number: int) -> int:
