@@ -14,6 +14,7 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.calls import StepOutput
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
 from drafttrain.decoding.engine.sequence_state import SequenceState
+from drafttrain.decoding.inference import without_gradients
 from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy, Verifier
 from drafttrain.decoding.shared import Steps, together
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
@@ -97,6 +98,7 @@ class RunningSequence:
         self._length = len(source.prefix)
         self._tokens = torch.empty(self._length + self.remaining, dtype=torch.long)
         self._tokens[: self._length] = source.prefix.cpu()
+        self._written = self._tokens.numpy()
 
     @property
     def tokens(self) -> Tensor:
@@ -133,7 +135,7 @@ class RunningSequence:
                 self.remaining = len(emitted)
                 break
         new_length = self._length + len(emitted)
-        self._tokens[self._length : new_length] = torch.tensor(emitted)
+        self._written[self._length : new_length] = emitted
         self._length = new_length
         self.remaining -= len(emitted)
         accepted = path[: len(emitted) - 1]
@@ -152,7 +154,7 @@ class RunningSequence:
         return TargetState(self._length, states, encoder)
 
 
-@torch.inference_mode()
+@without_gradients
 def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Round]:
     """One round of every active sequence: draft, score in shared calls, verify, commit."""
     target = decoder.target

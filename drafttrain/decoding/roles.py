@@ -97,7 +97,7 @@ class StopPolicy:
 
         The limit counts tokens and knows none of their values, so it cannot bias the output.
         """
-        return replace(self, longest=min(self.longest, limit))
+        return self if limit >= self.longest else replace(self, longest=limit)
 
 
 class DraftSession(Protocol):

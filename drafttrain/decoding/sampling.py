@@ -30,6 +30,30 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
     return scores.softmax(dim=-1)
 
 
+GROUP = 8
+"""Scores of a group, of which `likeliest` first looks at the best alone."""
+
+
+def likeliest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest scores of each row in falling order, and their tokens; as `topk`.
+
+    On a CPU in two steps, which take two thirds of the time: the largest are all in the groups with
+    the largest maxima. Shapes: [R, V] -> [R, C], [R, C].
+    """
+    rows, vocabulary = scores.shape
+    groups = vocabulary // GROUP
+    count = min(count, vocabulary)
+    if scores.device.type != "cpu" or groups <= count:
+        return scores.topk(count, dim=-1)
+    grouped = GROUP * groups  # what is left over is looked at in any case
+    best = scores[:, :grouped].view(rows, GROUP, groups).amax(1).topk(count, sorted=False).indices
+    members = torch.arange(0, grouped, groups)[:, None]
+    left = torch.arange(grouped, vocabulary).expand(rows, -1)
+    places = torch.cat(((best[:, None] + members).flatten(1), left), dim=1)
+    values, found = scores.gather(1, places).topk(count)
+    return values, places.gather(1, found)
+
+
 def exact_enough(logits: Tensor) -> Tensor:
     """Scores to make probabilities of: in float32, or in float64 where they are."""
     return logits if logits.dtype == torch.float64 else logits.float()

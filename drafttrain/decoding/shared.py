@@ -14,8 +14,11 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from drafttrain.decoding.inference import without_gradients
 
 T = TypeVar("T")
 
@@ -33,7 +36,7 @@ Steps = Generator[Call, Any, T]
 """Work that ends in a T and yields the calls that it needs on the way."""
 
 
-@torch.inference_mode()
+@without_gradients
 def together(works: Sequence[Steps[T] | T]) -> list[T]:
     """The results of all works, which share their calls; work without calls is its own result."""
     results: list[Any] = list(works)
@@ -65,8 +68,8 @@ def alone(work: Steps[T] | T) -> T:
 
 def arg_max_of_each(scores: Sequence[Tensor]) -> list[list[int]]:
     """The likeliest token of every row, at one wait for the device. Shapes: [R, V] each."""
-    if len(scores) == 1:
-        return [scores[0].argmax(dim=-1).tolist()]
+    if scores[0].device.type == "cpu":  # NumPy takes a tenth of the time there
+        return [np.argmax(rows.numpy(), axis=-1).tolist() for rows in scores]
     best = torch.cat([rows.argmax(dim=-1) for rows in scores]).tolist()
     ends = itertools.accumulate(len(rows) for rows in scores)
     return [best[end - len(rows) : end] for end, rows in zip(ends, scores, strict=True)]

@@ -155,7 +155,7 @@ class Proposal:
 
     @property
     def is_chain(self) -> bool:
-        return bool((self.parents == torch.arange(-1, len(self.tokens) - 1)).all())
+        return self.parents.tolist() == list(range(-1, len(self.tokens) - 1))
 
     @property
     def depth(self) -> int:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from drafttrain.decoding.sampling import SampledRandomness, warp
+from drafttrain.decoding.sampling import SampledRandomness, likeliest, warp
 from drafttrain.decoding.types import Sampling
 from tests.comparing import close
 
@@ -78,3 +78,11 @@ def test_drawn_tokens_have_the_law_of_their_rows_and_impossible_ones_never_come(
 def test_rows_that_are_not_finite_are_refused():
     with pytest.raises(ValueError, match="not finite"):
         SampledRandomness(torch.Generator()).categorical(torch.tensor([[0.5, torch.nan]]))
+
+
+@pytest.mark.parametrize("vocabulary", [5, 64, 700, 703])
+def test_the_likeliest_tokens_are_those_of_topk(vocabulary: int) -> None:
+    scores = torch.randn(6, vocabulary, generator=torch.Generator().manual_seed(0))
+    values, tokens = likeliest(scores, 40)
+    expected = scores.topk(min(40, vocabulary), dim=-1)
+    assert torch.equal(values, expected.values) and torch.equal(tokens, expected.indices)

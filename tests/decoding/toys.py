@@ -151,9 +151,9 @@ class ToyModel(OneByOne):
             torch.stack([self.hidden[path] for path in paths]),
         )
 
-    def keep_columns(self, state: ToyColumns, columns: Sequence[int]) -> None:
+    def keep_columns(self, state: ToyColumns, columns: Sequence[int], behind: int = 0) -> None:
         state.branches = False
-        state[:] = [state[column] for column in columns]
+        state[behind:] = [state[column] for column in columns]
 
 
 class ToyColumns(list):

@@ -26,8 +26,8 @@ from drafttrain.decoding.engine.encoding import TextEncoder, pad_texts
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.spec_drafter import read_drafter
 from drafttrain.decoding.roles import Randomness, StopPolicy
-from drafttrain.decoding.sampling import exact_enough, warp
-from drafttrain.decoding.shared import Call, Steps
+from drafttrain.decoding.sampling import exact_enough, likeliest, warp
+from drafttrain.decoding.shared import Call, Steps, arg_max_of_each
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
 from drafttrain.models.layout import store_column_major
@@ -70,9 +70,9 @@ class BlockDrafter:
 
     def project_all(self, states: Sequence[Tensor]) -> list[Tensor]:
         """`project` of several sequences' slots, in one product."""
-        counts = [len(own) for own in states]
-        together = torch.cat(list(states)) if len(states) > 1 else states[0]
-        return list(self.project(together).split(counts))
+        if len(states) == 1:
+            return [self.project(states[0])]
+        return list(self.project(torch.cat(list(states))).split([len(own) for own in states]))
 
     def _embed(self, feeds: Sequence[Feed], tokens: Tensor, positions: Tensor) -> Tensor:
         """Tokens where they stand, slots softly copied from the source. Shapes: -> [B, N, D]."""
@@ -86,13 +86,11 @@ class BlockDrafter:
         """States with nothing cached; encodes the sources."""
         return self.engine.begin(sources)
 
-    def slots_all(
-        self, asked: Sequence[tuple[SequenceState, list[int], list[int]]]
-    ) -> list[Tensor]:
+    def slots_all(self, asked: Sequence[tuple[SequenceState, Tensor, list[int]]]) -> list[Tensor]:
         """Hidden states that predict what follows, before previous-token features: [slots, D] each.
 
-        Of each sequence its state, the tokens of its prefix, and what stands in the slots behind it
-        (masks): anchored slots have their first row at the last token of the prefix.
+        Of each sequence its state, the tokens of its prefix [P], and what stands in the slots
+        behind it (masks): anchored slots have their first row at the last token of the prefix.
 
         Slots are fed as branches: they see the prefix and each other, and only the prefix stays
         cached.
@@ -102,7 +100,7 @@ class BlockDrafter:
         for state, prefix, slot_ids in asked:
             if not causal:
                 state.forget(0)
-            missing = state.align(prefix) if prefix else []
+            missing = state.align(prefix) if len(prefix) else []
             ids = missing + slot_ids
             visible = np.ones((len(ids), state.cached + len(ids)), dtype=bool)
             if causal:
@@ -124,26 +122,20 @@ class BlockDrafter:
         Of each sequence its slots' states [K, D] and rows [K, V], the last committed token, and how
         many slots. The token before counts where there are previous-token features.
         """
-        longest = max(count for *_, count in asked)
-        if longest == 0:
-            return [[] for _ in asked]
-        hidden = pad_sequence([states[:longest] for states, *_ in asked], batch_first=True)
-        logits = pad_sequence([rows[:longest] for _, rows, *_ in asked], batch_first=True)
+        states = [own[:count] for own, _, _, count in asked]
+        logits = [rows[:count] for _, rows, _, count in asked]
         if not self.model.config.previous_token_rank:
-            drafted = logits.argmax(-1).tolist()
-        else:
-            last = torch.tensor([token for _, _, token, _ in asked], device=logits.device)
-            drafted = self._left_to_right(hidden, logits, last).tolist()
-        return [own[:count] for own, (*_, count) in zip(drafted, asked, strict=True)]
-
-    def _left_to_right(self, hidden: Tensor, logits: Tensor, last: Tensor) -> Tensor:
-        """Shapes: hidden [B, K, D], logits [B, K, V], last [B] -> [B, K]."""
-        candidates, drafted, previous = Candidates(self, hidden, logits), [], last
-        for slot in range(hidden.shape[1]):
-            best = candidates.after(slot, previous).argmax(-1, keepdim=True)
-            previous = candidates.tokens[:, slot].gather(1, best)[:, 0]
+            return arg_max_of_each(logits)
+        if not any(count for *_, count in asked):
+            return [[] for _ in asked]
+        candidates = Candidates(self, states, logits)
+        previous, drafted = logits[0].new_tensor([[one[2]] for one in asked], dtype=torch.long), []
+        for slot, tokens in enumerate(candidates.tokens):
+            best = candidates.after(slot, previous).argmax(-1)
+            previous = tokens.gather(1, best)
             drafted.append(previous)
-        return torch.stack(drafted, dim=1)
+        found = torch.cat(drafted, dim=1).tolist()
+        return [own[:count] for own, (*_, count) in zip(found, asked, strict=True)]
 
     @property
     def vocabulary(self) -> int:
@@ -198,9 +190,9 @@ class BlockSession:
         masks = [self.model.config.mask_id] * (slots - 1 if self.anchored else slots)
         return (yield Call(self.drafter.slots_all, (self.state, self.prefix_of(tokens), masks)))
 
-    def prefix_of(self, tokens: Tensor) -> list[int]:
-        """The committed tokens as the drafter's decoder is fed them."""
-        return tokens[self.skipped :].tolist()
+    def prefix_of(self, tokens: Tensor) -> Tensor:
+        """The committed tokens as the drafter's decoder is fed them. Shapes: [T] -> [P]."""
+        return tokens[self.skipped :]
 
     def slot_logits(self, state: Tensor, previous: Tensor) -> Tensor:
         """Rows of one slot, each after another token. Shapes: state [D], previous [F] -> [F, V].
@@ -239,7 +231,7 @@ class BlockSession:
         logits = self.drafter.project(hidden)
         logits = exact_enough(logits) / temperature
         total = logits.logsumexp(-1)
-        scores, tokens = logits.topk(min(count, logits.shape[-1]), dim=-1)
+        scores, tokens = likeliest(logits, count)
         if not self.model.config.previous_token_rank:
             return tokens, (scores - total[:, None])[:, None]
         share = (scores.logsumexp(-1) - total).exp().clamp(max=1.0)
@@ -250,22 +242,22 @@ class BlockSession:
 
     def _draw(self, hidden: Tensor, logits: Tensor, last: int, stop: StopPolicy) -> Proposal:
         featured = bool(self.model.config.previous_token_rank)
-        candidates = Candidates(self.drafter, hidden[None], logits[None]) if featured else None
+        candidates = Candidates(self.drafter, [hidden], [logits]) if featured else None
         states, known = hidden.unbind(), list(logits.unbind())
         drafted: list[Tensor] = []
         rows: list[Tensor] = []
         notes: dict[str, list[float]] = {}
-        previous = torch.tensor([last], device=self.device)
+        previous = torch.tensor([[last]], device=self.device)
         for depth in range(len(states)):
             if candidates is not None:
-                after = candidates.after(depth, previous)[0]
-                known[depth] = known[depth].index_copy(0, candidates.tokens[0, depth], after)
+                after = candidates.after(depth, previous)[0, 0]
+                known[depth] = known[depth].index_copy(0, candidates.tokens[depth][0], after)
             state = DraftState(depth, known[: depth + 1], states, notes)
             if not stop.should_draft(state):
                 break
             row = warp(known[depth], self.sampling)
-            previous = self.randomness.categorical(row[None])
-            drafted.append(previous)
+            drafted.append(self.randomness.categorical(row[None]))
+            previous = drafted[-1][None]
             rows.append(row)
         if not drafted:
             nothing = torch.empty(0, dtype=torch.long)
@@ -276,22 +268,35 @@ class BlockSession:
 class Candidates:
     """The best tokens of each slot alone, to be scored again once the token before is known.
 
-    Scoring them takes a small part of a projection's time. Shapes: hidden [B, K, D], logits
-    [B, K, V].
+    Scoring them takes a small part of a projection's time. Shapes: of each sequence hidden [K, D]
+    and logits [K, V]; sequences of fewer slots are filled up.
     """
 
-    def __init__(self, drafter: BlockDrafter, hidden: Tensor, logits: Tensor) -> None:
-        self._scores, self.tokens = logits.topk(min(CANDIDATES, logits.shape[-1]), dim=-1)
-        self._directions = F.embedding(self.tokens, drafter.previous_token_rows)  # [B, K, C, rank]
-        self._from_hidden = drafter.model.previous_token_hidden(hidden)
+    def __init__(
+        self, drafter: BlockDrafter, hidden: Sequence[Tensor], logits: Sequence[Tensor]
+    ) -> None:
+        best = [likeliest(own, CANDIDATES) for own in logits]
+        tokens = _in_lines([indices for _, indices in best])
+        scores = _in_lines([values for values, _ in best])[:, :, None]
+        directions = F.embedding(tokens, drafter.previous_token_rows).transpose(2, 3)
+        from_hidden = drafter.model.previous_token_hidden(_in_lines(hidden))[:, :, None]
+        self.tokens = tokens.unbind(1)
+        """[B, C] of each slot."""
+        self._slots = list(
+            zip(scores.unbind(1), directions.unbind(1), from_hidden.unbind(1), strict=True)
+        )
         self._features = drafter.previous_token_features
 
     def after(self, slot: int, previous: Tensor) -> Tensor:
-        """Scores of a slot's candidates after these tokens. Shapes: [B] -> [B, C]."""
-        told = F.embedding(previous, self._features)
-        gate = F.silu(self._from_hidden[:, slot] + told)[..., None]
-        scores = self._scores[:, slot, :, None]
-        return torch.baddbmm(scores, self._directions[:, slot], gate)[..., 0]
+        """Scores of a slot's candidates after these tokens. Shapes: [B, 1] -> [B, 1, C]."""
+        scores, directions, from_hidden = self._slots[slot]
+        gate = F.silu(from_hidden + self._features[previous])
+        return torch.baddbmm(scores, gate, directions)
+
+
+def _in_lines(rows: Sequence[Tensor]) -> Tensor:
+    """Shapes: [K, ...] each -> [B, K, ...]."""
+    return rows[0][None] if len(rows) == 1 else pad_sequence(list(rows), batch_first=True)
 
 
 def slots_to_draft(stop: StopPolicy, logits: Tensor, hidden: Tensor | None = None) -> int:

@@ -176,7 +176,7 @@ class ModelRows:
 
     def first(self, growth: Growth, tokens: Tensor, levels: int) -> Steps[list[int]]:
         tokens, state = self.own.tokens(tokens), (yield from self.own.begin())
-        self._keep_accepted(state, tokens.tolist())
+        self._keep_accepted(state, tokens[self._committed : -1].tolist())
         score = yield Call(self.model.catch_up_all, (state, tokens))
         self._committed = len(tokens)
         self._lines, self._columns = {-1: []}, {}
@@ -203,18 +203,18 @@ class ModelRows:
         return growth.grow(score.logits, score.hidden)
 
     def _keep_accepted(self, state: SequenceState, tokens: list[int]) -> None:
-        """Of the last round's nodes, keep the path that was committed; the last token is fed anew
-        in any case, since its row is needed."""
+        """Of the last round's nodes, keep the path that was committed since, these tokens; the last
+        one is fed anew in any case, since its row is needed."""
         if not self._columns:
             return
-        column, kept = -1, list(range(self._committed))
-        for token in tokens[self._committed : -1]:
+        column, kept = -1, []
+        for token in tokens:
             below = self._columns.get((column, token))
             if below is None:
                 break
             column = below
             kept.append(below)
-        self.model.keep_columns(state, kept)
+        self.model.keep_columns(state, kept, behind=self._committed)
 
 
 class SlotRows:

@@ -28,6 +28,7 @@ from drafttrain.decoding.engine.logits_processing import TargetProcessors
 from drafttrain.decoding.engine.probe import probe
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.whole import Whole
+from drafttrain.decoding.inference import without_gradients
 from drafttrain.decoding.types import Proposal, Sampling, Source
 
 
@@ -100,7 +101,7 @@ class CachedModel:
         """`encode_all` of one source."""
         return self.encode_all([source])[0]
 
-    @torch.inference_mode()
+    @without_gradients
     def encode_all(self, sources: Sequence[Source]) -> list[SequenceState]:
         """States with nothing cached; runs the encoder, where there is one.
 
@@ -122,9 +123,7 @@ class CachedModel:
         -> logits [1, V] after the last one, hidden [F, D] of those fed. Raises ValueError while
         branches are cached (see `forget`).
         """
-        return self.feed_all(
-            [Feed(state, state.align(tokens.tolist()), rows=1) for state, tokens in asked]
-        )
+        return self.feed_all([Feed(state, state.align(tokens), rows=1) for state, tokens in asked])
 
     def feed(self, state: SequenceState, tokens: Tensor) -> StepOutput:
         """Append a chain to what is cached. Shapes: [N] -> logits [N, V], hidden [N, D]."""
@@ -156,7 +155,7 @@ class CachedModel:
             ]
         )
 
-    @torch.inference_mode()
+    @without_gradients
     def feed_all(self, feeds: Sequence[Feed], layers: Sequence[int] = ()) -> list[StepOutput]:
         """Feed each sequence its tokens, in shared calls; one sequence may be fed once.
 
@@ -172,31 +171,33 @@ class CachedModel:
             self._check_room(max(feed.places) + 1)
         return self.engine.call(feeds, layers)
 
-    @torch.inference_mode()
+    @without_gradients
     def forget(self, state: SequenceState, columns_kept: int) -> None:
         """Drop all cached columns but the first ones."""
         state.forget(columns_kept)
 
-    @torch.inference_mode()
-    def keep_columns(self, state: SequenceState, columns: Sequence[int]) -> None:
+    @without_gradients
+    def keep_columns(self, state: SequenceState, columns: Sequence[int], behind: int = 0) -> None:
         """Keep these cached columns, which are one path from the first token on; drop the others.
 
         How a drafter keeps those branches of its tree that were accepted: it may be fed a chain
-        again afterwards. Costs nothing where the columns are the first ones in order. Raises
-        ValueError for columns that are not cached or not a path: positions must count from 0.
+        again afterwards. Costs nothing where the columns are the first ones in order. behind: so
+        many of the first columns, a chain, are kept too and not named. Raises ValueError for
+        columns that are not cached or not a path: positions must count from 0.
         """
-        strays = [column for column in columns if not 0 <= column < state.cached]
+        strays = [column for column in (behind - 1, *columns) if column >= state.cached]
+        strays += [column for column in columns if column < 0]
         if strays:
             raise ValueError(f"column {strays[0]} cannot be kept; {state.cached} are cached")
-        positions = [state.positions[column] for column in columns]
-        if positions != list(range(len(columns))):
+        positions = state.positions_of(columns)
+        if behind > state.chain or positions != [*range(behind, behind + len(columns))]:
             raise ValueError(
                 f"columns {list(columns)} hold the positions {positions}, which are no path from "
                 "the first token on; give the columns of one leaf and all that lead to it"
             )
-        state.gather(columns)
+        state.gather(behind, columns)
 
-    @torch.inference_mode()
+    @without_gradients
     def score(
         self,
         states: Sequence[SequenceState],
@@ -212,7 +213,7 @@ class CachedModel:
         a drafter reads them. Raises ValueError for trees where `takes_branches` is false.
         """
         feeds = [
-            self._scoring(state, committed.tolist(), proposal)
+            self._scoring(state, committed, proposal)
             for state, committed, proposal in zip(states, tokens, proposals, strict=True)
         ]
         outputs = self.feed_all(feeds, layers)
@@ -228,16 +229,16 @@ class CachedModel:
         """`score`, of a list of what belongs to a sequence."""
         return self.score(*zip(*asked, strict=True))
 
-    @torch.inference_mode()
+    @without_gradients
     def keep(self, state: SequenceState, path: Tensor) -> None:
         """Keep committed tokens and the accepted nodes of the last draft; forget the others.
 
         path [A] holds indices of the last proposal in rising order.
         """
         first = state.committed
-        state.gather([*range(first), *(first + node for node in path.tolist())])
+        state.gather(first, [first + node for node in path.tolist()])
 
-    def _scoring(self, state: SequenceState, tokens: list[int], proposal: Proposal) -> Feed:
+    def _scoring(self, state: SequenceState, tokens: Tensor, proposal: Proposal) -> Feed:
         """What is missing of the committed tokens, and the draft behind them."""
         missing, nodes = state.align(tokens), proposal.tokens.tolist()
         rows = len(nodes) + 1

@@ -53,8 +53,4 @@ class StepOutput:
 def record(feeds: Sequence[Feed]) -> None:
     """Note in their states what has been fed."""
     for feed in feeds:
-        state, places = feed.state, feed.places
-        state.positions += places
-        state.tokens += feed.tokens
-        if feed.visible is None:
-            state.chain = state.cached
+        feed.state.append(feed.tokens, feed.places, chained=feed.visible is None)

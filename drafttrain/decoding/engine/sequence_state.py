@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -22,27 +25,53 @@ class Columns(Protocol):
         ...
 
 
+INTEGER = "q"
+"""Type code of a token among the arrays of `array`: 64 bits, as in tensors of tokens."""
+
+
 class SequenceState:
-    """What a model has computed for one sequence: which token lies in which column."""
+    """What a model has computed for one sequence: which token lies in which column.
+
+    A round costs the same whatever is cached: only bytes are compared over its whole length.
+    """
 
     def __init__(self, columns: Columns, source: Source, encoded: Tensor | None = None) -> None:
         self.columns = columns
         self.source = source
         self.encoded = encoded
         """[S, D] the encoder's output, where there is one."""
-        self.tokens: list[int] = []
-        """Tokens that are cached, a column each."""
-        self.positions: list[int] = []
-        """Position of each cached token: those of a chain count from 0."""
         self.chain = 0
         """So many of the first columns are a chain; those after them are branches."""
         self.committed = 0
         """Columns in front of the draft that was scored last."""
+        self._tokens = array(INTEGER)
+        self._positions = array(INTEGER)
 
     @property
     def cached(self) -> int:
         """Columns of the cache."""
-        return len(self.tokens)
+        return len(self._tokens)
+
+    @property
+    def tokens(self) -> list[int]:
+        """Tokens that are cached, a column each."""
+        return self._tokens.tolist()
+
+    @property
+    def positions(self) -> list[int]:
+        """Position of each cached token: those of a chain count from 0."""
+        return self._positions.tolist()
+
+    def positions_of(self, columns: Sequence[int]) -> list[int]:
+        """Positions of some of them."""
+        return [self._positions[column] for column in columns]
+
+    def append(self, tokens: Sequence[int], positions: Sequence[int], chained: bool) -> None:
+        """Note what has been fed: the rest of a chain, or branches."""
+        self._tokens.extend(tokens)
+        self._positions.extend(positions)
+        if chained:
+            self.chain = self.cached
 
     def forget(self, columns_kept: int) -> None:
         """Drop all columns but the first ones. Raises ValueError if there are fewer."""
@@ -51,21 +80,22 @@ class SequenceState:
         self.chain = min(self.chain, columns_kept)
         if columns_kept == self.cached:
             return
-        del self.tokens[columns_kept:], self.positions[columns_kept:]
+        del self._tokens[columns_kept:], self._positions[columns_kept:]
         self.columns.cut(columns_kept)
 
-    def gather(self, columns: Sequence[int]) -> None:
-        """Keep these columns, in this order, which are a chain.
+    def gather(self, first: int, columns: Sequence[int]) -> None:
+        """Keep the first columns and, behind them, these in this order: all together a chain.
 
         Only those that change their place are copied.
         """
-        kept = len(columns)
-        moved = next((i for i, column in enumerate(columns) if i != column), kept)
-        if moved < kept:
-            tail = columns[moved:]
-            self.tokens[moved:kept] = [self.tokens[column] for column in tail]
-            self.positions[moved:kept] = [self.positions[column] for column in tail]
-            self.columns.move(moved, tail)
+        kept = first + len(columns)
+        places = zip(itertools.count(first), columns, strict=False)
+        start = next((place for place, column in places if place != column), kept)
+        if start < kept:
+            tail = columns[start - first :]
+            for held in (self._tokens, self._positions):
+                held[start:kept] = array(INTEGER, [held[column] for column in tail])
+            self.columns.move(start, tail)
         self.forget(kept)
         self.chain = kept
 
@@ -74,19 +104,24 @@ class SequenceState:
         self.chain = columns
         self.forget(columns)
 
-    def align(self, tokens: list[int]) -> list[int]:
+    def align(self, tokens: Tensor) -> list[int]:
         """Forget what differs from these tokens; those that are missing, at least the last one.
 
-        Raises ValueError while branches are cached.
+        Shapes: tokens [T]. Raises ValueError while branches are cached.
         """
         if self.chain < self.cached:
             raise ValueError(
                 f"{self.cached - self.chain} columns of branches are cached; forget them first "
                 f"(columns_kept = {self.chain} or fewer)"
             )
+        size = self._tokens.itemsize
         common = min(self.cached, len(tokens) - 1)
-        if self.tokens[:common] != tokens[:common]:
-            pairs = zip(self.tokens, tokens, strict=False)
-            common = next(i for i, (old, new) in enumerate(pairs) if old != new)
+        now, known = tokens[:common].cpu().numpy().tobytes(), self._tokens[:common].tobytes()
+        if now != known:
+
+            def differ(upto: int) -> bool:
+                return now[: size * upto] != known[: size * upto]
+
+            common = bisect_left(range(1, common + 1), True, key=differ)
         self.forget(common)
-        return tokens[common:]
+        return tokens[common:].tolist()

@@ -1,0 +1,58 @@
+"""Which token lies in which column: what is kept of tokens that changed, and what is copied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from drafttrain.decoding.engine.sequence_state import SequenceState
+from drafttrain.decoding.types import Source
+
+NOTHING = torch.empty(0, dtype=torch.long)
+
+
+class Moves:
+    """Columns that note what is done with them."""
+
+    def __init__(self) -> None:
+        self.moved: list[tuple[int, list[int]]] = []
+
+    def move(self, first: int, columns: Sequence[int]) -> None:
+        self.moved.append((first, list(columns)))
+
+    def cut(self, columns: int) -> None:
+        """Nothing is held."""
+
+
+def state_of(tokens: Sequence[int]) -> SequenceState:
+    state = SequenceState(Moves(), Source.of_text(NOTHING, NOTHING))
+    state.append(tokens, range(len(tokens)), chained=True)
+    return state
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 300])
+def test_what_is_missing_begins_where_the_tokens_first_differ(length: int) -> None:
+    known = list(range(1000, 1000 + length))
+    for place in range(length):
+        state = state_of(known)
+        now = [*known[:place], 7, *known[place + 1 :], 8]
+        assert state.align(torch.tensor(now)) == now[place:]
+        assert state.tokens == known[:place]
+
+
+def test_the_last_token_is_fed_anew_though_it_is_cached() -> None:
+    state = state_of([5, 6, 7])
+    assert state.align(torch.tensor([5, 6, 7])) == [7]
+    assert state.align(torch.tensor([5])) == [5]
+    assert state.tokens == []
+
+
+def test_only_columns_that_change_their_place_are_copied() -> None:
+    state = state_of([5, 6])
+    state.append([10, 11, 12, 13], [2, 3, 3, 4], chained=False)
+    state.gather(2, [2, 4, 5])
+    assert state.columns.moved == [(3, [4, 5])]
+    assert (state.tokens, state.positions) == ([5, 6, 10, 12, 13], [0, 1, 2, 3, 4])
+    assert state.chain == state.cached == 5
