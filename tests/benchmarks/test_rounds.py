@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.rounds import Clock, is_outside, median_of_repeats, summarise_histories
+from benchmarks.round_clock import Clock
+from benchmarks.rounds import is_outside, median_of_repeats, summarise_histories
 
 
 class Work:
