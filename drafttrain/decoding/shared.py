@@ -69,7 +69,7 @@ def alone(work: Steps[T] | T) -> T:
 def arg_max_of_each(scores: Sequence[Tensor]) -> list[list[int]]:
     """The likeliest token of every row, at one wait for the device. Shapes: [R, V] each."""
     if scores[0].device.type == "cpu":  # NumPy takes a tenth of the time there
-        return [np.argmax(rows.numpy(), axis=-1).tolist() for rows in scores]
+        return [np.argmax(rows.detach().numpy(), axis=-1).tolist() for rows in scores]
     best = torch.cat([rows.argmax(dim=-1) for rows in scores]).tolist()
     ends = itertools.accumulate(len(rows) for rows in scores)
     return [best[end - len(rows) : end] for end, rows in zip(ends, scores, strict=True)]
