@@ -129,7 +129,7 @@ class BlockDrafter:
         if not any(count for *_, count in asked):
             return [[] for _ in asked]
         candidates = Candidates(self, states, logits)
-        previous, drafted = logits[0].new_tensor([[one[2]] for one in asked], dtype=torch.long), []
+        previous, drafted = torch.tensor([[one[2]] for one in asked], device=self.engine.device), []
         for slot, tokens in enumerate(candidates.tokens):
             best = candidates.after(slot, previous).argmax(-1)
             previous = tokens.gather(1, best)
@@ -290,7 +290,7 @@ class Candidates:
     def after(self, slot: int, previous: Tensor) -> Tensor:
         """Scores of a slot's candidates after these tokens. Shapes: [B, 1] -> [B, 1, C]."""
         scores, directions, from_hidden = self._slots[slot]
-        gate = F.silu(from_hidden + self._features[previous])
+        gate = F.silu(from_hidden + F.embedding(previous, self._features))
         return torch.baddbmm(scores, gate, directions)
 
 
