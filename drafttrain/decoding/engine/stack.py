@@ -313,9 +313,13 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sca
 
 
 def by_products(like: Tensor, rows: int) -> bool:
-    """Whether two plain products do it faster than the fused kernel: for a few rows on a CPU."""
+    """Whether two plain products do it faster than the fused kernel: for a few rows on a CPU.
+
+    Shapes: like [B, ...], of so many rows each.
+    """
     precise = like.dtype in (torch.float32, torch.float64)
-    return like.device.type == "cpu" and precise and 1 < rows <= FEW_ROWS
+    single = rows == 1 == len(like)
+    return like.device.type == "cpu" and precise and rows <= FEW_ROWS and not single
 
 
 def ready_mask(mask: Tensor | None, layer: Layer, like: Tensor) -> Tensor | None:

@@ -113,7 +113,7 @@ def test_sampling_stays_exact_where_only_the_best_candidates_are_coupled(
 ) -> None:
     monkeypatch.setattr(block, "CANDIDATES", 2)
     settings = {"slots": slots, "previous_token_rank": 3}
-    test_sampling_from_slots_follows_the_target_exactly(settings, SAMPLINGS["temperature 1"])
+    test_sampling_from_slots_follows_the_target_exactly(settings, SAMPLINGS["temperature 1"], 1)
 
 
 def test_masked_slots_are_never_proposed_past_the_vocabulary() -> None:
