@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import torch
 from transformers import (
@@ -32,7 +33,13 @@ from transformers import (
     Qwen3ForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
 )
+
+from drafttrain.decoding.engine.cached_model import make_source
+from drafttrain.decoding.engine.speech import speech_source
+from drafttrain.decoding.types import Source
 
 PAD, EOS, UNK, BOS = 0, 1, 2, 3
 VOCAB = 40
@@ -65,6 +72,39 @@ T5_SHAPE = SPECIAL | {
     "relative_attention_max_distance": 16,
     "decoder_start_token_id": PAD,
 }
+MEL_BINS, FRAMES = 4, 24
+START, LANGUAGES, TASKS, NO_TIMESTAMPS = 4, {"<|en|>": 5, "<|de|>": 6, "<|fr|>": 7}, (8, 9), 39
+"""Control tokens of the tiny multilingual Whisper; `transcribe` and `translate` are its tasks.
+
+`generate` takes tokens behind NO_TIMESTAMPS for times; there are none."""
+WHISPER_SHAPE = SPECIAL | {
+    "pad_token_id": EOS,
+    "bos_token_id": EOS,
+    "decoder_start_token_id": START,
+    "d_model": 16,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+    "num_mel_bins": MEL_BINS,
+    "max_source_positions": FRAMES // 2,
+    "max_target_positions": 64,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "init_std": 0.15,
+}
+MULTILINGUAL = {
+    "is_multilingual": True,
+    "lang_to_id": LANGUAGES,
+    "task_to_id": dict(zip(("transcribe", "translate"), TASKS, strict=True)),
+    "no_timestamps_token_id": NO_TIMESTAMPS,
+    "suppress_tokens": [START, *LANGUAGES.values(), *TASKS, NO_TIMESTAMPS, 21, 33],
+    "begin_suppress_tokens": [EOS, 12, 17],
+    "return_timestamps": False,
+}
+"""generation_config of the tiny Whisper."""
 CAUSAL_SHAPE = SPECIAL | {
     "bos_token_id": BOS,
     "hidden_size": 16,
@@ -88,6 +128,7 @@ CAUSAL = {
     "opt": (OPTForCausalLM, OPTConfig, {"ffn_dim": 32, "word_embed_proj_dim": 16}),
 }
 CAUSAL_FAMILIES = tuple(CAUSAL)
+SPEECH_FAMILIES = ("whisper",)
 FAMILIES = ("marian", "bart", "mbart", "pegasus", "t5", "flan-t5")
 
 
@@ -98,17 +139,37 @@ def tiny_model(family: str, seed: int = 3, **changes: object) -> PreTrainedModel
     torch.manual_seed(seed)
     model = kind(config).double().eval()
     # a head of its own: one tied to the embeddings makes random models repeat their last token
-    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
-    model.get_input_embeddings().weight.data.normal_()
+    head = model.get_output_embeddings()
+    head.weight = torch.nn.Parameter(torch.randn_like(head.weight))
+    reads = model.get_decoder() if family in SPEECH_FAMILIES else model
+    reads.get_input_embeddings().weight.data.normal_()
     if family in CAUSAL:
         model.lm_head.weight.data[EOS] *= 2.0  # some sequences end early
+    if family in SPEECH_FAMILIES:
+        for name, value in MULTILINGUAL.items():
+            setattr(model.generation_config, name, value)
+        head.weight.data[EOS] *= 2.0  # some sequences end early
+        for layer in model.get_decoder().layers:  # so that clips are told apart
+            layer.encoder_attn.out_proj.weight.data *= 2.0
     if family in ("marian", "bart", "mbart", "pegasus"):
         model.final_logits_bias.normal_(std=0.5)  # so that leaving it out is noticed
         model.final_logits_bias[0, EOS] += 2.0  # some sequences end early
     return model
 
 
+def tiny_source(ids: Sequence[int] | torch.Tensor, model: PreTrainedModel) -> Source:
+    """A text of these tokens, or what stands for it where a model hears: features of its own."""
+    ids = torch.as_tensor(ids)
+    if model.main_input_name != "input_features":
+        return make_source(ids, model)
+    generator = torch.Generator().manual_seed(int(ids.sum()) + len(ids))
+    drawn = torch.randn(MEL_BINS, FRAMES + 1, generator=generator, dtype=torch.float64)
+    return speech_source(drawn[:, 1:] + 4.0 * drawn[:, :1], model)
+
+
 def _shape(family: str):
+    if family == "whisper":
+        return WhisperForConditionalGeneration, WhisperConfig, WHISPER_SHAPE
     if family in CAUSAL:
         kind, config_kind, settings = CAUSAL[family]
         return kind, config_kind, CAUSAL_SHAPE | settings

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import NonNegativeInt, PositiveInt
 
 from drafttrain.config.base import Config, Precision
@@ -20,6 +22,12 @@ class TargetConfig(Config):
     """auto, cpu, cuda or cuda:N."""
     trust_remote_code: bool = False
     """Run Python code that lies beside the model's weights. Off unless you trust its author."""
+    language: str | None = None
+    """Speech targets of several languages: that of all clips, as de or german. Default: as the
+    target's generation_config says; where it says none, the target names it for each clip."""
+    task: Literal["transcribe", "translate"] | None = None
+    """Speech targets of several languages: write in the clip's language, or in English. Default: as
+    the target's generation_config says, else transcribe."""
 
 
 class DataConfig(Config):

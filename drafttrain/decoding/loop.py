@@ -84,11 +84,10 @@ class RunningSequence:
         decoder: Decoder,
         processors: TargetProcessors,
         index: int,
-        source: Source,
         state: SequenceState,
         max_new_tokens: int,
     ) -> None:
-        self.index = index
+        self.index, source = index, state.source
         self.remaining = decoder.target.max_new_tokens(source, max_new_tokens)
         self.process = processors.start(source, self.remaining)
         self.randomness = decoder.randomness(index)
@@ -227,8 +226,8 @@ def _rounds(
             with torch.inference_mode():
                 states = decoder.target.encode_all([source for _, source in entering])
                 active += [
-                    RunningSequence(decoder, processors, index, source, state, max_new_tokens)
-                    for (index, source), state in zip(entering, states, strict=True)
+                    RunningSequence(decoder, processors, index, state, max_new_tokens)
+                    for (index, _), state in zip(entering, states, strict=True)
                 ]
         if not active:
             return

@@ -38,6 +38,10 @@ class Source:
     prefix: Tensor
     """[P] token ids that every model's decoder starts from: the decoder start token and what is
     forced behind it, or the whole prompt where models are decoder-only."""
+    chosen_from: Tensor | None = None
+    """[C] tokens of which the target chooses one when it encodes the source, by its logits after
+    the first token of the prefix; it then stands behind that (the language of a clip). None: the
+    prefix is whole."""
 
     @staticmethod
     def of_text(input_ids: Tensor, prefix: Tensor) -> Source:

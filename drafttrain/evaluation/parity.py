@@ -135,11 +135,11 @@ def top_two_gap(
     Plain decoding is run again along `tokens`, one token a call, so that the logits are those
     that it saw. Small gaps are floating-point ties: other row shapes sum in another order.
     """
-    limit = model.max_new_tokens(source, max_new_tokens)
-    processors = TargetProcessors(model.model, Sampling()).start(source, limit)
-    nothing = torch.empty(0, dtype=torch.long, device=source.prefix.device)
-    committed = source.prefix
     state = model.encode(source)
+    limit = model.max_new_tokens(state.source, max_new_tokens)
+    processors = TargetProcessors(model.model, Sampling()).start(state.source, limit)
+    committed = state.source.prefix
+    nothing = torch.empty(0, dtype=torch.long, device=committed.device)
     for token in [*tokens, None]:
         score = model.score([state], [committed], [Proposal.empty()])[0]
         if token is not None:

@@ -20,6 +20,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
+    AutoModelForSpeechSeq2Seq,
     AutoProcessor,
     AutoTokenizer,
     DynamicCache,
@@ -33,6 +34,7 @@ from transformers.configuration_utils import PretrainedConfig
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.models.layout import store_column_major
+from drafttrain.models.speech import check_speech, hears, prepare_speech
 from drafttrain.models.weight_files import check_weight_files
 
 CONFIG_ERRORS = (OSError, ValueError, StrictDataclassError)
@@ -52,7 +54,7 @@ class LoadedTarget:
     path: str
     """Where it was loaded from, as the user gave it."""
     processor: ProcessorMixin | None = None
-    """What makes the model's inputs of audio or images; None where they are token ids."""
+    """What makes the model's inputs of audio; None where they are token ids."""
 
 
 def load_target(config: TargetConfig) -> LoadedTarget:
@@ -63,7 +65,7 @@ def load_target(config: TargetConfig) -> LoadedTarget:
     """
     device = choose_device(config.device)
     model_config = check_target(config)
-    tokenizer = load_tokenizer(config)
+    tokenizer, processor = load_tokenizer(config), load_processor(config, model_config)
     model = read_weights(
         auto_class(model_config),
         config.path,
@@ -72,7 +74,7 @@ def load_target(config: TargetConfig) -> LoadedTarget:
         dtype=getattr(torch, config.dtype),
         trust_remote_code=config.trust_remote_code,
     )
-    processor = load_processor(config, model)
+    prepare_speech(model, config)
     return LoadedTarget(ready_to_decode(model, device), tokenizer, config.path, processor)
 
 
@@ -110,8 +112,12 @@ def cache_is_deep_enough(config: PretrainedConfig) -> bool:
     return layers is None or layers <= config.num_hidden_layers
 
 
-def auto_class(config: PretrainedConfig) -> type[AutoModelForCausalLM | AutoModelForSeq2SeqLM]:
+def auto_class(
+    config: PretrainedConfig,
+) -> type[AutoModelForCausalLM | AutoModelForSeq2SeqLM | AutoModelForSpeechSeq2Seq]:
     """What loads a language model of this configuration."""
+    if hears(config):
+        return AutoModelForSpeechSeq2Seq
     return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
 
 
@@ -136,8 +142,9 @@ def check_target(config: TargetConfig) -> PretrainedConfig:
         raise ConfigError(
             f"target.path = {config.path!r} is a {model_config.model_type!r} model, not a language "
             "model that generates; give an encoder-decoder (T5, BART, Marian, ...) or decoder-only "
-            "one (Llama, Qwen, GPT-2, ...)"
+            "one (Llama, Qwen, GPT-2, ...), or a Whisper"
         )
+    check_speech(config, model_config)
     check_weight_files(config.path, name, config.revision)
     return model_config
 
@@ -155,13 +162,18 @@ def check_seq2seq(config: TargetConfig) -> PretrainedConfig:
             "encoder-decoder language model; a Spec-Drafter starts from a target's encoder and "
             "decoder (T5, BART, Marian, ...)"
         )
+    if hears(model_config):
+        raise ConfigError(
+            f"target.path = {config.path!r} is a {model_config.model_type!r} model, whose inputs "
+            "are audio; a Spec-Drafter reads texts: use drafter=max-gram, or a target of texts"
+        )
     return model_config
 
 
 def is_language_model(config: PretrainedConfig) -> bool:
     """Whether Transformers has a generating language model for this configuration."""
     if config.is_encoder_decoder:
-        return type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+        return type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING or hears(config)
     return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
 
 
@@ -258,9 +270,9 @@ def read_tokenizer(
         ) from error
 
 
-def load_processor(config: TargetConfig, model: PreTrainedModel) -> ProcessorMixin | None:
-    """The target's processor, where its inputs are no token ids. Raises ConfigError without one."""
-    if model.main_input_name == "input_ids":
+def load_processor(config: TargetConfig, model_config: PretrainedConfig) -> ProcessorMixin | None:
+    """The target's processor, where its inputs are audio. Raises ConfigError without one."""
+    if not hears(model_config):
         return None
     try:
         processor = AutoProcessor.from_pretrained(
@@ -270,9 +282,8 @@ def load_processor(config: TargetConfig, model: PreTrainedModel) -> ProcessorMix
             raise ValueError(f"there is a {type(processor).__name__} only")
     except (*CONFIG_ERRORS, ImportError, TypeError) as error:
         raise ConfigError(
-            f"target.path = {config.path!r}: its processor, which makes its "
-            f"{model.main_input_name!r}, cannot be loaded ({first_line(error)}); put the "
-            "processor's files beside the weights"
+            f"target.path = {config.path!r}: its processor, which makes features of audio, cannot "
+            f"be loaded ({first_line(error)}); put the processor's files beside the weights"
         ) from error
     return processor
 

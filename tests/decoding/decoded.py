@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel
 
-from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch
-from tests.tiny_models import VOCAB
+from tests.tiny_models import VOCAB, tiny_source
 
 GREEDY = Sampling()
 
@@ -21,14 +21,16 @@ def sources_for(model: PreTrainedModel, count: int = 6) -> list[Source]:
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(1, 12, (count,), generator=generator).tolist()
     return [
-        make_source(torch.randint(4, VOCAB, (length,), generator=generator), model)
+        tiny_source(torch.randint(4, VOCAB, (length,), generator=generator), model)
         for length in lengths
     ]
 
 
 def generate(model: PreTrainedModel, sources: list[Source], max_new_tokens: int) -> list[list[int]]:
     return [
-        model.generate(
+        heard(model, source, max_new_tokens)
+        if not source.is_text
+        else model.generate(
             source.input_ids[None],
             attention_mask=torch.ones_like(source.input_ids[None]),
             do_sample=False,
@@ -37,6 +39,15 @@ def generate(model: PreTrainedModel, sources: list[Source], max_new_tokens: int)
         )[0, len(source.prefix) :].tolist()
         for source in sources
     ]
+
+
+def heard(model: PreTrainedModel, source: Source, max_new_tokens: int) -> list[int]:
+    """What a speech model's `generate` returns, which leaves prefix and EOS out: an output that is
+    shorter than it might be was ended by EOS."""
+    features = source.inputs["input_features"][None]
+    [tokens] = model.generate(features, do_sample=False, num_beams=1, max_new_tokens=max_new_tokens)
+    ended = len(tokens) < max_new_tokens
+    return tokens.tolist() + [model.generation_config.eos_token_id] * ended
 
 
 def run(

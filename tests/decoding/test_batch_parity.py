@@ -27,7 +27,7 @@ from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from tests.decoding.decoded import generate, sources_for, tokens_of
 from tests.tiny_drafters import block_heads, shared, tiny_drafter
-from tests.tiny_models import CAUSAL_FAMILIES, FAMILIES, near_copy, tiny_model
+from tests.tiny_models import CAUSAL_FAMILIES, FAMILIES, SPEECH_FAMILIES, near_copy, tiny_model
 
 Make = Callable[[PreTrainedModel], Drafter]
 NEW = 20
@@ -121,7 +121,7 @@ def test_chains_and_trees_of_any_batch_are_those_of_each_alone(family, name):
     check(tiny_model(family), (ANY | TREES)[name], FixedLength(4), SAMPLED)
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *CAUSAL_FAMILIES])
+@pytest.mark.parametrize("family", [*FAMILIES, *SPEECH_FAMILIES, *CAUSAL_FAMILIES])
 def test_every_family_decodes_in_batches(family):
     check(tiny_model(family), ANY["causal"], FixedLength(3), Sampling())
     check(tiny_model(family), TREES["opt-tree"], FixedLength(3), Sampling())

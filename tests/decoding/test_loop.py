@@ -27,10 +27,18 @@ from tests.decoding.decoded import GREEDY, generate, run, sources_for, tokens_of
 from tests.decoding.drafts import HalfRight
 from tests.decoding.engine.fresh import close_caches, fresh
 from tests.decoding.toys import ToyDrafter, ToyTarget, toy_source
-from tests.tiny_models import CAUSAL_FAMILIES, EOS, FAMILIES, VOCAB, near_copy, tiny_model
+from tests.tiny_models import (
+    CAUSAL_FAMILIES,
+    EOS,
+    FAMILIES,
+    SPEECH_FAMILIES,
+    VOCAB,
+    near_copy,
+    tiny_model,
+)
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *CAUSAL_FAMILIES])
+@pytest.mark.parametrize("family", [*FAMILIES, *SPEECH_FAMILIES, *CAUSAL_FAMILIES])
 def test_speculation_equals_plain_decoding_and_generate(family):
     model = tiny_model(family)
     sources = sources_for(model)
@@ -137,7 +145,7 @@ def test_caches_of_target_and_drafter_hold_committed_tokens_only(target, drafter
     accepted = set()
     for source in sources_for(model):
         entered = cached.encode(source)
-        sequence = RunningSequence(decoder, cached.processors(GREEDY), 0, source, entered, 20)
+        sequence = RunningSequence(decoder, cached.processors(GREEDY), 0, entered, 20)
         while sequence.remaining > 0:
             [played] = play_round(decoder, [sequence])
             accepted.add(len(played.path))

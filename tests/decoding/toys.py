@@ -56,6 +56,14 @@ class NoProcessors:
         return RowProcessors([])
 
 
+class ToyState(list):
+    """The tokens in the cache."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__()
+        self.source = source
+
+
 class ToyTarget(OneByOne):
     """Scores trees from a table. A state is the tokens that `keep` left in the cache."""
 
@@ -72,12 +80,12 @@ class ToyTarget(OneByOne):
     def max_new_tokens(self, source: Source, wanted: int) -> int:
         return wanted
 
-    def encode(self, source: Source) -> list[int]:
-        return []
+    def encode(self, source: Source) -> ToyState:
+        return ToyState(source)
 
     def score(
         self,
-        states: Sequence[list[int]],
+        states: Sequence[ToyState],
         tokens: Sequence[Tensor],
         proposals: Sequence[Proposal],
         layers: Sequence[int] = (),
@@ -97,7 +105,7 @@ class ToyTarget(OneByOne):
             scores.append(StepOutput(torch.stack(rows), torch.zeros(len(rows), 1)))
         return scores
 
-    def keep(self, state: list[int], path: Tensor) -> None:
+    def keep(self, state: ToyState, path: Tensor) -> None:
         drafted = -1 - state.pop()
         first = len(state) - drafted
         kept = [state[first + node] for node in path.tolist()]

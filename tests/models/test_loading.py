@@ -136,13 +136,13 @@ def test_a_processor_is_loaded_where_inputs_are_no_token_ids(folder):
     heads = {"encoder_attention_heads": 1, "decoder_attention_heads": 1, "vocab_size": 40}
     ends = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0, "decoder_start_token_id": 1}
     listening = WhisperForConditionalGeneration(WhisperConfig(**shape, **heads, **ends))
-    with pytest.raises(ConfigError, match="its processor, which makes its 'input_features'"):
-        load_processor(config, listening)
+    with pytest.raises(ConfigError, match="its processor, which makes features of audio"):
+        load_processor(config, listening.config)
     tokenizer = WhisperTokenizer(vocab={"<|endoftext|>": 0, "a": 1}, merges=[])
     speech = WhisperProcessor(WhisperFeatureExtractor(feature_size=8), tokenizer)
     listening.save_pretrained(folder)
     speech.save_pretrained(folder)
-    processor = load_processor(config, listening)
+    processor = load_processor(config, listening.config)
     features = processor(np.zeros(1600), sampling_rate=16000, return_tensors="pt")
     assert features["input_features"].shape[1] == 8
 

@@ -49,22 +49,24 @@ class MaxGramDrafter:
 class MaxGramSession:
     """One sequence: an index of all that was said, which grows with it.
 
-    What an encoder read stands in front of the output; a decoder's start token, which is no part
-    of the text, is left out. A decoder-only prompt is the beginning of the sequence itself.
+    What an encoder read, where it is text, stands in front of the output; what a decoder starts
+    from, which is no part of the text, is left out. A decoder-only prompt is the beginning of the
+    sequence itself.
     """
 
     def __init__(self, bigrams: Sequence[int] | None, source: Source) -> None:
         self.bigrams = bigrams
         self.index = SuffixIndex()
-        same = source.input_ids.tolist() == source.prefix.tolist()
+        read = source.input_ids.tolist() if source.is_text else []
+        same = read == source.prefix.tolist()
         self.skipped = 0 if same else len(source.prefix)
         """Committed tokens that are not part of the text."""
-        self.source = 0 if same else len(source.input_ids)
+        self.source = 0 if same else len(read)
         """Tokens of the index that stand in front of the output."""
         self._seen = np.empty(0, dtype=np.int64)
         """The output that the index holds."""
         if not same:
-            self._append(source.input_ids.tolist())
+            self._append(read)
 
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy

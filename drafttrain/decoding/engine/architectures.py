@@ -12,6 +12,7 @@ from typing import NoReturn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
     BartForConditionalGeneration,
     GPT2LMHeadModel,
     GPTNeoXForCausalLM,
@@ -27,6 +28,7 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3ForCausalLM,
     T5ForConditionalGeneration,
+    WhisperForConditionalGeneration,
 )
 
 BART_LIKE = (
@@ -37,6 +39,10 @@ BART_LIKE = (
 )
 """Logits are the output embeddings' product with the last hidden state, plus a bias."""
 
+WHISPER_LIKE = (WhisperForConditionalGeneration,)
+"""Encoder-decoder models that read features of audio: `input_features`. `generate` starts their
+decoder from several tokens (`speech.py`)."""
+
 T5_LIKE = (T5ForConditionalGeneration, MT5ForConditionalGeneration)
 """Relative positions, counted by place in the cache."""
 
@@ -46,7 +52,7 @@ ROTARY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausal
 PLAIN_CAUSAL = (*ROTARY, GPT2LMHeadModel, GPTNeoXForCausalLM, OPTForCausalLM)
 """Decoder-only: logits are the output embeddings' product with the last hidden state."""
 
-KNOWN = (*BART_LIKE, *T5_LIKE, *PLAIN_CAUSAL)
+KNOWN = (*BART_LIKE, *WHISPER_LIKE, *T5_LIKE, *PLAIN_CAUSAL)
 
 
 def check_configuration(config: PretrainedConfig) -> None:
@@ -81,11 +87,10 @@ def check_known(config: PretrainedConfig) -> None:
 
 def is_known(config: PretrainedConfig) -> bool:
     """Whether this configuration is of a family in `KNOWN`."""
+    mappings = [MODEL_FOR_CAUSAL_LM_MAPPING]
     if config.is_encoder_decoder:
-        kinds = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
-    else:
-        kinds = MODEL_FOR_CAUSAL_LM_MAPPING
-    return type(config) in kinds and kinds[type(config)] in KNOWN
+        mappings = [MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING]
+    return any(type(config) in kinds and kinds[type(config)] in KNOWN for kinds in mappings)
 
 
 def check_projection(config: PretrainedConfig) -> None:
@@ -151,5 +156,5 @@ def refuse(config: PretrainedConfig, reason: str) -> NoReturn:
     """Raise ValueError for a model that cannot be decoded speculatively."""
     raise ValueError(
         f"a {config.model_type!r} model cannot be decoded speculatively: {reason}; families with a "
-        "plain KV cache work (T5, BART, Marian, Llama, Qwen2, Qwen3, GPT-2, GPT-NeoX, OPT, ...)"
+        "plain KV cache work (T5, BART, Marian, Whisper, Llama, Qwen2, Qwen3, GPT-2, OPT, ...)"
     )

@@ -17,6 +17,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from drafttrain.decoding.engine.architectures import (
     KNOWN,
+    WHISPER_LIKE,
     check_architecture,
     position_limit,
     source_limit,
@@ -35,11 +36,11 @@ from drafttrain.decoding.types import Proposal, Sampling, Source
 class CachedModel:
     """A language model of Transformers, encoder-decoder or decoder-only, with a KV cache.
 
-    BART, mBART, Pegasus, Marian, T5, Llama, Mistral, Qwen2, Qwen3, GPT-2, GPT-NeoX and OPT are
-    known to have a plain cache. Others are tried on a few tokens first, and refused if drafting
-    and dropping tokens changes what they say. Known families decode many sequences in one call
-    (`Batched`), the others one after the other (`Whole`). Weights are read when this is made: of a
-    model that has been trained on since, make another.
+    BART, mBART, Pegasus, Marian, T5, Whisper, Llama, Mistral, Qwen2, Qwen3, GPT-2, GPT-NeoX and
+    OPT are known to have a plain cache. Others are tried on a few tokens first, and refused if
+    drafting and dropping tokens changes what they say. Known families decode many sequences in one
+    call (`Batched`), the others one after the other (`Whole`). Weights are read when this is made:
+    of a model that has been trained on since, make another.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -94,8 +95,10 @@ class CachedModel:
         """Tokens that can be generated: as many as wanted, within the decoder's positions."""
         if self.position_limit is None:
             return wanted
+        missing = 0 if source.chosen_from is None else 1
+        fed = 1 if isinstance(self.model, WHISPER_LIKE) else 0  # `generate` counts it all the same
         # the last token is generated but never fed
-        return min(wanted, self.position_limit + 1 - len(source.prefix))
+        return min(wanted, self.position_limit + 1 - fed - missing - len(source.prefix))
 
     def encode(self, source: Source) -> SequenceState:
         """`encode_all` of one source."""
@@ -105,12 +108,27 @@ class CachedModel:
     def encode_all(self, sources: Sequence[Source]) -> list[SequenceState]:
         """States with nothing cached; runs the encoder, where there is one.
 
-        Raises ValueError for an empty or over-long source.
+        Where tokens of a prefix are left to the model, the state's source has them. Raises
+        ValueError for an empty or over-long source.
         """
         for source in sources:
             if source.is_text:
                 check_length(len(source.input_ids), self.source_limit)
-        return self.engine.begin(sources)
+        states = self.engine.begin(sources)
+        self._choose([state for state in states if state.source.chosen_from is not None])
+        return states
+
+    def _choose(self, states: Sequence[SequenceState]) -> None:
+        """Complete the prefixes of these states, in one call."""
+        if not states:
+            return
+        outputs = self.catch_up_all([(state, state.source.prefix[:1]) for state in states])
+        for state, output in zip(states, outputs, strict=True):
+            source = state.source
+            best = output.logits[0, source.chosen_from].argmax()
+            chosen = source.chosen_from[best].view(1)
+            prefix = torch.cat([source.prefix[:1], chosen, source.prefix[1:]])
+            state.source = Source(source.inputs, prefix)
 
     def catch_up(self, state: SequenceState, tokens: Tensor) -> StepOutput:
         """`catch_up_all` of one sequence."""

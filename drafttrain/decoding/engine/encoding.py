@@ -42,14 +42,21 @@ def encoder_of(model: PreTrainedModel) -> Encode | None:
     def encode(sources: Sequence[Source]) -> list[Tensor]:
         if texts is not None and all(source.is_text for source in sources):
             return texts(sources)
-        return [_encode_by_module(model, source) for source in sources]
+        return _encode_by_module(model, sources)
 
     return encode
 
 
-def _encode_by_module(model: PreTrainedModel, source: Source) -> Tensor:
-    inputs = {name: value[None].to(model.device) for name, value in source.inputs.items()}
-    return model.get_encoder()(**inputs)[0][0]
+def _encode_by_module(model: PreTrainedModel, sources: Sequence[Source]) -> list[Tensor]:
+    """By the model's own encoder, in one call. Features are alike in shape, and take the model's
+    precision."""
+    inputs = {
+        name: torch.stack([source.inputs[name] for source in sources]).to(model.device)
+        for name in sources[0].inputs
+    }
+    floating = [name for name, value in inputs.items() if value.is_floating_point()]
+    inputs |= {name: inputs[name].to(model.dtype) for name in floating}
+    return list(model.get_encoder()(**inputs)[0])
 
 
 def pad_texts(

@@ -16,7 +16,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from drafttrain.decoding.engine.architectures import BART_LIKE, ROTARY, T5_LIKE
+from drafttrain.decoding.engine.architectures import BART_LIKE, ROTARY, T5_LIKE, WHISPER_LIKE
 from drafttrain.decoding.engine.products import Linear
 from drafttrain.decoding.engine.reading import (
     cross_attention,
@@ -42,6 +42,8 @@ def read_stack(model: PreTrainedModel) -> Stack:
     kind = type(model)
     if kind in BART_LIKE:
         return _bart(model)
+    if kind in WHISPER_LIKE:
+        return _whisper(model)
     if kind in T5_LIKE:
         return _t5(model)
     if kind in ROTARY:
@@ -58,7 +60,7 @@ def read_stack(model: PreTrainedModel) -> Stack:
 def read_encoder(model: PreTrainedModel) -> Stack | None:
     """The encoder of a model of a family that reads texts; None: of another."""
     if type(model) in BART_LIKE:
-        return _bart_part(model.get_encoder(), model.config)
+        return _bart_part(model.get_encoder(), *_bart_kind(model))
     if type(model) in T5_LIKE:
         return _t5_part(model.get_encoder(), model.config)
     return None
@@ -66,12 +68,26 @@ def read_encoder(model: PreTrainedModel) -> Stack | None:
 
 def _bart(model: PreTrainedModel) -> Stack:
     head = Linear(model.lm_head.weight.detach(), model.final_logits_bias[0])
-    return replace(_bart_part(model.get_decoder(), model.config), output=head)
+    return replace(_bart_part(model.get_decoder(), *_bart_kind(model)), output=head)
 
 
-def _bart_part(part: nn.Module, config: PretrainedConfig) -> Stack:
-    """The encoder or the decoder of a BART-like model."""
-    pre = config.model_type in ("mbart", "pegasus")
+def _bart_kind(model: PreTrainedModel) -> tuple[bool, float]:
+    """Where the norms of a BART-like model stand, and how its embedded tokens are scaled."""
+    config = model.config
+    scale = config.d_model**0.5 if config.scale_embedding else 1.0
+    return config.model_type in ("mbart", "pegasus"), scale
+
+
+def _whisper(model: PreTrainedModel) -> Stack:
+    """Its decoder never scales embedded tokens, whatever its configuration says."""
+    return replace(_bart_part(model.get_decoder(), True, 1.0), output=linear(model.proj_out))
+
+
+def _bart_part(part: nn.Module, pre: bool, scale: float) -> Stack:
+    """The encoder or the decoder of a BART-like model, or the decoder of a Whisper.
+
+    pre: norms stand in front of the layers' parts.
+    """
     layers = []
     for layer in part.layers:
         across = getattr(layer, "encoder_attn", None)
@@ -90,7 +106,7 @@ def _bart_part(part: nn.Module, config: PretrainedConfig) -> Stack:
     return Stack(
         embedding=part.embed_tokens.weight.detach(),
         layers=layers,
-        scale=config.d_model**0.5 if config.scale_embedding else 1.0,
+        scale=scale,
         positions=part.embed_positions.weight.detach(),
         offset=getattr(part.embed_positions, "offset", 0),
         embedding_norm=None if norm is None else layer_norm(norm),

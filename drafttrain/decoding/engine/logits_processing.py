@@ -38,6 +38,8 @@ REFUSED = (
     "max_time",
     "use_mtp",
     "diversity_penalty",
+    "return_timestamps",
+    "no_speech_threshold",
 )
 """Settings of a generation_config that this engine cannot honour."""
 

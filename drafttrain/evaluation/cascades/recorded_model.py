@@ -52,12 +52,17 @@ class RecordedState:
     committed: int = 0
     """Tokens in front of the draft that was scored last."""
 
+    @property
+    def source(self) -> Source:
+        """With the whole prefix."""
+        return self.recording.cache.source
+
 
 @dataclass
 class Record:
     """The rows of a model; views of it share them."""
 
-    sources: dict[tuple[int, ...], Recording] = field(default_factory=dict)
+    sources: dict[tuple[bytes, ...], Recording] = field(default_factory=dict)
     asked: int = 0
     """Calls of the model that decoding asked for."""
     made: int = 0
@@ -109,7 +114,7 @@ class RecordedModel(OneByOne):
 
     def encode(self, source: Source) -> RecordedState:
         """A state with nothing fed; the source is encoded the first time. Errors as CachedModel."""
-        key = tuple(source.input_ids.tolist())
+        key = tuple(value.cpu().numpy().tobytes() for value in source.inputs.values())
         if key not in self.record.sources:
             self.record.sources[key] = Recording(self.wrapped.encode(source))
         return RecordedState(self.record.sources[key])

@@ -30,7 +30,11 @@ def fresh(model: PreTrainedModel, source: Source, tokens: list[int]):
     """The whole path through the model's own forward, without a cache from before."""
     inputs = {"input_ids": torch.tensor([tokens])}
     if model.config.is_encoder_decoder:
-        inputs = {"input_ids": source.input_ids[None], "decoder_input_ids": inputs["input_ids"]}
+        own = {
+            name: value[None].to(model.dtype) if value.is_floating_point() else value[None]
+            for name, value in source.inputs.items()
+        }
+        inputs = own | {"decoder_input_ids": inputs["input_ids"]}
     with torch.inference_mode():
         return model(**inputs, use_cache=True, output_hidden_states=True)
 

@@ -7,22 +7,29 @@ import torch
 
 from drafttrain.decoding.engine import batched
 from drafttrain.decoding.engine.batched import _groups
-from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.calls import Feed
 from drafttrain.decoding.types import Proposal
 from tests.comparing import close
 from tests.decoding.engine.fresh import any_model, close_caches, fresh, last_hidden, precision_of
 from tests.decoding.engine.test_branches import NODES, PARENTS
-from tests.tiny_models import CAUSAL_FAMILIES, FAMILIES, VOCAB, tiny_model
+from tests.tiny_models import (
+    CAUSAL_FAMILIES,
+    FAMILIES,
+    SPEECH_FAMILIES,
+    VOCAB,
+    tiny_model,
+    tiny_source,
+)
 
-SUPPORTED = (*CAUSAL_FAMILIES, *FAMILIES, "mt5")
+SUPPORTED = (*CAUSAL_FAMILIES, *FAMILIES, *SPEECH_FAMILIES, "mt5")
 LENGTHS = (3, 9, 1, 6)
 
 
 def sources_of(model):
     generator = torch.Generator().manual_seed(2)
     return [
-        make_source(torch.randint(4, VOCAB, (length,), generator=generator), model)
+        tiny_source(torch.randint(4, VOCAB, (length,), generator=generator), model)
         for length in LENGTHS
     ]
 
@@ -112,7 +119,7 @@ def test_a_line_that_is_given_up_during_a_call_stays_in_its_place_until_the_next
     """Garbage is collected at any moment; a call must not have lines moved under its hands."""
     model = tiny_model("llama")
     target = CachedModel(model)
-    sources = [make_source([5, 9, 17 + i], model) for i in range(3)]
+    sources = [tiny_source([5, 9, 17 + i], model) for i in range(3)]
     states = target.encode_all(sources)
     target.catch_up_all([(states[i], sources[i].prefix) for i in range(3)])
     run = batched.run_stack
@@ -136,7 +143,7 @@ def test_a_line_that_is_given_up_during_a_call_stays_in_its_place_until_the_next
 def test_room_is_made_once_and_kept():
     model = tiny_model("llama", max_position_embeddings=600)
     target = CachedModel(model)
-    source = make_source([5, 9, 17], model)
+    source = tiny_source([5, 9, 17], model)
     path = torch.randint(4, VOCAB, (400,), generator=torch.Generator().manual_seed(0))
     states = target.encode_all([source, source])
     target.catch_up(states[0], path[:100])
@@ -167,7 +174,7 @@ def test_padding_beside_the_last_position_stands_anywhere(family):
 def test_what_is_not_a_number_stays_with_its_sequence():
     """Not with those who get its line, though a longer neighbour has masked columns read."""
     model = tiny_model("qwen2")
-    target, source = CachedModel(model), make_source([5, 9, 17], model)
+    target, source = CachedModel(model), tiny_source([5, 9, 17], model)
     states = target.encode_all([source, source])
     target.catch_up_all([(state, torch.tensor([5, 9, 17, 30, 31])) for state in states])
     with torch.inference_mode():
@@ -182,7 +189,7 @@ def test_what_is_not_a_number_stays_with_its_sequence():
 
 def test_prompts_are_not_padded_to_the_longest_of_a_batch():
     target = CachedModel(tiny_model("llama"))
-    states = target.encode_all([make_source([5], target.model)] * 5)
+    states = target.encode_all([tiny_source([5], target.model)] * 5)
     feeds = [
         Feed(state, [5] * size, 1) for state, size in zip(states, (40, 3, 30, 16, 1), strict=True)
     ]

@@ -9,7 +9,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from drafttrain.decoding.engine.cached_model import CachedModel, ancestry, make_source
+from drafttrain.decoding.engine.cached_model import CachedModel, ancestry
 from drafttrain.decoding.engine.pool import Line
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.types import Proposal
@@ -23,9 +23,16 @@ from tests.decoding.engine.fresh import (
     last_hidden,
     precision_of,
 )
-from tests.tiny_models import CAUSAL_FAMILIES, FAMILIES, VOCAB, tiny_model
+from tests.tiny_models import (
+    CAUSAL_FAMILIES,
+    FAMILIES,
+    SPEECH_FAMILIES,
+    VOCAB,
+    tiny_model,
+    tiny_source,
+)
 
-SUPPORTED = (*CAUSAL_FAMILIES, *FAMILIES, "mt5")
+SUPPORTED = (*CAUSAL_FAMILIES, *FAMILIES, *SPEECH_FAMILIES, "mt5")
 PROMPT = PATHS[0]
 NODES = torch.tensor([8, 9, 8, 30, 11, 12, 13])
 PARENTS = torch.tensor([-1, -1, 0, 0, 1, 3, 3])
@@ -65,7 +72,7 @@ def for_every_model(test):
 @for_every_model
 def test_tree_logits_equal_each_path_run_alone(family, attention, dtype):
     model = load(family, attention, dtype)
-    target, source = CachedModel(model), make_source(PROMPT, model)
+    target, source = CachedModel(model), tiny_source(PROMPT, model)
     state = target.encode(source)
     tokens = torch.tensor(committed_after(source))
     target.score([state], [tokens[:-1]], [Proposal.chain(torch.tensor([33]))])  # something to drop
@@ -81,7 +88,7 @@ def test_tree_logits_equal_each_path_run_alone(family, attention, dtype):
 @for_every_model
 def test_the_cache_after_a_tree_equals_a_fresh_prefill_of_the_kept_path(family, attention):
     model = load(family, attention)
-    target, source = CachedModel(model), make_source(PROMPT, model)
+    target, source = CachedModel(model), tiny_source(PROMPT, model)
     lines, tokens = ancestry(PARENTS), committed_after(source)
     for node in range(-1, len(NODES)):
         state = target.encode(source)
@@ -111,7 +118,7 @@ def cross_attention(state: SequenceState) -> list[Tensor]:
 def test_trees_grown_level_by_level_equal_each_path_run_alone(family, attention):
     """As drafters grow them: a level a call, behind the levels before it."""
     model = load(family, attention)
-    drafter, source = CachedModel(model), make_source(PROMPT, model)
+    drafter, source = CachedModel(model), tiny_source(PROMPT, model)
     state, tokens = drafter.encode(source), committed_after(source)
     drafter.catch_up(state, torch.tensor(tokens))
     lines, length = ancestry(PARENTS), len(tokens)
@@ -137,7 +144,7 @@ def test_trees_grown_level_by_level_equal_each_path_run_alone(family, attention)
 def test_branches_that_grow_by_turns_equal_paths_run_alone(family, attention):
     """As beams and pools of drafts do."""
     model = load(family, attention)
-    drafter, source = CachedModel(model), make_source(PROMPT, model)
+    drafter, source = CachedModel(model), tiny_source(PROMPT, model)
     state, prompt = drafter.encode(source), committed_after(source)
     drafter.catch_up(state, torch.tensor(prompt))
     first, second = [*prompt], [*prompt]
@@ -169,7 +176,7 @@ def test_branches_that_grow_by_turns_equal_paths_run_alone(family, attention):
 @pytest.mark.parametrize("family", ["bart", "t5"])
 def test_a_tree_that_fails_leaves_the_models_own_positions_as_they_were(family):
     model = any_model(family)
-    target, source = CachedModel(model), make_source(PROMPT, model)
+    target, source = CachedModel(model), tiny_source(PROMPT, model)
     before = fresh(model, source, [1, 5, 6]).logits
     outside = torch.where(NODES == 30, VOCAB + 100, NODES)
     with pytest.raises(IndexError):
@@ -197,7 +204,7 @@ def two_branches(drafter: CachedModel, source) -> SequenceState:
 @pytest.mark.parametrize("family", ["qwen3", "opt"])
 def test_the_columns_of_a_branch_can_be_kept_and_fed_again(family, columns, path):
     model = tiny_model(family)
-    drafter, source = CachedModel(model), make_source(PROMPT, model)
+    drafter, source = CachedModel(model), tiny_source(PROMPT, model)
     state = two_branches(drafter, source)
     drafter.keep_columns(state, columns)
     tokens = [*PROMPT, *path]
@@ -212,7 +219,7 @@ def test_the_columns_of_a_branch_can_be_kept_and_fed_again(family, columns, path
 def test_columns_that_are_first_are_kept_without_a_copy(monkeypatch):
     model = tiny_model("llama")
     drafter = CachedModel(model)
-    state = two_branches(drafter, make_source(PROMPT, model))
+    state = two_branches(drafter, tiny_source(PROMPT, model))
     monkeypatch.setattr(Line, "move", lambda *_: pytest.fail("columns were copied"))
     drafter.keep_columns(state, [0, 1, 2, 3])
     drafter.keep_columns(state, [])
@@ -231,7 +238,7 @@ def test_columns_that_are_first_are_kept_without_a_copy(monkeypatch):
 def test_columns_that_are_no_path_are_refused(columns, reason):
     model = tiny_model("llama")
     drafter = CachedModel(model)
-    state = two_branches(drafter, make_source(PROMPT, model))
+    state = two_branches(drafter, tiny_source(PROMPT, model))
     with pytest.raises(ValueError, match=reason):
         drafter.keep_columns(state, columns)
     assert state.cached == 7
@@ -262,7 +269,7 @@ def test_trees_are_right_whatever_attention_the_model_was_loaded_with(family):
     AttentionInterface.register("makes_its_own_mask", sdpa_attention_forward)
     AttentionMaskInterface.register("makes_its_own_mask", sdpa_mask)
     model = load(family, "makes_its_own_mask")
-    target, source = CachedModel(model), make_source(PROMPT, model)
+    target, source = CachedModel(model), tiny_source(PROMPT, model)
     [score] = target.score([target.encode(source)], [source.prefix], [Proposal(NODES, PARENTS)])
     for node in (-1, 3, 6):
         reference = fresh(model, source, [*source.prefix.tolist(), *path_to(node)])
@@ -272,7 +279,7 @@ def test_trees_are_right_whatever_attention_the_model_was_loaded_with(family):
 @pytest.mark.parametrize("family", ["gptj", "m2m100"])
 def test_trees_are_refused_where_a_family_is_not_known(family):
     model = any_model(family)
-    target, source = CachedModel(model), make_source(PROMPT, model)
+    target, source = CachedModel(model), tiny_source(PROMPT, model)
     assert not target.takes_branches
     state = target.encode(source)
     reason = "cannot be given a draft tree: how it takes positions is not known; draft chains"

@@ -1,0 +1,194 @@
+"""Whisper: what its decoder starts from, and parity with `generate`, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from drafttrain.decoding.drafters.cascade import Level, cascade
+from drafttrain.decoding.drafters.causal import CausalDrafter
+from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
+from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.drafters.tree import TreeDrafter
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.speech import read_start
+from drafttrain.decoding.trees.chosen import Optimal
+from tests.decoding.decoded import generate, run, tokens_of
+from tests.tiny_models import (
+    EOS,
+    LANGUAGES,
+    NO_TIMESTAMPS,
+    START,
+    TASKS,
+    near_copy,
+    tiny_model,
+    tiny_source,
+)
+
+OPTIMAL = Optimal(12)
+TRANSCRIBE, TRANSLATE = TASKS
+ENGLISH, GERMAN, FRENCH = LANGUAGES.values()
+
+
+def whisper(**settings: object) -> PreTrainedModel:
+    """The tiny Whisper, with these settings in its generation_config; None: without them."""
+    model = tiny_model("whisper")
+    for name, value in settings.items():
+        if value is None and hasattr(model.generation_config, name):
+            delattr(model.generation_config, name)
+        else:
+            setattr(model.generation_config, name, value)
+    return model
+
+
+def clips(model: PreTrainedModel, count: int = 6) -> list:
+    return [tiny_source([number, 3 * number], model) for number in range(count)]
+
+
+STARTS = {
+    "nothing asked": ({}, [START, None, NO_TIMESTAMPS]),
+    "task": ({"task": "translate"}, [START, None, TRANSLATE, NO_TIMESTAMPS]),
+    "language": ({"language": "German"}, [START, GERMAN, TRANSCRIBE, NO_TIMESTAMPS]),
+    "its code": ({"language": "fr"}, [START, FRENCH, TRANSCRIBE, NO_TIMESTAMPS]),
+    "its token": ({"language": "<|en|>"}, [START, ENGLISH, TRANSCRIBE, NO_TIMESTAMPS]),
+    "both": (
+        {"language": "de", "task": "translate"},
+        [START, GERMAN, TRANSLATE, NO_TIMESTAMPS],
+    ),
+    "forced, language open": (
+        {"forced_decoder_ids": [[1, None], [2, TRANSLATE]]},
+        [START, None, TRANSLATE, NO_TIMESTAMPS],
+    ),
+    "forced": (
+        {"forced_decoder_ids": [[1, FRENCH], [2, TRANSCRIBE], [3, NO_TIMESTAMPS]]},
+        [START, FRENCH, TRANSCRIBE, NO_TIMESTAMPS],
+    ),
+    "forced, but asked": (
+        {"forced_decoder_ids": [[1, FRENCH]], "language": "en"},
+        [START, ENGLISH, TRANSCRIBE, NO_TIMESTAMPS],
+    ),
+    "forced from elsewhere": (
+        {"forced_decoder_ids": [[2, TRANSLATE]]},
+        [START, None, NO_TIMESTAMPS],
+    ),
+    "English alone": (
+        {"is_multilingual": False, "lang_to_id": None, "task_to_id": None},
+        [START, NO_TIMESTAMPS],
+    ),
+    "English, forced": (
+        {"lang_to_id": None, "task_to_id": None, "forced_decoder_ids": [[1, NO_TIMESTAMPS]]},
+        [START, NO_TIMESTAMPS],
+    ),
+    "no word of timestamps": ({"no_timestamps_token_id": None}, [START, None]),
+}
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_the_decoder_starts_as_in_generate(name):
+    settings, expected = STARTS[name]
+    model = whisper(**settings)
+    start = read_start(model.generation_config, model.config)
+    assert list(start.tokens) == [token for token in expected if token is not None]
+    assert (start.languages is not None) == (None in expected)
+    target, sources = CachedModel(model), clips(model)
+    chosen = set()
+    for source, state in zip(sources, target.encode_all(sources), strict=True):
+        prefix = state.source.prefix.tolist()
+        [theirs] = model._retrieve_init_tokens(
+            source.inputs["input_features"][None], 1, model.generation_config, model.config, 24, {}
+        ).tolist()
+        assert prefix == theirs
+        assert [b if a is None else a for a, b in zip(expected, prefix, strict=True)] == prefix
+        chosen.add(prefix[1])
+    if None in expected:
+        assert chosen <= set(LANGUAGES.values()) and len(chosen) > 1  # told apart by clip
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_every_start_decodes_as_generate_does(name):
+    model = whisper(**STARTS[name][0])
+    sources = clips(model)
+    expected = generate(model, sources, 20)
+    causal = CausalDrafter(CachedModel(near_copy(model, 0.05, seed=1)))
+    levels = cascade([Level("one", causal), Level("max-gram", MaxGramDrafter())], [[2, 3], [4]])
+    rounds = []
+    for drafter in (NoDrafter(), MaxGramDrafter(), levels, causal, TreeDrafter(causal, OPTIMAL)):
+        for batch_size in (1, 3):
+            outputs = run(model, sources, drafter, 20, batch_size=batch_size)
+            assert tokens_of(outputs) == expected
+        rounds.append(sum(len(output.rounds) for output in outputs))
+    plain, *_, tree = rounds
+    assert tree < 0.7 * plain  # drafts were accepted
+
+
+def test_the_encoder_runs_once_where_the_language_is_open():
+    model, shapes = whisper(), []
+    model.get_encoder().register_forward_hook(lambda *given: shapes.append(given[2][0].shape[0]))
+    run(model, clips(model), NoDrafter(), 5, batch_size=3)
+    assert sum(shapes) == 6 and shapes[0] == 3
+
+
+SUPPRESSED = {
+    "anywhere": {"suppress_tokens": [11, 23, 25, 38], "begin_suppress_tokens": None},
+    "at the beginning": {"suppress_tokens": None, "begin_suppress_tokens": [EOS, 11, 38, 23]},
+    "nothing": {"suppress_tokens": None, "begin_suppress_tokens": None},
+}
+
+
+@pytest.mark.parametrize("name", SUPPRESSED)
+def test_suppressed_tokens_are_those_of_generate(name):
+    usual = generate(whisper(), clips(whisper()), 20)
+    model = whisper()
+    model.generation_config.update(**SUPPRESSED[name])
+    expected = generate(model, clips(model), 20)
+    assert expected != usual
+    causal = CausalDrafter(CachedModel(near_copy(model, 0.05, seed=1)))
+    for drafter in (NoDrafter(), causal, TreeDrafter(causal, Optimal(12))):
+        assert tokens_of(run(model, clips(model), drafter, 20, batch_size=3)) == expected
+
+
+def test_outputs_end_where_generate_ends_them_for_want_of_positions():
+    model = whisper()
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    model.generation_config.suppress_tokens = [0, EOS]
+    sources = clips(model, 3)
+    target = CachedModel(model)
+    assert [target.max_new_tokens(source, 1000) for source in sources] == [61] * 3
+    theirs = [
+        model.generate(source.inputs["input_features"][None], max_length=1000)[0].tolist()
+        for source in sources
+    ]
+    assert [len(tokens) for tokens in theirs] == [61] * 3
+    assert tokens_of(run(model, sources, NoDrafter(), 1000)) == theirs
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"language": "Klingon"}, "target.language = 'Klingon' .* one of: de, en, fr"),
+        ({"task": "sing"}, "target.task = 'sing' .* transcribe or translate"),
+        ({"language": "de", "is_multilingual": False}, "transcribes English alone"),
+        ({"task": "translate", "task_to_id": None}, "transcribes English alone"),
+        ({"forced_decoder_ids": [[1, 5], [3, 8]]}, "with gaps"),
+    ],
+    ids=str,
+)
+def test_what_a_model_cannot_be_asked_for_is_refused(settings, message):
+    model = whisper(**settings)
+    with pytest.raises(ValueError, match=message):
+        read_start(model.generation_config, model.config)
+
+
+@pytest.mark.parametrize("name", ["return_timestamps", "no_speech_threshold"])
+def test_settings_that_add_to_the_rows_are_refused(name):
+    model = whisper(**{name: True})
+    with pytest.raises(ValueError, match=f"sets {name}"):
+        run(model, clips(model, 1), NoDrafter(), 5)
+
+
+def test_features_are_fed_in_the_models_precision():
+    model = whisper().to(torch.bfloat16)
+    [state] = CachedModel(model).encode_all(clips(model, 1))
+    assert state.encoded.dtype == torch.bfloat16
