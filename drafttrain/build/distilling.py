@@ -102,6 +102,8 @@ class RowDecoder:
     def batches(self, rows: Sequence[ShardRow]) -> list[list[ShardRow]]:
         """Rows that are handed to the engine together, the longest first."""
         ordered, most = longest_first(rows), BATCHES_AT_ONCE * self.batch_rows
+        if any(row.encoded for row in rows):  # features take memory
+            most = 4 * self.batch_rows
         return [ordered[start : start + most] for start in range(0, len(ordered), most)]
 
     def __call__(self, rows: Sequence[ShardRow]) -> list[list[int] | None]:
@@ -110,7 +112,7 @@ class RowDecoder:
         drawing = self.decoder.randomness
         decoder = replace(self.decoder, randomness=lambda index: drawing(numbers[index]))
         model = decoder.target.model
-        sources = [make_source(row.source_ids, model) for row in rows]
+        sources = [row.source or make_source(row.source_ids, model) for row in rows]
         try:
             outputs = decoder.decode_all(sources, self.max_new_tokens, self.batch_rows)
         except NotFinite:

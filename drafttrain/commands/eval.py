@@ -39,7 +39,7 @@ from drafttrain.evaluation.plan import Plan, make_plan, plan_lines
 from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.evaluation.report import Report, TreeAxis
 from drafttrain.evaluation.table_style import print_findings
-from drafttrain.evaluation.tables import main_table, parity_lines, trade_off_table
+from drafttrain.evaluation.tables import main_table, parity_lines, speech_table, trade_off_table
 from drafttrain.evaluation.trees.rank_acceptance import measure_ranks, with_ranks
 from drafttrain.evaluation.trees.tables import tree_table
 
@@ -82,7 +82,8 @@ def measure_methods(
         evaluation = Evaluation(measure_teacher_forced(plan, pair, options), [])
     write_evaluation(evaluation, settings.report)
     report = evaluation.report
-    tables = [main_table(report), trade_off_table(report), tree_table(report)]
+    tables = [main_table(report), speech_table(report)]
+    tables += [trade_off_table(report), tree_table(report)]
     tables += [batch_table(report), lengths_table(report)]
     print_findings(tables, parity_lines(report), [f"report: {settings.report}"])
 

@@ -23,13 +23,16 @@ from drafttrain.commands.in_order import InOrder, SequenceRounds
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import GenerateConfig
 from drafttrain.config.trees import TREES
+from drafttrain.data.inputs.hearing import HeardRows
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.tokens import tokenize_prompts
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.engine.compiled import compile_calls
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import sequence_randomness
-from drafttrain.decoding.types import Round
+from drafttrain.decoding.types import Round, Source
+from drafttrain.models.loading import LoadedTarget, check_target
+from drafttrain.models.speech import hears
 
 Display = Literal["text", "rounds", "json"]
 
@@ -46,10 +49,8 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
 
     Raises ConfigError before any model loads for inputs that cannot be read or are empty.
     """
-    if texts is None:
-        inputs = load_inputs(settings.data)
-    else:
-        inputs = Dataset.from_dict({"row": list(range(len(texts))), "source": list(texts)})
+    heard = hears(check_target(settings.target))
+    inputs = read_inputs(settings, texts, heard)
     rows = list(zip(inputs["row"], inputs["source"], strict=True))
     for row, text in rows:
         if not text.strip():
@@ -62,9 +63,6 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
     pair = load_pair(settings.target, drafter, other_drafters(settings.decode), trees, bigrams)
     method, target = build_method(settings.decode, pair), pair.target
     sampling = build_sampling(settings.decode.sampling)
-    tokenized = tokenize_prompts(
-        target.tokenizer, inputs, decoder_only=not target.model.config.is_encoder_decoder
-    )
     seed, device = settings.decode.sampling.seed, target.model.device
     decoder = Decoder(
         CachedModel(target.model),
@@ -75,7 +73,7 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
         lambda number: sequence_randomness(seed, rows[number][0], device),
     )
     rounds = decoder.decode(
-        [make_source(ids, target.model) for ids in tokenized],
+        HeardRows(target, inputs) if heard else tokenised(target, inputs),
         settings.decode.sampling.max_new_tokens,
         settings.batch_size,
     )
@@ -90,6 +88,25 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
     except ValueError as error:
         which = ", ".join(str(rows[number][0]) for number in sequences.under_way)
         raise ValueError(f"input {which}: {error}") from error
+
+
+def read_inputs(settings: GenerateConfig, texts: Sequence[str] | None, heard: bool) -> Dataset:
+    """The rows to decode. Raises ConfigError for texts where the target hears."""
+    if texts is None:
+        return load_inputs(settings.data, heard=heard)
+    if heard:
+        raise ConfigError(
+            f"target.path = {settings.target.path!r} hears audio, but the inputs are texts; give a "
+            "recording, a folder of them, or a jsonl that names them, with --data"
+        )
+    return Dataset.from_dict({"row": list(range(len(texts))), "source": list(texts)})
+
+
+def tokenised(target: LoadedTarget, inputs: Dataset) -> list[Source]:
+    """The sources of texts and chats."""
+    decoder_only = not target.model.config.is_encoder_decoder
+    tokenized = tokenize_prompts(target.tokenizer, inputs, decoder_only)
+    return [make_source(ids, target.model) for ids in tokenized]
 
 
 def leave_quietly() -> NoReturn:

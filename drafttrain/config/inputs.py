@@ -32,7 +32,9 @@ class TargetConfig(Config):
 
 class DataConfig(Config):
     """Input texts: a Hub name, a local file (json, jsonl, parquet, csv, txt, each also .gz),
-    two line-aligned files, or a folder written by `datasets`."""
+    two line-aligned files, or a folder written by `datasets`. For targets that hear: a recording
+    (wav, flac) or a folder of them, rows that name files beside or below them, or a data set with
+    an Audio column; clips of 30 s at most, resampled to 16 kHz and mixed down where needed."""
 
     path: str
     """Hub name, file or folder of the inputs."""
@@ -44,12 +46,13 @@ class DataConfig(Config):
     """Split of a Hub data set or `datasets` folder."""
     input_column: str | None = None
     """Column of the inputs, texts or chats. Default: messages (chats), source, prompt, text,
-    document or turns (the first of each list), whichever exists."""
+    document or turns (the first of each list), whichever exists; of recordings, audio or file."""
     template: str | None = None
     """The input made of a row's columns, instead of one column: "{question} (A) {choices[0]}"."""
     reference_column: str | None = None
     """Column of the references. Default: reference, target, response, summary or
-    canonical_solution, if one exists; of chats, the assistant's turn at the end."""
+    canonical_solution, if one exists; of chats, the assistant's turn at the end; of recordings,
+    text, sentence, transcription or transcript before these."""
     source_language: str | None = None
     """For rows of {"translation": {LANG: text}}: language of the inputs."""
     target_language: str | None = None

@@ -9,9 +9,11 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.build.method import Method
+from drafttrain.decoding.engine.architectures import WHISPER_LIKE
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.padding import padded
 from drafttrain.decoding.types import Output, Sampling
@@ -122,9 +124,11 @@ class Generate:
         wanted = self.options.max_new_tokens
         limits = [self.model.max_new_tokens(prompt.source, wanted) for prompt in batch]
         found: list[list[int]] = [[] for _ in batch]
+        heard = isinstance(self.target, WHISPER_LIKE)
         for limit in sorted(set(limits)):
             places = [place for place, own in enumerate(limits) if own == limit]
-            tokens = self._generate([batch[place] for place in places], limit)
+            generate = self._transcribe if heard else self._generate
+            tokens = generate([batch[place] for place in places], limit)
             for place, own in zip(places, tokens, strict=True):
                 found[place] = own
         return found
@@ -136,6 +140,25 @@ class Generate:
             _padding_id(self.target),
             "left" if decoder_only else "right",
         )
+        inputs = {"inputs": input_ids, "attention_mask": mask, **cache_for_generate(self.target)}
+        generated = self._call(batch, inputs, max_new_tokens)
+        first = input_ids.shape[1] if decoder_only else len(batch[0].source.prefix)
+        eos_ids = self.model.eos_ids
+        return [cut_after_eos(tokens, eos_ids) for tokens in generated[:, first:].tolist()]
+
+    def _transcribe(self, batch: Sequence[Prompt], max_new_tokens: int) -> list[list[int]]:
+        """`generate` of speech models returns neither what the decoder starts from nor EOS: an
+        output that is shorter than it might be was ended by it."""
+        features = torch.stack([prompt.source.inputs["input_features"] for prompt in batch])
+        inputs = {"input_features": features.to(self.target.dtype)}
+        generated = self._call(batch, inputs, max_new_tokens)
+        [end] = self.model.eos_ids
+        return [
+            cut_after_eos((*tokens, end)[:max_new_tokens], self.model.eos_ids)
+            for tokens in generated.tolist()
+        ]
+
+    def _call(self, batch: Sequence[Prompt], inputs: dict[str, Any], max_new_tokens: int) -> Tensor:
         how = {"do_sample": False, "num_beams": 1, **self.settings}
         if how["num_beams"] == 1:
             how |= how_to_sample(self.options.sampling)
@@ -143,25 +166,20 @@ class Generate:
         with torch.random.fork_rng(devices=devices, enabled=bool(how["do_sample"])):
             if how["do_sample"]:
                 torch.manual_seed(self.options.seed + batch[0].row)
-            generated = self.target.generate(
-                input_ids,
-                attention_mask=mask,
+            return self.target.generate(
+                **inputs,
                 max_new_tokens=max_new_tokens,
                 max_length=None,  # the target's own would only be warned about
                 **how,
-                **cache_for_generate(self.target),
             )
-        first = input_ids.shape[1] if decoder_only else len(batch[0].source.prefix)
-        eos_ids = self.model.eos_ids
-        return [cut_after_eos(tokens, eos_ids) for tokens in generated[:, first:].tolist()]
 
 
-def cut_after_eos(tokens: list[int], eos_ids: frozenset[int]) -> list[int]:
+def cut_after_eos(tokens: Sequence[int], eos_ids: frozenset[int]) -> list[int]:
     """The tokens up to the first EOS, which is kept."""
     for position, token in enumerate(tokens):
         if token in eos_ids:
-            return tokens[: position + 1]
-    return tokens
+            return list(tokens[: position + 1])
+    return list(tokens)
 
 
 def how_to_sample(sampling: Sampling) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from drafttrain.evaluation.report import (
     write_json,
     write_samples,
 )
-from drafttrain.evaluation.runner import make_jobs, run_interleaved
+from drafttrain.evaluation.runner import encoder_seconds, make_jobs, run_interleaved
 from drafttrain.evaluation.summary import Context, make_samples, summarise_run
 from drafttrain.evaluation.teacher_forced import PredictBlocks, plain_outputs, replay_outputs
 from drafttrain.models.loading import LoadedTarget
@@ -88,7 +88,8 @@ def evaluate(
         for run in decoded
     ]
     resamples = draw_resamples(len(prompts), options.bootstrap, options.seed)
-    context = Context(target, model, prompts, options, decoded, texts, resamples)
+    encoding = encoder_seconds(model, prompts, options.repeats)
+    context = Context(target, model, prompts, options, decoded, texts, resamples, encoding)
     report = Report(
         mode="decode",
         target=target_facts(target),

@@ -24,7 +24,8 @@ from drafttrain.evaluation.engines.measure import ENGINES, check_engines
 from drafttrain.evaluation.report import check_new_file
 from drafttrain.evaluation.trees.rank_acceptance import needs_ranks, with_ranks
 from drafttrain.models.drafters import read_drafter_settings, read_kind
-from drafttrain.models.loading import cache_is_deep_enough
+from drafttrain.models.loading import cache_is_deep_enough, check_target
+from drafttrain.models.speech import hears
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,10 @@ def make_plan(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Plan:
     check_new_file(settings.report, "report", (".json",))
     if settings.mode == "teacher-forced":
         check_teacher_forced(settings, variants)
-    rows = load_inputs(settings.data)
+    heard = hears(check_target(settings.target))
+    rows = load_inputs(settings.data, heard=heard)
     check_batch_sizes(settings, len(rows))
-    rank_rows = load_rank_rows(settings, variants)
+    rank_rows = load_rank_rows(settings, variants, heard)
     others = {name: other_method(settings, name) for name in settings.others}
     known = variants if rank_rows is None else with_ranks(variants, (1.0,))
     for method in [*known, *others.values()]:
@@ -148,7 +150,9 @@ def other_method(settings: EvalConfig, name: str) -> DecodeConfig:
     return other.model_copy(update={"sampling": settings.decode.sampling})
 
 
-def load_rank_rows(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Dataset | None:
+def load_rank_rows(
+    settings: EvalConfig, variants: Sequence[DecodeConfig], heard: bool = False
+) -> Dataset | None:
     """Prompts to measure acceptance by rank on, where a tree needs it.
 
     Raises ConfigError where it is needed and not given, or given for nothing.
@@ -163,7 +167,7 @@ def load_rank_rows(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Da
             "rank_data is given, but no sequoia tree lacks tree.by_rank; leave it out, or measure "
             "a sequoia tree"
         )
-    return load_inputs(settings.rank_data, "rank_data")
+    return load_inputs(settings.rank_data, "rank_data", heard)
 
 
 def check_teacher_forced(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> None:

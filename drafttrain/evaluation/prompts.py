@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from datasets import Dataset
 
 from drafttrain.config.commands import TuneCascadeConfig, TuneConfig
+from drafttrain.data.inputs.clips import AUDIO, SECONDS
+from drafttrain.data.inputs.hearing import hear
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.rows import CHATS
 from drafttrain.data.inputs.tokens import tokenize_prompts
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.types import Source
-from drafttrain.models.loading import LoadedTarget
+from drafttrain.models.loading import LoadedTarget, check_target
+from drafttrain.models.speech import hears
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,8 @@ class Prompt:
     source: Source
     chat: bool = False
     """Whether it is turns of a chat, not one text."""
+    seconds: float | None = None
+    """Length of a clip; text is its name."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +56,21 @@ def read_prompts(
     target: LoadedTarget, model: CachedModel, rows: Dataset
 ) -> tuple[list[Prompt], list[Skipped]]:
     """Tokenise the rows of `load_inputs`, texts or chats; those that do not fit are set aside.
+    Clips are turned into features, and all fit.
 
     Raises ConfigError for chats without a template, ValueError where no row is left.
     """
+    if AUDIO in rows.column_names:
+        return [
+            Prompt(
+                row["row"],
+                row["source"],
+                row["reference"],
+                hear(target, row),
+                seconds=row[SECONDS],
+            )
+            for row in rows
+        ], []
     prompts: list[Prompt] = []
     skipped: list[Skipped] = []
     chats = CHATS in rows.column_names
@@ -88,7 +105,10 @@ USES = {"data": "choose", "report_data": "report"}
 def load_both(settings: Tuning) -> dict[str, Dataset]:
     """The rows to choose on, and those to report on where they are given, by their setting."""
     given = {name: getattr(settings, name) for name in USES}
-    return {name: load_inputs(data, name) for name, data in given.items() if data is not None}
+    heard = hears(check_target(settings.target))
+    return {
+        name: load_inputs(data, name, heard) for name, data in given.items() if data is not None
+    }
 
 
 def read_both(

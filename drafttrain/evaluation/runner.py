@@ -266,6 +266,20 @@ def _timed(
     return outputs, seconds
 
 
+def encoder_seconds(model: CachedModel, prompts: Sequence[Prompt], repeats: int) -> Array | None:
+    """[P] what encoding each clip takes, alone, medians over the repeats; None for texts."""
+    if any(prompt.seconds is None for prompt in prompts):
+        return None
+    took = np.zeros((repeats, len(prompts)))
+    for turn, (place, prompt) in product(range(repeats), enumerate(prompts)):
+        _wait(model.device)
+        began = perf_counter()
+        model.encode(prompt.source)
+        _wait(model.device)
+        took[turn, place] = perf_counter() - began
+    return np.median(took, axis=0)
+
+
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

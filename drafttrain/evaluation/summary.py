@@ -38,6 +38,7 @@ from drafttrain.evaluation.prompts import Prompt
 from drafttrain.evaluation.quality import CorpusStatistics, bleu_statistics, quality_metrics
 from drafttrain.evaluation.report import CallCosts, Parity, Run, TimeShares
 from drafttrain.evaluation.runner import Decoded
+from drafttrain.evaluation.word_errors import word_error_metrics
 from drafttrain.models.loading import LoadedTarget
 
 QUANTILES = np.linspace(0.0, 1.0, 21)
@@ -56,6 +57,13 @@ class Context:
     texts: Sequence[Sequence[str]]
     """[runs][P] decoded texts."""
     resamples: Array
+    encode_seconds: Array | None = None
+    """[P] the encoder's share of each clip's time; None where the inputs are texts."""
+
+    @property
+    def clip_seconds(self) -> Array:
+        """[P] how long the clips are."""
+        return np.array([prompt.seconds for prompt in self.prompts], dtype=np.float64)
 
     def find(self, way: str) -> Decoded | None:
         """Plain decoding, or a baseline, if it was measured."""
@@ -81,6 +89,7 @@ def summarise_run(context: Context, index: int) -> Run:
             swi = walltime_improvement(counts, costs.measured)
             metrics["swi"] = estimate_ratio(swi, context.resamples)
     metrics |= speed_metrics(context, run)
+    metrics |= real_time_factors(context, run)
     metrics |= text_metrics(context, index)
     plain = context.decoded[0]
     if context.options.sampling.greedy and run is not plain:
@@ -145,6 +154,25 @@ def speed_metrics(context: Context, run: Decoded) -> dict[str, Estimate]:
     return metrics
 
 
+def real_time_factors(context: Context, run: Decoded) -> dict[str, Estimate]:
+    """Seconds of work over seconds of audio: whole, and split into encoder and all that follows.
+
+    The encoder's are measured apart, as it is the same for all. Empty for texts.
+    """
+    if context.encode_seconds is None:
+        return {}
+    encoder = np.minimum(context.encode_seconds, run.cost_seconds)
+    parts = {
+        "rtf": run.cost_seconds,
+        "rtf_encoder": encoder,
+        "rtf_decoder": run.cost_seconds - encoder,
+    }
+    audio = context.clip_seconds
+    return {
+        name: estimate_ratio(Ratio(took, audio), context.resamples) for name, took in parts.items()
+    }
+
+
 def speed_baselines(context: Context) -> dict[str, Decoded]:
     """What speed-ups are over, by their metric's name."""
     baselines = {
@@ -179,10 +207,14 @@ def text_metrics(context: Context, index: int) -> dict[str, Estimate]:
     """Quality against references, and how near the target's own greedy output a text is.
 
     BLEU and chrF are of texts only: a good answer in a chat may share few words with another one,
-    so chats have neither, against references or against plain decoding.
+    so chats have neither, against references or against plain decoding. Transcripts have the word
+    error rate instead.
     """
     texts = context.texts[index]
     references = [prompt.reference for prompt in context.prompts]
+    if context.encode_seconds is not None:
+        plain = context.texts[0] if index > 0 else None
+        return word_error_metrics(texts, references, context.resamples, plain)
     tokenizer = context.options.bleu_tokenizer
     chats = any(prompt.chat for prompt in context.prompts)
     metrics = quality_metrics(texts, references, context.resamples, tokenizer, overlap=not chats)

@@ -31,10 +31,18 @@ BLEU_DIFFERENCE = Column("bleu_difference", "ΔBLEU to plain")
 CONSISTENCY = Column("consistency_bleu", "BLEU to plain", digits=1)
 VS_GENERATE = Column("speedup_vs_generate", "vs generate", suffix="×")
 VS_BEAM = Column("speedup_vs_beam", "vs beam", suffix="×")
+WER = Column("wer", "word error %")
+WER_DIFFERENCE = Column("wer_difference", "Δ word error to plain")
+FACTORS = (
+    Column("rtf", "real-time factor", digits=3),
+    Column("rtf_encoder", "encoder", digits=3),
+    Column("rtf_decoder", "decoder", digits=3),
+)
 MAIN = (
     LENGTH,
     Column("identical", "equal %", digits=1, percent=True),
     BLEU,
+    WER,
     Column("tokens_per_second", "tok/s", digits=0),
     SPEEDUP,
     VS_GENERATE,
@@ -42,7 +50,8 @@ MAIN = (
 )
 CALLS = (Column("swi", "SWI"), Column("mbsu", "SWI by size"))
 """Columns of reports with cascades: tokens over the cost of all calls (CS Drafting)."""
-TRADE_OFF = (LENGTH, BLEU, BLEU_DIFFERENCE, CONSISTENCY, SPEEDUP, VS_GENERATE, VS_BEAM)
+QUALITY = (BLEU, BLEU_DIFFERENCE, CONSISTENCY, WER, WER_DIFFERENCE)
+TRADE_OFF = (LENGTH, *QUALITY, SPEEDUP, VS_GENERATE, VS_BEAM)
 
 
 def columns_present(report: Report, columns: Sequence[Column]) -> list[Column]:
@@ -71,6 +80,13 @@ def trade_off_table(report: Report) -> FittedTable | None:
     if len(swept_runs(report)) < 2:
         return None
     return FittedTable(partial(_trade_off_table, report))
+
+
+def speech_table(report: Report) -> FittedTable | None:
+    """Where the time of transcribing goes, in seconds a second of audio; None for texts."""
+    if not columns_present(report, FACTORS):
+        return None
+    return FittedTable(partial(_speech_table, report))
 
 
 def markdown_table(report: Report, intervals: bool = True) -> str:
@@ -157,6 +173,15 @@ def _main_table(report: Report, intervals: bool) -> Table:
     add_metrics(table, columns)
     for run in report.runs:
         table.add_row(_terminal_name(run), *metric_cells(run, columns, intervals))
+    return table
+
+
+def _speech_table(report: Report, intervals: bool) -> Table:
+    table = new_table("Real-time factors")
+    table.add_column("method", no_wrap=True)
+    add_metrics(table, FACTORS)
+    for run in report.runs:
+        table.add_row(_terminal_name(run), *metric_cells(run, FACTORS, intervals))
     return table
 
 

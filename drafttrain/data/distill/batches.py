@@ -41,14 +41,14 @@ def batches_by_length(
     """
     ordered = longest_first(rows)
     while ordered:
-        longest = len(ordered[0].source_ids)
+        longest = ordered[0].length
         fit = max(1, batch_tokens // longest)
         if equal:
-            fit = min(fit, sum(len(row.source_ids) == longest for row in ordered[:fit]))
+            fit = min(fit, sum(row.length == longest for row in ordered[:fit]))
         yield ordered[:fit]
         ordered = ordered[fit:]
 
 
 def longest_first(rows: Sequence[ShardRow]) -> list[ShardRow]:
     """Rows of like length beside each other, in an order that follows from the rows alone."""
-    return sorted(rows, key=lambda row: (-len(row.source_ids), row.row))
+    return sorted(rows, key=lambda row: (-row.length, row.row))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import datasets
@@ -23,6 +23,8 @@ from drafttrain.config.commands import DistillConfig
 from drafttrain.data.distill.batches import BatchDecoder, OpenDecoder
 from drafttrain.data.distill.generation import generate_settings, open_generate
 from drafttrain.data.distill.plan import check_distill_settings, check_distillation, check_lengths
+from drafttrain.data.inputs.clips import AUDIO, SECONDS
+from drafttrain.data.inputs.hearing import hear, name_languages
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.rows import CHATS
 from drafttrain.data.inputs.tokens import check_chats, tokenize_prompts
@@ -40,11 +42,12 @@ from drafttrain.data.shards.outputs import (
 )
 from drafttrain.data.shards.sharing import read_share
 from drafttrain.data.shards.writing import join_processes, say
-from drafttrain.decoding.engine.architectures import position_limit
+from drafttrain.decoding.engine.architectures import position_limit, source_limit
 from drafttrain.decoding.engine.logits_processing import check_generation_config
 from drafttrain.decoding.types import Sampling
 from drafttrain.models.identity import hash_tokenizer, hash_weights
 from drafttrain.models.loading import LoadedTarget, load_target
+from drafttrain.models.speech import hears
 
 ROWS_NAMED = 20
 """Most skipped or failed rows that are printed; the shards name them all."""
@@ -70,7 +73,7 @@ def distill(
         inputs = check_distillation(config)
         target = load_target(config.target)
     else:
-        inputs = load_inputs(config.data)
+        inputs = load_inputs(config.data, heard=hears(target.model.config))
     check_lengths(config, target.model.config)
     check_chats(target.tokenizer, inputs, not target.model.config.is_encoder_decoder)
     decoder = open_decoder(config, target)
@@ -139,7 +142,9 @@ class Distilling:
             rate = self._tokens / (time.perf_counter() - self._start)
             work.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
             work.update(len(done))
-        write_shard(shard_path(self.config.out, shard), sorted(rows, key=lambda row: row.row))
+        heard = AUDIO in inputs.column_names
+        path = shard_path(self.config.out, shard)
+        write_shard(path, sorted(rows, key=lambda row: row.row), heard)
 
     def complete(self, manifest: Manifest) -> Manifest:
         counts = count_rows(read_shards(self.config.out, manifest))
@@ -164,6 +169,9 @@ def _decode_rows(
     inputs: datasets.Dataset, config: DistillConfig, target: LoadedTarget, decoder: BatchDecoder
 ) -> Iterator[list[ShardRow]]:
     """Rows of one shard in batches of like length; those that cannot be decoded come first."""
+    if AUDIO in inputs.column_names:
+        yield from _decode_clips(inputs, config, target, decoder)
+        return
     model = target.model
     texts = inputs["source"][:]
     tokenized = tokenize_prompts(target.tokenizer, inputs, not model.config.is_encoder_decoder)
@@ -190,6 +198,24 @@ def _decode_rows(
         yield _decode_batch(batch, config, target, decoder)
 
 
+def _decode_clips(
+    inputs: datasets.Dataset, config: DistillConfig, target: LoadedTarget, decoder: BatchDecoder
+) -> Iterator[list[ShardRow]]:
+    """Clips of one shard in batches. Features are made a batch at a time."""
+    encoded = source_limit(target.model.config) or 0
+    lengths = zip(inputs["row"][:], inputs[SECONDS][:], strict=True)
+    ready = [ShardRow(row, encoded=encoded, seconds=seconds) for row, seconds in lengths]
+    places = {row.row: place for place, row in enumerate(ready)}
+    for batch in decoder.batches(ready):
+        sources = [hear(target, inputs[places[row.row]]) for row in batch]
+        sources = name_languages(target.model, sources)
+        whole = [
+            replace(row, source=source, prefix_ids=source.prefix[1:].tolist())
+            for row, source in zip(batch, sources, strict=True)
+        ]
+        yield [replace(row, source=None) for row in _decode_batch(whole, config, target, decoder)]
+
+
 def _decode_batch(
     batch: list[ShardRow], config: DistillConfig, target: LoadedTarget, decoder: BatchDecoder
 ) -> list[ShardRow]:
@@ -201,7 +227,7 @@ def _decode_batch(
     if outputs is None:
         if len(batch) == 1:
             reason = "out of memory; use a smaller max_source_tokens or max_new_tokens"
-            return [ShardRow(batch[0].row, batch[0].source_ids, status="error", reason=reason)]
+            return [replace(batch[0], status="error", reason=reason)]
         half = len(batch) // 2
         halves = (batch[:half], batch[half:])
         return [row for one in halves for row in _decode_batch(one, config, target, decoder)]
@@ -215,10 +241,10 @@ def _finish(
 ) -> ShardRow:
     if tokens is None:
         reason = f"scores are not finite in {target.model.dtype}; try target.dtype=float32"
-        return ShardRow(row.row, row.source_ids, status="error", reason=reason)
+        return replace(row, status="error", reason=reason)
     generation = target.model.generation_config
     ends = generation.eos_token_id
     ended = tokens[-1] in (ends if isinstance(ends, list) else [ends])
     full = len(tokens) == config.sampling.max_new_tokens
     cut = full and (not ended or generation.forced_eos_token_id is not None)
-    return ShardRow(row.row, row.source_ids, tokens, reason=TRUNCATED if cut else "")
+    return replace(row, target_ids=tokens, reason=TRUNCATED if cut else "")

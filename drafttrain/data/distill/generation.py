@@ -21,6 +21,7 @@ from transformers import (
     Cache,
     EncoderDecoderCache,
     GenerationConfig,
+    GenerationMixin,
     LogitsProcessorList,
     PreTrainedModel,
     StoppingCriteriaList,
@@ -33,6 +34,7 @@ from drafttrain.config.commands import DistillConfig
 from drafttrain.data.distill.batches import BatchDecoder, batches_by_length
 from drafttrain.data.shards.outputs import ShardRow
 from drafttrain.decoding.padding import padded
+from drafttrain.decoding.types import Source
 from drafttrain.models.loading import LoadedTarget, cache_for_generate
 
 LEAVE_SHARE = 0.25
@@ -68,6 +70,9 @@ def open_generate(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
             seed, count = config.sampling.seed, config.sampling.max_new_tokens
             numbers = [np.random.default_rng((seed, row.row)).random(count) for row in rows]
             uniforms = torch.from_numpy(np.stack(numbers))
+        clips = [row.source for row in rows if row.source is not None]
+        if clips:
+            return generate_clips(model, clips, settings, uniforms)
         return generate_batch(model, [row.source_ids for row in rows], settings, uniforms)
 
     return BatchDecoder(
@@ -122,6 +127,26 @@ def generate_batch(
     return model.generate(
         inputs, attention_mask=mask, custom_generate=_decode, uniforms=uniforms, **settings
     )
+
+
+@torch.inference_mode()
+def generate_clips(
+    model: PreTrainedModel,
+    sources: Sequence[Source],
+    settings: dict[str, Any],
+    uniforms: Tensor | None = None,
+) -> list[list[int] | None]:
+    """`generate_batch` for clips, whose prefixes must be whole: tokens after them, EOS included.
+
+    What a speech model's own `generate` does around Transformers' is done in the prefixes already.
+    """
+    prefixes = torch.stack([source.prefix for source in sources])
+    features = torch.stack([source.inputs["input_features"] for source in sources])
+    given = {"decoder_input_ids": prefixes, **settings}
+    generate = partial(GenerationMixin.generate, model, features.to(model.dtype), **given)
+    if settings["num_beams"] > 1:
+        return trim(generate(), model, prefixes.shape[1])
+    return generate(custom_generate=_decode, uniforms=uniforms)
 
 
 def trim(sequences: Tensor, model: PreTrainedModel, prefix: int = 1) -> list[list[int]]:

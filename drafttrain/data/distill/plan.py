@@ -6,18 +6,23 @@ from dataclasses import dataclass
 
 import datasets
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PretrainedConfig
+from transformers import PretrainedConfig
 
 from drafttrain.config.backends import BACKENDS
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
+from drafttrain.data.inputs.clips import AUDIO, SECONDS
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.tokens import check_chats, tokenize_prompts
 from drafttrain.data.shards.outputs import read_manifest, shard_path
 from drafttrain.data.shards.sharing import read_share
 from drafttrain.data.shards.store import MANIFEST, check_folder, count_shards, count_there
-from drafttrain.decoding.engine.architectures import position_limit
-from drafttrain.models.loading import check_target, choose_device, load_tokenizer
+from drafttrain.decoding.engine.architectures import position_limit, source_limit
+from drafttrain.models.loading import auto_class, check_target, choose_device, load_tokenizer
+from drafttrain.models.speech import hears
+
+SPOKEN = 4.0
+"""Tokens that a second of speech has, about: English, read aloud."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ def check_distillation(config: DistillConfig, group: str = "data") -> datasets.D
     check_lengths(config, model_config)
     if (config.out / MANIFEST).is_file():
         read_manifest(config.out)
-    inputs = load_inputs(config.data, group)
+    inputs = load_inputs(config.data, group, hears(model_config))
     check_chats(load_tokenizer(config.target), inputs, not model_config.is_encoder_decoder)
     return inputs
 
@@ -82,12 +87,18 @@ def plan_distillation(config: DistillConfig, sample: int = 1000) -> DistillPlan:
     tokenizer = load_tokenizer(config.target)
     step = max(1, len(inputs) // sample)
     chosen = inputs.select(range(0, len(inputs), step))
-    lengths = [len(ids) for ids in tokenize_prompts(tokenizer, chosen, decoder_only)]
+    heard = AUDIO in inputs.column_names
+    if heard:
+        lengths = [source_limit(model_config) or 0] * len(chosen)
+    else:
+        lengths = [len(ids) for ids in tokenize_prompts(tokenizer, chosen, decoder_only)]
     tokens = round(sum(lengths) * len(inputs) / len(lengths))
     most = config.sampling.max_new_tokens
     outputs = [most if decoder_only else min(length, most) for length in lengths]
+    if heard:
+        outputs = [min(round(SPOKEN * seconds), most) for seconds in chosen[SECONDS]]
     new_tokens = round(sum(outputs) * len(inputs) / len(lengths))
-    kind = AutoModelForCausalLM if decoder_only else AutoModelForSeq2SeqLM
+    kind = auto_class(model_config)
     with torch.device("meta"):
         model = kind.from_config(model_config, trust_remote_code=config.target.trust_remote_code)
     width = torch.finfo(getattr(torch, config.target.dtype)).bits // 8
@@ -110,7 +121,8 @@ def plan_distillation(config: DistillConfig, sample: int = 1000) -> DistillPlan:
         target_tokens=new_tokens,
         longest_source=max(lengths),
         sampled_rows=len(lengths),
-        disk_bytes=2 * (tokens + new_tokens) + 8 * len(inputs),  # two bytes a token after zstd
+        # two bytes a token after zstd; clips are not copied
+        disk_bytes=2 * (new_tokens + (0 if heard else tokens)) + 8 * len(inputs),
         parameters=model.num_parameters(),
         weight_bytes=model.num_parameters() * width,
         cache_bytes=_cache_numbers(model_config) * positions * beams * width,

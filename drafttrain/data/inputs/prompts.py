@@ -1,7 +1,8 @@
 """Inputs: any of the places people keep texts or chats in -> rows of (row, source, reference).
 
 Read with `datasets`: a Hub name, a local file (json, jsonl, parquet, csv, tsv, txt, each also .gz),
-two line-aligned files, a folder written by `save_to_disk`, or a folder of data files.
+two line-aligned files, a folder written by `save_to_disk`, or a folder of data files. For targets
+that hear: recordings, a folder of them, or rows that name or hold them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import pyarrow.parquet
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import DataConfig
+from drafttrain.data.inputs.audio import SUFFIXES
+from drafttrain.data.inputs.clips import as_clips, check_clip_settings, find_files
 from drafttrain.data.inputs.rows import add_splices, as_inputs, select_rows
 
 BUILDERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -41,9 +44,10 @@ DATA_FIELD = re.compile(rf"\bdata\.(?=({'|'.join(DataConfig.model_fields)})\b)")
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
-def load_inputs(config: DataConfig, group: str = "data") -> datasets.Dataset:
+def load_inputs(config: DataConfig, group: str = "data", heard: bool = False) -> datasets.Dataset:
     """The inputs as rows of `row`, `source` and `reference` (None where there is none).
 
+    heard: they are recordings, with more columns (`clips.as_clips`). Of texts:
     `row` counts the records of the original file from 0; `where`, `skip` and `limit` do not
     renumber, and splices are counted on from its end. `source` has prefix and suffix applied; a
     missing text is these alone, and later skipped by its number. Chats have a column `messages`
@@ -54,20 +58,26 @@ def load_inputs(config: DataConfig, group: str = "data") -> datasets.Dataset:
     path = Path(config.path)
     try:
         with _quiet(path.exists()):
-            rows = _load_rows(config, path)
+            if heard:
+                check_clip_settings(config)
+            rows = _load_rows(config, path, heard)
             if len(rows) == 0:
                 raise ConfigError(
                     f"data.path = {config.path!r} holds no rows; give a file with inputs"
                 )
+            if heard:
+                return as_clips(rows, config)
             inputs = as_inputs(rows, select_rows(rows, config), config)
             return add_splices(inputs, config, len(rows)) if config.splices else inputs
     except ConfigError as error:
         raise ConfigError(DATA_FIELD.sub(f"{group}.", str(error))) from None
 
 
-def _load_rows(config: DataConfig, path: Path) -> datasets.Dataset:
+def _load_rows(config: DataConfig, path: Path, heard: bool) -> datasets.Dataset:
     if config.reference_path is not None:
         return _load_aligned(config)
+    if heard and path.exists() and not _is_saved(path) and (files := find_files(path)) is not None:
+        return files
     if path.is_dir():
         return _load_folder(config, path)
     if path.is_file():
@@ -78,7 +88,7 @@ def _load_rows(config: DataConfig, path: Path) -> datasets.Dataset:
                     f"but {config.path!r} is a file; leave it out"
                 )
         return _load_file(path, "data.path")
-    if not HUB_NAME.fullmatch(config.path) or _kind_suffix(path) in BUILDERS:
+    if not HUB_NAME.fullmatch(config.path) or _kind_suffix(path) in (*BUILDERS, *SUFFIXES):
         raise ConfigError(
             f"data.path = {config.path!r}: no such file or folder; give an existing one, or the "
             "name of a data set on the Hub"
@@ -141,7 +151,7 @@ def _load_file(path: Path, name: str) -> datasets.Dataset:
 
 
 def _load_folder(config: DataConfig, path: Path) -> datasets.Dataset:
-    if (path / "dataset_dict.json").is_file() or (path / "dataset_info.json").is_file():
+    if _is_saved(path):
         saved = datasets.load_from_disk(str(path))
         if isinstance(saved, datasets.Dataset):
             return saved
@@ -159,6 +169,11 @@ def _load_folder(config: DataConfig, path: Path) -> datasets.Dataset:
             f"{config.split!r}: {_innermost(error)}; give a file, or a folder with files of one "
             "kind"
         ) from None
+
+
+def _is_saved(path: Path) -> bool:
+    """Whether `save_to_disk` wrote this folder."""
+    return any((path / name).is_file() for name in ("dataset_dict.json", "dataset_info.json"))
 
 
 def _load_hub(config: DataConfig) -> datasets.Dataset:

@@ -188,13 +188,13 @@ def _choose_columns(rows: datasets.Dataset, config: DataConfig) -> tuple[str, st
                 f"the columns of {config.path!r} are: {there}"
             )
     usual = (CHATS, *INPUT_COLUMNS, TURNS)
-    inputs = _find_column(rows, config, "input_column", usual)
+    inputs = find_column(rows, config, "input_column", usual)
     if inputs is None:
         raise ConfigError(
             f"{config.path!r} has none of the columns {', '.join(usual)}; name the inputs with "
             f"data.input_column (there are: {there})"
         )
-    references = _find_column(rows, config, "reference_column", REFERENCE_COLUMNS)
+    references = find_column(rows, config, "reference_column", REFERENCE_COLUMNS)
     for field, column in (("input_column", inputs), ("reference_column", references)):
         if column is None:
             continue
@@ -210,9 +210,11 @@ def _choose_columns(rows: datasets.Dataset, config: DataConfig) -> tuple[str, st
     return inputs, references
 
 
-def _find_column(
+def find_column(
     rows: datasets.Dataset, config: DataConfig, field: str, defaults: Sequence[str]
 ) -> str | None:
+    """The column that a setting names, or the first of the usual ones that is there. Raises
+    ConfigError for a name that is no column."""
     named = getattr(config, field)
     if named is not None and named not in rows.column_names:
         there = ", ".join(rows.column_names)

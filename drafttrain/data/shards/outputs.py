@@ -21,10 +21,12 @@ import pyarrow.parquet
 
 from drafttrain.config.base import Config, ConfigError
 from drafttrain.config.inputs import DataConfig
+from drafttrain.data.inputs.clips import DIGESTS
 from drafttrain.data.inputs.rows import CHATS
 from drafttrain.data.shards import store
 from drafttrain.data.shards.store import MANIFEST, ShardManifest, check_finished
 from drafttrain.data.shards.writing import renamed_when_whole
+from drafttrain.decoding.types import Source
 
 DIGEST = b"sha256"
 """Key of the rows' digest among a shard's metadata; shards of earlier versions have none."""
@@ -40,6 +42,12 @@ SCHEMA = pyarrow.schema(
 )
 
 
+HEARD_SCHEMA = pyarrow.schema(
+    [*SCHEMA, ("prefix_ids", pyarrow.list_(pyarrow.int32())), ("seconds", pyarrow.float32())]
+)
+"""Of shards whose inputs are clips."""
+
+
 @dataclass(frozen=True)
 class ShardRow:
     """One input row and what became of it."""
@@ -47,11 +55,25 @@ class ShardRow:
     row: int
     """Number in the original file, from 0."""
     source_ids: Sequence[int] = ()
+    """None of a clip, which is not copied."""
     target_ids: Sequence[int] = ()
     """All tokens after the decoder start token, EOS included, no padding."""
     status: Literal["ok", "skipped", "error"] = "ok"
     reason: str = ""
     """Why it was skipped or failed; for ok, whether the output was cut at max_new_tokens."""
+    prefix_ids: Sequence[int] = ()
+    """Of a clip: what stands between the decoder start token and the output."""
+    seconds: float | None = None
+    """Of a clip: its length."""
+    encoded: int = 0
+    """Of a clip: positions that the encoder gives it. Not stored."""
+    source: Source | None = None
+    """Of a clip: its features, while it is decoded. Not stored."""
+
+    @property
+    def length(self) -> int:
+        """Positions that it takes in the encoder."""
+        return self.encoded or len(self.source_ids)
 
 
 class Counts(Config):
@@ -159,10 +181,11 @@ def read_manifest(folder: Path | str) -> Manifest:
     return store.read_manifest(Manifest, folder)
 
 
-def write_shard(path: Path, rows: Sequence[ShardRow]) -> None:
-    """One shard, whole or not at all."""
-    columns = {name: [getattr(row, name) for row in rows] for name in SCHEMA.names}
-    table = pyarrow.table(columns, schema=SCHEMA)
+def write_shard(path: Path, rows: Sequence[ShardRow], heard: bool = False) -> None:
+    """One shard, whole or not at all. heard: its inputs are clips."""
+    schema = HEARD_SCHEMA if heard else SCHEMA
+    columns = {name: [getattr(row, name) for row in rows] for name in schema.names}
+    table = pyarrow.table(columns, schema=schema)
     table = table.replace_schema_metadata({DIGEST: hash_rows(table)})
     with renamed_when_whole(path) as temporary:
         pyarrow.parquet.write_table(table, temporary, compression="zstd")
@@ -175,7 +198,8 @@ def lost_rows(folder: Path, manifest: Manifest) -> list[dict[str, Any]]:
 
 
 def load_distilled(folder: Path | str) -> datasets.Dataset:
-    """The ok rows of a finished folder: row, source_ids and target_ids. Raises ConfigError."""
+    """The ok rows of a finished folder: row, source_ids and target_ids; of clips prefix_ids and
+    seconds too. Raises ConfigError."""
     folder = Path(folder)
     manifest = read_manifest(folder)
     check_finished(folder, manifest)
@@ -191,7 +215,7 @@ def load_distilled(folder: Path | str) -> datasets.Dataset:
             f"{str(folder)!r} holds no output: {found.skipped} rows were skipped and "
             f"{found.error} failed; the shards' `reason` column says why"
         )
-    return datasets.Dataset(_ok_rows(table).select(["row", "source_ids", "target_ids"]))
+    return datasets.Dataset(_ok_rows(table).drop_columns(["status", "reason"]))
 
 
 def read_shards(folder: Path, manifest: Manifest) -> pyarrow.Table:
@@ -208,7 +232,8 @@ def _read_shard(path: Path, rows: int) -> pyarrow.Table:
     try:
         table = pyarrow.parquet.read_table(path)
         digest = (table.schema.metadata or {}).get(DIGEST)
-        table = table.select(SCHEMA.names).cast(SCHEMA)
+        schema = HEARD_SCHEMA if "prefix_ids" in table.column_names else SCHEMA
+        table = table.select(schema.names).cast(schema)
         damaged = digest is not None and digest != hash_rows(table).encode()
     except (pyarrow.ArrowException, OSError, KeyError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read ({error}); {remedy}") from None
@@ -222,7 +247,7 @@ def _read_shard(path: Path, rows: int) -> pyarrow.Table:
 def hash_rows(table: pyarrow.Table) -> str:
     """SHA-256 of all values, whatever the encoding on disk."""
     digest = hashlib.sha256()
-    for name in SCHEMA.names:
+    for name in table.column_names:
         column = table[name].combine_chunks()
         parts = [column]
         if pyarrow.types.is_list(column.type):
@@ -257,10 +282,12 @@ def count_rows(table: pyarrow.Table) -> Counts:
 
 
 def hash_inputs(inputs: datasets.Dataset) -> str:
-    """SHA-256 of the row numbers and texts (of chats, all turns), in order."""
+    """SHA-256 of the row numbers and texts, in order; of chats all turns, of clips their files."""
     digest = hashlib.sha256()
     for batch in inputs.iter(batch_size=4096):
         texts = batch["source"]
+        if DIGESTS in batch:
+            texts = batch[DIGESTS]
         if CHATS in batch:
             texts = [json.dumps(chat, sort_keys=True) for chat in batch[CHATS]]
         for row, text in zip(batch["row"], texts, strict=True):

@@ -1,0 +1,70 @@
+"""Clips -> sources: what a speech target's processor makes of a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, overload
+
+import datasets
+import torch
+from transformers import PreTrainedModel
+
+from drafttrain.data.inputs.audio import RATE, read_speech
+from drafttrain.data.inputs.clips import clip_of
+from drafttrain.decoding.engine.speech import speech_source
+from drafttrain.decoding.types import Source
+from drafttrain.models.loading import LoadedTarget
+
+
+def hear(target: LoadedTarget, row: Mapping[str, Any]) -> Source:
+    """The log-mel features of a row of `as_clips`, and what the decoder starts from.
+
+    Raises ConfigError for a clip that cannot be used any more.
+    """
+    assert target.processor is not None
+    found = target.processor.feature_extractor(
+        read_speech(clip_of(row)), sampling_rate=RATE, return_tensors="pt"
+    )
+    return speech_source(found["input_features"][0], target.model)
+
+
+class HeardRows(Sequence[Source]):
+    """The sources of rows, each made when it is asked for: features take 1 MB a clip."""
+
+    def __init__(self, target: LoadedTarget, rows: datasets.Dataset) -> None:
+        self._target, self._rows = target, rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, place: int) -> Source: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[Source]: ...
+
+    def __getitem__(self, place: int | slice) -> Source | list[Source]:
+        if isinstance(place, slice):
+            return [self[one] for one in range(len(self))[place]]
+        if not -len(self) <= place < len(self):
+            raise IndexError(f"row {place} of {len(self)}")
+        return hear(self._target, self._rows[place])
+
+
+@torch.inference_mode()
+def name_languages(model: PreTrainedModel, sources: Sequence[Source]) -> list[Source]:
+    """The same sources with whole prefixes: languages left open are named by the model, as its
+    `generate` does (`detect_language`). One more call of encoder and decoder."""
+    if not any(source.chosen_from is not None for source in sources):
+        return list(sources)
+    features = torch.stack([source.inputs["input_features"] for source in sources])
+    named = model.detect_language(input_features=features.to(model.dtype))
+    return [
+        replace(
+            source,
+            prefix=torch.cat([source.prefix[:1], language.view(1), source.prefix[1:]]),
+            chosen_from=None,
+        )
+        for source, language in zip(sources, named, strict=True)
+    ]

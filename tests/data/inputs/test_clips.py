@@ -1,0 +1,183 @@
+"""Recordings as inputs: what is read, and one line for each that cannot be."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import soundfile
+
+from drafttrain.config.base import ConfigError
+from drafttrain.config.inputs import DataConfig
+from drafttrain.data.inputs.audio import Clip, decode, read_speech
+from drafttrain.data.inputs.clips import clip_of
+from drafttrain.data.inputs.prompts import load_inputs
+from drafttrain.data.shards.outputs import hash_inputs
+from tests.tiny_speech import noise, save_clips
+
+
+def load(path: Path | str, **settings) -> datasets.Dataset:
+    return load_inputs(DataConfig(path=str(path), **settings), heard=True)
+
+
+def test_a_jsonl_names_files_beside_it_and_what_was_said(tmp_path, capsys):
+    rows = load(save_clips(tmp_path))
+    assert rows["row"][:] == [0, 1, 2]
+    assert rows["source"][:] == ["clip0.wav", "clip1.flac", "clip2.wav"]
+    assert rows["reference"][:] == ["w10 w11", "w11 w12", "w12 w13"]
+    assert rows["seconds"][:] == [1.0, 2.0, 3.0]
+    heard = read_speech(clip_of(rows[1]))
+    assert heard.dtype == np.float32
+    assert np.abs(heard - noise(2.0, seed=1)).max() < 1e-4  # 16 bits a sample
+    assert capsys.readouterr().err == ""
+
+
+def test_a_recording_or_a_folder_of_them_is_enough(tmp_path):
+    save_clips(tmp_path / "some" / "below")
+    assert load(tmp_path / "some")["source"][:] == [f"below/{n}" for n in CLIPS]
+    one = load(tmp_path / "some/below/clip1.flac")
+    assert (one["source"][:], one["reference"][:]) == (["clip1.flac"], [None])
+
+
+CLIPS = ["clip0.wav", "clip1.flac", "clip2.wav"]
+
+
+def test_rows_are_chosen_before_any_clip_is_read(tmp_path):
+    path = save_clips(tmp_path)
+    (tmp_path / "clip0.wav").write_bytes(b"")
+    assert load(path, skip=1, limit=1)["row"][:] == [1]
+    assert load(path, where={"text": "w12 w13"})["source"][:] == ["clip2.wav"]
+
+
+@pytest.mark.parametrize("typed", [True, False], ids=["Audio", "bytes"])
+def test_audio_columns_of_data_sets_are_read_by_us(tmp_path, typed):
+    save_clips(tmp_path)
+    contents = [(tmp_path / name).read_bytes() for name in CLIPS]
+    audio = [{"bytes": own, "path": name} for own, name in zip(contents, CLIPS, strict=True)]
+    rows = datasets.Dataset.from_dict({"audio": audio, "sentence": ["a", "b", "c"]})
+    if typed:
+        rows = rows.cast_column("audio", datasets.Audio(decode=False))
+    rows.to_parquet(tmp_path / "rows.parquet")
+    found = load(tmp_path / "rows.parquet")
+    assert found["reference"][:] == ["a", "b", "c"]
+    assert found["source"][:] == [f"row {n}, {name}" for n, name in enumerate(CLIPS)]
+    assert np.array_equal(
+        read_speech(clip_of(found[2])), read_speech(Clip("", tmp_path / "clip2.wav"))
+    )
+    rows.save_to_disk(tmp_path / "saved")
+    assert load(tmp_path / "saved")["sha256"][:] == found["sha256"][:]
+
+
+def test_other_rates_and_channels_are_told_on_one_line(tmp_path, capsys):
+    both = np.stack([noise(2.0, 44_100), np.zeros(88_200, np.float32)], axis=1)
+    soundfile.write(tmp_path / "a.wav", both, 44_100, subtype="FLOAT")
+    soundfile.write(tmp_path / "b.flac", noise(1.0), 16_000)
+    rows = load(tmp_path)
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith("of 2 clips 1 resampled from 44.1 to 16 kHz, 1 mixed down to one channel")
+    assert len(read_speech(clip_of(rows[0]))) == 32_000
+    samples, facts = decode(clip_of(rows[0]))
+    assert (facts.channels, facts.rate, facts.seconds) == (2, 44_100, 2.0)
+
+
+def test_what_a_tone_is_stays_the_same_when_it_is_resampled(tmp_path):
+    times = np.arange(48_000) / 48_000
+    soundfile.write(tmp_path / "tone.wav", np.sin(2 * np.pi * 440 * times), 48_000, subtype="FLOAT")
+    heard = read_speech(Clip("tone", tmp_path / "tone.wav"))
+    expected = np.sin(2 * np.pi * 440 * np.arange(16_000) / 16_000)
+    assert np.abs(heard - expected)[200:-200].max() < 1e-3
+
+
+def test_clips_are_the_same_by_content_wherever_they_lie(tmp_path):
+    first, second = load(save_clips(tmp_path / "a")), load(save_clips(tmp_path / "b"))
+    assert hash_inputs(first) == hash_inputs(second)
+    soundfile.write(tmp_path / "b" / "clip1.flac", noise(2.0, seed=9), 16_000)
+    assert hash_inputs(load(tmp_path / "b" / "clips.jsonl")) != hash_inputs(first)
+
+
+def patched(content: bytes, place: int, code: str, value: int) -> bytes:
+    mended = bytearray(content)
+    struct.pack_into(code, mended, place, value)
+    return bytes(mended)
+
+
+def flac_of(content: bytes, samples: int) -> bytes:
+    """The same file with another number of samples in its header."""
+    [info] = struct.unpack_from(">Q", content, 18)
+    return patched(content, 18, ">Q", info & ~(2**36 - 1) | samples)
+
+
+def wav_of(content: bytes, size: int) -> bytes:
+    return patched(content, content.index(b"data") + 4, "<I", size)
+
+
+BAD = {
+    "empty": (".wav", lambda wav, flac, long: b"", "is empty; record or copy it again"),
+    "no samples": (".wav", lambda wav, flac, long: wav[:40] + bytes(4), "its header says"),
+    "truncated wav": (".wav", lambda wav, flac, long: wav[:-900], "its header says"),
+    "truncated flac": (".flac", lambda wav, flac, long: flac[:-900], "damaged|header"),
+    "31 s": (".flac", lambda wav, flac, long: long, "lasts 31.0 s by its header; cut it"),
+    "short header": (".flac", lambda wav, flac, long: flac_of(flac, 1_000), "header"),
+    "31 s, short header": (".flac", lambda wav, flac, long: flac_of(long, 1_000), "header"),
+    "long header": (".flac", lambda wav, flac, long: flac_of(flac, 90_000), "damaged|header"),
+    "endless": (".flac", lambda wav, flac, long: flac_of(flac, 0), "header"),
+    "short wav header": (".wav", lambda wav, flac, long: wav_of(wav, 400), "its header says"),
+    "endless wav": (".wav", lambda wav, flac, long: wav_of(wav, 2**32 - 1), "its header says"),
+    "text": (".wav", lambda wav, flac, long: b"not a sound\n" * 9, "is no audio"),
+    "noise": (".flac", lambda wav, flac, long: b"fLaC" + bytes(range(200)), "damaged|no audio"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_audio_gets_one_line_that_names_it_and_what_to_do(tmp_path, name):
+    path = save_clips(tmp_path, 2)
+    soundfile.write(tmp_path / "long.flac", noise(31.0), 16_000)
+    contents = [(tmp_path / one).read_bytes() for one in ("clip0.wav", "clip1.flac", "long.flac")]
+    (tmp_path / "long.flac").unlink()
+    suffix, spoil, message = BAD[name]
+    bad = tmp_path / f"bad{suffix}"
+    bad.write_bytes(spoil(*contents))
+    with path.open("a") as lines:
+        lines.write(json.dumps({"file": bad.name, "text": "w5"}) + "\n")
+    with pytest.raises(ConfigError, match=message) as raised:
+        load(path)
+    line = str(raised.value)
+    assert line.startswith(f"clip '{bad.name}' ") and line.endswith(", or leave it out")
+    assert "\n" not in line
+
+
+def test_exactly_30_seconds_are_heard(tmp_path):
+    soundfile.write(tmp_path / "a.flac", noise(30.0), 16_000)
+    assert len(read_speech(clip_of(load(tmp_path)[0]))) == 480_000
+
+
+@pytest.mark.parametrize("name", ["../clip0.wav", "/etc/passwd", "link.wav"])
+def test_files_outside_the_folder_are_not_opened(tmp_path, name):
+    save_clips(tmp_path)
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (inner / "link.wav").symlink_to(tmp_path / "clip0.wav")
+    (inner / "rows.jsonl").write_text(json.dumps({"file": name, "text": "x"}) + "\n")
+    with pytest.raises(ConfigError, match="lies outside .*; move it there"):
+        load(inner / "rows.jsonl")
+
+
+def test_rows_without_a_clip_or_of_texts_alone_are_refused(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"file": null, "text": "x"}\n{"file": "a.wav", "text": "y"}\n')
+    with pytest.raises(ConfigError, match="row 0 names no clip"):
+        load(rows)
+    rows.write_text('{"text": "x"}\n')
+    with pytest.raises(ConfigError, match="none of the columns audio, file; name .*input_column"):
+        load(rows)
+    rows.write_text('{"file": "missing.wav"}\n')
+    with pytest.raises(ConfigError, match="'missing.wav' cannot be read"):
+        load(rows)
+    with pytest.raises(ConfigError, match="data.prefix = 'x: ' is for texts"):
+        load(rows, prefix="x: ")
+    with pytest.raises(ConfigError, match="no such file"):
+        load(tmp_path / "missing.flac")

@@ -1,0 +1,45 @@
+"""A tiny Whisper on disk, and recordings of noise for it to hear."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import soundfile
+from transformers import WhisperFeatureExtractor, WhisperProcessor, WhisperTokenizer
+
+from tests.tiny_models import MEL_BINS, VOCAB, tiny_model
+
+FRAMES_A_CLIP = 30
+"""One a second: features of so few frames are made of 30 s."""
+
+
+def save_whisper(folder: Path) -> Path:
+    """A folder that `load_target` reads: a multilingual Whisper of 40 tokens."""
+    model = tiny_model("whisper", max_source_positions=FRAMES_A_CLIP // 2).float()
+    model.save_pretrained(folder)
+    words = {f"w{token}": token for token in range(VOCAB)} | {"<|endoftext|>": VOCAB}
+    tokenizer = WhisperTokenizer(vocab=words, merges=[])
+    features = WhisperFeatureExtractor(feature_size=MEL_BINS, hop_length=16_000)
+    WhisperProcessor(features, tokenizer).save_pretrained(folder)
+    return folder
+
+
+def noise(seconds: float, rate: int = 16_000, seed: int = 0) -> np.ndarray:
+    """[T] float32, as loud as its number says."""
+    generator = np.random.default_rng(seed)
+    return 0.02 * (1 + seed) * generator.standard_normal(int(seconds * rate)).astype(np.float32)
+
+
+def save_clips(folder: Path, count: int = 3) -> Path:
+    """Recordings in a folder, and a jsonl beside them that names them and what was said."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for number in range(count):
+        name = f"clip{number}.{('wav', 'flac')[number % 2]}"
+        soundfile.write(folder / name, noise(1.0 + number, seed=number), 16_000)
+        rows.append({"file": name, "text": f"w{10 + number} w{11 + number}"})
+    path = folder / "clips.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
