@@ -148,6 +148,7 @@ def tiny_model(family: str, seed: int = 3, **changes: object) -> PreTrainedModel
     if family in SPEECH_FAMILIES:
         for name, value in MULTILINGUAL.items():
             setattr(model.generation_config, name, value)
+        model.generation_config._from_model_config = False  # it is kept when it is loaded again
         head.weight.data[EOS] *= 2.0  # some sequences end early
         for layer in model.get_decoder().layers:  # so that clips are told apart
             layer.encoder_attn.out_proj.weight.data *= 2.0

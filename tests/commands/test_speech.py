@@ -102,7 +102,9 @@ def test_eval_reports_word_errors_and_real_time_factors(inside):
 def test_what_cannot_be_heard_is_refused_before_anything_is_written(inside, capsys, command, bad):
     Path("empty.wav").write_bytes(b"")
     asked = ["--target", "whisper", "--data", bad, "target.device=cpu"]
-    asked += {"distill": ["--out", "none"]}.get(command, ["--drafter", "none"])
+    asked += {"distill": ["--out", "none", "sampling.max_new_tokens=8"]}.get(
+        command, ["--drafter", "none"]
+    )
     before = sorted(Path().rglob("*"))
     assert ended(command, *asked) == 2
     told = capsys.readouterr().err.strip()
