@@ -78,7 +78,7 @@ def test_distilled_outputs_are_those_of_generate_by_either_backend(inside):
     beams = ["method=beam", "num_beams=2", "--out", "beams", "sampling.max_new_tokens=8"]
     assert ended("distill", *ON, *beams) == 0
     assert len(load_distilled("beams")) == 4
-    assert ended("distill", *ON, "--out", "planned", "--dry-run") == 0
+    assert ended("distill", *ON, *beams, "--dry-run") == 0
 
 
 def test_eval_reports_word_errors_and_real_time_factors(inside):
