@@ -142,9 +142,7 @@ class Distilling:
             rate = self._tokens / (time.perf_counter() - self._start)
             work.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
             work.update(len(done))
-        heard = AUDIO in inputs.column_names
-        path = shard_path(self.config.out, shard)
-        write_shard(path, sorted(rows, key=lambda row: row.row), heard)
+        write_shard(shard_path(self.config.out, shard), sorted(rows, key=lambda row: row.row))
 
     def complete(self, manifest: Manifest) -> Manifest:
         counts = count_rows(read_shards(self.config.out, manifest))

@@ -181,9 +181,9 @@ def read_manifest(folder: Path | str) -> Manifest:
     return store.read_manifest(Manifest, folder)
 
 
-def write_shard(path: Path, rows: Sequence[ShardRow], heard: bool = False) -> None:
-    """One shard, whole or not at all. heard: its inputs are clips."""
-    schema = HEARD_SCHEMA if heard else SCHEMA
+def write_shard(path: Path, rows: Sequence[ShardRow]) -> None:
+    """One shard, whole or not at all."""
+    schema = HEARD_SCHEMA if any(row.seconds is not None for row in rows) else SCHEMA
     columns = {name: [getattr(row, name) for row in rows] for name in schema.names}
     table = pyarrow.table(columns, schema=schema)
     table = table.replace_schema_metadata({DIGEST: hash_rows(table)})
