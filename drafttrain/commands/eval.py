@@ -23,7 +23,6 @@ from drafttrain.config.kinds import kind_of
 from drafttrain.config.sweep import expand_sweep
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.engine.compiled import compile_calls
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
@@ -69,7 +68,6 @@ def measure_methods(
         plan.check_pair()
         print("\n".join(plan_lines(plan)))
         return
-    compile_calls(settings.compile)
     pair = plan.load_pair()
     options = read_options(settings, compared_by)
     if settings.mode == "decode":

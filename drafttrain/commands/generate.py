@@ -27,7 +27,6 @@ from drafttrain.data.inputs.hearing import HeardRows
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.tokens import tokenize_prompts
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
-from drafttrain.decoding.engine.compiled import compile_calls
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.types import Round, Source
@@ -59,7 +58,6 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
     drafter = str(settings.decode.drafter)
     trees = TREES[settings.decode.tree.kind].shape is not None
     bigrams = settings.decode.bigrams
-    compile_calls(settings.compile)
     pair = load_pair(settings.target, drafter, other_drafters(settings.decode), trees, bigrams)
     method, target = build_method(settings.decode, pair), pair.target
     sampling = build_sampling(settings.decode.sampling)

@@ -5,14 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    field_validator,
-)
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from drafttrain.config.backends import BACKENDS, ENGINE, TRANSFORMERS, Backend, DistillMethod
 from drafttrain.config.base import Config, split_at_commas
@@ -21,14 +14,6 @@ from drafttrain.config.inputs import DataConfig, TargetConfig
 
 BackendName = Literal["auto", *BACKENDS]
 Baseline = Literal["generate", "beam", "assisted", "ctranslate2", "ctranslate2-int8"]
-
-
-def _spelled_out(value: object) -> object:
-    """YAML reads on and off as true and false."""
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
-
-
-Compile = Annotated[Literal["off", "auto", "on"], BeforeValidator(_spelled_out)]
 
 
 class DistillConfig(Config):
@@ -124,10 +109,6 @@ class EvalConfig(Config):
     """Interleaved timing rounds; medians are reported."""
     warmup: NonNegativeInt = 3
     """Inputs decoded by every method before timing starts."""
-    compile: Compile = "off"
-    """Whether calls of one sequence are compiled by torch. on: all of them; auto: of small decoders
-    on a CPU in float32, where it was measured to pay. Takes a C++ compiler and about a minute at
-    the start, less in later runs; what cannot be compiled runs as it is, and says why."""
     bootstrap: PositiveInt = 1000
     """Resamples of the prompts for the 95 % intervals."""
     bleu_tokenizer: str = "13a"
@@ -151,10 +132,6 @@ class GenerateConfig(Config):
     batch_size: PositiveInt = 1
     """Most inputs decoded at once; one enters as another one ends. Outputs come in order and are
     those of batch size 1, up to rounding."""
-    compile: Compile = "off"
-    """Whether calls of one sequence are compiled by torch. on: all of them; auto: of small decoders
-    on a CPU in float32, where it was measured to pay. Takes a C++ compiler and about a minute at
-    the start, less in later runs; what cannot be compiled runs as it is, and says why."""
 
 
 class CacheConfig(Config):

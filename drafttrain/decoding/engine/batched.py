@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 
 from drafttrain.decoding.engine.architectures import position_limit
 from drafttrain.decoding.engine.calls import Feed, StepOutput, record
-from drafttrain.decoding.engine.compiled import compiled_step
 from drafttrain.decoding.engine.encoding import Encode, encoder_of
 from drafttrain.decoding.engine.families import read_stack
 from drafttrain.decoding.engine.pool import Line, Pool
@@ -52,7 +51,6 @@ class Batched:
         self._limit, self._rotary = limit, rotary
         self._rotations: Rotations | None = None
         self._strip = torch.empty(STRIP, 0)
-        self._compiled = compiled_step(stack)
 
     @staticmethod
     def of_model(model: PreTrainedModel) -> Batched:
@@ -117,12 +115,7 @@ class Batched:
         kept: dict[int, Tensor | None] = {n % depth: None for n in layers if n != -1}
         self._know_rotations(feeds)
         embedded = None if self._embed is None else self._embed(feeds, rows.ids, rows.positions)
-        hidden = None
-        if self._compiled is not None and len(feeds) == 1:
-            own = self.pool.states[:, numbers[0]]
-            hidden = self._compiled(rows, own, self._rotations, memory, embedded, kept)
-        if hidden is None:
-            hidden = run_stack(self.stack, rows, cache, self._rotations, memory, embedded, kept)
+        hidden = run_stack(self.stack, rows, cache, self._rotations, memory, embedded, kept)
         if not together:
             self._write_back(lines, rows.columns, cache)
         logits = self.stack.logits(_asked(hidden, feeds, sizes))
