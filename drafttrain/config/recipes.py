@@ -96,8 +96,9 @@ class TrainConfig(Config):
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16: forward and backward in bfloat16, weights and optimizer in float32."""
     threads: PositiveInt | None = None
-    """CPU threads of a process. Default: the cores it may use, shared among the processes of this
-    machine (`accelerate launch` alone would give it one)."""
+    """CPU threads of a process. Default: what you set OMP_NUM_THREADS to, at most the cores it may
+    use, shared among the processes of this machine; all of these where you set nothing (the 1 that
+    `accelerate launch` sets then does not count)."""
     seed: int = 0
     """Seed of every random choice."""
     validate_every: PositiveInt = 500
