@@ -128,7 +128,7 @@ def acceptance_panel(axis: Axes, report: Report) -> None:
 
 
 def length_against_k(axis: Axes, report: Report) -> None:
-    """Mean acceptance length against draft length, a line for each verifier."""
+    """Mean acceptance length against draft length, a line for each drafter and verifier."""
     _curves_over_k(axis, report, "mean_acceptance_length")
     axis.set(
         title="Mean acceptance length", xlabel="draft length k", ylabel="tokens per target call"
@@ -138,7 +138,7 @@ def length_against_k(axis: Axes, report: Report) -> None:
 
 
 def speed_against_k(axis: Axes, report: Report) -> None:
-    """Speed-up against draft length, a line for each verifier."""
+    """Speed-up against draft length, a line for each drafter and verifier."""
     _curves_over_k(axis, report, "speedup")
     for run in report.runs:
         if run.kind != "method" and "speedup" in run.metrics:
@@ -210,19 +210,21 @@ def trade_off_panel(axis: Axes, report: Report) -> None:
 
 def _curves_over_k(axis: Axes, report: Report, metric: str) -> None:
     runs = [run for run in _methods(report) if "k" in run.settings and metric in run.metrics]
-    verifiers = list(dict.fromkeys(run.verifier for run in runs))
-    for colour, verifier in zip(COLOURS, verifiers, strict=False):
-        points = sorted(
-            (run for run in runs if run.verifier == verifier), key=lambda run: run.settings["k"]
-        )
+    lines: dict[tuple[str | None, ...], list[Run]] = {}
+    for run in runs:
+        lines.setdefault((run.drafter, run.method, run.verifier), []).append(run)
+    several = len({drafter for drafter, *_ in lines}) > 1
+    for colour, (drafter, _, verifier), points in zip(COLOURS, lines, lines.values(), strict=False):
+        points.sort(key=lambda run: run.settings["k"])
         lossy = points[0].lossy
+        name = f"{drafter} {verifier}" if several else verifier
         axis.errorbar(
             [run.settings["k"] for run in points],
             [run.metrics[metric].value for run in points],
             yerr=error_lengths([run.metrics[metric] for run in points]),
             fmt="o-", color=colour, capsize=3, linewidth=1.6, markersize=5,
             markerfacecolor="white" if lossy else colour,
-            label=f"{verifier} (lossy)" if lossy else verifier,
+            label=f"{name} (lossy)" if lossy else name,
         )  # fmt: skip
     axis.set_xticks(sorted({run.settings["k"] for run in runs}))
 
