@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from transformers import (
@@ -21,8 +23,20 @@ from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.whole import OwnCache
 from drafttrain.decoding.types import Source
 from tests.comparing import close
-from tests.tiny_models import BART_SHAPE, T5_SHAPE, VOCAB, tiny_model
+from tests.tiny_models import (
+    BART_SHAPE,
+    CAUSAL_FAMILIES,
+    FAMILIES,
+    SPEECH_FAMILIES,
+    T5_SHAPE,
+    VOCAB,
+    tiny_model,
+    tiny_source,
+)
 
+SUPPORTED = (*CAUSAL_FAMILIES, *FAMILIES, *SPEECH_FAMILIES, "mt5")
+LENGTHS = (3, 9, 1, 6)
+"""Of the sources of a batch."""
 WIDE = {"vocab_size": VOCAB, "hidden_size": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
 
 
@@ -37,6 +51,14 @@ def fresh(model: PreTrainedModel, source: Source, tokens: list[int]):
         inputs = own | {"decoder_input_ids": inputs["input_ids"]}
     with torch.inference_mode():
         return model(**inputs, use_cache=True, output_hidden_states=True)
+
+
+def sources_of(model: PreTrainedModel, lengths: Sequence[int] = LENGTHS) -> list[Source]:
+    generator = torch.Generator().manual_seed(2)
+    return [
+        tiny_source(torch.randint(4, VOCAB, (length,), generator=generator), model)
+        for length in lengths
+    ]
 
 
 def last_hidden(output) -> torch.Tensor:

@@ -11,27 +11,21 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.calls import Feed
 from drafttrain.decoding.types import Proposal
 from tests.comparing import close
-from tests.decoding.engine.fresh import any_model, close_caches, fresh, last_hidden, precision_of
+from tests.decoding.engine.fresh import (
+    SUPPORTED,
+    any_model,
+    close_caches,
+    fresh,
+    last_hidden,
+    precision_of,
+    sources_of,
+)
 from tests.decoding.engine.test_branches import NODES, PARENTS
 from tests.tiny_models import (
-    CAUSAL_FAMILIES,
-    FAMILIES,
-    SPEECH_FAMILIES,
     VOCAB,
     tiny_model,
     tiny_source,
 )
-
-SUPPORTED = (*CAUSAL_FAMILIES, *FAMILIES, *SPEECH_FAMILIES, "mt5")
-LENGTHS = (3, 9, 1, 6)
-
-
-def sources_of(model):
-    generator = torch.Generator().manual_seed(2)
-    return [
-        tiny_source(torch.randint(4, VOCAB, (length,), generator=generator), model)
-        for length in LENGTHS
-    ]
 
 
 def drafts(generator: torch.Generator) -> list[Proposal]:

@@ -16,6 +16,7 @@ from drafttrain.decoding.types import Proposal
 from tests.comparing import close
 from tests.decoding.engine.fresh import (
     PATHS,
+    SUPPORTED,
     any_model,
     close_caches,
     cross_keys_values,
@@ -24,15 +25,11 @@ from tests.decoding.engine.fresh import (
     precision_of,
 )
 from tests.tiny_models import (
-    CAUSAL_FAMILIES,
-    FAMILIES,
-    SPEECH_FAMILIES,
     VOCAB,
     tiny_model,
     tiny_source,
 )
 
-SUPPORTED = (*CAUSAL_FAMILIES, *FAMILIES, *SPEECH_FAMILIES, "mt5")
 PROMPT = PATHS[0]
 NODES = torch.tensor([8, 9, 8, 30, 11, 12, 13])
 PARENTS = torch.tensor([-1, -1, 0, 0, 1, 3, 3])

@@ -6,22 +6,13 @@ import pytest
 import torch
 
 from drafttrain.decoding.engine import encoding
-from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.encoding import TextEncoder
 from drafttrain.decoding.engine.spec_drafter import read_drafter
 from tests.comparing import close
+from tests.decoding.engine.fresh import LENGTHS, sources_of
 from tests.tiny_drafters import tiny_drafter
-from tests.tiny_models import FAMILIES, VOCAB, tiny_model
-
-LENGTHS = (3, 9, 1, 6)
-
-
-def sources_of(model, lengths):
-    generator = torch.Generator().manual_seed(2)
-    return [
-        make_source(torch.randint(4, VOCAB, (length,), generator=generator), model)
-        for length in lengths
-    ]
+from tests.tiny_models import FAMILIES, tiny_model
 
 
 @pytest.mark.parametrize("lengths", [LENGTHS, (5, 5), (90, 70)])
