@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
+import torch
 from transformers import PreTrainedModel
 
 from drafttrain.decoding.drafters.block import BlockDrafter
@@ -131,6 +132,17 @@ def test_every_family_decodes_in_batches(family):
 @pytest.mark.parametrize("name", SLOTS)
 def test_blocks_of_any_batch_are_those_of_each_alone(name, sampling):
     check(shared("marian"), SLOTS[name], FixedLength(4), sampling)
+
+
+@pytest.mark.parametrize("rank", [0, 3], ids=["slots alone", "previous tokens"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_drafters_in_half_precision_draft_for_any_target(dtype, rank):
+    model = shared("marian")
+    drafter = BlockDrafter(tiny_drafter(previous_token_rank=rank).to(dtype))
+    expected = generate(model, sources_for(model, 8), NEW)
+    for draft in (drafter, TreeDrafter(drafter, Optimal(9))):
+        assert decode(model, draft, FixedLength(4), Sampling(), 3) == expected
+    assert all(decode(model, drafter, FixedLength(4), SAMPLED, 3))
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])

@@ -279,6 +279,7 @@ class Candidates:
         tokens = _in_lines([indices for _, indices in best])
         scores = _in_lines([values for values, _ in best])[:, :, None]
         directions = F.embedding(tokens, drafter.previous_token_rows).transpose(2, 3)
+        directions = directions.to(scores.dtype)  # in half precision scores are float32
         from_hidden = drafter.model.previous_token_hidden(_in_lines(hidden))[:, :, None]
         self.tokens = tokens.unbind(1)
         """[B, C] of each slot."""
@@ -291,7 +292,7 @@ class Candidates:
         """Scores of a slot's candidates after these tokens. Shapes: [B, 1] -> [B, 1, C]."""
         scores, directions, from_hidden = self._slots[slot]
         gate = F.silu(from_hidden + F.embedding(previous, self._features))
-        return torch.baddbmm(scores, gate, directions)
+        return torch.baddbmm(scores, gate.to(scores.dtype), directions)
 
 
 def _in_lines(rows: Sequence[Tensor]) -> Tensor:
