@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import torch
@@ -91,6 +91,8 @@ class RunningSequence:
         self.remaining = decoder.target.max_new_tokens(source, max_new_tokens)
         self.process = processors.start(source, self.remaining)
         self.randomness = decoder.randomness(index)
+        if decoder.drafter.requires.encoder:
+            source = replace(source, encoded=state.encoded)
         self.session = decoder.drafter.open(source, decoder.sampling, self.randomness)
         self.state = state
         self.target_state: TargetState | None = None
@@ -149,8 +151,7 @@ class RunningSequence:
         known = len(output.hidden) - drafted  # rows in front of the draft
         rows = [*range(known), *(known + node for node in path)]
         states = {layer: output.layer(layer)[rows] for layer in wanted.layers}
-        encoder = self.state.encoded if wanted.encoder else None
-        return TargetState(self._length, states, encoder)
+        return TargetState(self._length, states)
 
 
 @without_gradients

@@ -16,7 +16,7 @@ class TargetRequirements:
     """Layers whose hidden states it reads: 0 is the first decoder layer's output, -1 the last
     hidden state, after the final norm."""
     encoder: bool = False
-    """Whether it reads the encoder's output."""
+    """Whether it reads the encoder's output: its sequences' sources then hold that."""
 
     @staticmethod
     def union(parts: Iterable[TargetRequirements]) -> TargetRequirements:
@@ -40,5 +40,3 @@ class TargetState:
     row: row r of R stands at position committed - 1 - R + r."""
     hidden: Mapping[int, Tensor] = field(default_factory=dict)
     """[R, D] of each layer that the drafter asked for (`TargetRequirements`)."""
-    encoder: Tensor | None = None
-    """[S, D] the encoder's output, where the drafter asked for it."""

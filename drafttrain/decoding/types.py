@@ -30,7 +30,8 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Source:
-    """What one sequence is decoded from. Each encoder-decoder model encodes it for itself."""
+    """What one sequence is decoded from. Encoder-decoder models encode it for themselves, but for
+    drafters that read the target's encoder."""
 
     inputs: Mapping[str, Tensor]
     """What the target's processor makes of an input, without a batch axis or padding: `input_ids`
@@ -42,6 +43,9 @@ class Source:
     """[C] tokens of which the target chooses one when it encodes the source, by its logits after
     the first token of the prefix; it then stands behind that (the language of a clip). None: the
     prefix is whole."""
+    encoded: Tensor | None = None
+    """[S, D] what the target's encoder made of the inputs, where a drafter reads that instead of
+    encoding them itself."""
 
     @staticmethod
     def of_text(input_ids: Tensor, prefix: Tensor) -> Source:

@@ -44,7 +44,7 @@ def test_the_drafter_sees_the_targets_states_at_all_rows_verified_since(family, 
     if branching:
         small = CausalDrafter(CachedModel(near_copy(model, 0.05, seed=1)))
         drafter = TreeDrafter(small, Optimal(8))
-    requires = TargetRequirements(layers=(0, -1), encoder=encodes)
+    requires = TargetRequirements(layers=(0, -1))
     run(model, [source], noting(drafter, requires, seen := []))
     (first, nothing), *later = seen
     assert nothing is None
@@ -63,10 +63,6 @@ def test_the_drafter_sees_the_targets_states_at_all_rows_verified_since(family, 
         for layer, place in ((0, 1), (-1, -1)):  # place 0 is the embeddings
             rows = states[place][0, known:]
             torch.testing.assert_close(state.hidden[layer], rows, rtol=1e-10, atol=1e-10)
-        if encodes:
-            torch.testing.assert_close(
-                state.encoder, output.encoder_last_hidden_state[0], rtol=1e-10, atol=1e-10
-            )
         known = len(tokens) - 1
     assert len(first) == len(source.prefix) and len(later) > 2
 
@@ -76,4 +72,27 @@ def test_states_that_no_drafter_reads_are_not_kept():
     sources = sources_for(model)[:1]
     drafter = HalfRight(generate(model, sources, 24), VOCAB)
     run(model, sources, noting(drafter, TargetRequirements(), seen := []))
-    assert all(state.hidden == {} and state.encoder is None for _, state in seen[1:])
+    assert all(state.hidden == {} for _, state in seen[1:])
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_sources_hold_the_encoders_output_where_a_drafter_reads_it(asked):
+    model = tiny_model("bart")
+    sources = sources_for(model)[:2]
+    opened = []
+
+    def watch(session, source, tokens, target_state, stop) -> Steps[Proposal]:
+        opened.append(source)
+        return (yield from steps(session.propose(tokens, target_state, stop)))
+
+    watched = Watched(HalfRight(generate(model, sources, 24), VOCAB), watch)
+    watched.requires = TargetRequirements(encoder=asked)
+    run(model, sources, watched)
+    assert len(opened) > 2
+    for source in opened:
+        if not asked:
+            assert source.encoded is None
+            continue
+        with torch.inference_mode():
+            expected = model.get_encoder()(source.input_ids[None])[0][0]
+        torch.testing.assert_close(source.encoded, expected, rtol=1e-10, atol=1e-10)

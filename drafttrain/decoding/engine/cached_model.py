@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -128,7 +129,7 @@ class CachedModel:
             best = output.logits[0, source.chosen_from].argmax()
             chosen = source.chosen_from[best].view(1)
             prefix = torch.cat([source.prefix[:1], chosen, source.prefix[1:]])
-            state.source = Source(source.inputs, prefix)
+            state.source = replace(source, prefix=prefix, chosen_from=None)
 
     def catch_up(self, state: SequenceState, tokens: Tensor) -> StepOutput:
         """`catch_up_all` of one sequence."""
@@ -306,7 +307,7 @@ def own_source(source: Source, model: PreTrainedModel) -> Source:
     inputs = {name: value.to(model.device) for name, value in source.inputs.items()}
     prefix = source.prefix.to(model.device, copy=True)
     prefix[0] = start_token(model)
-    return Source(inputs, prefix)
+    return replace(source, inputs=inputs, prefix=prefix)
 
 
 def start_token(model: PreTrainedModel) -> int:

@@ -32,6 +32,17 @@ class TextEncoder:
         return [rows[:length] for rows, length in zip(encoded, lengths, strict=True)]
 
 
+def given_encoding(sources: Sequence[Source]) -> list[Tensor]:
+    """`Encode` of a drafter that reads the target's encoder. Raises ValueError for a source that
+    the target has not encoded."""
+    if any(source.encoded is None for source in sources):
+        raise ValueError(
+            "the drafter reads the target's encoder, but the source has not been encoded; decode "
+            "it with its target, or give the encoder's output as Source.encoded"
+        )
+    return [source.encoded for source in sources]
+
+
 def encoder_of(model: PreTrainedModel) -> Encode | None:
     """How a model's sources are read; None: it has no encoder."""
     if not model.config.is_encoder_decoder:
