@@ -24,6 +24,12 @@ def hears(config: PretrainedConfig) -> bool:
     return config.is_encoder_decoder and type(config) in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING
 
 
+def shares_encoder(config: PretrainedConfig) -> bool:
+    """Whether a model of this configuration is a decoder that reads the encoder output of another
+    one: Whisper's as `WhisperForCausalLM`."""
+    return not config.is_encoder_decoder and type(config) in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING
+
+
 def check_speech(config: TargetConfig, model_config: PretrainedConfig) -> None:
     """Refuse speech models of unknown families, and languages and tasks that a target lacks.
 

@@ -76,7 +76,7 @@ class ReviewedDrafter:
 
     @property
     def requires(self) -> TargetRequirements:
-        return self.inner.requires
+        return TargetRequirements.union((self.reviewer.requires, self.inner.requires))
 
     @property
     def vocabulary(self) -> int:

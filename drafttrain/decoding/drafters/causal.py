@@ -2,7 +2,8 @@
 
 Speculative sampling (Leviathan et al. 2023; Chen et al. 2023). Greedy decoding proposes the
 drafter's arg-max; under sampling tokens are drawn from its rows, warped as the target's are. A
-decoder-only model continues the same prompt; an encoder-decoder model encodes the source itself.
+decoder-only model continues the same prompt; an encoder-decoder model encodes the source itself, or
+reads what the target's encoder made of it where it shares that.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.shared import Call, Steps, arg_max_of_each
-from drafttrain.decoding.target_states import TargetRequirements, TargetState
+from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
 from drafttrain.models.draft_states import drawn_states
 
@@ -27,11 +28,11 @@ class CausalDrafter:
 
     name = "causal"
     provides: frozenset[Evidence] = frozenset({"logits", "hidden"})
-    requires = TargetRequirements()
     branches = False
 
     def __init__(self, model: CachedModel) -> None:
         self.model = model
+        self.requires = model.requires
 
     @property
     def vocabulary(self) -> int:
@@ -54,8 +55,8 @@ class CausalDrafter:
 class OwnSequence:
     """What a language model has of a sequence that it drafts for: its state, its own prefix.
 
-    An encoder-decoder drafter encodes the source itself; a decoder start token of its own takes
-    the place of the target's.
+    An encoder-decoder drafter encodes the source itself, unless it shares the target's encoder; a
+    decoder start token of its own takes the place of the target's.
     """
 
     def __init__(self, model: CachedModel, source: Source) -> None:

@@ -28,8 +28,11 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3ForCausalLM,
     T5ForConditionalGeneration,
+    WhisperForCausalLM,
     WhisperForConditionalGeneration,
 )
+
+from drafttrain.models.speech import shares_encoder
 
 BART_LIKE = (
     BartForConditionalGeneration,
@@ -43,6 +46,9 @@ WHISPER_LIKE = (WhisperForConditionalGeneration,)
 """Encoder-decoder models that read features of audio: `input_features`. `generate` starts their
 decoder from several tokens (`speech.py`)."""
 
+SHARED_ENCODER = (WhisperForCausalLM,)
+"""Decoders alone, which read the encoder output of a target."""
+
 T5_LIKE = (T5ForConditionalGeneration, MT5ForConditionalGeneration)
 """Relative positions, counted by place in the cache."""
 
@@ -52,7 +58,7 @@ ROTARY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausal
 PLAIN_CAUSAL = (*ROTARY, GPT2LMHeadModel, GPTNeoXForCausalLM, OPTForCausalLM)
 """Decoder-only: logits are the output embeddings' product with the last hidden state."""
 
-KNOWN = (*BART_LIKE, *WHISPER_LIKE, *T5_LIKE, *PLAIN_CAUSAL)
+KNOWN = (*BART_LIKE, *WHISPER_LIKE, *SHARED_ENCODER, *T5_LIKE, *PLAIN_CAUSAL)
 
 
 def check_configuration(config: PretrainedConfig) -> None:
@@ -129,8 +135,11 @@ def check_architecture(model: PreTrainedModel) -> None:
 def source_limit(config: PretrainedConfig) -> int | None:
     """Most tokens of a source, or of a decoder-only model's prompt; None = no limit.
 
-    Encoders that read features have lengths of their own (`max_source_positions`).
+    Encoders that read features have lengths of their own (`max_source_positions`); who shares an
+    encoder reads whatever it puts out.
     """
+    if shares_encoder(config):
+        return None
     settings = config.to_dict()
     if config.is_encoder_decoder and "max_source_positions" in settings:
         return settings["max_source_positions"]
@@ -139,10 +148,10 @@ def source_limit(config: PretrainedConfig) -> int | None:
 
 def position_limit(config: PretrainedConfig) -> int | None:
     """Most tokens that the decoder can be fed, its prefix included; None = no limit."""
-    if not config.is_encoder_decoder:
+    if not (config.is_encoder_decoder or shares_encoder(config)):
         config = config.get_text_config(decoder=True)
     settings = config.to_dict()
-    if config.is_encoder_decoder and "max_target_positions" in settings:
+    if "max_target_positions" in settings:
         return settings["max_target_positions"]
     name = config.attribute_map.get("max_position_embeddings", "max_position_embeddings")
     limit = settings.get(name)

@@ -31,7 +31,9 @@ from drafttrain.decoding.engine.probe import probe
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.whole import Whole
 from drafttrain.decoding.inference import without_gradients
+from drafttrain.decoding.target_states import TargetRequirements
 from drafttrain.decoding.types import Proposal, Sampling, Source
+from drafttrain.models.speech import shares_encoder
 
 
 class CachedModel:
@@ -56,6 +58,8 @@ class CachedModel:
         self._settings: GenerationConfig | None = None  # the model's own, as they are when decoding
         self.eos_ids = _token_ids(model.generation_config.eos_token_id)
         """Tokens that end a sequence."""
+        self.requires = TargetRequirements(encoder=shares_encoder(model.config))
+        """What it reads of the target, where it drafts for one."""
         known = type(model) in KNOWN
         self.engine = Batched.of_model(model) if known else Whole(model)
         if not known:
@@ -300,8 +304,11 @@ def make_source(
 def own_source(source: Source, model: PreTrainedModel) -> Source:
     """The same source as another model decodes it, on its device.
 
-    Where that model's decoder starts from another token, it takes the place of the first one.
+    Where that model's decoder starts from another token, it takes the place of the first one; one
+    that shares the target's encoder starts as the target does.
     """
+    if shares_encoder(model.config):
+        return source
     if not model.config.is_encoder_decoder:
         return make_source(source.input_ids, model)
     inputs = {name: value.to(model.device) for name, value in source.inputs.items()}

@@ -12,6 +12,7 @@ from drafttrain.decoding.engine.families import read_encoder
 from drafttrain.decoding.engine.stack import Rows, Stack, run_stack
 from drafttrain.decoding.padding import padded
 from drafttrain.decoding.types import Source
+from drafttrain.models.speech import shares_encoder
 
 Encode = Callable[[Sequence[Source]], list[Tensor]]
 """The encoder's output of every source, [S, D] each."""
@@ -44,7 +45,9 @@ def given_encoding(sources: Sequence[Source]) -> list[Tensor]:
 
 
 def encoder_of(model: PreTrainedModel) -> Encode | None:
-    """How a model's sources are read; None: it has no encoder."""
+    """How a model's sources are read; None: it has no encoder and shares none."""
+    if shares_encoder(model.config):
+        return given_encoding
     if not model.config.is_encoder_decoder:
         return None
     stack = read_encoder(model)

@@ -16,7 +16,13 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from drafttrain.decoding.engine.architectures import BART_LIKE, ROTARY, T5_LIKE, WHISPER_LIKE
+from drafttrain.decoding.engine.architectures import (
+    BART_LIKE,
+    ROTARY,
+    SHARED_ENCODER,
+    T5_LIKE,
+    WHISPER_LIKE,
+)
 from drafttrain.decoding.engine.products import Linear
 from drafttrain.decoding.engine.reading import (
     cross_attention,
@@ -42,7 +48,7 @@ def read_stack(model: PreTrainedModel) -> Stack:
     kind = type(model)
     if kind in BART_LIKE:
         return _bart(model)
-    if kind in WHISPER_LIKE:
+    if kind in WHISPER_LIKE or kind in SHARED_ENCODER:
         return _whisper(model)
     if kind in T5_LIKE:
         return _t5(model)
@@ -79,7 +85,7 @@ def _bart_kind(model: PreTrainedModel) -> tuple[bool, float]:
 
 
 def _whisper(model: PreTrainedModel) -> Stack:
-    """Its decoder never scales embedded tokens, whatever its configuration says."""
+    """The decoder never scales embedded tokens, whatever its configuration says."""
     return replace(_bart_part(model.get_decoder(), True, 1.0), output=linear(model.proj_out))
 
 

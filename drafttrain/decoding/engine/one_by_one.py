@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from drafttrain.decoding.engine.calls import StepOutput
+from drafttrain.decoding.target_states import TargetRequirements
 
 
 class OneByOne:
     """Gives a model with the calls of `CachedModel` for one sequence those for several."""
+
+    requires = TargetRequirements()
+    """What it reads of the target, where it drafts for one."""
 
     def encode_all(self, sources: Sequence[Any]) -> list[Any]:
         return [self.encode(source) for source in sources]

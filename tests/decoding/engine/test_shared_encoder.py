@@ -1,0 +1,88 @@
+"""Drafters that share the target's encoder: a shallow Whisper decoder, in float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import PreTrainedModel, WhisperForCausalLM
+
+from drafttrain.decoding.drafters.cascade import Level, cascade
+from drafttrain.decoding.drafters.causal import CausalDrafter
+from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
+from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.drafters.tree import TreeDrafter
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.sampling import sequence_randomness
+from drafttrain.decoding.shared import alone
+from drafttrain.decoding.trees.chosen import Optimal
+from drafttrain.decoding.types import Sampling, Source
+from drafttrain.models.shallow_decoder import copy_decoder
+from tests.comparing import close
+from tests.decoding.decoded import generate, run, tokens_of
+from tests.tiny_models import near_copy, tiny_model, tiny_source
+
+
+@pytest.fixture
+def target() -> PreTrainedModel:
+    return tiny_model("whisper", decoder_layers=3)
+
+
+@pytest.fixture
+def drafter(target) -> WhisperForCausalLM:
+    return near_copy(copy_decoder(target, 2), 0.02, seed=1)
+
+
+def clips(model: PreTrainedModel) -> list[Source]:
+    return [tiny_source([number, 3 * number], model) for number in range(6)]
+
+
+@torch.no_grad()
+def test_rows_are_those_of_the_drafters_own_module(target, drafter):
+    states = CachedModel(target).encode_all(clips(target))
+    model, tokens = CachedModel(drafter), [4, 5, 8, 39, 20, 11, 30]
+    begun = model.encode_all([replace(state.source, encoded=state.encoded) for state in states])
+    outputs = model.feed_chains([(state, torch.tensor(tokens)) for state in begun])
+    for state, output in zip(states, outputs, strict=True):
+        features = state.source.inputs["input_features"][None]
+        close(state.encoded, target.get_encoder()(features)[0][0])
+        expected = drafter(torch.tensor([tokens]), encoder_outputs=(state.encoded[None],)).logits[0]
+        close(output.logits, expected, 1e-10)
+
+
+def test_outputs_are_those_of_generate_in_chains_trees_batches_and_cascades(target, drafter):
+    sources = clips(target)
+    expected = generate(target, sources, 20)
+    causal = CausalDrafter(CachedModel(drafter))
+    levels = cascade([Level("one", causal), Level("max-gram", MaxGramDrafter())], [[2, 3], [4]])
+    plain = sum(len(output.rounds) for output in run(target, sources, NoDrafter(), 20))
+    for method in (causal, TreeDrafter(causal, Optimal(12)), levels):
+        for batch_size in (1, 4):
+            outputs = run(target, sources, method, 20, batch_size=batch_size)
+            assert tokens_of(outputs) == expected
+            assert sum(len(output.rounds) for output in outputs) < 0.9 * plain
+
+
+def test_a_copy_of_the_whole_decoder_is_always_right(target):
+    copied = CausalDrafter(CachedModel(copy_decoder(target, 3)))
+    target.generation_config.update(suppress_tokens=None, begin_suppress_tokens=None)
+    outputs = run(target, clips(target), copied, 20, k=4, batch_size=3)
+    for output in outputs:
+        assert all(len(played.path) == len(played.drafted) for played in output.rounds[:-1])
+        assert len(output.rounds[0].drafted) == 4  # from the first round on
+
+
+def test_a_clip_is_encoded_once(target, drafter):
+    shapes = []
+    hook = target.get_encoder().register_forward_hook(lambda *call: shapes.append(call[2][0].shape))
+    run(target, clips(target), CausalDrafter(CachedModel(drafter)), 20, batch_size=4)
+    hook.remove()
+    assert sum(shape[0] for shape in shapes) == 6
+
+
+def test_a_source_that_the_target_has_not_encoded_is_refused(target, drafter):
+    causal = CausalDrafter(CachedModel(drafter))
+    session = causal.open(clips(target)[0], Sampling(), sequence_randomness(0, 0))
+    with pytest.raises(ValueError, match="reads the target's encoder, but the source has not been"):
+        alone(session.own.begin())
