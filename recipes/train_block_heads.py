@@ -23,13 +23,15 @@ from drafttrain.commands.shell import recipe_command
 from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import BlockHeadsRecipe
 from drafttrain.data.batches.block_rows import BlockRowsCollator
+from drafttrain.data.batches.examples import Examples
 from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.distill.recipe_rows import distillations, distilled_rows, row_lengths
 from drafttrain.decoding.drafters.block_heads import predict_blocks
 from drafttrain.decoding.engine.architectures import check_projection
 from drafttrain.evaluation.teacher_forced import BlockValidation
-from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig, hash_target
+from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig
 from drafttrain.models.draft_states import state_size
+from drafttrain.models.identity import hash_target
 from drafttrain.models.loading import check_target, load_target
 from drafttrain.training.loop import Task, train
 from drafttrain.training.objectives.predict_ahead import PredictAhead
@@ -96,9 +98,14 @@ def make_task(
     validate = None
     if held_out is not None:
         validate = BlockValidation(
-            held_out,
+            Examples(held_out),
             collate,
-            lambda objective, *ids: predict_blocks(objective.model, objective.teacher.model, *ids),
+            lambda objective, example: predict_blocks(
+                objective.model,
+                objective.teacher.model,
+                torch.tensor(example.source_ids),
+                torch.tensor(example.target_ids),
+            ),
         )
     return Task(objective, rows, row_lengths(rows).sum(axis=1), collate, validate)
 

@@ -12,20 +12,28 @@ from __future__ import annotations
 
 import datasets
 import torch
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from drafttrain.commands.distill import checked, open_decoder
 from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
+from drafttrain.config.inputs import DataConfig
 from drafttrain.config.recipes import SpecDrafterRecipe
+from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.data.batches.slots import SlotCollator
 from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.distill.recipe_rows import distillations, distilled_rows, row_lengths
+from drafttrain.data.encoded import ClipEncoding, EncodedExamples, tell_room, text_encoding
+from drafttrain.data.encodings import encoded_bytes
+from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.drafters.block import predict_blocks
 from drafttrain.evaluation.teacher_forced import BlockValidation
-from drafttrain.models.loading import check_seq2seq, load_target, load_tokenizer
+from drafttrain.models.identity import hash_target
+from drafttrain.models.loading import LoadedTarget, check_seq2seq, load_target, load_tokenizer
 from drafttrain.models.spec_drafter.initialise import has_own_output, initialise, make_config
 from drafttrain.models.spec_drafter.model import SpecDrafter, SpecDrafterConfig
+from drafttrain.models.speech import hears
 from drafttrain.training.loop import Task, train
 from drafttrain.training.objectives.mask_predict import MaskPredict
 from drafttrain.training.recipe import already_finished, begin_run, print_training
@@ -39,7 +47,7 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
     mask_id = choose_mask(tokenizer, target_config)
     drafter_config = make_config(target_config, settings.drafter, mask_id, identity(settings))
     if dry_run:
-        print_plan(settings, drafter_config)
+        print_plan(settings, drafter_config, target_config)
         return
     if already_finished(settings.run):
         return
@@ -48,10 +56,12 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
     rows, held_out = distilled_rows(settings, target, open_decoder)
     torch.manual_seed(settings.train.seed)
     drafter_config.untied_output = has_own_output(target.model)
+    if drafter_config.encoder == "target":
+        drafter_config.target |= {"weights_sha256": hash_target(target.model)}
     drafter = SpecDrafter(drafter_config)
     account = initialise(drafter, target.model, settings.drafter.initialise)
     accelerator.print(f"{drafter.num_parameters():,} parameters; {account}")
-    task = make_task(settings, drafter, rows, held_out, target.model)
+    task = make_task(settings, drafter, rows, held_out, target)
     del target
     train(accelerator, task, settings.train, settings.run)
     if accelerator.is_main_process:
@@ -76,28 +86,73 @@ def make_task(
     drafter: SpecDrafter,
     rows: datasets.Dataset,
     held_out: datasets.Dataset | None,
-    target: PreTrainedModel,
+    target: LoadedTarget,
 ) -> Task:
-    """The target is kept only where the objective looks at its distributions."""
+    """The target is kept only where its distributions or its encoder are looked at."""
     collate = SlotCollator(drafter.config, settings.objective.blocks, settings.train.seed)
-    teacher = target if settings.objective.total_variation > 0 else None
+    teacher = target.model if settings.objective.total_variation > 0 else None
+    if settings.objective.freeze_embeddings:
+        freeze_embeddings(drafter)
     objective = MaskPredict(drafter, settings.objective, teacher)
     validate = None
     if held_out is not None:
-        validate = BlockValidation(
-            held_out, collate, lambda objective, *ids: predict_blocks(objective.model, *ids)
-        )
+        own = examples_for(settings, drafter.config, held_out, settings.held_out, target)
+        validate = BlockValidation(own, collate, blocks_along)
     masks = settings.objective.blocks * drafter.config.mask_rows
-    return Task(objective, rows, row_lengths(rows) + [0, masks], collate, validate)
+    examples = examples_for(settings, drafter.config, rows, settings.data, target)
+    return Task(objective, examples, row_lengths(rows) + [0, masks], collate, validate)
 
 
-def print_plan(settings: SpecDrafterRecipe, config: SpecDrafterConfig) -> None:
+def examples_for(
+    settings: SpecDrafterRecipe,
+    config: SpecDrafterConfig,
+    rows: datasets.Dataset,
+    data: DataConfig,
+    target: LoadedTarget,
+) -> Examples | EncodedExamples:
+    """Distilled rows, with what the target's encoder makes of them where the drafter reads that.
+
+    data: the inputs that they were distilled from.
+    """
+    if config.encoder == "own":
+        return Examples(rows)
+    if not hears(target.model.config):
+        return EncodedExamples(rows, text_encoding(target))
+    folder = settings.encoded or settings.run / "encoded"
+    encoding = ClipEncoding(target, rows, load_inputs(data, heard=True), folder)
+    tell_room(folder, encoding.missing(), target.model.config)
+    return EncodedExamples(rows, encoding)
+
+
+def blocks_along(objective: MaskPredict, example: Example) -> Tensor:
+    """What validation compares with the output."""
+    encoded, ids = example.encoded, torch.tensor(example.source_ids)
+    output = torch.tensor(example.target_ids)
+    source = ids if encoded is None else encoded
+    return predict_blocks(objective.model, source, output, example.given_ids)
+
+
+def freeze_embeddings(drafter: SpecDrafter) -> None:
+    """Embeddings, output rows and their bias are not trained."""
+    drafter.embedding.requires_grad_(False)
+    if drafter.output is not None:
+        drafter.output.requires_grad_(False)
+    if drafter.logits_bias is not None:
+        drafter.logits_bias.requires_grad_(False)
+
+
+def print_plan(
+    settings: SpecDrafterRecipe, config: SpecDrafterConfig, target: PretrainedConfig
+) -> None:
     """What a run would do, without loading weights or writing anything."""
     with torch.device("meta"):
         drafter = SpecDrafter(config)
     plan = plan_distillation(checked(distillations(settings))["data"])
     masks = settings.objective.blocks * config.mask_rows
     print_training(plan, settings.train, drafter, masks)
+    if config.encoder == "target" and hears(target):
+        disk = encoded_bytes(plan.rows, target) / 2**20
+        print(f"encoded      {disk:,.0f} MiB for what the target's encoder makes of the clips")
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from drafttrain.decoding.engine.architectures import (
     check_projection,
 )
 from drafttrain.decoding.roles import Drafter
-from drafttrain.models.block_heads import check_same_target
-from drafttrain.models.drafters import check_drafter, check_fit
+from drafttrain.models.drafters import check_drafter, check_fit, reads_states
+from drafttrain.models.identity import check_same_target
 
 
 def check_for_target(
@@ -59,6 +59,6 @@ def drafter_for(target: PreTrainedModel, model: PreTrainedModel, name: str) -> D
     """
     label, target_label = f"{name} {model.name_or_path!r}", f"target {target.name_or_path!r}"
     check_fit(model.config, target.config, label, target_label)
-    if kind_of(model.config).reads_target:
+    if reads_states(model.config):
         check_same_target(model.config, target, model.name_or_path)
     return make_drafter(model, target)

@@ -17,8 +17,11 @@ class DrafterConfig(Config):
 
     former_names = {"coupling_rank": "previous_token_rank"}
 
+    encoder: Literal["own", "target"] | None = None
+    """target: none of its own; it reads what the target's encoder puts out (ours), so a round costs
+    its decoder alone. Default: own for texts, as in the paper; target where inputs are audio."""
     encoder_layers: PositiveInt | None = None
-    """Default: as many as the target's encoder."""
+    """Of an encoder of its own. Default: as many as the target's."""
     d_model: PositiveInt | None = None
     """Width. Default: the target's. Another one needs initialise=none; heads keep their size then,
     and feed-forward layers their ratio to the width, where the next two do not say otherwise."""
@@ -63,6 +66,9 @@ class ObjectiveConfig(Config):
     """Weight of the next-token loss on prefix positions (anchored slots only)."""
     position_decay: PositiveFloat | None = None
     """Slot i weighs exp(-(i - 1) / position_decay); None: all alike, as in the paper."""
+    freeze_embeddings: bool = False
+    """Whether embeddings and output rows stay as they start: most weights of a large vocabulary,
+    few of whose tokens occur in few rows. Needs initialise=encoder or both."""
     total_variation: NonNegativeFloat = 0.0
     """Weight of the total variation between each row and the target's own there, which is how often
     sampling rejects a token (ours). Not 0: the target reads every batch too."""
@@ -127,6 +133,9 @@ class DistillingRecipe(Config):
     """Inputs for validation and for a bare `drafttrain eval`."""
     distilled: Path | None = None
     """Folder of distilled shards; default RUN/distilled."""
+    encoded: Path | None = None
+    """Folder of what the target's encoder makes of clips, which several runs may share. Default:
+    RUN/encoded."""
     distill: dict[str, Any] = {}
     """Settings of `drafttrain distill` (method, batch_tokens, ...)."""
     validation_rows: PositiveInt = 500

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import datasets
 import torch
 from torch import Tensor, nn
 
+from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.decoding.types import Output, Round
 from drafttrain.evaluation.metrics import first_difference
 
@@ -108,10 +108,10 @@ class BlockValidation:
     Teacher-forced tokens per round (exact for greedily distilled rows), loss, slot accuracy.
     """
 
-    rows: datasets.Dataset
-    collate: Callable[[Sequence[tuple[int, int, list[int], list[int]]]], Any]
-    predict_blocks: Callable[[nn.Module, Tensor, Tensor], Tensor]
-    """The objective, [S] source, [L] output -> [L, k] drafts at every prefix of the output."""
+    rows: Examples
+    collate: Callable[[Sequence[Example]], Any]
+    predict_blocks: Callable[[nn.Module, Example], Tensor]
+    """The objective, a row -> [L, k] drafts at every prefix of its output."""
 
     def __call__(self, objective: nn.Module) -> dict[str, float]:
         """The objective's `model` is validated; it maps (batch, progress) to LossSums."""
@@ -119,13 +119,12 @@ class BlockValidation:
         tokens = rounds = 0
         sums = torch.zeros(4, dtype=torch.float64)
         for start in range(0, len(self.rows), ROWS_AT_ONCE):
-            chunk = self.rows[start : start + ROWS_AT_ONCE]
-            pairs = list(zip(chunk["source_ids"], chunk["target_ids"], strict=True))
-            batch = self.collate([(0, start + i, s, t) for i, (s, t) in enumerate(pairs)])
-            found = objective(batch.to(device), 1.0)
+            end = min(start + ROWS_AT_ONCE, len(self.rows))
+            chunk = self.rows.__getitems__([(0, row) for row in range(start, end)])
+            found = objective(self.collate(chunk).to(device), 1.0)
             sums += torch.stack([value.double().cpu() for value in found])
-            for source, output in pairs:
-                blocks = self.predict_blocks(objective, torch.tensor(source), torch.tensor(output))
+            for example in chunk:
+                blocks, output = self.predict_blocks(objective, example), example.target_ids
                 tokens, rounds = tokens + len(output), rounds + len(replay_rounds(blocks, output))
         loss, weight, correct, counted = sums.tolist()
         return {

@@ -14,12 +14,6 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 
-from drafttrain.config.base import ConfigError
-from drafttrain.models.identity import hash_weights
-
-HASHED_TYPES = ("float32", "bfloat16", "float16")
-"""A target may be decoded with in another type than its heads were trained on."""
-
 
 class BlockHeadsConfig(PretrainedConfig):
     """Shape of block heads, and of the target that they read."""
@@ -94,31 +88,6 @@ class BlockHeads(PreTrainedModel):
 
     def _stacks(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.inner_weight, self.inner_bias, self.outer_weight, self.outer_bias
-
-
-def hash_target(target: PreTrainedModel) -> dict[str, str]:
-    """SHA-256 of the target's weights as if loaded in each type."""
-    return {name: hash_weights(target, getattr(torch, name)) for name in HASHED_TYPES}
-
-
-def check_same_target(heads: BlockHeadsConfig, target: PreTrainedModel, name: str) -> None:
-    """The target's weights must be those that the heads were trained on. Raises ConfigError."""
-    trained_on = heads.target or {}
-    wanted = trained_on.get("weights_sha256")
-    if not isinstance(wanted, dict) or not wanted:
-        raise ConfigError(
-            f"block heads {name!r} do not say which target they were trained on; train them with "
-            "recipes/train_block_heads.py"
-        )
-    own = str(target.dtype).removeprefix("torch.")
-    for kind in sorted(wanted.keys() & set(HASHED_TYPES), key=lambda kind: kind != own):
-        if hash_weights(target, getattr(torch, kind)) == wanted[kind]:
-            return
-    raise ConfigError(
-        f"block heads {name!r} were trained on target {trained_on.get('path')!r} with other "
-        "weights than the target given; they read its hidden states and use its output projection: "
-        "train heads for this target, or give the target they were trained on"
-    )
 
 
 AutoConfig.register(BlockHeadsConfig.model_type, BlockHeadsConfig)

@@ -10,8 +10,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.kinds import KINDS, DrafterKind, in_words, kind_of, named_kind
-from drafttrain.models.block_heads import check_same_target
 from drafttrain.models.draft_states import state_size
+from drafttrain.models.identity import check_same_target
 from drafttrain.models.loading import (
     LoadedTarget,
     auto_class,
@@ -93,6 +93,12 @@ def check_fit(
             f"{target_size}; train a drafter for this target, or give the target that the drafter "
             "was trained for"
         )
+    if reads_encoder(drafter) and drafter.source_width != target.hidden_size:
+        raise ConfigError(
+            f"{drafter_name} ({kind.words}) reads {drafter.source_width} numbers of each place of "
+            f"the target's encoder, but {target_name} has {target.hidden_size}; train "
+            f"{kind.words} for this target, or give the target it was trained on"
+        )
     width = state_size(target, "token")
     if kind.reads_target and drafter.hidden_size != width:
         raise ConfigError(
@@ -133,13 +139,23 @@ def load_drafter(
     the drafter reads a target's states and was trained on another target.
     """
     kind = kind_of(settings)
-    if like is not None and kind.reads_target:
+    if like is not None and reads_states(settings):
         check_same_target(settings, like.model, str(path))
     dtype = "auto" if like is None else like.model.dtype
     loads = _class_of(kind) or auto_class(settings)
     name = f"drafter {str(path)!r}"
     model = read_weights(loads, path, name, dtype=dtype, trust_remote_code=False)
     return model.eval() if like is None else ready_to_decode(model, like.model.device)
+
+
+def reads_states(drafter: PretrainedConfig) -> bool:
+    """Whether it drafts from states of the target that it was trained on, and of no other."""
+    return kind_of(drafter).reads_target or reads_encoder(drafter)
+
+
+def reads_encoder(drafter: PretrainedConfig) -> bool:
+    """Whether it reads what the target's encoder puts out, instead of a source of its own."""
+    return getattr(drafter, "encoder", None) == "target"
 
 
 def load_drafter_beside(target: LoadedTarget, path: str) -> PreTrainedModel:

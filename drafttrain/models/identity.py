@@ -8,7 +8,13 @@ import tempfile
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from drafttrain.config.base import ConfigError
+from drafttrain.config.kinds import kind_of
+
+HASHED_TYPES = ("float32", "bfloat16", "float16")
+"""A target may decode in another type than what reads its states was trained on."""
 
 
 def hash_weights(model: PreTrainedModel, dtype: torch.dtype | None = None) -> str:
@@ -42,3 +48,32 @@ def hash_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
     digest.update(json.dumps(special, sort_keys=True).encode())
     return digest.hexdigest()
+
+
+def hash_target(target: PreTrainedModel) -> dict[str, str]:
+    """SHA-256 of the target's weights as if loaded in each type."""
+    return {name: hash_weights(target, getattr(torch, name)) for name in HASHED_TYPES}
+
+
+def check_same_target(drafter: PretrainedConfig, target: PreTrainedModel, name: str) -> None:
+    """The target's weights must be those that a drafter which reads its states was trained on.
+
+    Raises ConfigError.
+    """
+    kind = kind_of(drafter)
+    trained_on = drafter.target or {}
+    wanted = trained_on.get("weights_sha256")
+    if not isinstance(wanted, dict) or not wanted:
+        raise ConfigError(
+            f"{name!r} ({kind.words}) does not say which target it was trained on, whose states it "
+            "reads; train it again"
+        )
+    own = str(target.dtype).removeprefix("torch.")
+    for dtype in sorted(wanted.keys() & set(HASHED_TYPES), key=lambda dtype: dtype != own):
+        if hash_weights(target, getattr(torch, dtype)) == wanted[dtype]:
+            return
+    raise ConfigError(
+        f"{name!r} ({kind.words}) was trained on target {trained_on.get('path')!r} with other "
+        "weights than the target given, whose states it reads; train one for this target, or give "
+        "the target that it was trained on"
+    )

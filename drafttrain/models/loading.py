@@ -152,8 +152,8 @@ def check_target(config: TargetConfig) -> PretrainedConfig:
 def check_seq2seq(config: TargetConfig) -> PretrainedConfig:
     """Refuse what is no encoder-decoder language model, from config.json alone.
 
-    For Spec-Drafters: they encode the source by themselves and start from a target's encoder and
-    decoder. Returns the model's configuration. Raises ConfigError.
+    For Spec-Drafters: they encode the source by themselves, or read the target's encoder, and start
+    from the target's layers. Returns the model's configuration. Raises ConfigError.
     """
     model_config = check_target(config)
     if not model_config.is_encoder_decoder:
@@ -161,11 +161,6 @@ def check_seq2seq(config: TargetConfig) -> PretrainedConfig:
             f"target.path = {config.path!r} is a {model_config.model_type!r} model, not an "
             "encoder-decoder language model; a Spec-Drafter starts from a target's encoder and "
             "decoder (T5, BART, Marian, ...)"
-        )
-    if hears(model_config):
-        raise ConfigError(
-            f"target.path = {config.path!r} is a {model_config.model_type!r} model, whose inputs "
-            "are audio; a Spec-Drafter reads texts: use drafter=max-gram, or a target of texts"
         )
     return model_config
 

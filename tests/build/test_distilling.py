@@ -19,8 +19,7 @@ from drafttrain.data.distill import distill as distillation
 from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.distill.recipe_rows import distillations, distilled_rows
 from drafttrain.data.shards.outputs import Drafting, Manifest, load_distilled, read_manifest
-from drafttrain.models.block_heads import hash_target
-from drafttrain.models.identity import hash_weights
+from drafttrain.models.identity import hash_target, hash_weights
 from drafttrain.models.loading import load_target
 from tests.data.distill.tiny_distill import rows_of, settings
 from tests.processes.launching import Launch, kill_nine_when

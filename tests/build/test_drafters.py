@@ -8,7 +8,8 @@ from drafttrain.build.drafters import drafter_for, make_drafter, open_kind
 from drafttrain.config.base import ConfigError
 from drafttrain.config.kinds import KINDS
 from drafttrain.config.recipes import DrafterConfig
-from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig, hash_target
+from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig
+from drafttrain.models.identity import hash_target
 from drafttrain.models.spec_drafter.initialise import make_config
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from tests.tiny_models import VOCAB, tiny_model

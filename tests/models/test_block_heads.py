@@ -11,12 +11,8 @@ from transformers import AutoModel
 from drafttrain.config.base import ConfigError
 from drafttrain.decoding.drafters.block_heads import head_logits
 from drafttrain.decoding.engine.teacher_forcing import states_before, teacher_force
-from drafttrain.models.block_heads import (
-    BlockHeads,
-    BlockHeadsConfig,
-    check_same_target,
-    hash_target,
-)
+from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig
+from drafttrain.models.identity import check_same_target, hash_target
 from tests.comparing import close, same_weights
 from tests.tiny_drafters import block_heads
 from tests.tiny_models import VOCAB, tiny_model
@@ -74,7 +70,7 @@ def test_heads_know_their_target_in_every_type() -> None:
     check_same_target(of_half, target, "heads")
     with pytest.raises(ConfigError, match="trained on target 't' with other weights"):
         check_same_target(config, other, "heads")
-    with pytest.raises(ConfigError, match="do not say which target"):
+    with pytest.raises(ConfigError, match="does not say which target"):
         check_same_target(BlockHeadsConfig(), target, "heads")
 
 

@@ -17,7 +17,8 @@ from drafttrain.config.inputs import DataConfig, TargetConfig
 from drafttrain.config.reading import dump_settings
 from drafttrain.config.recipes import DrafterConfig, HeadRecipe, SpecDrafterRecipe
 from drafttrain.export.folder import CUSTOM_GENERATE, GENERATE
-from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig, hash_target
+from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig
+from drafttrain.models.identity import hash_target
 from tests.export.pairs import make_head
 from tests.tiny_models import BOS, EOS, VOCAB, tiny_model
 from tests.tiny_targets import tiny_tokenizer

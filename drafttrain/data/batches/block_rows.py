@@ -48,7 +48,7 @@ class BlockRowsCollator:
         rows: list[list[np.ndarray]] = [[] for _ in range(self.heads)]
         labels: list[list[np.ndarray]] = [[] for _ in range(self.heads)]
         start = 0
-        for epoch, row, _, target in examples:
+        for epoch, row, _, target, *_ in examples:
             random = np.random.default_rng((self.seed, 1, epoch, row))
             tokens = np.asarray(target)
             for j in range(1, min(self.heads, len(target) - 1) + 1):
@@ -58,8 +58,8 @@ class BlockRowsCollator:
                 labels[j - 1].append(tokens[chosen + j])
             start += len(target)
         return BlockRowsBatch(
-            sources=[source for *_, source, _ in examples],
-            targets=[target for *_, target in examples],
+            sources=[source for _, _, source, *_ in examples],
+            targets=[target for _, _, _, target, *_ in examples],
             counts=tuple(sum(map(len, of_head)) for of_head in rows),
             rows=_joined(rows),
             labels=_joined(labels),

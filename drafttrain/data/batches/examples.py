@@ -9,6 +9,7 @@ from typing import NamedTuple, Self
 import datasets
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from drafttrain.models.spec_drafter.slots import Layout
@@ -21,11 +22,17 @@ class Example(NamedTuple):
     row: int
     """Index among the rows that are trained on."""
     source_ids: list[int]
+    """None of a clip."""
     target_ids: list[int]
+    given_ids: list[int] = []
+    """What stands between the decoder start token and the output: of a clip its language, task,
+    ..."""
+    encoded: Tensor | None = None
+    """[S, E] what the target's encoder made of the source, for drafters that read that."""
 
 
 class Examples(Dataset):
-    """Rows of source_ids and target_ids, fetched a batch at a time by (epoch, row)."""
+    """Distilled rows, fetched a batch at a time by (epoch, row)."""
 
     def __init__(self, rows: datasets.Dataset):
         self.rows = rows
@@ -35,8 +42,9 @@ class Examples(Dataset):
 
     def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list[Example]:
         fetched = self.rows[[row for _, row in keys]]
-        pairs = zip(fetched["source_ids"], fetched["target_ids"], strict=True)
-        return [Example(*key, *pair) for key, pair in zip(keys, pairs, strict=True)]
+        names = ["source_ids", "target_ids", *(["prefix_ids"] if "prefix_ids" in fetched else [])]
+        parts = zip(*(fetched[name] for name in names), strict=True)
+        return [Example(*key, *own) for key, own in zip(keys, parts, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,22 @@ def pad(rows: Sequence[Sequence[int]], value: int) -> tuple[Tensor, Tensor]:
     for i, row in enumerate(rows):
         padded[i, : len(row)] = torch.as_tensor(row)
     return padded, lengths
+
+
+def pad_encoded(examples: Sequence[Example]) -> tuple[Tensor, Tensor | None]:
+    """What encoders put out, padded with zeros, and its mask; None where nothing is padded.
+
+    Shapes: -> [B, longest, E], [B, longest]. Raises ValueError for an example without it.
+    """
+    rows = [example.encoded for example in examples if example.encoded is not None]
+    if len(rows) < len(examples):
+        raise ValueError(
+            "the drafter reads the target's encoder, but rows come without what it put out; fetch "
+            "them from `EncodedExamples`"
+        )
+    lengths = torch.tensor([len(row) for row in rows])
+    padded = pad_sequence(rows, batch_first=True)
+    return padded, None if lengths.min() == lengths.max() else padding_mask(lengths)
 
 
 def padding_mask(lengths: Tensor) -> Tensor:

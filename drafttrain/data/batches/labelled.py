@@ -30,8 +30,8 @@ class PairCollator:
     pad_token_id: int
 
     def __call__(self, examples: Sequence[Example]) -> LabelledBatch:
-        sources = [source for *_, source, _ in examples]
-        targets = [target for *_, target in examples]
+        sources = [source for _, _, source, *_ in examples]
+        targets = [target for _, _, _, target, *_ in examples]
         return _label(sources, targets, self.pad_token_id)
 
 
@@ -42,7 +42,7 @@ class TextCollator:
     pad_token_id: int
 
     def __call__(self, examples: Sequence[Example]) -> LabelledBatch:
-        texts = [source + target for *_, source, target in examples]
+        texts = [source + target for _, _, source, target, *_ in examples]
         return _label(texts, texts, self.pad_token_id)
 
 

@@ -23,7 +23,8 @@ from drafttrain.config.commands import DistillConfig
 from drafttrain.data.distill.batches import BatchDecoder, OpenDecoder
 from drafttrain.data.distill.generation import generate_settings, open_generate
 from drafttrain.data.distill.plan import check_distill_settings, check_distillation, check_lengths
-from drafttrain.data.inputs.clips import AUDIO, SECONDS
+from drafttrain.data.encodings import KeptEncodings
+from drafttrain.data.inputs.clips import AUDIO, DIGESTS, SECONDS
 from drafttrain.data.inputs.hearing import hear, name_languages
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.rows import CHATS
@@ -43,6 +44,7 @@ from drafttrain.data.shards.outputs import (
 from drafttrain.data.shards.sharing import read_share
 from drafttrain.data.shards.writing import join_processes, say
 from drafttrain.decoding.engine.architectures import position_limit, source_limit
+from drafttrain.decoding.engine.encoding import encoder_of
 from drafttrain.decoding.engine.logits_processing import check_generation_config
 from drafttrain.decoding.types import Sampling
 from drafttrain.models.identity import hash_tokenizer, hash_weights
@@ -199,13 +201,26 @@ def _decode_rows(
 def _decode_clips(
     inputs: datasets.Dataset, config: DistillConfig, target: LoadedTarget, decoder: BatchDecoder
 ) -> Iterator[list[ShardRow]]:
-    """Clips of one shard in batches. Features are made a batch at a time."""
-    encoded = source_limit(target.model.config) or 0
+    """Clips of one shard in batches. Features are made a batch at a time, and encoded once."""
+    size = source_limit(target.model.config) or 0
     lengths = zip(inputs["row"][:], inputs[SECONDS][:], strict=True)
-    ready = [ShardRow(row, encoded=encoded, seconds=seconds) for row, seconds in lengths]
+    ready = [ShardRow(row, encoded=size, seconds=seconds) for row, seconds in lengths]
     places = {row.row: place for place, row in enumerate(ready)}
+    encode, kept = encoder_of(target.model), None
+    assert encode is not None
+    if config.encoded is not None:
+        kept = KeptEncodings(config.encoded, target.model)
     for batch in decoder.batches(ready):
-        sources = [hear(target, inputs[places[row.row]]) for row in batch]
+        clips = [inputs[places[row.row]] for row in batch]
+        sources = [hear(target, clip) for clip in clips]
+        with torch.inference_mode():
+            encoded = encode(sources)
+        if kept is not None:
+            for clip, own in zip(clips, encoded, strict=True):
+                kept.keep(clip[DIGESTS], own)
+        sources = [
+            replace(source, encoded=own) for source, own in zip(sources, encoded, strict=True)
+        ]
         sources = name_languages(target.model, sources)
         whole = [
             replace(row, source=source, prefix_ids=source.prefix[1:].tolist())

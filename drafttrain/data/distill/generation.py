@@ -32,6 +32,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from drafttrain.config.backends import TRANSFORMERS
 from drafttrain.config.commands import DistillConfig
 from drafttrain.data.distill.batches import BatchDecoder, batches_by_length
+from drafttrain.data.inputs.hearing import given_outputs
 from drafttrain.data.shards.outputs import ShardRow
 from drafttrain.decoding.padding import padded
 from drafttrain.decoding.types import Source
@@ -136,14 +137,14 @@ def generate_clips(
     settings: dict[str, Any],
     uniforms: Tensor | None = None,
 ) -> list[list[int] | None]:
-    """`generate_batch` for clips, whose prefixes must be whole: tokens after them, EOS included.
+    """`generate_batch` for clips that have been encoded and whose prefixes are whole: tokens after
+    them, EOS included.
 
     What a speech model's own `generate` does around Transformers' is done in the prefixes already.
     """
     prefixes = torch.stack([source.prefix for source in sources])
-    features = torch.stack([source.inputs["input_features"] for source in sources])
-    given = {"decoder_input_ids": prefixes, **settings}
-    generate = partial(GenerationMixin.generate, model, features.to(model.dtype), **given)
+    given = {"decoder_input_ids": prefixes, "encoder_outputs": given_outputs(sources), **settings}
+    generate = partial(GenerationMixin.generate, model, **given)
     if settings["num_beams"] > 1:
         return trim(generate(), model, prefixes.shape[1])
     return generate(custom_generate=_decode, uniforms=uniforms)

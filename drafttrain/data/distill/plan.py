@@ -11,6 +11,7 @@ from transformers import PretrainedConfig
 from drafttrain.config.backends import BACKENDS
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
+from drafttrain.data.encodings import encoded_bytes
 from drafttrain.data.inputs.clips import AUDIO, SECONDS
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.tokens import check_chats, tokenize_prompts
@@ -121,8 +122,10 @@ def plan_distillation(config: DistillConfig, sample: int = 1000) -> DistillPlan:
         target_tokens=new_tokens,
         longest_source=max(lengths),
         sampled_rows=len(lengths),
-        # two bytes a token after zstd; clips are not copied
-        disk_bytes=2 * (new_tokens + (0 if heard else tokens)) + 8 * len(inputs),
+        # two bytes a token after zstd; clips are not copied, but what is made of them may be kept
+        disk_bytes=2 * (new_tokens + (0 if heard else tokens))
+        + 8 * len(inputs)
+        + (encoded_bytes(len(inputs), model_config) if heard and config.encoded else 0),
         parameters=model.num_parameters(),
         weight_bytes=model.num_parameters() * width,
         cache_bytes=_cache_numbers(model_config) * positions * beams * width,

@@ -35,6 +35,8 @@ def distill_settings(
 ) -> DistillConfig:
     """How a recipe distils these inputs into a folder. Raises ConfigError."""
     fixed = {"target": settings.target, "data": data, "out": out}
+    if isinstance(settings, DistillingRecipe):
+        fixed["encoded"] = settings.encoded or settings.run / "encoded"
     return settings_of_group(DistillConfig, "distill", fill_distill(settings.distill), fixed)
 
 

@@ -9,9 +9,11 @@ from typing import Any, overload
 import datasets
 import torch
 from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
 
 from drafttrain.data.inputs.audio import RATE, read_speech
 from drafttrain.data.inputs.clips import clip_of
+from drafttrain.decoding.engine.encoding import given_encoding
 from drafttrain.decoding.engine.speech import speech_source
 from drafttrain.decoding.types import Source
 from drafttrain.models.loading import LoadedTarget
@@ -52,14 +54,18 @@ class HeardRows(Sequence[Source]):
         return hear(self._target, self._rows[place])
 
 
+def given_outputs(sources: Sequence[Source]) -> BaseModelOutput:
+    """What the encoder made of sources that hold it, as Transformers takes it."""
+    return BaseModelOutput(last_hidden_state=torch.stack(given_encoding(sources)))
+
+
 @torch.inference_mode()
 def name_languages(model: PreTrainedModel, sources: Sequence[Source]) -> list[Source]:
     """The same sources with whole prefixes: languages left open are named by the model, as its
-    `generate` does (`detect_language`). One more call of encoder and decoder."""
+    `generate` does (`detect_language`). One more call of the decoder; sources are encoded."""
     if not any(source.chosen_from is not None for source in sources):
         return list(sources)
-    features = torch.stack([source.inputs["input_features"] for source in sources])
-    named = model.detect_language(input_features=features.to(model.dtype))
+    named = model.detect_language(encoder_outputs=given_outputs(sources))
     return [
         replace(
             source,

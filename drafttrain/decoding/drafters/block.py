@@ -22,7 +22,7 @@ from drafttrain.config.kinds import DrawKind, Evidence
 from drafttrain.decoding.engine.batched import Batched
 from drafttrain.decoding.engine.cached_model import check_length
 from drafttrain.decoding.engine.calls import Feed
-from drafttrain.decoding.engine.encoding import TextEncoder, pad_texts
+from drafttrain.decoding.engine.encoding import Encode, TextEncoder, given_encoding, pad_texts
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.spec_drafter import read_drafter
 from drafttrain.decoding.roles import Randomness, StopPolicy
@@ -43,7 +43,6 @@ class BlockDrafter:
 
     name = "spec-drafter"
     provides: frozenset[Evidence] = frozenset({"logits", "hidden"})
-    requires = TargetRequirements()
     branches = False
 
     def __init__(self, model: SpecDrafter):
@@ -53,7 +52,10 @@ class BlockDrafter:
         limit = None if config.positions == "relative" else config.max_positions
         embed = self._embed if config.soft_copy else None
         encoder, decoder = read_drafter(model)
-        encode = TextEncoder(encoder, config.pad_token_id)
+        encode: Encode = given_encoding
+        if encoder is not None:
+            encode = TextEncoder(encoder, config.pad_token_id)
+        self.requires = TargetRequirements(encoder=encoder is None)
         self.engine = Batched(decoder, encode, limit, embed=embed)
         if config.previous_token_rank:  # tables, so that a pair of tokens is quickly scored
             with torch.inference_mode():
@@ -159,9 +161,10 @@ class BlockSession:
         self.sampling, self.randomness = sampling, randomness
         config = drafter.model.config
         self.anchored = config.slots == "anchored"
-        self.skipped = 0 if self.anchored else len(source.prefix)  # paper slots: no start token
+        self.skipped = 0 if self.anchored else 1  # paper slots: no start token
         self.device = drafter.engine.device
-        check_length(len(source.input_ids), None)
+        if config.encoder == "own":
+            check_length(len(source.input_ids), None)
         self._source = source
         self.state: SequenceState | None = None
 
@@ -311,14 +314,17 @@ def slots_to_draft(stop: StopPolicy, logits: Tensor, hidden: Tensor | None = Non
 
 
 @torch.inference_mode()
-def predict_blocks(model: SpecDrafter, source_ids: Tensor, target_ids: Tensor) -> Tensor:
+def predict_blocks(
+    model: SpecDrafter, source: Tensor, target_ids: Tensor, given: Sequence[int] = ()
+) -> Tensor:
     """Greedy blocks at every prefix length 0..L-1 of a known output, in one pass.
 
     With previous-token features slot i is given y_{i-1}: a slot counts only where all earlier ones
-    were right, so this is what decoding would have drafted there. Shapes: [S], [L] -> [L, k].
+    were right, so this is what decoding would have drafted there. given: see `block_states`.
+    Shapes: [S] or [S, E], [L] -> [L, k].
     """
     prefixes = range(len(target_ids))
-    states, previous = block_states(model, source_ids, target_ids, prefixes, model.config.k)
+    states, previous = block_states(model, source, target_ids, prefixes, model.config.k, given)
     return rows_after(model, states, previous).argmax(-1).cpu()
 
 
@@ -338,23 +344,31 @@ def rows_after(model: SpecDrafter, states: Tensor, previous: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def block_states(
-    model: SpecDrafter, source_ids: Tensor, target_ids: Tensor, prefixes: Sequence[int], k: int
+    model: SpecDrafter,
+    source: Tensor,
+    target_ids: Tensor,
+    prefixes: Sequence[int],
+    k: int,
+    given: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor]:
     """The slots of blocks at some prefix lengths of a known output, in one pass.
 
     Hidden states before previous-token features, and the token of the output before each one
-    predicted. Shapes: [S], [L], A prefix lengths in 0..L-1 -> [A, k, D], [A, k].
+    predicted. source: token ids, or what the target's encoder put out, where the drafter reads
+    that. given: tokens between the decoder start token and the output.
+    Shapes: [S] or [S, E], [L], A prefix lengths in 0..L-1 -> [A, k, D], [A, k].
     """
     config, device = copy.copy(model.config), model.embedding.weight.device
     config.k = k
-    starts = torch.tensor(prefixes)
+    target_ids = torch.cat((torch.tensor(given, dtype=target_ids.dtype), target_ids.cpu()))
+    starts = torch.tensor(prefixes) + len(given)
     count, length = len(starts), len(target_ids)
     if config.prefix_attention == "bidirectional":
         starts = starts[:, None]
-        sources, targets = source_ids.expand(count, -1), target_ids.expand(count, -1)
+        sources, targets = source.expand(count, *source.shape), target_ids.expand(count, -1)
     else:
         starts = starts[None]
-        sources, targets = source_ids[None], target_ids[None]
+        sources, targets = source[None], target_ids[None]
     lengths = torch.full((len(targets),), length)
     layout = lay_out(targets, lengths, starts, config).to(device)
     hidden = model(sources.to(device), None, layout.rows)

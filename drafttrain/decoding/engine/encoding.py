@@ -54,6 +54,8 @@ def encoder_of(model: PreTrainedModel) -> Encode | None:
     texts = None if stack is None else TextEncoder(stack, model.config.pad_token_id)
 
     def encode(sources: Sequence[Source]) -> list[Tensor]:
+        if all(source.encoded is not None for source in sources):
+            return given_encoding(sources)
         if texts is not None and all(source.is_text for source in sources):
             return texts(sources)
         return _encode_by_module(model, sources)

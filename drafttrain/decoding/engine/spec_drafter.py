@@ -23,13 +23,13 @@ from drafttrain.models.spec_drafter.model import SpecDrafter
 
 
 @torch.no_grad()
-def read_drafter(model: SpecDrafter) -> tuple[Stack, Stack]:
-    """Its encoder and its decoder."""
+def read_drafter(model: SpecDrafter) -> tuple[Stack | None, Stack]:
+    """Its encoder, where it has one, and its decoder."""
     output = Linear(column_major(model.output_weight().detach()), model.logits_bias)
     decoder = replace(
         _part(model, model.decoder), output=output, output_scale=model.config.logit_scale
     )
-    return _part(model, model.encoder), decoder
+    return None if model.encoder is None else _part(model, model.encoder), decoder
 
 
 def _part(model: SpecDrafter, part: modules.Stack) -> Stack:

@@ -14,8 +14,12 @@ class SpecDrafterConfig(PretrainedConfig):
 
     vocab_size: int = 32
     d_model: int = 512
+    encoder: Literal["own", "target"] = "own"
+    """target: it has none and reads what the target's encoder puts out."""
     encoder_layers: int = 12
     decoder_layers: int = 2
+    source_width: int | None = None
+    """Width of the encoder's output. None: d_model."""
     attention_heads: int = 8
     head_dim: int | None = None
     ffn_dim: int = 2048
@@ -55,6 +59,8 @@ class SpecDrafterConfig(PretrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         if self.head_dim is None:
             self.head_dim = self.d_model // self.attention_heads
+        if self.source_width is None:
+            self.source_width = self.d_model
         if self.attention_scale is None:
             self.attention_scale = self.head_dim**-0.5
         if self.mask_id is None:

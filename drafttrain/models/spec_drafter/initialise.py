@@ -12,12 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import DrafterConfig
 from drafttrain.models.spec_drafter.model import SpecDrafter, SpecDrafterConfig
+from drafttrain.models.speech import hears
 
 
 @dataclass
@@ -59,8 +60,9 @@ def has_own_output(target: PreTrainedModel) -> bool:
     table.
     """
     embedding = target.get_input_embeddings().weight
-    for part in (target.get_encoder(), target.get_decoder()):
-        own = part.get_input_embeddings().weight
+    parts = (target.get_encoder(), target.get_decoder())
+    tables = [part.get_input_embeddings() for part in parts]
+    for own in (table.weight for table in tables if isinstance(table, nn.Embedding)):
         if own.shape != embedding.shape or not torch.equal(own, embedding):
             raise ValueError(
                 "the target's encoder and decoder have embeddings of their own; a Spec-Drafter "
@@ -86,9 +88,15 @@ def make_config(
     shape = drafter_shape(target)
     if untied_output is not None:
         shape["untied_output"] = untied_output
+    shape["encoder"] = _choose_encoder(target, settings)
+    if shape["encoder"] == "target":
+        shape["encoder_layers"] = 0
+    shape["source_width"] = shape["d_model"]
     if settings.encoder_layers is not None:
         shape["encoder_layers"] = settings.encoder_layers
     shape |= _resized(shape, settings)
+    if shape["encoder"] == "own":
+        shape["source_width"] = shape["d_model"]
     given = {"decoder_layers", "dropout", "k", "slots", "prefix_attention", "soft_copy"}
     return SpecDrafterConfig(
         **shape,
@@ -99,6 +107,23 @@ def make_config(
         decoder_start_token_id=target.decoder_start_token_id,
         target=identity,
     )
+
+
+def _choose_encoder(target: PretrainedConfig, settings: DrafterConfig) -> str:
+    """Whose encoder the drafter reads. Raises ConfigError for one that cannot be."""
+    heard = hears(target)
+    chosen = settings.encoder or ("target" if heard else "own")
+    if chosen == "own" and heard:
+        raise ConfigError(
+            f"drafter.encoder = 'own', but the inputs of a {target.model_type!r} model are audio, "
+            "which a Spec-Drafter does not encode; use drafter.encoder=target"
+        )
+    if chosen == "target" and settings.encoder_layers is not None:
+        raise ConfigError(
+            f"drafter.encoder_layers = {settings.encoder_layers} counts for an encoder of its own, "
+            "but the drafter reads the target's; leave it out, or use drafter.encoder=own"
+        )
+    return chosen
 
 
 def _resized(shape: dict, settings: DrafterConfig) -> dict:
@@ -165,13 +190,19 @@ def initialise(drafter: SpecDrafter, target: PreTrainedModel, parts: str) -> Acc
         used: set[str] = set()
         for name, sources in wanted.items():
             present = [source for source in sources if source in theirs]
-            if name not in own or len(present) != len(sources):
+            if name not in own or not present:
                 continue
-            value = torch.cat([theirs[source] for source in sources])
+            # keys alone may lack a bias (Whisper)
+            none = torch.zeros_like(theirs[present[0]])
+            value = torch.cat([theirs.get(source, none) for source in sources])
             _copy(own[name], value, name, sources)
             account.loaded[name] = " + ".join(sources)
-            used.update(sources)
-        account.unexpected = [name for name in theirs if _homeless(name, used, theirs, parts)]
+            used.update(present)
+        elsewhere = {"encoder": ".decoder."}.get(parts)
+        left = [name for name in theirs if not (elsewhere and elsewhere in f".{name}")]
+        if drafter.encoder is None:
+            left = [name for name in left if ".encoder." not in f".{name}"]
+        account.unexpected = [name for name in left if _homeless(name, used, theirs)]
     account.missing = [name for name in own if name not in account.loaded]
     return account
 
@@ -201,13 +232,11 @@ def _copy(own: Tensor, value: Tensor, name: str, sources: list[str]) -> None:
     own.copy_(value)
 
 
-def _homeless(name: str, used: set[str], theirs: dict[str, Tensor], parts: str) -> bool:
+def _homeless(name: str, used: set[str], theirs: dict[str, Tensor]) -> bool:
     if name in used:
         return False
     address = theirs[name].data_ptr()
     if any(theirs[other].data_ptr() == address for other in used):  # tied to one that was copied
-        return False
-    if parts == "encoder" and ".decoder." in f".{name}":
         return False
     return not any(part in name for part in (".layers.", ".block.", "embed_positions"))
 
@@ -237,6 +266,23 @@ def _bart_shape(config: PretrainedConfig) -> dict:
         "embedding_norm": learned,
         "untied_output": not config.tie_word_embeddings,
         "logits_bias": True,
+    }
+
+
+def _whisper_shape(config: PretrainedConfig) -> dict:
+    return {
+        "vocab_size": config.vocab_size,
+        "d_model": config.d_model,
+        "attention_heads": config.decoder_attention_heads,
+        "ffn_dim": config.decoder_ffn_dim,
+        "activation": config.activation_function,
+        "norm": "layer",
+        "norm_position": "pre",
+        "bias": True,
+        "positions": "learned",
+        "max_positions": config.max_target_positions,
+        "embedding_scale": config.d_model**0.5 if config.scale_embedding else 1.0,
+        "untied_output": not config.tie_word_embeddings,
     }
 
 
@@ -301,6 +347,12 @@ _BART = _Family(
         "{own}.feed_forward_norm": ("{layer}.final_layer_norm",),
     },
 )
+_WHISPER = _Family(
+    _whisper_shape,
+    _BART.layer,
+    _BART.decoder_layers,
+    _BART.modules | {"embedding": ("model.decoder.embed_tokens",), "output": ("proj_out",)},
+)
 _T5 = _Family(
     _t5_shape,
     "{part}.block.{number}.layer",
@@ -326,7 +378,7 @@ _T5 = _Family(
     },
 )
 _FAMILIES = dict.fromkeys(("marian", "bart", "mbart", "pegasus"), _BART)
-_FAMILIES |= dict.fromkeys(("t5", "mt5"), _T5)
+_FAMILIES |= dict.fromkeys(("t5", "mt5"), _T5) | {"whisper": _WHISPER}
 
 
 def _sources(own: SpecDrafterConfig, target: PretrainedConfig) -> dict[str, list[str]]:
@@ -335,10 +387,10 @@ def _sources(own: SpecDrafterConfig, target: PretrainedConfig) -> dict[str, list
     Of all that models of the family may have; each lacks some.
     """
     family = _FAMILIES[target.model_type]
-    encoder = ("encoder", 1, own.encoder_layers, target.num_hidden_layers)
     decoder = ("decoder", 2, own.decoder_layers, getattr(target, family.decoder_layers))
+    encoder = ("encoder", 1, own.encoder_layers, target.num_hidden_layers)
     sources = {}
-    for part, last, depth, target_depth in (encoder, decoder):
+    for part, last, depth, target_depth in (decoder, encoder)[: 1 + (own.encoder == "own")]:
         for i, number in enumerate(spread(depth, target_depth)):
             places = {
                 "part": part,

@@ -96,11 +96,11 @@ class CrossAttention(nn.Module):
         inner = config.attention_heads * config.head_dim
         self.heads, self.scale = config.attention_heads, config.attention_scale
         self.query = nn.Linear(config.d_model, inner, bias=config.bias)
-        self.kv = nn.Linear(config.d_model, 2 * inner, bias=config.bias)
+        self.kv = nn.Linear(config.source_width, 2 * inner, bias=config.bias)
         self.out = nn.Linear(inner, config.d_model, bias=config.bias)
 
     def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of the encoder's output. Shapes: [B, S, D] -> two [B, H, S, C]."""
+        """Keys and values of the encoder's output. Shapes: [B, S, E] -> two [B, H, S, C]."""
         batch, length, _ = memory.shape
         key, value = self.kv(memory).view(batch, length, 2, self.heads, -1).permute(2, 0, 3, 1, 4)
         return key, value

@@ -8,8 +8,11 @@ Two slot conventions:
   position of the last committed token predicts y_{p+1} and k - 1 masks predict the rest, so the
   decoder can start from the target's own layers.
 
-One network covers the Marian, BART, mBART, Pegasus and T5 families: norm, positions, activation
-and scaling are settings, and `initialise.py` reads them and the weights off a target.
+One network covers the Marian, BART, mBART, Pegasus, T5 and Whisper families: norm, positions,
+activation and scaling are settings, and `initialise.py` reads them and the weights off a target.
+
+With `encoder="target"` (ours) it has no encoder: its decoder attends to what the target's own
+encoder makes of the source, which is there anyway, so that a round costs the shallow decoder alone.
 """
 
 from __future__ import annotations
@@ -108,7 +111,10 @@ class Read:
 
 
 class SpecDrafter(PreTrainedModel):
-    """The drafter of SpecDec. `encode` once a source, `decode` once a round, `logits` on slots."""
+    """The drafter of SpecDec. `encode` once a source, `decode` once a round, `logits` on slots.
+
+    A source is token ids, or, without an encoder of its own, the target's encoder output.
+    """
 
     config_class = SpecDrafterConfig
     base_model_prefix = "drafter"
@@ -135,12 +141,17 @@ class SpecDrafter(PreTrainedModel):
                 "softly copied slots are addressed by position embeddings, which a target with "
                 "relative positions (T5) has not; set drafter.soft_copy=false"
             )
+        if config.soft_copy and config.encoder == "target":
+            raise ValueError(
+                "softly copied slots read the source's tokens, which a drafter that reads the "
+                "target's encoder is not given; set drafter.soft_copy=false or drafter.encoder=own"
+            )
         width, vocabulary = config.d_model, config.vocab_size
         linear = partial(nn.Linear, bias=False)
         self.embedding = nn.Embedding(config.embedding_rows, width)
         self.output = linear(width, vocabulary) if config.untied_output else None
         self.logits_bias = nn.Parameter(torch.zeros(vocabulary)) if config.logits_bias else None
-        self.encoder = Stack(config, decoder=False)
+        self.encoder = Stack(config, decoder=False) if config.encoder == "own" else None
         self.decoder = Stack(config, decoder=True)
         self.soft_copy = linear(width, width) if config.soft_copy else None
         if rank := config.previous_token_rank:
@@ -176,16 +187,20 @@ class SpecDrafter(PreTrainedModel):
     def embed(self, tokens: Tensor) -> Tensor:
         return self.embedding(tokens) * self.config.embedding_scale
 
-    def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Memory:
-        """Encoder and cross-attention projections, once a source.
+    def encode(self, source: Tensor, attention_mask: Tensor | None = None) -> Memory:
+        """Encoder, where it has one, and cross-attention projections, once a source.
 
-        Shapes: input_ids [B, S], attention_mask [B, S] (1 = token) or None.
+        Shapes: source [B, S] token ids, or [B, S, E] what the target's encoder put out, in any
+        type; attention_mask [B, S] (1 = there) or None.
         """
         mask = None if attention_mask is None else attention_mask.bool()[:, None, None, :]
-        x = self.encode_source(input_ids, mask)
+        if self.encoder is None:
+            x = source.to(self.embedding.weight.dtype)
+        else:
+            x = self.encode_source(source, mask)
         keys_values = [layer.cross_attention.project(x) for layer in self.decoder.layers]
-        source = None if self.soft_copy is None else self.copied_source(input_ids)
-        return Memory(keys_values, mask, source)
+        copied = None if self.soft_copy is None else self.copied_source(source)
+        return Memory(keys_values, mask, copied)
 
     def encode_source(self, input_ids: Tensor, mask: Tensor | None = None) -> Tensor:
         """The encoder's output. Shapes: input_ids [B, S], mask [B, 1, 1, S] -> [B, S, D]."""
@@ -297,14 +312,14 @@ class SpecDrafter(PreTrainedModel):
 
     def forward(
         self,
-        input_ids: Tensor,
+        source: Tensor,
         attention_mask: Tensor | None,
         rows: Rows,
         memory: Memory | None = None,
     ) -> Tensor:
         """Hidden states of all rows in one pass (training). Shapes: -> [B, T, D]."""
         if memory is None:
-            memory = self.encode(input_ids, attention_mask)
+            memory = self.encode(source, attention_mask)
         return self.read(rows, memory).hidden
 
     def read(self, rows: Rows, memory: Memory, prefix: Read | None = None) -> Read:

@@ -50,13 +50,18 @@ class Layout:
 
 
 def lay_out(
-    targets: Tensor, lengths: Tensor, prefixes: Tensor, config: SpecDrafterConfig
+    targets: Tensor,
+    lengths: Tensor,
+    prefixes: Tensor,
+    config: SpecDrafterConfig,
+    given: Tensor | None = None,
 ) -> Layout:
     """Rows for sentences y_1..y_L (EOS counted) and blocks after y_1..y_p for each p given.
 
     Every block has exactly k slots, also past the end of the sentence, so that the number of masks
-    does not tell its length (SpecDec). Shapes: targets [B, L] padded with anything, lengths [B],
-    prefixes [B, A] in 0..length-1, or -1 for no block.
+    does not tell its length (SpecDec). Of tokens that every decoding starts from (the first ones,
+    as many as `given`) none is to be predicted. Shapes: targets [B, L] padded with anything,
+    lengths [B], prefixes [B, A] in given..length-1, or -1 for no block, given [B].
     """
     batch, longest = targets.shape
     blocks, masks = prefixes.shape[1], config.mask_rows
@@ -81,7 +86,8 @@ def lay_out(
             )
         valid = positions < prefixes
         limit = (prefixes - 1).expand_as(positions)
-    labels = torch.where(valid, labels, IGNORED)
+    predicted = valid if given is None else valid & (positions >= given[:, None])
+    labels = torch.where(predicted, labels, IGNORED)
     block = torch.where(valid, PREFIX, PADDING)
 
     # block rows, [B, A, M]: `places` counts tokens of the sentence from 0, y_1 at place 0

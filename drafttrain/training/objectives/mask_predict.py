@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
 
 from drafttrain.config.recipes import ObjectiveConfig
 from drafttrain.data.batches.glancing import choose_revealed, glancing_ratio, reveal
@@ -51,7 +52,7 @@ class MaskPredict(nn.Module):
     def forward(self, batch: SlotBatch, progress: float) -> LossSums:
         """`progress` runs from 0 to 1 over training; validation (eval mode) does not glance."""
         layout, rows = batch.layout, batch.layout.rows
-        memory = self.model.encode(batch.input_ids, batch.attention_mask)
+        memory = self.model.encode(batch.source, batch.attention_mask)
         tokens, labels = rows.tokens, layout.labels
         prefix, start = None, 0
         if self.prefix_apart:
@@ -81,7 +82,7 @@ class MaskPredict(nn.Module):
         The random state is put back, so that both passes drop out the same units.
         """
         layout = batch.layout
-        device = batch.input_ids.device
+        device = batch.targets.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             hidden = self.model.read(rows, memory, prefix).hidden
         if prefix is None:
@@ -102,11 +103,17 @@ class MaskPredict(nn.Module):
         A row stands at the place that it predicts, counted from 0, but for unshifted prefix rows,
         which predict nothing. Shapes: counted [B, T] -> ids [N, C], their probabilities [N, C].
         """
-        teacher = self.teacher.on(batch.input_ids.device)
+        teacher = self.teacher.on(batch.targets.device)
+        if batch.encoded is None:
+            read = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+        else:
+            states = batch.encoded.to(teacher.dtype)
+            read = {"encoder_outputs": BaseModelOutput(last_hidden_state=states)}
+            if batch.attention_mask is not None:
+                read["attention_mask"] = batch.attention_mask
         start = torch.full_like(batch.targets[:, :1], self.model.config.decoder_start_token_id)
         logits = teacher(
-            input_ids=batch.input_ids,
-            attention_mask=batch.attention_mask,
+            **read,
             decoder_input_ids=torch.cat((start, batch.targets[:, :-1]), dim=1),
             use_cache=False,
         ).logits
