@@ -1,0 +1,113 @@
+"""What the target's encoder makes of rows: as its own module says, kept where that took long."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import datasets
+import pytest
+import torch
+
+from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import DistillConfig
+from drafttrain.config.inputs import DataConfig, TargetConfig
+from drafttrain.data.distill.distill import distill
+from drafttrain.data.encoded import ClipEncoding, EncodedExamples, tell_room, text_encoding
+from drafttrain.data.encodings import KeptEncodings, encoded_bytes
+from drafttrain.data.inputs.hearing import hear
+from drafttrain.data.inputs.prompts import load_inputs
+from drafttrain.data.shards.outputs import load_distilled
+from drafttrain.models.loading import LoadedTarget, load_target
+from tests.tiny_models import tiny_model
+from tests.tiny_speech import FRAMES_A_CLIP, save_clips, save_whisper
+
+ROWS = {"source_ids": [[5, 6, 7, 1], [9, 1]], "target_ids": [[4, 1], [8, 8, 1]]}
+
+
+@pytest.fixture
+def heard(tmp_path: Path) -> tuple[LoadedTarget, DataConfig]:
+    save_whisper(tmp_path / "whisper")
+    target = load_target(TargetConfig(path=str(tmp_path / "whisper"), device="cpu"))
+    return target, DataConfig(path=str(save_clips(tmp_path / "clips", 3)))
+
+
+def outputs(heard, out: Path, **settings: object) -> datasets.Dataset:
+    target, data = heard
+    distill(
+        DistillConfig(
+            target=TargetConfig(path=target.path, device="cpu"),
+            data=data,
+            out=out,
+            sampling={"max_new_tokens": 6},
+            **settings,
+        )
+    )
+    return load_distilled(out)
+
+
+@pytest.mark.parametrize("family", ["bart", "t5"])
+def test_texts_are_encoded_as_the_target_encodes_them(family):
+    model = tiny_model(family)
+    target = LoadedTarget(model, None, "target")
+    examples = EncodedExamples(datasets.Dataset.from_dict(ROWS), text_encoding(target))
+    assert len(examples) == 2
+    for example in examples.__getitems__([(0, 1), (3, 0)]):
+        ids = torch.tensor(example.source_ids)
+        with torch.no_grad():
+            expected = model.get_encoder()(ids[None])[0][0]
+        assert not example.encoded.is_inference()
+        torch.testing.assert_close(example.encoded, expected, rtol=1e-6, atol=1e-6)
+    assert (example.epoch, example.row, example.target_ids) == (3, 0, [4, 1])
+
+
+def test_distillation_leaves_what_it_encoded_and_decodes_the_same(heard, tmp_path):
+    target, data = heard
+    kept = outputs(heard, tmp_path / "kept", encoded=tmp_path / "encoded")
+    plain = outputs(heard, tmp_path / "plain")
+    assert kept["target_ids"][:] == plain["target_ids"][:]
+    clips = load_inputs(data, heard=True)
+    files = KeptEncodings(tmp_path / "encoded", target.model)
+    for clip in clips:
+        features = hear(target, clip).inputs["input_features"]
+        with torch.no_grad():
+            [expected] = target.model.get_encoder()(features[None])[0]
+        found = files.read(clip["sha256"])
+        assert found.dtype == torch.float16
+        torch.testing.assert_close(found.float(), expected, rtol=2e-3, atol=2e-3)
+    assert sorted(tmp_path.rglob("*.safetensors")) == sorted(
+        [*map(files.path, clips["sha256"]), tmp_path / "whisper" / "model.safetensors"]
+    )
+
+
+def test_clips_are_encoded_when_first_asked_for_and_read_afterwards(heard, tmp_path):
+    target, data = heard
+    rows, clips = outputs(heard, tmp_path / "out"), load_inputs(data, heard=True)
+    encoding = ClipEncoding(target, rows, clips, tmp_path / "encoded")
+    examples = EncodedExamples(rows, encoding)
+    assert encoding.missing() == 3
+    [first] = examples.__getitems__([(0, 2)])
+    assert encoding.missing() == 2
+    assert first.given_ids == rows[2]["prefix_ids"] and len(first.given_ids) > 1
+    encoding._encode = None  # nothing is encoded twice
+    [again] = examples.__getitems__([(1, 2)])
+    assert torch.equal(first.encoded, again.encoded)
+
+
+def test_a_damaged_file_is_named(heard, tmp_path):
+    files = KeptEncodings(tmp_path, heard[0].model)
+    files.folder.mkdir()
+    files.path("abc").write_bytes(b"x")
+    with pytest.raises(ConfigError, match=r"abc.safetensors cannot be read .*delete it"):
+        files.read("abc")
+
+
+def test_disk_is_told_before_it_is_taken(heard, tmp_path, capsys, monkeypatch):
+    settings = heard[0].model.config
+    assert encoded_bytes(10, settings) == 10 * (FRAMES_A_CLIP // 2) * settings.d_model * 2
+    tell_room(tmp_path / "new", 10**4, settings)
+    assert "outputs of 10,000 clips will take 5 MiB" in capsys.readouterr().err
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 2**20}))
+    with pytest.raises(ConfigError, match="take 5 MiB in .* but 1 MiB are free"):
+        tell_room(tmp_path / "new", 10**4, settings)
+    tell_room(tmp_path / "new", 0, settings)
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,165 @@
+"""Spec-Drafters that read the target's encoder: what they compute, and in the loop."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from drafttrain.config.base import ConfigError
+from drafttrain.config.recipes import DrafterConfig
+from drafttrain.decoding.drafters import block
+from drafttrain.decoding.drafters.block import BlockDrafter, predict_blocks
+from drafttrain.decoding.drafters.cascade import Level, cascade
+from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
+from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.drafters.tree import TreeDrafter
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.roles import Drafter
+from drafttrain.decoding.sampling import SampledRandomness
+from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.trees.chosen import Optimal
+from drafttrain.decoding.trees.verifiers import TargetWalk
+from drafttrain.decoding.types import Output, Sampling, Source
+from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
+from drafttrain.evaluation.teacher_forced import replay_rounds
+from drafttrain.models.drafters import check_fit
+from drafttrain.models.spec_drafter.initialise import make_config
+from drafttrain.models.spec_drafter.model import PREFIX, Rows, SpecDrafter
+from tests.decoding.decoded import sources_for
+from tests.tiny_drafters import shared, tiny_drafter
+from tests.tiny_models import VOCAB, tiny_model, tiny_source
+
+FAMILIES = ("marian", "t5", "whisper")
+NEW = 16
+
+
+def drafter_of(family: str, noise: float = 0.02, **settings: object) -> SpecDrafter:
+    """As deep as its target, and right about some tokens."""
+    given = {"encoder": "target", "decoder_layers": 2}
+    drafter = tiny_drafter(family, **given | settings)
+    torch.manual_seed(0)
+    for parameter in drafter.parameters():
+        parameter.data += noise * torch.randn_like(parameter)
+    return drafter
+
+
+def target_of(family: str) -> CachedModel:
+    target = CachedModel(shared(family))
+    target.model.generation_config.min_new_tokens = 8
+    return target
+
+
+def decode(
+    target: CachedModel,
+    drafter: Drafter,
+    sources: list[Source],
+    batch_size: int = 1,
+    sampling: Sampling = Sampling(),
+) -> list[Output]:
+    verifier = GreedyMatch() if sampling.greedy else RejectionSampling()
+    if drafter.branches:
+        verifier = TargetWalk
+
+    def randomness(row: int) -> SampledRandomness:
+        return SampledRandomness(torch.Generator().manual_seed(row))
+
+    decoder = Decoder(target, drafter, FixedLength(4), verifier, sampling, randomness)
+    return decoder.decode_all(sources, NEW, batch_size)
+
+
+def encoded(model: PreTrainedModel, source: Source) -> torch.Tensor:
+    with torch.inference_mode():
+        return model.get_encoder()(*(value[None] for value in source.inputs.values()))[0][0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_drafter_of_equal_depth_computes_what_its_target_computes(family):
+    target, drafter = shared(family), drafter_of(family, noise=0.0)
+    source, tokens = tiny_source([5, 9, 20, 7, 1], target), torch.randint(4, VOCAB, (1, 6))
+    states = encoded(target, source)[None]
+    positions = torch.arange(6)[None]
+    rows = Rows(tokens, positions, torch.full_like(tokens, PREFIX), positions)
+    with torch.no_grad():
+        inputs = {name: value[None] for name, value in source.inputs.items()}
+        expected = target(**inputs, decoder_input_ids=tokens).logits
+        found = drafter.logits(drafter(states, None, rows))
+    assert drafter.encoder is None
+    assert (found - expected).abs().max() < (1e-5 if family == "t5" else 1e-12)
+
+
+@pytest.mark.parametrize("settings", [{}, {"slots": "paper"}, {"previous_token_rank": 3}])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_rounds_are_those_of_one_parallel_pass(family, settings, monkeypatch):
+    monkeypatch.setattr(block, "CANDIDATES", VOCAB)  # slots with features look at every token
+    target, drafter = target_of(family), drafter_of(family, **settings)
+    for source in sources_for(target.model):
+        [plain] = decode(target, NoDrafter(), [source])
+        [drafted] = decode(target, BlockDrafter(drafter), [source])
+        assert drafted.tokens == plain.tokens
+        state = target.encode(source)
+        given = state.source.prefix[1:].tolist()
+        blocks = predict_blocks(
+            drafter, encoded(target.model, source), torch.tensor(plain.tokens), given
+        )
+        replayed = replay_rounds(blocks, plain.tokens)
+        whole = [one for one in drafted.rounds if len(one.drafted) == 4]
+        assert len(whole) > 1
+        for played, expected in zip(whole, replayed, strict=False):
+            first_wrong = len(played.path) + 1
+            assert list(played.path) == list(expected.path)
+            assert played.drafted[:first_wrong] == expected.drafted[:first_wrong]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_batches_change_nothing(family, sampling):
+    target, drafter = target_of(family), BlockDrafter(drafter_of(family, previous_token_rank=3))
+    sources = sources_for(target.model)
+    alone = [one.tokens for one in decode(target, drafter, sources, 1, sampling)]
+    assert [one.tokens for one in decode(target, drafter, sources, 3, sampling)] == alone
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_trees_and_cascades_read_the_encoder_too(family):
+    target, drafter = target_of(family), BlockDrafter(drafter_of(family))
+    sources = sources_for(target.model)
+    plain = [one.tokens for one in decode(target, NoDrafter(), sources)]
+    levels = [Level("slots", drafter), Level("max-gram", MaxGramDrafter())]
+    for other in (TreeDrafter(drafter, Optimal(6)), cascade(levels, [[2, 2], [0]], 1.0)):
+        found = decode(target, other, sources, 2)
+        assert [one.tokens for one in found] == plain
+        assert sum(len(one.rounds) for one in found) < sum(map(len, plain))
+
+
+def test_a_source_that_no_target_has_read_is_refused():
+    drafter = BlockDrafter(drafter_of("marian"))
+    source = sources_for(shared("marian"))[0]
+    with pytest.raises(ValueError, match="has not been encoded"):
+        drafter.encode_all([source])
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "words"),
+    [
+        ("whisper", {"encoder": "own"}, "drafter.encoder = 'own', but the inputs .* are audio"),
+        ("bart", {"encoder": "target", "encoder_layers": 2}, "drafter.encoder_layers = 2 counts"),
+    ],
+)
+def test_encoders_that_cannot_be_are_refused(family, settings, words):
+    with pytest.raises(ConfigError, match=words):
+        make_config(tiny_model(family).config, DrafterConfig(**settings), None)
+
+
+def test_audio_is_read_by_the_targets_encoder_and_texts_by_the_drafters_own():
+    for family, expected in (("whisper", "target"), ("bart", "own")):
+        config = make_config(tiny_model(family).config, DrafterConfig(), None)
+        assert config.encoder == expected
+
+
+def test_an_encoder_of_another_width_is_refused():
+    drafter = drafter_of("bart").config
+    drafter.source_width = 99
+    with pytest.raises(ConfigError, match="reads 99 numbers of each place"):
+        check_fit(drafter, shared("bart").config, "drafter 'd'", "target 't'")
