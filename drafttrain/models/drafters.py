@@ -22,6 +22,7 @@ from drafttrain.models.loading import (
     read_weights,
     ready_to_decode,
 )
+from drafttrain.models.speech import ENCODER_SIZES, hears, shares_encoder
 from drafttrain.models.weight_files import check_weight_files
 
 
@@ -75,7 +76,9 @@ def check_fit(
     encoder, or where their vocabularies, or the states that the drafter reads, differ in size.
     """
     kind = kind_of(drafter)
-    if drafter.is_encoder_decoder != target.is_encoder_decoder:
+    if shares_encoder(drafter):
+        _check_same_encoder(drafter, target, drafter_name, target_name)
+    elif drafter.is_encoder_decoder != target.is_encoder_decoder:
         found = kind.described.format(shape=_shape(drafter), model_type=drafter.model_type)
         wanted = _shape(target)
         remedy = f"give {wanted} with its vocabulary as drafter"
@@ -106,6 +109,26 @@ def check_fit(
             f"last hidden state of {target_name} has {width}; train {kind.words} for this target, "
             "or give the target they were trained on"
         )
+
+
+def _check_same_encoder(
+    drafter: PretrainedConfig, target: PretrainedConfig, drafter_name: str, target_name: str
+) -> None:
+    """Whether a drafter reads what this target's encoder puts out: the same sizes, as Transformers'
+    assisted generation asks for. Raises ConfigError."""
+    remedy = "train one for this target, or give the target that it was trained for"
+    if not hears(target):
+        raise ConfigError(
+            f"{drafter_name} is {_shape(drafter)} ({drafter.model_type!r}), but {target_name} is a "
+            f"{target.model_type!r} model; {remedy}"
+        )
+    for name in ENCODER_SIZES:
+        own, theirs = getattr(drafter, name), getattr(target, name)
+        if own != theirs:
+            raise ConfigError(
+                f"{drafter_name} reads an encoder of {name} = {own}, but that of {target_name} has "
+                f"{theirs}; {remedy}"
+            )
 
 
 def check_tokenizers(target: TargetConfig, drafter: str, name: str | None = None) -> None:
@@ -171,4 +194,6 @@ def _class_of(kind: DrafterKind) -> type[PreTrainedModel] | None:
 
 
 def _shape(settings: PretrainedConfig) -> str:
+    if shares_encoder(settings):
+        return "a decoder that shares its target's encoder"
     return "an encoder-decoder model" if settings.is_encoder_decoder else "a decoder-only model"

@@ -34,7 +34,7 @@ from transformers.configuration_utils import PretrainedConfig
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.models.layout import store_column_major
-from drafttrain.models.speech import check_speech, hears, prepare_speech
+from drafttrain.models.speech import check_speech, hears, prepare_speech, shares_encoder
 from drafttrain.models.weight_files import check_weight_files
 
 CONFIG_ERRORS = (OSError, ValueError, StrictDataclassError)
@@ -143,6 +143,11 @@ def check_target(config: TargetConfig) -> PretrainedConfig:
             f"target.path = {config.path!r} is a {model_config.model_type!r} model, not a language "
             "model that generates; give an encoder-decoder (T5, BART, Marian, ...) or decoder-only "
             "one (Llama, Qwen, GPT-2, ...), or a Whisper"
+        )
+    if shares_encoder(model_config):
+        raise ConfigError(
+            f"target.path = {config.path!r} is a decoder that shares the encoder of another model, "
+            "so it only drafts; give that model as the target, and this one as the drafter"
         )
     check_speech(config, model_config)
     check_weight_files(config.path, name, config.revision)

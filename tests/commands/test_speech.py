@@ -15,7 +15,9 @@ from drafttrain.data.inputs.clips import clip_of
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.models.loading import load_target
+from drafttrain.models.shallow_decoder import copy_decoder
 from tests.commanding import ended
+from tests.tiny_models import near_copy
 from tests.tiny_speech import save_clips, save_whisper
 
 ON = ["--target", "whisper", "--data", "clips/clips.jsonl", "target.device=cpu"]
@@ -28,6 +30,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("speech")
     save_whisper(root / "whisper")
     save_clips(root / "clips", 4)
+    whisper = load_target(TargetConfig(path=str(root / "whisper"), device="cpu")).model
+    near_copy(copy_decoder(whisper, 1), 0.02, seed=1).save_pretrained(root / "shallow")
     (root / "texts.txt").write_text("w5 w6\n")
     return root
 
@@ -56,6 +60,22 @@ def test_generate_writes_down_what_generate_does(inside, capsys):
             lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
             assert [line["tokens"] for line in lines] == theirs()
             assert [line["source"] for line in lines][:2] == ["clip0.wav", "clip1.flac"]
+
+
+HOW = {
+    "chain": [],
+    "tree": ["--tree", "opt-tree", "decode.tree.nodes=8"],
+    "cascade": ["--cascade", "max-gram"],
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_shallow_decoder_drafts_from_the_targets_own_encoder(inside, capsys, how):
+    for batch_size in (1, 3):
+        asked = ["--drafter", "shallow", "--batch-size", batch_size, "--json", SHORT, *HOW[how]]
+        assert ended("generate", *ON, *asked) == 0
+        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [line["tokens"] for line in lines] == theirs()
 
 
 def test_language_and_task_are_those_asked_for(inside, capsys):
