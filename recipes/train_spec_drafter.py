@@ -24,9 +24,8 @@ from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.data.batches.slots import SlotCollator
 from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.distill.recipe_rows import distillations, distilled_rows, row_lengths
-from drafttrain.data.encoded import ClipEncoding, EncodedExamples, tell_room, text_encoding
+from drafttrain.data.encoded import EncodedExamples, heard_examples, text_encoding
 from drafttrain.data.encodings import encoded_bytes
-from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.drafters.block import predict_blocks
 from drafttrain.evaluation.teacher_forced import BlockValidation
 from drafttrain.models.identity import hash_target
@@ -118,10 +117,7 @@ def examples_for(
         return Examples(rows)
     if not hears(target.model.config):
         return EncodedExamples(rows, text_encoding(target))
-    folder = settings.encoded or settings.run / "encoded"
-    encoding = ClipEncoding(target, rows, load_inputs(data, heard=True), folder)
-    tell_room(folder, encoding.missing(), target.model.config)
-    return EncodedExamples(rows, encoding)
+    return heard_examples(target, rows, data, settings.encoded or settings.run / "encoded")
 
 
 def blocks_along(objective: MaskPredict, example: Example) -> Tensor:

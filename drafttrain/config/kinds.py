@@ -151,6 +151,11 @@ KINDS: dict[str, DrafterKind] = {
 """All kinds by name."""
 
 
+TRAINED_DECODERS = {"WhisperForCausalLM": "drafttrain.config.recipes:ShallowDecoderRecipe"}
+"""Settings of the recipe that trains a language model for one target, by the architecture that its
+config.json names."""
+
+
 class ModelSettings(Protocol):
     """A model's config.json, as far as its kind goes."""
 

@@ -10,9 +10,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import Any
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.kinds import own_kind
+from drafttrain.config.kinds import TRAINED_DECODERS, own_kind
 from drafttrain.config.reading import load_settings
 from drafttrain.config.recipes import DistillingRecipe, HeadRecipe
 
@@ -115,15 +116,23 @@ def _holds_drafter(run: Path) -> bool:
 def _recipe_of(drafter: Path) -> str | None:
     """What names the settings of the recipe that trained a drafter; None for another's."""
     kind = own_kind(_model_type(drafter))
-    return None if kind is None else kind.recipe
+    if kind is not None:
+        return kind.recipe
+    found = [TRAINED_DECODERS.get(name) for name in _config(drafter).get("architectures") or ()]
+    return next(iter(found), None)
 
 
 def _model_type(folder: Path) -> str | None:
     """What the config.json in a folder says, if there is one."""
-    config = folder / "config.json"
-    if not config.is_file():
-        return None
+    return _config(folder).get("model_type")
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """The config.json in a folder; nothing where there is none."""
+    file = folder / "config.json"
+    if not file.is_file():
+        return {}
     try:
-        return json.loads(config.read_text(encoding="utf-8")).get("model_type")
+        return json.loads(file.read_text(encoding="utf-8"))
     except ValueError:
-        return None
+        return {}

@@ -19,10 +19,12 @@ from torch.utils.data import Dataset
 from transformers import PretrainedConfig
 
 from drafttrain.config.base import ConfigError
+from drafttrain.config.inputs import DataConfig
 from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.data.encodings import KeptEncodings, encoded_bytes
 from drafttrain.data.inputs.clips import DIGESTS
 from drafttrain.data.inputs.hearing import hear
+from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.writing import say
 from drafttrain.decoding.engine.cached_model import make_source
 from drafttrain.decoding.engine.encoding import encoder_of
@@ -91,6 +93,18 @@ class ClipEncoding:
             [encoded] = self._encode([hear(self._target, self._clips[place])])
             self.kept.keep(digest, encoded)
         return self.kept.read(digest)
+
+
+def heard_examples(
+    target: LoadedTarget, rows: datasets.Dataset, data: DataConfig, folder: Path
+) -> EncodedExamples:
+    """Distilled rows of clips, with what the target's encoder makes of them, kept in a folder.
+
+    data: the inputs that they were distilled from. Raises ConfigError as `tell_room`.
+    """
+    encoding = ClipEncoding(target, rows, load_inputs(data, heard=True), folder)
+    tell_room(folder, encoding.missing(), target.model.config)
+    return EncodedExamples(rows, encoding)
 
 
 def tell_room(folder: Path, clips: int, target: PretrainedConfig) -> None:

@@ -7,9 +7,10 @@ output projection. Its config.json keeps the sizes of the target's encoder, whos
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
 
 import torch
-from transformers import PreTrainedModel, WhisperConfig, WhisperForCausalLM
+from transformers import GenerationConfig, PreTrainedModel, WhisperConfig, WhisperForCausalLM
 
 from drafttrain.models.spec_drafter.initialise import spread
 
@@ -17,9 +18,27 @@ PREFIXES = ("model.decoder.", "proj_out.")
 """What the names of a Whisper's parameters begin with, where they are its decoder's."""
 
 
-def shallow_config(target: WhisperConfig, layers: int) -> WhisperConfig:
-    """A decoder of so many layers, all else as the target has it. Raises ValueError for more layers
-    than the target has."""
+KEPT_SETTINGS = (
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "decoder_start_token_id",
+    "suppress_tokens",
+)
+"""Of the target's generation_config: begin_suppress_tokens count for the first token alone, which
+a drafter does not know from others."""
+PARTS = {
+    "embeddings": ("model.decoder.embed_tokens.", "proj_out."),
+    "positions": ("model.decoder.embed_positions.",),
+}
+"""What the names of parameters begin with, by the part that they belong to."""
+
+
+def shallow_config(
+    target: WhisperConfig, layers: int, identity: Mapping[str, str | None] | None = None
+) -> WhisperConfig:
+    """A decoder of so many layers, all else as the target has it. `identity` records which target
+    it is for. Raises ValueError for more layers than the target has."""
     if layers > target.decoder_layers:
         raise ValueError(
             f"{layers} decoder layers are more than the target's {target.decoder_layers}, which "
@@ -29,18 +48,21 @@ def shallow_config(target: WhisperConfig, layers: int) -> WhisperConfig:
     config.decoder_layers = layers
     config.is_encoder_decoder = False
     config.architectures = [WhisperForCausalLM.__name__]
+    if identity is not None:
+        config.target = dict(identity)
     return config
 
 
 @torch.no_grad()
-def copy_decoder(target: PreTrainedModel, layers: int) -> WhisperForCausalLM:
-    """A shallow decoder that starts from a Whisper: evenly spaced decoder layers, the first and
-    the last among them; embeddings, positions, final norm and output projection are copied.
+def copy_decoder(target: PreTrainedModel, config: WhisperConfig) -> WhisperForCausalLM:
+    """A shallow decoder of `shallow_config` that starts from a Whisper: evenly spaced layers of its
+    decoder, the first and the last among them; embeddings, positions, final norm and output
+    projection are copied.
 
-    In the target's precision, on its device, in eval mode. Raises ValueError as `shallow_config`.
+    In the target's precision, on its device, in eval mode. Its generation_config suppresses the
+    tokens that the target's does.
     """
-    config = shallow_config(target.config, layers)
-    taken = spread(layers, target.config.decoder_layers)
+    taken = spread(config.decoder_layers, target.config.decoder_layers)
     theirs = target.state_dict()
     own = {name: value for name, value in theirs.items() if name.startswith(PREFIXES)}
     stem = "model.decoder.layers."
@@ -54,4 +76,13 @@ def copy_decoder(target: PreTrainedModel, layers: int) -> WhisperForCausalLM:
         }
     drafter = WhisperForCausalLM(config).to(target.device, target.dtype)
     drafter.load_state_dict(own)
+    settings = {name: getattr(target.generation_config, name, None) for name in KEPT_SETTINGS}
+    drafter.generation_config = GenerationConfig(**settings)
     return drafter.eval()
+
+
+def freeze(drafter: WhisperForCausalLM, parts: Sequence[str]) -> None:
+    """Leave these of `PARTS` out of training."""
+    begins = tuple(start for part in parts for start in PARTS[part])
+    for name, parameter in drafter.named_parameters():
+        parameter.requires_grad_(not name.startswith(begins))

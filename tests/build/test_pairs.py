@@ -16,10 +16,9 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import TreeConfig
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.models.loading import load_target
-from drafttrain.models.shallow_decoder import copy_decoder
 from drafttrain.models.spec_drafter.config import SpecDrafterConfig
 from tests.tiny_models import VOCAB, tiny_model
-from tests.tiny_speech import save_whisper
+from tests.tiny_speech import save_whisper, shallow
 from tests.tiny_targets import save_target
 
 
@@ -175,7 +174,7 @@ def speech(tmp_path_factory) -> Path:
     """A Whisper, and a shallow decoder that shares its encoder."""
     root = tmp_path_factory.mktemp("speech")
     save_whisper(root / "whisper")
-    copy_decoder(load_target(target(root / "whisper")).model, 1).save_pretrained(root / "shared")
+    shallow(load_target(target(root / "whisper")).model, 1).save_pretrained(root / "shared")
     return root
 
 

@@ -15,10 +15,9 @@ from drafttrain.data.inputs.clips import clip_of
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.models.loading import load_target
-from drafttrain.models.shallow_decoder import copy_decoder
 from tests.commanding import ended
 from tests.tiny_models import near_copy
-from tests.tiny_speech import save_clips, save_whisper
+from tests.tiny_speech import save_clips, save_whisper, shallow
 
 ON = ["--target", "whisper", "--data", "clips/clips.jsonl", "target.device=cpu"]
 SHORT = "decode.sampling.max_new_tokens=8"
@@ -31,7 +30,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_whisper(root / "whisper")
     save_clips(root / "clips", 4)
     whisper = load_target(TargetConfig(path=str(root / "whisper"), device="cpu")).model
-    near_copy(copy_decoder(whisper, 1), 0.02, seed=1).save_pretrained(root / "shallow")
+    near_copy(shallow(whisper, 1), 0.02, seed=1).save_pretrained(root / "shallow")
     (root / "texts.txt").write_text("w5 w6\n")
     return root
 

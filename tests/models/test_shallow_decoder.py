@@ -6,14 +6,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, WhisperForCausalLM
 
-from drafttrain.models.shallow_decoder import copy_decoder, shallow_config
+from drafttrain.models.shallow_decoder import shallow_config
 from tests.tiny_models import tiny_model
+from tests.tiny_speech import shallow
 
 
 @pytest.mark.parametrize(("layers", "taken"), [(1, [3]), (2, [0, 3]), (3, [0, 2, 3])])
 def test_layers_are_evenly_spaced_and_all_else_is_copied(layers, taken):
     target = tiny_model("whisper", decoder_layers=4)
-    own, theirs = copy_decoder(target, layers).state_dict(), target.state_dict()
+    own, theirs = shallow(target, layers).state_dict(), target.state_dict()
     found = set()
     for name, value in own.items():
         source = name
@@ -27,7 +28,7 @@ def test_layers_are_evenly_spaced_and_all_else_is_copied(layers, taken):
 
 def test_the_configuration_of_the_target_stays_as_it_is():
     target = tiny_model("whisper", decoder_layers=4)
-    config = copy_decoder(target, 2).config
+    config = shallow(target, 2).config
     assert target.config.is_encoder_decoder and target.config.decoder_layers == 4
     assert not config.is_encoder_decoder and config.decoder_layers == 2
     for name in ("d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"):
@@ -35,7 +36,7 @@ def test_the_configuration_of_the_target_stays_as_it_is():
 
 
 def test_a_saved_one_is_loaded_as_a_causal_language_model(tmp_path):
-    drafter = copy_decoder(tiny_model("whisper"), 1)
+    drafter = shallow(tiny_model("whisper"), 1)
     drafter.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
     assert isinstance(loaded, WhisperForCausalLM) and not loaded.config.is_encoder_decoder

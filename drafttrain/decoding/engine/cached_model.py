@@ -314,7 +314,7 @@ def own_source(source: Source, model: PreTrainedModel) -> Source:
     inputs = {name: value.to(model.device) for name, value in source.inputs.items()}
     prefix = source.prefix.to(model.device, copy=True)
     prefix[0] = start_token(model)
-    return replace(source, inputs=inputs, prefix=prefix)
+    return replace(source, inputs=inputs, prefix=prefix, encoded=None)
 
 
 def start_token(model: PreTrainedModel) -> int:

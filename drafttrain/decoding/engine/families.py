@@ -41,6 +41,9 @@ from drafttrain.decoding.engine.stack import (
 )
 from drafttrain.models.layout import column_major
 
+NEVER = -1e4
+"""Added to the score of a token that is never given. Finite, so that no row gives NaN."""
+
 
 @torch.no_grad()
 def read_stack(model: PreTrainedModel) -> Stack:
@@ -85,8 +88,15 @@ def _bart_kind(model: PreTrainedModel) -> tuple[bool, float]:
 
 
 def _whisper(model: PreTrainedModel) -> Stack:
-    """The decoder never scales embedded tokens, whatever its configuration says."""
-    return replace(_bart_part(model.get_decoder(), True, 1.0), output=linear(model.proj_out))
+    """The decoder never scales embedded tokens, whatever its configuration says. One that only
+    drafts never gives what its generation_config suppresses: the target would not either."""
+    output = linear(model.proj_out)
+    never = model.generation_config.suppress_tokens
+    if type(model) in SHARED_ENCODER and never:
+        bias = output.weight.new_zeros(len(output.weight))
+        bias[never] = NEVER
+        output = Linear(output.weight, bias)
+    return replace(_bart_part(model.get_decoder(), True, 1.0), output=output)
 
 
 def _bart_part(part: nn.Module, pre: bool, scale: float) -> Stack:

@@ -18,10 +18,10 @@ from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.shared import alone
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.types import Sampling, Source
-from drafttrain.models.shallow_decoder import copy_decoder
 from tests.comparing import close
 from tests.decoding.decoded import generate, run, tokens_of
 from tests.tiny_models import near_copy, tiny_model, tiny_source
+from tests.tiny_speech import shallow
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def target() -> PreTrainedModel:
 
 @pytest.fixture
 def drafter(target) -> WhisperForCausalLM:
-    return near_copy(copy_decoder(target, 2), 0.02, seed=1)
+    return near_copy(shallow(target, 2), 0.02, seed=1)
 
 
 def clips(model: PreTrainedModel) -> list[Source]:
@@ -48,7 +48,10 @@ def test_rows_are_those_of_the_drafters_own_module(target, drafter):
         features = state.source.inputs["input_features"][None]
         close(state.encoded, target.get_encoder()(features)[0][0])
         expected = drafter(torch.tensor([tokens]), encoder_outputs=(state.encoded[None],)).logits[0]
-        close(output.logits, expected, 1e-10)
+        given = torch.ones(len(expected[0]), dtype=torch.bool)
+        given[drafter.generation_config.suppress_tokens] = False
+        close(output.logits[:, given], expected[:, given], 1e-10)
+        assert (output.logits[:, ~given] < -9e3).all()
 
 
 def test_outputs_are_those_of_generate_in_chains_trees_batches_and_cascades(target, drafter):
@@ -65,8 +68,8 @@ def test_outputs_are_those_of_generate_in_chains_trees_batches_and_cascades(targ
 
 
 def test_a_copy_of_the_whole_decoder_is_always_right(target):
-    copied = CausalDrafter(CachedModel(copy_decoder(target, 3)))
-    target.generation_config.update(suppress_tokens=None, begin_suppress_tokens=None)
+    target.generation_config.begin_suppress_tokens = None
+    copied = CausalDrafter(CachedModel(shallow(target, 3)))
     outputs = run(target, clips(target), copied, 20, k=4, batch_size=3)
     for output in outputs:
         assert all(len(played.path) == len(played.drafted) for played in output.rounds[:-1])
@@ -79,6 +82,19 @@ def test_a_clip_is_encoded_once(target, drafter):
     run(target, clips(target), CausalDrafter(CachedModel(drafter)), 20, batch_size=4)
     hook.remove()
     assert sum(shape[0] for shape in shapes) == 6
+
+
+def test_a_drafter_with_an_encoder_of_its_own_uses_that_beside_one_that_shares(target, drafter):
+    encoders = near_copy(target, 0.05, seed=1), near_copy(target, 0.05, seed=2)
+    shared, own = CausalDrafter(CachedModel(drafter)), CausalDrafter(CachedModel(encoders[0]))
+    alone = run(target, clips(target), own, 20, k=3)
+    levels = cascade([Level("own", own), Level("shared", shared)], [[2, 0], [1]])
+    calls = []
+    encoders[0].get_encoder().register_forward_hook(lambda *call: calls.append(call))
+    beside = run(target, clips(target), levels, 20, k=3)
+    assert calls and tokens_of(beside) == tokens_of(alone)
+    drafted = [output.rounds[0].drafted[0] for output in beside]
+    assert drafted == [output.rounds[0].drafted[0] for output in alone]
 
 
 def test_a_source_that_the_target_has_not_encoded_is_refused(target, drafter):

@@ -11,16 +11,19 @@ from drafttrain.config.recipes import HeadConfig, ObjectiveConfig
 from drafttrain.data.batches.block_rows import BlockRowsCollator
 from drafttrain.data.batches.examples import Example
 from drafttrain.data.batches.head_batches import HeadBatch
+from drafttrain.data.batches.heard import HeardCollator
 from drafttrain.data.batches.labelled import PairCollator, TextCollator
 from drafttrain.data.batches.slots import SlotCollator
 from drafttrain.models.spec_drafter.model import SpecDrafter, SpecDrafterConfig
 from drafttrain.training.objective import Batch, Objective
+from drafttrain.training.objectives.follow_decoder import FollowDecoder
 from drafttrain.training.objectives.head_sweep import HeadSweep, make_heads
 from drafttrain.training.objectives.language_modelling import NextToken, SequenceToSequence
 from drafttrain.training.objectives.mask_predict import MaskPredict
 from drafttrain.training.objectives.predict_ahead import PredictAhead
 from tests.tiny_drafters import block_heads
 from tests.tiny_models import tiny_model
+from tests.tiny_speech import shallow
 
 EXAMPLES = [Example(0, row, [5, 6 + row, 1], [7, 8, 9 + row, 1]) for row in range(3)]
 
@@ -51,12 +54,26 @@ def next_token() -> tuple[Objective, Batch]:
     return NextToken(tiny_model("llama")), TextCollator(pad_token_id=0)(EXAMPLES)
 
 
+def follow_decoder() -> tuple[Objective, Batch]:
+    target = tiny_model("whisper")
+    encoded = torch.zeros(target.config.max_source_positions, target.config.d_model)
+    examples = [example._replace(given_ids=[5, 39], encoded=encoded) for example in EXAMPLES]
+    return FollowDecoder(shallow(target, 1), target, 0.8), HeardCollator(4)(examples)
+
+
 def head_sweep() -> tuple[Objective, Batch]:
     heads = make_heads(HeadConfig(depths=(0, 1), rejection_weights=(1.0, 3.0)), 8, seed=0)
     return HeadSweep(heads), HeadBatch(torch.randn(5, 8), torch.rand(5))
 
 
-OBJECTIVES = [mask_predict, predict_ahead, sequence_to_sequence, next_token, head_sweep]
+OBJECTIVES = [
+    mask_predict,
+    predict_ahead,
+    sequence_to_sequence,
+    next_token,
+    follow_decoder,
+    head_sweep,
+]
 
 
 @pytest.mark.parametrize("make", OBJECTIVES, ids=lambda make: make.__name__)

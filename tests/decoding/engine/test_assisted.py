@@ -1,0 +1,83 @@
+"""A shallow decoder drafts in Transformers' assisted generation as it does here, round by round."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.generation.candidate_generator import AssistedCandidateGenerator
+
+from drafttrain.decoding.drafters.causal import CausalDrafter
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.types import Source
+from tests.decoding.decoded import run, tokens_of
+from tests.tiny_models import near_copy, tiny_model, tiny_source
+from tests.tiny_speech import shallow
+
+K, NEW_TOKENS = 4, 20
+
+
+@pytest.fixture
+def target() -> PreTrainedModel:
+    model = tiny_model("whisper", decoder_layers=3)
+    model.generation_config.begin_suppress_tokens = None  # Transformers drops it with an assistant
+    return model
+
+
+@pytest.fixture
+def accepted(monkeypatch) -> list[int]:
+    """How many draft tokens Transformers accepts, a round each."""
+    found: list[int] = []
+    told = AssistedCandidateGenerator.update_candidate_strategy
+
+    def note(self, input_ids, scores, num_matches) -> None:
+        found.append(int(num_matches))
+        told(self, input_ids, scores, num_matches)
+
+    monkeypatch.setattr(AssistedCandidateGenerator, "update_candidate_strategy", note)
+    return found
+
+
+def clips(model: PreTrainedModel) -> list[Source]:
+    return [tiny_source([number, 3 * number], model) for number in range(6)]
+
+
+@pytest.mark.parametrize("suppressed", [True, False])
+def test_transformers_accepts_the_same_tokens_and_encodes_a_clip_once(
+    target, accepted, tmp_path, suppressed
+):
+    if not suppressed:
+        target.generation_config.suppress_tokens = None
+    target.generation_config.language = "de"  # else its name costs a call of the encoder
+    near_copy(shallow(target, 2), 0.02, seed=1).save_pretrained(tmp_path)
+    drafter = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
+    outputs = run(target, clips(target), CausalDrafter(CachedModel(drafter)), NEW_TOKENS, k=K)
+    drafter.generation_config.update(
+        num_assistant_tokens=K,
+        num_assistant_tokens_schedule="constant",
+        assistant_confidence_threshold=0.0,
+    )
+    calls = []
+    target.get_encoder().register_forward_hook(lambda *call: calls.append(call))
+    rounds = 0
+    for source, output in zip(clips(target), outputs, strict=True):
+        accepted.clear()
+        [tokens] = target.generate(
+            source.inputs["input_features"][None],
+            assistant_model=drafter,
+            do_sample=False,
+            num_beams=1,
+            max_new_tokens=NEW_TOKENS,
+        ).tolist()
+        assert tokens == output.tokens[: len(tokens)]
+        assert accepted == [len(played.path) for played in output.rounds]
+        rounds += len(accepted)
+    assert len(calls) == 6  # the target's own, a clip each
+    assert rounds < sum(map(len, tokens_of(outputs)))  # drafts were accepted
+
+
+def test_what_the_target_never_says_is_never_drafted(target):
+    never = set(target.generation_config.suppress_tokens)
+    drafter = near_copy(shallow(target, 2), 0.02, seed=1)
+    for played in run(target, clips(target), CausalDrafter(CachedModel(drafter)), NEW_TOKENS):
+        assert not never & {token for one in played.rounds for token in one.drafted}
