@@ -33,6 +33,7 @@ from tests.tiny_models import VOCAB, tiny_model, tiny_source
 
 FAMILIES = ("marian", "t5", "whisper")
 NEW = 16
+GREEDY = Sampling()
 
 
 def drafter_of(family: str, noise: float = 0.02, **settings: object) -> SpecDrafter:
@@ -56,7 +57,7 @@ def decode(
     drafter: Drafter,
     sources: list[Source],
     batch_size: int = 1,
-    sampling: Sampling = Sampling(),
+    sampling: Sampling = GREEDY,
 ) -> list[Output]:
     verifier = GreedyMatch() if sampling.greedy else RejectionSampling()
     if drafter.branches:
