@@ -11,6 +11,7 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.command_line import describe_command
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.inputs import TargetConfig
+from drafttrain.config.recipes import ShallowDecoderRecipe
 from drafttrain.config.runs import Run, head_folders, run_of
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.tokens import tokenize_prompts
@@ -29,7 +30,7 @@ from drafttrain.export.model_card import (
     describe_verifier,
     write_card,
 )
-from drafttrain.export.parts import Parts, load_parts
+from drafttrain.export.parts import Parts, load_parts, programs
 from drafttrain.export.provenance import Provenance
 from drafttrain.export.push import check_push, push
 from drafttrain.export.reload import Verification
@@ -37,6 +38,7 @@ from drafttrain.export.verify import INPUTS, Check, Reload, in_fresh_process
 from drafttrain.models.drafters import check_fit, read_drafter_settings
 from drafttrain.models.layout import count_parameters
 from drafttrain.models.loading import check_target
+from drafttrain.models.speech import shares_encoder
 
 
 def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
@@ -86,6 +88,8 @@ def fill_from_drafters_run(settings: ExportConfig, run: Run | None) -> ExportCon
         known["report"] = run.folder / "report.json"
     if settings.training_data is None:
         known["training_data"] = run.recipe.data.path
+    if settings.num_assistant_tokens is None and isinstance(run.recipe, ShallowDecoderRecipe):
+        known["num_assistant_tokens"] = run.recipe.drafter.k
     return settings.model_copy(update=known)
 
 
@@ -130,6 +134,8 @@ def some_inputs(settings: ExportConfig, run: Run | None, parts: Parts) -> list[l
     None, for random ones, where there are neither. Raises ConfigError for data that were given and
     cannot be read.
     """
+    if shares_encoder(parts.drafter.config):
+        return []  # it hears; encodings are made up for it
     data = settings.data
     if data is None:
         data = None if run is None else run.recipe.held_out
@@ -212,12 +218,16 @@ def summary(settings: ExportConfig, parts: Parts, found: Verification) -> str:
     checked = f"every part equal to the original, drafts for {found.drafted} inputs too"
     if found.decoded:
         checked += f"; the target's output unchanged for {found.decoded} inputs"
+    use = (
+        f"custom_generate={settings.push or str(out)!r}, trust_remote_code=True)"
+        if "custom_generate" in programs(drafter.config)
+        else f"assistant_model=AutoModelForCausalLM.from_pretrained({settings.push or str(out)!r}))"
+    )
     lines = [
         f"{out}: reloaded in a fresh process, {checked}",
         f"drafter  {drafter.config.model_type}, {count_parameters(drafter):,} parameters",
         f"policy   {describe_policy(parts.policy)}; {describe_verifier(parts.policy)}",
-        f"use      target.generate(..., custom_generate={settings.push or str(out)!r}, "
-        "trust_remote_code=True)",
+        f"use      target.generate(..., {use}",
         f"more     {out / 'README.md'}",
     ]
     if settings.license is None:

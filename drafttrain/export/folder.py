@@ -3,7 +3,7 @@
     DIR/config.json, model.safetensors, tokenizer files, generation_config.json   the plain drafter
     DIR/acceptance_head/config.json, model.safetensors                            the head, if any
     DIR/policy.json                                       drafter, stop policy and verifier
-    DIR/custom_generate/generate.py, requirements.txt                             for Transformers
+    DIR/custom_generate/generate.py, requirements.txt        for Transformers, where it takes that
     DIR/README.md, report.png                                     the model card and its plot
 
 The head never lies in the drafter's own file, nor beside it where a server's weight glob finds it:
@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 
 from drafttrain.build.policy import HEAD, POLICY, write_policy
 from drafttrain.config.base import ConfigError
-from drafttrain.export.parts import Parts
+from drafttrain.export.parts import Parts, programs
 from drafttrain.export.reload import Verification
 from drafttrain.export.verify import Check, Reload, verify
 
@@ -81,8 +81,7 @@ def check_destination(out: Path, force: bool) -> None:
 
 def is_export(folder: Path) -> bool:
     """Whether this program wrote the folder."""
-    file = folder / CUSTOM_GENERATE / "generate.py"
-    return file.is_file() and ENTRY in file.read_text(encoding="utf-8", errors="replace")
+    return all((folder / name).is_file() for name in ("config.json", POLICY, "README.md"))
 
 
 def write_export(
@@ -167,6 +166,8 @@ def write_parts(folder: Path, parts: Parts, place: str) -> None:
     write_policy(parts.policy, folder / POLICY)
     if parts.plot is not None:
         shutil.copyfile(parts.plot, folder / PLOT)
+    if "custom_generate" not in programs(parts.drafter.config):
+        return
     code = folder / CUSTOM_GENERATE
     code.mkdir()
     (code / "generate.py").write_text(GENERATE % place, encoding="utf-8")

@@ -14,11 +14,12 @@ from drafttrain.build.policy import HEAD, is_lossy
 from drafttrain.config.command_line import hide_folders
 from drafttrain.config.kinds import kind_of
 from drafttrain.config.policy import Policy
-from drafttrain.export.parts import Parts
+from drafttrain.export.parts import Parts, programs
 from drafttrain.export.provenance import Provenance, front_matter, origin
 from drafttrain.export.reload import Verification, vocabulary_size
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.layout import count_parameters
+from drafttrain.models.speech import shares_encoder
 
 UNKNOWN_TARGET = "TARGET"
 
@@ -59,12 +60,12 @@ def write_card(card: Card, parts: Parts, found: Verification) -> str:
     No folder of the machine that wrote it is named: absolute paths are cut to their last part.
     """
     tags = [] if parts.head is None else ["acceptance-head"]
-    exports = kind_of(parts.drafter.config).exports
+    exports = programs(parts.drafter.config)
     sections = [
         front_matter(card.made_from, tags),
         _what(card, parts),
         _measured(card.measured),
-        _verified(card, found),
+        _verified(card, parts, found),
         _uses(card, parts) if "assisted" in exports else _uses_of_our_own(card),
         origin(card.made_from),
     ]
@@ -77,6 +78,8 @@ def _what(card: Card, parts: Parts) -> str:
     shape = "encoder-decoder" if drafter.config.is_encoder_decoder else "decoder-only"
     if kind_of(drafter.config).drafts == "blocks":
         shape = "mask-predict drafter of blocks"
+    elif shares_encoder(drafter.config):
+        shape = "decoder that reads its target's encoder"
     dtype = str(drafter.dtype).removeprefix("torch.")
     lines = [
         f"# {card.folder.rstrip('/').rsplit('/', 1)[-1]}",
@@ -95,7 +98,8 @@ def _what(card: Card, parts: Parts) -> str:
         lines.append(f"| `{HEAD}/` | {_describe_head(parts.head)} |")
     words = f"{describe_policy(parts.policy)}; {describe_verifier(parts.policy)}"
     lines.append(f"| `policy.json` | {words} |")
-    lines.append(f"| `custom_generate/` | drafttrain {version('drafttrain')} in Transformers |")
+    if "custom_generate" in programs(drafter.config):
+        lines.append(f"| `custom_generate/` | drafttrain {version('drafttrain')} in Transformers |")
     return "\n".join(lines)
 
 
@@ -161,7 +165,7 @@ def _measured(measured: Measured | None) -> str:
     )
 
 
-def _verified(card: Card, found: Verification) -> str:
+def _verified(card: Card, parts: Parts, found: Verification) -> str:
     lines = [
         "## Verified",
         "",
@@ -172,14 +176,19 @@ def _verified(card: Card, found: Verification) -> str:
     ]
     if found.decoded:
         ties = f"; {found.ties} of them but for ties of the target's logits" if found.ties else ""
+        inputs, how = "inputs", "custom_generate and the lossless rule"
+        if "custom_generate" not in programs(parts.drafter.config):
+            inputs, how = "clips of noise", "this drafter as `assistant_model`"
         lines.append(
-            f"- for {found.decoded} of {found.decoded} inputs, `{card.target}` with "
-            f"custom_generate and the lossless rule gave its own greedy output{ties}"
+            f"- for {found.decoded} of {found.decoded} {inputs}, `{card.target}` with {how} gave "
+            f"its own greedy output{ties}"
         )
     return "\n".join(lines)
 
 
 def _uses(card: Card, parts: Parts) -> str:
+    if shares_encoder(parts.drafter.config):
+        return "## Use\n\n" + _use_hearing(card, parts)
     sections = [_reach(parts), _use_custom(card, parts), _use_plain(card, parts)]
     if not parts.drafter.config.is_encoder_decoder:
         sections.append(_use_servers(card, parts))
@@ -237,6 +246,35 @@ The same call with
 `custom_generate` and `trust_remote_code` is Transformers' own assisted generation: batch 1,
 {assisted.num_assistant_tokens} tokens a round, confidence threshold {confidence:g} (both in
 `generation_config.json`). Pass no `assistant_tokenizer`: target and drafter share one."""
+
+
+def _use_hearing(card: Card, parts: Parts) -> str:
+    target, assisted = card.target or UNKNOWN_TARGET, parts.assisted
+    return f"""Transformers' assisted generation takes this folder as it is, without remote code.
+The drafter reads what the target's encoder puts out, so load it with `AutoModelForCausalLM`: as a
+speech model it would look for an encoder of its own, which is not in the folder.
+
+```python
+from transformers import AutoModelForCausalLM, AutoModelForSpeechSeq2Seq, AutoProcessor
+
+processor = AutoProcessor.from_pretrained("{target}")
+target = AutoModelForSpeechSeq2Seq.from_pretrained("{target}")
+drafter = AutoModelForCausalLM.from_pretrained("{card.folder}")
+inputs = processor(audio, sampling_rate=16_000, return_tensors="pt")  # at most 30 s
+output = target.generate(**inputs, assistant_model=drafter, do_sample=False, num_beams=1)
+print(processor.batch_decode(output, skip_special_tokens=True))
+```
+
+One clip at a time, {assisted.num_assistant_tokens} tokens a round, confidence threshold
+{assisted.assistant_confidence_threshold:g} (both in `generation_config.json`). With any assistant
+Transformers drops the target's `begin_suppress_tokens`, so an output may differ from `generate`'s
+where those would have changed its first token.
+
+drafttrain keeps them, decodes batches, and follows `policy.json`:
+
+```bash
+drafttrain generate --target {target} --drafter {card.folder} --data clips.jsonl
+```"""
 
 
 def _use_servers(card: Card, parts: Parts) -> str:

@@ -11,7 +11,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from drafttrain.build.policy import DEFAULT_H, HEAD, POLICY, check_policy, read_policy
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import ExportConfig
-from drafttrain.config.kinds import KINDS, in_words, kind_of
+from drafttrain.config.kinds import KINDS, Program, in_words, kind_of
 from drafttrain.config.policy import Policy
 from drafttrain.models.acceptance_head import (
     AcceptanceHead,
@@ -21,6 +21,7 @@ from drafttrain.models.acceptance_head import (
 )
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
 from drafttrain.models.loading import read_tokenizer
+from drafttrain.models.speech import shares_encoder
 
 DEFAULT_LENGTH = 20
 """Transformers' own default of num_assistant_tokens."""
@@ -49,6 +50,13 @@ class Parts:
     assisted: Assisted
     plot: Path | None = None
     """Picture of the measured numbers."""
+
+
+def programs(drafter: PretrainedConfig) -> tuple[Program, ...]:
+    """What can use an export of a drafter: of one that shares its target's encoder, Transformers'
+    own assisted generation alone (a Whisper's `generate` takes no custom_generate)."""
+    exports = kind_of(drafter).exports
+    return tuple(one for one in exports if one == "assisted" or not shares_encoder(drafter))
 
 
 def load_parts(settings: ExportConfig) -> Parts:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -31,10 +32,12 @@ from drafttrain.decoding.roles import Drafter, StopPolicy
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.shared import alone
 from drafttrain.decoding.types import Sampling, Source
+from drafttrain.export.heard import gaps_on_noise, made_up_encoding
 from drafttrain.models.acceptance_head import AcceptanceHead, load_heads
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
 from drafttrain.models.identity import hash_tokenizer, hash_weights
 from drafttrain.models.loading import cache_for_generate, load_target
+from drafttrain.models.speech import shares_encoder
 
 TOKENS = 8
 """Length of the input on which logits are compared; every model takes as many."""
@@ -113,6 +116,8 @@ def compare(folder: Path, reference: Path) -> Verification:
         return Verification(differences=[f"the drafts changed; {RESAVE}"], drafted=same)
     if facts.target is None:
         return Verification(differences=[], drafted=same)
+    if shares_encoder(drafter.config):
+        return _decode_noise(folder, facts.target, same)
     return _decode(folder, facts, policy, same)
 
 
@@ -121,9 +126,7 @@ def _decode(folder: Path, facts: Facts, policy: Policy, drafted: int) -> Verific
 
     Under a lossy verifier the lossless one is compared: same drafter, same stops.
     """
-    target = load_target(facts.target).model
-    drafter = load_drafter(folder, read_drafter_settings(str(folder)))
-    drafter = drafter.to(target.device, target.dtype)
+    target, drafter = _load_both(folder, facts.target)
     lossless = policy.model_copy(update={"verifier": AUTO})
     asked = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "num_beams": 1}
     ties, wrong = 0, []
@@ -150,6 +153,27 @@ def _decode(folder: Path, facts: Facts, policy: Policy, drafted: int) -> Verific
             )
     decoded = len(facts.inputs) - len(wrong)
     return Verification(differences=wrong, drafted=drafted, decoded=decoded, ties=ties)
+
+
+def _decode_noise(folder: Path, target: TargetConfig, drafted: int) -> Verification:
+    """Transformers' own assisted generation against the target alone, greedily, on noise."""
+    gaps = gaps_on_noise(*_load_both(folder, target), NEW_TOKENS)
+    ties = sum(gap is not None and gap < TIE for gap in gaps)
+    wrong = [
+        f"assisted generation gives another output than the target alone for clip {clip} of the "
+        "check; see whether they agree in `drafttrain eval`, or set check=drafter"
+        for clip, gap in enumerate(gaps)
+        if gap is not None and gap >= TIE
+    ]
+    decoded = len(gaps) - len(wrong)
+    return Verification(differences=wrong, drafted=drafted, decoded=decoded, ties=ties)
+
+
+def _load_both(folder: Path, target: TargetConfig) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """The target, and the export's drafter beside it."""
+    model = load_target(target).model
+    drafter = load_drafter(folder, read_drafter_settings(str(folder)))
+    return model, drafter.to(model.device, model.dtype)
 
 
 @torch.inference_mode()
@@ -190,6 +214,8 @@ def some_logits(drafter: PreTrainedModel) -> Tensor:
         return drafter.logits(states, previous).flatten(0, 1)
     if drafter.config.is_encoder_decoder:
         return drafter(input_ids=ids[None], decoder_input_ids=ids[None]).logits[0]
+    if shares_encoder(drafter.config):
+        return drafter(ids[None], encoder_outputs=(made_up_encoding(drafter, ids)[None],)).logits[0]
     return drafter(input_ids=ids[None]).logits[0]
 
 
@@ -224,6 +250,8 @@ def _draft(drafter: Drafter, stop: StopPolicy, source: Source) -> list[int]:
 
 def _source(model: PreTrainedModel, ids: Sequence[int]) -> Source:
     given = torch.tensor(list(ids), device=model.device)
+    if shares_encoder(model.config):
+        return replace(Source.of_text(given, given), encoded=made_up_encoding(model, given))
     if not model.config.is_encoder_decoder:
         return Source.of_text(given, given)
     start = model.config.decoder_start_token_id

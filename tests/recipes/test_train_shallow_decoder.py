@@ -12,8 +12,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, WhisperForCausalLM
 
 from drafttrain.cli import main as drafttrain
+from drafttrain.commands.export import export
 from drafttrain.config.base import Interrupted
+from drafttrain.config.commands import ExportConfig
 from drafttrain.config.runs import newest_run
+from drafttrain.export.reload import compare
+from drafttrain.export.verify import INPUTS
 from drafttrain.training import loop
 from recipes.train_shallow_decoder import blocks_along, main
 from tests.recipes.tiny_recipe import exit_code
@@ -74,6 +78,12 @@ def test_one_command_leaves_a_decoder_that_eval_measures_as_exact(
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert report["runs"][1]["name"].startswith("causal k=")
     assert report["runs"][1]["metrics"]["identical"]["value"] == 1.0
+    export(ExportConfig(drafter=str(tmp_path / "run"), out=tmp_path / "out"), reload=compare)
+    assert (
+        f"drafts for {INPUTS} inputs too; the target's output unchanged" in capsys.readouterr().out
+    )
+    settings = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert settings["num_assistant_tokens"] == 3  # as in validation
 
 
 def test_interrupted_training_ends_with_the_same_bits(

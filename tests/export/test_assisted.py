@@ -1,4 +1,4 @@
-"""A shallow decoder drafts in Transformers' assisted generation as it does here, round by round."""
+"""An exported shallow decoder drafts in plain Transformers as it does here, round by round."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.types import Source
 from tests.decoding.decoded import run, tokens_of
+from tests.export.pairs import export_to
 from tests.tiny_models import near_copy, tiny_model, tiny_source
 from tests.tiny_speech import shallow
+from tests.tiny_targets import tiny_tokenizer
 
 K, NEW_TOKENS = 4, 20
 
@@ -49,14 +51,11 @@ def test_transformers_accepts_the_same_tokens_and_encodes_a_clip_once(
     if not suppressed:
         target.generation_config.suppress_tokens = None
     target.generation_config.language = "de"  # else its name costs a call of the encoder
-    near_copy(shallow(target, 2), 0.02, seed=1).save_pretrained(tmp_path)
-    drafter = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
+    near_copy(shallow(target, 2), 0.02, seed=1).save_pretrained(tmp_path / "drafter")
+    tiny_tokenizer().save_pretrained(tmp_path / "drafter")
+    out = export_to(tmp_path / "out", drafter=str(tmp_path / "drafter"), num_assistant_tokens=K)
+    drafter = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float64)
     outputs = run(target, clips(target), CausalDrafter(CachedModel(drafter)), NEW_TOKENS, k=K)
-    drafter.generation_config.update(
-        num_assistant_tokens=K,
-        num_assistant_tokens_schedule="constant",
-        assistant_confidence_threshold=0.0,
-    )
     calls = []
     target.get_encoder().register_forward_hook(lambda *call: calls.append(call))
     rounds = 0
