@@ -49,7 +49,14 @@ def transformers_jobs(
 
 
 def _assisted_jobs(base: Generate, methods: Sequence[Method]) -> list[Job]:
-    """Transformers' assisted generation, which takes one sequence at a time."""
+    """Transformers' assisted generation, which takes one sequence at a time, and drops a speech
+    target's begin_suppress_tokens: the job's name says so."""
+    dropped = ""
+    if (
+        isinstance(base.target, WHISPER_LIKE)
+        and base.target.generation_config.begin_suppress_tokens
+    ):
+        dropped = ", no begin_suppress_tokens"
     jobs: dict[tuple[int, int], Job] = {}
     for method in methods:
         if method.assistant is None:
@@ -65,7 +72,7 @@ def _assisted_jobs(base: Generate, methods: Sequence[Method]) -> list[Job]:
         jobs.setdefault(
             (id(method.assistant), k),
             Job(
-                f"{ASSISTED} {name} k={k}, constant, confidence 0",
+                f"{ASSISTED} {name} k={k}, constant, confidence 0{dropped}",
                 ASSISTED,
                 own.decode,
                 sizes={"k": k},

@@ -116,6 +116,18 @@ def test_eval_reports_word_errors_and_real_time_factors(inside):
     assert copied["metrics"]["wer_difference"]["value"] == 0.0
 
 
+def test_assisted_generation_with_the_same_drafter_is_a_baseline(inside):
+    asked = ["--drafter", "shallow", "--report", "assisted.json", "repeats=1", "warmup=0", "--k", 3]
+    asked += ["bootstrap=20", "baselines=[generate,assisted]", SHORT]
+    assert ended("eval", *ON, *asked) == 0
+    *_, generate, assisted = json.loads(Path("assisted.json").read_text())["runs"]
+    assert assisted["name"].startswith("assisted causal k=3, constant, confidence 0")
+    assert assisted["name"].endswith("no begin_suppress_tokens")
+    assert assisted["kind"] == "baseline" and assisted["metrics"]["wer"]["value"] > 0
+    assert 0 < assisted["totals"]["tokens"] <= 8 * 4
+    assert generate["totals"]["prompts"] == assisted["totals"]["prompts"] == 4
+
+
 @pytest.mark.parametrize("command", ["generate", "eval", "distill"])
 @pytest.mark.parametrize("bad", ["texts.txt", "empty.wav", "missing.flac"])
 def test_what_cannot_be_heard_is_refused_before_anything_is_written(inside, capsys, command, bad):
