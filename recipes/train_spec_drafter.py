@@ -11,6 +11,7 @@ outputs are made first. Running the same command again goes on where it was stop
 from __future__ import annotations
 
 import datasets
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -58,6 +59,7 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
     if drafter_config.encoder == "target":
         drafter_config.target |= {"weights_sha256": hash_target(target.model)}
     drafter = SpecDrafter(drafter_config)
+    choose_draftable(drafter, rows)
     account = initialise(drafter, target.model, settings.drafter.initialise)
     accelerator.print(f"{drafter.num_parameters():,} parameters; {account}")
     task = make_task(settings, drafter, rows, held_out, target)
@@ -73,6 +75,20 @@ def choose_mask(tokenizer: PreTrainedTokenizerBase, target: PretrainedConfig) ->
     if mask is not None and mask != tokenizer.unk_token_id and mask < target.vocab_size:
         return mask
     return len(tokenizer) if len(tokenizer) < target.vocab_size else None
+
+
+def choose_draftable(drafter: SpecDrafter, rows: datasets.Dataset) -> None:
+    """Which tokens a drafter of few can draft: the ends of outputs, then those that occur most
+    often in them, then the first of the vocabulary."""
+    wanted, size = drafter.config.output_tokens, drafter.config.vocab_size
+    if wanted is None:
+        return
+    tokens = rows.with_format("arrow")[:]["target_ids"].combine_chunks().flatten().to_numpy()
+    counts = np.bincount(tokens, minlength=size)
+    ends = drafter.config.eos_token_id
+    counts[ends] = counts.max() + 1
+    chosen = np.sort(np.argsort(-counts, kind="stable")[:wanted])
+    drafter.draftable.copy_(torch.from_numpy(chosen))
 
 
 def identity(settings: SpecDrafterRecipe) -> dict:

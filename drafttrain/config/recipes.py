@@ -42,6 +42,10 @@ class DrafterConfig(Config):
     bidirectional (the paper): prefix and masks see each other; every round recomputes both."""
     initialise: Literal["none", "encoder", "both"] = "both"
     """Which parts start from the target's weights."""
+    output_tokens: PositiveInt | None = None
+    """Tokens that it can draft (ours): those that occur most often in the distilled outputs, then
+    the first of the vocabulary, which BPE orders by frequency. Fewer make a slot cheaper, most of
+    all where the vocabulary is large; outputs stay exact. Default: all."""
     soft_copy: bool = False
     """Masked slots start from softly copied source embeddings."""
     previous_token_rank: NonNegativeInt = 128

@@ -297,3 +297,37 @@ def test_weights_saved_under_former_names_are_found(tmp_path: Path) -> None:
         assert same_weights(other, drafter)
     loaded.save_pretrained(tmp_path)
     assert load_file(tmp_path / "model.safetensors").keys() == drafter.state_dict().keys()
+
+
+def test_a_drafter_of_few_tokens_scores_those_as_one_of_all_does(tmp_path: Path) -> None:
+    whole = tiny_drafter("marian", previous_token_rank=3)
+    few = tiny_drafter("marian", previous_token_rank=3, output_tokens=5)
+    chosen = torch.tensor([1, 4, 9, 20, 33])
+    few.draftable.copy_(chosen)
+    few.load_state_dict(whole.state_dict() | {"draftable": chosen})
+    hidden = torch.randn(2, 3, whole.config.d_model, dtype=torch.float64)
+    previous = torch.randint(0, VOCAB, (2, 3))
+    found, expected = few.logits(hidden, previous), whole.logits(hidden, previous)
+    assert found.shape == expected.shape
+    assert (found[..., chosen] - expected[..., chosen]).abs().max() < 1e-12
+    assert found.softmax(-1)[..., chosen].sum(-1).sub(1).abs().max() < 1e-12
+    assert (
+        few.project(hidden)[..., chosen] - whole.project(hidden)[..., chosen]
+    ).abs().max() < 1e-9
+    few.save_pretrained(tmp_path)
+    again = SpecDrafter.from_pretrained(tmp_path, dtype=torch.float64)
+    assert torch.equal(again.draftable, chosen)
+    assert torch.equal(again.logits(hidden, previous), found)
+
+
+def test_labels_that_cannot_be_drafted_are_ignored() -> None:
+    few = tiny_drafter("marian", output_tokens=3)
+    few.draftable.copy_(torch.tensor([1, 4, 9]))
+    labels = torch.tensor([[9, 5, -100], [1, 4, 0]])
+    assert few.draftable_labels(labels, -100).tolist() == [[2, -100, -100], [0, 1, -100]]
+    assert tiny_drafter("marian").draftable_labels(labels, -100) is labels
+
+
+def test_more_draftable_tokens_than_there_are_is_refused() -> None:
+    with pytest.raises(ConfigError, match="drafter.output_tokens = 99 is more than the target's"):
+        make_config(tiny_model("bart").config, DrafterConfig(output_tokens=99), None)

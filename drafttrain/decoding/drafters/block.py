@@ -68,7 +68,7 @@ class BlockDrafter:
 
     def project(self, hidden: Tensor) -> Tensor:
         """Scores of every token. Shapes: [..., D] -> [..., V]."""
-        return self.engine.stack.logits(hidden)
+        return self.model.spread(self.engine.stack.logits(hidden))
 
     def project_all(self, states: Sequence[Tensor]) -> list[Tensor]:
         """`project` of several sequences' slots, in one product."""

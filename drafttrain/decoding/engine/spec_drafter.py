@@ -25,7 +25,8 @@ from drafttrain.models.spec_drafter.model import SpecDrafter
 @torch.no_grad()
 def read_drafter(model: SpecDrafter) -> tuple[Stack | None, Stack]:
     """Its encoder, where it has one, and its decoder."""
-    output = Linear(column_major(model.output_weight().detach()), model.logits_bias)
+    weight, bias = model.output_rows()
+    output = Linear(column_major(weight.detach()), bias)
     decoder = replace(
         _part(model, model.decoder), output=output, output_scale=model.config.logit_scale
     )

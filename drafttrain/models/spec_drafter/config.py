@@ -40,6 +40,8 @@ class SpecDrafterConfig(PretrainedConfig):
     logit_scale: float = 1.0
     untied_output: bool = False
     logits_bias: bool = False
+    output_tokens: int | None = None
+    """How many tokens it can draft: those that `draftable` names. None: all."""
     dropout: float = 0.1
     k: int = 10
     slots: Literal["anchored", "paper"] = "anchored"

@@ -97,7 +97,13 @@ def make_config(
     shape |= _resized(shape, settings)
     if shape["encoder"] == "own":
         shape["source_width"] = shape["d_model"]
+    if (settings.output_tokens or 1) > shape["vocab_size"]:
+        raise ConfigError(
+            f"drafter.output_tokens = {settings.output_tokens} is more than the target's "
+            f"{shape['vocab_size']} tokens; give fewer, or leave it out"
+        )
     given = {"decoder_layers", "dropout", "k", "slots", "prefix_attention", "soft_copy"}
+    given |= {"output_tokens"}
     return SpecDrafterConfig(
         **shape,
         **settings.model_dump(include=given | {"previous_token_rank"}),
@@ -203,7 +209,8 @@ def initialise(drafter: SpecDrafter, target: PreTrainedModel, parts: str) -> Acc
         if drafter.encoder is None:
             left = [name for name in left if ".encoder." not in f".{name}"]
         account.unexpected = [name for name in left if _homeless(name, used, theirs)]
-    account.missing = [name for name in own if name not in account.loaded]
+    drawn = (name for name, _ in drafter.named_parameters())
+    account.missing = [name for name in drawn if name not in account.loaded]
     return account
 
 

@@ -30,6 +30,9 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 from drafttrain.models.spec_drafter.config import SpecDrafterConfig
 from drafttrain.models.spec_drafter.layers import Norm, Stack, sinusoids
 
+UNDRAFTED = -1e4
+"""Score of tokens that a drafter of few cannot draft: no probability in float32 and narrower types,
+and finite, so that nothing that is reckoned from a row becomes NaN."""
 PREFIX = -1
 """Value of `block` for rows of the prefix."""
 PADDING = -2
@@ -154,6 +157,8 @@ class SpecDrafter(PreTrainedModel):
         self.encoder = Stack(config, decoder=False) if config.encoder == "own" else None
         self.decoder = Stack(config, decoder=True)
         self.soft_copy = linear(width, width) if config.soft_copy else None
+        if config.output_tokens is not None:
+            self.register_buffer("draftable", torch.arange(config.output_tokens))
         if rank := config.previous_token_rank:
             self.previous_token_hidden = nn.Linear(width, rank)
             self.previous_token_embedding = linear(width, rank)
@@ -269,11 +274,34 @@ class SpecDrafter(PreTrainedModel):
         + W_o silu(W_h hidden + previous_token_features(previous)).
         Shapes: hidden [..., D], previous [...] -> [..., V].
         """
+        return self.spread(self.draftable_logits(hidden, previous))
+
+    def draftable_logits(self, hidden: Tensor, previous: Tensor | None = None) -> Tensor:
+        """`logits` of the tokens that it can draft alone, in the order of `draftable`.
+
+        Shapes: hidden [..., D], previous [...] -> [..., N].
+        """
         if self.config.previous_token_rank:
             if previous is None:
                 raise ValueError("previous-token features need the token before each prediction")
             hidden = self.with_previous_token(hidden, self.previous_token_hidden(hidden), previous)
-        return self.project(hidden)
+        return self._project(hidden)
+
+    def spread(self, logits: Tensor) -> Tensor:
+        """Scores among those of all tokens. Shapes: [..., N] -> [..., V]."""
+        if self.config.output_tokens is None:
+            return logits
+        every = logits.new_full((*logits.shape[:-1], self.config.vocab_size), UNDRAFTED)
+        return every.index_copy(-1, self.draftable, logits)
+
+    def draftable_labels(self, labels: Tensor, ignored: int) -> Tensor:
+        """Where tokens stand in `draftable`; `ignored` of those that cannot be drafted. [...]"""
+        if self.config.output_tokens is None:
+            return labels
+        places = torch.full((self.config.vocab_size,), ignored, device=labels.device)
+        places[self.draftable] = torch.arange(len(self.draftable), device=labels.device)
+        known = labels != ignored
+        return torch.where(known, places[labels.where(known, 0)], ignored)
 
     def with_previous_token(self, hidden: Tensor, from_hidden: Tensor, previous: Tensor) -> Tensor:
         """A slot's hidden state, corrected by the token before it."""
@@ -290,18 +318,28 @@ class SpecDrafter(PreTrainedModel):
         embedded = self.embedding(previous)
         return self.previous_token_embedding(F.rms_norm(embedded, embedded.shape[-1:]))
 
-    def project(self, hidden: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Output projection, after any correction; `weight` may hold the output rows otherwise.
+    def project(self, hidden: Tensor) -> Tensor:
+        """Output projection, after any correction. Shapes: [..., D] -> [..., V]."""
+        return self.spread(self._project(hidden))
 
-        Shapes: [..., D] -> [..., V].
-        """
+    def _project(self, hidden: Tensor) -> Tensor:
+        """Shapes: [..., D] -> [..., N]."""
         if self.config.logit_scale != 1.0:
             hidden = hidden * self.config.logit_scale
-        weight = self.output_weight() if weight is None else weight
-        return F.linear(hidden, weight, self.logits_bias)
+        return F.linear(hidden, *self.output_rows())
+
+    def output_rows(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of the output projection, of the tokens that can be drafted.
+
+        Shapes: -> [N, D], [N] or None.
+        """
+        weight, bias = self.output_weight(), self.logits_bias
+        if self.config.output_tokens is None:
+            return weight, bias
+        return weight[self.draftable], None if bias is None else bias[self.draftable]
 
     def output_weight(self) -> Tensor:
-        """Rows of the output projection. Shapes: -> [V, D]."""
+        """Rows of the output projection, of all tokens. Shapes: -> [V, D]."""
         if self.output is not None:
             return self.output.weight
         return self.embedding.weight[: self.config.vocab_size]

@@ -71,7 +71,8 @@ class MaskPredict(nn.Module):
             hidden = torch.cat((prefix.hidden, hidden), dim=1)
         target_rows = None
         if self.training and self.settings.total_variation > 0:
-            target_rows = self._target_rows(batch, self._weights(labels, layout) > 0)
+            known = self.model.draftable_labels(labels, IGNORED)
+            target_rows = self._target_rows(batch, self._weights(known, layout) > 0)
         return self._loss(hidden, labels, layout, target_rows)
 
     def _count_wrong(
@@ -88,10 +89,10 @@ class MaskPredict(nn.Module):
         if prefix is None:
             hidden = hidden[:, layout.prefix_rows :]
         hidden = hidden.unflatten(1, (layout.blocks, layout.mask_rows))
-        labels = layout.of_blocks(layout.labels)
+        labels = self.model.draftable_labels(layout.of_blocks(layout.labels), IGNORED)
         inside = labels != IGNORED
         previous = layout.of_blocks(layout.previous)[inside]
-        predicted = self.model.logits(hidden[inside], previous).argmax(-1)
+        predicted = self.model.draftable_logits(hidden[inside], previous).argmax(-1)
         wrong = torch.zeros_like(inside)
         wrong[inside] = predicted != labels[inside]
         return wrong.sum(-1)
@@ -130,15 +131,16 @@ class MaskPredict(nn.Module):
         layout: Layout,
         target_rows: tuple[Tensor, Tensor] | None,
     ) -> LossSums:
+        labels = self.model.draftable_labels(labels, IGNORED)
         weights = self._weights(labels, layout)
         counted = weights > 0
         labels, weights = labels[counted], weights[counted]
-        logits = self.model.logits(hidden[counted], layout.previous[counted])
+        logits = self.model.draftable_logits(hidden[counted], layout.previous[counted])
         loss, weight = smoothed_cross_entropy(
             logits, labels, weights, self.settings.label_smoothing
         )
         if target_rows is not None:
-            rejected = rejection_probability(logits, *target_rows)
+            rejected = rejection_probability(self.model.spread(logits), *target_rows)
             loss = loss + self.settings.total_variation * (rejected * weights).sum()
         in_block = (layout.rows.block >= 0)[counted]
         correct = (logits.argmax(-1) == labels) & in_block

@@ -34,8 +34,15 @@ SAMPLINGS = {
 }
 
 
+FEW = {
+    "few tokens": {"output_tokens": 3},
+    "few, coupled": {"output_tokens": 3, "previous_token_rank": 3},
+}
+"""Drafters that cannot draft every token: no less exact."""
+
+
 @pytest.mark.parametrize(("sampling", "together"), alone_and_together(SAMPLINGS))
-@pytest.mark.parametrize("settings", CONVENTIONS.values(), ids=CONVENTIONS.keys())
+@pytest.mark.parametrize("settings", (CONVENTIONS | FEW).values(), ids=(CONVENTIONS | FEW).keys())
 def test_sampling_from_slots_follows_the_target_exactly(
     settings: dict, sampling: Sampling, together: int
 ) -> None:

@@ -90,7 +90,11 @@ def test_a_drafter_of_equal_depth_computes_what_its_target_computes(family):
     assert (found - expected).abs().max() < (1e-5 if family == "t5" else 1e-12)
 
 
-@pytest.mark.parametrize("settings", [{}, {"slots": "paper"}, {"previous_token_rank": 3}])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"slots": "paper"}, {"previous_token_rank": 3}, {"output_tokens": 30}],
+    ids=["anchored", "paper", "previous token", "few tokens"],
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_rounds_are_those_of_one_parallel_pass(family, settings, monkeypatch):
     monkeypatch.setattr(block, "CANDIDATES", VOCAB)  # slots with features look at every token
