@@ -19,7 +19,9 @@ class DrafterConfig(Config):
 
     encoder: Literal["own", "target"] | None = None
     """target: none of its own; it reads what the target's encoder puts out (ours), so a round costs
-    its decoder alone. Default: own for texts, as in the paper; target where inputs are audio."""
+    its decoder alone. Where it starts from the target's decoder, keys and values of cross-attention
+    stay the target's too. Default: own for texts, as in the paper; target where inputs are audio.
+    """
     encoder_layers: PositiveInt | None = None
     """Of an encoder of its own. Default: as many as the target's."""
     d_model: PositiveInt | None = None

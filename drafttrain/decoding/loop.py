@@ -91,8 +91,11 @@ class RunningSequence:
         self.remaining = decoder.target.max_new_tokens(source, max_new_tokens)
         self.process = processors.start(source, self.remaining)
         self.randomness = decoder.randomness(index)
-        if decoder.drafter.requires.encoder:
-            source = replace(source, encoded=state.encoded)
+        wanted = decoder.drafter.requires
+        if wanted.encoder:
+            crossed = {layer: state.crossed(layer) for layer in wanted.cross_layers}
+            found = {layer: states for layer, states in crossed.items() if states is not None}
+            source = replace(source, encoded=state.encoded, crossed=found)
         self.session = decoder.drafter.open(source, decoder.sampling, self.randomness)
         self.state = state
         self.target_state: TargetState | None = None

@@ -18,12 +18,18 @@ class TargetRequirements:
     encoder: bool = False
     """Whether it reads the encoder's output: its sequences' sources then hold that."""
 
+    cross_layers: tuple[int, ...] = ()
+    """Decoder layers whose keys and values of cross-attention it takes, where the target has them:
+    sources then hold these too."""
+
     @staticmethod
     def union(parts: Iterable[TargetRequirements]) -> TargetRequirements:
         """What several drafters read together."""
         parts = list(parts)
         layers = sorted({layer for part in parts for layer in part.layers})
-        return TargetRequirements(tuple(layers), any(part.encoder for part in parts))
+        crossing = sorted({layer for part in parts for layer in part.cross_layers})
+        encoder = any(part.encoder for part in parts)
+        return TargetRequirements(tuple(layers), encoder, tuple(crossing))
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,11 @@ class BlockDrafter:
         encode: Encode = given_encoding
         if encoder is not None:
             encode = TextEncoder(encoder, config.pad_token_id)
-        self.requires = TargetRequirements(encoder=encoder is None)
-        self.engine = Batched(decoder, encode, limit, embed=embed)
+        self.requires = TargetRequirements(
+            encoder=encoder is None, cross_layers=tuple(config.cross_layers or ())
+        )
+        shared = config.cross_layers
+        self.engine = Batched(decoder, encode, limit, embed=embed, cross_layers=shared)
         if config.previous_token_rank:  # tables, so that a pair of tokens is quickly scored
             with torch.inference_mode():
                 every = torch.arange(config.embedding_rows, device=model.device)

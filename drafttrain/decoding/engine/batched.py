@@ -31,7 +31,8 @@ Embed = Callable[[Sequence[Feed], Tensor, Tensor], Tensor]
 class Batched:
     """How a decoder that is read as a `Stack` is called. It keeps the cache of all its sequences.
 
-    limit: positions that it has, where it has so many only.
+    limit: positions that it has, where it has so many only. cross_layers: layers of the target
+    whose keys and values of cross-attention its own layers have, where sources bring them along.
     """
 
     takes_branches = True
@@ -43,12 +44,14 @@ class Batched:
         limit: int | None = None,
         rotary: Callable[..., tuple[Tensor, Tensor]] | None = None,
         embed: Embed | None = None,
+        cross_layers: Sequence[int] | None = None,
     ) -> None:
         self.stack = stack
         self.device = stack.device
         self.pool: Pool | None = None
         self._encode, self._embed = encode, embed
         self._limit, self._rotary = limit, rotary
+        self._cross_layers = cross_layers
         self._rotations: Rotations | None = None
         self._strip = torch.empty(STRIP, 0)
 
@@ -67,8 +70,20 @@ class Batched:
         encoded = [None] * len(lines)
         if self._encode is not None:
             encoded = self._encode(sources)
-            self._remember_sources(lines, encoded)
+            if not self._take_crossed(lines, sources):
+                self._remember_sources(lines, encoded)
         return [SequenceState(*parts) for parts in zip(lines, sources, encoded, strict=True)]
+
+    def _take_crossed(self, lines: Sequence[Line], sources: Sequence[Source]) -> bool:
+        """Keep keys and values of cross-attention that the target has made; whether all have."""
+        assert self.pool is not None
+        wanted = self._cross_layers
+        if wanted is None or any(not source.crossed.keys() >= {*wanted} for source in sources):
+            return False
+        for line, source in zip(lines, sources, strict=True):
+            own = torch.cat([source.crossed[layer] for layer in wanted])
+            self.pool.remember_source(line.number, own)
+        return True
 
     def _remember_sources(self, lines: Sequence[Line], encoded: Sequence[Tensor]) -> None:
         """Keep cross-attention's keys and values of what an encoder put out."""

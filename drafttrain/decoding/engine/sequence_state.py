@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from drafttrain.decoding.types import Source
@@ -22,6 +23,10 @@ class Columns(Protocol):
 
     def cut(self, columns: int) -> None:
         """Drop all but the first ones."""
+        ...
+
+    def cross_keys_values(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """Two [heads, S, head_dim] of a decoder layer; None where they are not at hand."""
         ...
 
 
@@ -61,6 +66,12 @@ class SequenceState:
     def positions(self) -> list[int]:
         """Position of each cached token: those of a chain count from 0."""
         return self._positions.tolist()
+
+    def crossed(self, layer: int) -> Tensor | None:
+        """A copy of a layer's keys and values of cross-attention, [2, heads, S, head_dim]; None
+        where they are not at hand."""
+        found = self.columns.cross_keys_values(layer)
+        return None if found is None else torch.stack(found)
 
     def positions_of(self, columns: Sequence[int]) -> list[int]:
         """Positions of some of them."""

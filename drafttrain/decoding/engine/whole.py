@@ -44,6 +44,9 @@ class OwnCache:
             layer.keys = layer.keys[:, :, :columns]
             layer.values = layer.values[:, :, :columns]
 
+    def cross_keys_values(self, layer: int) -> None:
+        """Not at hand: where a model of its own code keeps them is not known."""
+
 
 class Whole:
     """How a model of a family that is not known is called: with chains only."""

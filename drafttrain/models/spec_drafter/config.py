@@ -20,6 +20,9 @@ class SpecDrafterConfig(PretrainedConfig):
     decoder_layers: int = 2
     source_width: int | None = None
     """Width of the encoder's output. None: d_model."""
+    cross_layers: list[int] | None = None
+    """Layers of the target whose keys and values of cross-attention its own layers have, as they
+    stand: with their target it need not make them again. None: it has others."""
     attention_heads: int = 8
     head_dim: int | None = None
     ffn_dim: int = 2048

@@ -102,6 +102,9 @@ def make_config(
             f"drafter.output_tokens = {settings.output_tokens} is more than the target's "
             f"{shape['vocab_size']} tokens; give fewer, or leave it out"
         )
+    if shape["encoder"] == "target" and settings.initialise == "both":
+        depth = getattr(target, _FAMILIES[target.model_type].decoder_layers)
+        shape["cross_layers"] = spread(settings.decoder_layers, depth)
     given = {"decoder_layers", "dropout", "k", "slots", "prefix_attention", "soft_copy"}
     given |= {"output_tokens"}
     return SpecDrafterConfig(

@@ -156,6 +156,9 @@ class SpecDrafter(PreTrainedModel):
         self.logits_bias = nn.Parameter(torch.zeros(vocabulary)) if config.logits_bias else None
         self.encoder = Stack(config, decoder=False) if config.encoder == "own" else None
         self.decoder = Stack(config, decoder=True)
+        if config.cross_layers is not None:
+            for layer in self.decoder.layers:
+                layer.cross_attention.kv.requires_grad_(False)
         self.soft_copy = linear(width, width) if config.soft_copy else None
         if config.output_tokens is not None:
             self.register_buffer("draftable", torch.arange(config.output_tokens))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -42,7 +44,8 @@ def drafter_of(family: str, noise: float = 0.02, **settings: object) -> SpecDraf
     drafter = tiny_drafter(family, **given | settings)
     torch.manual_seed(0)
     for parameter in drafter.parameters():
-        parameter.data += noise * torch.randn_like(parameter)
+        if parameter.requires_grad:
+            parameter.data += noise * torch.randn_like(parameter)
     return drafter
 
 
@@ -124,6 +127,23 @@ def test_batches_change_nothing(family, sampling):
     sources = sources_for(target.model)
     alone = [one.tokens for one in decode(target, drafter, sources, 1, sampling)]
     assert [one.tokens for one in decode(target, drafter, sources, 3, sampling)] == alone
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_keys_and_values_of_cross_attention_are_the_targets(family):
+    target, drafter = target_of(family), BlockDrafter(drafter_of(family, decoder_layers=1))
+    assert drafter.requires.cross_layers == (1,)  # of two, the last one
+    source = sources_for(target.model)[0]
+    state = target.encode(source)
+    given = replace(state.source, encoded=state.encoded)
+    [made] = drafter.encode_all([given])
+    [taken] = drafter.encode_all([replace(given, crossed={1: state.crossed(1)})])
+    own = drafter.model.decoder.layers[0].cross_attention.kv.weight
+    assert not own.requires_grad
+    for ours, theirs in zip(
+        made.columns.cross_keys_values(0), taken.columns.cross_keys_values(0), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
