@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from transformers import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
     BartForConditionalGeneration,
     MarianMTModel,
     MBartForConditionalGeneration,
@@ -27,6 +28,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
     T5ForConditionalGeneration,
+    WhisperForConditionalGeneration,
 )
 
 from drafttrain.config.base import ConfigError
@@ -51,9 +53,11 @@ class Family:
     """How the models of a class are converted."""
 
     fill: Callable[[PreTrainedModel], Any]
-    """Makes the filled specification."""
+    """Makes the filled specification, its tokens named."""
     activation: str
     """The setting that names the activation of the feed-forward layers."""
+    activations: frozenset[str] = frozenset(ACTIVATIONS)
+    """Those that are there."""
 
 
 def package_version() -> str:
@@ -75,18 +79,21 @@ def check_convertible(config: PretrainedConfig, asked: str) -> None:
 
     asked: the setting that asks for CTranslate2.
     """
-    kind = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING.get(type(config), None)
-    if kind not in FAMILIES:
+    mappings = (MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING)
+    kinds = [mapping[type(config)] for mapping in mappings if type(config) in mapping]
+    family = FAMILIES.get(kinds[0]) if kinds and config.is_encoder_decoder else None
+    if family is None:
         raise ConfigError(
             f"{asked}, but a {config.model_type!r} model cannot be converted to CTranslate2's "
             "format here; give an encoder-decoder target of a known family (T5, BART, mBART, "
-            "Pegasus, Marian), or leave ctranslate2 out"
+            "Pegasus, Marian, Whisper), or leave ctranslate2 out"
         )
-    activation = getattr(config, FAMILIES[kind].activation)
-    if activation not in ACTIVATIONS:
+    activation = getattr(config, family.activation)
+    if activation not in family.activations:
+        known = ", ".join(name for name in ACTIVATIONS if name in family.activations)
         raise ConfigError(
             f"{asked}, but CTranslate2 has no activation {activation!r}, which the target's "
-            f"config.json sets ({', '.join(ACTIVATIONS)} are there); leave ctranslate2 out"
+            f"config.json sets ({known} are there); leave ctranslate2 out"
         )
 
 
@@ -98,15 +105,18 @@ def convert(model: PreTrainedModel, folder: Path) -> None:
     """
     check_convertible(model.config, PACKAGE)
     spec = FAMILIES[type(model)].fill(model)
-    # start and end tokens come with each call; with no end token in the vocabulary, no source is
-    # taken for an empty one either
-    spec.config.decoder_start_token = None
-    spec.register_source_vocabulary(_names(spec.encoder.embeddings[0]))
-    spec.register_target_vocabulary(_names(spec.decoder.embeddings))
     _to_float32(spec)
     spec.validate()
     spec.optimize()
     spec.save(str(folder))
+
+
+def _name_tokens(spec: Any) -> None:
+    """Of texts. Start and end tokens come with each call; with no end token in the vocabulary, no
+    source is taken for an empty one either."""
+    spec.config.decoder_start_token = None
+    spec.register_source_vocabulary(_names(spec.encoder.embeddings[0]))
+    spec.register_target_vocabulary(_names(spec.decoder.embeddings))
 
 
 def _names(embeddings: Any) -> list[str]:
@@ -148,6 +158,7 @@ def _fill_bart(model: PreTrainedModel, pre_norm: bool, norm_embedding: bool) -> 
     if model.final_logits_bias.any():
         spec.decoder.projection.bias = model.final_logits_bias.flatten()
     spec.config.layer_norm_epsilon = model.get_encoder().layers[0].final_layer_norm.eps
+    _name_tokens(spec)
     return spec
 
 
@@ -172,6 +183,24 @@ def _fill_t5(model: PreTrainedModel) -> Any:
     if config.scale_decoder_outputs:
         spec.decoder.scale_outputs = config.d_model**-0.5
     spec.config.layer_norm_epsilon = config.layer_norm_epsilon
+    _name_tokens(spec)
+    return spec
+
+
+def _fill_whisper(model: PreTrainedModel) -> Any:
+    """Whisper: the control tokens have the names that CTranslate2 looks for."""
+    from ctranslate2.converters.transformers import WhisperLoader
+
+    settings = model.generation_config
+    spec = WhisperLoader().get_model_spec(model)
+    names = _names(spec.decoder.embeddings)
+    names[settings.decoder_start_token_id] = "<|startoftranscript|>"
+    names[settings.eos_token_id] = "<|endoftext|>"
+    names[settings.no_timestamps_token_id] = "<|notimestamps|>"
+    spec.register_vocabulary(names)
+    spec.config.suppress_ids = settings.suppress_tokens or []
+    spec.config.suppress_ids_begin = settings.begin_suppress_tokens or []
+    spec.config.lang_ids = sorted((getattr(settings, "lang_to_id", None) or {}).values())
     return spec
 
 
@@ -205,6 +234,9 @@ FAMILIES = {
         partial(_fill_bart, pre_norm=True, norm_embedding=False), "activation_function"
     ),
     T5ForConditionalGeneration: Family(_fill_t5, "dense_act_fn"),
+    WhisperForConditionalGeneration: Family(
+        _fill_whisper, "activation_function", frozenset({"gelu"})
+    ),
     MT5ForConditionalGeneration: Family(_fill_t5, "dense_act_fn"),
 }
 """Classes of models that can be converted."""

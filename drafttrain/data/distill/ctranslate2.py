@@ -24,6 +24,7 @@ from drafttrain.models.ctranslate2 import (
     package_version,
 )
 from drafttrain.models.loading import LoadedTarget, check_target
+from drafttrain.models.speech import hears
 
 QUEUED = 8
 """Batches that are handed over at once, so that workers seldom wait for the last of them."""
@@ -33,7 +34,13 @@ ASKED = "backend = 'ctranslate2'"
 def check_ctranslate2(config: DistillConfig) -> None:
     """Refuse targets that cannot be converted, by their config.json. Raises ConfigError."""
     check_installed(ASKED)
-    check_convertible(check_target(config.target), ASKED)
+    model_config = check_target(config.target)
+    check_convertible(model_config, ASKED)
+    if hears(model_config):
+        raise ConfigError(
+            f"{ASKED} reads texts alone, but target.path = {config.target.path!r} hears audio; use "
+            "transformers or engine"
+        )
 
 
 def open_ctranslate2(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:

@@ -22,9 +22,11 @@ from transformers import (
     NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
     PreTrainedModel,
+    SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
 )
 
+from drafttrain.decoding.ctranslate2.transcribe import Transcription
 from drafttrain.decoding.ctranslate2.translate import Placement, Translation
 from drafttrain.decoding.engine.cached_model import start_token
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
@@ -43,6 +45,10 @@ HONOURED: frozenset[type[LogitsProcessor]] = frozenset(
     }
 )
 """Processors of Transformers that CTranslate2 has something for."""
+HONOURED_OF_SPEECH: frozenset[type[LogitsProcessor]] = frozenset(
+    {SuppressTokensAtBeginLogitsProcessor, SuppressTokensLogitsProcessor}
+)
+"""Those that it has something for where clips are written down."""
 BARRING: frozenset[type[LogitsProcessor]] = frozenset(
     {
         MinLengthLogitsProcessor,
@@ -117,6 +123,22 @@ def _check(
             f"bars tokens ({names}) from beams without spreading their probability over the others",
             "set renormalize_logits to true in its generation_config.json",
         )
+
+
+def transcription(model: PreTrainedModel, max_new_tokens: int) -> Transcription:
+    """How CTranslate2 writes clips down as a Whisper's own `generate` does, greedily.
+
+    Raises ValueError naming what cannot be honoured.
+    """
+    config = model.generation_config
+    for kind in sorted(TargetProcessors(model, Sampling()).kinds - HONOURED_OF_SPEECH, key=str):
+        raise _refused(f"asks for a {kind.__name__}")
+    if getattr(config, "no_timestamps_token_id", None) is None:
+        raise _refused("names no token for no timestamps, without which it would write them")
+    ends = _as_list(config.eos_token_id)
+    if len(ends) != 1:
+        raise _refused(f"has eos_token_id={config.eos_token_id!r}, where one token is needed")
+    return Transcription(ends[0], max_new_tokens)
 
 
 def placement(model: PreTrainedModel, int8: bool = False) -> Placement:

@@ -11,20 +11,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import torch
+from safetensors.torch import save_file
+
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import EvalConfig
-from drafttrain.decoding.ctranslate2.settings import placement, translation
+from drafttrain.decoding.ctranslate2.settings import placement, transcription, translation
 from drafttrain.decoding.ctranslate2.translate import check_placement
 from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.types import Source
 from drafttrain.evaluation.batches.measure import Batch, measure_batches
 from drafttrain.evaluation.engines.process import EngineProcess
-from drafttrain.evaluation.engines.worker import Task
+from drafttrain.evaluation.engines.worker import NAME, Task
 from drafttrain.evaluation.jobs import CTRANSLATE2, INT8, Job
 from drafttrain.evaluation.options import EvaluationOptions
 from drafttrain.evaluation.prompts import Prompt
 from drafttrain.evaluation.runner import Decoded, run_interleaved
 from drafttrain.models.ctranslate2 import check_convertible, check_installed, convert
 from drafttrain.models.loading import LoadedTarget, check_target
+from drafttrain.models.speech import hears
 
 ENGINES = {CTRANSLATE2: False, INT8: True}
 """Baselines that are engines: whether their weights have 8 bits."""
@@ -75,18 +80,20 @@ def decode_alone(
     if not wanted:
         return []
     limit = model.max_new_tokens(prompts[0].source, options.max_new_tokens)
-    how = translation(target.model, limit)
+    heard = hears(target.model.config)
+    how = (transcription if heard else translation)(target.model, limit)
     places = {name: placement(target.model, int8=ENGINES[name]) for name in wanted}
     for place in places.values():
         check_placement(place)
-    sources = [prompt.source.input_ids.tolist() for prompt in prompts]
+    sources = [(_start if heard else _text)(model, prompt.source) for prompt in prompts]
     with TemporaryDirectory() as folder:
         converted = Path(folder, "model")
         converted.mkdir()
         convert(target.model, converted)
+        features = _write_features(prompts, Path(folder)) if heard else None
         found = []
         for name, place in places.items():
-            task = Task(str(converted), place, how, sources)
+            task = Task(str(converted), place, how, sources, features)
             with EngineProcess(task, Path(folder)) as process:
                 memory = process.memory
                 job = Job(name, name, process.decode, own_clock=True, own_memory=memory)
@@ -95,3 +102,22 @@ def decode_alone(
                 decoded = replace(decoded, interleaved=False)
                 found.append(Phase(decoded, measure_batches([job], [decoded], *measured)))
     return found
+
+
+def _text(model: CachedModel, source: Source) -> list[int]:
+    return source.input_ids.tolist()
+
+
+def _start(model: CachedModel, source: Source) -> list[int]:
+    """What the output of a clip starts from, its language named by the target where it is open."""
+    if source.chosen_from is not None:
+        source = model.encode(source).source
+    return source.prefix.tolist()
+
+
+def _write_features(prompts: Sequence[Prompt], folder: Path) -> str:
+    """The clips' features in a file, in float32."""
+    file = folder / "features.safetensors"
+    features = [prompt.source.inputs["input_features"].float().cpu() for prompt in prompts]
+    save_file({NAME: torch.stack(features)}, file)
+    return str(file)

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import EvalConfig
-from drafttrain.decoding.ctranslate2.translate import Placement, Translation
+from drafttrain.decoding.ctranslate2.transcribe import Transcription
+from drafttrain.decoding.ctranslate2.translate import Placement, Translation, translate
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.evaluation.engines.measure import check_engines, decode_alone
 from drafttrain.evaluation.engines.process import EngineProcess
@@ -88,18 +89,24 @@ class Echo:
 
 def test_a_wish_is_decoded_in_batches_as_its_prompts_come():
     task = Task("", Placement(), Translation([0], [1], 9), [[5], [6, 7], [8], [9]])
-    done = fulfil(Echo(), task, Wish([3, 1, 0], batch_size=2))
+
+    def decode(chosen):
+        return translate(Echo(), [task.sources[prompt] for prompt in chosen], task.how)
+
+    done = fulfil(decode, task, Wish([3, 1, 0], batch_size=2))
     assert done.tokens == [[9], [6, 7], [5]]
     assert done.seconds[0] == done.seconds[1] != done.seconds[2]
     assert done.peak_bytes is None
-    assert fulfil(Echo(), task, Wish([2], 1, memory=True)).peak_bytes >= 0
+    assert fulfil(decode, task, Wish([2], 1, memory=True)).peak_bytes >= 0
 
 
 def test_a_task_is_read_as_it_was_written(tmp_path):
     how = Translation([0, 7], [1, 2], 9, 1, {"beam_size": 1, "suppress_sequences": [["5"]]})
     task = Task("model", Placement("cpu", 0, "float32", 2), how, [[5], [6, 7]])
-    task.write(tmp_path / "task.json")
-    assert Task.read(tmp_path / "task.json") == task
+    heard = Task("model", Placement(), Transcription(1, 9), [[4, 5]], "features.safetensors")
+    for one in (task, heard):
+        one.write(tmp_path / "task.json")
+        assert Task.read(tmp_path / "task.json") == one
     assert Done(**json.loads('{"tokens": [[1]], "seconds": [0.5]}')) == Done([[1]], [0.5])
 
 
