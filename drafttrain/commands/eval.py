@@ -26,6 +26,7 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.types import Source
 from drafttrain.evaluation.batches.tables import batch_table, lengths_table
 from drafttrain.evaluation.evaluate import (
     Evaluation,
@@ -106,6 +107,7 @@ def measure_teacher_forced(plan: Plan, pair: Pair, options: EvaluationOptions) -
     model = pair.drafter_model
     cached = CachedModel(pair.target.model)
     prompts, _ = read_prompts(pair.target, cached, plan.rows)
+    sources = [cached.read(prompt.source) for prompt in prompts]
     outputs = Decoder(
         cached,
         NoDrafter(),
@@ -113,11 +115,8 @@ def measure_teacher_forced(plan: Plan, pair: Pair, options: EvaluationOptions) -
         build_verifier(AUTO, options.sampling),
         options.sampling,
         partial(sequence_randomness, options.seed),
-    ).decode_all([prompt.source for prompt in prompts], options.max_new_tokens)
-    pairs = [
-        (prompt.source.input_ids.tolist(), output.tokens)
-        for prompt, output in zip(prompts, outputs, strict=True)
-    ]
+    ).decode_all(sources, options.max_new_tokens)
+    pairs = [(source, output.tokens) for source, output in zip(sources, outputs, strict=True)]
     drafters = [
         (pair.drafter.name, variant.stop.k, partial(first_slots, model, variant.stop.k))
         for variant in plan.variants
@@ -126,7 +125,7 @@ def measure_teacher_forced(plan: Plan, pair: Pair, options: EvaluationOptions) -
     return evaluate_teacher_forced(pair.target, drafters, pairs, options, data_name)
 
 
-def first_slots(model: PreTrainedModel, k: int, source_ids: Tensor, target_ids: Tensor) -> Tensor:
-    """Blocks cut to k. Shapes: [S], [L] -> [L, k]."""
-    predict = kind_of(model.config).blocks_along
-    return resolve_name(predict)(model, source_ids, target_ids)[:, :k]
+def first_slots(model: PreTrainedModel, k: int, source: Source, target_ids: Tensor) -> Tensor:
+    """Blocks cut to k. Shapes: [L] -> [L, k]."""
+    along = resolve_name(kind_of(model.config).blocks_along)
+    return along(model, source, target_ids)[:, :k]

@@ -62,8 +62,8 @@ class DrafterKind:
     exports: tuple[Program, ...] = ()
     """What can use it once it is exported; empty: it cannot be."""
     blocks_along: str | None = None
-    """Function (model, source ids [S], target ids [L]) -> greedy blocks at every prefix [L, k], for
-    teacher-forced acceptance."""
+    """Function (model, source that the target has read, target ids [L]) -> greedy blocks at every
+    prefix [L, k], for teacher-forced acceptance."""
 
     @property
     def is_model(self) -> bool:
@@ -129,7 +129,7 @@ SPEC_DRAFTER = DrafterKind(
     states=("slot",),
     tree_rows="drafttrain.decoding.drafters.tree:rows_of_slots",
     exports=("custom_generate",),
-    blocks_along="drafttrain.decoding.drafters.block:predict_blocks",
+    blocks_along="drafttrain.decoding.drafters.block:blocks_along",
 )
 
 BLOCK_HEADS = DrafterKind(

@@ -11,7 +11,7 @@ from datasets import Dataset
 
 from drafttrain.build.method import Method
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.types import Output
+from drafttrain.decoding.types import Output, Source
 from drafttrain.evaluation.batches.measure import batch_results, join_batches, measure_batches
 from drafttrain.evaluation.batches.memory import memory_kind
 from drafttrain.evaluation.bootstrap import Array, draw_resamples
@@ -111,13 +111,14 @@ def evaluate(
 def evaluate_teacher_forced(
     target: LoadedTarget,
     drafters: Sequence[tuple[str, int, PredictBlocks]],
-    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    pairs: Sequence[tuple[Source, Sequence[int]]],
     options: EvaluationOptions,
     data_name: str,
 ) -> Report:
     """Acceptance of greedy verification from one parallel pass a sentence; no speed, no texts.
 
-    drafters: (name, k, predict_blocks); pairs: (source_ids, the target's own output). Raises
+    drafters: (name, k, predict_blocks); pairs: (source that the target has read, its
+    own output). Raises
     ValueError where there are no pairs.
     """
     resamples = draw_resamples(len(pairs), options.bootstrap, options.seed)

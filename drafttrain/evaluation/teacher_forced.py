@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from drafttrain.data.batches.examples import Example, Examples
-from drafttrain.decoding.types import Output, Round
+from drafttrain.decoding.types import Output, Round, Source
 from drafttrain.evaluation.metrics import first_difference
 
-PredictBlocks = Callable[[Tensor, Tensor], Tensor]
-"""(source_ids [S], target_ids [L]) -> arg-max blocks [L, k]; row p follows target_ids[:p]."""
+PredictBlocks = Callable[[Source, Tensor], Tensor]
+"""(source, target_ids [L]) -> arg-max blocks [L, k]; row p follows target_ids[:p]."""
 ROWS_AT_ONCE = 64
 """Held-out rows that are read at a time while a drafter trains."""
 
@@ -72,23 +72,23 @@ def replay_rounds(
 @torch.inference_mode()
 def replay_outputs(
     predict_blocks: PredictBlocks,
-    pairs: Iterable[tuple[Sequence[int], Sequence[int]]],
+    pairs: Iterable[tuple[Source, Sequence[int]]],
     max_new_tokens: int | None = None,
 ) -> list[Output]:
-    """Outputs with their rounds, as decoding would give, from (source_ids, target_ids) pairs."""
+    """Outputs with their rounds, as decoding would give, from (source, target_ids) pairs."""
     outputs = []
-    for sequence, (source_ids, target_ids) in enumerate(pairs):
+    for sequence, (source, target_ids) in enumerate(pairs):
         if len(target_ids) == 0:
             raise ValueError(
                 f"pair {sequence} has no target tokens; leave rows without an output out"
             )
-        predicted = predict_blocks(torch.tensor(source_ids), torch.tensor(target_ids))
+        predicted = predict_blocks(source, torch.tensor(target_ids))
         rounds = replay_rounds(predicted, target_ids, max_new_tokens, sequence)
         outputs.append(Output(tokens=[int(token) for token in target_ids], rounds=rounds))
     return outputs
 
 
-def plain_outputs(pairs: Iterable[tuple[Sequence[int], Sequence[int]]]) -> list[Output]:
+def plain_outputs(pairs: Iterable[tuple[Source, Sequence[int]]]) -> list[Output]:
     """The same outputs as plain decoding makes them: one token a round."""
     outputs = []
     for sequence, (_, target_ids) in enumerate(pairs):

@@ -342,7 +342,7 @@ def test_teacher_forced_and_decoded_acceptance_are_equal(target, report):
     ]
     forced = evaluate_teacher_forced(
         target,
-        [("scripted", 4, lambda source, output: drafter.blocks[tuple(source.tolist())])],
+        [("scripted", 4, lambda source, output: drafter.blocks[tuple(source)])],
         pairs,
         OPTIONS,
         "data/tiny.txt",

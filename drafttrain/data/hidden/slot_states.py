@@ -13,7 +13,7 @@ decoding it is 1 where the slot's arg-max is x_i, else 0.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,7 +22,8 @@ from torch import Tensor
 from drafttrain.data.batches.mixing import row_uniforms
 from drafttrain.data.hidden.token_states import Labelling, Output, grouped, target_rows
 from drafttrain.data.shards.states import Labelled
-from drafttrain.decoding.drafters.block import block_states, rows_after
+from drafttrain.decoding.drafters.block import block_states, rows_after, what_is_read
+from drafttrain.decoding.engine.cached_model import make_source
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import Sampling
@@ -48,7 +49,11 @@ def _label_blocks(
     """The slots that decoding would have seen in blocks along one output, for every mix."""
     settings = labelling.settings
     length, k = len(output.target_ids), settings.k
-    source_ids, target_ids = torch.tensor(output.source_ids), torch.tensor(output.target_ids)
+    target_ids = torch.tensor(output.target_ids)
+    source = make_source(output.source_ids, labelling.target)
+    if drafter.config.encoder == "target":
+        source = replace(source, encoded=labelling.encode([source])[0])
+    read = what_is_read(drafter, source)
     prefixes: list[int] = []
     labelled = []
     for mix in range(settings.mixes):
@@ -56,7 +61,7 @@ def _label_blocks(
         chosen = draw_prefixes(numbers[:, 0], settings.blocks_per_row)
         if chosen != prefixes:  # with all blocks, one pass serves all mixes
             prefixes = chosen
-            states, previous = block_states(drafter, source_ids, target_ids, prefixes, k)
+            states, previous = block_states(drafter, read, target_ids, prefixes, k)
         device = states.device
         walk = _Walk(
             states,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from drafttrain.config.commands import CacheConfig
 from drafttrain.data.batches.mixing import Mixed, mix_tokens, row_uniforms
 from drafttrain.data.shards.states import Labelled
 from drafttrain.decoding.engine.cached_model import make_source
+from drafttrain.decoding.engine.encoding import Encode, encoder_of
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
 from drafttrain.decoding.engine.teacher_forcing import Forced, forced_states, teacher_force
 from drafttrain.decoding.sampling import warp
@@ -56,6 +58,13 @@ class Labelling:
     """What else was asked for: seed, mixes, blocks, size of batches."""
     places: int | None
     """Positions that both models have; None: no limit."""
+
+    @cached_property
+    def encode(self) -> Encode:
+        """How the target's sources are read, for drafters that read its encoder."""
+        found = encoder_of(self.target)
+        assert found is not None
+        return found
 
 
 def label_tokens(labelling: Labelling, outputs: Sequence[Output]) -> Iterator[list[Labelled]]:

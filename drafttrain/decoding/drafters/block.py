@@ -331,6 +331,20 @@ def predict_blocks(
     return rows_after(model, states, previous).argmax(-1).cpu()
 
 
+def blocks_along(model: SpecDrafter, source: Source, target_ids: Tensor) -> Tensor:
+    """`predict_blocks` of a source as `CachedModel.read` gives it. Shapes: [L] -> [L, k]."""
+    given = source.prefix[1:].tolist()
+    return predict_blocks(model, what_is_read(model, source), target_ids, given)
+
+
+def what_is_read(model: SpecDrafter, source: Source) -> Tensor:
+    """What the drafter reads of a source: its token ids [S], or what the target's encoder made of
+    it [S, E] (`CachedModel.read`)."""
+    if model.config.encoder == "own":
+        return source.input_ids.cpu()
+    return given_encoding([source])[0]
+
+
 def rows_after(model: SpecDrafter, states: Tensor, previous: Tensor) -> Tensor:
     """The rows of slots as decoding has them after these tokens.
 

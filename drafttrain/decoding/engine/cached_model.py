@@ -109,6 +109,14 @@ class CachedModel:
         """`encode_all` of one source."""
         return self.encode_all([source])[0]
 
+    def read(self, source: Source) -> Source:
+        """The same source with a whole prefix, and with what the encoder makes of it, where there
+        is one: it is not encoded again, and drafters that read the target's encoder find it."""
+        if not self.is_encoder_decoder:
+            return source
+        state = self.encode(source)
+        return replace(state.source, encoded=state.encoded)
+
     @without_gradients
     def encode_all(self, sources: Sequence[Source]) -> list[SequenceState]:
         """States with nothing cached; runs the encoder, where there is one.

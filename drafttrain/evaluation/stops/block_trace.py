@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.drafters.block import block_states, rows_after
+from drafttrain.decoding.drafters.block import block_states, rows_after, what_is_read
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import warp
@@ -54,7 +54,10 @@ def log_block_trace(
     options: TraceOptions,
     randomness: Randomness,
 ) -> Trace:
-    """The trace of blocks of options.depth slots (fewer near the maximal length)."""
+    """The trace of blocks of options.depth slots (fewer near the maximal length).
+
+    source: as `CachedModel.read` of the target gives it.
+    """
     tokens = torch.tensor(output, dtype=torch.long)
     length, depth, tosses = len(tokens), options.depth, options.tosses
     room = target.max_new_tokens(source, options.max_new_tokens)
@@ -104,11 +107,11 @@ def _all_blocks(
     sampling: Sampling,
 ) -> Iterator[Blocks]:
     """Blocks of every number of slots that occurs along the output."""
-    device = target_probs.device
+    device, given = target_probs.device, source.prefix[1:].tolist()
     for slots in sorted(set(longest[longest > 0].tolist()), reverse=True):
         starts = np.flatnonzero(longest == slots)
         states, previous = block_states(
-            drafter, source.input_ids.cpu(), tokens, starts.tolist(), slots
+            drafter, what_is_read(drafter, source), tokens, starts.tolist(), slots, given
         )
         logits = rows_after(drafter, states, previous)
         places = torch.from_numpy(starts)[:, None] + torch.arange(slots)

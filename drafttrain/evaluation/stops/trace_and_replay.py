@@ -22,6 +22,7 @@ def replay_prompts(
     """Counts of every prompt under every policy; random choices depend on seed and row alone."""
     counts, target, options = [], bench.target, bench.trace_options()
     for prompt in tracked(prompts, label, "input"):
+        prompt = replace(prompt, source=target.read(prompt.source))
         randomness = sequence_randomness(bench.sampling.seed, prompt.row, target.device)
         text = decode_text(target, bench.pair.drafter, prompt.source, options, randomness)
         if bench.block:

@@ -19,7 +19,7 @@ from drafttrain.data.hidden.slot_states import draw_prefixes, label_slots
 from drafttrain.data.hidden.token_states import Labelling, Output
 from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.data.shards.states import open_cache
-from drafttrain.decoding.drafters.block import BlockDrafter, block_states, predict_blocks
+from drafttrain.decoding.drafters.block import BlockDrafter, block_states, blocks_along
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.sampling import warp
@@ -43,6 +43,7 @@ SHAPES = {
     "coupled": {"previous_token_rank": 3},
     "paper": {"slots": "paper"},
     "bidirectional": {"slots": "paper", "prefix_attention": "bidirectional"},
+    "target's encoder": {"encoder": "target", "previous_token_rank": 3},
 }
 
 
@@ -83,7 +84,7 @@ def judge(target, drafted: list[int]) -> Tensor:
 def real_rounds(pair) -> dict[tuple[int, ...], float]:
     """Probability of each accepted path after BEGUN, by drafter, policy and verifier."""
     target, drafter = pair
-    source, drafts = make_source(SOURCE, target), BlockDrafter(drafter)
+    source, drafts = CachedModel(target).read(make_source(SOURCE, target)), BlockDrafter(drafter)
     tokens = torch.cat([source.prefix, torch.tensor(BEGUN)])
 
     def one_round(randomness) -> tuple[int, ...]:
@@ -158,7 +159,8 @@ def test_greedy_labels_end_at_the_first_wrong_slot(shape):
     output = tokens[0, 1:].tolist()
     [[labelled]] = label_slots(labelling(pair, Sampling(), k=4), [Output(0, source, output)])
     found = sorted(zip(labelled.positions.tolist(), labelled.acceptance.tolist(), strict=True))
-    predicted = predict_blocks(drafter, torch.tensor(source), torch.tensor(output)).tolist()
+    read = CachedModel(target).read(make_source(source, target))
+    predicted = blocks_along(drafter, read, torch.tensor(output)).tolist()
     expected = []
     for prefix, block in enumerate(predicted):
         for place, token in enumerate(block[: len(output) - prefix], prefix):

@@ -9,7 +9,7 @@ import torch
 from drafttrain.decoding.drafters import block
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import Entropy, FixedLength, HeadPolicy
@@ -23,20 +23,27 @@ from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.decoding.toys import ToyTarget, toy_source
 from tests.evaluation.stops.replays import decoded_rounds, random_head, replayed_rounds
 from tests.tiny_drafters import shared, tiny_drafter
-from tests.tiny_models import VOCAB
+from tests.tiny_models import VOCAB, tiny_source
 
 GREEDY = Sampling()
 
 
-@pytest.mark.parametrize("convention", ["anchored, coupled", "paper", "paper, bidirectional"])
+SHARED = {"target's encoder": {"encoder": "target"}, "whisper": {"encoder": "target"}}
+
+
+@pytest.mark.parametrize(
+    "convention", ["anchored, coupled", "paper", "paper, bidirectional", *SHARED]
+)
 def test_greedy_replay_equals_decoding_round_for_round(convention, monkeypatch):
     monkeypatch.setattr(block, "CANDIDATES", VOCAB)  # coupled slots look at every token
-    target = CachedModel(shared("marian"))
+    family = "whisper" if convention == "whisper" else "marian"
+    target = CachedModel(shared(family))
     target.model.generation_config.min_new_tokens = 10
-    drafter = tiny_drafter("marian", decoder_layers=2, **CONVENTIONS[convention])
+    drafter = tiny_drafter(family, decoder_layers=2, **(CONVENTIONS | SHARED)[convention])
     torch.manual_seed(0)
     for parameter in drafter.parameters():
-        parameter.data += 0.02 * torch.randn_like(parameter)
+        if parameter.requires_grad:  # cross-attention may be the target's
+            parameter.data += 0.02 * torch.randn_like(parameter)
     head, slots, randomness = random_head(16), 4, SampledRandomness(torch.Generator())
     pairs = [
         (FixedLength(4), Candidate("fixed", 4)),
@@ -45,7 +52,7 @@ def test_greedy_replay_equals_decoding_round_for_round(convention, monkeypatch):
         (HeadPolicy(head, 0.1, 4), Candidate("head", 0.1, "D", 4)),
     ]
     for ids in ([5, 9, 20, 7, 1], [8, 30, 1]):
-        source = make_source(ids, target.model)
+        source = target.read(tiny_source(ids, target.model))
 
         def decode(drafts, stop, source=source):
             decoder = Decoder(target, drafts, stop, GreedyMatch(), GREEDY, lambda _: randomness)
