@@ -172,9 +172,15 @@ class FollowDecoderConfig(Config):
     target_weight: NonNegativeFloat = 0.8
     """Weight of the divergence from the target's own distributions, beside the cross entropy of its
     output, which weighs 1. Not 0: the target's decoder reads every batch too."""
-    frozen: tuple[Literal["embeddings", "positions"], ...] = ("embeddings", "positions")
+    frozen: tuple[Literal["embeddings", "positions", "cross-keys-values"], ...] = (
+        "embeddings",
+        "positions",
+        "cross-keys-values",
+    )
     """Parts that stay as the target has them: embeddings (and the output rows, which are the same
-    in a Whisper) are most of the weights, few of whose tokens occur in few clips."""
+    in a Whisper) are most of the weights, few of whose tokens occur in few clips. Keys and values
+    of cross-attention that stay are taken from the target in decoding, not made again for each
+    clip."""
 
 
 class ShallowDecoderRecipe(DistillingRecipe):

@@ -7,9 +7,11 @@ output projection. Its config.json keeps the sizes of the target's encoder, whos
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import nn
 from transformers import GenerationConfig, PreTrainedModel, WhisperConfig, WhisperForCausalLM
 
 from drafttrain.models.spec_drafter.initialise import spread
@@ -28,8 +30,9 @@ KEPT_SETTINGS = (
 """Of the target's generation_config: begin_suppress_tokens count for the first token alone, which
 a drafter does not know from others."""
 PARTS = {
-    "embeddings": ("model.decoder.embed_tokens.", "proj_out."),
-    "positions": ("model.decoder.embed_positions.",),
+    "embeddings": re.compile(r"model\.decoder\.embed_tokens\.|proj_out\."),
+    "positions": re.compile(r"model\.decoder\.embed_positions\."),
+    "cross-keys-values": re.compile(r"model\.decoder\.layers\.\d+\.encoder_attn\.[kv]_proj\."),
 }
 """What the names of parameters begin with, by the part that they belong to."""
 
@@ -83,6 +86,28 @@ def copy_decoder(target: PreTrainedModel, config: WhisperConfig) -> WhisperForCa
 
 def freeze(drafter: WhisperForCausalLM, parts: Sequence[str]) -> None:
     """Leave these of `PARTS` out of training."""
-    begins = tuple(start for part in parts for start in PARTS[part])
     for name, parameter in drafter.named_parameters():
-        parameter.requires_grad_(not name.startswith(begins))
+        parameter.requires_grad_(not any(PARTS[part].match(name) for part in parts))
+
+
+def same_cross_layers(drafter: PreTrainedModel, target: PreTrainedModel) -> tuple[int, ...] | None:
+    """The target's layers whose keys and values of cross-attention are those of the drafter's, one
+    a layer, told by the weights that make them; None where one of them is of no layer."""
+    theirs = list(target.get_decoder().layers)
+    found = []
+    for layer in drafter.get_decoder().layers:
+        same = [n for n, other in enumerate(theirs) if _crosses_alike(layer, other)]
+        if not same:
+            return None
+        found.append(same[0])
+    return tuple(found)
+
+
+def _crosses_alike(layer: nn.Module, other: nn.Module) -> bool:
+    """Whether two decoder layers make the same keys and values of what an encoder puts out."""
+    own, theirs = layer.encoder_attn.state_dict(), other.encoder_attn.state_dict()
+    made = [name for name in own if name.startswith(("k_proj.", "v_proj."))]
+    return all(
+        own[name].dtype == theirs[name].dtype and torch.equal(own[name], theirs[name])
+        for name in made
+    )

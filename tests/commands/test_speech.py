@@ -78,6 +78,14 @@ def test_a_shallow_decoder_drafts_from_the_targets_own_encoder(inside, capsys, h
         assert [line["tokens"] for line in lines] == theirs()
 
 
+def test_cascades_are_searched_with_a_shallow_decoder(inside):
+    asked = ["--drafter", "shallow", "--cascade", "max-gram", "candidates=3", "first_prompts=2"]
+    asked += ["finalists=2", "bootstrap=20", "costs=parameters", "sampling.max_new_tokens=8"]
+    assert ended("tune-cascade", *ON, *asked) == 0
+    report = json.loads(Path("tune-cascade.json").read_text())
+    assert report["best"] and set(report["costs"]) == {"shallow", "max-gram"}
+
+
 def test_language_and_task_are_those_asked_for(inside, capsys):
     asked = ["target.language=de", "target.task=translate", "--drafter", "none", "--json", SHORT]
     assert ended("generate", *ON, *asked) == 0

@@ -21,6 +21,8 @@ from drafttrain.decoding.shared import Call, Steps, arg_max_of_each
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
 from drafttrain.models.draft_states import drawn_states
+from drafttrain.models.shallow_decoder import same_cross_layers
+from drafttrain.models.speech import shares_encoder
 
 
 class CausalDrafter:
@@ -153,4 +155,5 @@ class CausalSession:
 
 def open_drafter(model: PreTrainedModel, target: PreTrainedModel | None) -> CausalDrafter:
     """What the kind's row opens it with."""
-    return CausalDrafter(CachedModel(model))
+    shares = target is not None and shares_encoder(model.config)
+    return CausalDrafter(CachedModel(model, same_cross_layers(model, target) if shares else None))

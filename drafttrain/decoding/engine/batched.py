@@ -56,11 +56,11 @@ class Batched:
         self._strip = torch.empty(STRIP, 0)
 
     @staticmethod
-    def of_model(model: PreTrainedModel) -> Batched:
+    def of_model(model: PreTrainedModel, cross_layers: Sequence[int] | None = None) -> Batched:
         """A model of a known family."""
         rotary = getattr(model.get_decoder(), "rotary_emb", None)
-        limit = position_limit(model.config)
-        return Batched(read_stack(model), encoder_of(model), limit, rotary)
+        limit, encode = position_limit(model.config), encoder_of(model)
+        return Batched(read_stack(model), encode, limit, rotary, cross_layers=cross_layers)
 
     def begin(self, sources: Sequence[Source]) -> list[SequenceState]:
         """Lines for new sequences; encodes their sources, where there is an encoder."""

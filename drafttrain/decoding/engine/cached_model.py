@@ -46,7 +46,9 @@ class CachedModel:
     of a model that has been trained on since, make another.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, cross_layers: Sequence[int] | None = None) -> None:
+        """cross_layers: of a drafter that shares the target's encoder, the target's layers whose
+        keys and values of cross-attention its own layers would make again."""
         check_architecture(model)
         self.model = model
         self.device = model.device
@@ -58,10 +60,12 @@ class CachedModel:
         self._settings: GenerationConfig | None = None  # the model's own, as they are when decoding
         self.eos_ids = _token_ids(model.generation_config.eos_token_id)
         """Tokens that end a sequence."""
-        self.requires = TargetRequirements(encoder=shares_encoder(model.config))
+        self.requires = TargetRequirements(
+            encoder=shares_encoder(model.config), cross_layers=tuple(cross_layers or ())
+        )
         """What it reads of the target, where it drafts for one."""
         known = type(model) in KNOWN
-        self.engine = Batched.of_model(model) if known else Whole(model)
+        self.engine = Batched.of_model(model, cross_layers) if known else Whole(model)
         if not known:
             ids = (
                 torch.arange(12, device=self.device) + len(model.get_input_embeddings().weight) // 2

@@ -57,6 +57,15 @@ class RecordedState:
         """With the whole prefix."""
         return self.recording.cache.source
 
+    @property
+    def encoded(self) -> Tensor | None:
+        """What the encoder put out."""
+        return self.recording.cache.encoded
+
+    def crossed(self, layer: int) -> Tensor | None:
+        """Keys and values of cross-attention, as of `SequenceState`."""
+        return self.recording.cache.crossed(layer)
+
 
 @dataclass
 class Record:

@@ -9,15 +9,17 @@ import torch
 from transformers import PreTrainedModel, WhisperForCausalLM
 
 from drafttrain.decoding.drafters.cascade import Level, cascade
-from drafttrain.decoding.drafters.causal import CausalDrafter
+from drafttrain.decoding.drafters.causal import CausalDrafter, open_drafter
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.tree import TreeDrafter
+from drafttrain.decoding.engine.batched import Batched
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.shared import alone
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.types import Sampling, Source
+from drafttrain.models.shallow_decoder import PARTS, same_cross_layers
 from tests.comparing import close
 from tests.decoding.decoded import generate, run, tokens_of
 from tests.tiny_models import near_copy, tiny_model, tiny_source
@@ -74,6 +76,38 @@ def test_a_copy_of_the_whole_decoder_is_always_right(target):
     for output in outputs:
         assert all(len(played.path) == len(played.drafted) for played in output.rounds[:-1])
         assert len(output.rounds[0].drafted) == 4  # from the first round on
+
+
+def test_keys_and_values_that_are_the_targets_are_taken_from_it(target, monkeypatch):
+    drafter = near_copy(shallow(target, 2), 0.02, seed=1)
+    expected = tokens_of(run(target, clips(target), NoDrafter(), 20))
+    for name, value in shallow(target, 2).state_dict().items():
+        if PARTS["cross-keys-values"].match(name):
+            drafter.state_dict()[name].copy_(value)
+    assert same_cross_layers(drafter, target) == (0, 2)
+    made = []
+    remember = Batched._remember_sources
+
+    def note(engine, lines, encoded) -> None:
+        made.append(len(engine.stack.layers))
+        remember(engine, lines, encoded)
+
+    monkeypatch.setattr(Batched, "_remember_sources", note)
+    drafts = []
+    for taken in (open_drafter(drafter, target), CausalDrafter(CachedModel(drafter))):
+        made.clear()
+        levels = cascade([Level("one", taken), Level("max-gram", MaxGramDrafter())], [[2, 3], [4]])
+        for method in (taken, TreeDrafter(taken, Optimal(12)), levels):
+            outputs = run(target, clips(target), method, 20, batch_size=4)
+            assert tokens_of(outputs) == expected
+            drafts.append([played.drafted for output in outputs for played in output.rounds])
+        assert (2 in made) == (taken.requires.cross_layers == ())  # the target has 3 layers
+    assert drafts[:3] == drafts[3:]
+
+
+def test_a_drafter_of_other_keys_and_values_makes_its_own(target, drafter):
+    assert same_cross_layers(drafter, target) is None
+    assert open_drafter(drafter, target).requires.cross_layers == ()
 
 
 def test_a_clip_is_encoded_once(target, drafter):

@@ -98,6 +98,9 @@ def test_frozen_parts_get_no_gradient(target):
         "model.decoder.embed_positions.weight",
         "proj_out.weight",
     }
+    freeze(drafter, ["cross-keys-values"])
+    frozen = {name for name, p in drafter.named_parameters() if not p.requires_grad}
+    assert len(frozen) == 2 * 3 and all("encoder_attn" in name for name in frozen)  # no key bias
     freeze(drafter, [])
     assert all(parameter.requires_grad for parameter in drafter.parameters())
 
