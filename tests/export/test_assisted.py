@@ -9,7 +9,7 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.types import Source
+from drafttrain.decoding.types import Round, Source
 from tests.decoding.decoded import run, tokens_of
 from tests.export.pairs import export_to
 from tests.tiny_models import near_copy, tiny_model, tiny_source
@@ -44,14 +44,21 @@ def clips(model: PreTrainedModel) -> list[Source]:
     return [tiny_source([number, 3 * number], model) for number in range(6)]
 
 
+def counted(played: Round) -> int:
+    """Accepted tokens as Transformers counts them: without an EOS that ends the draft."""
+    return len(played.path) - (len(played.path) == len(played.emitted))
+
+
 @pytest.mark.parametrize("suppressed", [True, False])
+@pytest.mark.parametrize("layers", [2, 3])
 def test_transformers_accepts_the_same_tokens_and_encodes_a_clip_once(
-    target, accepted, tmp_path, suppressed
+    target, accepted, tmp_path, suppressed, layers
 ):
     if not suppressed:
         target.generation_config.suppress_tokens = None
     target.generation_config.language = "de"  # else its name costs a call of the encoder
-    near_copy(shallow(target, 2), 0.02, seed=1).save_pretrained(tmp_path / "drafter")
+    noise = {2: 0.02, 3: 0.0}[layers]  # 3: a copy of the whole decoder, right up to every EOS
+    near_copy(shallow(target, layers), noise, seed=1).save_pretrained(tmp_path / "drafter")
     tiny_tokenizer().save_pretrained(tmp_path / "drafter")
     out = export_to(tmp_path / "out", drafter=str(tmp_path / "drafter"), num_assistant_tokens=K)
     drafter = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float64)
@@ -69,7 +76,7 @@ def test_transformers_accepts_the_same_tokens_and_encodes_a_clip_once(
             max_new_tokens=NEW_TOKENS,
         ).tolist()
         assert tokens == output.tokens[: len(tokens)]
-        assert accepted == [len(played.path) for played in output.rounds]
+        assert accepted == [counted(played) for played in output.rounds]
         rounds += len(accepted)
     assert len(calls) == 6  # the target's own, a clip each
     assert rounds < sum(map(len, tokens_of(outputs)))  # drafts were accepted
