@@ -57,7 +57,8 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
     torch.manual_seed(settings.train.seed)
     drafter_config.untied_output = has_own_output(target.model)
     if drafter_config.encoder == "target":
-        drafter_config.target |= {"weights_sha256": hash_target(target.model)}
+        of_it = {"weights_sha256": hash_target(target.model), "hears": hears(target_config)}
+        drafter_config.target |= of_it
     drafter = SpecDrafter(drafter_config)
     choose_draftable(drafter, rows)
     account = initialise(drafter, target.model, settings.drafter.initialise)

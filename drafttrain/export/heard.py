@@ -17,7 +17,9 @@ def made_up_encoding(drafter: PreTrainedModel, ids: Tensor) -> Tensor:
     """What might come out of an encoder, the same for the same ids. Shapes: [T] -> [S, D]."""
     config = drafter.config
     generator = torch.Generator().manual_seed(int(ids.sum()))
-    drawn = torch.randn(config.max_source_positions, config.d_model, generator=generator)
+    places = getattr(config, "max_source_positions", len(ids))
+    width = getattr(config, "source_width", config.d_model)
+    drawn = torch.randn(places, width, generator=generator)
     return drawn.to(drafter.device, drafter.dtype)
 
 

@@ -56,6 +56,8 @@ def programs(drafter: PretrainedConfig) -> tuple[Program, ...]:
     """What can use an export of a drafter: of one that shares its target's encoder, Transformers'
     own assisted generation alone (a Whisper's `generate` takes no custom_generate)."""
     exports = kind_of(drafter).exports
+    if (getattr(drafter, "target", None) or {}).get("hears"):  # a Spec-Drafter of a Whisper
+        return ()
     return tuple(one for one in exports if one == "assisted" or not shares_encoder(drafter))
 
 
@@ -74,6 +76,12 @@ def load_parts(settings: ExportConfig) -> Parts:
         raise ConfigError(
             f"drafter {settings.drafter!r} ({kind.words}) cannot be used by other programs: {why}; "
             f"export {usable}"
+        )
+    if not programs(config):
+        raise ConfigError(
+            f"drafter {settings.drafter!r} ({kind.words}) is of a target that hears, whose "
+            "`generate` takes no drafter of blocks; give its folder to drafttrain generate, or "
+            "export a shallow decoder (recipes/train_shallow_decoder.py)"
         )
     head_folder, head = _open_head(settings)
     policy = _choose_policy(settings, head_folder, head, config)

@@ -34,7 +34,7 @@ from drafttrain.decoding.shared import alone
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.export.heard import gaps_on_noise, made_up_encoding
 from drafttrain.models.acceptance_head import AcceptanceHead, load_heads
-from drafttrain.models.drafters import load_drafter, read_drafter_settings
+from drafttrain.models.drafters import load_drafter, read_drafter_settings, reads_encoder
 from drafttrain.models.identity import hash_tokenizer, hash_weights
 from drafttrain.models.loading import cache_for_generate, load_target
 from drafttrain.models.speech import shares_encoder
@@ -210,7 +210,10 @@ def some_logits(drafter: PreTrainedModel) -> Tensor:
     """Logits on tokens spread over the vocabulary, as source and as output. [T, V]"""
     ids = torch.arange(TOKENS) * (vocabulary_size(drafter) - 1) // TOKENS + 1
     if kind_of(drafter.config).drafts == "blocks":
-        states, previous = block_states(drafter, ids, ids, range(TOKENS), drafter.config.k)
+        source = ids
+        if drafter.config.encoder == "target":
+            source = made_up_encoding(drafter, ids)
+        states, previous = block_states(drafter, source, ids, range(TOKENS), drafter.config.k)
         return drafter.logits(states, previous).flatten(0, 1)
     if drafter.config.is_encoder_decoder:
         return drafter(input_ids=ids[None], decoder_input_ids=ids[None]).logits[0]
@@ -255,7 +258,11 @@ def _source(model: PreTrainedModel, ids: Sequence[int]) -> Source:
     if not model.config.is_encoder_decoder:
         return Source.of_text(given, given)
     start = model.config.decoder_start_token_id
-    return Source.of_text(given, torch.tensor([0 if start is None else start], device=model.device))
+    prefix = torch.tensor([0 if start is None else start], device=model.device)
+    source = Source.of_text(given, prefix)
+    if not reads_encoder(model.config):
+        return source
+    return replace(source, encoded=made_up_encoding(model, given))
 
 
 def assisted_settings(drafter: PreTrainedModel) -> dict[str, float] | None:

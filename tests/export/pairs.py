@@ -16,9 +16,10 @@ from drafttrain.export.provenance import Provenance
 from drafttrain.export.reload import compare
 from drafttrain.export.verify import Check
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
-from drafttrain.models.identity import hash_weights
+from drafttrain.models.identity import hash_target, hash_weights
 from drafttrain.models.spec_drafter.initialise import initialise, make_config
 from drafttrain.models.spec_drafter.model import SpecDrafter
+from drafttrain.models.speech import hears
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import tiny_tokenizer
 
@@ -75,10 +76,14 @@ def export_to(out: Path, **settings: object) -> Path:
     return out
 
 
-def save_spec_drafter(folder: Path, target: PreTrainedModel, path: Path, k: int = 4) -> Path:
+def save_spec_drafter(
+    folder: Path, target: PreTrainedModel, path: Path, k: int = 4, **shape: object
+) -> Path:
     """A Spec-Drafter that starts from the target, which lies at `path`."""
-    config = make_config(target.config, DrafterConfig(k=k, decoder_layers=2), 3)
+    config = make_config(target.config, DrafterConfig(k=k, decoder_layers=2, **shape), 3)
     config.target = {"path": str(path)}
+    if config.encoder == "target":
+        config.target |= {"weights_sha256": hash_target(target), "hears": hears(target.config)}
     drafter = SpecDrafter(config)
     initialise(drafter, target, "both")
     drafter.double().save_pretrained(folder)

@@ -19,6 +19,7 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
+from drafttrain.config.base import ConfigError
 from drafttrain.export.generation import generate
 from drafttrain.export.pairing import load_assistant, prepare
 from drafttrain.models.spec_drafter.model import SpecDrafter
@@ -144,14 +145,21 @@ def test_sampled_rows_do_not_depend_on_how_many_are_decoded_at_once(assistant):
     assert torch.equal(sample(2), sample(1))
 
 
-def test_an_exported_spec_drafter_equals_greedy_generate(tmp_path):
+@pytest.mark.parametrize("shape", [{}, {"encoder": "target", "output_tokens": 30}])
+def test_an_exported_spec_drafter_equals_greedy_generate(tmp_path, shape):
     target = tiny_model("marian")
-    drafter = save_spec_drafter(tmp_path / "drafter", target, tmp_path)
+    drafter = save_spec_drafter(tmp_path / "drafter", target, tmp_path, **shape)
     out = export_to(tmp_path / "out", drafter=str(drafter))
     reloaded = SpecDrafter.from_pretrained(out)
     plain = target.generate(**RIGHT_PADDED, **GREEDY)
     assert torch.equal(generate(target, **RIGHT_PADDED, **GREEDY, assistant_model=reloaded), plain)
     assert prepare(target, reloaded, None).stop.name == "k=4"
+
+
+def test_blocks_for_a_target_that_hears_are_not_exported(tmp_path):
+    drafter = save_spec_drafter(tmp_path / "drafter", tiny_model("whisper"), tmp_path)
+    with pytest.raises(ConfigError, match="is of a target that hears.*export a shallow decoder"):
+        export_to(tmp_path / "out", drafter=str(drafter))
 
 
 @pytest.mark.parametrize(
