@@ -23,6 +23,7 @@ from drafttrain.config.kinds import kind_of
 from drafttrain.config.sweep import expand_sweep
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.compiled import compile_calls
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
@@ -74,6 +75,7 @@ def measure_methods(
     if settings.mode == "decode":
         model, data_name = CachedModel(pair.target.model), str(settings.data.path)
         methods = build_methods(plan, pair)
+        compile_calls(settings.compile)
         evaluation = evaluate(
             pair.target, model, methods, plan.rows, options, data_name, progress=True
         )

@@ -27,6 +27,7 @@ from drafttrain.data.inputs.hearing import HeardRows
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.tokens import tokenize_prompts
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.compiled import compile_calls
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.types import Round, Source
@@ -70,6 +71,7 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
         sampling,
         lambda number: sequence_randomness(seed, rows[number][0], device),
     )
+    compile_calls(settings.compile, settings.batch_size)
     rounds = decoder.decode(
         HeardRows(target, inputs) if heard else tokenised(target, inputs),
         settings.decode.sampling.max_new_tokens,

@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+)
 
 from drafttrain.config.backends import BACKENDS, ENGINE, TRANSFORMERS, Backend, DistillMethod
 from drafttrain.config.base import Config, split_at_commas
@@ -14,6 +21,14 @@ from drafttrain.config.inputs import DataConfig, TargetConfig
 
 BackendName = Literal["auto", *BACKENDS]
 Baseline = Literal["generate", "beam", "assisted", "ctranslate2", "ctranslate2-int8"]
+
+
+def _spelled_out(value: object) -> object:
+    """YAML reads on and off as true and false."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+Compile = Annotated[Literal["off", "auto", "on"], BeforeValidator(_spelled_out)]
 
 
 class DistillConfig(Config):
@@ -112,6 +127,10 @@ class EvalConfig(Config):
     """Interleaved timing rounds; medians are reported."""
     warmup: NonNegativeInt = 3
     """Inputs decoded by every method before timing starts."""
+    compile: Compile = "off"
+    """Whether calls of one sequence are compiled by torch, before the first one. on: all of them.
+    auto: those found to be faster so, which is measured first. Takes a C++ compiler and minutes at
+    the start. What cannot be compiled runs as it is, and a line says why."""
     bootstrap: PositiveInt = 1000
     """Resamples of the prompts for the 95 % intervals."""
     bleu_tokenizer: str = "13a"
@@ -135,6 +154,10 @@ class GenerateConfig(Config):
     batch_size: PositiveInt = 1
     """Most inputs decoded at once; one enters as another one ends. Outputs come in order and are
     those of batch size 1, up to rounding."""
+    compile: Compile = "off"
+    """Whether calls of one sequence are compiled by torch, before the first one. on: all of them.
+    auto: those found to be faster so, which is measured first. Takes a C++ compiler and minutes at
+    the start. What cannot be compiled runs as it is, and a line says why."""
 
 
 class CacheConfig(Config):

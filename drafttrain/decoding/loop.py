@@ -233,6 +233,7 @@ def _rounds(
                     RunningSequence(decoder, processors, index, state, max_new_tokens)
                     for (index, _), state in zip(entering, states, strict=True)
                 ]
+                del states  # of a sequence that ends, the cache is given back at once
         if not active:
             return
         yield from play_round(decoder, active)

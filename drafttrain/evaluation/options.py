@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from drafttrain.build.method import build_sampling
-from drafttrain.config.commands import Baseline, EvalConfig
+from drafttrain.config.commands import Baseline, Compile, EvalConfig
 from drafttrain.config.decode import SamplingConfig
 from drafttrain.decoding.types import Sampling
 from drafttrain.evaluation.report import TreeAxis
@@ -34,6 +34,8 @@ class EvaluationOptions:
     bootstrap: int = 1000
     bleu_tokenizer: str = "13a"
     """sacrebleu's tokenizer: 13a, or zh, ja-mecab, ko-mecab, char, ... for such targets."""
+    compile: Compile = "off"
+    """Whether calls of one sequence were compiled."""
     compared_by: TreeAxis | None = None
     """Where trees are compared: the size that those of a group share."""
 
@@ -41,7 +43,7 @@ class EvaluationOptions:
 def read_options(config: EvalConfig, compared_by: TreeAxis | None = None) -> EvaluationOptions:
     """The options that the settings of `drafttrain eval` hold."""
     own = ("baselines", "num_beams", "wave_batches", "repeats", "warmup", "bootstrap")
-    own += ("bleu_tokenizer",)
+    own += ("bleu_tokenizer", "compile")
     return EvaluationOptions(
         **_decoding(config.decode.sampling),
         **{name: getattr(config, name) for name in own},

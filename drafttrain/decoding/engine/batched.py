@@ -9,13 +9,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from drafttrain.config.commands import Compile
 from drafttrain.decoding.engine.architectures import position_limit
 from drafttrain.decoding.engine.calls import Feed, StepOutput, record
+from drafttrain.decoding.engine.compiled import CompiledStep, enlist
 from drafttrain.decoding.engine.encoding import Encode, encoder_of
 from drafttrain.decoding.engine.families import read_stack
 from drafttrain.decoding.engine.pool import Line, Pool
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.stack import Rotations, Rows, Stack, run_stack
+from drafttrain.decoding.inference import without_gradients
 from drafttrain.decoding.types import Source
 
 SMALL = 16
@@ -54,6 +57,8 @@ class Batched:
         self._cross_layers = cross_layers
         self._rotations: Rotations | None = None
         self._strip = torch.empty(STRIP, 0)
+        self.compiled: CompiledStep | None = None
+        enlist(self)
 
     @staticmethod
     def of_model(model: PreTrainedModel, cross_layers: Sequence[int] | None = None) -> Batched:
@@ -61,6 +66,14 @@ class Batched:
         rotary = getattr(model.get_decoder(), "rotary_emb", None)
         limit, encode = position_limit(model.config), encoder_of(model)
         return Batched(read_stack(model), encode, limit, rotary, cross_layers=cross_layers)
+
+    @without_gradients
+    def compile(self, how: Compile) -> str:
+        """Compile the calls of one sequence (`compile_calls`); a line that says what came of it."""
+        self._rotate_up_to(1)
+        given = (self._rotations, self._limit, self._embed is not None)
+        self.compiled = CompiledStep(self.stack, *given)
+        return self.compiled.prepare(how)
 
     def begin(self, sources: Sequence[Source]) -> list[SequenceState]:
         """Lines for new sequences; encodes their sources, where there is an encoder."""
@@ -124,15 +137,19 @@ class Batched:
         if not together:
             lines = torch.tensor(numbers, device=self.device)
         rows = self._rows(feeds, starts, sizes, total, lines)
-        cache = self.pool.columns(lines, total)
-        memory = self.pool.memory(lines, numbers)
         depth = len(self.stack.layers)
         kept: dict[int, Tensor | None] = {n % depth: None for n in layers if n != -1}
         self._know_rotations(feeds)
         embedded = None if self._embed is None else self._embed(feeds, rows.ids, rows.positions)
-        hidden = run_stack(self.stack, rows, cache, self._rotations, memory, embedded, kept)
-        if not together:
-            self._write_back(lines, rows.columns, cache)
+        hidden = None
+        if self.compiled is not None and len(feeds) == 1:
+            hidden = self.compiled(rows, self.pool, self._rotations, embedded, kept)
+        if hidden is None:
+            cache = self.pool.columns(lines, total)
+            memory = self.pool.memory(lines, numbers)
+            hidden = run_stack(self.stack, rows, cache, self._rotations, memory, embedded, kept)
+            if not together:
+                self._write_back(lines, rows.columns, cache)
         logits = self.stack.logits(_asked(hidden, feeds, sizes))
         states = {n: kept[n % depth] for n in layers if n != -1}
         return [
@@ -229,6 +246,11 @@ class Batched:
             return
         needed = 1 + max(max(feed.places) for feed in feeds)
         needed = max(needed, max(f.state.cached for f in feeds) + max(len(f.tokens) for f in feeds))
+        self._rotate_up_to(needed)
+
+    def _rotate_up_to(self, needed: int) -> None:
+        if self._rotary is None:
+            return
         size = max(256, 2 * needed)
         if self._limit is not None:
             needed, size = min(needed, self._limit), min(size, self._limit)

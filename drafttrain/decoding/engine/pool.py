@@ -135,10 +135,13 @@ class Pool:
             self._grow(columns=max(columns, 2 * room))
 
     def remember_source(self, number: int, keys_values: Tensor) -> None:
-        """Keep cross-attention's keys and values of a line: [2 L, heads, S, head_dim]."""
+        """Keep cross-attention's keys and values of a line: [2 L, heads, S, head_dim].
+
+        There is room for one more than any source has: compiled calls read a part of it always.
+        """
         length, room = keys_values.shape[2], self.sources.shape[3]
-        if length > room or self.sources.shape[1] < self.states.shape[1]:
-            wanted = max(length, 2 * room) if length > room else room
+        if length >= room or self.sources.shape[1] < self.states.shape[1]:
+            wanted = max(length + 1, 2 * room) if length >= room else room
             self.sources = _enlarged(self.sources, self.states.shape[1], wanted)
         self.sources[:, number, :, :length] = keys_values
         self.lengths[number] = length

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
+from drafttrain.config.commands import Compile
 from drafttrain.decoding.engine.calls import Feed, StepOutput, record
+from drafttrain.decoding.engine.compiled import enlist
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.types import Source
 
@@ -52,11 +54,18 @@ class Whole:
     """How a model of a family that is not known is called: with chains only."""
 
     takes_branches = False
+    stack = None
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.device = model.device
         self._keeps_rows = model._supports_logits_to_keep()
+        enlist(self)
+
+    def compile(self, how: Compile) -> str:
+        """Nothing; a line that says why."""
+        kind = self.model.config.model_type
+        return f"a {kind!r} model runs uncompiled: how its family computes is not known"
 
     def begin(self, sources: Sequence[Source]) -> list[SequenceState]:
         """A cache for each new sequence; encodes its source, where there is an encoder."""

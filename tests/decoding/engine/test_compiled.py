@@ -1,0 +1,216 @@
+"""Compiled calls say what others say; what cannot be compiled runs as it is, and a line says why.
+
+But for one test they are traced as when they are compiled and then run operation by operation,
+which takes no C++ compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from pydantic import ValidationError
+from transformers import PreTrainedModel
+
+from drafttrain.config.commands import EvalConfig, GenerateConfig
+from drafttrain.decoding.engine import compiled
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.compiled import CompiledStep, compile_calls
+from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.roles import Drafter
+from drafttrain.decoding.sampling import sequence_randomness
+from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.types import Proposal, Sampling
+from drafttrain.decoding.verifiers import GreedyMatch
+from tests.decoding.decoded import generate, sources_for, tokens_of
+from tests.decoding.test_batch_parity import ANY, NEW, SLOTS, TREES
+from tests.tiny_drafters import shared
+from tests.tiny_models import tiny_model
+
+
+@pytest.fixture(autouse=True)
+def _apart() -> Iterator[None]:
+    """Nothing is left of engines and compiled code of other tests."""
+    compiled._ENGINES.clear()
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each call of one sequence, whether what was traced has run."""
+    monkeypatch.setattr(compiled, "BACKEND", "eager")
+    monkeypatch.setattr(compiled, "missing_compiler", lambda: None)
+    return count_calls(monkeypatch)
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    calls, run = [], CompiledStep.__call__
+
+    def count(step, *given):
+        found = run(step, *given)
+        calls.append(found is not None)
+        return found
+
+    monkeypatch.setattr(CompiledStep, "__call__", count)
+    return calls
+
+
+def decode(target: CachedModel, drafter: Drafter) -> list[list[int]]:
+    decoder = Decoder(
+        target,
+        drafter,
+        FixedLength(4),
+        GreedyMatch(),
+        Sampling(),
+        lambda number: sequence_randomness(4, number),
+    )
+    return tokens_of(decoder.decode_all(sources_for(target.model, 8), NEW))
+
+
+def decode_compiled(model: PreTrainedModel, name: str) -> list[list[int]]:
+    target, drafter = CachedModel(model), (ANY | SLOTS | TREES)[name](model)
+    compile_calls("on")
+    return decode(target, drafter)
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "layers"),
+    [
+        ("marian", "soft copy", {"decoder_layers": 1}),
+        ("t5", "plain", {"num_decoder_layers": 1}),
+        ("llama", "opt-tree", {"num_hidden_layers": 1}),
+    ],
+)
+def test_compiled_calls_decode_as_others_do(family, name, layers, traced, capsys):
+    model = shared(family) if name in SLOTS else tiny_model(family, **layers)
+    assert decode_compiled(model, name) == generate(model, sources_for(model, 8), NEW)
+    assert traced.count(True) > traced.count(False)  # prompts, and what stands at the very start
+    said = capsys.readouterr().err.splitlines()
+    assert said and all(": compiled; " in line for line in said)
+
+
+def test_machine_code_decodes_as_others_do(monkeypatch, capsys):
+    reason = compiled.missing_compiler()
+    if reason is not None:
+        pytest.skip(reason)
+    calls, model = count_calls(monkeypatch), tiny_model("llama", num_hidden_layers=1)
+    assert decode_compiled(model, "max-gram") == generate(model, sources_for(model, 8), NEW)
+    assert any(calls) and ": compiled; " in capsys.readouterr().err
+
+
+def test_layers_that_a_drafter_reads_are_kept(traced):
+    model = tiny_model("bart")
+    [source] = sources_for(model, 1)
+    tokens = torch.cat([source.prefix, torch.tensor([7, 9, 8])])
+    kept = []
+    for how in ("off", "on"):
+        target = CachedModel(model)
+        compile_calls(how)
+        state = target.encode(source)
+        for length in (3, 4):
+            given = ([state], [tokens[:length]], [Proposal.empty()], (0, -1))
+            outputs = target.score(*given)
+        kept += outputs
+    assert traced == [False, True]  # at the very start calls run as they are
+    for layer in (0, -1):
+        torch.testing.assert_close(kept[1].layer(layer), kept[0].layer(layer))
+
+
+def test_decoders_of_one_shape_keep_their_own_weights(traced):
+    models = [tiny_model("llama", num_hidden_layers=1) for _ in range(2)]
+    for parameter in models[1].parameters():
+        parameter.data.mul_(-1.5)
+    targets = [CachedModel(model) for model in models]
+    compile_calls("on")
+    for model, target in zip(models, targets, strict=True):
+        found = decode(target, ANY["plain"](model))
+        assert found == generate(model, sources_for(model, 8), NEW)
+
+
+@pytest.mark.parametrize("share", [0.5, 1.5])
+def test_auto_keeps_what_is_faster(share, traced, monkeypatch, capsys):
+    monkeypatch.setattr(compiled, "time_share", lambda quick, slow, now: share)
+    model = tiny_model("llama", num_hidden_layers=1)
+    target = CachedModel(model)
+    compile_calls("auto")
+    assert decode(target, ANY["plain"](model)) == generate(model, sources_for(model, 8), NEW)
+    assert any(traced) == (share < 1)
+    what = "compiled" if share < 1 else "left as they are"
+    assert f"calls of one row {what} ({share:.2f} of the time)" in capsys.readouterr().err
+
+
+def test_a_share_is_that_of_the_medians():
+    now = [0.0]
+
+    def taking(seconds: float):
+        def call() -> None:
+            now[0] += seconds
+
+        return call
+
+    share = compiled.time_share(taking(2.0), taking(8.0), lambda: now[0])
+    assert share == pytest.approx(0.25)
+
+
+def test_what_cannot_be_compiled_runs_as_it_is_and_one_line_says_why(traced, monkeypatch, capsys):
+    def fail(*given):
+        raise RuntimeError("no room\nfor machine code")
+
+    monkeypatch.setattr(compiled, "_compile", lambda module, stack: fail)
+    model = tiny_model("llama")
+    target = CachedModel(model)
+    compile_calls("on")
+    assert decode(target, ANY["plain"](model)) == generate(model, sources_for(model, 8), NEW)
+    said = capsys.readouterr().err
+    assert said == "compile: decoder of 2 layers, width 16, runs uncompiled: no room\n"
+
+
+def test_calls_that_fail_later_run_as_they_are_from_then_on(traced, monkeypatch, capsys):
+    model = tiny_model("gpt2", n_layer=1)
+    target = CachedModel(model)
+    compile_calls("on")
+    capsys.readouterr()
+    step = target.engine.compiled
+    monkeypatch.setattr(step, "_which", lambda kind: "never compiled")
+    assert decode(target, ANY["max-gram"](model)) == generate(model, sources_for(model, 8), NEW)
+    lines = capsys.readouterr().err.splitlines()
+    assert 1 <= len(lines) <= 2 and all("run uncompiled from here on: " in line for line in lines)
+    assert not any(traced)
+
+
+def test_without_a_compiler_one_line_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("no-such-compiler",))
+    model = tiny_model("llama")
+    target, drafter = CachedModel(model), ANY["causal"](model)
+    compile_calls("auto")
+    assert decode(target, drafter) == generate(model, sources_for(model, 8), NEW)
+    [line] = capsys.readouterr().err.splitlines()
+    assert "no-such-compiler" in line and line.endswith("all calls run uncompiled")
+
+
+def test_batches_run_uncompiled_and_one_line_says_so(traced, capsys):
+    target = CachedModel(tiny_model("llama"))
+    compile_calls("on", most=8)
+    assert target.engine.compiled is None
+    assert "(batch_size 8) are not compiled" in capsys.readouterr().err
+
+
+def test_families_that_are_not_known_run_as_they_are(monkeypatch, capsys):
+    monkeypatch.setattr("drafttrain.decoding.engine.cached_model.KNOWN", ())
+    model = tiny_model("llama")
+    target = CachedModel(model)
+    compile_calls("on")
+    assert decode(target, ANY["plain"](model)) == generate(model, sources_for(model, 8), NEW)
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("compile: a 'llama' model runs uncompiled: ")
+
+
+@pytest.mark.parametrize("settings", [EvalConfig, GenerateConfig])
+def test_the_setting_takes_three_values(settings):
+    assert settings().compile == "off"
+    assert settings(compile=True).compile == "on"  # what YAML reads `on` as
+    with pytest.raises(ValidationError, match="'off', 'auto' or 'on'"):
+        settings(compile="always")
