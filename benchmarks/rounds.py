@@ -39,6 +39,7 @@ from drafttrain.config.progress import tracked
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.engine import stack
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.compiled import compile_calls
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.sampling import sequence_randomness
@@ -75,6 +76,7 @@ def measure_share(given: argparse.Namespace, now: Callable[[], float]) -> dict[s
     prompts, _ = read_prompts(target, model, rows)
     decoder = make_decoder(model, open_drafter(given.drafter, target), given)
     sources = [prompt.source for prompt in prompts]
+    compile_calls(given.compile)
     return {
         f"batch {size}": asdict(share_of(given, now, decoder, sources, size))
         for size in given.batch_size
@@ -308,6 +310,7 @@ def parse_arguments() -> argparse.Namespace:
     share.add_argument("--max-new-tokens", type=int, default=64)
     share.add_argument("--batch-size", type=int, nargs="+", default=[1, 8])
     share.add_argument("--repeats", type=int, default=5)
+    share.add_argument("--compile", choices=["off", "auto", "on"], default="off", help="calls")
     history = questions.add_parser("history", parents=[shared])
     history.add_argument("--histories", type=int, nargs="+", default=[256, 512, 1024, 2048, 4096])
     history.add_argument("--rounds", type=int, default=32, help="tokens to decode behind a history")
