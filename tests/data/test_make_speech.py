@@ -1,0 +1,91 @@
+"""Synthetic clips: what is spoken and how follows from the seed; a program stands in for Flite."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import soundfile
+
+SCRIPT = Path(__file__).parents[2] / "data" / "make_speech.py"
+FLITE = f"""#!{sys.executable}
+import sys
+import numpy as np, soundfile
+if "-lv" in sys.argv:
+    print("Voices available: slt rms")
+    sys.exit()
+given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+seconds = len(open(given["-f"]).read()) / 14
+times = np.arange(int(16000 * seconds)) / 16000
+soundfile.write(given["-o"], 0.3 * np.sin(440 * times), 16000)
+"""
+
+
+@pytest.fixture
+def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("flite").write_text(FLITE)
+    os.chmod("flite", 0o755)
+    words = "one two three four five six seven eight nine ten".split()
+    lines = [f"This is sentence {a} {b}" for a in words for b in words]
+    Path("texts.txt").write_text("\n".join([*lines, "x = {1: [2]}", lines[0]]) + "\n")
+    rows = [{"prompt": f"Say {word} again, please."} for word in words]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def make(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(SCRIPT), *arguments, "--flite", "./flite", "--jobs", "1"]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+ASKED = ("texts.txt", "rows.jsonl:prompt", "--clips", "6", "--voices", "slt,rms")
+ASKED += ("--shortest", "3", "--longest", "8")
+
+
+def test_clips_are_of_the_lengths_asked_for_and_come_out_again(inside):
+    done = make(*ASKED, "--out", "one")
+    assert done.returncode == 0, done.stderr
+    assert "112 texts, 110 of them speakable and different" in done.stdout
+    rows = [json.loads(line) for line in Path("one/clips.jsonl").read_text().splitlines()]
+    assert len(rows) == 6 and len({row["text"] for row in rows}) == 6
+    for row in rows:
+        facts = soundfile.info(Path("one", row["file"]))
+        assert facts.samplerate == 16_000 and facts.channels == 1
+        assert row["seconds"] == pytest.approx(facts.duration, abs=0.01)
+        assert 1 < row["seconds"] < 12 and row["voice"] in ("slt", "rms")
+        assert row["text"][-1] == "."
+    assert {row["noise"] is None for row in rows} == {True, False}
+    Path("one", rows[3]["file"]).unlink()  # as if it had been stopped
+    first = Path("one/clips.jsonl").read_text()
+    assert make(*ASKED, "--out", "one").returncode == 0
+    assert make(*ASKED, "--out", "two").returncode == 0
+    sounds = []
+    for folder in ("one", "two"):
+        assert Path(folder, "clips.jsonl").read_text() == first
+        sounds.append(soundfile.read(Path(folder, rows[3]["file"]))[0])
+    assert len(sounds[0]) == len(sounds[1]) and abs(sounds[0] - sounds[1]).max() < 1e-4
+    assert not list(Path().rglob(".speaking-*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("nothing.txt", "--out", "o"), "no such file: nothing.txt"),
+        (("texts.txt", "--out", "o", "--voices", "bob"), "no voice bob; flite has slt rms"),
+    ],
+)
+def test_wrong_inputs_are_named_and_nothing_is_written(inside, arguments, words):
+    done = make(*arguments)
+    assert done.returncode == 1 and words in done.stderr
+    assert not Path("o").exists()
+
+
+def test_without_the_program_its_name_is_said(inside):
+    Path("flite").unlink()
+    done = make("texts.txt", "--out", "o")
+    assert done.returncode == 1 and "no program './flite'" in done.stderr
