@@ -266,7 +266,7 @@ def make_task(
     torch.manual_seed(settings.train.seed)
     drafter = SpecDrafter(shape)
     initialise(drafter, target.model, settings.drafter.initialise)
-    return drafter, recipe.make_task(settings, drafter, rows, None, target.model)
+    return drafter, recipe.make_task(settings, drafter, rows, None, target)
 
 
 def step_seconds(bench: Bench, settings: SpecDrafterRecipe, rows: datasets.Dataset) -> float:

@@ -60,7 +60,6 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
         of_it = {"weights_sha256": hash_target(target.model), "hears": hears(target_config)}
         drafter_config.target |= of_it
     drafter = SpecDrafter(drafter_config)
-    choose_draftable(drafter, rows)
     account = initialise(drafter, target.model, settings.drafter.initialise)
     accelerator.print(f"{drafter.num_parameters():,} parameters; {account}")
     task = make_task(settings, drafter, rows, held_out, target)
@@ -105,6 +104,7 @@ def make_task(
     target: LoadedTarget,
 ) -> Task:
     """The target is kept only where its distributions or its encoder are looked at."""
+    choose_draftable(drafter, rows)
     collate = SlotCollator(drafter.config, settings.objective.blocks, settings.train.seed)
     teacher = target.model if settings.objective.total_variation > 0 else None
     if settings.objective.freeze_embeddings:

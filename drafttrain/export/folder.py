@@ -81,7 +81,11 @@ def check_destination(out: Path, force: bool) -> None:
 
 def is_export(folder: Path) -> bool:
     """Whether this program wrote the folder."""
-    return all((folder / name).is_file() for name in ("config.json", POLICY, "README.md"))
+    code, card = folder / CUSTOM_GENERATE / "generate.py", folder / "README.md"
+    if code.is_file():
+        return ENTRY in code.read_text(encoding="utf-8", errors="replace")
+    known = (folder / POLICY).is_file() and card.is_file()
+    return known and "drafttrain" in card.read_text(encoding="utf-8", errors="replace")
 
 
 def write_export(
