@@ -198,8 +198,15 @@ class CacheConfig(Config):
     blocks_per_row: PositiveInt | None = None
     """Blocks drawn from each output, where the drafter drafts blocks. Default: one at every
     prefix."""
+    encoded: Path | None = None
+    """Of clips: folder of what the target's encoder makes of them, which several runs may share;
+    what is not there is made. Default: `encoded`, beside `distilled`."""
     share: str | None = None
     """0/4: write every fourth shard, from number 0 on. For launches that share a folder only."""
+
+    @property
+    def encodings(self) -> Path:
+        return self.encoded or self.distilled.absolute().parent / "encoded"
 
 
 class TuneConfig(Config):

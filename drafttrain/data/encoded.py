@@ -79,7 +79,11 @@ class ClipEncoding:
         self.kept = KeptEncodings(folder, target.model)
 
     def __call__(self, examples: Sequence[Example]) -> list[Tensor]:
-        return [self._read(self._places[self._numbers[example.row]]) for example in examples]
+        return [self.of(self._numbers[example.row]) for example in examples]
+
+    def of(self, number: int) -> Tensor:
+        """What the encoder makes of the clip with this row number. Shapes: -> [S, E], float16."""
+        return self._read(self._places[number])
 
     def missing(self) -> int:
         """Clips of these rows that have not been encoded."""
@@ -102,9 +106,18 @@ def heard_examples(
 
     data: the inputs that they were distilled from. Raises ConfigError as `tell_room`.
     """
-    encoding = ClipEncoding(target, rows, load_inputs(data, heard=True), folder)
+    clips = load_inputs(data, heard=True)
+    return EncodedExamples(rows, encode_clips(target, rows, clips, folder))
+
+
+def encode_clips(
+    target: LoadedTarget, rows: datasets.Dataset, clips: datasets.Dataset, folder: Path
+) -> ClipEncoding:
+    """`ClipEncoding`, once the disk that it takes has been said. Raises ConfigError as
+    `tell_room`."""
+    encoding = ClipEncoding(target, rows, clips, folder)
     tell_room(folder, encoding.missing(), target.model.config)
-    return EncodedExamples(rows, encoding)
+    return encoding
 
 
 def tell_room(folder: Path, clips: int, target: PretrainedConfig) -> None:

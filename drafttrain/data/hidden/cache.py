@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import datasets
@@ -22,11 +22,14 @@ from transformers import PreTrainedModel
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import CacheConfig
+from drafttrain.config.inputs import DataConfig
+from drafttrain.data.encoded import ClipEncoding, encode_clips
 from drafttrain.data.hidden.plan import kept_share, plan_cache, state_of
 from drafttrain.data.hidden.slot_states import label_slots
 from drafttrain.data.hidden.token_states import Labelling, Output, label_tokens
+from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.filling import fill_folder
-from drafttrain.data.shards.outputs import Manifest, load_distilled, read_manifest
+from drafttrain.data.shards.outputs import Manifest, hash_inputs, load_distilled, read_manifest
 from drafttrain.data.shards.sharing import read_share
 from drafttrain.data.shards.states import (
     CacheManifest,
@@ -38,12 +41,13 @@ from drafttrain.data.shards.states import (
     write_shard,
 )
 from drafttrain.data.shards.writing import join_processes, say
-from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.cached_model import CachedModel, make_source, own_source
 from drafttrain.decoding.types import Sampling
 from drafttrain.models.draft_states import state_size
 from drafttrain.models.drafters import load_drafter_beside
 from drafttrain.models.identity import hash_tokenizer, hash_weights
 from drafttrain.models.loading import LoadedTarget, load_target
+from drafttrain.models.speech import hears
 
 
 def build_cache(
@@ -65,6 +69,9 @@ def build_cache(
     drafter = load_drafter_beside(target, config.drafter) if drafter is None else drafter
     check_same_target(config, distilled, target)
     labelling = _labelling(config, distilled, target, drafter)
+    if hears(target.model.config):
+        clips = kept_clips(config, distilled, outputs, target)
+        labelling = replace(labelling, clips=clips.of)
     caching = Caching(config, target, outputs, labelling, str(plan))
     return fill_folder(caching, config.out, read_share(config.share), state)
 
@@ -153,6 +160,22 @@ def check_same_target(config: CacheConfig, distilled: Manifest, target: LoadedTa
         )
 
 
+def kept_clips(
+    config: CacheConfig, distilled: Manifest, outputs: datasets.Dataset, target: LoadedTarget
+) -> ClipEncoding:
+    """What the target's encoder makes of the clips that the outputs were distilled from.
+
+    Raises ConfigError where these are not there any more or are others, and as `tell_room`.
+    """
+    clips = load_inputs(DataConfig(**distilled.data), heard=True)
+    if hash_inputs(clips) != distilled.inputs_sha256:
+        raise ConfigError(
+            f"the clips in {distilled.data['path']!r} are not those that {str(config.distilled)!r} "
+            "was distilled from; put them back, or distil again"
+        )
+    return encode_clips(target, outputs, clips, config.encodings)
+
+
 def _labelling(
     config: CacheConfig, distilled: Manifest, target: LoadedTarget, drafter: PreTrainedModel
 ) -> Labelling:
@@ -160,7 +183,8 @@ def _labelling(
     sampling = cache_sampling(config, distilled)
     state = state_of(config, drafter.config)
     if state != "slot":
-        starts = [make_source([0], model).prefix.tolist() for model in (target.model, drafter)]
+        source = make_source([0], target.model)
+        starts = [one.prefix.tolist() for one in (source, own_source(source, drafter))]
         if starts[0] != starts[1]:
             raise ConfigError(
                 f"the decoder of drafter {config.drafter!r} starts from token {starts[1][0]} but "
@@ -215,8 +239,9 @@ def hash_outputs(outputs: datasets.Dataset) -> str:
 def _cut(row: Mapping[str, Any], labelling: Labelling) -> Output:
     """An output, as far as both models have positions for it: its last token is fed as well."""
     source_ids, target_ids, places = row["source_ids"], row["target_ids"], labelling.places
+    given_ids = row.get("prefix_ids", ())
     if places is not None:
         before = 1 if labelling.target.config.is_encoder_decoder else len(source_ids)
-        room = places - before if len(source_ids) <= places else 0
+        room = places - before - len(given_ids) if len(source_ids) <= places else 0
         target_ids = target_ids[: max(0, room)]
-    return Output(row["row"], source_ids, target_ids)
+    return Output(row["row"], source_ids, target_ids, given_ids)

@@ -17,7 +17,6 @@ from drafttrain.data.shards.store import check_folder, count_shards, count_there
 from drafttrain.models.draft_states import StateKind, state_size, states_of
 from drafttrain.models.drafters import check_drafter
 from drafttrain.models.loading import check_target
-from drafttrain.models.speech import hears
 
 SLOTS_SEEN = 4
 """Slots of a block that are kept, as a guess: up to the first rejection, inclusive."""
@@ -68,11 +67,6 @@ def plan_cache(config: CacheConfig) -> CachePlan:
     """
     distilled = read_manifest(config.distilled)
     target_settings = check_target(config.target)
-    if hears(target_settings):
-        raise ConfigError(
-            f"target.path = {config.target.path!r} hears audio, and acceptance heads for such "
-            "targets cannot be trained yet; end drafts by --stop fixed, entropy or confidence"
-        )
     settings = check_drafter(config.drafter, config.target, target_settings)
     state = state_of(config, settings)
     _check_settings(config, state)

@@ -13,7 +13,7 @@ decoding it is 1 where the slot's arg-max is x_i, else 0.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -23,10 +23,9 @@ from drafttrain.data.batches.mixing import row_uniforms
 from drafttrain.data.hidden.token_states import Labelling, Output, grouped, target_rows
 from drafttrain.data.shards.states import Labelled
 from drafttrain.decoding.drafters.block import block_states, rows_after, what_is_read
-from drafttrain.decoding.engine.cached_model import make_source
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.sampling import warp
-from drafttrain.decoding.types import Sampling
+from drafttrain.decoding.types import Sampling, Source
 from drafttrain.models.spec_drafter.model import SpecDrafter
 
 
@@ -36,23 +35,24 @@ def label_slots(labelling: Labelling, outputs: Sequence[Output]) -> Iterator[lis
     drafter = labelling.drafter
     assert isinstance(drafter, SpecDrafter)
     for group in grouped(labelling, outputs):
-        sources = [output.source_ids for output in group]
+        sources = labelling.sources(group)
         judged = teacher_force(labelling.target, sources, [output.target_ids for output in group])
-        for output, forced in zip(group, judged, strict=True):
-            target_probs = target_rows(labelling, output, forced.logits)
-            yield _label_blocks(labelling, drafter, output, target_probs)
+        for output, source, forced in zip(group, sources, judged, strict=True):
+            target_probs = target_rows(labelling, source, output.target_ids, forced.logits)
+            yield _label_blocks(labelling, drafter, output, source, target_probs)
 
 
 def _label_blocks(
-    labelling: Labelling, drafter: SpecDrafter, output: Output, target_probs: Tensor
+    labelling: Labelling,
+    drafter: SpecDrafter,
+    output: Output,
+    source: Source,
+    target_probs: Tensor,
 ) -> list[Labelled]:
     """The slots that decoding would have seen in blocks along one output, for every mix."""
     settings = labelling.settings
     length, k = len(output.target_ids), settings.k
     target_ids = torch.tensor(output.target_ids)
-    source = make_source(output.source_ids, labelling.target)
-    if drafter.config.encoder == "target":
-        source = replace(source, encoded=labelling.encode([source])[0])
     read = what_is_read(drafter, source)
     prefixes: list[int] = []
     labelled = []
@@ -61,7 +61,9 @@ def _label_blocks(
         chosen = draw_prefixes(numbers[:, 0], settings.blocks_per_row)
         if chosen != prefixes:  # with all blocks, one pass serves all mixes
             prefixes = chosen
-            states, previous = block_states(drafter, read, target_ids, prefixes, k)
+            states, previous = block_states(
+                drafter, read, target_ids, prefixes, k, output.given_ids
+            )
         device = states.device
         walk = _Walk(
             states,

@@ -8,9 +8,8 @@ the drafter on each mix of drafted and own tokens (SpecDec++, Section 3.2).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,12 +19,12 @@ from transformers import PreTrainedModel
 from drafttrain.config.commands import CacheConfig
 from drafttrain.data.batches.mixing import Mixed, mix_tokens, row_uniforms
 from drafttrain.data.shards.states import Labelled
-from drafttrain.decoding.engine.cached_model import make_source
-from drafttrain.decoding.engine.encoding import Encode, encoder_of
+from drafttrain.decoding.engine.cached_model import make_source, own_source, start_token
+from drafttrain.decoding.engine.encoding import encoder_of
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
 from drafttrain.decoding.engine.teacher_forcing import Forced, forced_states, teacher_force
 from drafttrain.decoding.sampling import warp
-from drafttrain.decoding.types import Sampling
+from drafttrain.decoding.types import Sampling, Source
 from drafttrain.models.draft_states import StateKind, drawn_states
 
 LOGIT_BYTES = 2**29
@@ -38,7 +37,10 @@ class Output:
 
     row: int
     source_ids: Sequence[int]
+    """None of a clip."""
     target_ids: Sequence[int]
+    given_ids: Sequence[int] = ()
+    """What stands between the decoder start token and the output."""
 
 
 @dataclass(frozen=True)
@@ -59,22 +61,36 @@ class Labelling:
     places: int | None
     """Positions that both models have; None: no limit."""
 
-    @cached_property
-    def encode(self) -> Encode:
-        """How the target's sources are read, for drafters that read its encoder."""
-        found = encoder_of(self.target)
-        assert found is not None
-        return found
+    clips: Callable[[int], Tensor] | None = None
+    """Of targets that hear: what their encoder makes of the clip of a row, [S, E]."""
+
+    def sources(self, outputs: Sequence[Output]) -> list[Source]:
+        """What outputs were made from, as the target has read it."""
+        if self.clips is not None:
+            return [self._clip(self.clips(output.row), output) for output in outputs]
+        target = self.target
+        sources = [make_source(one.source_ids, target, one.given_ids) for one in outputs]
+        encode = encoder_of(target)
+        if encode is None:
+            return sources
+        pairs = zip(sources, encode(sources), strict=True)
+        return [replace(source, encoded=encoded) for source, encoded in pairs]
+
+    def _clip(self, encoded: Tensor, output: Output) -> Source:
+        prefix = torch.tensor([start_token(self.target), *output.given_ids])
+        encoded = encoded.to(self.target.device, self.target.dtype)
+        return Source({}, prefix.to(self.target.device), encoded=encoded)
 
 
 def label_tokens(labelling: Labelling, outputs: Sequence[Output]) -> Iterator[list[Labelled]]:
     """What each output gives to mix 0, 1, ..., in no particular order of outputs."""
     for group in grouped(labelling, outputs):
-        sources = [output.source_ids for output in group]
+        sources = labelling.sources(group)
+        own = [own_source(source, labelling.drafter) for source in sources]
         targets = [output.target_ids for output in group]
-        along = teacher_force(labelling.drafter, sources, targets)
+        along = teacher_force(labelling.drafter, own, targets)
         judged = teacher_force(labelling.target, sources, targets)
-        mixed = [_mix(labelling, *one) for one in zip(group, judged, along, strict=True)]
+        mixed = [_mix(labelling, *one) for one in zip(group, sources, judged, along, strict=True)]
         if labelling.state == "drawn":  # as the tokens are drawn, all behind the output's own
             states = (
                 [drawn_states(forced.before, forced.logits, one.tokens) for one in mixes]
@@ -82,7 +98,7 @@ def label_tokens(labelling: Labelling, outputs: Sequence[Output]) -> Iterator[li
             )
         else:  # at the tokens' own positions
             fed = [[one.tokens.tolist() for one in of_mix] for of_mix in zip(*mixed, strict=True)]
-            by_mix = [forced_states(labelling.drafter, sources, tokens) for tokens in fed]
+            by_mix = [forced_states(labelling.drafter, own, tokens) for tokens in fed]
             states = zip(*by_mix, strict=True)
         for output, mixes, of_mixes in zip(group, mixed, states, strict=True):
             labelled = []
@@ -93,7 +109,9 @@ def label_tokens(labelling: Labelling, outputs: Sequence[Output]) -> Iterator[li
             yield labelled
 
 
-def _mix(labelling: Labelling, output: Output, target: Forced, draft: Forced) -> list[Mixed]:
+def _mix(
+    labelling: Labelling, output: Output, source: Source, target: Forced, draft: Forced
+) -> list[Mixed]:
     """The mixes of an output: drafted tokens and their labels, by the rows of both models."""
     length, settings = len(output.target_ids), labelling.settings
     uniforms = [
@@ -101,20 +119,21 @@ def _mix(labelling: Labelling, output: Output, target: Forced, draft: Forced) ->
     ]
     return mix_tokens(
         torch.tensor(output.target_ids, device=draft.logits.device),
-        target_rows(labelling, output, target.logits).to(draft.logits.device),
+        target_rows(labelling, source, output.target_ids, target.logits).to(draft.logits.device),
         warp(draft.logits, labelling.sampling),
         labelling.mixing,
         torch.from_numpy(np.stack(uniforms)),
     )
 
 
-def target_rows(labelling: Labelling, output: Output, logits: Tensor) -> Tensor:
+def target_rows(
+    labelling: Labelling, source: Source, target_ids: Sequence[int], logits: Tensor
+) -> Tensor:
     """The distributions that verification would hold against a draft along a known output.
 
     The target's own logits processors see each row's own path. Shapes: logits [L, V] -> [L, V].
     """
-    source = make_source(output.source_ids, labelling.target)
-    tokens = torch.tensor(output.target_ids[:-1], dtype=torch.long, device=logits.device)
+    tokens = torch.tensor(target_ids[:-1], dtype=torch.long, device=logits.device)
     processors = labelling.processors.start(source, labelling.max_new_tokens)
     return warp(processors(source.prefix, tokens, logits), labelling.sampling)
 

@@ -14,9 +14,16 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, T5ForConditionalGeneration
+from transformers.modeling_outputs import BaseModelOutput
 
 from drafttrain.decoding.engine.architectures import BART_LIKE, KNOWN
 from drafttrain.decoding.engine.cached_model import make_source
+from drafttrain.decoding.engine.encoding import pad_texts
+from drafttrain.decoding.types import Source
+
+Given = Source | Sequence[int]
+"""What an output was made from: a text's or prompt's tokens, or a source, whose `encoded` is read
+instead of its inputs where it holds that."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +40,15 @@ class Forced:
 
 @torch.inference_mode()
 def teacher_force(
-    model: PreTrainedModel, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+    model: PreTrainedModel, sources: Sequence[Given], targets: Sequence[Sequence[int]]
 ) -> list[Forced]:
     """Logits and hidden states of each output, given its source (or prompt).
 
     The decoder starts from decoder_start_token_id, or from the whole prompt where the model is
-    decoder-only. The last token is fed too: it needs a position. float16 and bfloat16 logits are
-    returned as float32. Shapes: sources B x [S_b], targets B x [L_b]. Raises ValueError for an
-    empty source.
+    decoder-only, or as a source says. The last token is fed too: it needs a position. float16 and
+    bfloat16 logits are returned as float32. Shapes: sources B x [S_b], targets B x [L_b]. Raises
+    ValueError for an empty text, and for features that have not been encoded.
     """
-    _check(sources)
     lengths = [len(target) for target in targets]
     hidden, projected = _rows(model, sources, targets)
     if projected is None:
@@ -55,33 +61,33 @@ def teacher_force(
 
 @torch.inference_mode()
 def forced_states(
-    model: PreTrainedModel, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+    model: PreTrainedModel, sources: Sequence[Given], targets: Sequence[Sequence[int]]
 ) -> list[Tensor]:
     """The hidden states of `teacher_force` alone, without paying for logits. B x [L_b, D]."""
-    _check(sources)
     return [rows[1:] for rows in _rows(model, sources, targets)[0]]
 
 
 @torch.no_grad()
 def states_before(
-    model: PreTrainedModel, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+    model: PreTrainedModel, sources: Sequence[Given], targets: Sequence[Sequence[int]]
 ) -> list[Tensor]:
     """`Forced.before` of `teacher_force` alone: what each row of logits would be computed from.
 
     Without gradient, but usable where there is one. Shapes and errors: as there -> B x [L_b, D].
     """
-    _check(sources)
     return [rows[:-1] for rows in _rows(model, sources, targets)[0]]
 
 
-def _check(sources: Sequence[Sequence[int]]) -> None:
+def _as_sources(model: PreTrainedModel, given: Sequence[Given]) -> list[Source]:
+    sources = [one if isinstance(one, Source) else make_source(one, model) for one in given]
     for index, source in enumerate(sources):
-        if len(source) == 0:
+        if source.encoded is None and len(source.input_ids) == 0:
             raise ValueError(f"source {index} of the batch holds no tokens; leave it out")
+    return sources
 
 
 def _rows(
-    model: PreTrainedModel, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+    model: PreTrainedModel, given: Sequence[Given], targets: Sequence[Sequence[int]]
 ) -> tuple[list[Tensor], list[Tensor] | None]:
     """Hidden states [L_b + 1, D] at the token before each output and at its own tokens.
 
@@ -90,20 +96,27 @@ def _rows(
     """
     device = model.device
     plain = type(model) in KNOWN
-    prefixes = [make_source(source, model).prefix for source in sources]
+    sources = _as_sources(model, given)
+    prefixes = [source.prefix for source in sources]
     fed = [
         torch.cat([prefix, torch.tensor(target, dtype=torch.long, device=device)])
         for prefix, target in zip(prefixes, targets, strict=True)
     ]
     inputs = {"input_ids": _pad(fed, model), "use_cache": False}
-    if model.config.is_encoder_decoder:
-        source_ids = [torch.tensor(source, device=device) for source in sources]
-        padded = _pad(source_ids, model)
-        ends = torch.tensor([len(ids) for ids in source_ids], device=device)
-        mask = (torch.arange(padded.shape[1], device=device) < ends[:, None]).long()
+    encoded = [source.encoded for source in sources if source.encoded is not None]
+    if encoded and len(encoded) == len(sources):
+        padded, mask = _pad_states(encoded, model)
         if plain:
-            encoded = model.get_encoder()(input_ids=padded, attention_mask=mask)[0]
-            inputs |= {"encoder_hidden_states": encoded, "encoder_attention_mask": mask}
+            inputs |= {"encoder_hidden_states": padded}
+            inputs |= {} if mask is None else {"encoder_attention_mask": mask}
+        else:
+            inputs["decoder_input_ids"] = inputs.pop("input_ids")
+            inputs |= {"encoder_outputs": BaseModelOutput(padded), "attention_mask": mask}
+    elif model.config.is_encoder_decoder:
+        padded, mask = pad_texts(sources, model.config.pad_token_id, device)
+        if plain:
+            states = model.get_encoder()(input_ids=padded, attention_mask=mask)[0]
+            inputs |= {"encoder_hidden_states": states, "encoder_attention_mask": mask}
         else:
             inputs |= {"decoder_input_ids": inputs["input_ids"], "attention_mask": mask}
             inputs |= {"input_ids": padded}
@@ -126,6 +139,17 @@ def _pad(sequences: Sequence[Tensor], model: PreTrainedModel) -> Tensor:
     """[B, longest], padded on the right: nothing that counts looks there."""
     pad = model.config.get_text_config(decoder=True).to_dict().get("pad_token_id")
     return pad_sequence(list(sequences), batch_first=True, padding_value=pad or 0)
+
+
+def _pad_states(encoded: Sequence[Tensor], model: PreTrainedModel) -> tuple[Tensor, Tensor | None]:
+    """[B, S, E] and the mask [B, S] of what is there; None: all are of one length."""
+    states = [one.to(model.device, model.dtype) for one in encoded]
+    lengths = torch.tensor([len(one) for one in states], device=model.device)
+    padded = pad_sequence(states, batch_first=True)
+    if len(lengths.unique()) == 1:
+        return padded, None
+    places = torch.arange(padded.shape[1], device=model.device)
+    return padded, (places < lengths[:, None]).long()
 
 
 def project(model: PreTrainedModel, hidden: Tensor) -> Tensor:

@@ -1,0 +1,105 @@
+"""Heads learn of clips too: labels and states against reading the clips anew."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import CacheConfig, DistillConfig
+from drafttrain.config.inputs import DataConfig, TargetConfig
+from drafttrain.config.recipes import DrafterConfig
+from drafttrain.data.distill.distill import distill
+from drafttrain.data.hidden.cache import build_cache
+from drafttrain.data.inputs.hearing import hear
+from drafttrain.data.inputs.prompts import load_inputs
+from drafttrain.data.shards.outputs import load_distilled
+from drafttrain.decoding.drafters.block import blocks_along
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.models.identity import hash_target
+from drafttrain.models.loading import load_target
+from drafttrain.models.spec_drafter.initialise import initialise, make_config
+from drafttrain.models.spec_drafter.model import SpecDrafter
+from tests.data.hidden.tiny_cache import columns
+from tests.tiny_speech import save_clips, save_whisper, shallow
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A tiny Whisper, which suppresses nothing, and what it made of five clips."""
+    save_whisper(tmp_path / "target")
+    path = tmp_path / "target" / "generation_config.json"
+    free = {"suppress_tokens": None, "begin_suppress_tokens": None}
+    path.write_text(json.dumps(json.loads(path.read_text()) | free))
+    save_clips(tmp_path / "clips", 5)
+    given = {
+        "target": {"path": str(tmp_path / "target"), "device": "cpu"},
+        "data": {"path": str(tmp_path / "clips" / "clips.jsonl")},
+        "out": tmp_path / "distilled",
+        "sampling": {"max_new_tokens": 8},
+    }
+    distill(DistillConfig.model_validate(given))
+    return tmp_path
+
+
+def cache(project: Path, **settings) -> CacheConfig:
+    given = {
+        "target": {"path": str(project / "target"), "device": "cpu"},
+        "drafter": str(project / "drafter"),
+        "distilled": project / "distilled",
+        "out": project / "hidden",
+    }
+    return CacheConfig.model_validate(given | settings)
+
+
+def open_target(project: Path):
+    return load_target(TargetConfig(path=str(project / "target"), device="cpu"))
+
+
+@pytest.mark.parametrize("state", ["drawn", "token"])
+def test_a_decoder_that_is_the_targets_own_is_always_accepted(project, state):
+    target = open_target(project).model
+    shallow(target, target.config.decoder_layers).save_pretrained(project / "drafter")
+    build_cache(cache(project, state=state))
+    found = columns(project / "hidden")["acceptance"]
+    tokens = sum(len(row["target_ids"]) for row in load_distilled(project / "distilled"))
+    assert len(found) == tokens if state == "drawn" else 0 < len(found) <= tokens
+    assert found.min() == 1.0
+
+
+def test_slots_are_labelled_as_the_clips_read_anew_have_them(project):
+    target = open_target(project)
+    shape = DrafterConfig(encoder="target", decoder_layers=1, k=3, previous_token_rank=2)
+    torch.manual_seed(1)
+    whose = {"path": target.path, "weights_sha256": hash_target(target.model), "hears": True}
+    drafter = SpecDrafter(make_config(target.model.config, shape, None, whose)).eval()
+    initialise(drafter, target.model, "both")
+    drafter.save_pretrained(project / "drafter")
+    build_cache(cache(project, k=3))
+    clips = load_inputs(DataConfig(path=str(project / "clips" / "clips.jsonl")), heard=True)
+    reader, expected = CachedModel(target.model), []
+    for row in load_distilled(project / "distilled"):
+        output = torch.tensor(row["target_ids"])
+        source = reader.read(hear(target, clips[row["row"]]))
+        for start, block in enumerate(blocks_along(drafter, source, output)):
+            for drafted, token in zip(block.tolist(), output[start:].tolist(), strict=False):
+                expected.append(float(drafted == token))
+                if drafted != token:
+                    break
+    assert sorted(columns(project / "hidden")["acceptance"].tolist()) == sorted(expected)
+    assert 0 < sum(expected) < len(expected)
+
+
+def test_clips_that_are_others_now_are_refused(project):
+    target = open_target(project).model
+    shallow(target, 1).save_pretrained(project / "drafter")
+    path = project / "clips" / "clips.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[0], rows[1] = rows[1], rows[0]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ConfigError, match="are not those that .* was distilled from"):
+        build_cache(cache(project))
+    assert not list((project / "hidden").glob("*"))
