@@ -61,6 +61,21 @@ PLAIN_CAUSAL = (*ROTARY, GPT2LMHeadModel, GPTNeoXForCausalLM, OPTForCausalLM)
 KNOWN = (*BART_LIKE, *WHISPER_LIKE, *SHARED_ENCODER, *T5_LIKE, *PLAIN_CAUSAL)
 
 
+NEVER = -1e4
+"""Added to the score of a token that is never given. Finite, so that no row gives NaN."""
+
+
+def never_given(model: PreTrainedModel) -> list[int]:
+    """Tokens that a decoder which only drafts never gives: what its generation_config suppresses,
+    as the target would not give them either."""
+    return (model.generation_config.suppress_tokens or []) if type(model) in SHARED_ENCODER else []
+
+
+def counts_last_token(model: PreTrainedModel) -> bool:
+    """Whether `generate` of this family leaves a position for the last token, which is not fed."""
+    return isinstance(model, WHISPER_LIKE)
+
+
 def check_configuration(config: PretrainedConfig) -> None:
     """Refuse models without a plain KV cache, from their configuration, before weights are read.
 

@@ -18,8 +18,8 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from drafttrain.decoding.engine.architectures import (
     KNOWN,
-    WHISPER_LIKE,
     check_architecture,
+    counts_last_token,
     position_limit,
     source_limit,
     unknown_positions,
@@ -105,9 +105,9 @@ class CachedModel:
         if self.position_limit is None:
             return wanted
         missing = 0 if source.chosen_from is None else 1
-        fed = 1 if isinstance(self.model, WHISPER_LIKE) else 0  # `generate` counts it all the same
-        # the last token is generated but never fed
-        return min(wanted, self.position_limit + 1 - fed - missing - len(source.prefix))
+        # the last token is generated but never fed, though some families' `generate` counts it
+        fed = 0 if counts_last_token(self.model) else 1
+        return min(wanted, self.position_limit + fed - missing - len(source.prefix))
 
     def encode(self, source: Source) -> SequenceState:
         """`encode_all` of one source."""

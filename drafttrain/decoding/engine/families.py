@@ -18,10 +18,12 @@ from transformers import (
 
 from drafttrain.decoding.engine.architectures import (
     BART_LIKE,
+    NEVER,
     ROTARY,
     SHARED_ENCODER,
     T5_LIKE,
     WHISPER_LIKE,
+    never_given,
 )
 from drafttrain.decoding.engine.products import Linear
 from drafttrain.decoding.engine.reading import (
@@ -40,9 +42,6 @@ from drafttrain.decoding.engine.stack import (
     Stack,
 )
 from drafttrain.models.layout import column_major
-
-NEVER = -1e4
-"""Added to the score of a token that is never given. Finite, so that no row gives NaN."""
 
 
 @torch.no_grad()
@@ -88,11 +87,9 @@ def _bart_kind(model: PreTrainedModel) -> tuple[bool, float]:
 
 
 def _whisper(model: PreTrainedModel) -> Stack:
-    """The decoder never scales embedded tokens, whatever its configuration says. One that only
-    drafts never gives what its generation_config suppresses: the target would not either."""
+    """The decoder never scales embedded tokens, whatever its configuration says."""
     output = linear(model.proj_out)
-    never = model.generation_config.suppress_tokens
-    if type(model) in SHARED_ENCODER and never:
+    if never := never_given(model):
         bias = output.weight.new_zeros(len(output.weight))
         bias[never] = NEVER
         output = Linear(output.weight, bias)

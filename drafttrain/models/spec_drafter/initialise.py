@@ -245,8 +245,9 @@ def _copy(own: Tensor, value: Tensor, name: str, sources: list[str]) -> None:
 def _homeless(name: str, used: set[str], theirs: dict[str, Tensor]) -> bool:
     if name in used:
         return False
-    address = theirs[name].data_ptr()
-    if any(theirs[other].data_ptr() == address for other in used):  # tied to one that was copied
+    value = theirs[name]
+    alike = (theirs[other] for other in used if theirs[other].shape == value.shape)
+    if any(torch.equal(value, other) for other in alike):  # tied to one that was copied
         return False
     return not any(part in name for part in (".layers.", ".block.", "embed_positions"))
 

@@ -15,6 +15,7 @@ from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.batched import Batched
 from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.shared import alone
 from drafttrain.decoding.trees.chosen import Optimal
@@ -54,6 +55,20 @@ def test_rows_are_those_of_the_drafters_own_module(target, drafter):
         given[drafter.generation_config.suppress_tokens] = False
         close(output.logits[:, given], expected[:, given], 1e-10)
         assert (output.logits[:, ~given] < -9e3).all()
+
+
+def test_one_pass_along_outputs_gives_the_rows_of_decoding(target, drafter):
+    """Of the drafter and of its target, from sources that hold what the encoder made of them."""
+    reader, outputs = CachedModel(target), [[5, 8, 39], [20, 11, 30, 6, 17], [4, 4]]
+    sources = [reader.read(source) for source in clips(target)[:3]]
+    for model in (drafter, target):
+        cached = CachedModel(model)
+        for source, output, forced in zip(
+            sources, outputs, teacher_force(model, sources, outputs), strict=True
+        ):
+            [state] = cached.encode_all([source])
+            rows = cached.feed(state, torch.cat([source.prefix, torch.tensor(output)])).logits
+            close(forced.logits, rows[len(source.prefix) - 1 : -1], 1e-10)
 
 
 def test_outputs_are_those_of_generate_in_chains_trees_batches_and_cascades(target, drafter):
