@@ -10,6 +10,8 @@ outputs are made first. Running the same command again goes on where it was stop
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import datasets
 import numpy as np
 import torch
@@ -63,6 +65,9 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
     account = initialise(drafter, target.model, settings.drafter.initialise)
     accelerator.print(f"{drafter.num_parameters():,} parameters; {account}")
     task = make_task(settings, drafter, rows, held_out, target)
+    if settings.objective.copied_rate != 1.0:
+        share = settings.objective.copied_rate
+        task = replace(task, slowed={f"model.{name}": share for name in account.loaded})
     del target
     train(accelerator, task, settings.train, settings.run)
     if accelerator.is_main_process:

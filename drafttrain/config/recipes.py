@@ -75,6 +75,9 @@ class ObjectiveConfig(Config):
     freeze_embeddings: bool = False
     """Whether embeddings and output rows stay as they start: most weights of a large vocabulary,
     few of whose tokens occur in few rows. Needs initialise=encoder or both."""
+    copied_rate: PositiveFloat = 1.0
+    """Learning rate of the weights that start from the target's, as a share of that of the others
+    (ours): they know the first slot, which much change unlearns."""
     total_variation: NonNegativeFloat = 0.0
     """Weight of the total variation between each row and the target's own there, which is how often
     sampling rejects a token (ours). Not 0: the target reads every batch too."""

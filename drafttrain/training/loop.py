@@ -13,8 +13,8 @@ import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,8 @@ class Task:
     """The objective's batch of some rows; what it draws follows from their epochs and numbers."""
     validate: Callable[[Objective], dict[str, float]] | None = None
     """Metrics of the model on held-out rows; called in evaluation mode on the main process."""
+    slowed: Mapping[str, float] = field(default_factory=dict)
+    """Parameters of the objective, by name, that learn at a share of the learning rate."""
 
 
 @dataclass(frozen=True)
@@ -143,14 +145,15 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
     with stop, tracking(total, f"train {run.name}", "step", done=step, shown=prints) as work:
         batches = batches_of(prepared, step, total)
         while step < total:
+            rate = learning_rate(settings, step, total)
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(settings, step, total)
+                group["lr"] = rate * group.get("share", 1.0)  # old checkpoints have none
             meter.add(take_step(prepared, batches, progress=step / max(total - 1, 1)))
             step += 1
             last = step == total
             if step % settings.log_every == 0 or last:
                 shown |= meter.rates()
-                log.write(step, meter.rates() | {"learning_rate": optimizer.param_groups[0]["lr"]})
+                log.write(step, meter.rates() | {"learning_rate": rate})
                 meter = Meter(names)
             if task.validate is not None and (step % settings.validate_every == 0 or last):
                 shown |= _validate(prepared, task, log, step)
@@ -206,14 +209,19 @@ def prepare(accelerator: Accelerator, task: Task, settings: TrainConfig) -> Prep
 
 
 def make_optimizer(task: Task, settings: TrainConfig) -> torch.optim.Optimizer:
-    """AdamW; norms and biases are not decayed."""
-    trained = [p for p in task.objective.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.ndim > 1], "weight_decay": settings.weight_decay},
-        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
-    ]
+    """AdamW; norms and biases are not decayed, and a group has its share of the learning rate."""
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in task.objective.named_parameters():
+        if parameter.requires_grad:
+            decay = settings.weight_decay if parameter.ndim > 1 else 0.0
+            groups.setdefault((decay, task.slowed.get(name, 1.0)), []).append(parameter)
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
+        [
+            {"params": own, "weight_decay": decay, "share": share}
+            for (decay, share), own in sorted(
+                groups.items(), key=lambda item: item[0], reverse=True
+            )
+        ],
         lr=settings.learning_rate,
         betas=settings.adam_betas,
         eps=settings.adam_eps,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,22 @@ def test_accumulated_batches_give_the_step_of_the_same_batches_at_once(tmp_path:
     assert len(keys) > 2
     for name, gradient in expected.items():
         assert (seen[name] - gradient).abs().max() < 1e-5
+
+
+def test_slowed_weights_move_by_their_share_of_a_step(tmp_path: Path) -> None:
+    """AdamW's first step is the learning rate times what does not depend on it, decay included."""
+    settings = SIX_STEPS.model_copy(update={"max_steps": 1, "weight_decay": 0.1, "clip": None})
+    start = {name: one.clone() for name, one in small_task().objective.model.state_dict().items()}
+    slow = [name for name in start if "decoder" in name]
+    task = replace(small_task(), slowed={f"model.{name}": 0.25 for name in slow})
+    whole = train_small(small_task(), settings, tmp_path / "whole")
+    slowed = train_small(task, settings, tmp_path / "slowed")
+    assert slow and any(name not in slow for name in whole)
+    for name, moved in whole.items():
+        share = 0.25 if name in slow else 1.0
+        torch.testing.assert_close(
+            slowed[name] - start[name], share * (moved - start[name]), rtol=1e-3, atol=1e-7
+        )
 
 
 def test_newest_checkpoints_are_kept_and_averaged(tmp_path: Path) -> None:
