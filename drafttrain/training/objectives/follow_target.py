@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from drafttrain.config.recipes import FollowTargetConfig
 from drafttrain.data.batches.packing import DocumentBatch
 from drafttrain.decoding.engine.architectures import is_known
+from drafttrain.decoding.sampling import exact_enough
 from drafttrain.models.spec_drafter.slots import IGNORED
 from drafttrain.training.divergences import DIVERGENCES, Mixture
 from drafttrain.training.losses import LossSums, overlap, smoothed_cross_entropy
@@ -60,7 +61,7 @@ class FollowTarget(nn.Module):
             weight = torch.ones_like(places, dtype=torch.float).sum()
             loss = self.cross_entropy * loss
             if self.follows:
-                draft = logits.float().log_softmax(-1)
+                draft = exact_enough(logits).log_softmax(-1)
                 loss = loss + self.divergence(self.target_log_probs(batch), draft).sum()
         correct = (logits.argmax(-1) == places).sum()
         return LossSums(loss, weight, correct, torch.ones_like(places).sum())
@@ -84,7 +85,8 @@ class FollowTarget(nn.Module):
     @torch.no_grad()
     def target_log_probs(self, batch: DocumentBatch) -> Tensor:
         """The target's row at every labelled position, as far as it can be drafted. [N, C]"""
-        rows = text_rows(self.teacher.on(batch.input_ids.device), batch).float().log_softmax(-1)
+        logits = text_rows(self.teacher.on(batch.input_ids.device), batch)
+        rows = exact_enough(logits).log_softmax(-1)
         return rows if self.draftable is None else rows[:, self.draftable]
 
     @torch.no_grad()
@@ -92,7 +94,7 @@ class FollowTarget(nn.Module):
         """Sum of min(target_probs, draft_probs) at every labelled position, unwarped: the
         probability that a token drawn from the drafter is accepted. Shape: [N]."""
         logits, _ = self.rows(batch)
-        draft_probs = logits.float().softmax(-1)
+        draft_probs = exact_enough(logits).softmax(-1)
         return overlap(self.target_log_probs(batch).exp(), draft_probs)
 
 
