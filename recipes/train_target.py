@@ -7,7 +7,8 @@
 Encoder-decoder families learn to map the input to the reference; decoder-only families learn both
 as one text. A drafter is given its target as the `teacher` and learns the target's distribution at
 every position, which acceptance depends on, instead of the reference's token. Not for targets that
-you serve: point drafttrain at those as they are.
+you serve: point drafttrain at those as they are, and train a drafter on their own answers
+(recipes/train_causal_drafter.py).
 """
 
 from __future__ import annotations
