@@ -43,7 +43,7 @@ from drafttrain.data.distill.recipe_rows import (
     frequent_tokens,
     row_lengths,
 )
-from drafttrain.decoding.engine.architectures import position_limit
+from drafttrain.decoding.engine.architectures import check_configuration, position_limit
 from drafttrain.evaluation.teacher_forced import BlockValidation, blocks_along
 from drafttrain.models.causal_drafter import (
     check_causal_recipe,
@@ -62,6 +62,7 @@ from drafttrain.training.run_folder import save_final, save_start
 @recipe_command(CausalDrafterRecipe, "recipes/smollm2_drafter.yaml")
 def main(settings: CausalDrafterRecipe, dry_run: DryRun = False) -> None:
     target_config = check_causal_recipe(settings)
+    check_configuration(target_config)
     if dry_run:
         print_plan(settings, target_config)
         return

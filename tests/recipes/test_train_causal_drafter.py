@@ -175,3 +175,15 @@ def test_rows_longer_than_the_drafter_s_positions_are_refused(
     start = f"initialise={{path: {tmp_path / 'short'}}}"
     assert exit_code(main, *make_project(tmp_path), start) == 2
     assert "drafter has 10 positions; leave long rows out" in capsys.readouterr().err
+
+
+def test_a_target_that_the_engine_cannot_decode_is_refused_before_it_is_distilled(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    sliding = tiny_model("mistral", sliding_window=8).float()
+    save_target(sliding, tmp_path / "sliding")
+    arguments = [*make_project(tmp_path), f"target.path={tmp_path / 'sliding'}"]
+    assert exit_code(main, *arguments, "initialise.layers=even", "--dry-run") == 2
+    told = capsys.readouterr().err
+    assert "slides over 8 tokens" in told and "Traceback" not in told
+    assert not (tmp_path / "run").exists()
