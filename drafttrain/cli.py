@@ -193,7 +193,9 @@ def evaluate(settings: EvalConfig, dry_run: DryRun = False) -> None:
 
 @app.command()
 @takes_settings(
-    GenerateConfig, TARGET | DATA | {"--batch-size": "batch_size"} | METHOD, fill_from_run
+    GenerateConfig,
+    TARGET | DATA | {"--chat": "chat", "--batch-size": "batch_size"} | METHOD,
+    fill_from_run,
 )
 def generate(
     settings: GenerateConfig,
@@ -219,6 +221,8 @@ def generate(
       drafttrain generate --drafter checkpoints/my-run/final \\
           --batch-size 8 < texts.txt > outputs.txt
       drafttrain generate --target t5-small --drafter none --data texts.txt --json
+      drafttrain generate --target HuggingFaceTB/SmolLM2-135M-Instruct \\
+          --drafter checkpoints/my-run --chat --text "Say hello." --max-new-tokens 64
     """
     if show_rounds and json_lines:
         raise ConfigError("--json holds the rounds already; leave --show-rounds out")

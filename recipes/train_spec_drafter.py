@@ -13,7 +13,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import datasets
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -26,7 +25,12 @@ from drafttrain.config.recipes import SpecDrafterRecipe
 from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.data.batches.slots import SlotCollator
 from drafttrain.data.distill.plan import plan_distillation
-from drafttrain.data.distill.recipe_rows import distillations, distilled_rows, row_lengths
+from drafttrain.data.distill.recipe_rows import (
+    distillations,
+    distilled_rows,
+    frequent_tokens,
+    row_lengths,
+)
 from drafttrain.data.encoded import EncodedExamples, heard_examples, text_encoding
 from drafttrain.data.encodings import encoded_bytes
 from drafttrain.decoding.drafters.block import predict_blocks
@@ -83,16 +87,12 @@ def choose_mask(tokenizer: PreTrainedTokenizerBase, target: PretrainedConfig) ->
 
 
 def choose_draftable(drafter: SpecDrafter, rows: datasets.Dataset) -> None:
-    """Which tokens a drafter of few can draft: the ends of outputs, then those that occur most
-    often in them, then the first of the vocabulary."""
-    wanted, size = drafter.config.output_tokens, drafter.config.vocab_size
-    if wanted is None:
+    """Which tokens a drafter of few can draft (`frequent_tokens`)."""
+    config = drafter.config
+    if config.output_tokens is None:
         return
-    tokens = rows.with_format("arrow")[:]["target_ids"].combine_chunks().flatten().to_numpy()
-    counts = np.bincount(tokens, minlength=size)
-    ends = drafter.config.eos_token_id
-    counts[ends] = counts.max() + 1
-    chosen = np.sort(np.argsort(-counts, kind="stable")[:wanted])
+    wanted, ends = config.output_tokens, config.eos_token_id
+    chosen = frequent_tokens(rows, wanted, config.vocab_size, ends)
     drafter.draftable.copy_(torch.from_numpy(chosen))
 
 

@@ -7,19 +7,18 @@
 Encoder-decoder families learn to map the input to the reference; decoder-only families learn both
 as one text. A drafter is given its target as the `teacher` and learns the target's distribution at
 every position, which acceptance depends on, instead of the reference's token. Not for targets that
-you serve: point drafttrain at those as they are.
+you serve: point drafttrain at those as they are, and train a drafter on their own answers
+(recipes/train_causal_drafter.py).
 """
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from functools import partial
 
 import datasets
 import numpy as np
 import torch
 from accelerate import Accelerator
-from huggingface_hub.errors import StrictDataclassError
 from tokenizers import (
     Tokenizer,
     decoders,
@@ -30,8 +29,6 @@ from tokenizers import (
     trainers,
 )
 from transformers import (
-    CONFIG_MAPPING,
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     PreTrainedModel,
@@ -47,6 +44,7 @@ from drafttrain.data.batches.labelled import PairCollator, TextCollator
 from drafttrain.data.distill.recipe_rows import row_lengths
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.models.drafters import check_tokenizers
+from drafttrain.models.language_models import family_defaults, random_model
 from drafttrain.models.loading import check_target, load_target, load_tokenizer, read_tokenizer
 from drafttrain.training.loop import Task, count_steps, make_plan, train
 from drafttrain.training.objectives.language_modelling import NextToken, SequenceToSequence
@@ -223,20 +221,7 @@ def describe_steps(task: Task, settings: TrainConfig, world_size: int) -> str:
 
 def check_family(settings: TargetRecipe) -> bool:
     """Whether model.model_type is an encoder-decoder. Raises ConfigError if it is not known."""
-    family = settings.model.get("model_type")
-    if family is None:
-        raise ConfigError("model.model_type is missing; give one, such as marian, t5 or llama")
-    if family not in CONFIG_MAPPING:
-        near = get_close_matches(str(family), list(CONFIG_MAPPING), n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else "give one, such as marian, t5 or llama"
-        raise ConfigError(f"model.model_type = {family!r} is unknown to Transformers; {hint}")
-    config = AutoConfig.for_model(family)
-    known = config.to_dict().keys() | config.attribute_map.keys()
-    for name in sorted(settings.model.keys() - known):
-        near = get_close_matches(str(name), sorted(known), n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
-        raise ConfigError(f"unknown setting 'model.{name}' of a {family!r} model; {hint}")
-    return config.is_encoder_decoder
+    return family_defaults(settings.model, "model").is_encoder_decoder
 
 
 def check_teacher(settings: TargetRecipe, pairs: bool) -> None:
@@ -256,26 +241,19 @@ def check_teacher(settings: TargetRecipe, pairs: bool) -> None:
 
 
 def build_model(settings: TargetRecipe, tokenizer, pairs: bool) -> PreTrainedModel:
-    fields = dict(settings.model) | {
+    given = {
         "vocab_size": len(tokenizer),
         "pad_token_id": tokenizer.pad_token_id,
         "eos_token_id": tokenizer.eos_token_id,
         "bos_token_id": None,
     }
-    family = fields.pop("model_type")
     if pairs:
-        fields |= {"decoder_start_token_id": tokenizer.pad_token_id, "forced_eos_token_id": None}
-    if family == "marian":
-        fields["decoder_vocab_size"] = len(tokenizer)
+        given |= {"decoder_start_token_id": tokenizer.pad_token_id, "forced_eos_token_id": None}
+    if settings.model["model_type"] == "marian":
+        given["decoder_vocab_size"] = len(tokenizer)
     torch.manual_seed(settings.train.seed)
     kind = AutoModelForSeq2SeqLM if pairs else AutoModelForCausalLM
-    try:
-        return kind.from_config(AutoConfig.for_model(family, **fields))
-    except (KeyError, ValueError, StrictDataclassError) as error:
-        reason = str(error).splitlines()[-1].strip().removeprefix("ValueError: ")
-        raise ConfigError(
-            f"model = {settings.model}: {reason.rstrip('.')}; change one of the two"
-        ) from None
+    return random_model(kind, settings.model, given, "model")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.command_line import describe_command
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.inputs import TargetConfig
-from drafttrain.config.recipes import ShallowDecoderRecipe
+from drafttrain.config.recipes import CausalDrafterRecipe, ShallowDecoderRecipe
 from drafttrain.config.runs import Run, head_folders, run_of
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.tokens import tokenize_prompts
@@ -80,7 +80,7 @@ def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
 
 
 def fill_from_drafters_run(settings: ExportConfig, run: Run | None) -> ExportConfig:
-    """What the run of a Spec-Drafter knows, where the user gave nothing."""
+    """What the run of a drafter knows, where the user gave nothing."""
     if run is None:
         return settings
     known: dict[str, object] = {"drafter": str(run.drafter)}
@@ -88,7 +88,8 @@ def fill_from_drafters_run(settings: ExportConfig, run: Run | None) -> ExportCon
         known["report"] = run.folder / "report.json"
     if settings.training_data is None:
         known["training_data"] = run.recipe.data.path
-    if settings.num_assistant_tokens is None and isinstance(run.recipe, ShallowDecoderRecipe):
+    token_by_token = isinstance(run.recipe, CausalDrafterRecipe | ShallowDecoderRecipe)
+    if settings.num_assistant_tokens is None and token_by_token:
         known["num_assistant_tokens"] = run.recipe.drafter.k
     return settings.model_copy(update=known)
 

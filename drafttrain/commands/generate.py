@@ -25,6 +25,7 @@ from drafttrain.config.commands import GenerateConfig
 from drafttrain.config.trees import TREES
 from drafttrain.data.inputs.hearing import HeardRows
 from drafttrain.data.inputs.prompts import load_inputs
+from drafttrain.data.inputs.rows import CHATS
 from drafttrain.data.inputs.tokens import tokenize_prompts
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.engine.compiled import compile_calls
@@ -93,13 +94,18 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
 def read_inputs(settings: GenerateConfig, texts: Sequence[str] | None, heard: bool) -> Dataset:
     """The rows to decode. Raises ConfigError for texts where the target hears."""
     if texts is None:
-        return load_inputs(settings.data, heard=heard)
+        data = settings.data
+        chat = settings.chat or data.chat
+        return load_inputs(data.model_copy(update={"chat": chat}), heard=heard)
     if heard:
         raise ConfigError(
             f"target.path = {settings.target.path!r} hears audio, but the inputs are texts; give a "
             "recording, a folder of them, or a jsonl that names them, with --data"
         )
-    return Dataset.from_dict({"row": list(range(len(texts))), "source": list(texts)})
+    columns = {"row": list(range(len(texts))), "source": list(texts)}
+    if settings.chat:
+        columns[CHATS] = [[{"role": "user", "content": text}] for text in texts]
+    return Dataset.from_dict(columns)
 
 
 def tokenised(target: LoadedTarget, inputs: Dataset) -> list[Source]:

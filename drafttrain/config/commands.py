@@ -150,6 +150,9 @@ class GenerateConfig(Config):
     """Default: the target the drafter was trained for."""
     data: DataConfig | None = None
     """Default: the lines of standard input, each a text."""
+    chat: bool = False
+    """Put every text as a user's message through the tokenizer's chat template (decoder-only
+    targets), wherever it comes from; of data the same as data.chat."""
     decode: DecodeConfig = DecodeConfig()
     batch_size: PositiveInt = 1
     """Most inputs decoded at once; one enters as another one ends. Outputs come in order and are

@@ -13,7 +13,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.kinds import TRAINED_DECODERS, own_kind
+from drafttrain.config.kinds import TRAINED_CAUSAL, TRAINED_DECODERS, own_kind
 from drafttrain.config.reading import load_settings
 from drafttrain.config.recipes import DistillingRecipe, HeadRecipe
 
@@ -118,8 +118,11 @@ def _recipe_of(drafter: Path) -> str | None:
     kind = own_kind(_model_type(drafter))
     if kind is not None:
         return kind.recipe
-    found = [TRAINED_DECODERS.get(name) for name in _config(drafter).get("architectures") or ()]
-    return next(iter(found), None)
+    config = _config(drafter)
+    if not isinstance(config.get("target"), dict):  # made for no target in particular
+        return None
+    found = [TRAINED_DECODERS.get(name) for name in config.get("architectures") or ()]
+    return next(iter(found), None) or TRAINED_CAUSAL
 
 
 def _model_type(folder: Path) -> str | None:

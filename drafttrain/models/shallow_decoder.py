@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from transformers import GenerationConfig, PreTrainedModel, WhisperConfig, WhisperForCausalLM
 
+from drafttrain.models.language_models import take_layers
 from drafttrain.models.spec_drafter.initialise import spread
 
 PREFIXES = ("model.decoder.", "proj_out.")
@@ -68,15 +69,7 @@ def copy_decoder(target: PreTrainedModel, config: WhisperConfig) -> WhisperForCa
     taken = spread(config.decoder_layers, target.config.decoder_layers)
     theirs = target.state_dict()
     own = {name: value for name, value in theirs.items() if name.startswith(PREFIXES)}
-    stem = "model.decoder.layers."
-    own = {name: value for name, value in own.items() if not name.startswith(stem)}
-    for layer, source in enumerate(taken):
-        begins = f"{stem}{source}."
-        own |= {
-            f"{stem}{layer}.{name.removeprefix(begins)}": value
-            for name, value in theirs.items()
-            if name.startswith(begins)
-        }
+    own = take_layers(own, "model.decoder.layers.", taken)
     drafter = WhisperForCausalLM(config).to(target.device, target.dtype)
     drafter.load_state_dict(own)
     settings = {name: getattr(target.generation_config, name, None) for name in KEPT_SETTINGS}

@@ -59,7 +59,13 @@ def rejection_probability(logits: Tensor, likeliest: Tensor, target_probs: Tenso
     """
     logits = logits.float()
     draft_probs = (logits.gather(1, likeliest) - logits.logsumexp(-1, keepdim=True)).exp()
-    return 1.0 - torch.minimum(target_probs, draft_probs).sum(-1)
+    return 1.0 - overlap(target_probs, draft_probs)
+
+
+def overlap(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+    """sum(min(target_probs, draft_probs)) of each row: the probability that a token drawn from the
+    drafter's row is accepted (Leviathan et al., Theorem 3.5). Shapes: [N, C], [N, C] -> [N]."""
+    return torch.minimum(target_probs, draft_probs).sum(-1)
 
 
 def acceptance_loss(

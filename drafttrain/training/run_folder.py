@@ -81,24 +81,32 @@ def open_run(run: Path, settings: Config) -> None:
 
 def save_final(run: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Path:
     """Write `final/`, loadable by `from_pretrained`, whole or not at all."""
-    with _whole_final(run) as folder:
+    with _whole_folder(run) as folder:
         model.save_pretrained(folder, safe_serialization=True)
         tokenizer.save_pretrained(folder)
     return run / "final"
 
 
+def save_start(run: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Write `start/` once: the model before its first step, as a drafter to compare with."""
+    if not (run / "start").exists():
+        with _whole_folder(run, "start") as folder:
+            model.save_pretrained(folder, safe_serialization=True)
+            tokenizer.save_pretrained(folder)
+
+
 def save_heads(run: Path, heads: Iterable[AcceptanceHead]) -> Path:
     """Write `final/` with a folder for each head, such as D3-w6, whole or not at all."""
-    with _whole_final(run) as folder:
+    with _whole_folder(run) as folder:
         for head in heads:
             head.save_pretrained(folder / head.config.name, safe_serialization=True)
     return run / "final"
 
 
 @contextmanager
-def _whole_final(run: Path) -> Iterator[Path]:
-    """A temporary folder that becomes `final/` when the block ends well."""
-    final, temporary = run / "final", run / ".writing-final"
+def _whole_folder(run: Path, name: str = "final") -> Iterator[Path]:
+    """A temporary folder that becomes that of the name when the block ends well."""
+    final, temporary = run / name, run / f".writing-{name}"
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         with named_disk_errors(run):

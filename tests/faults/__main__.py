@@ -71,7 +71,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--terms", type=int, default=30, help="SIGTERM: how many")
     parser.add_argument("--disks", type=int, default=0, help="disks that fill up: how many")
     parser.add_argument("--seed", type=int, default=0, help="of stages and points")
-    parser.add_argument("--stages", default=",".join(STAGES), help="distil, train, cache, export")
+    parser.add_argument("--stages", default=",".join(STAGES), help="some of them")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--folder", type=Path, help="a new folder to work in; it is kept")
     return parser.parse_args()

@@ -23,7 +23,7 @@ from tests.faults.stages import (
     newest_step,
 )
 
-WEIGHTS = {"distil": 35, "train": 40, "cache": 15, "export": 10}
+WEIGHTS = {"distil": 30, "train": 30, "causal": 20, "cache": 12, "export": 8}
 """How many of a hundred signals go to each stage."""
 INTERRUPTED = 130
 

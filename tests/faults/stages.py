@@ -19,7 +19,7 @@ from drafttrain.data.shards import outputs as shards
 from drafttrain.data.shards import states as cache_shards
 from drafttrain.export.reload import compare
 from drafttrain.training.checkpoints import check_files, checkpoint_folders, read_progress
-from recipes import train_spec_drafter
+from recipes import train_causal_drafter, train_spec_drafter
 from tests.recipes.tiny_recipe import write_texts
 from tests.tiny_drafters import shared
 from tests.tiny_models import tiny_model
@@ -55,6 +55,10 @@ def _train(inputs: Path) -> None:
     train_spec_drafter.main(["--config", str(inputs / "recipe.yaml"), "run=run"])
 
 
+def _train_causal(inputs: Path) -> None:
+    train_causal_drafter.main(["--config", str(inputs / "causal.yaml"), "run=run"])
+
+
 def _export(inputs: Path) -> None:
     drafter = inputs / "whole" / "train" / "run" / "final"
     here = partial(export_command.export, reload=compare)  # no Python process of its own: quick
@@ -65,6 +69,7 @@ def _export(inputs: Path) -> None:
 STAGES = {
     "distil": Stage("distil", _distil, "shards"),
     "train": Stage("train", _train, "run"),
+    "causal": Stage("causal", _train_causal, "run"),
     "cache": Stage("cache", _cache, "cache"),
     "export": Stage("export", _export, "export"),
 }
@@ -75,10 +80,22 @@ def make_inputs(folder: Path) -> None:
     """Models, texts and settings of all stages."""
     torch.set_num_threads(1)
     target = save_target(shared("marian"), folder / "target")
+    language_model = save_target(tiny_model("llama", num_hidden_layers=3), folder / "causal")
     tiny_model("marian", seed=9).save_pretrained(folder / "drafter")
     write_texts(folder, SENTENCES, HELD_OUT)
     sampling = {"temperature": 1.0, "top_k": 20, "max_new_tokens": 12}
     common = {"target": {"path": str(target)}, "data": {"path": str(folder / "train.txt")}}
+    train = {
+        "threads": 1,
+        "max_steps": 12,
+        "batch_tokens": 400,
+        "checkpoint_every": 2,
+        "keep_checkpoints": 2,
+        "average": 2,
+        "validate_every": 6,
+        "log_every": 1,
+        "warmup": 2,
+    }
     settings = {
         "distill": common | {"method": "sample", "sampling": sampling, "shard_rows": 5},
         "cache": {
@@ -92,17 +109,16 @@ def make_inputs(folder: Path) -> None:
             "held_out": {"path": str(folder / "val.txt")},
             "distill": {"sampling": {"max_new_tokens": 12}, "shard_rows": 20},
             "drafter": {"k": 4, "decoder_layers": 1, "dropout": 0.2},
-            "train": {
-                "threads": 1,
-                "max_steps": 12,
-                "batch_tokens": 400,
-                "checkpoint_every": 2,
-                "keep_checkpoints": 2,
-                "average": 2,
-                "validate_every": 6,
-                "log_every": 1,
-                "warmup": 2,
-            },
+            "train": train,
+        },
+        "causal": {
+            "target": {"path": str(language_model)},
+            "data": common["data"],
+            "held_out": {"path": str(folder / "val.txt")},
+            "distill": {"sampling": {"max_new_tokens": 12}, "shard_rows": 20},
+            "drafter": {"output_tokens": 20},
+            "objective": {"lk": 1.0, "packed_tokens": 60},
+            "train": train | {"batch_tokens": 120},
         },
     }
     for name, values in settings.items():
@@ -136,7 +152,8 @@ def rows_in(folder: Path) -> list[int]:
 
 def lost_and_doubled(stage: Stage, work: Path) -> tuple[int, int]:
     """Input rows that a finished stage has not, or has more than once."""
-    expected = {"distil": {"shards": SENTENCES}, "train": {"run/distilled": SENTENCES}}
+    distilled = {"run/distilled": SENTENCES}
+    expected = {"distil": {"shards": SENTENCES}, "train": distilled, "causal": distilled}
     lost = doubled = 0
     for folder, count in expected.get(stage.name, {}).items():
         rows = rows_in(work / folder)
@@ -163,7 +180,7 @@ def damage(stage: Stage, work: Path, whole: Path) -> list[str]:
         name = path.relative_to(work)
         if path.read_bytes() != (whole / name).read_bytes():
             wrong.append(f"{name} differs")
-    for name in ("run/final", "export"):
+    for name in ("run/start", "run/final", "export"):
         if (work / name).exists() and contents(work, name) != contents(whole, name):
             wrong.append(f"{name} is neither whole nor absent")
     for folder in checkpoint_folders(work / "run"):

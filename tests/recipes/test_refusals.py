@@ -10,6 +10,7 @@ from tests.refusals.refusing import RECIPES, check_refusal, isolated
 SPEC = "train_spec_drafter.py --config train_spec_drafter.yaml"
 BLOCKS = "train_block_heads.py --config train_block_heads.yaml"
 HEADS = "train_acceptance_head.py --config train_acceptance_head.yaml"
+CAUSAL = "train_causal_drafter.py --config train_causal_drafter.yaml"
 SMALL = "train_target.py --config train_target.yaml"
 WRONG = {
     f"{SPEC} train.lerning_rate=1": ("lerning_rate", "'train.learning_rate'"),
@@ -19,6 +20,15 @@ WRONG = {
     f"{BLOCKS} target.path=unknown": ("'gptj'", "cannot have block heads", "use a family"),
     f"{HEADS} heads.depths=[-1]": ("heads.depths.0 = -1", "greater than or equal to 0"),
     f"{HEADS} drafter=shuffled": ("token 4", "'w5'", "'w4'", "give"),
+    f"{CAUSAL} drafter.layers=9": ("drafter.layers = 9", "the target's 2", "fewer"),
+    f"{CAUSAL} target.path=target": (
+        "target.path = 'target'",
+        "decoder-only",
+        "train_spec_drafter",
+    ),
+    f"{CAUSAL} initialise.path=shuffled": ("token 4", "'w5'", "'w4'", "give"),
+    f"{CAUSAL} initialise.layer=even": ("initialise.layer", "'initialise.layers'"),
+    f"{CAUSAL} objective.jsd=-1": ("objective.jsd = -1", "greater than or equal to 0"),
     f"{SMALL} model.model_type=lama": ("model.model_type = 'lama'", "'llama'"),
     f"{SMALL} max_tokens=1": ("max_tokens = 1", "'rows.jsonl'", "larger"),
 }

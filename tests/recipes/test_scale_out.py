@@ -21,6 +21,7 @@ from tests.tiny_targets import save_target
 from tests.training.tiny_runs import logged
 
 DRAFTER, HEADS = "train_spec_drafter.py", "train_acceptance_head.py"
+CAUSAL = "train_causal_drafter.py"
 STEPS = 8
 TRAIN = {
     "max_steps": STEPS,
@@ -57,7 +58,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "heads": {"depths": [0, 2], "rejection_weights": [1.0, 6.0]},
         "train": TRAIN | {"batch_tokens": 60, "clip": 0.3},
     }
-    for recipe, own in ((DRAFTER, drafter), (HEADS, heads)):
+    causal_target = save_target(tiny_model("llama", num_hidden_layers=3), folder / "causal-target")
+    causal = {
+        "target": {"path": str(causal_target)},
+        "drafter": {"k": 3, "output_tokens": 20},
+        "objective": {"frozen": ["embeddings"], "jsd": 1.0, "packed_tokens": 60},
+        "train": TRAIN | {"batch_tokens": 120, "clip": 2.0},
+    }
+    for recipe, own in ((DRAFTER, drafter), (HEADS, heads), (CAUSAL, causal)):
         write_settings(folder, recipe, common | own)
     return folder
 
@@ -101,6 +109,17 @@ def test_two_processes_have_the_losses_of_every_head_of_one_run(folder: Path) ->
         one, two = folder / "heads-alone", folder / "heads-pair"
         assert len(logged(two, f"loss/{name}")) == STEPS
         assert largest_difference(one, two, f"loss/{name}") <= 1e-5
+
+
+def test_two_processes_have_the_losses_of_one_causal_drafter_run(folder: Path) -> None:
+    one, two = folder / "causal-alone", folder / "causal-pair"
+    run(launch(folder, CAUSAL, one.name, "train.accumulation=2"))
+    pair = launch(folder, CAUSAL, two.name, processes=2)
+    kill_at_checkpoint(pair, two)
+    assert "resuming" in run(pair)
+    assert len(logged(two, "loss")) == STEPS
+    for value in ("loss", "held_out_loss", "acceptance"):
+        assert largest_difference(one, two, value) <= 1e-5
 
 
 def test_fsdp_has_the_losses_of_one_process_and_leaves_a_whole_drafter(

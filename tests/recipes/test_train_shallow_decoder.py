@@ -16,10 +16,11 @@ from drafttrain.commands.export import export
 from drafttrain.config.base import Interrupted
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.runs import newest_run
+from drafttrain.evaluation.teacher_forced import blocks_along
 from drafttrain.export.reload import compare
 from drafttrain.export.verify import INPUTS
 from drafttrain.training import loop
-from recipes.train_shallow_decoder import blocks_along, main
+from recipes.train_shallow_decoder import main
 from tests.recipes.tiny_recipe import exit_code
 from tests.tiny_models import tiny_model
 from tests.tiny_speech import save_clips, save_whisper
@@ -121,7 +122,5 @@ def test_targets_of_texts_and_too_many_layers_are_refused(
 
 
 def test_blocks_along_an_output_are_the_rows_that_follow_each_prefix() -> None:
-    best = [7, 8, 9, 3]
-    logits = torch.nn.functional.one_hot(torch.tensor(best), 10).float()
-    blocks = blocks_along(logits, 3)
+    blocks = blocks_along(torch.tensor([7, 8, 9, 3]), 3)
     assert blocks.tolist() == [[7, 8, 9], [8, 9, 3], [9, 3, -1], [3, -1, -1]]

@@ -17,12 +17,19 @@ from transformers import PreTrainedModel
 
 from drafttrain.cli import main
 from drafttrain.models.acceptance_head import AcceptanceHead
-from recipes import train_acceptance_head, train_block_heads, train_spec_drafter, train_target
+from recipes import (
+    train_acceptance_head,
+    train_block_heads,
+    train_causal_drafter,
+    train_spec_drafter,
+    train_target,
+)
 
 RECIPES: dict[str, Callable[[Sequence[str]], None]] = {
     "train_spec_drafter.py": train_spec_drafter.main,
     "train_acceptance_head.py": train_acceptance_head.main,
     "train_block_heads.py": train_block_heads.main,
+    "train_causal_drafter.py": train_causal_drafter.main,
     "train_target.py": train_target.main,
 }
 

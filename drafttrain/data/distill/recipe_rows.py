@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import datasets
@@ -62,3 +63,14 @@ def row_lengths(rows: datasets.Dataset) -> np.ndarray:
         for name in ("source_ids", "target_ids")
     ]
     return np.stack(sizes, axis=1)
+
+
+def frequent_tokens(
+    rows: datasets.Dataset, count: int, vocabulary: int, ends: int | Sequence[int] | None
+) -> np.ndarray:
+    """So many tokens, in rising order: the ends of outputs, then those that occur most often in
+    them, then the first of the vocabulary. Shapes: -> [count]."""
+    tokens = rows.with_format("arrow")[:]["target_ids"].combine_chunks().flatten().to_numpy()
+    counts = np.bincount(tokens, minlength=vocabulary)
+    counts[[] if ends is None else np.atleast_1d(ends)] = counts.max() + 1
+    return np.sort(np.argsort(-counts, kind="stable")[:count])

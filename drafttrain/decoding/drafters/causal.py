@@ -20,6 +20,7 @@ from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.shared import Call, Steps, arg_max_of_each
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
+from drafttrain.models.causal_drafter import draftable_tokens
 from drafttrain.models.draft_states import drawn_states
 from drafttrain.models.shallow_decoder import same_cross_layers
 from drafttrain.models.speech import shares_encoder
@@ -156,4 +157,6 @@ class CausalSession:
 def open_drafter(model: PreTrainedModel, target: PreTrainedModel | None) -> CausalDrafter:
     """What the kind's row opens it with."""
     shares = target is not None and shares_encoder(model.config)
-    return CausalDrafter(CachedModel(model, same_cross_layers(model, target) if shares else None))
+    crossed = same_cross_layers(model, target) if shares else None
+    draftable = draftable_tokens(model.config, model.get_output_embeddings().out_features)
+    return CausalDrafter(CachedModel(model, crossed, draftable))

@@ -61,11 +61,18 @@ class Batched:
         enlist(self)
 
     @staticmethod
-    def of_model(model: PreTrainedModel, cross_layers: Sequence[int] | None = None) -> Batched:
-        """A model of a known family."""
+    def of_model(
+        model: PreTrainedModel,
+        cross_layers: Sequence[int] | None = None,
+        draftable: Tensor | None = None,
+    ) -> Batched:
+        """A model of a known family; draftable [N]: the tokens to give scores, if not all."""
         rotary = getattr(model.get_decoder(), "rotary_emb", None)
         limit, encode = position_limit(model.config), encoder_of(model)
-        return Batched(read_stack(model), encode, limit, rotary, cross_layers=cross_layers)
+        stack = read_stack(model)
+        if draftable is not None:
+            stack = stack.drafting(draftable.to(stack.device))
+        return Batched(stack, encode, limit, rotary, cross_layers=cross_layers)
 
     @without_gradients
     def compile(self, how: Compile) -> str:

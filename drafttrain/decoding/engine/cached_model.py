@@ -46,9 +46,15 @@ class CachedModel:
     of a model that has been trained on since, make another.
     """
 
-    def __init__(self, model: PreTrainedModel, cross_layers: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        cross_layers: Sequence[int] | None = None,
+        draftable: Tensor | None = None,
+    ) -> None:
         """cross_layers: of a drafter that shares the target's encoder, the target's layers whose
-        keys and values of cross-attention its own layers would make again."""
+        keys and values of cross-attention its own layers would make again. draftable [N]: of a
+        drafter, the tokens that it drafts, if not all; a family that is not known drafts all."""
         check_architecture(model)
         self.model = model
         self.device = model.device
@@ -65,7 +71,7 @@ class CachedModel:
         )
         """What it reads of the target, where it drafts for one."""
         known = type(model) in KNOWN
-        self.engine = Batched.of_model(model, cross_layers) if known else Whole(model)
+        self.engine = Batched.of_model(model, cross_layers, draftable) if known else Whole(model)
         if not known:
             ids = (
                 torch.arange(12, device=self.device) + len(model.get_input_embeddings().weight) // 2

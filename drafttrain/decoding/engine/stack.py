@@ -9,7 +9,7 @@ operations on tensors of given shapes, so that it can be compiled.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drafttrain.decoding.engine.products import Linear
+from drafttrain.models.layout import column_major
+from drafttrain.models.spec_drafter.model import UNDRAFTED
 
 FEW_ROWS = 64
 """Most rows whose scores are worked out as a product of their own on a CPU (`by_products`)."""
@@ -135,6 +137,8 @@ class Stack:
     first_distance: int = 0
     """That the first of them is for; below 0 the key stands behind."""
     output_scale: float = 1.0
+    draftable: Tensor | None = None
+    """[N] the tokens that `output` has rows of, in rising order; None: all."""
 
     @property
     def heads(self) -> tuple[int, int]:
@@ -163,14 +167,26 @@ class Stack:
         return x if self.embedding_norm is None else self.embedding_norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of every token, float32 at least. Shapes: [..., D] -> [..., V]."""
+        """Scores of every token, float32 at least; `UNDRAFTED` of those that `output` has no row
+        of. Shapes: [..., D] -> [..., V]."""
         if self.project_out is not None:
             hidden = self.project_out(hidden)
         if self.output_scale != 1.0:
             hidden = hidden * self.output_scale
         assert self.output is not None, "an encoder has no output"
         logits = self.output(hidden.to(self.output.weight.dtype))
-        return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+        logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+        if self.draftable is None:
+            return logits
+        every = logits.new_full((*logits.shape[:-1], len(self.embedding)), UNDRAFTED)
+        return every.index_copy_(-1, self.draftable, logits)
+
+    def drafting(self, tokens: Tensor) -> Stack:
+        """The same decoder, with output rows of these tokens alone. Shapes: [N] in rising order."""
+        assert self.output is not None, "an encoder has no output"
+        weight, bias = self.output.weight, self.output.bias
+        few = Linear(column_major(weight[tokens]), None if bias is None else bias[tokens])
+        return replace(self, output=few, draftable=tokens)
 
 
 @dataclass(frozen=True)

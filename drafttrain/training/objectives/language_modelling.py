@@ -10,7 +10,12 @@ from transformers import PreTrainedModel
 
 from drafttrain.data.batches.labelled import LabelledBatch
 from drafttrain.models.spec_drafter.slots import IGNORED
-from drafttrain.training.losses import LossSums, followed_cross_entropy, smoothed_cross_entropy
+from drafttrain.training.losses import (
+    LossSums,
+    followed_cross_entropy,
+    overlap,
+    smoothed_cross_entropy,
+)
 from drafttrain.training.objective import Teacher
 
 
@@ -65,7 +70,7 @@ class LanguageModelling(nn.Module, ABC):
         logits, labels = self._read(self.model, batch)
         draft_probs = logits[labels != IGNORED].float().softmax(-1)
         shared = min(target_probs.shape[-1], draft_probs.shape[-1])
-        return torch.minimum(target_probs[:, :shared], draft_probs[:, :shared]).sum(-1)
+        return overlap(target_probs[:, :shared], draft_probs[:, :shared])
 
     @abstractmethod
     def _read(self, model: PreTrainedModel, batch: LabelledBatch) -> tuple[Tensor, Tensor]:

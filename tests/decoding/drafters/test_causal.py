@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from drafttrain.decoding.drafters.causal import CausalDrafter, CausalSession
+from drafttrain.decoding.drafters.causal import CausalDrafter, CausalSession, open_drafter
+from drafttrain.decoding.drafters.none import open_drafter as open_none
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import StopPolicy
@@ -22,7 +23,7 @@ from tests.comparing import close
 from tests.decoding.drafters.watched import Watched
 from tests.decoding.engine.fresh import keys_values
 from tests.tiny_drafters import noisy
-from tests.tiny_models import EOS, VOCAB, tiny_model
+from tests.tiny_models import CAUSAL_FAMILIES, EOS, VOCAB, tiny_model
 
 LONGEST = 16
 
@@ -212,3 +213,31 @@ def test_sampled_rows_are_those_the_tokens_were_drawn_from():
         assert (rows.gather(1, proposal.tokens[:, None]) > 0).all()
         assert ((rows > 0).sum(dim=1) <= 7).all()
         torch.testing.assert_close(rows.sum(dim=1), torch.ones(len(rows), dtype=rows.dtype))
+
+
+@pytest.mark.parametrize("family", CAUSAL_FAMILIES)
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0)], ids=["greedy", "T 1"])
+def test_a_drafter_of_few_tokens_scores_these_alone_and_changes_no_output(family, sampling) -> None:
+    target = tiny_model(family)
+    whole, few = (noisy(target, family) for _ in range(2))
+    tokens = few.config.draftable_tokens = [EOS, *range(6, VOCAB, 3)]
+    drafter = open_drafter(few, target)
+    every, part = CachedModel(whole), drafter.model
+    assert part.engine.stack.output.width == len(tokens) and part.vocabulary == VOCAB
+    source = make_source(torch.tensor([5, 6, 7]), target)
+    scores = [model.catch_up(model.encode(source), source.prefix).logits for model in (every, part)]
+    close(scores[0][:, tokens], scores[1][:, tokens])
+    others = [token for token in range(VOCAB) if token not in tokens]
+    assert (scores[1].softmax(-1)[:, others] == 0).all()
+    verifier = GreedyMatch() if sampling.greedy else RejectionSampling()
+    outputs = [
+        Decoder(
+            CachedModel(target), one, FixedLength(3), verifier, sampling,
+            lambda row: SampledRandomness(torch.Generator().manual_seed(row)),
+        ).decode_all([source] * 4, LONGEST)
+        for one in (drafter, open_none(None, None))
+    ]  # fmt: skip
+    drafted = {token for one in outputs[0] for round in one.rounds for token in round.drafted}
+    assert drafted and drafted <= {*tokens}
+    if sampling.greedy:
+        assert [one.tokens for one in outputs[0]] == [one.tokens for one in outputs[1]]

@@ -7,16 +7,18 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from drafttrain.config.recipes import HeadConfig, ObjectiveConfig
+from drafttrain.config.recipes import FollowTargetConfig, HeadConfig, ObjectiveConfig
 from drafttrain.data.batches.block_rows import BlockRowsCollator
 from drafttrain.data.batches.examples import Example
 from drafttrain.data.batches.head_batches import HeadBatch
 from drafttrain.data.batches.heard import HeardCollator
 from drafttrain.data.batches.labelled import PairCollator, TextCollator
+from drafttrain.data.batches.packing import DocumentCollator
 from drafttrain.data.batches.slots import SlotCollator
 from drafttrain.models.spec_drafter.model import SpecDrafter, SpecDrafterConfig
 from drafttrain.training.objective import Batch, Objective
 from drafttrain.training.objectives.follow_decoder import FollowDecoder
+from drafttrain.training.objectives.follow_target import FollowTarget
 from drafttrain.training.objectives.head_sweep import HeadSweep, make_heads
 from drafttrain.training.objectives.language_modelling import NextToken, SequenceToSequence
 from drafttrain.training.objectives.mask_predict import MaskPredict
@@ -61,6 +63,11 @@ def follow_decoder() -> tuple[Objective, Batch]:
     return FollowDecoder(shallow(target, 1), target, 0.8), HeardCollator(4)(examples)
 
 
+def follow_target() -> tuple[Objective, Batch]:
+    objective = FollowTarget(tiny_model("llama"), FollowTargetConfig(), tiny_model("llama", seed=2))
+    return objective, DocumentCollator(pad_token_id=0)([EXAMPLES])
+
+
 def head_sweep() -> tuple[Objective, Batch]:
     heads = make_heads(HeadConfig(depths=(0, 1), rejection_weights=(1.0, 3.0)), 8, seed=0)
     return HeadSweep(heads), HeadBatch(torch.randn(5, 8), torch.rand(5))
@@ -72,6 +79,7 @@ OBJECTIVES = [
     sequence_to_sequence,
     next_token,
     follow_decoder,
+    follow_target,
     head_sweep,
 ]
 

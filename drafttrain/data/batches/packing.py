@@ -1,0 +1,139 @@
+"""Batches of texts that continue their prompts: one row a sequence, or several packed into one.
+
+In a packed sequence each row sees itself alone, at positions of its own, so that what is computed
+of it is what would be computed of it alone. Only the outputs are learned, not the prompts.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from drafttrain.data.batches.examples import Batch, Example, Examples, pad
+from drafttrain.models.spec_drafter.slots import IGNORED
+
+SHOWN = 60
+"""Characters of each side that `preview` shows."""
+PADDING = -1
+"""Document number of padding, which sees itself alone too: no token sees nothing."""
+
+
+@dataclass(frozen=True)
+class DocumentBatch(Batch):
+    """Sequences of one or several rows, and what is learned of them."""
+
+    input_ids: Tensor
+    """[B, T]"""
+    positions: Tensor
+    """[B, T] counted from 0 in each row."""
+    labels: Tensor
+    """[B, T] the token behind each; IGNORED in prompts but at their end, and on padding."""
+    documents: Tensor | None
+    """[B, T] number of the row that a token is of, `PADDING` behind the last one; None where every
+    sequence is one row: nothing but padding stands behind it, and no token looks ahead."""
+
+    def mask(self, dtype: torch.dtype) -> Tensor | None:
+        """What is added to attention scores, 0 or the lowest number, [B, 1, T, T]; None: a model's
+        own causal mask is right."""
+        if self.documents is None:
+            return None
+        same = self.documents[:, :, None] == self.documents[:, None, :]
+        seen = same.tril()[:, None]
+        hidden = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+        return hidden.masked_fill_(~seen, torch.finfo(dtype).min)
+
+
+@dataclass(frozen=True)
+class DocumentCollator:
+    """Rows with the target's own outputs, laid out in the sequences that they come in."""
+
+    pad_token_id: int
+
+    def __call__(self, sequences: Sequence[Sequence[Example]]) -> DocumentBatch:
+        parts = {"ids": [], "positions": [], "labels": [], "documents": []}
+        for examples in sequences:
+            together = {name: [] for name in parts}
+            for number, example in enumerate(examples):
+                for name, values in _lay_out(example, number).items():
+                    together[name] += values
+            for name, values in together.items():
+                parts[name].append(values)
+        alone = all(len(examples) == 1 for examples in sequences)
+        ids, _ = pad(parts["ids"], self.pad_token_id)
+        positions, _ = pad(parts["positions"], 0)
+        labels, _ = pad(parts["labels"], IGNORED)
+        documents, _ = pad(parts["documents"], PADDING)
+        return DocumentBatch(ids, positions, labels, None if alone else documents)
+
+    def alone(self, examples: Sequence[Example]) -> DocumentBatch:
+        """A sequence for each row."""
+        return self([[example] for example in examples])
+
+
+def _lay_out(example: Example, number: int) -> dict[str, list[int]]:
+    """A row as part of a sequence: all its tokens are fed but the last, which is learned only."""
+    prompt, output = list(example.source_ids), list(example.target_ids)
+    ids = prompt + output[:-1]
+    return {
+        "ids": ids,
+        "positions": list(range(len(ids))),
+        "labels": [IGNORED] * (len(prompt) - 1) + output,
+        "documents": [number] * len(ids),
+    }
+
+
+@dataclass(frozen=True)
+class PackedExamples(Dataset):
+    """Distilled rows, fetched by (epoch, sequence): each the examples that share a sequence."""
+
+    rows: Examples
+    sequences: Sequence[Sequence[int]]
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list[list[Example]]:
+        wanted = [(epoch, row) for epoch, number in keys for row in self.sequences[number]]
+        fetched = iter(self.rows.__getitems__(wanted))
+        return [[next(fetched) for _ in self.sequences[number]] for _, number in keys]
+
+
+def preview(row: Mapping[str, Sequence[int]], tokenizer: PreTrainedTokenizerBase) -> str:
+    """What of a row is read and what is learned, so that a wrong template is seen at once."""
+    prompt, output = (tokenizer.decode(row[name]) for name in ("source_ids", "target_ids"))
+    return (
+        f"first row: {len(row['source_ids'])} tokens are read, not learned, to the end of "
+        f"{prompt[-SHOWN:]!r}; {len(row['target_ids'])} are learned, from {output[:SHOWN]!r} to "
+        f"{output[-SHOWN:]!r}"
+    )
+
+
+def pack(lengths: np.ndarray, most: int) -> list[list[int]]:
+    """Rows that share a sequence of at most so many tokens: the longest first, each where the least
+    room is left for it (best fit, decreasing).
+
+    A row that is longer has a sequence of its own. Shapes: lengths [rows].
+    """
+    sequences: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # (tokens left, sequence), the fullest first
+    for row in np.argsort(-lengths, kind="stable").tolist():
+        length = int(lengths[row])
+        place = bisect_left(room, (length, -1))
+        left, number = room.pop(place) if place < len(room) else (most, len(sequences))
+        if number == len(sequences):
+            sequences.append([])
+        sequences[number].append(row)
+        insort(room, (left - length, number))
+    return sequences
+
+
+def sequence_lengths(lengths: np.ndarray, sequences: Sequence[Sequence[int]]) -> np.ndarray:
+    """Tokens of each sequence. Shapes: lengths [rows] -> [sequences]."""
+    return np.array([lengths[list(rows)].sum() for rows in sequences])

@@ -1,0 +1,202 @@
+"""A drafter for a decoder-only target: an ordinary language model, and what it starts from.
+
+Its config.json also names the target (`target`) and, where it drafts a part of the vocabulary, the
+tokens (`draftable_tokens`): our engine then works out no other scores. Whatever else loads the
+folder finds a language model with all its rows.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
+
+from drafttrain.config.base import ConfigError
+from drafttrain.config.recipes import CausalDrafterRecipe
+from drafttrain.models.drafters import check_tokenizers
+from drafttrain.models.language_models import (
+    family_defaults,
+    layer_stem,
+    random_model,
+    take_layers,
+)
+from drafttrain.models.loading import check_target, is_language_model, read_config, read_weights
+from drafttrain.models.spec_drafter.initialise import spread
+
+SHARED = ("bos_token_id", "eos_token_id", "pad_token_id")
+"""Tokens that a drafter has from its target."""
+
+
+def check_causal_recipe(settings: CausalDrafterRecipe) -> PretrainedConfig:
+    """The target's config.json, once all is checked that is known without weights.
+
+    Raises ConfigError for targets that are not decoder-only, starts that contradict each other or
+    do not fit the target, and for objectives that train nothing.
+    """
+    target = check_target(settings.target)
+    if target.is_encoder_decoder:
+        raise ConfigError(
+            f"target.path = {settings.target.path!r} is an encoder-decoder model, but causal "
+            "drafters are trained for decoder-only ones; use recipes/train_spec_drafter.py"
+        )
+    start, objective = settings.initialise, settings.objective
+    if start.path is not None and start.model is not None:
+        raise ConfigError(
+            f"initialise.path = {start.path!r} and initialise.model are both given; leave one out"
+        )
+    if start.path is not None:
+        _check_donor(settings, target)
+    elif start.model is not None:
+        if family_defaults(start.model, "initialise.model").is_encoder_decoder:
+            raise ConfigError(
+                f"initialise.model.model_type = {start.model['model_type']!r} is an "
+                "encoder-decoder; give a decoder-only family, such as llama"
+            )
+        if objective.frozen:
+            raise ConfigError(
+                f"objective.frozen = {list(objective.frozen)} would leave random weights as they "
+                "are (initialise.model); give objective.frozen=[]"
+            )
+    else:
+        chosen_layers(settings, target)
+    weights = objective.model_dump(exclude={"frozen", "packed_tokens", "lk_rate"})
+    if not any(weights.values()):
+        raise ConfigError(
+            f"objective: all of {', '.join(weights)} are 0, so nothing is learned; give one of "
+            "them a weight"
+        )
+    size, wanted = target.get_text_config(decoder=True).vocab_size, settings.drafter.output_tokens
+    if wanted is not None and wanted > size:
+        raise ConfigError(
+            f"drafter.output_tokens = {wanted} is more than the target's {size} tokens; give "
+            "fewer, or leave it out"
+        )
+    return target
+
+
+def _check_donor(settings: CausalDrafterRecipe, target: PretrainedConfig) -> None:
+    """Whether `initialise.path` is a decoder-only model of the target's tokens."""
+    path, name = str(settings.initialise.path), f"initialise.path = {settings.initialise.path!r}"
+    donor = read_config(path, name)
+    if donor.is_encoder_decoder or not is_language_model(donor):
+        raise ConfigError(
+            f"{name} is a {donor.model_type!r} model, no decoder-only language model; give one "
+            "with the target's tokens"
+        )
+    check_tokenizers(settings.target, path, name)
+
+
+def chosen_layers(settings: CausalDrafterRecipe, target: PretrainedConfig) -> list[int]:
+    """Which of the target's layers the drafter is made of. Raises ConfigError for too many, and for
+    a layer that the target has not."""
+    how, count = settings.initialise.layers, settings.drafter.layers
+    depth = target.get_text_config(decoder=True).num_hidden_layers
+    if not isinstance(how, str):
+        strays = [layer for layer in how if layer >= depth]
+        if strays or not how:
+            raise ConfigError(
+                f"initialise.layers = {list(how)}: give layers of the target's, 0 to {depth - 1}"
+            )
+        if "layers" in settings.drafter.model_fields_set and count != len(how):
+            raise ConfigError(
+                f"drafter.layers = {count}, but initialise.layers lists {len(how)}; leave "
+                "drafter.layers out"
+            )
+        return list(how)
+    if count > depth:
+        raise ConfigError(
+            f"drafter.layers = {count} is more than the target's {depth}, which the drafter is "
+            "made of; ask for as many or fewer"
+        )
+    if how == "even":
+        return spread(count, depth)
+    return list(range(count)) if how == "first" else list(range(depth - count, depth))
+
+
+def shallow_config(target: PretrainedConfig, layers: Sequence[int]) -> PretrainedConfig:
+    """The target's config.json with these of its layers alone."""
+    config = copy.deepcopy(target)
+    if getattr(target, "layer_types", None) is not None:  # checked against the number of layers
+        config.layer_types = [target.layer_types[layer] for layer in layers]
+    config.num_hidden_layers = len(layers)
+    return config
+
+
+def empty_drafter(settings: CausalDrafterRecipe, target: PretrainedConfig) -> PreTrainedModel:
+    """The drafter with random weights, drawn from torch's generator, of its final shape."""
+    start, size = settings.initialise, target.get_text_config(decoder=True).vocab_size
+    if start.model is not None:
+        fields = {"tie_word_embeddings": target.tie_word_embeddings} | start.model
+        given = {name: getattr(target, name, None) for name in SHARED} | {"vocab_size": size}
+        return random_model(AutoModelForCausalLM, fields, given, "initialise.model")
+    if start.path is not None:
+        config = read_config(start.path, f"initialise.path = {start.path!r}")
+        config.vocab_size = size
+    else:
+        config = shallow_config(target, chosen_layers(settings, target))
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+@torch.no_grad()
+def start_drafter(settings: CausalDrafterRecipe, target: PreTrainedModel) -> PreTrainedModel:
+    """The drafter as it is before training, in float32 on the CPU.
+
+    Random weights are drawn from torch's generator. Raises ConfigError for weights that cannot be
+    read.
+    """
+    start = settings.initialise
+    if start.path is not None:
+        name = f"initialise.path = {start.path!r}"
+        drafter = read_weights(AutoModelForCausalLM, start.path, name, dtype=torch.float32)
+        fit_vocabulary(drafter, target.get_output_embeddings().out_features)
+    else:
+        drafter = empty_drafter(settings, target.config)
+    if start.path is None and start.model is None:
+        stem, taken = layer_stem(target), chosen_layers(settings, target.config)
+        drafter.load_state_dict(take_layers(target.state_dict(), stem, taken))
+    drafter.config.target = {"path": settings.target.path, "revision": settings.target.revision}
+    tokens = {name: getattr(target.generation_config, name, None) for name in SHARED}
+    drafter.generation_config = GenerationConfig(**tokens)
+    return drafter.eval()
+
+
+@torch.no_grad()
+def fit_vocabulary(model: PreTrainedModel, size: int) -> None:
+    """Give a model so many rows of embeddings and outputs: families pad them to other sizes.
+
+    Rows that are cut are of no token of the target's; new ones are the mean of the others.
+    """
+    had = model.get_input_embeddings().num_embeddings
+    if had == size:
+        return
+    model.resize_token_embeddings(size, mean_resizing=False)
+    for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
+        layer.weight[had:] = layer.weight[:had].mean(0)
+
+
+def freeze(drafter: PreTrainedModel, parts: Sequence[str]) -> None:
+    """Leave these of embeddings and output out of training."""
+    named = {"embeddings": drafter.get_input_embeddings, "output": drafter.get_output_embeddings}
+    for part in parts:
+        named[part]().requires_grad_(False)
+
+
+def draftable_tokens(config: PretrainedConfig, vocabulary: int) -> Tensor | None:
+    """The tokens that a drafter can draft, in rising order; None: all.
+
+    Raises ConfigError where config.json holds no such list.
+    """
+    tokens = getattr(config, "draftable_tokens", None)
+    if tokens is None:
+        return None
+    found = torch.tensor(tokens, dtype=torch.long)
+    sound = len(found) > 0 and found[0] >= 0 and found[-1] < vocabulary
+    if not sound or not (found[1:] > found[:-1]).all():
+        raise ConfigError(
+            f"draftable_tokens of {config._name_or_path!r} are no rising list of tokens below "
+            f"{vocabulary}; delete them from its config.json, and it drafts all"
+        )
+    return found

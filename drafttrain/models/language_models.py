@@ -1,0 +1,83 @@
+"""Language models that are made here: of random weights, or of some layers of another one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor, nn
+from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTrainedModel
+
+from drafttrain.config.base import ConfigError
+
+
+def family_defaults(fields: Mapping[str, Any], name: str) -> PretrainedConfig:
+    """The default configuration of the family that `model_type` names, whose fields all others are.
+
+    name: of the setting, for messages. Raises ConfigError for an unknown family or field, with the
+    nearest known one.
+    """
+    family = fields.get("model_type")
+    if family is None:
+        raise ConfigError(f"{name}.model_type is missing; give one, such as marian, t5 or llama")
+    if family not in CONFIG_MAPPING:
+        near = get_close_matches(str(family), list(CONFIG_MAPPING), n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else "give one, such as marian, t5 or llama"
+        raise ConfigError(f"{name}.model_type = {family!r} is unknown to Transformers; {hint}")
+    config = AutoConfig.for_model(family)
+    known = config.to_dict().keys() | config.attribute_map.keys()
+    for field in sorted(fields.keys() - known):
+        near = get_close_matches(str(field), sorted(known), n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
+        raise ConfigError(f"unknown setting '{name}.{field}' of a {family!r} model; {hint}")
+    return config
+
+
+def random_model(
+    kind: Any, fields: Mapping[str, Any], given: Mapping[str, Any], name: str
+) -> PreTrainedModel:
+    """A model of an Auto class with random weights, of these fields and what is given besides.
+
+    Draws from torch's generator. Raises ConfigError for fields that contradict each other.
+    """
+    values = {**fields, **given}
+    try:
+        return kind.from_config(AutoConfig.for_model(values.pop("model_type"), **values))
+    except (KeyError, ValueError, StrictDataclassError) as error:
+        reason = str(error).splitlines()[-1].strip().removeprefix("ValueError: ")
+        raise ConfigError(
+            f"{name} = {dict(fields)}: {reason.rstrip('.')}; change one of the two"
+        ) from None
+
+
+def take_layers(
+    weights: Mapping[str, Tensor], stem: str, taken: Sequence[int]
+) -> dict[str, Tensor]:
+    """The same weights with these layers alone, numbered from 0; `stem` is what the names of all
+    layers begin with, up to the number."""
+    own = {name: value for name, value in weights.items() if not name.startswith(stem)}
+    for layer, source in enumerate(taken):
+        begins = f"{stem}{source}."
+        own |= {
+            f"{stem}{layer}.{name.removeprefix(begins)}": value
+            for name, value in weights.items()
+            if name.startswith(begins)
+        }
+    return own
+
+
+def layer_stem(model: PreTrainedModel) -> str:
+    """What the names of a decoder-only model's layers begin with, up to the number.
+
+    Raises ValueError where they are not found.
+    """
+    depth = model.config.get_text_config(decoder=True).num_hidden_layers
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == depth:
+            return f"{name}."
+    raise ValueError(
+        f"the layers of a {model.config.model_type!r} model were not found; start from another "
+        "model (initialise.path) or from random weights (initialise.model)"
+    )

@@ -1,0 +1,102 @@
+"""Divergences of a drafter's rows from the target's, each of which a drafter can be trained on.
+
+Every function takes log-probabilities [N, C] of both models for the same C tokens and gives the
+divergence of each row, [N], with gradient by the drafter's. The C tokens may be a part of the
+vocabulary: probabilities then sum up to less than 1, and what the target gives other tokens adds a
+constant that is left out, or, where the function says so, is what it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from drafttrain.training.losses import overlap
+
+IMPOSSIBLE = -100.0
+"""Log-probability that stands for a target's 0, so that KL(draft || target) stays finite."""
+
+Divergence = Callable[[Tensor, Tensor], Tensor]
+
+
+def forward_kl(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
+    """KL(target || draft) = sum p log(p / q); the gradient by log q is -p. 0 log 0 = 0."""
+    return _expected(target_log_probs, target_log_probs - draft_log_probs)
+
+
+def reverse_kl(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
+    """KL(draft || target) = sum q log(q / p), with `IMPOSSIBLE` for a target's log 0."""
+    ratios = draft_log_probs - target_log_probs.clamp(min=IMPOSSIBLE)
+    return _expected(draft_log_probs, ratios)
+
+
+def jensen_shannon(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
+    """KL(target || m) / 2 + KL(draft || m) / 2 with m = (target + draft) / 2; at most log 2."""
+    middle = torch.logaddexp(target_log_probs, draft_log_probs) - math.log(2.0)
+    of_target = _expected(target_log_probs, target_log_probs - middle)
+    return 0.5 * (of_target + _expected(draft_log_probs, draft_log_probs - middle))
+
+
+def total_variation(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
+    """1 - sum min(target, draft), how often a drafted token is rejected (Leviathan et al., Theorem
+    3.5). Of a part of the vocabulary: exact where the drafter drafts nothing else."""
+    return 1.0 - overlap(target_log_probs.exp(), draft_log_probs.exp())
+
+
+def negative_log_acceptance(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
+    """-log sum min(target, draft) (LK losses, arXiv 2602.23881). Where the sum is 0 so is the
+    gradient, and the value is that of the smallest number."""
+    found = overlap(target_log_probs.exp(), draft_log_probs.exp())
+    return -found.clamp(min=torch.finfo(found.dtype).tiny).log()
+
+
+def adaptive_mix(target_log_probs: Tensor, draft_log_probs: Tensor, rate: float) -> Tensor:
+    """a KL(target || draft) + (1 - a) TV with a = exp(-rate sum min(target, draft)), row by row (LK
+    losses, arXiv 2602.23881); a has no gradient."""
+    rejected = total_variation(target_log_probs, draft_log_probs)
+    share = (-rate * (1.0 - rejected.detach())).exp()
+    return share * forward_kl(target_log_probs, draft_log_probs) + (1.0 - share) * rejected
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Divergences added up, each with its weight."""
+
+    weights: Mapping[str, float]
+    """By the names of `DIVERGENCES`, and `lk_adaptive`; those of weight 0 are not computed."""
+    rate: float
+    """Of `adaptive_mix`."""
+
+    def __call__(self, target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
+        """Shapes: [N, C], [N, C] -> [N]."""
+        found = torch.zeros_like(draft_log_probs[:, 0])
+        for name, weight in self.weights.items():
+            if weight:
+                rows = self._one(name)(target_log_probs, draft_log_probs)
+                found = found + weight * rows
+        return found
+
+    def _one(self, name: str) -> Divergence:
+        if name in DIVERGENCES:
+            return DIVERGENCES[name]
+        return lambda target, draft: adaptive_mix(target, draft, self.rate)
+
+
+DIVERGENCES: dict[str, Divergence] = {
+    "forward_kl": forward_kl,
+    "reverse_kl": reverse_kl,
+    "jsd": jensen_shannon,
+    "total_variation": total_variation,
+    "lk": negative_log_acceptance,
+}
+"""By the settings that weigh them (`FollowTargetConfig`)."""
+
+
+def _expected(log_probs: Tensor, values: Tensor) -> Tensor:
+    """sum probs * values of each row, 0 where a probability is 0. Shapes: [N, C] -> [N]."""
+    probs = log_probs.exp()
+    return torch.where(probs > 0, probs * values, 0.0).sum(-1)

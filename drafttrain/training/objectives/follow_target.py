@@ -1,0 +1,123 @@
+"""A language model learns to draft for a target: from its outputs and, row by row, from its rows.
+
+The target reads every batch too, where a divergence from its rows is asked for. Losses are taken at
+the tokens of the output alone, which is where drafts will stand.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from drafttrain.config.recipes import FollowTargetConfig
+from drafttrain.data.batches.packing import DocumentBatch
+from drafttrain.decoding.engine.architectures import is_known
+from drafttrain.decoding.sampling import exact_enough
+from drafttrain.models.spec_drafter.slots import IGNORED
+from drafttrain.training.divergences import DIVERGENCES, Mixture
+from drafttrain.training.losses import LossSums, overlap, smoothed_cross_entropy
+from drafttrain.training.objective import Teacher
+
+
+class FollowTarget(nn.Module):
+    """A weighted sum of -log q(y) and divergences of q from the target's row (`FollowTargetConfig`)
+    at every token y of the target's output.
+
+    draftable [N]: the tokens that the drafter can draft, in rising order; its rows are over these
+    alone, and an output's token that is not among them counts as missed and has no cross entropy.
+    target: needed for divergences, and for `acceptance`.
+    """
+
+    parts = None
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        settings: FollowTargetConfig,
+        target: PreTrainedModel | None = None,
+        draftable: Tensor | None = None,
+    ):
+        super().__init__()
+        self.model = model
+        self._no_split_modules = model._no_split_modules  # FSDP gathers these one at a time
+        weights = {name: getattr(settings, name) for name in (*DIVERGENCES, "lk_adaptive")}
+        self.divergence = Mixture(weights, settings.lk_rate)
+        self.cross_entropy = settings.cross_entropy
+        self.follows = any(weights.values())
+        self.teacher = None if target is None else Teacher(target)
+        self.register_buffer("draftable", draftable, persistent=False)
+
+    def forward(self, batch: DocumentBatch, progress: float) -> LossSums:
+        """In eval mode: the cross entropy of outputs, whatever it is trained on."""
+        logits, labels = self.rows(batch)
+        places = self.places(labels)
+        known = places != IGNORED
+        loss, weight = smoothed_cross_entropy(
+            logits[known], places[known], torch.ones_like(places[known], dtype=torch.float), 0.0
+        )
+        if self.training:
+            weight = torch.ones_like(places, dtype=torch.float).sum()
+            loss = self.cross_entropy * loss
+            if self.follows:
+                draft = exact_enough(logits).log_softmax(-1)
+                loss = loss + self.divergence(self.target_log_probs(batch), draft).sum()
+        correct = (logits.argmax(-1) == places).sum()
+        return LossSums(loss, weight, correct, torch.ones_like(places).sum())
+
+    def rows(self, batch: DocumentBatch) -> tuple[Tensor, Tensor]:
+        """The drafter's logits [N, C] of the tokens that it can draft, at every labelled position,
+        and the labels [N], by the target's vocabulary."""
+        return text_rows(self.model, batch, self.draftable), batch.labels[batch.labels != IGNORED]
+
+    def places(self, labels: Tensor) -> Tensor:
+        """Where tokens stand among those that can be drafted; IGNORED of others. Shapes: [N]."""
+        if self.draftable is None:
+            return labels
+        places = torch.searchsorted(self.draftable, labels).clamp(max=len(self.draftable) - 1)
+        return torch.where(self.draftable[places] == labels, places, IGNORED)
+
+    def tokens(self, places: Tensor) -> Tensor:
+        """Tokens of the vocabulary by their places among those that can be drafted."""
+        return places if self.draftable is None else self.draftable[places]
+
+    @torch.no_grad()
+    def target_log_probs(self, batch: DocumentBatch) -> Tensor:
+        """The target's row at every labelled position, as far as it can be drafted. [N, C]"""
+        logits = text_rows(self.teacher.on(batch.input_ids.device), batch)
+        rows = exact_enough(logits).log_softmax(-1)
+        return rows if self.draftable is None else rows[:, self.draftable]
+
+    @torch.no_grad()
+    def acceptance(self, batch: DocumentBatch) -> Tensor:
+        """Sum of min(target_probs, draft_probs) at every labelled position, unwarped: the
+        probability that a token drawn from the drafter is accepted. Shape: [N]."""
+        logits, _ = self.rows(batch)
+        draft_probs = exact_enough(logits).softmax(-1)
+        return overlap(self.target_log_probs(batch).exp(), draft_probs)
+
+
+def text_rows(model: PreTrainedModel, batch: DocumentBatch, wanted: Tensor | None = None) -> Tensor:
+    """A decoder-only model's logits at every labelled position, of all tokens or of some.
+
+    Of known families the other positions go without the output projection, which takes most of a
+    shallow model's time. Shapes: wanted [C] -> [N, V], or [N, C].
+    """
+    counted = batch.labels != IGNORED
+    inputs = {
+        "input_ids": batch.input_ids,
+        "attention_mask": batch.mask(model.dtype),
+        "position_ids": batch.positions,
+        "use_cache": False,
+    }
+    if not is_known(model.config):
+        logits = model(**inputs).logits[counted]
+        return logits if wanted is None else logits[:, wanted]
+    hidden = model.get_decoder()(**inputs)[0][counted]
+    output = model.get_output_embeddings()
+    if wanted is None:
+        return output(hidden)
+    return F.linear(
+        hidden, output.weight[wanted], None if output.bias is None else output.bias[wanted]
+    )

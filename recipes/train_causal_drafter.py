@@ -1,0 +1,161 @@
+"""Train a small language model that drafts token by token for a decoder-only target.
+
+    accelerate launch recipes/train_causal_drafter.py --config recipes/smollm2_drafter.yaml
+    accelerate launch recipes/train_causal_drafter.py --config recipes/smollm2_drafter.yaml \\
+        target.path=MODEL data.path=prompts.jsonl run=checkpoints/mine \\
+        "initialise.layers=[0,1,28,29]"
+    accelerate launch recipes/train_causal_drafter.py --config recipes/smollm2_drafter.yaml \\
+        initialise.path=SMALL_MODEL objective.forward_kl=0 objective.lk_adaptive=1
+
+It starts from some of the target's layers, from another model with the target's tokens, or from
+random weights, and learns on the target's own answers: their tokens, or the target's rows at them.
+final/ is an ordinary language model of Transformers; start/ is what it started from. Missing
+distilled outputs are made first. Running the same command again goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import datasets
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+from drafttrain.commands.distill import checked, open_decoder
+from drafttrain.commands.options import DryRun
+from drafttrain.commands.shell import recipe_command
+from drafttrain.config.base import ConfigError
+from drafttrain.config.recipes import CausalDrafterRecipe
+from drafttrain.data.batches.examples import Example, Examples
+from drafttrain.data.batches.packing import (
+    DocumentCollator,
+    PackedExamples,
+    pack,
+    preview,
+    sequence_lengths,
+)
+from drafttrain.data.distill.plan import plan_distillation
+from drafttrain.data.distill.recipe_rows import (
+    distillations,
+    distilled_rows,
+    frequent_tokens,
+    row_lengths,
+)
+from drafttrain.decoding.engine.architectures import check_configuration, position_limit
+from drafttrain.evaluation.teacher_forced import BlockValidation, blocks_along
+from drafttrain.models.causal_drafter import (
+    check_causal_recipe,
+    draftable_tokens,
+    empty_drafter,
+    freeze,
+    start_drafter,
+)
+from drafttrain.models.loading import LoadedTarget, load_target
+from drafttrain.training.loop import Task, train
+from drafttrain.training.objectives.follow_target import FollowTarget
+from drafttrain.training.recipe import already_finished, begin_run, print_training
+from drafttrain.training.run_folder import save_final, save_start
+
+
+@recipe_command(CausalDrafterRecipe, "recipes/smollm2_drafter.yaml")
+def main(settings: CausalDrafterRecipe, dry_run: DryRun = False) -> None:
+    target_config = check_causal_recipe(settings)
+    check_configuration(target_config)
+    if dry_run:
+        print_plan(settings, target_config)
+        return
+    if already_finished(settings.run):
+        return
+    accelerator = begin_run(settings, checked(distillations(settings)))
+    target = load_target(settings.target)
+    rows, held_out = distilled_rows(settings, target, open_decoder)
+    torch.manual_seed(settings.train.seed)
+    drafter = start_drafter(settings, target.model)
+    choose_draftable(settings, drafter, rows)
+    kept = getattr(torch, settings.save_dtype)
+    if accelerator.is_main_process:
+        save_start(settings.run, copy.deepcopy(drafter).to(kept), target.tokenizer)
+    freeze(drafter, settings.objective.frozen)
+    trained = sum(p.numel() for p in drafter.parameters() if p.requires_grad)
+    accelerator.print(f"{drafter.num_parameters():,} parameters, {trained:,} of them trained")
+    accelerator.print(preview(rows[0], target.tokenizer))
+    task = make_task(settings, drafter, rows, held_out, target)
+    train(accelerator, task, settings.train, settings.run)
+    if accelerator.is_main_process:
+        print(f"saved {save_final(settings.run, drafter.cpu().to(kept), target.tokenizer)}")
+
+
+def choose_draftable(
+    settings: CausalDrafterRecipe, drafter: PreTrainedModel, rows: datasets.Dataset
+) -> None:
+    """Record which tokens a drafter of few drafts, in its config.json."""
+    wanted, config = settings.drafter.output_tokens, drafter.config
+    if wanted is not None:
+        ends = drafter.generation_config.eos_token_id
+        chosen = frequent_tokens(rows, wanted, config.vocab_size, ends)
+        config.draftable_tokens = chosen.tolist()
+
+
+def make_task(
+    settings: CausalDrafterRecipe,
+    drafter: PreTrainedModel,
+    rows: datasets.Dataset,
+    held_out: datasets.Dataset | None,
+    target: LoadedTarget,
+) -> Task:
+    lengths = row_lengths(rows).sum(axis=1) - 1  # an output's last token is never fed
+    limit, longest = position_limit(drafter.config), int(lengths.max())
+    if limit is not None and longest > limit:
+        raise ConfigError(
+            f"the longest row has {longest} tokens, but the drafter has {limit} positions; leave "
+            "long rows out (distill.max_source_tokens, distill.sampling.max_new_tokens), or start "
+            "from a model with more"
+        )
+    draftable = draftable_tokens(drafter.config, drafter.config.vocab_size)
+    objective = FollowTarget(drafter, settings.objective, target.model, draftable)
+    collate = DocumentCollator(target.tokenizer.pad_token_id or 0)
+    sequences = [[row] for row in range(len(rows))]
+    if settings.objective.packed_tokens is not None:
+        sequences = pack(lengths, settings.objective.packed_tokens)
+    packed, lengths = (
+        PackedExamples(Examples(rows), sequences),
+        sequence_lengths(lengths, sequences),
+    )
+    validate = None
+    if held_out is not None:
+        validate = Validation(Examples(held_out), collate, settings.drafter.k)
+    return Task(objective, packed, lengths, collate, validate)
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Acceptance on held-out outputs: in greedy rounds, and of sampled tokens."""
+
+    rows: Examples
+    collate: DocumentCollator
+    k: int
+
+    def __call__(self, objective: FollowTarget) -> dict[str, float]:
+        def drafts(objective: FollowTarget, example: Example) -> Tensor:
+            batch = self.collate.alone([example]).to(objective.model.device)
+            found.append(objective.acceptance(batch))
+            logits, _ = objective.rows(batch)
+            return blocks_along(objective.tokens(logits.argmax(-1)), self.k)
+
+        found: list[Tensor] = []
+        values = BlockValidation(self.rows, self.collate.alone, drafts)(objective)
+        return values | {"acceptance": float(torch.cat(found).mean())}
+
+
+def print_plan(settings: CausalDrafterRecipe, target: PretrainedConfig) -> None:
+    """What a run would do, without loading weights or writing anything."""
+    with torch.device("meta"):
+        drafter = empty_drafter(settings, target)
+    plan = plan_distillation(checked(distillations(settings))["data"])
+    print_training(plan, settings.train, drafter)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Rows that share a sequence: how they are chosen, laid out, and kept apart."""
+
+from __future__ import annotations
+
+import datasets
+import numpy as np
+import pytest
+import torch
+
+from drafttrain.data.batches.examples import Example, Examples
+from drafttrain.data.batches.packing import (
+    DocumentCollator,
+    PackedExamples,
+    pack,
+    preview,
+    sequence_lengths,
+)
+from drafttrain.models.spec_drafter.slots import IGNORED
+from tests.tiny_models import CAUSAL_FAMILIES, tiny_model
+from tests.tiny_targets import tiny_tokenizer
+
+ROWS = [([5, 6, 7], [8, 9, 1]), ([10], [11, 1]), ([12, 13], [1])]
+
+
+def examples() -> list[Example]:
+    return [Example(0, row, source, target) for row, (source, target) in enumerate(ROWS)]
+
+
+def test_each_row_goes_where_the_least_room_is_left_for_it() -> None:
+    lengths = np.array([3, 6, 4, 2, 9, 4])
+    sequences = pack(lengths, 8)
+    assert sequences == [[4], [1, 3], [2, 5], [0]]  # 9 is too long and stays alone
+    assert sequence_lengths(lengths, sequences).tolist() == [9, 8, 8, 3]
+
+
+@pytest.mark.parametrize("most", [1, 20, 64])
+def test_packing_loses_and_doubles_no_row(most: int) -> None:
+    lengths = np.random.default_rng(0).integers(1, 30, 200)
+    sequences = pack(lengths, most)
+    assert sorted(row for rows in sequences for row in rows) == list(range(200))
+    sizes = sequence_lengths(lengths, sequences)
+    assert all(size <= most or len(rows) == 1 for size, rows in zip(sizes, sequences, strict=True))
+    if most == 64:  # little more than the least that could hold them
+        assert len(sequences) <= 1.05 * np.ceil(lengths.sum() / most)
+
+
+def test_a_packed_sequence_counts_from_0_in_each_row_and_learns_outputs_alone() -> None:
+    first, second, third = examples()
+    batch = DocumentCollator(pad_token_id=0)([[first, third], [second]])
+    assert batch.input_ids.tolist() == [[5, 6, 7, 8, 9, 12, 13], [10, 11, 0, 0, 0, 0, 0]]
+    assert batch.positions.tolist()[0] == [0, 1, 2, 3, 4, 0, 1]
+    nothing = IGNORED
+    assert batch.labels.tolist() == [
+        [nothing, nothing, 8, 9, 1, nothing, 1],
+        [11, 1, *[nothing] * 5],
+    ]
+    seen = batch.mask(torch.float32)[0, 0] == 0
+    assert seen[6].tolist() == [False] * 5 + [True] * 2
+    assert seen[4].tolist() == [True] * 5 + [False] * 2
+
+
+def test_a_sequence_of_one_row_needs_no_mask() -> None:
+    batch = DocumentCollator(pad_token_id=0).alone(examples())
+    assert batch.documents is None and batch.mask(torch.float32) is None
+    assert batch.labels.tolist()[2] == [IGNORED, 1, *[IGNORED] * 3]
+
+
+@pytest.mark.parametrize("family", CAUSAL_FAMILIES)
+def test_a_model_says_of_a_packed_row_what_it_says_of_the_row_alone(family: str) -> None:
+    model, collate = tiny_model(family), DocumentCollator(pad_token_id=0)
+    packed = collate([examples(), examples()[1:]])
+    with torch.no_grad():
+        found = model(
+            input_ids=packed.input_ids,
+            attention_mask=packed.mask(model.dtype),
+            position_ids=packed.positions,
+        ).logits
+        start = 0
+        for example in examples():
+            ids = torch.tensor([example.source_ids + example.target_ids[:-1]])
+            end = start + ids.shape[1]
+            assert (found[0, start:end] - model(input_ids=ids).logits[0]).abs().max() < 1e-12
+            start = end
+
+
+def test_sequences_are_fetched_with_their_rows_and_epochs() -> None:
+    columns = {"source_ids": [s for s, _ in ROWS], "target_ids": [t for _, t in ROWS]}
+    rows = Examples(datasets.Dataset.from_dict(columns))
+    found = PackedExamples(rows, [[2, 0], [1]]).__getitems__([(4, 1), (3, 0)])
+    assert [[(e.epoch, e.row, e.target_ids) for e in own] for own in found] == [
+        [(4, 1, [11, 1])],
+        [(3, 2, [1]), (3, 0, [8, 9, 1])],
+    ]
+
+
+def test_the_preview_says_where_learning_begins() -> None:
+    said = preview({"source_ids": [5, 6], "target_ids": [7, 1]}, tiny_tokenizer())
+    assert said == (
+        "first row: 2 tokens are read, not learned, to the end of 'w5 w6'; 2 are learned, from "
+        "'w7 </s>' to 'w7 </s>'"
+    )

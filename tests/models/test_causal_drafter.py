@@ -1,0 +1,163 @@
+"""What causal drafters start from, and what is refused before weights are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from drafttrain.config.base import ConfigError
+from drafttrain.config.reading import load_settings
+from drafttrain.config.recipes import CausalDrafterRecipe
+from drafttrain.models.causal_drafter import (
+    check_causal_recipe,
+    chosen_layers,
+    draftable_tokens,
+    empty_drafter,
+    fit_vocabulary,
+    freeze,
+    start_drafter,
+)
+from tests.comparing import close, same_weights
+from tests.tiny_models import CAUSAL_FAMILIES, EOS, VOCAB, tiny_model
+from tests.tiny_targets import save_target
+
+IDS = torch.tensor([[5, 6, 7, 8]])
+
+
+def recipe(**groups: object) -> CausalDrafterRecipe:
+    places = {"run": "run", "target": {"path": "TARGET"}, "data": {"path": "rows.jsonl"}}
+    return CausalDrafterRecipe.model_validate(places | groups)
+
+
+def deep(family: str = "llama", layers: int = 5) -> PreTrainedModel:
+    return tiny_model(family, num_hidden_layers=layers)
+
+
+@pytest.mark.parametrize(
+    ("how", "count", "layers"),
+    [
+        ("even", 3, [0, 2, 4]),
+        ("even", 1, [4]),
+        ("first", 2, [0, 1]),
+        ("last", 2, [3, 4]),
+        ([0, 4, 4], None, [0, 4, 4]),
+    ],
+)
+def test_layers_are_chosen_by_place_or_by_number(how, count, layers) -> None:
+    shape = {} if count is None else {"layers": count}
+    settings = recipe(drafter=shape, initialise={"layers": how})
+    assert chosen_layers(settings, deep().config) == layers
+
+
+@pytest.mark.parametrize("family", CAUSAL_FAMILIES)
+def test_a_drafter_of_all_layers_says_what_the_target_says(family: str) -> None:
+    target = deep(family, 3)
+    drafter = start_drafter(recipe(drafter={"layers": 3}), target)
+    assert drafter.dtype == torch.float32 and type(drafter) is type(target)
+    close(drafter(IDS).logits.double(), target(IDS).logits, 1e-4)
+
+
+@pytest.mark.parametrize("family", CAUSAL_FAMILIES)
+def test_a_drafter_of_two_layers_is_the_target_without_the_others(family: str) -> None:
+    target = deep(family, 4)
+    drafter = start_drafter(recipe(initialise={"layers": [1, 3]}), target)
+    stack = next(m for m in target.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == 4)
+    kept = [stack[1], stack[3]]
+    del stack[:]
+    stack.extend(kept)
+    target.config.num_hidden_layers = 2
+    for layer, number in zip(kept, range(2), strict=True):
+        for part in layer.modules():
+            if getattr(part, "layer_idx", None) is not None:
+                part.layer_idx = number
+    close(drafter(IDS).logits.double(), target(IDS, use_cache=False).logits, 1e-4)
+    assert drafter.config.num_hidden_layers == 2
+    assert drafter.config.target == {"path": "TARGET", "revision": None}
+    assert drafter.generation_config.eos_token_id == EOS
+
+
+def test_a_drafter_with_tied_embeddings_keeps_them_tied(tmp_path: Path) -> None:
+    target = deep("llama", 3)
+    target.config.tie_word_embeddings = True
+    target.tie_weights()
+    drafter = start_drafter(recipe(), target)
+    drafter.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert again.lm_head.weight is again.model.embed_tokens.weight and same_weights(drafter, again)
+    freeze(drafter, ["output"])
+    assert not drafter.model.embed_tokens.weight.requires_grad
+    assert drafter.model.layers[0].mlp.up_proj.weight.requires_grad
+
+
+@pytest.mark.parametrize("rows", [VOCAB - 4, VOCAB + 8])
+def test_another_padding_of_the_vocabulary_becomes_that_of_the_target(tmp_path, rows: int) -> None:
+    donor = tiny_model("gpt2", vocab_size=rows)
+    save_target(donor, tmp_path)
+    settings = recipe(initialise={"path": str(tmp_path)})
+    drafter = start_drafter(settings, deep())
+    assert drafter.config.vocab_size == VOCAB == drafter(IDS).logits.shape[-1]
+    shared = min(rows, VOCAB)
+    close(drafter(IDS).logits[..., :shared].double(), donor(IDS).logits[..., :shared], 1e-4)
+    with torch.device("meta"):
+        planned = empty_drafter(settings, deep().config)
+    assert planned.num_parameters() == drafter.num_parameters()
+
+
+def test_new_rows_are_the_mean_of_the_others() -> None:
+    model = tiny_model("llama")
+    before = model.lm_head.weight.detach().clone()
+    fit_vocabulary(model, VOCAB + 2)
+    close(model.lm_head.weight[VOCAB:], before.mean(0).expand(2, -1))
+
+
+def test_random_weights_have_the_vocabulary_of_the_target() -> None:
+    shape = {"model_type": "llama", "hidden_size": 8, "num_attention_heads": 2}
+    shape |= {"num_key_value_heads": 1, "intermediate_size": 16, "num_hidden_layers": 1}
+    settings = recipe(initialise={"model": shape}, objective={"frozen": []})
+    torch.manual_seed(0)
+    one = start_drafter(settings, deep())
+    torch.manual_seed(0)
+    assert same_weights(one, start_drafter(settings, deep()))
+    assert one.config.vocab_size == VOCAB and one.config.eos_token_id == EOS
+
+
+def test_draftable_tokens_are_read_from_the_configuration() -> None:
+    config = tiny_model("llama").config
+    assert draftable_tokens(config, VOCAB) is None
+    config.draftable_tokens = [1, 5, 9]
+    assert draftable_tokens(config, VOCAB).tolist() == [1, 5, 9]
+    for wrong in ([], [5, 1], [1, 1], [-1, 3], [1, VOCAB]):
+        config.draftable_tokens = wrong
+        with pytest.raises(ConfigError, match="no rising list of tokens below 40; delete"):
+            draftable_tokens(config, VOCAB)
+
+
+WRONG = {
+    "drafter.layers=6": ("drafter.layers = 6 is more than the target's 5",),
+    "initialise.layers=[0,5]": ("initialise.layers = [0, 5]", "0 to 4"),
+    "initialise.layers=[]": ("initialise.layers = []", "0 to 4"),
+    "initialise.layers=[0,1,2];drafter.layers=2": ("drafter.layers = 2", "lists 3", "out"),
+    "initialise.path=SEQ2SEQ": ("SEQ2SEQ'", "no decoder-only language model", "give one"),
+    "initialise.model={model_type: t5}": ("'t5'", "encoder-decoder", "llama"),
+    "initialise.model={model_type: lama}": ("initialise.model.model_type = 'lama'", "'llama'"),
+    "initialise.model={model_type: llama}": ("objective.frozen", "random", "objective.frozen=[]"),
+    "initialise.model={};initialise.path=a": ("both given",),
+    "objective.forward_kl=0": ("forward_kl", "are 0", "weight"),
+    "drafter.output_tokens=41": ("drafter.output_tokens = 41", "40 tokens", "fewer"),
+    "target.path=SEQ2SEQ": ("SEQ2SEQ'", "encoder-decoder", "train_spec_drafter.py"),
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_what_cannot_be_trained_is_refused_with_field_value_and_remedy(line, tmp_path) -> None:
+    save_target(deep(), tmp_path / "TARGET")
+    save_target(tiny_model("marian"), tmp_path / "SEQ2SEQ")
+    given = [f"run={tmp_path}/run", f"target.path={tmp_path}/TARGET", "data.path=rows.jsonl"]
+    words = line.replace("SEQ2SEQ", f"{tmp_path}/SEQ2SEQ").split(";")
+    with pytest.raises(ConfigError) as refused:
+        check_causal_recipe(load_settings(CausalDrafterRecipe, None, [*given, *words]))
+    for word in WRONG[line]:
+        assert word in str(refused.value)

@@ -1,0 +1,189 @@
+"""The recipe end to end on a tiny target: one command, resumed bit for bit, measured by `eval`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM
+
+from drafttrain.cli import main as drafttrain
+from drafttrain.commands.export import export
+from drafttrain.config.base import Interrupted
+from drafttrain.config.commands import ExportConfig
+from drafttrain.config.runs import newest_run
+from drafttrain.export.reload import compare
+from drafttrain.training import loop
+from recipes.train_causal_drafter import main
+from tests.comparing import same_weights
+from tests.recipes.tiny_recipe import exit_code, write_texts
+from tests.tiny_models import EOS, tiny_model
+from tests.tiny_targets import save_target, tiny_tokenizer
+
+TEMPLATE = "{% for message in messages %}w{{ loop.index + 4 }} {{ message.content }} {% endfor %}w9"
+"""A number in front of every turn, and w9 where the assistant is to speak."""
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+
+
+def make_project(folder: Path) -> list[str]:
+    """A target of four layers with a chat template, 8 prompts and 3 held-out ones, and 6 steps with
+    a checkpoint every 2: arguments."""
+    save_target(tiny_model("llama", num_hidden_layers=4).float(), folder / "target")
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder / "target")
+    write_texts(folder, 8, 3)
+    settings = {
+        "run": str(folder / "run"),
+        "target": {"path": str(folder / "target")},
+        "data": {"path": str(folder / "train.txt"), "chat": True},
+        "held_out": {"path": str(folder / "val.txt"), "chat": True},
+        "distill": {"sampling": {"max_new_tokens": 8}},
+        "drafter": {"k": 3, "output_tokens": 12},
+        "initialise": {"layers": [0, 3]},
+        "objective": {"cross_entropy": 0.5, "lk_adaptive": 0.5, "packed_tokens": 40},
+        "train": {"max_steps": 6, "batch_tokens": 60, "checkpoint_every": 2, "threads": 1},
+    }
+    file = folder / "recipe.yaml"
+    file.write_text(yaml.safe_dump(settings))
+    return ["--config", str(file)]
+
+
+def test_one_command_leaves_a_drafter_that_eval_and_generate_take_as_exact(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    arguments, run = make_project(tmp_path), tmp_path / "run"
+    assert exit_code(main, *arguments, "--dry-run") == 0
+    plan = capsys.readouterr().out
+    for word in ("parameters", "distillation", "batches", "steps", "disk", "memory"):
+        assert word in plan
+    assert not run.exists()
+    assert exit_code(main, *arguments) == 0, capsys.readouterr().err
+    said = capsys.readouterr().out
+    assert "tokens are read, not learned, to the end of 'w5 w4 w9'" in said
+    drafter, start = (AutoModelForCausalLM.from_pretrained(run / n) for n in ("final", "start"))
+    target = AutoModelForCausalLM.from_pretrained(tmp_path / "target")
+    assert torch.equal(drafter.lm_head.weight, target.lm_head.weight)
+    assert torch.equal(start.model.layers[1].mlp.up_proj.weight, layer(target, 3))
+    assert not torch.equal(layer(drafter, 1), layer(start, 1))
+    tokens = drafter.config.draftable_tokens
+    assert len(tokens) == 12 and EOS in tokens and sorted(set(tokens)) == tokens
+    log = [json.loads(line) for line in (run / "metrics.jsonl").open()]
+    validation = next(entry for entry in log if "mean_acceptance_length" in entry)
+    assert validation["mean_acceptance_length"] >= 1 and 0 < validation["acceptance"] < 1
+    assert exit_code(main, *arguments) == 0 and "is finished" in capsys.readouterr().out
+    assert newest_run(tmp_path).recipe.drafter.k == 3
+    quick = ["repeats=1", "warmup=0", "bootstrap=20", "baselines=[]"]
+    quick.append("decode.sampling.max_new_tokens=8")
+    quick.append(f"others={{start: {{drafter: {run / 'start'}}}, copied: {{drafter: max-gram}}}}")
+    assert exit_code(drafttrain, "eval", "--drafter", str(run), *quick) == 0
+    report = json.loads((run / "report.json").read_text())
+    _, own, *others = report["runs"]
+    assert own["name"].startswith("causal k=")
+    assert [other["name"] for other in others] == ["start", "copied"]
+    assert all(one["metrics"]["identical"]["value"] == 1.0 for one in (own, *others))
+    capsys.readouterr()
+    rows = ["--drafter", str(run), "--data", str(tmp_path / "val.txt"), "data.chat=true", "--json"]
+    short = ["--max-new-tokens", "5"]
+    assert exit_code(drafttrain, "generate", *rows, *short) == 0
+    own = capsys.readouterr().out.splitlines()
+    texts = (tmp_path / "val.txt").read_text().splitlines()
+    given = [word for text in texts for word in ("--text", text)]
+    assert exit_code(drafttrain, "generate", *rows[:2], *rows[-1:], "--chat", *given, *short) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert len(own) == len(said) == 3
+    assert [json.loads(line)["tokens"] for line in own] == [
+        json.loads(line)["tokens"] for line in said
+    ]
+
+
+def layer(model, number: int) -> torch.Tensor:
+    return model.model.layers[number].mlp.up_proj.weight
+
+
+def test_an_export_has_the_run_s_settings_and_all_output_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert exit_code(main, *make_project(tmp_path)) == 0
+    export(ExportConfig(drafter=str(tmp_path / "run"), out=tmp_path / "out"), reload=compare)
+    said = capsys.readouterr().out
+    assert "drafts for 3 inputs too; the target's output unchanged for 3 inputs" in said
+    settings = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert settings["num_assistant_tokens"] == 3  # as in validation
+    final, out = (AutoModelForCausalLM.from_pretrained(tmp_path / n) for n in ("run/final", "out"))
+    assert same_weights(final, out)
+    assert out.config.draftable_tokens == final.config.draftable_tokens
+    assert out(torch.tensor([[5, 6]])).logits.isfinite().all()
+
+
+def test_interrupted_training_ends_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = make_project(tmp_path)
+    assert exit_code(main, *arguments, f"run={tmp_path / 'whole'}") == 0
+    arguments.append(f"distilled={tmp_path / 'whole' / 'distilled'}")
+    saved = loop.save_checkpoint
+
+    def save_and_stop(*given) -> None:
+        saved(*given)
+        raise Interrupted("stopped by the test")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "save_checkpoint", save_and_stop)
+        assert exit_code(main, *arguments) != 0
+    assert not (tmp_path / "run" / "final").exists()
+    assert exit_code(main, *arguments) == 0
+    for folder in ("final", "start"):
+        cut, whole = (tmp_path / n / folder / "model.safetensors" for n in ("run", "whole"))
+        assert cut.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        ["initialise={path: TARGET}"],
+        [
+            "initialise={model: {model_type: llama, hidden_size: 8, num_attention_heads: 2, "
+            "num_key_value_heads: 1, intermediate_size: 16, num_hidden_layers: 1}}",
+            "objective.frozen=[]",
+        ],
+    ],
+    ids=["another model", "random weights"],
+)
+def test_other_starts_train_too_in_the_type_that_is_asked_for(start, tmp_path: Path) -> None:
+    own = [part.replace("TARGET", str(tmp_path / "target")) for part in start]
+    own += ["train.max_steps=2", "save_dtype=float16", "objective.packed_tokens=null"]
+    own += ["drafter.output_tokens=null"]
+    assert exit_code(main, *make_project(tmp_path), *own) == 0
+    for folder in ("start", "final"):
+        drafter = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / folder)
+        assert drafter.dtype == torch.float16
+
+
+def test_rows_longer_than_the_drafter_s_positions_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    short = tiny_model("gpt2", max_position_embeddings=10).float()
+    save_target(short, tmp_path / "short")
+    start = f"initialise={{path: {tmp_path / 'short'}}}"
+    assert exit_code(main, *make_project(tmp_path), start) == 2
+    assert "drafter has 10 positions; leave long rows out" in capsys.readouterr().err
+
+
+def test_a_target_that_the_engine_cannot_decode_is_refused_before_it_is_distilled(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    sliding = tiny_model("mistral", sliding_window=8).float()
+    save_target(sliding, tmp_path / "sliding")
+    arguments = [*make_project(tmp_path), f"target.path={tmp_path / 'sliding'}"]
+    assert exit_code(main, *arguments, "initialise.layers=even", "--dry-run") == 2
+    told = capsys.readouterr().err
+    assert "slides over 8 tokens" in told and "Traceback" not in told
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,136 @@
+"""What a causal drafter learns from: sums by hand, rows packed or not, a part of the vocabulary."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import GPTJConfig, GPTJForCausalLM, PreTrainedModel
+
+from drafttrain.config.recipes import FollowTargetConfig
+from drafttrain.data.batches.examples import Example
+from drafttrain.data.batches.packing import DocumentCollator
+from drafttrain.models.spec_drafter.slots import IGNORED
+from drafttrain.training.objectives.follow_target import FollowTarget
+from tests.comparing import close
+from tests.tiny_models import CAUSAL_FAMILIES, EOS, VOCAB, tiny_model
+
+ROWS = [([5, 6, 7], [8, 9, EOS]), ([10], [11, 12, 20, EOS]), ([12, 13], [EOS])]
+COLLATE = DocumentCollator(pad_token_id=0)
+DRAFTABLE = torch.tensor([EOS, 8, 9, 12, 30])
+"""Without 11 and 20."""
+EVERY = FollowTargetConfig(
+    cross_entropy=0.3, forward_kl=1.0, reverse_kl=0.5, jsd=0.7, total_variation=0.2, lk=0.4,
+    lk_adaptive=0.6,
+)  # fmt: skip
+
+
+def examples() -> list[Example]:
+    return [Example(0, row, source, target) for row, (source, target) in enumerate(ROWS)]
+
+
+def objective_of(
+    settings: FollowTargetConfig, family: str = "llama", draftable: torch.Tensor | None = None
+) -> FollowTarget:
+    drafter = tiny_model(family, seed=5, num_hidden_layers=1)
+    objective = FollowTarget(drafter, settings, tiny_model(family), draftable).train()
+    objective.model.eval()  # some families have dropout
+    return objective
+
+
+def answer_rows(model: PreTrainedModel, example: Example) -> torch.Tensor:
+    """Log-probabilities of a row on its own, at the tokens of its output. Shapes: [T, V]."""
+    ids = torch.tensor([example.source_ids + example.target_ids[:-1]])
+    with torch.no_grad():
+        return model(ids).logits[0, len(example.source_ids) - 1 :].log_softmax(-1)
+
+
+def test_the_loss_is_taken_at_the_output_alone_and_divided_by_its_tokens() -> None:
+    objective = objective_of(FollowTargetConfig(cross_entropy=0.5, forward_kl=2.0))
+    sums = objective(COLLATE.alone(examples()), 0.0)
+    expected, correct = 0.0, 0
+    for example in examples():
+        own = answer_rows(objective.model, example)
+        theirs = answer_rows(objective.teacher.model, example)
+        labels = torch.tensor(example.target_ids)
+        expected += -0.5 * own[torch.arange(len(labels)), labels].sum()
+        expected += 2.0 * (theirs.exp() * (theirs - own)).sum()
+        correct += int((own.argmax(-1) == labels).sum())
+    close(sums.loss, expected)
+    assert (sums.weight, sums.correct, sums.counted) == (8, correct, 8)
+
+
+@pytest.mark.parametrize("family", CAUSAL_FAMILIES)
+@pytest.mark.parametrize("draftable", [None, DRAFTABLE], ids=["all", "few"])
+def test_packed_rows_have_the_loss_and_the_gradients_of_rows_apart(family, draftable) -> None:
+    apart, packed = (objective_of(EVERY, family, draftable) for _ in range(2))
+    one = apart(COLLATE.alone(examples()), 0.0)
+    two = packed(COLLATE([examples()[::-1]]), 0.0)
+    for a, b in zip(one, two, strict=True):
+        close(a, b, 1e-6)
+    one.loss.backward()
+    two.loss.backward()
+    for a, b in zip(apart.model.parameters(), packed.model.parameters(), strict=True):
+        if a.grad is not None:
+            close(a.grad, b.grad, 1e-6)
+
+
+def test_a_family_that_is_not_known_has_the_same_rows_and_losses() -> None:
+    torch.manual_seed(0)
+    shape = {"vocab_size": VOCAB, "n_embd": 16, "n_layer": 2, "n_head": 2, "rotary_dim": 4}
+    target = GPTJForCausalLM(GPTJConfig(**shape)).double().eval()
+    for draftable in (None, DRAFTABLE):
+        objective = FollowTarget(target, EVERY, target, draftable).eval()
+        logits, labels = objective.rows(COLLATE.alone(examples()))
+        wanted = slice(None) if draftable is None else draftable
+        expected = torch.cat([answer_rows(target, example) for example in examples()])[:, wanted]
+        close(logits.log_softmax(-1), expected.log_softmax(-1))
+        assert labels.tolist() == [token for _, output in ROWS for token in output]
+
+
+def test_a_drafter_of_few_tokens_learns_rows_over_these_alone() -> None:
+    settings = FollowTargetConfig(cross_entropy=1.0, forward_kl=1.0, total_variation=1.0)
+    objective = objective_of(settings, draftable=DRAFTABLE)
+    batch = COLLATE.alone(examples())
+    sums = objective(batch, 0.0)
+    expected = torch.zeros((), dtype=torch.float64)
+    for example in examples():
+        own = answer_rows(objective.model, example)[:, DRAFTABLE].log_softmax(-1)
+        theirs = answer_rows(objective.teacher.model, example)[:, DRAFTABLE]
+        expected += (theirs.exp() * (theirs - own)).sum()
+        expected += (1 - torch.minimum(theirs.exp(), own.exp()).sum(-1)).sum()
+        for row, token in enumerate(example.target_ids):
+            if token in DRAFTABLE:
+                expected -= own[row, DRAFTABLE.tolist().index(token)]
+    close(sums.loss, expected)
+    assert (sums.weight, sums.counted) == (8, 8)
+    labels = torch.tensor([11, 9, EOS, 20])
+    assert objective.places(labels).tolist() == [IGNORED, 2, 0, IGNORED]
+    assert objective.tokens(torch.tensor([4, 0])).tolist() == [30, EOS]
+
+
+def test_the_acceptance_is_the_overlap_of_both_rows_and_1_where_they_are_the_same() -> None:
+    batch = COLLATE.alone(examples())
+    objective = objective_of(FollowTargetConfig())
+    found = objective.acceptance(batch)
+    expected = [
+        torch.minimum(
+            answer_rows(objective.model, e).exp(), answer_rows(objective.teacher.model, e).exp()
+        ).sum(-1)
+        for e in examples()
+    ]
+    close(found, torch.cat(expected))
+    same = FollowTarget(tiny_model("llama"), FollowTargetConfig(), tiny_model("llama"))
+    close(same.acceptance(batch), torch.ones(8, dtype=torch.float64))
+
+
+def test_validation_is_the_cross_entropy_of_the_output_whatever_is_trained() -> None:
+    objective = objective_of(FollowTargetConfig(forward_kl=0.0, lk=1.0)).eval()
+    sums = objective(COLLATE.alone(examples()), 1.0)
+    of_outputs = objective_of(FollowTargetConfig(cross_entropy=1.0, forward_kl=0.0))
+    close(sums.loss, of_outputs(COLLATE.alone(examples()), 1.0).loss)
+
+
+def test_without_divergences_the_target_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    objective = objective_of(FollowTargetConfig(cross_entropy=1.0, forward_kl=0.0))
+    monkeypatch.setattr(objective.teacher, "on", None)
+    assert objective(COLLATE.alone(examples()), 0.0).loss > 0
