@@ -28,6 +28,7 @@ from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.distill.recipe_rows import distillations, distilled_rows, row_lengths
 from drafttrain.data.encoded import heard_examples
 from drafttrain.data.encodings import encoded_bytes
+from drafttrain.decoding.drafters.causal import blocks_of_rows
 from drafttrain.decoding.engine.speech import start_of_transcript
 from drafttrain.evaluation.teacher_forced import BlockValidation
 from drafttrain.models.loading import LoadedTarget, check_target, load_target
@@ -92,23 +93,12 @@ def make_task(
 
         def drafts(objective: FollowDecoder, example: Example) -> Tensor:
             logits, _ = objective.rows(collate([example]).to(drafter.device))
-            return blocks_along(logits, k)
+            return blocks_of_rows(logits, len(logits), k)
 
         own = heard_examples(target, held_out, settings.held_out, folder)
         validate = BlockValidation(own, collate, drafts)
     examples = heard_examples(target, rows, settings.data, folder)
     return Task(objective, examples, row_lengths(rows).sum(axis=1), collate, validate)
-
-
-def blocks_along(logits: Tensor, k: int) -> Tensor:
-    """What a drafter of single tokens drafts at every prefix of an output, up to its first miss.
-
-    Behind a miss nothing is accepted, so rows of the output itself tell what decoding would accept.
-    Shapes: logits [L, V], row i after i tokens of the output -> [L, k].
-    """
-    best = logits.argmax(-1).cpu()
-    padded = torch.cat([best, best.new_full((k - 1,), -1)])
-    return padded.unfold(0, k, 1)
 
 
 def print_plan(

@@ -99,7 +99,10 @@ class EvalConfig(Config):
     decode: DecodeConfig = DecodeConfig()
     mode: Literal["decode", "teacher-forced"] = "decode"
     """How acceptance is measured: decode is the truth, teacher-forced a fast estimate. The latter
-    needs one parallel pass of the drafter along each of the target's own outputs."""
+    needs one parallel pass of the drafter along each of the target's own outputs; of a language
+    model it also tells what vLLM, llama.cpp, Transformers and MLX-LM would accept."""
+    p_min: tuple[Annotated[float, Field(ge=0.0, lt=1.0)], ...] = ()
+    """teacher-forced: values of llama.cpp's --spec-draft-p-min to try, beside 0."""
     others: dict[str, DecodeConfig] = {}
     """More methods by the names that reports give them, measured in the same interleaved run, with
     the sampling of `decode`: {copied: {drafter: max-gram}, ...}."""
@@ -140,7 +143,7 @@ class EvalConfig(Config):
     """Where report.json goes; samples.jsonl and the plot lie beside it. Default: in the run of the
     drafter, if it is of one, else here."""
 
-    _split = field_validator("batch_sizes", "baselines", mode="before")(split_at_commas)
+    _split = field_validator("batch_sizes", "baselines", "p_min", mode="before")(split_at_commas)
 
 
 class GenerateConfig(Config):

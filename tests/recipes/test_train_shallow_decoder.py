@@ -19,7 +19,7 @@ from drafttrain.config.runs import newest_run
 from drafttrain.export.reload import compare
 from drafttrain.export.verify import INPUTS
 from drafttrain.training import loop
-from recipes.train_shallow_decoder import blocks_along, main
+from recipes.train_shallow_decoder import main
 from tests.recipes.tiny_recipe import exit_code
 from tests.tiny_models import tiny_model
 from tests.tiny_speech import save_clips, save_whisper
@@ -118,10 +118,3 @@ def test_targets_of_texts_and_too_many_layers_are_refused(
     told = capsys.readouterr().err
     assert "'marian' model, but shallow decoders are trained for Whisper" in told
     assert "Traceback" not in told and not (tmp_path / "run").exists()
-
-
-def test_blocks_along_an_output_are_the_rows_that_follow_each_prefix() -> None:
-    best = [7, 8, 9, 3]
-    logits = torch.nn.functional.one_hot(torch.tensor(best), 10).float()
-    blocks = blocks_along(logits, 3)
-    assert blocks.tolist() == [[7, 8, 9], [8, 9, 3], [9, 3, -1], [3, -1, -1]]
