@@ -172,13 +172,15 @@ class Connection:
         response.close()  # read1 leaves it open, and the line could not be used again
         if response.will_close:
             self.close()
-        return response.status, response.headers, b"".join(parts)
+        content = b"".join(parts)
+        if self.key is not None:  # servers repeat what they refuse
+            content = content.replace(self.key.encode(), b"***")
+        return response.status, response.headers, content
 
     def _failure(self, status: int, headers: http.client.HTTPMessage, content: bytes) -> Failure:
         if status in DENIED:
-            said = self._clean(_reason(content))
-            return Denied(self._says(f"{DENIED[status]} ({status}: {said})"))
-        said = self._says(f"{status}: {self._clean(_reason(content))}")
+            return Denied(self._says(f"{DENIED[status]} ({status}: {_reason(content)})"))
+        said = self._says(f"{status}: {_reason(content)}")
         if status in (408, 425, 429) or status >= 500:
             wait = headers.get("Retry-After", "")
             seconds = float(wait) if wait.isdecimal() else None
@@ -188,10 +190,7 @@ class Connection:
         return Denied(self._says(f"{status} instead of an answer: give its own address"))
 
     def _says(self, what: str) -> str:
-        return f"server {self.address.url}: {self._clean(what)}"
-
-    def _clean(self, text: str) -> str:
-        return text if self.key is None else text.replace(self.key, "***")
+        return f"server {self.address.url}: {what}"
 
 
 def _reason(content: bytes) -> str:
