@@ -84,6 +84,7 @@ def drafttrain() -> None:
         "--out": "out",
         "--method": "method",
         "--backend": "backend",
+        "--server": "server.urls",
         "--drafter": "drafter",
         "--stop": "stop.kind",
         "--k": "stop.k",
@@ -110,6 +111,8 @@ def distill(settings: DistillConfig, dry_run: DryRun = False) -> None:
       drafttrain distill --target Qwen/Qwen3-0.6B --data chats.jsonl --out shards
       drafttrain distill --target Qwen/Qwen3-0.6B --data questions.txt \\
           --out shards data.chat=true
+      drafttrain distill --target Qwen/Qwen3-0.6B --data chats.jsonl --out shards \\
+          --server http://localhost:8000/v1
       accelerate launch -m drafttrain distill --config distill.yaml
       drafttrain distill --config distill.yaml share=0/4  # first of 4 machines
     """

@@ -43,8 +43,9 @@ from drafttrain.data.distill.recipe_rows import (
     frequent_tokens,
     row_lengths,
 )
+from drafttrain.decoding.drafters.causal import blocks_of
 from drafttrain.decoding.engine.architectures import check_configuration, position_limit
-from drafttrain.evaluation.teacher_forced import BlockValidation, blocks_along
+from drafttrain.evaluation.teacher_forced import BlockValidation
 from drafttrain.models.causal_drafter import (
     check_causal_recipe,
     draftable_tokens,
@@ -142,7 +143,8 @@ class Validation:
             batch = self.collate.alone([example]).to(objective.model.device)
             found.append(objective.acceptance(batch))
             logits, _ = objective.rows(batch)
-            return blocks_along(objective.tokens(logits.argmax(-1)), self.k)
+            best = objective.tokens(logits.argmax(-1))
+            return blocks_of(best, len(best), self.k)
 
         found: list[Tensor] = []
         values = BlockValidation(self.rows, self.collate.alone, drafts)(objective)

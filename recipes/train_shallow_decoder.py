@@ -28,8 +28,9 @@ from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.distill.recipe_rows import distillations, distilled_rows, row_lengths
 from drafttrain.data.encoded import heard_examples
 from drafttrain.data.encodings import encoded_bytes
+from drafttrain.decoding.drafters.causal import blocks_of
 from drafttrain.decoding.engine.speech import start_of_transcript
-from drafttrain.evaluation.teacher_forced import BlockValidation, blocks_along
+from drafttrain.evaluation.teacher_forced import BlockValidation
 from drafttrain.models.loading import LoadedTarget, check_target, load_target
 from drafttrain.models.shallow_decoder import copy_decoder, freeze, shallow_config
 from drafttrain.models.speech import hears
@@ -92,7 +93,7 @@ def make_task(
 
         def drafts(objective: FollowDecoder, example: Example) -> Tensor:
             logits, _ = objective.rows(collate([example]).to(drafter.device))
-            return blocks_along(logits.argmax(-1), k)
+            return blocks_of(logits.argmax(-1), len(logits), k)
 
         own = heard_examples(target, held_out, settings.held_out, folder)
         validate = BlockValidation(own, collate, drafts)

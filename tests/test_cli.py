@@ -149,11 +149,8 @@ def test_wrong_arguments_end_in_one_line(capsys, tmp_path, monkeypatch, argument
             ["'./absent'", "no such folder"],
         ),
         (["eval", "--drafter", "./absent"], ["./absent", "--target"]),
-        (
-            ["eval", "--drafter", "target", "--mode", "teacher-forced"]
-            + ["--target", "target", "--data", "test.jsonl"],
-            ["'marian'", "--mode decode"],
-        ),
+        (["eval", "--mode", "teacher-forced", "p_min=[1.5]"], ["p_min", "1.5"]),
+        (["eval", "--mode", "teacher-forced", "p_min=[0.5]"], ["p_min", "Spec-Drafter"]),
         (
             ["eval", "--drafter", "test.jsonl", "--target", "target", "--data", "test.jsonl"],
             ["'test.jsonl'"],
@@ -340,6 +337,23 @@ def test_teacher_forced_estimate_equals_decoding(inside, tmp_path):
             json.loads(report.read_text())["runs"][-1]["metrics"]["mean_acceptance_length"]
         )
     assert found[0]["value"] == pytest.approx(found[1]["value"], abs=1e-12)
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_language_models_drafts_are_judged_as_servers_do(inside, tmp_path, temperature, capsys):
+    path = tmp_path / "served.json"
+    asked = ["--target", "target", "--drafter", "target", "--data", "test.jsonl", "--limit", "3"]
+    asked += ["--mode", "teacher-forced", "--sweep", "k=2,3", "p_min=[0.5]", "bootstrap=20"]
+    asked += ["--temperature", str(temperature), "--max-new-tokens", "9", "--report", str(path)]
+    assert ended("eval", *asked) == 0
+    served = json.loads(path.read_text())["served"]
+    rules = ["greedy"] if temperature == 0 else ["greedy", "rejection", "one-hot", "own-sample"]
+    assert list(dict.fromkeys(run["rule"] for run in served)) == rules
+    itself = served[0] if temperature == 0 else served[4]  # drafter and target are one model
+    rates = [rate["value"] for rate in itself["per_position_acceptance_rates"]]
+    assert rates[0] > 0.99 or temperature == 0 and rates[0] > 0.5  # ends of outputs cut drafts
+    shown = capsys.readouterr().out
+    assert "As served" in shown and "--spec-synth-rates" in shown
 
 
 def test_plain_decoding_alone_can_be_measured(inside, tmp_path):

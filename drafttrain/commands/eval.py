@@ -12,7 +12,6 @@ from functools import partial
 from pkgutil import resolve_name
 
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from drafttrain.build.method import Method, build_method
 from drafttrain.build.pairs import Pair
@@ -20,6 +19,7 @@ from drafttrain.build.verifiers import AUTO, build_verifier
 from drafttrain.config.commands import EvalConfig
 from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.kinds import kind_of
+from drafttrain.config.progress import tracked
 from drafttrain.config.sweep import expand_sweep
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
@@ -29,6 +29,7 @@ from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Source
 from drafttrain.evaluation.batches.tables import batch_table, lengths_table
+from drafttrain.evaluation.bootstrap import draw_resamples
 from drafttrain.evaluation.evaluate import (
     Evaluation,
     evaluate,
@@ -38,7 +39,10 @@ from drafttrain.evaluation.evaluate import (
 from drafttrain.evaluation.options import EvaluationOptions, read_options
 from drafttrain.evaluation.plan import Plan, make_plan, plan_lines
 from drafttrain.evaluation.prompts import read_prompts
-from drafttrain.evaluation.report import Report, TreeAxis
+from drafttrain.evaluation.report import Report, ServedRun, TreeAxis
+from drafttrain.evaluation.served.measure import judge_along, served_runs
+from drafttrain.evaluation.served.tables import served_table, synthetic_lines
+from drafttrain.evaluation.stops.chain_trace import TraceOptions
 from drafttrain.evaluation.table_style import print_findings
 from drafttrain.evaluation.tables import main_table, parity_lines, speech_table, trade_off_table
 from drafttrain.evaluation.trees.rank_acceptance import measure_ranks, with_ranks
@@ -85,8 +89,9 @@ def measure_methods(
     report = evaluation.report
     tables = [main_table(report), speech_table(report)]
     tables += [trade_off_table(report), tree_table(report)]
-    tables += [batch_table(report), lengths_table(report)]
-    print_findings(tables, parity_lines(report), [f"report: {settings.report}"])
+    tables += [batch_table(report), lengths_table(report), served_table(report)]
+    files = [*synthetic_lines(report), f"report: {settings.report}"]
+    print_findings(tables, parity_lines(report), files)
 
 
 def build_methods(plan: Plan, pair: Pair) -> list[Method]:
@@ -105,8 +110,10 @@ def build_methods(plan: Plan, pair: Pair) -> list[Method]:
 
 
 def measure_teacher_forced(plan: Plan, pair: Pair, options: EvaluationOptions) -> Report:
-    """Strict acceptance at each k, from one drafter pass along each of the target's own outputs."""
-    model = pair.drafter_model
+    """Acceptance at each k, from one drafter pass along each of the target's own outputs.
+
+    By strict matching where they are greedy; of a language model also by the rules of engines.
+    """
     cached = CachedModel(pair.target.model)
     prompts, _ = read_prompts(pair.target, cached, plan.rows)
     sources = [cached.read(prompt.source) for prompt in prompts]
@@ -116,18 +123,39 @@ def measure_teacher_forced(plan: Plan, pair: Pair, options: EvaluationOptions) -
         FixedLength(1),
         build_verifier(AUTO, options.sampling),
         options.sampling,
-        partial(sequence_randomness, options.seed),
+        lambda place: sequence_randomness(options.seed, prompts[place].row, cached.device),
     ).decode_all(sources, options.max_new_tokens)
     pairs = [(source, output.tokens) for source, output in zip(sources, outputs, strict=True)]
-    drafters = [
-        (pair.drafter.name, variant.stop.k, partial(first_slots, model, variant.stop.k))
-        for variant in plan.variants
-    ]
+    lengths = [variant.stop.k for variant in plan.variants]
+    drafters = []
+    if options.sampling.greedy:
+        drafters = [(pair.drafter.name, k, partial(first_tokens, pair, k)) for k in lengths]
     data_name = str(plan.settings.data.path)
-    return evaluate_teacher_forced(pair.target, drafters, pairs, options, data_name)
+    report = evaluate_teacher_forced(pair.target, drafters, pairs, options, data_name)
+    if pair.language_model is None:
+        return report
+    return report.model_copy(update={"served": served(plan, pair, cached, pairs, options)})
 
 
-def first_slots(model: PreTrainedModel, k: int, source: Source, target_ids: Tensor) -> Tensor:
-    """Blocks cut to k. Shapes: [L] -> [L, k]."""
-    along = resolve_name(kind_of(model.config).blocks_along)
-    return along(model, source, target_ids)[:, :k]
+def served(
+    plan: Plan,
+    pair: Pair,
+    target: CachedModel,
+    pairs: Sequence[tuple[Source, Sequence[int]]],
+    options: EvaluationOptions,
+) -> list[ServedRun]:
+    """What engines would accept of a language model's drafts along the outputs."""
+    lengths = [variant.stop.k for variant in plan.variants]
+    tracing = TraceOptions(options.sampling, options.max_new_tokens, max(lengths))
+    along = [
+        judge_along(target, pair.drafter.model, source, output, tracing)
+        for source, output in tracked(pairs, "judge", "input")
+    ]
+    resamples = draw_resamples(len(along), options.bootstrap, options.seed)
+    return served_runs(pair.drafter.name, along, lengths, plan.settings.p_min, resamples)
+
+
+def first_tokens(pair: Pair, k: int, source: Source, target_ids: Tensor) -> Tensor:
+    """Drafts of k tokens at every prefix. Shapes: [L] -> [L, k]."""
+    along = resolve_name(kind_of(pair.drafter_model.config).blocks_along)
+    return along(pair.drafter.model, source, target_ids, k)

@@ -29,6 +29,8 @@ class Backend:
     """Whether a drafter may draft for it."""
     counts_rows: bool = False
     """Whether its batches hold batch_rows rows, instead of batch_tokens tokens."""
+    reads_weights: bool = True
+    """Whether the target decodes in this process; otherwise its tokenizer and settings suffice."""
 
 
 TRANSFORMERS = Backend(
@@ -56,7 +58,16 @@ CTRANSLATE2 = Backend(
 )
 """A library in C++ for encoder-decoder targets, converted as they are; beam search is its own."""
 
+SERVER = Backend(
+    name="server",
+    opens="drafttrain.data.distill.server.backend:open_server",
+    methods=("greedy", "sample"),
+    checks="drafttrain.data.distill.server.backend:check_server",
+    reads_weights=False,
+)
+"""A decoder-only target that OpenAI-compatible servers run: vLLM, SGLang, llama-server, ..."""
+
 BACKENDS: dict[str, Backend] = {
-    backend.name: backend for backend in (TRANSFORMERS, ENGINE, CTRANSLATE2)
+    backend.name: backend for backend in (TRANSFORMERS, ENGINE, CTRANSLATE2, SERVER)
 }
 """All backends by name."""

@@ -14,7 +14,14 @@ from pydantic import (
     field_validator,
 )
 
-from drafttrain.config.backends import BACKENDS, ENGINE, TRANSFORMERS, Backend, DistillMethod
+from drafttrain.config.backends import (
+    BACKENDS,
+    ENGINE,
+    SERVER,
+    TRANSFORMERS,
+    Backend,
+    DistillMethod,
+)
 from drafttrain.config.base import Config, split_at_commas
 from drafttrain.config.decode import DecodeConfig, SamplingConfig, StopConfig, VerifierConfig
 from drafttrain.config.inputs import DataConfig, TargetConfig
@@ -31,6 +38,30 @@ def _spelled_out(value: object) -> object:
 Compile = Annotated[Literal["off", "auto", "on"], BeforeValidator(_spelled_out)]
 
 
+class ServerConfig(Config):
+    """Servers that run the target of a distillation, by OpenAI's interface."""
+
+    urls: tuple[str, ...] = ()
+    """Their addresses, as http://localhost:8000/v1,http://other:8000/v1; rows are shared out among
+    them. A key is read from the environment (DRAFTTRAIN_API_KEY or OPENAI_API_KEY) and stands
+    nowhere else."""
+    model: str | None = None
+    """The name that they have for the target. Default: the only one, or the target's path."""
+    concurrency: PositiveInt = 32
+    """Rows that each server is asked for at once."""
+    timeout: PositiveFloat = 600.0
+    """Seconds that an answer may take."""
+    retries: NonNegativeInt = 6
+    """How often a row is asked for again, where a server fails."""
+    backoff: PositiveFloat = 1.0
+    """Seconds before the first of these times, twice as many before each next one, a minute at
+    most; what a server asks for (Retry-After) goes before."""
+    prompts: Literal["tokens", "text"] = "tokens"
+    """How prompts are sent. text: for servers that take no token ids (transformers serve)."""
+
+    _split = field_validator("urls", mode="before")(split_at_commas)
+
+
 class DistillConfig(Config):
     """`drafttrain distill`: the target's own outputs, as Parquet shards with a manifest."""
 
@@ -45,7 +76,10 @@ class DistillConfig(Config):
     and `eval`, greedy or sampled. Greedy outputs are the same; sampled ones follow the same law,
     from other draws. auto: engine where a drafter is given, else transformers. ctranslate2 (`pip
     install ctranslate2`): greedy or beams, of encoder-decoder targets, several times faster on a
-    CPU; rounding may part a greedy output now and then."""
+    CPU; rounding may part a greedy output now and then. server: greedy or sampled, of decoder-only
+    targets; the default where server.urls is given."""
+    server: ServerConfig = ServerConfig()
+    """server: where it is, and how it is asked."""
     drafter: str | None = None
     """engine: what drafts, so that the target answers in fewer calls: a run, the folder or Hub name
     of a drafter, or max-gram. Greedy outputs do not depend on it."""
@@ -77,6 +111,8 @@ class DistillConfig(Config):
         """The backend asked for, or the one that `auto` is."""
         if self.backend != "auto":
             return BACKENDS[self.backend]
+        if self.server.urls:
+            return SERVER
         return TRANSFORMERS if self.drafter is None else ENGINE
 
 
@@ -99,7 +135,10 @@ class EvalConfig(Config):
     decode: DecodeConfig = DecodeConfig()
     mode: Literal["decode", "teacher-forced"] = "decode"
     """How acceptance is measured: decode is the truth, teacher-forced a fast estimate. The latter
-    needs one parallel pass of the drafter along each of the target's own outputs."""
+    needs one parallel pass of the drafter along each of the target's own outputs; of a language
+    model it also tells what vLLM, llama.cpp, Transformers and MLX-LM would accept."""
+    p_min: tuple[Annotated[float, Field(ge=0.0, lt=1.0)], ...] = ()
+    """teacher-forced: values of llama.cpp's --spec-draft-p-min to try, beside 0."""
     others: dict[str, DecodeConfig] = {}
     """More methods by the names that reports give them, measured in the same interleaved run, with
     the sampling of `decode`: {copied: {drafter: max-gram}, ...}."""
@@ -140,7 +179,7 @@ class EvalConfig(Config):
     """Where report.json goes; samples.jsonl and the plot lie beside it. Default: in the run of the
     drafter, if it is of one, else here."""
 
-    _split = field_validator("batch_sizes", "baselines", mode="before")(split_at_commas)
+    _split = field_validator("batch_sizes", "baselines", "p_min", mode="before")(split_at_commas)
 
 
 class GenerateConfig(Config):

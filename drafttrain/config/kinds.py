@@ -62,8 +62,8 @@ class DrafterKind:
     exports: tuple[Program, ...] = ()
     """What can use it once it is exported; empty: it cannot be."""
     blocks_along: str | None = None
-    """Function (model, source that the target has read, target ids [L]) -> greedy blocks at every
-    prefix [L, k], for teacher-forced acceptance."""
+    """Function (what the drafter runs, source that the target has read, target ids [L], k) -> what
+    it drafts greedily at every prefix [L, k], for teacher-forced acceptance."""
 
     @property
     def is_model(self) -> bool:
@@ -112,6 +112,7 @@ CAUSAL = DrafterKind(
     provides=frozenset({"logits", "hidden"}),
     states=("drawn", "token"),
     tree_rows="drafttrain.decoding.drafters.tree:rows_of_model",
+    blocks_along="drafttrain.decoding.drafters.causal:blocks_along",
     exports=("custom_generate", "assisted", "servers"),
 )
 """Any language model, encoder-decoder or decoder-only."""

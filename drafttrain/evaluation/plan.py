@@ -75,6 +75,12 @@ def make_plan(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Plan:
     check_new_file(settings.report, "report", (".json",))
     if settings.mode == "teacher-forced":
         check_teacher_forced(settings, variants)
+    elif settings.p_min:
+        shown = ", ".join(f"{value:g}" for value in settings.p_min)
+        raise ConfigError(
+            f"p_min = {shown} counts for mode teacher-forced only, where nothing is decoded; leave "
+            "it out, or give --mode teacher-forced (here: --stop confidence)"
+        )
     heard = hears(check_target(settings.target))
     rows = load_inputs(settings.data, heard=heard)
     check_batch_sizes(settings, len(rows))
@@ -171,7 +177,7 @@ def load_rank_rows(
 
 
 def check_teacher_forced(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> None:
-    """This mode counts greedy matches of a drafter; refuse settings that ask for anything else."""
+    """This mode reads acceptance off the target's own outputs; refuse what it cannot tell."""
     remedy = "; leave it out, or use --mode decode"
     if max(settings.batch_sizes, default=1) > 1:
         shown = ", ".join(map(str, settings.batch_sizes))
@@ -187,17 +193,24 @@ def check_teacher_forced(settings: EvalConfig, variants: Sequence[DecodeConfig])
             "teacher-forced acceptance is of one drafter's blocks, but a cascade is asked for"
             f"{remedy}"
         )
-    if settings.decode.sampling.temperature > 0:
-        raise ConfigError(
-            f"temperature = {settings.decode.sampling.temperature} is sampling, but teacher-forced "
-            f"acceptance is of greedy decoding{remedy}"
-        )
     drafter = read_drafter_settings(str(settings.decode.drafter))
-    if kind_of(drafter).blocks_along is None:
+    kind = kind_of(drafter)
+    if kind.blocks_along is None:
         known = in_words([kind for kind in KINDS.values() if kind.blocks_along is not None])
         raise ConfigError(
             f"drafter {settings.decode.drafter!r} is a {drafter.model_type!r} model, but "
             f"teacher-forced acceptance is of blocks as those of {known}; use --mode decode"
+        )
+    if kind.is_language_model:
+        return check_chains(variants, remedy)
+    if settings.decode.sampling.temperature > 0:
+        raise ConfigError(
+            f"temperature = {settings.decode.sampling.temperature} is sampling, but teacher-forced "
+            f"acceptance of {kind.words} is of greedy decoding{remedy}"
+        )
+    if settings.p_min:
+        raise ConfigError(
+            f"p_min is a setting of llama.cpp, which does not draft with {kind.words}; leave it out"
         )
     longest = max(variant.stop.k for variant in variants)
     if longest > drafter.k:
@@ -205,6 +218,11 @@ def check_teacher_forced(settings: EvalConfig, variants: Sequence[DecodeConfig])
             f"k = {longest}, but teacher-forced acceptance is known up to the k = {drafter.k} that "
             "the drafter was trained with; use --mode decode"
         )
+    check_chains(variants, remedy)
+
+
+def check_chains(variants: Sequence[DecodeConfig], remedy: str) -> None:
+    """Refuse drafts that are no chains of a fixed length, and rules that may change the output."""
     for variant in variants:
         if TREES[variant.tree.kind].shape is not None:
             raise ConfigError(

@@ -148,6 +148,32 @@ class Run(Part):
         return self.kind == "method" and not self.lossless
 
 
+class ServedRun(Part):
+    """What a drafter is worth under an engine's rule, expected along the target's own outputs.
+
+    Names are vLLM's: `mean_acceptance_length` and `draft_acceptance_rate` of its per-request
+    metrics, `per_position_acceptance_rates` of its benchmark, totals of its counters.
+    """
+
+    drafter: str
+    rule: str
+    """greedy, rejection, one-hot or own-sample (`served/rules.py`)."""
+    k: int
+    """Draft length: num_speculative_tokens, --spec-draft-n-max."""
+    p_min: float = 0.0
+    """llama.cpp's --spec-draft-p-min; 0: drafts end at k tokens only."""
+    metrics: dict[str, Estimate]
+    """mean_acceptance_length: 1 + accepted tokens over drafts. draft_acceptance_rate: accepted over
+    drafted tokens; not known with p_min. tokens_per_step: the same as mean_acceptance_length, calls
+    without a draft included. token_acceptance_rate: of a drafted token whose context is right."""
+    per_position_acceptance_rates: list[Estimate]
+    """Drafts accepted up to each position, over all drafts."""
+    totals: dict[str, float] = {}
+    """Expected counts: num_steps, num_drafts, num_accepted_tokens, num_draft_tokens."""
+    synthetic: dict[str, str] = {}
+    """By engine: settings that make it accept so often whatever is drafted, to plan capacity."""
+
+
 class TargetFacts(Part):
     path: str
     parameters: int
@@ -173,6 +199,8 @@ class Report(Part):
     options: dict[str, Any]
     """Seed, maximal length, repeats, resamples."""
     runs: list[Run]
+    served: list[ServedRun] = []
+    """What engines would accept, where a language model drafts and mode is teacher-forced."""
     compared_by: TreeAxis | None = None
     """Where trees are compared: the size that those of a group share."""
     memory: Literal["allocated", "resident"] | None = None

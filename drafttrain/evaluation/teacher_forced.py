@@ -101,17 +101,6 @@ def plain_outputs(pairs: Iterable[tuple[Source, Sequence[int]]]) -> list[Output]
     return outputs
 
 
-def blocks_along(best: Tensor, k: int) -> Tensor:
-    """What a drafter of single tokens drafts at every prefix of an output, up to its first miss.
-
-    Behind a miss nothing is accepted, so rows of the output itself tell what decoding would accept.
-    Shapes: best [L], the likeliest token after i tokens of the output -> [L, k].
-    """
-    best = best.cpu()
-    padded = torch.cat([best, best.new_full((k - 1,), -1)])
-    return padded.unfold(0, k, 1)
-
-
 @dataclass(frozen=True)
 class BlockValidation:
     """What a block drafter is worth while it trains, on held-out rows read in parallel.

@@ -6,6 +6,7 @@ asked for it (`target.trust_remote_code`).
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from transformers import (
     AutoTokenizer,
     DynamicCache,
     EncoderDecoderCache,
+    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     ProcessorMixin,
@@ -76,6 +78,24 @@ def load_target(config: TargetConfig) -> LoadedTarget:
     )
     prepare_speech(model, config)
     return LoadedTarget(ready_to_decode(model, device), tokenizer, config.path, processor)
+
+
+def outline_target(config: TargetConfig) -> LoadedTarget:
+    """A target whose weights are somewhere else: its settings and tokenizer, no numbers.
+
+    Raises ConfigError as `load_target`.
+    """
+    model_config = check_target(config)
+    tokenizer = load_tokenizer(config)
+    with torch.device("meta"):
+        model = auto_class(model_config).from_config(
+            model_config, trust_remote_code=config.trust_remote_code
+        )
+    with suppress(OSError):  # there is none: the model's own settings say it all
+        model.generation_config = GenerationConfig.from_pretrained(
+            config.path, revision=config.revision
+        )
+    return LoadedTarget(model.eval(), tokenizer, config.path)
 
 
 def read_weights(kind: Any, path: str | Path, name: str, **settings: Any) -> Any:

@@ -77,7 +77,8 @@ PAIRINGS = {
         "others.NAME.drafter=MODEL",
     ),
     f"{CAUSAL} --mode teacher-forced --batch-size 4": ("batch_sizes = 4", "--mode decode"),
-    f"{CAUSAL} --mode teacher-forced": ("'small'", "of a Spec-Drafter", "--mode decode"),
+    f"{CAUSAL} --mode teacher-forced --stop confidence": ("'confidence'", "--mode decode"),
+    f"{CAUSAL} p_min=[0.5]": ("p_min = 0.5", "teacher-forced"),
     f"{SAMPLED} --tree rsd-s --verifier k-seq": (
         "'k-seq'",
         "without_replacement",

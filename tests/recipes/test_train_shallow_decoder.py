@@ -16,7 +16,6 @@ from drafttrain.commands.export import export
 from drafttrain.config.base import Interrupted
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.runs import newest_run
-from drafttrain.evaluation.teacher_forced import blocks_along
 from drafttrain.export.reload import compare
 from drafttrain.export.verify import INPUTS
 from drafttrain.training import loop
@@ -119,8 +118,3 @@ def test_targets_of_texts_and_too_many_layers_are_refused(
     told = capsys.readouterr().err
     assert "'marian' model, but shallow decoders are trained for Whisper" in told
     assert "Traceback" not in told and not (tmp_path / "run").exists()
-
-
-def test_blocks_along_an_output_are_the_rows_that_follow_each_prefix() -> None:
-    blocks = blocks_along(torch.tensor([7, 8, 9, 3]), 3)
-    assert blocks.tolist() == [[7, 8, 9], [8, 9, 3], [9, 3, -1], [3, -1, -1]]

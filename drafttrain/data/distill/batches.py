@@ -12,14 +12,24 @@ from drafttrain.models.loading import LoadedTarget
 
 
 @dataclass(frozen=True)
+class Refused:
+    """A row that has no output."""
+
+    reason: str
+
+
+Decoded = list[int] | Refused | None
+"""The tokens of a row, EOS included, no padding; None: its scores were not finite."""
+
+
+@dataclass(frozen=True)
 class BatchDecoder:
     """A target that answers batches of rows, by one of the backends."""
 
     backend: str
     """Its name in the table of backends."""
-    decode: Callable[[Sequence[ShardRow]], list[list[int] | None]]
-    """The tokens of each row, EOS included, no padding; None: its scores were not finite. Raises
-    OutOfMemoryError for a batch that is too large."""
+    decode: Callable[[Sequence[ShardRow]], Sequence[Decoded]]
+    """What becomes of each row. Raises OutOfMemoryError for a batch that is too large."""
     batches: Callable[[Sequence[ShardRow]], Iterable[list[ShardRow]]]
     """Parts the rows of a shard into batches. Which rows are together changes no row."""
     facts: Mapping[str, Any] = field(default_factory=dict)

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
-from drafttrain.data.distill.batches import BatchDecoder, OpenDecoder
+from drafttrain.data.distill.batches import BatchDecoder, Decoded, OpenDecoder, Refused
 from drafttrain.data.distill.generation import generate_settings, open_generate
 from drafttrain.data.distill.plan import check_distill_settings, check_distillation, check_lengths
 from drafttrain.data.encodings import KeptEncodings
@@ -48,7 +48,7 @@ from drafttrain.decoding.engine.encoding import encoder_of
 from drafttrain.decoding.engine.logits_processing import check_generation_config
 from drafttrain.decoding.types import Sampling
 from drafttrain.models.identity import hash_tokenizer, hash_weights
-from drafttrain.models.loading import LoadedTarget, load_target
+from drafttrain.models.loading import LoadedTarget, load_target, outline_target
 from drafttrain.models.speech import hears
 
 ROWS_NAMED = 20
@@ -73,7 +73,8 @@ def distill(
     state = join_processes()  # first: it assigns each process its device
     if target is None:
         inputs = check_distillation(config)
-        target = load_target(config.target)
+        read = load_target if config.decoded_by.reads_weights else outline_target
+        target = read(config.target)
     else:
         inputs = load_inputs(config.data, heard=hears(target.model.config))
     check_lengths(config, target.model.config)
@@ -108,13 +109,14 @@ class Distilling:
         except ValueError as error:
             raise ConfigError(str(error)) from None
         own = target.model.generation_config.to_dict()
+        own_weights = config.decoded_by.reads_weights
         ignored = settings.keys() | {"transformers_version", "_from_model_config"}
         return Manifest(
             target=target.path,
             revision=config.target.revision,
             commit=getattr(target.model.config, "_commit_hash", None),  # set for Hub models only
-            weights_sha256=hash_weights(target.model),
-            dtype=str(target.model.dtype).removeprefix("torch."),
+            weights_sha256=hash_weights(target.model) if own_weights else None,
+            dtype=str(target.model.dtype).removeprefix("torch.") if own_weights else None,
             tokenizer_sha256=hash_tokenizer(target.tokenizer),
             generation_config={k: v for k, v in own.items() if k not in ignored and v is not None},
             num_beams=settings["num_beams"],
@@ -153,10 +155,12 @@ class Distilling:
     def report(self, manifest: Manifest) -> None:
         """The account, and the numbers of the rows that gave no output."""
         folder, counts = self.config.out, manifest.counts
+        other = counts.retokenised
+        retokenised = f" ({other} came as text that gives other tokens)" if other else ""
         say(
             f"{folder}: {manifest.rows} rows = {counts.ok} ok + {counts.skipped} skipped + "
-            f"{counts.error} failed; {counts.target_tokens} tokens, {counts.truncated} outputs cut "
-            f"at max_new_tokens = {manifest.max_new_tokens}"
+            f"{counts.error} failed{retokenised}; {counts.target_tokens} tokens, "
+            f"{counts.truncated} outputs cut at max_new_tokens = {manifest.max_new_tokens}"
         )
         lost = lost_rows(folder, manifest)
         for row in lost[:ROWS_NAMED]:
@@ -250,8 +254,10 @@ def _decode_batch(
 
 
 def _finish(
-    row: ShardRow, tokens: list[int] | None, config: DistillConfig, target: LoadedTarget
+    row: ShardRow, tokens: Decoded, config: DistillConfig, target: LoadedTarget
 ) -> ShardRow:
+    if isinstance(tokens, Refused):
+        return replace(row, status="error", reason=tokens.reason)
     if tokens is None:
         reason = f"scores are not finite in {target.model.dtype}; try target.dtype=float32"
         return replace(row, status="error", reason=reason)

@@ -109,6 +109,7 @@ def plan_distillation(config: DistillConfig, sample: int = 1000) -> DistillPlan:
     if config.decoded_by.counts_rows:
         rows_a_batch = config.batch_rows
         positions = rows_a_batch * (most + max(lengths))
+    held = int(config.decoded_by.reads_weights)  # else all of it lies in a server
     beams = config.num_beams if config.method == "beam" else 1
     return DistillPlan(
         rows=len(inputs),
@@ -127,8 +128,8 @@ def plan_distillation(config: DistillConfig, sample: int = 1000) -> DistillPlan:
         + 8 * len(inputs)
         + (encoded_bytes(len(inputs), model_config) if heard and config.encoded else 0),
         parameters=model.num_parameters(),
-        weight_bytes=model.num_parameters() * width,
-        cache_bytes=_cache_numbers(model_config) * positions * beams * width,
+        weight_bytes=model.num_parameters() * width * held,
+        cache_bytes=_cache_numbers(model_config) * positions * beams * width * held,
     )
 
 
@@ -191,6 +192,11 @@ def _check_backend_settings(config: DistillConfig) -> None:
         raise ConfigError(
             f"drafter = {config.drafter!r} counts for backend {' or '.join(able)} only, but the "
             f"backend is {backend.name!r}; leave it out, or use backend={able[0]}"
+        )
+    if config.server.urls and backend.reads_weights:
+        raise ConfigError(
+            f"server.urls = {', '.join(config.server.urls)!r}, but the backend is "
+            f"{backend.name!r}; leave one of them out"
         )
     stop = {f"stop.{key}": v for key, v in config.stop.model_dump(exclude_defaults=True).items()}
     for name, value in ({"bigrams": config.bigrams} | stop).items():

@@ -31,6 +31,7 @@ from drafttrain.decoding.types import Source
 DIGEST = b"sha256"
 """Key of the rows' digest among a shard's metadata; shards of earlier versions have none."""
 TRUNCATED = "no end within max_new_tokens"
+RETOKENISED = "the text gives other tokens than the server's"
 SCHEMA = pyarrow.schema(
     [
         ("row", pyarrow.int64()),
@@ -88,6 +89,8 @@ class Counts(Config):
     """Tokens of the ok rows' sources."""
     target_tokens: int
     """Tokens of the ok rows' outputs."""
+    retokenised: int = 0
+    """Rows among error whose output came as a text that is not tokenised as the server had it."""
 
 
 class Drafting(Config):
@@ -99,6 +102,19 @@ class Drafting(Config):
     """Of max-gram that of its table; None where it has none."""
     method: str
     """Drafter, stop policy and verifier, as reports have them."""
+
+
+class Serving(Config):
+    """The servers that ran the target."""
+
+    urls: list[str]
+    """Their addresses, without anything secret."""
+    programs: list[str]
+    """What each of them is."""
+    model: str
+    """The name that all have for the target."""
+    prompts: str
+    """Whether they were given tokens or text."""
 
 
 class Manifest(ShardManifest):
@@ -113,7 +129,7 @@ class Manifest(ShardManifest):
     MAY_DIFFER: ClassVar[frozenset[str]] = frozenset(
         {"target", "revision", "commit", "versions", "counts"}
         | {"data.path", "data.reference_path", "data.reference_column", "data.target_language"}
-        | {"drafter.path"}
+        | {"drafter.path", "server.urls", "server.programs"}
     )
     EFFECTS: ClassVar[tuple[str, ...]] = ("inputs_sha256", "rows")
 
@@ -122,8 +138,9 @@ class Manifest(ShardManifest):
     revision: str | None
     commit: str | None
     """Commit hash on the Hub, where the target came from there."""
-    weights_sha256: str
-    dtype: str
+    weights_sha256: str | None
+    """This and the next: None where a server ran the target."""
+    dtype: str | None
     tokenizer_sha256: str
     generation_config: dict[str, Any]
     """The target's own, without what the settings below state."""
@@ -139,6 +156,8 @@ class Manifest(ShardManifest):
     """What decoded: sampled rows are other draws of the same law by another one."""
     drafter: Drafting | None = None
     """None for plain decoding."""
+    server: Serving | None = None
+    """None where the target ran in the process that distilled."""
     batch_tokens: int | None = None
     """None where batch_rows counts."""
     batch_rows: int | None = None
@@ -278,6 +297,7 @@ def count_rows(table: pyarrow.Table) -> Counts:
         truncated=ok["reason"].to_pylist().count(TRUNCATED),
         source_tokens=source_tokens,
         target_tokens=target_tokens,
+        retokenised=sum(reason.startswith(RETOKENISED) for reason in table["reason"].to_pylist()),
     )
 
 

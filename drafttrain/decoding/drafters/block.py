@@ -331,10 +331,13 @@ def predict_blocks(
     return rows_after(model, states, previous).argmax(-1).cpu()
 
 
-def blocks_along(model: SpecDrafter, source: Source, target_ids: Tensor) -> Tensor:
-    """`predict_blocks` of a source as `CachedModel.read` gives it. Shapes: [L] -> [L, k]."""
+def blocks_along(model: SpecDrafter, source: Source, target_ids: Tensor, k: int) -> Tensor:
+    """`predict_blocks` of a source as `CachedModel.read` gives it, their first k tokens.
+
+    Shapes: [L] -> [L, k].
+    """
     given = source.prefix[1:].tolist()
-    return predict_blocks(model, what_is_read(model, source), target_ids, given)
+    return predict_blocks(model, what_is_read(model, source), target_ids, given)[:, :k]
 
 
 def what_is_read(model: SpecDrafter, source: Source) -> Tensor:

@@ -16,7 +16,7 @@ from drafttrain.config.kinds import DrawKind, Evidence
 from drafttrain.decoding.engine.cached_model import CachedModel, own_source
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.roles import Randomness, StopPolicy
-from drafttrain.decoding.sampling import warp
+from drafttrain.decoding.sampling import exact_enough, warp
 from drafttrain.decoding.shared import Call, Steps, arg_max_of_each
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
@@ -160,3 +160,38 @@ def open_drafter(model: PreTrainedModel, target: PreTrainedModel | None) -> Caus
     crossed = same_cross_layers(model, target) if shares else None
     draftable = draftable_tokens(model.config, model.get_output_embeddings().out_features)
     return CausalDrafter(CachedModel(model, crossed, draftable))
+
+
+@torch.inference_mode()
+def rows_along(model: CachedModel, source: Source, target_ids: Tensor) -> Tensor:
+    """The drafter's rows along a known output, from one pass: row i follows its first i tokens.
+
+    source: as the target has read it. Rows end where the drafter's positions do. Shapes: [L] ->
+    [M, V], M <= L; before warping, float32 at least.
+    """
+    own = own_source(source, model.model)
+    fed = target_ids[:-1].to(own.prefix.device)
+    if model.position_limit is not None:
+        fed = fed[: max(model.position_limit - len(own.prefix), 0)]
+    state = model.encode(own)
+    rows = [model.catch_up(state, own.prefix).logits[-1:]]
+    if len(fed):
+        rows.append(model.feed(state, fed).logits)
+    return exact_enough(torch.cat(rows)[: len(target_ids)])
+
+
+def blocks_along(model: CachedModel, source: Source, target_ids: Tensor, k: int) -> Tensor:
+    """What it drafts greedily at every prefix of a known output, up to the first miss."""
+    return blocks_of(rows_along(model, source, target_ids).argmax(-1), len(target_ids), k)
+
+
+def blocks_of(best: Tensor, length: int, k: int) -> Tensor:
+    """Drafts at every prefix of an output, up to the first miss.
+
+    Behind a miss nothing is accepted, so rows of the output itself tell what decoding would accept;
+    -1 stands where there is no row. Shapes: best [M], the likeliest token after i tokens of the
+    output, M <= length -> [length, k].
+    """
+    best = best.cpu()
+    padded = torch.cat([best, best.new_full((length - len(best) + k - 1,), -1)])
+    return padded.unfold(0, k, 1)

@@ -84,7 +84,7 @@ def test_slots_are_labelled_as_the_clips_read_anew_have_them(project):
     for row in load_distilled(project / "distilled"):
         output = torch.tensor(row["target_ids"])
         source = reader.read(hear(target, clips[row["row"]]))
-        for start, block in enumerate(blocks_along(drafter, source, output)):
+        for start, block in enumerate(blocks_along(drafter, source, output, 3)):
             for drafted, token in zip(block.tolist(), output[start:].tolist(), strict=False):
                 expected.append(float(drafted == token))
                 if drafted != token:

@@ -160,7 +160,7 @@ def test_greedy_labels_end_at_the_first_wrong_slot(shape):
     [[labelled]] = label_slots(labelling(pair, Sampling(), k=4), [Output(0, source, output)])
     found = sorted(zip(labelled.positions.tolist(), labelled.acceptance.tolist(), strict=True))
     read = CachedModel(target).read(make_source(source, target))
-    predicted = blocks_along(drafter, read, torch.tensor(output)).tolist()
+    predicted = blocks_along(drafter, read, torch.tensor(output), 4).tolist()
     expected = []
     for prefix, block in enumerate(predicted):
         for place, token in enumerate(block[: len(output) - prefix], prefix):
