@@ -16,6 +16,7 @@ from drafttrain.data.shards.sharing import Share
 from drafttrain.data.shards.store import (
     M,
     begin_folder,
+    is_finished,
     missing_shards,
     read_manifest,
     write_manifest,
@@ -48,12 +49,15 @@ def fill_folder(filling: Filling[M], folder: Path, share: Share, state: PartialS
     """Write the share's missing shards and return the manifest, finished where all are there.
 
     Shards are shared out among the processes by number, so that what is written does not depend on
-    how many there are. Raises ConfigError, before anything is written, for a folder that was begun
-    with other settings, and Interrupted on the main process.
+    how many there are; a finished folder may be asked for by several launches at once. Raises
+    ConfigError, before anything is written, for a folder that was begun with other settings, and
+    Interrupted on the main process.
     """
+    done = is_finished(filling.kind, folder)
     with ExitStack() as stack:
         if state.is_main_process:
-            stack.enter_context(only_writer(folder, name=share.lock))
+            if not done:
+                stack.enter_context(only_writer(folder, name=share.lock))
             begin_folder(folder, filling.describe(), share)
             if filling.plan:
                 say(filling.plan)
@@ -76,7 +80,9 @@ def fill_folder(filling: Filling[M], folder: Path, share: Share, state: PartialS
                     f"with: {launch_command()}"
                 ) from None
             raise
-        if state.is_main_process:
+        if state.is_main_process and done:
+            filling.report(manifest)
+        elif state.is_main_process:
             _complete(filling, folder, manifest)
         state.wait_for_everyone()
     return read_manifest(filling.kind, folder)

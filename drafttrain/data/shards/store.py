@@ -125,6 +125,14 @@ def check_finished(folder: Path, manifest: ShardManifest) -> None:
         )
 
 
+def is_finished(kind: type[M], folder: Path) -> bool:
+    """Whether every shard is there and has been counted."""
+    if not (folder / MANIFEST).is_file():
+        return False
+    manifest = read_manifest(kind, folder)
+    return manifest.counts is not None and not missing_shards(folder, manifest)
+
+
 def begin_folder(folder: Path, wanted: ShardManifest, share: Share) -> None:
     """Compares with what an earlier run has begun here, or begins. Raises ConfigError.
 

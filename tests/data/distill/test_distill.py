@@ -272,6 +272,8 @@ def test_two_runs_do_not_write_to_one_folder(tiny_target):
     with FileLock(config.out / ".writing.lock"), pytest.raises(ConfigError, match="another proc"):
         distill(config)
     distill(config)  # the lock went with its holder
+    with FileLock(config.out / ".writing.lock"):
+        distill(config)  # nothing is left to write
 
 
 def test_damaged_or_strange_folders_are_refused(tiny_target, tmp_path):
