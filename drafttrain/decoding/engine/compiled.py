@@ -14,6 +14,7 @@ import dataclasses
 import itertools
 import statistics
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -258,8 +259,9 @@ def _given(
 @contextmanager
 def _settings(stack: Stack) -> Iterator[None]:
     """Of torch's compiler: sizes that happen to be equal are not taken for one, and many decoders
-    may be compiled."""
+    may be compiled. A warning about torch's own use of itself is kept quiet."""
     with (
+        warnings.catch_warnings(action="ignore", category=UserWarning),
         torch.fx.experimental._config.patch(use_duck_shape=False),
         torch._dynamo.config.patch(recompile_limit=64, fail_on_recompile_limit_hit=True),
         torch._inductor.config.patch(OPTIONS if on_cpu(stack) else {}),
