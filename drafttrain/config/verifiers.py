@@ -70,6 +70,12 @@ RULES: dict[str, VerifierRule] = {
             takes_trees=False,
         ),
         VerifierRule(
+            "block",
+            "drafttrain.decoding.verifiers:verify_block",
+            frozenset({"deterministic", "iid"}),
+            takes_trees=False,
+        ),
+        VerifierRule(
             "multi-round",
             "drafttrain.decoding.trees.verifiers:verify_multi_round",
             frozenset({"iid", "independent"}),

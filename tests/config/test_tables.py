@@ -131,7 +131,7 @@ def test_every_way_to_draw_has_a_rule_that_keeps_the_targets_law():
         for branches in (False, True):
             rules = [RULES[name] for name in rules_for(draw_kind, branches)]
             assert any(rule.lossless for rule in rules)
-    assert rules_for("iid", branches=False) == ["rejection"]
+    assert rules_for("iid", branches=False) == ["rejection", "block"]
 
 
 def test_drafter_kinds_that_are_models_are_told_by_their_settings_alone():

@@ -28,7 +28,7 @@ from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.drawn import Branching, Paths
 from drafttrain.decoding.trees.verifiers import KSeq, MultiRound, RecursiveRejection, TargetWalk
 from drafttrain.decoding.types import Sampling, Source
-from drafttrain.decoding.verifiers import RejectionSampling
+from drafttrain.decoding.verifiers import BlockVerification, RejectionSampling
 from tests.decoding.drafters.toy_blocks import toy_drafter
 from tests.decoding.enumeration import enumerate_output, replaced, total_variation
 from tests.decoding.toys import EOS
@@ -64,13 +64,16 @@ ANY: dict[str, tuple[Callable[[PreTrainedModel], Drafter], StopPolicy, object]] 
     "plain": (lambda model: NoDrafter(), FixedLength(1), RejectionSampling()),
     "chain": (causal, FixedLength(2), RejectionSampling()),
     "chain that stops": (causal, Entropy(0.6, 2), RejectionSampling()),
+    "chain that stops, by blocks": (causal, Entropy(0.6, 2), BlockVerification()),
     "heads": (
         lambda model: BlockHeadsDrafter(block_heads(vocab_size=4), model),
         FixedLength(2),
         RejectionSampling(),
     ),
     "max-gram": (lambda model: MaxGramDrafter(), FixedLength(2), RejectionSampling()),
+    "max-gram, by blocks": (lambda model: MaxGramDrafter(), FixedLength(2), BlockVerification()),
     "cascade": (levels, FixedLength(2), RejectionSampling()),
+    "cascade, by blocks": (levels, FixedLength(2), BlockVerification()),
     "opt-tree": (lambda model: TreeDrafter(causal(model), Optimal(4)), FixedLength(2), TargetWalk),
     "rsd-c": (
         lambda model: TreeDrafter(causal(model), Branching((2, 1))),
@@ -82,6 +85,7 @@ ANY: dict[str, tuple[Callable[[PreTrainedModel], Drafter], StopPolicy, object]] 
 }
 SLOTS = {
     "block": (slots, FixedLength(2), RejectionSampling()),
+    "block, by blocks": (slots, FixedLength(2), BlockVerification()),
     "tree over slots": (
         lambda model: TreeDrafter(slots(model), Branching((2, 1))),
         FixedLength(2),
