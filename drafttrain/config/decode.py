@@ -74,9 +74,9 @@ class VerifierConfig(Config):
     """Rule of acceptance; only spec-verification changes the output. auto: greedy match at
     temperature 0, above it the rejection rule for the drafts: rejection for chains, recursive for
     rsd-c and rsd-s, k-seq for paths (multi-round with several drafters), target-walk for other
-    trees; all are lossless. block is for chains, lossless too, and accepts a little more than
-    rejection: it judges whole prefixes (block verification). spec-verification is lossy: it accepts
-    tokens among the target's top beta within tau."""
+    trees; all are lossless. So are block, for chains, and traversal, for drawn trees, which accept
+    a little more: they judge whole prefixes, a later token may make up for an earlier one.
+    spec-verification is lossy: it accepts tokens among the target's top beta within tau."""
     beta: PositiveInt = 3
     """Spec-Verification: the token must be among the target's top beta."""
     tau: NonNegativeFloat = 1.0

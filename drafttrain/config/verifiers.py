@@ -89,6 +89,11 @@ RULES: dict[str, VerifierRule] = {
             frozenset({"without_replacement"}),
         ),
         VerifierRule(
+            "traversal",
+            "drafttrain.decoding.trees.verifiers:verify_traversal",
+            frozenset({"iid", "independent", "without_replacement"}),
+        ),
+        VerifierRule(
             "target-walk", "drafttrain.decoding.trees.verifiers:verify_target_walk", ANY_DRAW
         ),
     )

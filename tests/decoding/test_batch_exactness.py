@@ -26,7 +26,13 @@ from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.stopping import Entropy, FixedLength
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.drawn import Branching, Paths
-from drafttrain.decoding.trees.verifiers import KSeq, MultiRound, RecursiveRejection, TargetWalk
+from drafttrain.decoding.trees.verifiers import (
+    KSeq,
+    MultiRound,
+    RecursiveRejection,
+    TargetWalk,
+    Traversal,
+)
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.decoding.verifiers import BlockVerification, RejectionSampling
 from tests.decoding.drafters.toy_blocks import toy_drafter
@@ -79,6 +85,11 @@ ANY: dict[str, tuple[Callable[[PreTrainedModel], Drafter], StopPolicy, object]] 
         lambda model: TreeDrafter(causal(model), Branching((2, 1))),
         FixedLength(2),
         RecursiveRejection,
+    ),
+    "rsd-c, from the leaves up": (
+        lambda model: TreeDrafter(causal(model), Branching((2, 1))),
+        FixedLength(2),
+        Traversal,
     ),
     "paths": (lambda model: TreeDrafter(causal(model), Paths(2)), FixedLength(2), MultiRound),
     "paths k-seq": (lambda model: TreeDrafter(causal(model), Paths(2)), FixedLength(1), KSeq),
