@@ -105,8 +105,8 @@ class EvalConfig(Config):
     the sampling of `decode`: {copied: {drafter: max-gram}, ...}."""
     sweep: dict[str, list[float]] = {}
     """Values to try, for example {k: [5, 10], h: [0.5, 0.7], beta: [3], tau: [1.0, 2.0]}. Every k,
-    h, entropy, confidence and delta is a stop policy, measured with the verifier asked for; beta
-    and tau add Spec-Verification at each of their pairs."""
+    h, entropy, confidence, cumulative, logistic, bandit and delta is a stop policy, measured with
+    the verifier asked for; beta and tau add Spec-Verification at each of their pairs."""
     rank_data: DataConfig | None = None
     """Prompts on which acceptance by rank is measured for sequoia; not those reported on."""
     baselines: tuple[Baseline, ...] = ("generate", "beam")
