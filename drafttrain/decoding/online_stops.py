@@ -8,19 +8,24 @@ do; a round's output follows the target's law whatever the rounds before it were
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from drafttrain.decoding.roles import RoundFacts
-from drafttrain.decoding.stopping import (
-    always,
-    certain,
-    confident,
-    largest_probability,
-    likely_so_far,
-)
+from drafttrain.decoding.stopping import entropy, largest_probability
 from drafttrain.decoding.types import DraftState
 
 STEEPEST = 8.0
 """Largest logit of a probability that is told apart."""
+
+
+class RowFacts(NamedTuple):
+    """What these policies see of a drafter's row, before temperature."""
+
+    entropy: float
+    """Nats."""
+    largest: float
+    """The probability of its likeliest token."""
 
 
 class OnlineLogistic:
@@ -34,16 +39,19 @@ class OnlineLogistic:
 
     def __init__(self) -> None:
         self.offset, self.slope = 0.0, 1.0
-        self.features: list[float] = []
-        """Logits of the rows' largest probabilities in this round."""
+        self.rows: list[RowFacts] = []
+        """Those seen in this round; their entropy is not looked at."""
         self._precision = (1.0, 0.0, 1.0)
 
     def __call__(self, state: DraftState, h: float) -> bool:
-        if state.depth == 0:
-            self.features = []
-        for row in state.logits[len(self.features) :]:
-            self.features.append(logit(largest_probability(row)))
-        return 1.0 - math.prod(map(self.acceptance, self.features)) <= h
+        known = self.rows if state.depth else []
+        new = [RowFacts(0.0, largest_probability(row)) for row in state.logits[len(known) :]]
+        return self.goes_on([*known, *new], h)
+
+    def goes_on(self, rows: Sequence[RowFacts], h: float) -> bool:
+        """Whether to draft one more token behind all the rows known in this round."""
+        self.rows = list(rows)
+        return 1.0 - math.prod(self.acceptance(logit(row.largest)) for row in rows) <= h
 
     def acceptance(self, feature: float) -> float:
         """Predicted probability that a token of this feature is accepted."""
@@ -51,9 +59,9 @@ class OnlineLogistic:
 
     def learn(self, facts: RoundFacts, h: float) -> None:
         """Of the tokens whose rows were seen, up to the first that was rejected."""
-        judged = min(facts.accepted + 1, facts.drafted, len(self.features))
-        for place, feature in enumerate(self.features[:judged]):
-            self._observe(feature, place < facts.accepted)
+        judged = min(facts.accepted + 1, facts.drafted)
+        for place, row in enumerate(self.rows[:judged]):
+            self._observe(logit(row.largest), place < facts.accepted)
 
     def _observe(self, feature: float, accepted: bool) -> None:
         expected = self.acceptance(feature)
@@ -65,6 +73,26 @@ class OnlineLogistic:
         surprise, determinant = accepted - expected, one * squared - mixed * mixed
         self.offset += surprise * (squared - mixed * feature) / determinant
         self.slope += surprise * (one * feature - mixed) / determinant
+
+
+def always(rows: Sequence[RowFacts], value: float) -> bool:
+    """Go on to the most tokens of a round."""
+    return True
+
+
+def certain(rows: Sequence[RowFacts], nats: float) -> bool:
+    """The rule of `stopping.certain`."""
+    return not rows or rows[-1].entropy <= nats
+
+
+def confident(rows: Sequence[RowFacts], least: float) -> bool:
+    """The rule of `stopping.confident`; of rows alone, so right at any temperature."""
+    return not rows or rows[-1].largest >= least
+
+
+def likely_so_far(rows: Sequence[RowFacts], least: float) -> bool:
+    """The rule of `stopping.likely_so_far`."""
+    return math.prod(row.largest for row in rows) >= least
 
 
 class StopBandit:
@@ -88,11 +116,22 @@ class StopBandit:
 
     def __init__(self) -> None:
         self.arm = 0
+        self.rows: list[RowFacts] = []
+        """Those seen in this round."""
         self.pulls, self.rewards = [0] * len(self.ARMS), [0.0] * len(self.ARMS)
 
     def __call__(self, state: DraftState, cost: float) -> bool:
+        known = self.rows if state.depth else []
+        new = [
+            RowFacts(entropy(row), largest_probability(row)) for row in state.logits[len(known) :]
+        ]
+        return self.goes_on([*known, *new], cost)
+
+    def goes_on(self, rows: Sequence[RowFacts], cost: float) -> bool:
+        """Whether to draft one more token behind all the rows known in this round."""
+        self.rows = list(rows)
         rule, value = self.ARMS[self.arm]
-        return rule(state, value)
+        return rule(rows, value)
 
     def learn(self, facts: RoundFacts, cost: float) -> None:
         """Pay the arm of the round, and choose that of the next."""
