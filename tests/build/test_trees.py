@@ -263,7 +263,7 @@ def test_several_drafters_draft_side_by_side_and_run_to_the_end(folders):
         ({"kind": "opt-tree"}, {"stop": {"kind": "entropy"}}, "'entropy' stops chains, but"),
         ({"kind": "binary"}, {"stop": {"kind": "gain"}}, "gain' goes by .* an opt-tree"),
         ({"kind": "paths"}, {"verifier": {"kind": "recursive"}}, "use multi-round or k-seq"),
-        ({"kind": "rsd-s"}, {"verifier": {"kind": "k-seq"}}, "recursive or traversal or target-"),
+        ({"kind": "rsd-s"}, {"verifier": {"kind": "k-seq"}}, "use recursive or traversal or"),
         ({"kind": "opt-tree"}, {"verifier": {"kind": "rejection"}}, "takes chains.*target-walk"),
         ({"kind": "binary"}, {"verifier": {"kind": "multi-round"}}, "use target-walk"),
         (
