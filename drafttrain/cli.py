@@ -245,6 +245,10 @@ def generate(
         "--target": "target",
         "--report": "report",
         "--out": "out",
+        "--for": "engines",
+        "--converter": "gguf.converter",
+        "--quantise": "gguf.quantise",
+        "--quantizer": "gguf.quantizer",
         "--force": "force",
         "--license": "license",
         "--push": "push",
@@ -253,9 +257,10 @@ def generate(
 def export(settings: ExportConfig) -> None:
     """Write a drafter, its acceptance head and its stop policy as one folder.
 
-    Transformers, vLLM and SGLang load the plain drafter from it; with custom_generate Transformers
-    uses head and policy too. A fresh process loads the folder and compares it with the original,
-    with 20 inputs decoded, before it gets its name.
+    Transformers, vLLM, SGLang and TensorRT-LLM load the plain drafter from it; with custom_generate
+    Transformers uses head and policy too. --for checks what each program needs, and prints its
+    command. A fresh process loads the folder and compares it with the original, with 20 inputs
+    decoded, before it gets its name.
 
     \b
     Examples:
@@ -264,6 +269,9 @@ def export(settings: ExportConfig) -> None:
           --out my-drafter
       drafttrain export --drafter my-lm --heads checkpoints/heads \\
           --report tune.json --out mine
+      drafttrain export --drafter my-lm --target T --out mine \\
+          --for vllm,llama.cpp --converter llama.cpp/convert_hf_to_gguf.py \\
+          --quantise q8_0,q4_0 --quantizer llama.cpp/build/bin/llama-quantize
       drafttrain export --drafter checkpoints/my-run --out mine \\
           --license mit --push USER/NAME
     """

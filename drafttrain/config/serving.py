@@ -1,0 +1,54 @@
+"""Settings of serving programs: distilling from them, making files for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+
+from drafttrain.config.base import Config, split_at_commas
+
+Quantisation = Literal[
+    "q8_0", "q6_k", "q5_k_m", "q5_k_s", "q5_1", "q5_0", "q4_k_m", "q4_k_s", "q4_1", "q4_0"
+]
+
+
+class ServerConfig(Config):
+    """Servers that run the target of a distillation, by OpenAI's interface."""
+
+    urls: tuple[str, ...] = ()
+    """Their addresses, as http://localhost:8000/v1,http://other:8000/v1; rows are shared out among
+    them. A key is read from the environment (DRAFTTRAIN_API_KEY or OPENAI_API_KEY) and stands
+    nowhere else."""
+    model: str | None = None
+    """The name that they have for the target. Default: the only one, or the target's path."""
+    concurrency: PositiveInt = 32
+    """Rows that each server is asked for at once."""
+    timeout: PositiveFloat = 600.0
+    """Seconds that an answer may take."""
+    retries: NonNegativeInt = 6
+    """How often a row is asked for again, where a server fails."""
+    backoff: PositiveFloat = 1.0
+    """Seconds before the first of these times, twice as many before each next one, a minute at
+    most; what a server asks for (Retry-After) goes before."""
+    prompts: Literal["tokens", "text"] = "tokens"
+    """How prompts are sent. text: for servers that take no token ids (transformers serve)."""
+
+    _split = field_validator("urls", mode="before")(split_at_commas)
+
+
+class GgufConfig(Config):
+    """Files for llama.cpp, made by its own tools."""
+
+    converter: Path | None = None
+    """llama.cpp's convert_hf_to_gguf.py; it runs in this Python, and needs sentencepiece."""
+    quantizer: Path | None = None
+    """llama.cpp's llama-quantize, for `quantise`."""
+    outtype: Literal["f16", "bf16", "f32"] = "f16"
+    """Numbers of the first file."""
+    quantise: tuple[Quantisation, ...] = ()
+    """One more file for each of these, as q8_0,q4_0: a cheaper drafter accepts less, outputs stay
+    the target's."""
+
+    _split = field_validator("quantise", mode="before")(split_at_commas)
