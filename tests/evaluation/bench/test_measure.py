@@ -46,7 +46,7 @@ def test_prompts_are_asked_in_turn_and_the_first_one_changes():
 
 def test_as_many_are_asked_at_once_as_is_said():
     fake, three = FakeLlama(), threading.Barrier(3, timeout=60)
-    fake.trouble = lambda number: three.wait() and None  # answered once three have been asked
+    fake.trouble = lambda number: [three.wait(), None][1]  # answered once three are asked
     with serving(fake):
         [[wave]] = measure_level([side_of(fake)], [question(n) for n in range(9)], 3)
     assert fake.most_at_once == 3
