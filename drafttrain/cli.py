@@ -26,6 +26,7 @@ from drafttrain.config.commands import (
     TuneConfig,
 )
 from drafttrain.config.filling import fill_distill, fill_eval, fill_from_run, fill_tune
+from drafttrain.config.serving import BenchConfig
 from drafttrain.config.sweep import SWEEPABLE, expand_sweep, parse_sweep
 
 app = typer.Typer(**TYPER_STYLE)
@@ -245,6 +246,10 @@ def generate(
         "--target": "target",
         "--report": "report",
         "--out": "out",
+        "--for": "engines",
+        "--converter": "gguf.converter",
+        "--quantise": "gguf.quantise",
+        "--quantizer": "gguf.quantizer",
         "--force": "force",
         "--license": "license",
         "--push": "push",
@@ -253,9 +258,10 @@ def generate(
 def export(settings: ExportConfig) -> None:
     """Write a drafter, its acceptance head and its stop policy as one folder.
 
-    Transformers, vLLM and SGLang load the plain drafter from it; with custom_generate Transformers
-    uses head and policy too. A fresh process loads the folder and compares it with the original,
-    with 20 inputs decoded, before it gets its name.
+    Transformers, vLLM, SGLang and TensorRT-LLM load the plain drafter from it; with custom_generate
+    Transformers uses head and policy too. --for checks what each program needs, and prints its
+    command. A fresh process loads the folder and compares it with the original, with 20 inputs
+    decoded, before it gets its name.
 
     \b
     Examples:
@@ -264,6 +270,9 @@ def export(settings: ExportConfig) -> None:
           --out my-drafter
       drafttrain export --drafter my-lm --heads checkpoints/heads \\
           --report tune.json --out mine
+      drafttrain export --drafter my-lm --target T --out mine \\
+          --for vllm,llama.cpp --converter llama.cpp/convert_hf_to_gguf.py \\
+          --quantise q8_0,q4_0 --quantizer llama.cpp/build/bin/llama-quantize
       drafttrain export --drafter checkpoints/my-run --out mine \\
           --license mit --push USER/NAME
     """
@@ -333,6 +342,42 @@ def tune_cascade(settings: TuneCascadeConfig, dry_run: DryRun = False) -> None:
       drafttrain eval --config cascade.yaml --data test.jsonl
     """
     call("drafttrain.commands.tune_cascade:tune_cascade", settings, dry_run)
+
+
+@app.command()
+@takes_settings(
+    BenchConfig,
+    {
+        **TARGET,
+        **DATA,
+        "--server": "server.urls",
+        "--llama-server": "llama.program",
+        "--model": "llama.model",
+        "--draft-model": "llama.draft_model",
+        "--n-max": "llama.n_max",
+        "--p-min": "llama.p_min",
+        "--concurrency": "concurrency",
+        **SAMPLING,
+        "--report": "report",
+        "--out": "out",
+    },
+)
+def bench(settings: BenchConfig) -> None:
+    """Measure a drafter in a server: tokens/s, time to first token, acceptance by its counters.
+
+    Starts llama-server without and with the drafter, or takes servers that run already. Both are
+    asked in turn, and no prompt twice.
+
+    \b
+    Examples:
+      drafttrain bench --target T --data test.jsonl --limit 60 \\
+          --llama-server llama.cpp/build/bin/llama-server \\
+          --model target.gguf --draft-model my-drafter/drafter-f16.gguf --n-max 4
+      drafttrain bench --target T --data test.jsonl --concurrency 1,8 \\
+          --server http://localhost:8000/v1,http://localhost:8001/v1 \\
+          --report report.json
+    """
+    call("drafttrain.commands.bench:bench", settings)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from drafttrain import cli
 from drafttrain.config import commands as verbs
-from drafttrain.config import recipes
+from drafttrain.config import recipes, serving
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("[!.]*/README.md"))]
@@ -39,6 +39,7 @@ SETTINGS: dict[str, type[BaseModel]] = {
     "tune": verbs.TuneConfig,
     "tune-cascade": verbs.TuneCascadeConfig,
     "export": verbs.ExportConfig,
+    "bench": serving.BenchConfig,
     "recipes/train_spec_drafter.py": recipes.SpecDrafterRecipe,
     "recipes/train_block_heads.py": recipes.BlockHeadsRecipe,
     "recipes/train_acceptance_head.py": recipes.HeadRecipe,

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
+from textwrap import indent
 
+from drafttrain.commands.export_report import read_draft_lengths, read_measured
 from drafttrain.config.base import ConfigError
-from drafttrain.config.command_line import describe_command
 from drafttrain.config.commands import ExportConfig
+from drafttrain.config.engines import ENGINES
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.recipes import CausalDrafterRecipe, ShallowDecoderRecipe
 from drafttrain.config.runs import Run, head_folders, run_of
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.tokens import tokenize_prompts
-from drafttrain.evaluation.batches.tables import batch_sizes, markdown_batches, markdown_lengths
-from drafttrain.evaluation.environment import Environment
-from drafttrain.evaluation.report import DataFacts, plot_path, read_report
-from drafttrain.evaluation.stops.report import read_tune_report
-from drafttrain.evaluation.stops.tables import COLUMNS, cost_lines, main_policies, verdict_lines
-from drafttrain.evaluation.table_style import markdown, plain_cell
-from drafttrain.evaluation.tables import markdown_table, parity_lines
+from drafttrain.export.engines.checks import check_engines
 from drafttrain.export.folder import check_destination, write_export
 from drafttrain.export.model_card import (
     Card,
-    Measured,
+    Plan,
     describe_policy,
     describe_verifier,
+    engines_of,
+    serving_of,
     write_card,
 )
 from drafttrain.export.parts import Parts, load_parts, programs
@@ -49,9 +47,19 @@ def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
     check_destination(settings.out, settings.force)
     run = run_of(settings.drafter)
     settings = fill_from_drafters_run(settings, run)
-    measured = None if settings.report is None else read_measured(settings.report)
+    measured, lengths = None, (None, ())
+    if settings.report is not None:
+        measured, lengths = read_measured(settings.report), read_draft_lengths(settings.report)
+    settings = fill_draft_length(settings, run, lengths[0])
     plot = None if measured is None else measured.plot
     target = settings.target or recorded_target(settings)
+    check_engines(
+        settings.engines,
+        settings.drafter,
+        read_drafter_settings(settings.drafter),
+        target,
+        settings.gguf,
+    )
     check_target_choice(settings, target)
     if settings.push is not None:
         check_push(settings.push)
@@ -64,7 +72,8 @@ def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
         data=settings.training_data,
         data_license=settings.data_license,
     )
-    card = Card(settings.push or str(settings.out), made_from, measured)
+    plan = Plan(settings.engines, settings.p_min, lengths[1], settings.gguf)
+    card = Card(settings.push or str(settings.out), made_from, measured, plan)
     found = write_export(
         settings.out,
         parts,
@@ -73,8 +82,10 @@ def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
         reload,
         settings.force,
         settings.push,
+        lambda folder: make_files(settings, folder),
     )
     print(summary(settings, parts, found))
+    print(commands(settings, card, parts), end="")
     if settings.push is not None:
         print(f"pushed   {push(settings.out, settings.push, settings.private)}")
 
@@ -88,10 +99,37 @@ def fill_from_drafters_run(settings: ExportConfig, run: Run | None) -> ExportCon
         known["report"] = run.folder / "report.json"
     if settings.training_data is None:
         known["training_data"] = run.recipe.data.path
-    token_by_token = isinstance(run.recipe, CausalDrafterRecipe | ShallowDecoderRecipe)
-    if settings.num_assistant_tokens is None and token_by_token:
-        known["num_assistant_tokens"] = run.recipe.drafter.k
     return settings.model_copy(update=known)
+
+
+def fill_draft_length(settings: ExportConfig, run: Run | None, fastest: int | None) -> ExportConfig:
+    """The draft length, where neither the user nor a policy or head says one: the fastest that was
+    measured, else the one that the drafter was trained for."""
+    if settings.num_assistant_tokens or settings.policy or settings.head or settings.heads:
+        return settings
+    length = fastest
+    if length is None and run is not None:
+        token_by_token = isinstance(run.recipe, CausalDrafterRecipe | ShallowDecoderRecipe)
+        length = run.recipe.drafter.k if token_by_token else None
+    return settings.model_copy(update={"num_assistant_tokens": length})
+
+
+def make_files(settings: ExportConfig, folder: Path) -> None:
+    """What single programs read beside the plain folder."""
+    for name in settings.engines:
+        if (makes := ENGINES[name].makes) is not None:
+            resolve_name(makes)(folder, settings.gguf)
+
+
+def commands(settings: ExportConfig, card: Card, parts: Parts) -> str:
+    """How each program that was asked for is started, a block each."""
+    if not settings.engines or shares_encoder(parts.drafter.config):
+        return ""
+    serving = serving_of(card, parts)
+    return "".join(
+        f"\n{engine.title}:\n{indent(resolve_name(engine.command)(serving), '  ')}\n"
+        for engine in engines_of(card, parts)
+    )
 
 
 def recorded_target(settings: ExportConfig) -> str | None:
@@ -145,72 +183,6 @@ def some_inputs(settings: ExportConfig, run: Run | None, parts: Parts) -> list[l
     rows = load_inputs(data.model_copy(update={"limit": min(data.limit or INPUTS, INPUTS)}))
     decoder_only = not parts.drafter.config.is_encoder_decoder
     return [ids for ids in tokenize_prompts(parts.tokenizer, rows, decoder_only) if ids]
-
-
-def read_measured(file: Path) -> Measured:
-    """What a model card shows of a report of `drafttrain eval` or `drafttrain tune`.
-
-    Raises ValueError for a file that is neither.
-    """
-    if not file.is_file():
-        raise ConfigError(
-            f"report = {str(file)!r}: no such file; `drafttrain eval --report FILE` writes one"
-        )
-    try:
-        tuned = "costs" in json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
-        raise ConfigError(
-            f"report = {str(file)!r} is no JSON; give the report.json of `drafttrain eval`, or the "
-            "tune.json of `drafttrain tune`"
-        ) from None
-    return _measured_by_tune(file) if tuned else _measured_by_eval(file)
-
-
-def _measured_by_eval(file: Path) -> Measured:
-    report = read_report(file)
-    notes = [
-        "95 % bootstrap intervals over the prompts; `plain` is the target alone in the same "
-        "engine, `generate` Transformers' own",
-        *parity_lines(report),
-    ]
-    tables = [markdown_table(report), markdown_batches(report), markdown_lengths(report)]
-    if batch_sizes(report):
-        notes.insert(1, "the first table is of batch size 1, `batch` the most sequences at once")
-    text = "\n".join(filter(None, tables))
-    return _measured(file, text, notes, report.data, report.environment)
-
-
-def _measured_by_tune(file: Path) -> Measured:
-    report = read_tune_report(file)
-    rows = [
-        [policy.name, *[plain_cell(policy, column, intervals=True) for column in COLUMNS]]
-        for policy in main_policies(report)
-    ]
-    table = markdown(["policy", *[column.title for column in COLUMNS]], rows)
-    notes = [
-        "logged drafts replayed under every stop policy, speeds modelled with the costs below; "
-        "95 % bootstrap intervals over the prompts; the oracle sees the target and is out of reach",
-        *cost_lines(report),
-        *verdict_lines(report),
-    ]
-    return _measured(file, table, notes, report.reported.data, report.environment)
-
-
-def _measured(
-    file: Path, table: str, notes: Sequence[str], data: DataFacts, environment: Environment
-) -> Measured:
-    plot = plot_path(file)
-    versions = [f"{name} {environment.versions[name]}" for name in ("torch", "transformers")]
-    machine = environment.gpu or f"{environment.cores} cores of {environment.cpu}"
-    return Measured(
-        table=table,
-        notes=[note.strip() for note in notes],
-        command=describe_command(environment.command.split(" ")),
-        data=f"{data.prompts:,} prompts of `{data.path}`",
-        machine=f"{machine}, {environment.threads} threads, {', '.join(versions)}",
-        date=environment.date[:10],
-        plot=plot if plot.is_file() else None,
-    )
 
 
 def summary(settings: ExportConfig, parts: Parts, found: Verification) -> str:

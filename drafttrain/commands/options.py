@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import update_wrapper
 from inspect import Parameter, Signature, getdoc, signature
+from keyword import iskeyword
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -100,8 +101,9 @@ def _parameter(name: str, annotation: Any, default: Any = None) -> Parameter:
 
 
 def _name(option: str) -> str:
-    """`--max-new-tokens` as a parameter of a function."""
-    return option.removeprefix("--").replace("-", "_")
+    """`--max-new-tokens` as a parameter of a function; `--for` as `for_`, since Python has it."""
+    name = option.removeprefix("--").replace("-", "_")
+    return f"{name}_" if iskeyword(name) else name
 
 
 def _option(kind: type[Config], option: str, flag: Flag) -> Parameter:

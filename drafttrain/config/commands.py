@@ -24,9 +24,12 @@ from drafttrain.config.backends import (
 )
 from drafttrain.config.base import Config, split_at_commas
 from drafttrain.config.decode import DecodeConfig, SamplingConfig, StopConfig, VerifierConfig
+from drafttrain.config.engines import ENGINES
 from drafttrain.config.inputs import DataConfig, TargetConfig
+from drafttrain.config.serving import GgufConfig, ServerConfig
 
 BackendName = Literal["auto", *BACKENDS]
+EngineName = Literal[*ENGINES]
 Baseline = Literal["generate", "beam", "assisted", "ctranslate2", "ctranslate2-int8"]
 
 
@@ -36,30 +39,6 @@ def _spelled_out(value: object) -> object:
 
 
 Compile = Annotated[Literal["off", "auto", "on"], BeforeValidator(_spelled_out)]
-
-
-class ServerConfig(Config):
-    """Servers that run the target of a distillation, by OpenAI's interface."""
-
-    urls: tuple[str, ...] = ()
-    """Their addresses, as http://localhost:8000/v1,http://other:8000/v1; rows are shared out among
-    them. A key is read from the environment (DRAFTTRAIN_API_KEY or OPENAI_API_KEY) and stands
-    nowhere else."""
-    model: str | None = None
-    """The name that they have for the target. Default: the only one, or the target's path."""
-    concurrency: PositiveInt = 32
-    """Rows that each server is asked for at once."""
-    timeout: PositiveFloat = 600.0
-    """Seconds that an answer may take."""
-    retries: NonNegativeInt = 6
-    """How often a row is asked for again, where a server fails."""
-    backoff: PositiveFloat = 1.0
-    """Seconds before the first of these times, twice as many before each next one, a minute at
-    most; what a server asks for (Retry-After) goes before."""
-    prompts: Literal["tokens", "text"] = "tokens"
-    """How prompts are sent. text: for servers that take no token ids (transformers serve)."""
-
-    _split = field_validator("urls", mode="before")(split_at_commas)
 
 
 class DistillConfig(Config):
@@ -359,12 +338,21 @@ class ExportConfig(Config):
     plot beside it goes along. Default: report.json in the drafter's run, if there is one."""
     out: Path
     """The folder to write."""
+    engines: tuple[EngineName, ...] = ()
+    """Programs that are to draft with the export, as vllm,llama.cpp: what each cannot take is
+    refused first, and the command for each is printed and written into the card. Default: nothing
+    is refused, and the card has the commands of all but llama.cpp."""
+    gguf: GgufConfig = GgufConfig()
+    """llama.cpp: how its files are made."""
     num_assistant_tokens: PositiveInt | None = None
-    """Draft length of Transformers' own assisted generation, and of the commands in the card.
-    Default: the policy's k, else 20."""
+    """Draft length of Transformers' own assisted generation, and of all commands. Default: the
+    policy's, else the fastest in the report, else as the drafter's run has it, else 20."""
     assistant_confidence_threshold: float | None = Field(default=None, ge=0.0, lt=1.0)
     """Transformers' own stop in assisted generation; 0: none. Default: 0 for a policy of fixed
     length, else the policy's confidence, else 0.4."""
+    p_min: float | None = Field(default=None, ge=0.0, lt=1.0)
+    """llama.cpp's --spec-draft-p-min: a draft ends before a token of less probability; 0: none.
+    Default: the policy's confidence, where it stops by one, else 0."""
     check: Literal["auto", "target", "drafter"] = "auto"
     """What is decoded on 20 inputs before the folder gets its name. target: the target with
     custom_generate, against plain greedy `generate` (loads the target). drafter: drafts alone,
@@ -377,3 +365,5 @@ class ExportConfig(Config):
     """Repository on the Hub (USER/NAME) that the verified folder is pushed to."""
     private: bool = False
     """Make that repository private, where it does not exist yet."""
+
+    _split = field_validator("engines", mode="before")(split_at_commas)

@@ -23,7 +23,7 @@ StateKind = Literal["token", "drawn", "slot"]
 
 Program = Literal["custom_generate", "assisted", "servers"]
 """What can use an export: Transformers with drafttrain, Transformers' own assisted generation,
-vLLM and SGLang (decoder-only drafters)."""
+serving programs (decoder-only drafters); `config/engines.py` has a row for each of the latter."""
 
 
 @dataclass(frozen=True)

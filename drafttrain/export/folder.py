@@ -4,6 +4,7 @@
     DIR/acceptance_head/config.json, model.safetensors                            the head, if any
     DIR/policy.json                                       drafter, stop policy and verifier
     DIR/custom_generate/generate.py, requirements.txt        for Transformers, where it takes that
+    DIR/drafter-f16.gguf, ...                                     for llama.cpp, where asked for
     DIR/README.md, report.png                                     the model card and its plot
 
 The head never lies in the drafter's own file, nor beside it where a server's weight glob finds it:
@@ -96,10 +97,12 @@ def write_export(
     reload: Reload,
     force: bool = False,
     pushed_to: str | None = None,
+    makes: Callable[[Path], None] = lambda folder: None,
 ) -> Verification:
     """The whole folder or nothing; what was found on the way.
 
     force: replace an earlier export. pushed_to: repository on the Hub where it will be found.
+    makes: adds the files that a single program reads, once the rest is written.
 
     Raises ConfigError as `check_destination` and where another process writes there, ValueError as
     `verify`, OSError where the folder cannot be written.
@@ -115,6 +118,7 @@ def write_export(
         try:
             holder.mkdir()
             write_parts(written, parts, pushed_to or str(out))
+            makes(written)
             found = verify(written, parts, check, reload)
             (written / "README.md").write_text(card(found), encoding="utf-8")
             _put_in_place(written, out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -12,8 +11,12 @@ from transformers import PreTrainedModel
 
 from drafttrain.build.policy import HEAD, is_lossy
 from drafttrain.config.command_line import hide_folders
+from drafttrain.config.engines import Engine
 from drafttrain.config.kinds import kind_of
 from drafttrain.config.policy import Policy
+from drafttrain.config.serving import GgufConfig
+from drafttrain.export.engines.checks import engines_for
+from drafttrain.export.engines.serving import Schedule, Serving, section
 from drafttrain.export.parts import Parts, programs
 from drafttrain.export.provenance import Provenance, front_matter, origin
 from drafttrain.export.reload import Verification, vocabulary_size
@@ -41,6 +44,18 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class Plan:
+    """For which programs, and how they are to draft where the parts do not say it."""
+
+    engines: Sequence[str] = ()
+    """As settings name them; none: all that read the plain folder."""
+    p_min: float | None = None
+    """None: as the policy says."""
+    schedule: Schedule = ()
+    gguf: GgufConfig = GgufConfig()
+
+
+@dataclass(frozen=True)
 class Card:
     """What a card says beyond the parts themselves."""
 
@@ -48,6 +63,7 @@ class Card:
     """The export's name, as commands will give it."""
     made_from: Provenance = Provenance()
     measured: Measured | None = None
+    plan: Plan = Plan()
 
     @property
     def target(self) -> str | None:
@@ -193,13 +209,40 @@ def _verified(card: Card, parts: Parts, found: Verification) -> str:
 def _uses(card: Card, parts: Parts) -> str:
     if shares_encoder(parts.drafter.config):
         return "## Use\n\n" + _use_hearing(card, parts)
-    sections = [_reach(parts), _use_custom(card, parts), _use_plain(card, parts)]
-    if not parts.drafter.config.is_encoder_decoder:
-        sections.append(_use_servers(card, parts))
+    serving, engines = serving_of(card, parts), engines_of(card, parts)
+    sections = [_reach(card, parts), _use_custom(card, parts)]
+    sections += [section(engine, serving) for engine in engines]
+    sections.append(
+        "Written for these programs as they were in late 2026, Transformers "
+        f"{version('transformers')}."
+    )
     return "## Use\n\n" + "\n\n".join(sections)
 
 
-def _reach(parts: Parts) -> str:
+def engines_of(card: Card, parts: Parts) -> list[Engine]:
+    """Those that the card has commands for; see `engines_for`."""
+    return engines_for(card.plan.engines, parts.drafter.config)
+
+
+def serving_of(card: Card, parts: Parts) -> Serving:
+    """What the commands of a card are made of."""
+    policy, p_min = parts.policy, card.plan.p_min
+    if p_min is None:
+        p_min = policy.confidence if policy.stop == "confidence" else 0.0
+    return Serving(
+        target=card.target or UNKNOWN_TARGET,
+        folder=card.folder,
+        auto_class=_auto_class(parts.drafter),
+        tokens=parts.assisted.num_assistant_tokens,
+        confidence=parts.assisted.assistant_confidence_threshold,
+        vocabulary=vocabulary_size(parts.drafter),
+        p_min=p_min or 0.0,
+        schedule=card.plan.schedule,
+        gguf=card.plan.gguf,
+    )
+
+
+def _reach(card: Card, parts: Parts) -> str:
     """Which way of using the folder uses what in it."""
     head = "yes" if parts.policy.stop == "head" else "not by this policy"
     if parts.head is None:
@@ -210,8 +253,9 @@ def _reach(parts: Parts) -> str:
         f"| Transformers, `custom_generate` (drafttrain) | yes | yes | {head} |",
         "| Transformers, `assistant_model` alone | yes | no | no |",
     ]
-    if not parts.drafter.config.is_encoder_decoder:
-        rows.append("| vLLM, SGLang | yes | no | no |")
+    servers = [one.title for one in engines_of(card, parts) if one.program == "servers"]
+    if servers:
+        rows.append(f"| {', '.join(servers)} | yes | no | no |")
     return "\n".join(rows)
 
 
@@ -241,17 +285,6 @@ Should the folder have moved, load the drafter from where it is and pass it:
 `assistant_model={kind}.from_pretrained(...)`."""
 
 
-def _use_plain(card: Card, parts: Parts) -> str:
-    assisted, confidence = parts.assisted, parts.assisted.assistant_confidence_threshold
-    return f"""### Transformers alone
-
-The same call with
-`assistant_model={_auto_class(parts.drafter)}.from_pretrained("{card.folder}")` instead of
-`custom_generate` and `trust_remote_code` is Transformers' own assisted generation: batch 1,
-{assisted.num_assistant_tokens} tokens a round, confidence threshold {confidence:g} (both in
-`generation_config.json`). Pass no `assistant_tokenizer`: target and drafter share one."""
-
-
 def _use_hearing(card: Card, parts: Parts) -> str:
     target, assisted = card.target or UNKNOWN_TARGET, parts.assisted
     return f"""Transformers' assisted generation takes this folder as it is, without remote code.
@@ -279,33 +312,6 @@ drafttrain keeps them, decodes batches, and follows `policy.json`:
 ```bash
 drafttrain generate --target {target} --drafter {card.folder} --data clips.jsonl
 ```"""
-
-
-def _use_servers(card: Card, parts: Parts) -> str:
-    target, tokens = card.target or UNKNOWN_TARGET, parts.assisted.num_assistant_tokens
-    vocabulary = vocabulary_size(parts.drafter)
-    settings = json.dumps(
-        {"method": "draft_model", "model": card.folder, "num_speculative_tokens": tokens}
-    )
-    return f"""### vLLM
-
-```bash
-vllm serve {target} --speculative-config '{settings}'
-```
-
-The target's `vocab_size` must be {vocabulary} (compare the rows of both embeddings:
-a family may pad them differently).
-
-### SGLang
-
-```bash
-python -m sglang.launch_server --model-path {target} \\
-    --speculative-algorithm STANDALONE --speculative-draft-model-path {card.folder} \\
-    --speculative-num-steps {tokens} --speculative-eagle-topk 1 \\
-    --speculative-num-draft-tokens {tokens + 1}
-```
-
-Written for vLLM and SGLang as they were in 2026, and for Transformers {version("transformers")}."""
 
 
 def _uses_of_our_own(card: Card) -> str:

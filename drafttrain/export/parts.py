@@ -54,11 +54,14 @@ class Parts:
 
 def programs(drafter: PretrainedConfig) -> tuple[Program, ...]:
     """What can use an export of a drafter: of one that shares its target's encoder, Transformers'
-    own assisted generation alone (a Whisper's `generate` takes no custom_generate)."""
+    own assisted generation alone (a Whisper's `generate` takes no custom_generate). Servers draft
+    for decoder-only targets only."""
     exports = kind_of(drafter).exports
     if (getattr(drafter, "target", None) or {}).get("hears"):  # a Spec-Drafter of a Whisper
         return ()
-    return tuple(one for one in exports if one == "assisted" or not shares_encoder(drafter))
+    if shares_encoder(drafter):
+        return tuple(one for one in exports if one == "assisted")
+    return tuple(one for one in exports if one != "servers" or not drafter.is_encoder_decoder)
 
 
 def load_parts(settings: ExportConfig) -> Parts:

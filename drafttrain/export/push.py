@@ -14,7 +14,7 @@ from drafttrain.config.base import ConfigError
 from drafttrain.export.folder import check_name
 from drafttrain.models.loading import first_line
 
-STALE = ["acceptance_head/*", "report.png"]
+STALE = ["acceptance_head/*", "*.gguf", "report.png"]
 """Parts of an earlier export that this one may not have."""
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from transformers import dynamic_module_utils
 
-from drafttrain.commands.export import export, read_measured
+from drafttrain.commands.export import export
+from drafttrain.commands.export_report import read_measured
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.reading import dump_settings

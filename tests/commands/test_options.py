@@ -16,7 +16,17 @@ from drafttrain.config.base import Config, ConfigError
 from drafttrain.config.commands import DistillConfig, EvalConfig, ExportConfig, TuneConfig
 from drafttrain.config.fields import find_field
 
-VERBS = ["distill", "cache", "bigrams", "eval", "generate", "export", "tune", "tune-cascade"]
+VERBS = [
+    "distill",
+    "cache",
+    "bigrams",
+    "eval",
+    "generate",
+    "export",
+    "tune",
+    "tune-cascade",
+    "bench",
+]
 COMMANDS = {"eval": "evaluate", "tune-cascade": "tune_cascade"}
 """Verb -> its function, where that has another name."""
 

@@ -51,7 +51,7 @@ def test_it_says_that_only_drafttrain_uses_the_head(tmp_path):
     text = card_of(tmp_path)
     assert "| Transformers, `custom_generate` (drafttrain) | yes | yes | yes |" in text
     assert "| Transformers, `assistant_model` alone | yes | no | no |" in text
-    assert "| vLLM, SGLang | yes | no | no |" in text
+    assert "| vLLM, SGLang, TensorRT-LLM | yes | no | no |" in text
     without = card_of(tmp_path / "b", with_head=False)
     assert "| yes | yes | none here |" in without
 

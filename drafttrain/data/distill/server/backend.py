@@ -19,18 +19,18 @@ from drafttrain.config.backends import SERVER
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
 from drafttrain.data.distill.batches import BatchDecoder, Decoded, Refused, longest_first
-from drafttrain.data.distill.server.programs import OPENAI, PROGRAMS, Answer, Program, Question
-from drafttrain.data.distill.server.transport import (
+from drafttrain.data.distill.server.workers import Worked, Workers
+from drafttrain.data.inputs.tokens import tokenize_texts
+from drafttrain.data.servers.probe import find_model
+from drafttrain.data.servers.programs import Answer, Program, Question
+from drafttrain.data.servers.transport import (
     PROBE_SECONDS,
     Address,
     Connection,
-    Failure,
     Unanswered,
     read_address,
     read_key,
 )
-from drafttrain.data.distill.server.workers import MODELS, Worked, Workers
-from drafttrain.data.inputs.tokens import tokenize_texts
 from drafttrain.data.shards.outputs import RETOKENISED, Serving, ShardRow
 from drafttrain.models.loading import LoadedTarget, check_target
 
@@ -77,7 +77,7 @@ def open_server(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
     found = []
     for address in map(read_address, given.urls):
         connection = Connection(address, PROBE_SECONDS, key)
-        found.append(_probe(connection, config, target))
+        found.append(find_model(connection, given.model, target.path))
         connection.close()
     names = sorted({model for model, _ in found})
     if len(names) > 1:
@@ -134,35 +134,6 @@ def check_sent(target: LoadedTarget, programs: Sequence[Program], config: Distil
                 "server.urls is none of vLLM, SGLang and llama-server; use one of these, or "
                 f"{name} = {neutral:g}"
             )
-
-
-def _probe(
-    connection: Connection, config: DistillConfig, target: LoadedTarget
-) -> tuple[str, Program]:
-    """The name that a server has for its model, and which program it is. Raises ConfigError."""
-    url, wanted = connection.address.url, config.server.model
-    try:
-        models = connection.ask(MODELS)["data"]
-        owners = {model["id"]: model.get("owned_by") for model in models}
-        if not all(isinstance(name, str) for name in owners):
-            raise TypeError
-    except Failure as failure:
-        raise ConfigError(f"{failure}; start it, or correct server.urls") from None
-    except (KeyError, TypeError, AttributeError):
-        raise ConfigError(
-            f"server {url}: {MODELS} gives no list of models; give the address of an "
-            "OpenAI-compatible server (vLLM, SGLang, llama-server, transformers serve)"
-        ) from None
-    if wanted is None:
-        fits = [name for name in owners if name == target.path or len(owners) == 1]
-        wanted = fits[0] if fits else None
-    if wanted is None or wanted not in owners:
-        shown = ", ".join(map(repr, [*owners][:5])) or "none"
-        asked = "none of them is given" if config.server.model is None else f"not {wanted!r}"
-        raise ConfigError(
-            f"server {url} has the models {shown}, {asked}; say which with server.model=NAME"
-        )
-    return wanted, PROGRAMS.get(owners[wanted], OPENAI)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from drafttrain.data.distill.batches import Decoded, Refused
-from drafttrain.data.distill.server.transport import (
+from drafttrain.data.servers.probe import MODELS
+from drafttrain.data.servers.transport import (
     PROBE_SECONDS,
     Connection,
     Denied,
@@ -24,7 +25,6 @@ from drafttrain.data.distill.server.transport import (
 from drafttrain.data.shards.outputs import ShardRow
 from drafttrain.data.shards.writing import say
 
-MODELS = "/v1/models"
 LONGEST_WAIT = 60.0
 """Seconds between two questions, at most; a server may ask for more, up to five times as much."""
 FEW = 4

@@ -10,6 +10,8 @@ import http.client
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -118,9 +120,62 @@ class Connection:
         self, path: str, body: dict[str, Any] | None = None, timeout: float | None = None
     ) -> Any:
         """The JSON that the server answers, to a POST of the body or a GET. Raises Failure."""
-        limit = self.timeout if timeout is None else timeout
+        content = self._content(path, body, self.timeout if timeout is None else timeout)
         try:
-            status, headers, content = self._exchange(path, body, limit)
+            return json.loads(content)
+        except ValueError:
+            raise Unanswered(self._says(f"no JSON but {_quoted(content)}")) from None
+
+    def page(self, path: str) -> str:
+        """What the server answers to a GET, as text. Raises Failure."""
+        return self._content(path, None, self.timeout).decode("utf-8", "replace")
+
+    def stream(self, path: str, body: dict[str, Any]) -> Iterator[Any]:
+        """The JSON of each server-sent event of an answer, as it comes. Raises Failure.
+
+        `timeout` is on the whole answer.
+        """
+        whole = False
+        try:
+            with self._in_words(self.timeout):
+                ends, response = self._send(path, body, self.timeout)
+                if response.status != http.client.OK:
+                    said = self._rest(response, ends)
+                    raise self._failure(response.status, response.headers, said)
+                while line := self._without_key(response.readline(LARGEST)):
+                    if time.monotonic() > ends:
+                        raise TimeoutError
+                    word, _, value = line.strip().partition(b":")
+                    if word == b"data" and value.strip() == b"[DONE]":
+                        break
+                    if word and word not in (b"event", b"id", b"retry"):
+                        yield self._event(line, value if word == b"data" else b"")
+                self._rest(response, ends)
+            whole = True
+        finally:
+            if not whole:  # what is left of the answer would be taken for the next one's
+                self.close()
+
+    def _event(self, line: bytes, value: bytes) -> Any:
+        try:
+            return json.loads(value)
+        except ValueError:
+            raise Unanswered(self._says(f"no event but {_quoted(line)}")) from None
+
+    def _content(self, path: str, body: dict[str, Any] | None, limit: float) -> bytes:
+        """The whole of an answer. Raises Failure."""
+        with self._in_words(limit):
+            ends, response = self._send(path, body, limit)
+            content = self._rest(response, ends)
+        if response.status != http.client.OK:
+            raise self._failure(response.status, response.headers, content)
+        return content
+
+    @contextmanager
+    def _in_words(self, limit: float) -> Iterator[None]:
+        """Errors of the line as failures; it is closed then."""
+        try:
+            yield
         except TimeoutError:
             self.close()
             raise Unanswered(self._says(f"no answer within {limit:g} s")) from None
@@ -128,22 +183,16 @@ class Connection:
             self.close()
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise Unanswered(self._says(f"the connection failed ({reason})")) from None
-        if status != http.client.OK:
-            raise self._failure(status, headers, content)
-        try:
-            return json.loads(content)
-        except ValueError:
-            raise Unanswered(self._says(f"no JSON but {_quoted(content)}")) from None
 
     def close(self) -> None:
         if self._line is not None:
             self._line.close()
         self._line = None
 
-    def _exchange(
+    def _send(
         self, path: str, body: dict[str, Any] | None, limit: float
-    ) -> tuple[int, http.client.HTTPMessage, bytes]:
-        """One question on the open line, or a new one; the limit is on the whole of it."""
+    ) -> tuple[float, http.client.HTTPResponse]:
+        """One question on the open line, or a new one; when it must be answered, and the answer."""
         ends = time.monotonic() + limit
         if self._line is None:
             kind = http.client.HTTPConnection
@@ -159,7 +208,10 @@ class Connection:
         content = None if body is None else json.dumps(body)
         method = "GET" if body is None else "POST"
         line.request(method, self.address.root + path, body=content, headers=headers)
-        response = line.getresponse()
+        return ends, line.getresponse()
+
+    def _rest(self, response: http.client.HTTPResponse, ends: float) -> bytes:
+        """What is left of an answer; the line can be used again then."""
         parts: list[bytes] = []
         while part := response.read1(2**16):
             parts.append(part)
@@ -172,10 +224,11 @@ class Connection:
         response.close()  # read1 leaves it open, and the line could not be used again
         if response.will_close:
             self.close()
-        content = b"".join(parts)
-        if self.key is not None:  # servers repeat what they refuse
-            content = content.replace(self.key.encode(), b"***")
-        return response.status, response.headers, content
+        return self._without_key(b"".join(parts))
+
+    def _without_key(self, content: bytes) -> bytes:
+        """Servers repeat what they refuse."""
+        return content if self.key is None else content.replace(self.key.encode(), b"***")
 
     def _failure(self, status: int, headers: http.client.HTTPMessage, content: bytes) -> Failure:
         if status in DENIED:

@@ -5,7 +5,7 @@ All speak OpenAI's /v1/completions; some take settings of their own, and give ba
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,21 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Chunk:
+    """A part of an answer that comes as it is made."""
+
+    holds_output: bool
+    tokens: Sequence[int] = ()
+    """Where the server tells them."""
+    made_tokens: int | None = None
+    """Tokens of the whole answer by the server's own count; in one of the last parts."""
+    draft_tokens: int | None = None
+    """Tokens drafted for the answer, where the server says it: llama-server."""
+    accepted_tokens: int | None = None
+    """Those of them that were accepted."""
+
+
+@dataclass(frozen=True)
 class Program:
     """A serving program, by what it says of itself in /v1/models."""
 
@@ -49,6 +64,12 @@ class Program:
     write: Callable[[Question], dict[str, Any]]
     read: Callable[[Any], Answer]
     """Raises KeyError, TypeError, IndexError or ValueError for an answer of another shape."""
+    read_chunk: Callable[[Any], Chunk]
+    """The same of a part of a streamed answer."""
+    streamed: Mapping[str, Any]
+    """Fields that ask for a streamed answer."""
+    counters: str | None = None
+    """Page with counters of the whole server, in Prometheus' format (`read_counters`)."""
     warps: bool = True
     """Whether it takes top_k and a repetition penalty, which OpenAI's interface lacks."""
 
@@ -119,6 +140,40 @@ def read_llama(answer: Any) -> Answer:
     )
 
 
+def read_openai_chunk(event: Any) -> Chunk:
+    """The last one may have no choices, but the usage."""
+    choices, usage = event["choices"], event.get("usage") or {}
+    text = _text(choices[0]["text"]) if choices else ""
+    tokens = _ids((choices[0].get("token_ids") or ()) if choices else ())
+    return Chunk(bool(text or tokens), tokens, _count(usage.get("completion_tokens")))
+
+
+def read_llama_chunk(event: Any) -> Chunk:
+    """Counters stand in the last one; without drafts it has none of them."""
+    tokens, text = _ids(event["tokens"]), _text(event["content"])
+    if not event["stop"]:
+        return Chunk(bool(tokens or text), tokens)
+    timings = event["timings"]
+    made = _count(event["tokens_predicted"])
+    drafted, accepted = (_count(timings.get(name)) for name in ("draft_n", "draft_n_accepted"))
+    return Chunk(bool(tokens or text), tokens, made, drafted, accepted)
+
+
+def read_counters(page: str) -> dict[str, float]:
+    """Counters by name, summed over their labels: `NAME{label="x"} 3.0` a line.
+
+    Raises ValueError for a page of another shape.
+    """
+    found: dict[str, float] = {}
+    for line in page.splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, value = line.partition("{")[0].split()[0], line.rsplit("}", 1)[-1].split()
+        number = value[0] if "{" in line else value[1]
+        found[name] = found.get(name, 0.0) + float(number)
+    return found
+
+
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError("its text is no text")
@@ -135,11 +190,15 @@ def _count(value: Any) -> int | None:
     return value if type(value) is int else None
 
 
-OPENAI = Program("openai", "/v1/completions", write_plain, read_openai, warps=False)
+_STREAM = {"stream": True, "stream_options": {"include_usage": True}}
+_OPENAI = (read_openai, read_openai_chunk, _STREAM)
+OPENAI = Program("openai", "/v1/completions", write_plain, *_OPENAI, warps=False)
 """Any other: `transformers serve`, OpenAI's own."""
-VLLM = Program("vllm", "/v1/completions", write_vllm, read_openai)
-SGLANG = Program("sglang", "/v1/completions", write_sglang, read_openai)
-LLAMA_CPP = Program("llamacpp", "/completion", write_llama, read_llama)
+VLLM = Program("vllm", "/v1/completions", write_vllm, *_OPENAI, counters="/metrics")
+SGLANG = Program("sglang", "/v1/completions", write_sglang, *_OPENAI)
+LLAMA_CPP = Program(
+    "llamacpp", "/completion", write_llama, read_llama, read_llama_chunk, {"stream": True}
+)
 
 PROGRAMS = {program.name: program for program in (VLLM, SGLANG, LLAMA_CPP)}
 """By `owned_by` of their models."""

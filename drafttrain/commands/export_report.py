@@ -1,0 +1,138 @@
+"""What an export takes from a report: a table for the card, and draft lengths for commands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from drafttrain.config.base import ConfigError
+from drafttrain.config.command_line import describe_command
+from drafttrain.evaluation.batches.tables import batch_sizes, markdown_batches, markdown_lengths
+from drafttrain.evaluation.bootstrap import Estimate
+from drafttrain.evaluation.environment import Environment
+from drafttrain.evaluation.report import DataFacts, Report, plot_path, read_report
+from drafttrain.evaluation.stops.report import read_tune_report
+from drafttrain.evaluation.stops.tables import COLUMNS, cost_lines, main_policies, verdict_lines
+from drafttrain.evaluation.table_style import markdown, plain_cell
+from drafttrain.evaluation.tables import markdown_table, parity_lines
+from drafttrain.export.engines.serving import Schedule
+from drafttrain.export.model_card import Measured
+
+
+def read_measured(file: Path) -> Measured:
+    """What a model card shows of a report of `drafttrain eval` or `drafttrain tune`.
+
+    Raises ValueError for a file that is neither.
+    """
+    return _measured_by_tune(file) if _is_of_tune(file) else _measured_by_eval(file)
+
+
+def read_draft_lengths(file: Path) -> tuple[int | None, Schedule]:
+    """`fastest_length` and `fastest_lengths` of a report; what `tune` chose stands in policy.json.
+
+    Raises ValueError as `read_measured`.
+    """
+    if _is_of_tune(file):
+        return None, ()
+    report = read_report(file)
+    return fastest_length(report), fastest_lengths(report)
+
+
+def _is_of_tune(file: Path) -> bool:
+    if not file.is_file():
+        raise ConfigError(
+            f"report = {str(file)!r}: no such file; `drafttrain eval --report FILE` writes one"
+        )
+    try:
+        return "costs" in json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        raise ConfigError(
+            f"report = {str(file)!r} is no JSON; give the report.json of `drafttrain eval`, or the "
+            "tune.json of `drafttrain tune`"
+        ) from None
+
+
+def _measured_by_eval(file: Path) -> Measured:
+    report = read_report(file)
+    notes = [
+        "95 % bootstrap intervals over the prompts; `plain` is the target alone in the same "
+        "engine, `generate` Transformers' own",
+        *parity_lines(report),
+    ]
+    tables = [markdown_table(report), markdown_batches(report), markdown_lengths(report)]
+    if batch_sizes(report):
+        notes.insert(1, "the first table is of batch size 1, `batch` the most sequences at once")
+    text = "\n".join(filter(None, tables))
+    return _measured(file, text, notes, report.data, report.environment)
+
+
+def _measured_by_tune(file: Path) -> Measured:
+    report = read_tune_report(file)
+    rows = [
+        [policy.name, *[plain_cell(policy, column, intervals=True) for column in COLUMNS]]
+        for policy in main_policies(report)
+    ]
+    table = markdown(["policy", *[column.title for column in COLUMNS]], rows)
+    notes = [
+        "logged drafts replayed under every stop policy, speeds modelled with the costs below; "
+        "95 % bootstrap intervals over the prompts; the oracle sees the target and is out of reach",
+        *cost_lines(report),
+        *verdict_lines(report),
+    ]
+    return _measured(file, table, notes, report.reported.data, report.environment)
+
+
+def _measured(
+    file: Path, table: str, notes: Sequence[str], data: DataFacts, environment: Environment
+) -> Measured:
+    plot = plot_path(file)
+    versions = [f"{name} {environment.versions[name]}" for name in ("torch", "transformers")]
+    machine = environment.gpu or f"{environment.cores} cores of {environment.cpu}"
+    return Measured(
+        table=table,
+        notes=[note.strip() for note in notes],
+        command=describe_command(environment.command.split(" ")),
+        data=f"{data.prompts:,} prompts of `{data.path}`",
+        machine=f"{machine}, {environment.threads} threads, {', '.join(versions)}",
+        date=environment.date[:10],
+        plot=plot if plot.is_file() else None,
+    )
+
+
+def fastest_length(report: Report) -> int | None:
+    """The draft length k of a language model's chain that was the fastest, one sequence at once.
+
+    None where none was timed: a teacher-forced report knows acceptance, not costs.
+    """
+    timed = [(metrics["speedup"].value, k) for k, metrics in _chains(report, 1)]
+    return max(timed)[1] if timed else None
+
+
+def fastest_lengths(report: Report) -> Schedule:
+    """The same for every batch size up to each; none where it is everywhere the same.
+
+    0 where plain decoding was faster than all of them.
+    """
+    schedule: list[tuple[int, int]] = []
+    for size in batch_sizes(report):
+        speed, k = max([(m["speedup"].value, k) for k, m in _chains(report, size)], default=(0, 0))
+        k = k if speed > 1.0 else 0
+        if schedule and schedule[-1][1] == k:
+            schedule.pop()
+        schedule.append((size, k))
+    return schedule if len(schedule) > 1 else ()
+
+
+def _chains(report: Report, size: int) -> list[tuple[int, dict[str, Estimate]]]:
+    """Draft length and metrics of each timed chain of a language model at a batch size."""
+    found = []
+    for run in report.runs:
+        k = run.sizes.get("k", run.settings.get("k"))
+        if run.kind != "method" or run.method != "chain" or run.drafter != "causal" or not k:
+            continue
+        measured = [one.metrics for one in run.batches if one.batch_size == size]
+        for metrics in measured or ([run.metrics] if size == 1 else []):
+            if "speedup" in metrics:
+                found.append((int(k), metrics))
+    return found

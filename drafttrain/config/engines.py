@@ -1,0 +1,141 @@
+"""The programs that load exported drafters, a row each: what each needs, checks, and is told.
+
+Written from the programs' sources and documentation as they were in late 2026. A row names
+functions by dotted paths (`module:name`), which `pkgutil.resolve_name` finds: the table imports
+nothing heavy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from drafttrain.config.kinds import Program
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What is known about a program that drafts with an export."""
+
+    name: str
+    """As settings have it."""
+    title: str
+    """As it calls itself."""
+    program: Program
+    """What a drafter of its kind must be exportable for (`DrafterKind.exports`)."""
+    loads: str
+    """What of the folder it reads, in words."""
+    command: str
+    """Function (Serving) -> what starts target and drafter, or decodes with them."""
+    language: Literal["bash", "python"] = "bash"
+    """Of the command."""
+    notes: str = ""
+    """What stands below the command in model cards, with fields of Serving in braces."""
+    checks: tuple[str, ...] = ()
+    """Functions (Pairing, Engine) -> None, each raising ConfigError for one thing that the program
+    cannot take; asked in this order, before anything is written."""
+    architectures: tuple[str, ...] = ()
+    """Those of its own that it drafts with, where it has no code for others."""
+    makes: str | None = None
+    """Function (exported folder, GgufConfig) -> None: makes the files that only it reads."""
+
+
+_PLAIN = "config.json, model.safetensors and the tokenizer of the folder"
+_EQUAL = (
+    "drafttrain.export.engines.checks:same_size",
+    "drafttrain.export.engines.checks:same_tokens",
+    "drafttrain.export.engines.checks:nothing_but_the_drafter",
+)
+
+TRANSFORMERS = Engine(
+    name="transformers",
+    title="Transformers alone",
+    program="assisted",
+    loads=f"{_PLAIN}, and generation_config.json",
+    command="drafttrain.export.engines.serving:transformers_call",
+    language="python",
+    notes="Transformers' own assisted generation: batch 1, {tokens} tokens a round, confidence "
+    "threshold {confidence:g} (both in `generation_config.json`). Pass no `assistant_tokenizer`: "
+    "target and drafter share one.",
+    checks=_EQUAL,
+)
+"""Assisted generation of `generate`."""
+
+VLLM = Engine(
+    name="vllm",
+    title="vLLM",
+    program="servers",
+    loads=_PLAIN,
+    command="drafttrain.export.engines.serving:vllm_command",
+    notes="The target's `vocab_size` must be {vocabulary} (compare the rows of both embeddings: a "
+    "family may pad them differently). Drafts are greedy unless `draft_sample_method` is "
+    "`probabilistic`.",
+    checks=_EQUAL,
+)
+"""Method draft_model. What vLLM has no code for runs in its Transformers backend."""
+
+SGLANG = Engine(
+    name="sglang",
+    title="SGLang",
+    program="servers",
+    loads=_PLAIN,
+    command="drafttrain.export.engines.serving:sglang_command",
+    checks=_EQUAL,
+)
+"""Algorithm STANDALONE."""
+
+TENSORRT_LLM = Engine(
+    name="tensorrt-llm",
+    title="TensorRT-LLM",
+    program="servers",
+    loads=_PLAIN,
+    command="drafttrain.export.engines.serving:tensorrt_command",
+    notes="It does not compare tokenizers: give it no other target.",
+    checks=("drafttrain.export.engines.checks:known_architecture", *_EQUAL),
+    architectures=(
+        "Cohere2ForCausalLM",
+        "DeciLMForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "Exaone4ForCausalLM",
+        "Gemma3ForCausalLM",
+        "Glm4MoeForCausalLM",
+        "GptOssForCausalLM",
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "MixtralForCausalLM",
+        "NemotronForCausalLM",
+        "NemotronHForCausalLM",
+        "Phi3ForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM",
+        "Qwen3NextForCausalLM",
+    ),
+)
+"""Decoding type Draft_Target of its PyTorch backend."""
+
+LLAMA_CPP = Engine(
+    name="llama.cpp",
+    title="llama.cpp",
+    program="servers",
+    loads="drafter-TYPE.gguf, made by its own converter",
+    command="drafttrain.export.engines.serving:llama_command",
+    notes="`target.gguf` is the target, converted in the same way. `--spec-draft-p-min` ends a "
+    "draft before a token that the drafter gives less probability; 0: never. Acceptance stands in "
+    "the `timings` of every answer; `drafttrain bench` measures both sides.",
+    checks=(
+        "drafttrain.export.engines.gguf:tools_are_there",
+        "drafttrain.export.engines.checks:close_size",
+        "drafttrain.export.engines.checks:same_tokens",
+        "drafttrain.export.engines.checks:same_special_tokens",
+        "drafttrain.export.engines.checks:nothing_but_the_drafter",
+        "drafttrain.export.engines.gguf:converter_knows",
+    ),
+    makes="drafttrain.export.engines.gguf:write_gguf",
+)
+"""draft-simple of llama-server."""
+
+ENGINES: dict[str, Engine] = {
+    engine.name: engine for engine in (TRANSFORMERS, VLLM, SGLANG, TENSORRT_LLM, LLAMA_CPP)
+}
+"""All engines by name."""

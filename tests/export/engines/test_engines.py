@@ -1,0 +1,230 @@
+"""Exports for the programs that serve them: what is checked, made and said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from pkgutil import resolve_name
+
+import pytest
+import yaml
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedTokenizerFast
+
+from drafttrain.commands.export import export
+from drafttrain.commands.export_report import fastest_length, fastest_lengths
+from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import ExportConfig
+from drafttrain.config.engines import ENGINES
+from drafttrain.config.serving import GgufConfig
+from drafttrain.export.engines.serving import (
+    Serving,
+    llama_command,
+    section,
+    tensorrt_command,
+    vllm_command,
+)
+from drafttrain.export.reload import compare
+from tests.evaluation.batches.reports import batched_report, run
+from tests.export.engines.tools import CONVERTER, FAILING, QUANTIZER, write_tool
+from tests.export.pairs import save_drafter
+from tests.tiny_models import VOCAB, tiny_model
+from tests.tiny_targets import save_target, tiny_tokenizer
+
+SERVING = Serving("org/big", "exports/mine", "AutoModelForCausalLM", 5, 0.4, VOCAB)
+ALL = tuple(ENGINES)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> tuple[Path, Path]:
+    """Folders of a drafter and of its target."""
+    root = tmp_path_factory.mktemp("pair")
+    return save_drafter(root / "drafter"), save_target(tiny_model("llama"), root / "target")
+
+
+@pytest.fixture
+def tools(tmp_path) -> dict[str, Path]:
+    return {
+        "converter": write_tool(tmp_path / "convert.py", CONVERTER),
+        "quantizer": write_tool(tmp_path / "quantize.py", QUANTIZER),
+    }
+
+
+def asked(pair: tuple[Path, Path], out: Path, engines, **settings: object) -> ExportConfig:
+    drafter, target = pair
+    given = {"drafter": drafter, "target": target, "check": "drafter"} | settings
+    given = {name: str(v) if isinstance(v, Path) else v for name, v in given.items()}
+    return ExportConfig(out=out, engines=engines, **given)
+
+
+def test_one_folder_serves_every_engine(capsys, tmp_path, pair, tools):
+    gguf = tools | {"quantise": "q8_0,q4_0"}
+    settings = asked(pair, tmp_path / "out", ALL, gguf=gguf, num_assistant_tokens=4, p_min=0.6)
+    export(settings, reload=compare)
+    out = tmp_path / "out"
+    assert (out / "drafter-f16.gguf").read_bytes() == b"GGUF f16"
+    assert (out / "drafter-q4_0.gguf").read_bytes() == b"GGUF f16 Q4_0"
+    said, card = capsys.readouterr().out, (out / "README.md").read_text()
+    for engine in ENGINES.values():
+        assert f"{engine.title}:" in said and f"### {engine.title}" in card
+    assert f"-md {out}/drafter-f16.gguf --spec-type draft-simple" in said
+    assert "--spec-draft-n-max 4 --spec-draft-p-min 0.6" in said
+    assert f"# or -md {out}/drafter-q8_0.gguf" in said
+    assert str(tmp_path) not in card and "-md out/drafter-f16.gguf" not in said
+
+
+def test_written_weights_are_named_as_the_servers_loaders_read_them(tmp_path, pair):
+    export(asked(pair, tmp_path / "out", "vllm,sglang,tensorrt-llm"), reload=compare)
+    names = set(load_file(tmp_path / "out" / "model.safetensors"))
+    assert all(name.startswith(("model.", "lm_head.")) for name in names)
+    [found] = [file.name for file in (tmp_path / "out").glob("*.safetensors")]
+    assert found == "model.safetensors"
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"] and "auto_map" not in config
+
+
+def wide(pair, root: Path) -> dict[str, object]:
+    return {"target": save_target(tiny_model("llama", vocab_size=VOCAB + 8), root / "wide")}
+
+
+def far(pair, root: Path) -> dict[str, object]:
+    return {"target": save_target(tiny_model("llama", vocab_size=VOCAB + 129), root / "far")}
+
+
+def shuffled(pair, root: Path) -> dict[str, object]:
+    target = save_target(tiny_model("llama"), root / "shuffled")
+    state = json.loads(tiny_tokenizer().backend_tokenizer.to_str())
+    words = state["model"]["vocab"]
+    words["w4"], words["w5"] = words["w5"], words["w4"]
+    backend = type(tiny_tokenizer().backend_tokenizer).from_str(json.dumps(state))
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>").save_pretrained(target)
+    return {"target": target}
+
+
+def other_bos(pair, root: Path) -> dict[str, object]:
+    target = save_target(tiny_model("llama"), root / "bos")
+    tokenizer = tiny_tokenizer()
+    tokenizer.bos_token = "w9"
+    tokenizer.save_pretrained(target)
+    return {"target": target}
+
+
+def with_a_head(pair, root: Path) -> dict[str, object]:
+    folder = save_drafter(root / "headed")
+    weights = load_file(folder / "model.safetensors")
+    weights["acceptance_head.out.weight"] = weights["lm_head.weight"][:1].clone()
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return {"drafter": folder}
+
+
+def gpt2(pair, root: Path) -> dict[str, object]:
+    return {"drafter": save_drafter(root / "gpt2", "gpt2")}
+
+
+def seq2seq(pair, root: Path) -> dict[str, object]:
+    return {"drafter": save_drafter(root / "marian", "marian")}
+
+
+def nobodys(pair, root: Path) -> dict[str, object]:
+    return {"target": None}
+
+
+@pytest.mark.parametrize(
+    ("engines", "changes", "says"),
+    [
+        ("vllm", wide, "--for vllm: .*vocabulary of 40 tokens but target .* has 48"),
+        ("llama.cpp", far, "40 tokens and target .* 169; .* differ by 128 at most"),
+        ("tensorrt-llm", shuffled, "different tokenizers: token 4 is 'w4'"),
+        ("llama.cpp", other_bos, "has bos_token_id = 3, the target's 9"),
+        ("sglang", with_a_head, "hold 'acceptance_head.out.weight' .* folder of its own"),
+        ("tensorrt-llm", gpt2, "has no code for 'GPT2LMHeadModel'"),
+        ("llama.cpp", gpt2, "does not list 'GPT2LMHeadModel'"),
+        ("vllm", seq2seq, "decoder-only language models, but .* is a 'marian' model"),
+        ("vllm", nobodys, "nobody recorded; add --target MODEL"),
+    ],
+)
+def test_what_an_engine_cannot_take_is_refused_first(tmp_path, pair, tools, engines, changes, says):
+    settings = changes(pair, tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ConfigError, match=says):
+        export(asked(pair, tmp_path / "out", engines, gguf=tools, **settings), reload=compare)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_padded_vocabulary_is_llama_cpps_alone(tmp_path, pair, tools):
+    """vLLM compares rows of embeddings; llama.cpp takes a difference of up to 128."""
+    settings = wide(pair, tmp_path) | {"gguf": tools}
+    export(asked(pair, tmp_path / "out", "llama.cpp", **settings), reload=compare)
+    assert (tmp_path / "out" / "drafter-f16.gguf").is_file()
+
+
+@pytest.mark.parametrize(
+    ("gguf", "says"),
+    [
+        ({}, "give --converter PATH"),
+        ({"converter": "{root}/none.py"}, "gguf.converter = .*no such file"),
+        ({"converter": "{root}/plain"}, "is no program that can be run"),
+        ({"converter": "{root}/good.py", "quantise": "q8_0"}, "give --quantizer PATH"),
+        ({"converter": "{root}/failing.py"}, "gguf.converter failed .*tokenizer is not known"),
+        ({"converter": "{root}/late.py"}, "gguf.converter failed .*tokenizer is not known"),
+        ({"converter": "{root}/idle.py"}, "wrote no GGUF file 'drafter-f16.gguf'"),
+    ],
+)
+def test_tools_that_are_not_there_or_fail_leave_nothing(tmp_path, pair, gguf, says):
+    write_tool(tmp_path / "good.py", CONVERTER)
+    write_tool(tmp_path / "plain", CONVERTER)
+    write_tool(tmp_path / "failing.py", FAILING)
+    lists = CONVERTER.partition("folder, _")[0]
+    write_tool(tmp_path / "late.py", lists + FAILING)
+    write_tool(tmp_path / "idle.py", lists)
+    given = {name: value.format(root=tmp_path) for name, value in gguf.items()}
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ConfigError, match=says) as refused:
+        export(asked(pair, tmp_path / "out", "llama.cpp", gguf=given), reload=compare)
+    assert len(str(refused.value).splitlines()) == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_lengths_by_batch_size_are_the_fastest_measured():
+    """k=9 is 2.1 times as fast alone, k=3 1.2 times with eight sequences."""
+    report = batched_report()
+    assert fastest_length(report) == 9
+    assert fastest_lengths(report) == [(1, 9), (8, 3)]
+    alone = report.model_copy(update={"runs": [run("causal k=3 greedy", [], k=3)]})
+    assert fastest_length(alone) == 3 and fastest_lengths(alone) == ()
+
+
+def test_schedules_are_written_as_each_engine_has_them():
+    serving = replace(SERVING, schedule=((1, 9), (8, 3), (32, 0)))
+    shown = vllm_command(serving).split("'")[1]
+    assert json.loads(shown) == {
+        "method": "draft_model",
+        "model": "exports/mine",
+        "num_speculative_tokens": 9,
+        "num_speculative_tokens_per_batch_size": [[1, 1, 9], [2, 8, 3], [9, 32, 0]],
+    }
+    written = tensorrt_command(serving).split("'END'\n")[1].split("\nEND")[0]
+    assert yaml.safe_load(written) == {
+        "disable_overlap_scheduler": True,
+        "speculative_config": {
+            "decoding_type": "Draft_Target",
+            "max_draft_len": 9,
+            "speculative_model": "exports/mine",
+            "draft_len_schedule": {1: 9, 8: 3, 32: 0},
+        },
+    }
+
+
+def test_commands_are_quoted_for_the_shell():
+    serving = replace(SERVING, target="my model", folder="/a b/c", gguf=GgufConfig(outtype="f32"))
+    assert "vllm serve 'my model'" in vllm_command(serving)
+    assert "-md '/a b/c/drafter-f32.gguf'" in llama_command(serving)
+
+
+def test_rows_name_functions_that_exist_and_notes_that_can_be_filled():
+    for engine in ENGINES.values():
+        for place in filter(None, (engine.command, engine.makes, *engine.checks)):
+            assert callable(resolve_name(place))
+        assert "{" not in engine.notes.format(**vars(SERVING))
+        assert section(engine, SERVING).startswith(f"### {engine.title}\n\n```")
