@@ -36,8 +36,8 @@ class ServerConfig(Config):
 
     urls: tuple[str, ...] = ()
     """Their addresses, as http://localhost:8000/v1, several with commas between them; rows are
-    shared out among them. A key is read from the environment (DRAFTTRAIN_API_KEY or OPENAI_API_KEY) and stands
-    nowhere else."""
+    shared out among them. A key is read from the environment (DRAFTTRAIN_API_KEY or
+    OPENAI_API_KEY) and stands nowhere else."""
     model: str | None = None
     """The name that they have for the target. Default: the only one, or the target's path."""
     concurrency: PositiveInt = 32
