@@ -316,6 +316,24 @@ def slots_to_draft(stop: StopPolicy, logits: Tensor, hidden: Tensor | None = Non
     return len(rows)
 
 
+def chain_of_slots(
+    logits: Tensor, stop: StopPolicy, sampling: Sampling, randomness: Randomness
+) -> Steps[Proposal]:
+    """The draft of slots that do not depend on each other's tokens, as far as the policy drafts.
+
+    The arg-max of every row, or a token drawn from each. Shapes: logits [K, V].
+    """
+    logits = logits[: slots_to_draft(stop, logits)]
+    if len(logits) == 0:
+        return Proposal.empty()
+    rows = logits.unbind()
+    if sampling.greedy:
+        drafted = yield Call(arg_max_of_each, logits)
+        return Proposal.chain(torch.tensor(drafted), logits=rows)
+    probs = warp(logits, sampling)
+    return Proposal.chain(randomness.categorical(probs).cpu(), probs, logits=rows)
+
+
 @torch.inference_mode()
 def predict_blocks(
     model: SpecDrafter, source: Tensor, target_ids: Tensor, given: Sequence[int] = ()
