@@ -57,6 +57,11 @@ class BlocksBatch(DocumentBatch):
         ids, labels = self.input_ids[:, columns], self.labels[:, columns]
         return DocumentBatch(ids, self.positions[:, columns], labels, documents)
 
+    def slots(self) -> Tensor:
+        """Of each labelled position, which token of its block it predicts, counted from 0. [N]"""
+        depths = torch.where(self.before < 0, 0, self.positions - self.anchors)
+        return depths[self.labels != IGNORED]
+
     def same_in_text(self) -> Tensor:
         """Of each labelled position, the number of the one in `text` with the same label. [N]"""
         counted = self.labels[:, : self.columns] != IGNORED
@@ -170,9 +175,8 @@ def blocks_of_rows(batch: BlocksBatch, tokens: Tensor, k: int) -> Tensor:
 
     Shapes: tokens [N], one a labelled position -> [L, k]; -1 where nothing was.
     """
-    counted = batch.labels[0] != IGNORED
-    positions, anchors = batch.positions[0, counted], batch.anchors[0, counted]
-    anchors = torch.where(anchors == NO_ANCHOR, positions, anchors)
-    blocks = tokens.new_full((int((batch.before[0, counted] < 0).sum()), k), -1)
-    blocks[anchors - anchors.min(), positions - anchors] = tokens
+    slots, positions = batch.slots(), batch.positions[batch.labels != IGNORED]
+    prefixes = positions - slots
+    blocks = tokens.new_full((int((slots == 0).sum()), k), -1)
+    blocks[prefixes - prefixes.min(), slots] = tokens
     return blocks

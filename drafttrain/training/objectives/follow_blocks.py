@@ -51,7 +51,6 @@ def reached(batch: BlocksBatch, given: Tensor) -> Tensor:
     one = given.new_ones(counted.shape)
     own, found = one.masked_scatter(counted, given), one
     later, before = batch.before >= 0, batch.before.clamp(min=0)
-    depths = (batch.positions - batch.anchors).masked_fill(~later, 0)
-    for _ in range(int(depths.max())):
+    for _ in range(int(batch.slots().max())):
         found = torch.where(later, (own * found).gather(1, before), one)
     return found[counted]

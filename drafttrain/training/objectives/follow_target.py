@@ -101,6 +101,11 @@ class FollowTarget(nn.Module):
         """Sum of min(target_probs, draft_probs) at every labelled position, unwarped: the
         probability that a token drawn from the drafter is accepted. Shape: [N]."""
         logits, _ = self.rows(batch)
+        return self.overlap(batch, logits)
+
+    @torch.no_grad()
+    def overlap(self, batch: DocumentBatch, logits: Tensor) -> Tensor:
+        """`acceptance` of rows that are known. Shapes: logits [N, C] -> [N]."""
         draft_probs = exact_enough(logits).softmax(-1)
         return overlap(self.target_log_probs(batch).exp(), draft_probs)
 
