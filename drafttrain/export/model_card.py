@@ -60,13 +60,13 @@ def write_card(card: Card, parts: Parts, found: Verification) -> str:
     No folder of the machine that wrote it is named: absolute paths are cut to their last part.
     """
     tags = [] if parts.head is None else ["acceptance-head"]
-    exports = programs(parts.drafter.config)
+    runs_as_targets = kind_of(parts.drafter.config).runs_as_targets
     sections = [
         front_matter(card.made_from, tags),
         _what(card, parts),
         _measured(card.measured),
         _verified(card, parts, found),
-        _uses(card, parts) if "assisted" in exports else _uses_of_our_own(card),
+        _uses(card, parts) if runs_as_targets else _uses_of_our_own(card),
         origin(card.made_from),
     ]
     return hide_folders("\n\n".join(section.strip() for section in sections)) + "\n"
@@ -189,8 +189,13 @@ def _verified(card: Card, parts: Parts, found: Verification) -> str:
 def _uses(card: Card, parts: Parts) -> str:
     if shares_encoder(parts.drafter.config):
         return "## Use\n\n" + _use_hearing(card, parts)
-    sections = [_reach(parts), _use_custom(card, parts), _use_plain(card, parts)]
-    if not parts.drafter.config.is_encoder_decoder:
+    exports = programs(parts.drafter.config)
+    sections = [_reach(parts), _use_custom(card, parts)]
+    if "assisted" in exports:
+        sections.append(_use_plain(card, parts))
+    if "parallel_servers" in exports:
+        sections.append(_use_parallel_servers(card, parts))
+    elif not parts.drafter.config.is_encoder_decoder:
         sections.append(_use_servers(card, parts))
     return "## Use\n\n" + "\n\n".join(sections)
 
@@ -204,9 +209,13 @@ def _reach(parts: Parts) -> str:
         "| with | drafter | `policy.json` | acceptance head |",
         "| --- | --- | --- | --- |",
         f"| Transformers, `custom_generate` (drafttrain) | yes | yes | {head} |",
-        "| Transformers, `assistant_model` alone | yes | no | no |",
     ]
-    if not parts.drafter.config.is_encoder_decoder:
+    exports = programs(parts.drafter.config)
+    if "assisted" in exports:
+        rows.append("| Transformers, `assistant_model` alone | yes | no | no |")
+    if "parallel_servers" in exports:
+        rows.append("| vLLM with parallel drafting | yes | no | no |")
+    elif not parts.drafter.config.is_encoder_decoder:
         rows.append("| vLLM, SGLang | yes | no | no |")
     return "\n".join(rows)
 
@@ -279,18 +288,7 @@ drafttrain generate --target {target} --drafter {card.folder} --data clips.jsonl
 
 def _use_servers(card: Card, parts: Parts) -> str:
     target, tokens = card.target or UNKNOWN_TARGET, parts.assisted.num_assistant_tokens
-    vocabulary = vocabulary_size(parts.drafter)
-    settings = json.dumps(
-        {"method": "draft_model", "model": card.folder, "num_speculative_tokens": tokens}
-    )
-    return f"""### vLLM
-
-```bash
-vllm serve {target} --speculative-config '{settings}'
-```
-
-The target's `vocab_size` must be {vocabulary} (compare the rows of both embeddings:
-a family may pad them differently).
+    return f"""{_use_vllm(card, parts, {})}
 
 ### SGLang
 
@@ -302,6 +300,29 @@ python -m sglang.launch_server --model-path {target} \\
 ```
 
 Written for vLLM and SGLang as they were in 2026, and for Transformers {version("transformers")}."""
+
+
+def _use_parallel_servers(card: Card, parts: Parts) -> str:
+    config = parts.drafter.config
+    return f"""{_use_vllm(card, parts, {"parallel_drafting": True})}
+
+One call drafts a block: `pard_token` {config.pard_token} in `config.json` stands for the masks
+behind the last token, and the drafter was trained for {config.k} tokens. Written for vLLM as it was
+in 2026."""
+
+
+def _use_vllm(card: Card, parts: Parts, more: dict[str, bool]) -> str:
+    """The command, with `more` settings of its speculation."""
+    tokens, vocabulary = parts.assisted.num_assistant_tokens, vocabulary_size(parts.drafter)
+    settings = {"method": "draft_model", "model": card.folder, "num_speculative_tokens": tokens}
+    return f"""### vLLM
+
+```bash
+vllm serve {card.target or UNKNOWN_TARGET} --speculative-config '{json.dumps(settings | more)}'
+```
+
+The target's `vocab_size` must be {vocabulary} (compare the rows of both embeddings:
+a family may pad them differently)."""
 
 
 def _uses_of_our_own(card: Card) -> str:
