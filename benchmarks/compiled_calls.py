@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.rounds import open_drafter
 from drafttrain.config.inputs import TargetConfig
-from drafttrain.decoding.engine import compiled
+from drafttrain.decoding.engine import compiling
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.evaluation.environment import describe_environment
 from drafttrain.models.loading import load_target
@@ -39,13 +39,13 @@ def main() -> None:
     )
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    compiled.OPTIONS.update(given.options)
+    compiling.OPTIONS.update(given.options)
     target = load_target(TargetConfig(path=given.target))
     engines = {
         "target": CachedModel(target.model).engine,
         "drafter": open_drafter(given.drafter, target).engine,
     }
-    print(f"{describe_environment().cpu}, {given.threads} thread(s), {compiled.OPTIONS}")
+    print(f"{describe_environment().cpu}, {given.threads} thread(s), {compiling.OPTIONS}")
     now = thread_time if given.threads == 1 else perf_counter
     for name, engine in engines.items():
         began, worked = perf_counter(), thread_time()

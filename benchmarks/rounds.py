@@ -39,7 +39,7 @@ from drafttrain.config.progress import tracked
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.engine import stack
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
-from drafttrain.decoding.engine.compiled import compile_calls
+from drafttrain.decoding.engine.compiling import compile_calls
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.sampling import sequence_randomness

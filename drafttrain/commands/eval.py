@@ -23,7 +23,7 @@ from drafttrain.config.progress import tracked
 from drafttrain.config.sweep import expand_sweep
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.engine.compiled import compile_calls
+from drafttrain.decoding.engine.compiling import compile_calls
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength

@@ -15,6 +15,7 @@ from drafttrain.build.policy import POLICY, dump_policy
 from drafttrain.config.commands import TuneConfig
 from drafttrain.config.policy import Policy
 from drafttrain.config.runs import head_folders
+from drafttrain.config.stops import STOPS
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.evaluation.bootstrap import draw_resamples
 from drafttrain.evaluation.environment import describe_environment
@@ -29,7 +30,7 @@ from drafttrain.evaluation.stops.calibration import (
 from drafttrain.evaluation.stops.costs import Prices, measure_costs, timed_lengths
 from drafttrain.evaluation.stops.plots import plot_tune
 from drafttrain.evaluation.stops.policy_results import best_of, candidates_of, policy_results
-from drafttrain.evaluation.stops.replay import Candidate, PolicyCounts
+from drafttrain.evaluation.stops.replay import OF_ROWS, Candidate, PolicyCounts
 from drafttrain.evaluation.stops.report import CostFacts, HeadFacts, Replayed, TuneReport
 from drafttrain.evaluation.stops.tables import cost_lines, head_table, policy_table, verdict_lines
 from drafttrain.evaluation.stops.trace_and_replay import replay_prompts
@@ -106,15 +107,24 @@ def choose(bench: Workbench) -> Choice:
     """Measure costs, replay every policy, and take the one of most modelled tokens a second."""
     settings = bench.settings
     prices, costs = measure_costs(bench)
-    candidates = candidates_of(
-        settings.lengths, settings.entropy, list(bench.heads), settings.h, settings.max_draft
-    )
+    candidates = all_candidates(settings, list(bench.heads), costs.t_draft / costs.t_target)
     counts = replay_prompts(bench, candidates, bench.choosing.prompts, "choose")
     best, fixed, head = (
         best_of(counts, candidates, prices, kinds)
-        for kinds in (("fixed", "entropy", "head"), ("fixed",), ("head",))
+        for kinds in (("fixed", *OF_ROWS, "head"), ("fixed",), ("head",))
     )
     return Choice(candidates, prices, costs, counts, best, fixed, head)
+
+
+def all_candidates(settings: TuneConfig, heads: list[str], draft_cost: float) -> list[Candidate]:
+    """Every policy to replay. draft_cost: what a drafted token costs in target calls."""
+    by_rows = {
+        "entropy": settings.entropy,
+        "cumulative": settings.cumulative,
+        "logistic": settings.h,
+        "bandit": (max(round(draft_cost, 3), 0.001),),
+    }
+    return candidates_of(settings.lengths, by_rows, heads, settings.h, settings.max_draft)
 
 
 def replayed(
@@ -170,14 +180,13 @@ def judge_heads(bench: Workbench, prompts: Sequence[Prompt], prices: Prices) -> 
 def write_policy_file(report: TuneReport, choice: Choice, file: Path) -> None:
     """policy.json: the best policy, the best head and its h, and what the choice rests on."""
     best, head = choice.best, choice.head
+    value = int(best.value) if best.kind == "fixed" else best.value
     policy = Policy(
         stop=best.kind,
-        k=int(best.value) if best.kind == "fixed" else None,
         max_draft=report.max_draft,
         head=head.head,
-        h=head.value,
-        entropy=best.value if best.kind == "entropy" else None,
         sampling=report.sampling,
+        **{"h": head.value, STOPS[best.kind].varied: value},
     )
     gain = report.reported.find(best.name).metrics["gain"]
     facts = {
@@ -202,9 +211,7 @@ def plan_tuning(settings: TuneConfig) -> str:
     """What a tuning would do, without loading any weights or writing anything."""
     check_tuning(settings)
     names = [folder.name for folder in head_folders(Path(str(settings.heads)))]
-    candidates = candidates_of(
-        settings.lengths, settings.entropy, names, settings.h, settings.max_draft
-    )
+    candidates = all_candidates(settings, names, draft_cost=0.1)
     timed = ", ".join(f"k={k}" for k in timed_lengths(settings.lengths))
     return "\n".join(
         [

@@ -144,8 +144,8 @@ class EvalConfig(Config):
     the sampling of `decode`: {copied: {drafter: max-gram}, ...}."""
     sweep: dict[str, list[float]] = {}
     """Values to try, for example {k: [5, 10], h: [0.5, 0.7], beta: [3], tau: [1.0, 2.0]}. Every k,
-    h, entropy, confidence and delta is a stop policy, measured with the verifier asked for; beta
-    and tau add Spec-Verification at each of their pairs."""
+    h, entropy, confidence, cumulative, logistic, bandit and delta is a stop policy, measured with
+    the verifier asked for; beta and tau add Spec-Verification at each of their pairs."""
     rank_data: DataConfig | None = None
     """Prompts on which acceptance by rank is measured for sequoia; not those reported on."""
     baselines: tuple[Baseline, ...] = ("generate", "beam")
@@ -269,9 +269,11 @@ class TuneConfig(Config):
     lengths: tuple[PositiveInt, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14)
     """Fixed draft lengths to compare with."""
     h: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-    """Thresholds of the heads."""
+    """Thresholds of the heads, and of the logistic function that is learned as it decodes."""
     entropy: tuple[PositiveFloat, ...] = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
     """Thresholds of the entropy policy."""
+    cumulative: tuple[float, ...] = (0.1, 0.2, 0.3, 0.5, 0.7)
+    """Thresholds of the cumulative policy. The bandit has none: it is given the measured costs."""
     max_draft: PositiveInt = 20
     """Most tokens a policy may draft in a round."""
     replicates: PositiveInt = 4

@@ -46,9 +46,12 @@ class StopConfig(Config):
     kind: StopName = "fixed"
     """What ends a round. fixed: always k tokens. head: a trained acceptance head says when a token
     of the draft was probably rejected (SpecDec++). entropy: after a row of high entropy.
-    confidence: after a token of low probability (as Transformers does); greedy decoding only. gain:
-    after a level that adds little to the expected acceptance of an opt-tree, the default there.
-    None changes the output."""
+    confidence: after a token of low probability (as Transformers does); greedy decoding only.
+    cumulative: once the tokens of the draft are together improbable. logistic: as head, by a
+    logistic function of the row's largest probability, learned in each sequence from what was
+    accepted. bandit: by one of several such rules, the one that has paid best in the sequence so
+    far; no threshold to choose. gain: after a level that adds little to the expected acceptance of
+    an opt-tree, the default there. None changes the output."""
     k: PositiveInt = 10
     """Tokens drafted in a round, where that is fixed; levels of a tree."""
     max_draft: PositiveInt = 20
@@ -62,6 +65,12 @@ class StopConfig(Config):
     """entropy: stop after a row of more than so many nats."""
     confidence: float = Field(default=0.4, gt=0.0, lt=1.0)
     """confidence: stop after a token of less than this probability."""
+    cumulative: float = Field(default=0.3, gt=0.0, lt=1.0)
+    """cumulative: stop once the product of the rows' largest probabilities is less than this."""
+    logistic: float = Field(default=0.7, gt=0.0, lt=1.0)
+    """logistic: stop when a rejection is likelier than this."""
+    bandit: PositiveFloat = 0.1
+    """bandit: what a drafted token costs, in target calls (t_draft / t_target of `tune`)."""
     delta: float = Field(default=0.2, ge=0.0, lt=1.0)
     """gain: stop after a level that adds no more expected accepted tokens than this. Useful values
     lie between t_draft / t_target and 1; 0 goes on to max_draft levels."""
@@ -74,8 +83,9 @@ class VerifierConfig(Config):
     """Rule of acceptance; only spec-verification changes the output. auto: greedy match at
     temperature 0, above it the rejection rule for the drafts: rejection for chains, recursive for
     rsd-c and rsd-s, k-seq for paths (multi-round with several drafters), target-walk for other
-    trees; all are lossless. spec-verification is lossy: it accepts tokens among the target's top
-    beta within tau."""
+    trees; all are lossless. So are block, for chains, and traversal, for drawn trees, which accept
+    a little more: they judge whole prefixes, a later token may make up for an earlier one.
+    spec-verification is lossy: it accepts tokens among the target's top beta within tau."""
     beta: PositiveInt = 3
     """Spec-Verification: the token must be among the target's top beta."""
     tau: NonNegativeFloat = 1.0

@@ -28,6 +28,9 @@ class StopKind:
     requires: frozenset[Evidence] = frozenset()
     """What it goes by beside depth; a draft that does not show it is refused."""
     takes_trees: bool = False
+    learns: bool = False
+    """Whether it learns from the rounds of a sequence: the function is a class then, an object of
+    which says for one sequence whether to go on."""
     greedy_only: bool = False
     """Whether it would bias what is sampled: it goes by the drafted token itself."""
     in_policies: bool = True
@@ -74,6 +77,32 @@ STOPS: dict[str, StopKind] = {
             varied="confidence",
             requires=frozenset({"logits"}),
             greedy_only=True,
+        ),
+        StopKind(
+            "cumulative",
+            "drafttrain.decoding.stopping:likely_so_far",
+            "cumulative({0:g})",
+            ("cumulative", "max_draft"),
+            varied="cumulative",
+            requires=frozenset({"logits"}),
+        ),
+        StopKind(
+            "logistic",
+            "drafttrain.decoding.online_stops:OnlineLogistic",
+            "logistic({0:g})",
+            ("logistic", "max_draft"),
+            varied="logistic",
+            requires=frozenset({"logits"}),
+            learns=True,
+        ),
+        StopKind(
+            "bandit",
+            "drafttrain.decoding.online_stops:StopBandit",
+            "bandit({0:g})",
+            ("bandit", "max_draft"),
+            varied="bandit",
+            requires=frozenset({"logits"}),
+            learns=True,
         ),
         StopKind(
             "gain",

@@ -24,7 +24,7 @@ SWEEPABLE = (*STOP_OF, *RULE_OF)
 def expand_sweep(decode: DecodeConfig, sweep: Mapping[str, Sequence[float]]) -> list[DecodeConfig]:
     """The methods that a sweep asks for, each once.
 
-    Every k, h, entropy, confidence and delta is a stop policy of that kind, beside the one asked
+    Every k, h, entropy, delta, ... is a stop policy of that kind, beside the one asked
     for by `stop.kind`, if it was given. All are measured with the verifier asked for; beta and tau
     add Spec-Verification at each of their pairs. Without a sweep: the method itself. Raises
     ConfigError naming the setting for unknown names, no values, and values out of range.

@@ -70,6 +70,12 @@ RULES: dict[str, VerifierRule] = {
             takes_trees=False,
         ),
         VerifierRule(
+            "block",
+            "drafttrain.decoding.verifiers:verify_block",
+            frozenset({"deterministic", "iid"}),
+            takes_trees=False,
+        ),
+        VerifierRule(
             "multi-round",
             "drafttrain.decoding.trees.verifiers:verify_multi_round",
             frozenset({"iid", "independent"}),
@@ -81,6 +87,11 @@ RULES: dict[str, VerifierRule] = {
             "recursive",
             "drafttrain.decoding.trees.verifiers:verify_recursive",
             frozenset({"without_replacement"}),
+        ),
+        VerifierRule(
+            "traversal",
+            "drafttrain.decoding.trees.verifiers:verify_traversal",
+            frozenset({"iid", "independent", "without_replacement"}),
         ),
         VerifierRule(
             "target-walk", "drafttrain.decoding.trees.verifiers:verify_target_walk", ANY_DRAW

@@ -91,6 +91,7 @@ class RunningSequence:
         self.remaining = decoder.target.max_new_tokens(source, max_new_tokens)
         self.process = processors.start(source, self.remaining)
         self.randomness = decoder.randomness(index)
+        self.stop = decoder.stop.open()
         wanted = decoder.drafter.requires
         if wanted.encoder:
             crossed = {layer: state.crossed(layer) for layer in wanted.cross_layers}
@@ -114,11 +115,11 @@ class RunningSequence:
         """Most tokens of a draft: it leaves room for the one token that follows it."""
         return self.remaining - 1
 
-    def propose(self, stop: StopPolicy) -> Steps[Proposal] | Proposal:
+    def propose(self) -> Steps[Proposal] | Proposal:
         """A draft, where there is room for one."""
         if self.room <= 0:
             return NOTHING
-        return self.session.propose(self.tokens, self.target_state, stop.capped(self.room))
+        return self.session.propose(self.tokens, self.target_state, self.stop.capped(self.room))
 
     def judge(
         self, decoder: Decoder, proposal: Proposal, output: StepOutput
@@ -162,7 +163,7 @@ def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Roun
     """One round of every active sequence: draft, score in shared calls, verify, commit."""
     target = decoder.target
     began = perf_counter()
-    proposals = together([sequence.propose(decoder.stop) for sequence in active])
+    proposals = together([sequence.propose() for sequence in active])
     for sequence, proposal in zip(active, proposals, strict=True):
         check_room(sequence, proposal)
     draft_seconds = (perf_counter() - began) / len(active)
@@ -188,6 +189,7 @@ def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Roun
         target.keep(sequence.state, verdict.path)
         drafted = proposal.tokens.tolist()
         emitted = sequence.commit(drafted, verdict, output, decoder)
+        sequence.stop.learn(len(drafted), len(verdict.path))
         rounds.append(
             Round(
                 sequence=sequence.index,

@@ -24,11 +24,15 @@ from drafttrain.models.acceptance_head import AcceptanceHead, quick_judge
 
 def make_policy(name: str, value: float, max_draft: int) -> StopPolicy:
     """The policy of this name that goes by a value; of those without an acceptance head."""
-    return StopPolicy(STOPS[name], resolve_name(STOPS[name].function), value, max_draft)
+    goes_on = resolve_name(STOPS[name].function)
+    return StopPolicy(STOPS[name], goes_on() if STOPS[name].learns else goes_on, value, max_draft)
 
 
 Entropy = partial(make_policy, "entropy")
 Confidence = partial(make_policy, "confidence")
+Cumulative = partial(make_policy, "cumulative")
+Logistic = partial(make_policy, "logistic")
+Bandit = partial(make_policy, "bandit")
 Gain = partial(make_policy, "gain")
 
 
@@ -66,6 +70,17 @@ def confident(state: DraftState, least: float) -> bool:
     the largest of its row, of the newest row that is known.
     """
     return not state.logits or largest_probability(state.logits[-1]) >= least
+
+
+def likely_so_far(state: DraftState, least: float) -> bool:
+    """Go on until the rows' largest probabilities, before temperature, multiply to less.
+
+    In greedy drafting that is the probability of the whole draft, the cumulative confidence of
+    serving engines. Rows of blocks count up to the token to be drafted; otherwise up to the last.
+    """
+    known = state.notes.setdefault("largest", [])
+    known.extend(largest_probability(row) for row in state.logits[len(known) :])
+    return math.prod(known) >= least
 
 
 def gaining(state: DraftState, delta: float) -> bool:

@@ -8,6 +8,7 @@ token i (algorithms: Section 1 of each paper below).
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from functools import partial
 from pkgutil import resolve_name
 
@@ -46,6 +47,7 @@ def make_verifier(name: str, *values: float) -> Verifier:
 GreedyMatch = partial(make_verifier, "greedy")
 SpecVerification = partial(make_verifier, "spec-verification")
 RejectionSampling = partial(make_verifier, "rejection")
+BlockVerification = partial(make_verifier, "block")
 
 
 def check_pairing(
@@ -165,20 +167,90 @@ def verify_rejection(
     return Verdict(_chain_path(accepted), next_token, target_probs[: accepted + 1])
 
 
+def verify_block(
+    proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
+) -> Verdict:
+    """Accept the longest prefix whose own coin says yes: later tokens save earlier ones. Lossless.
+
+    Block verification (Sun et al. 2024, Algorithm 2), for chains. Each prefix has a coin of its own
+    (`block_rejection`), and the longest of those accepted counts, where token-by-token rejection
+    ends at the first coin that says no: a prefix is accepted with w_i, which is never less than
+    prod_j min(1, target_j / draft_j). What follows is a sample of Norm[(w_i target - draft)+], of
+    target where all are accepted. Exact for drafts that end early too, wherever that depends on the
+    tokens up to there: there the coin is w_i. Shapes: target_logits [N + 1, V].
+
+    How many tokens are emitted depends on those behind them, so that they follow target's rows only
+    in law of the whole output: it hands nothing to an outer review (`Verdict.emitted_probs`).
+    """
+    target_probs = warp(target_logits, sampling)
+    drafted = len(proposal.tokens)
+    if drafted == 0:
+        return Verdict(_chain_path(0), int(randomness.categorical(target_probs)[0]))
+    tokens = proposal.tokens.to(target_probs.device)
+    draft_probs = _draft_rows(proposal, tokens, target_probs)
+    weights = prefix_weights(target_probs[:-1], draft_probs, tokens)
+    rejection = block_rejection(weights, target_probs, draft_probs)
+    accepted = drafted - randomness.accept_run(rejection.flip(0))  # the longest is asked first
+    next_probs = target_probs[accepted]
+    if accepted < drafted:
+        next_probs = residual(next_probs, draft_probs[accepted], weights[accepted])
+    next_token = int(randomness.categorical(next_probs[None]))
+    return Verdict(_chain_path(accepted), next_token)
+
+
+def prefix_weights(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) -> list[float]:
+    """Probability that a prefix of 0, 1, ..., N tokens is accepted by block verification.
+
+    w_0 = 1, w_i = min(1, w_{i-1} target / draft) at token i (Sun et al. 2024, Equation 4).
+    Shapes: target_probs, draft_probs [N, V], tokens [N] -> N + 1 numbers.
+    """
+    weights = [1.0]
+    for ratio in probability_ratio(target_probs, draft_probs, tokens).tolist():
+        weights.append(min(1.0, weights[-1] * ratio))
+    return weights
+
+
+def block_rejection(weights: Sequence[float], target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+    """Probability that the coin of a prefix of 1, ..., N tokens says no.
+
+    1 - h_i with h_N = w_N, h_i = r_i / (r_i + 1 - w_i) and r_i = sum (w_i target - draft)+ over the
+    rows of token i + 1; 0 / 0 counts as h_i = 1 (Sun et al. 2024, Algorithm 2).
+    Shapes: weights N + 1, target_probs [N + 1, V], draft_probs [N, V] -> [N].
+    """
+    weight = target_probs.new_tensor(weights[1:])
+    missing = target_probs.new_tensor([1.0 - one for one in weights[1:]])
+    shared = weight[:-1, None] * target_probs[1:-1] - draft_probs[1:]
+    left = shared.clamp_min(0.0).sum(dim=-1)
+    total = left + missing[:-1]
+    inside = torch.where(total > 0.0, missing[:-1] / total, 0.0)
+    return torch.cat((inside, missing[-1:]))
+
+
 def acceptance_probability(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) -> Tensor:
     """Probability that each drafted token is accepted: min(1, target / draft) at the token.
 
     Leviathan et al. 2023, Algorithm 1. Shapes: target_probs, draft_probs [N, V], tokens [N] -> [N].
     """
+    return probability_ratio(target_probs, draft_probs, tokens).clamp_max(1.0)
+
+
+def probability_ratio(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) -> Tensor:
+    """target / draft at each drafted token, 0 where target excludes it.
+
+    Shapes: target_probs, draft_probs [N, V], tokens [N] -> [N].
+    """
     at_target = target_probs.gather(-1, tokens[:, None])[:, 0]
     at_draft = draft_probs.gather(-1, tokens[:, None])[:, 0]
     smallest = torch.finfo(at_draft.dtype).tiny  # a token that target excludes is never accepted
-    return (at_target / at_draft.clamp_min(smallest)).clamp_max(1.0)
+    return at_target / at_draft.clamp_min(smallest)
 
 
-def residual(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
-    """Norm[(target - draft)+], or target where that is zero everywhere. Shapes: [V], [V] -> [V]."""
-    excess = (target_probs - draft_probs).clamp_min(0.0)
+def residual(target_probs: Tensor, draft_probs: Tensor, weight: float = 1.0) -> Tensor:
+    """Norm[(weight target - draft)+], or target where that is zero everywhere.
+
+    Shapes: [V], [V] -> [V].
+    """
+    excess = (weight * target_probs - draft_probs).clamp_min(0.0)
     total = excess.sum()
     return torch.where(total > 0.0, excess / total, target_probs)
 

@@ -134,6 +134,10 @@ def describe_policy(policy: Policy) -> str:
         "head": f"stop when the head thinks a rejection likelier than h = {policy.h}{cap}",
         "entropy": f"stop after a row of more than {policy.entropy} nats{cap}",
         "confidence": f"stop after a token of less than {policy.confidence} probability{cap}",
+        "cumulative": f"stop once a draft is less probable than {policy.cumulative}{cap}",
+        "logistic": "stop when a logistic function of the row's largest probability, learned in "
+        f"each sequence, makes a rejection likelier than {policy.logistic}{cap}",
+        "bandit": f"by the stop rule that has paid best in the sequence so far{cap}",
     }
     words = kinds[policy.stop]
     if policy.sampling:

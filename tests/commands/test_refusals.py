@@ -82,7 +82,7 @@ PAIRINGS = {
     f"{SAMPLED} --tree rsd-s --verifier k-seq": (
         "'k-seq'",
         "without_replacement",
-        "use recursive or target-walk",
+        "use recursive or traversal or target-walk",
     ),
     f"{CAUSAL} --tree opt-tree --drafter max-gram": (
         "'opt-tree'",

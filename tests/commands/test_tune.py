@@ -24,6 +24,7 @@ SMALL = (
     "lengths=[2,5]",
     "h=[0.3,0.7]",
     "entropy=[1.0,2.0]",
+    "cumulative=[0.3]",
     "max_draft=6",
     "replicates=2",
     "timing_prompts=2",
@@ -93,7 +94,9 @@ def tuned(heads_run: Path) -> TuneReport:
 
 
 def test_every_policy_is_replayed_on_both_sets_of_prompts(tuned: TuneReport):
-    names = {"k=2", "k=5", "entropy(1)", "entropy(2)", "oracle"}
+    names = {"k=2", "k=5", "entropy(1)", "entropy(2)", "cumulative(0.3)", "oracle"}
+    names |= {"logistic(0.3)", "logistic(0.7)"}
+    names.add(f"bandit({round(tuned.costs.t_draft / tuned.costs.t_target, 3):g})")
     names |= {f"{head} head({h})" for head in ("D0-w1", "D1-w6") for h in (0.3, 0.7)}
     assert tuned.reported_on is not None
     for replayed, prompts in ((tuned.chosen_on, 5), (tuned.reported_on, 10)):
@@ -149,7 +152,7 @@ def test_heads_are_judged_on_real_drafts(tuned: TuneReport):
 def test_a_dry_run_says_what_would_be_done(heads_run: Path, capsys):
     code, out, _ = run("tune", "--heads", str(heads_run), "--dry-run", *SMALL, capsys=capsys)
     assert code == 0
-    assert "2: D0-w1, D1-w6" in out and "9, replayed" in out and "5 of" in out
+    assert "2: D0-w1, D1-w6" in out and "13, replayed" in out and "5 of" in out
 
 
 @pytest.mark.parametrize(

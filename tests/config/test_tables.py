@@ -87,6 +87,8 @@ def test_a_stop_policy_has_its_settings_and_looks_at_what_its_row_says(stop: Sto
     goes_on = resolve_name(stop.function)
     if stop.reads_head:
         goes_on = goes_on(AcceptanceHead(AcceptanceHeadConfig(hidden_size=4, depth=0)))
+    if stop.learns:
+        goes_on = goes_on()
     state = Watched(DraftState(1, [torch.zeros(3)], [torch.zeros(4)], [0.5]))
     assert goes_on(state, 0.5) in (True, False)
     assert state.seen - {"depth", "notes"} == stop.requires
@@ -131,7 +133,7 @@ def test_every_way_to_draw_has_a_rule_that_keeps_the_targets_law():
         for branches in (False, True):
             rules = [RULES[name] for name in rules_for(draw_kind, branches)]
             assert any(rule.lossless for rule in rules)
-    assert rules_for("iid", branches=False) == ["rejection"]
+    assert rules_for("iid", branches=False) == ["rejection", "block"]
 
 
 def test_drafter_kinds_that_are_models_are_told_by_their_settings_alone():

@@ -23,12 +23,18 @@ from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, StopPolicy
 from drafttrain.decoding.sampling import warp
-from drafttrain.decoding.stopping import Entropy, FixedLength
+from drafttrain.decoding.stopping import Entropy, FixedLength, Logistic
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.drawn import Branching, Paths
-from drafttrain.decoding.trees.verifiers import KSeq, MultiRound, RecursiveRejection, TargetWalk
+from drafttrain.decoding.trees.verifiers import (
+    KSeq,
+    MultiRound,
+    RecursiveRejection,
+    TargetWalk,
+    Traversal,
+)
 from drafttrain.decoding.types import Sampling, Source
-from drafttrain.decoding.verifiers import RejectionSampling
+from drafttrain.decoding.verifiers import BlockVerification, RejectionSampling
 from tests.decoding.drafters.toy_blocks import toy_drafter
 from tests.decoding.enumeration import enumerate_output, replaced, total_variation
 from tests.decoding.toys import EOS
@@ -64,24 +70,34 @@ ANY: dict[str, tuple[Callable[[PreTrainedModel], Drafter], StopPolicy, object]] 
     "plain": (lambda model: NoDrafter(), FixedLength(1), RejectionSampling()),
     "chain": (causal, FixedLength(2), RejectionSampling()),
     "chain that stops": (causal, Entropy(0.6, 2), RejectionSampling()),
+    "chain that learns to stop": (causal, Logistic(0.4, 2), RejectionSampling()),
+    "chain that stops, by blocks": (causal, Entropy(0.6, 2), BlockVerification()),
     "heads": (
         lambda model: BlockHeadsDrafter(block_heads(vocab_size=4), model),
         FixedLength(2),
         RejectionSampling(),
     ),
     "max-gram": (lambda model: MaxGramDrafter(), FixedLength(2), RejectionSampling()),
+    "max-gram, by blocks": (lambda model: MaxGramDrafter(), FixedLength(2), BlockVerification()),
     "cascade": (levels, FixedLength(2), RejectionSampling()),
+    "cascade, by blocks": (levels, FixedLength(2), BlockVerification()),
     "opt-tree": (lambda model: TreeDrafter(causal(model), Optimal(4)), FixedLength(2), TargetWalk),
     "rsd-c": (
         lambda model: TreeDrafter(causal(model), Branching((2, 1))),
         FixedLength(2),
         RecursiveRejection,
     ),
+    "rsd-c, from the leaves up": (
+        lambda model: TreeDrafter(causal(model), Branching((2, 1))),
+        FixedLength(2),
+        Traversal,
+    ),
     "paths": (lambda model: TreeDrafter(causal(model), Paths(2)), FixedLength(2), MultiRound),
     "paths k-seq": (lambda model: TreeDrafter(causal(model), Paths(2)), FixedLength(1), KSeq),
 }
 SLOTS = {
     "block": (slots, FixedLength(2), RejectionSampling()),
+    "block, by blocks": (slots, FixedLength(2), BlockVerification()),
     "tree over slots": (
         lambda model: TreeDrafter(slots(model), Branching((2, 1))),
         FixedLength(2),

@@ -14,13 +14,21 @@ from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.causal import CausalDrafter, CausalSession
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy
+from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy, Verifier
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.shared import Steps
-from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength, HeadPolicy
+from drafttrain.decoding.stopping import (
+    Bandit,
+    Confidence,
+    Cumulative,
+    Entropy,
+    FixedLength,
+    HeadPolicy,
+    Logistic,
+)
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import Proposal, Sampling, Source
-from drafttrain.decoding.verifiers import RejectionSampling
+from drafttrain.decoding.verifiers import BlockVerification, RejectionSampling
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.draft_states import ROW_FEATURES, StateKind
 from drafttrain.models.spec_drafter.initialise import initialise, make_config
@@ -56,10 +64,17 @@ CHAIN_STOPS: dict[str, StopPolicy] = {
     "entropy": Entropy(0.6, 3),
     "head": HeadPolicy(random_head(4, seed=0, depth=2), 0.5, 3),
     "drawn": HeadPolicy(random_head(4, seed=1, depth=1, state="drawn"), 0.5, 3),
+    "cumulative": Cumulative(0.7, 3),
+    "logistic": Logistic(0.3, 3),
+    "bandit": Bandit(0.3, 3),
 }
+RULES = {rule.name: rule for rule in (RejectionSampling(), BlockVerification())}
 BLOCK_STOPS: dict[str, StopPolicy] = {
     "entropy": Entropy(0.9, 3),
     "head": HeadPolicy(random_head(16, seed=1, depth=1), 0.6, 3),
+    "cumulative": Cumulative(0.3, 3),
+    "logistic": Logistic(0.6, 3),
+    "bandit": Bandit(0.3, 3),
 }
 
 
@@ -78,12 +93,13 @@ def play(
     sampling: Sampling,
     max_new_tokens: int,
     source: Source,
+    verifier: Verifier = RULES["rejection"],
 ) -> Played:
     early: set[bool] = set()
 
     def run(randomness: Randomness) -> tuple[int, ...]:
         [output] = Decoder(
-            target, drafter, stop, RejectionSampling(), sampling, lambda _: randomness
+            target, drafter, stop, verifier, sampling, lambda _: randomness
         ).decode_all([source], max_new_tokens)
         left = max_new_tokens
         for played in output.rounds:
@@ -101,35 +117,65 @@ def distance(law: Law, other: Law) -> float:
     return max(abs(law.get(x, 0.0) - other.get(x, 0.0)) for x in law.keys() | other.keys())
 
 
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
 @pytest.mark.parametrize("kind", CHAIN_STOPS)
-def test_a_causal_drafter_is_exact_under_every_policy(kind, sampling):
+def test_a_causal_drafter_is_exact_under_every_policy(kind, sampling, rule):
     target, drafter = ToyTarget(1), CausalDrafter(ToyModel(2))
-    played = play(target, drafter, CHAIN_STOPS[kind], sampling, 4, toy_prompt())
+    played = play(target, drafter, CHAIN_STOPS[kind], sampling, 4, toy_prompt(), RULES[rule])
     assert distance(played.law, autoregressive_law(target, sampling, 4)) < 1e-12
-    if sampling == WIDE:
+    if sampling == WIDE and kind != "bandit":
         assert played.early == ({False} if kind == "fixed" else {True, False})
 
 
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("kind", ["entropy", "head", "drawn"])
-def test_supports_that_do_not_contain_each_other_stay_exact(kind, seed):
+@pytest.mark.parametrize("kind", ["entropy", "head", "drawn", "cumulative", "logistic"])
+def test_supports_that_do_not_contain_each_other_stay_exact(kind, seed, rule):
     target = ToyTarget(10 + seed, vocabulary=4, excluded=0.4)
     drafter = CausalDrafter(ToyModel(20 + seed, vocabulary=4, excluded=0.4))
-    played = play(target, drafter, CHAIN_STOPS[kind], WIDE, 4, toy_prompt())
+    played = play(target, drafter, CHAIN_STOPS[kind], WIDE, 4, toy_prompt(), RULES[rule])
     assert distance(played.law, autoregressive_law(target, WIDE, 4)) < 1e-12
     assert played.early == {True, False}
 
 
 @pytest.mark.parametrize("name", ["temperature 1", "top-k", "top-p", "all"])
 @pytest.mark.parametrize("rank", [0, 3])
-@pytest.mark.parametrize("kind", ["entropy", "head"])
-def test_a_block_that_ends_before_verification_is_exact(kind, rank, name):
+@pytest.mark.parametrize("kind", BLOCK_STOPS)
+@pytest.mark.parametrize("rule", RULES)
+def test_a_block_that_ends_before_verification_is_exact(rule, kind, rank, name):
     target, drafter, sampling = ToyTarget(3, vocabulary=4), block_drafter(rank), SAMPLINGS[name]
-    played = play(target, drafter, BLOCK_STOPS[kind], sampling, 3, toy_source())
+    played = play(target, drafter, BLOCK_STOPS[kind], sampling, 3, toy_source(), RULES[rule])
     assert distance(played.law, autoregressive_law(target, sampling, 3)) < 1e-12
-    if sampling == WIDE:
+    if sampling == WIDE and kind != "bandit":
         assert played.early == {True, False}
+
+
+ONLINE = {"logistic": Logistic(0.2, 3), "bandit": Bandit(0.3, 3)}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", ONLINE)
+def test_policies_that_learn_from_rejected_tokens_are_exact(kind, rule):
+    """After the same output a round drafts more or less, by what was rejected on the way."""
+    target, sampling = ToyTarget(3, vocabulary=2), Sampling(1.5)
+    drafter = CausalDrafter(ToyModel(4, vocabulary=2))
+    lengths: dict[tuple[int, ...], set[int]] = {}
+
+    def run(randomness: Randomness) -> tuple[int, ...]:
+        decoder = Decoder(
+            target, drafter, ONLINE[kind], RULES[rule], sampling, lambda _: randomness
+        )
+        [output] = decoder.decode_all([toy_prompt()], 6)
+        emitted: list[int] = []
+        for played in output.rounds:
+            if EOS not in played.drafted:
+                lengths.setdefault(tuple(emitted), set()).add(len(played.drafted))
+            emitted += played.emitted
+        return tuple(output.tokens)
+
+    assert distance(enumerate_law(run), autoregressive_law(target, sampling, 6)) < 1e-12
+    assert any(len(found) > 1 for found in lengths.values()), "nothing was learned"
 
 
 def block_drafter(rank: int) -> BlockDrafter:
@@ -144,8 +190,9 @@ def block_drafter(rank: int) -> BlockDrafter:
     return BlockDrafter(model)
 
 
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("kind", ["entropy", "head", "drawn"])
-def test_two_real_models_with_their_caches_are_exact(kind):
+def test_two_real_models_with_their_caches_are_exact(kind, rule):
     """Llama on Llama, four tokens: both caches are rolled back on every path."""
     model = tiny_model("llama", vocab_size=4)
     other = tiny_model("llama", seed=8, vocab_size=4)
@@ -155,7 +202,7 @@ def test_two_real_models_with_their_caches_are_exact(kind):
     drawn = HeadPolicy(random_head(16, seed=0, depth=1, state="drawn"), 0.5, 3)
     stop = {"entropy": Entropy(0.6, 3), "head": head, "drawn": drawn}[kind]
     drafter = CausalDrafter(CachedModel(other))
-    played = play(CachedModel(model), drafter, stop, sampling, 4, source)
+    played = play(CachedModel(model), drafter, stop, sampling, 4, source, RULES[rule])
     assert distance(played.law, law_of_model(model, source, sampling, 4)) < 1e-12
     assert played.early == {True, False}
 
@@ -179,7 +226,7 @@ def law_of_model(model: PreTrainedModel, source: Source, sampling: Sampling, lon
     return law
 
 
-@pytest.mark.parametrize("kind", ["fixed", "entropy", "head", "confidence"])
+@pytest.mark.parametrize("kind", [*CHAIN_STOPS, "confidence"])
 def test_at_temperature_zero_every_policy_gives_the_one_greedy_output(kind):
     target, sampling = ToyTarget(1), Sampling()
     stops = CHAIN_STOPS | {"confidence": Confidence(0.5, 3)}
@@ -225,15 +272,17 @@ class CuttingSession:
         return shorter if length else Proposal.empty()
 
 
-def test_control_dropping_a_token_for_its_own_value_is_found_out():
+@pytest.mark.parametrize("rule", RULES)
+def test_control_dropping_a_token_for_its_own_value_is_found_out(rule):
     target, sampling = ToyTarget(1), WIDE
     drafter = LooksAtOwnValue(ToyModel(2), keep=False)
-    played = play(target, drafter, FixedLength(2), sampling, 3, toy_prompt())
+    played = play(target, drafter, FixedLength(2), sampling, 3, toy_prompt(), RULES[rule])
     assert total_variation(played.law, autoregressive_law(target, sampling, 3)) > 0.01
 
 
-def test_stopping_after_a_token_for_its_own_value_is_exact():
+@pytest.mark.parametrize("rule", RULES)
+def test_stopping_after_a_token_for_its_own_value_is_exact(rule):
     target, sampling = ToyTarget(1), WIDE
     drafter = LooksAtOwnValue(ToyModel(2), keep=True)
-    played = play(target, drafter, FixedLength(2), sampling, 3, toy_prompt())
+    played = play(target, drafter, FixedLength(2), sampling, 3, toy_prompt(), RULES[rule])
     assert distance(played.law, autoregressive_law(target, sampling, 3)) < 1e-12

@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 
 from drafttrain.cli import main as drafttrain
-from drafttrain.config.base import Interrupted
 from drafttrain.config.runs import newest_run
 from drafttrain.models.block_heads import BlockHeads
-from drafttrain.training import loop
 from recipes.train_block_heads import main
-from tests.recipes.tiny_recipe import exit_code, write_recipe
+from tests.recipes.tiny_recipe import exit_code, resumed_as_if_never_stopped, write_recipe
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target
 
@@ -66,22 +64,7 @@ def test_one_command_leaves_heads_that_eval_measures_as_exact(
 
 
 def test_interrupted_training_on_shards_that_are_there_ends_with_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     arguments = make_project(tmp_path, "marian")
-    assert exit_code(main, *arguments, f"run={tmp_path / 'whole'}") == 0
-    arguments.append(f"distilled={tmp_path / 'whole' / 'distilled'}")
-    saved = loop.save_checkpoint
-
-    def save_and_stop(*given) -> None:
-        saved(*given)
-        raise Interrupted("stopped by the test")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(loop, "save_checkpoint", save_and_stop)
-        assert exit_code(main, *arguments) != 0
-    assert not (tmp_path / "run" / "final").exists()
-    assert exit_code(main, *arguments) == 0
-    assert not (tmp_path / "run" / "distilled").exists()
-    cut, whole = (tmp_path / name / "final" / "model.safetensors" for name in ("run", "whole"))
-    assert cut.read_bytes() == whole.read_bytes()
+    resumed_as_if_never_stopped(main, arguments, tmp_path, "final")

@@ -12,14 +12,12 @@ from transformers import AutoModelForCausalLM
 
 from drafttrain.cli import main as drafttrain
 from drafttrain.commands.export import export
-from drafttrain.config.base import Interrupted
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.runs import newest_run
 from drafttrain.export.reload import compare
-from drafttrain.training import loop
 from recipes.train_causal_drafter import main
 from tests.comparing import same_weights
-from tests.recipes.tiny_recipe import exit_code, write_texts
+from tests.recipes.tiny_recipe import exit_code, resumed_as_if_never_stopped, write_texts
 from tests.tiny_models import EOS, tiny_model
 from tests.tiny_targets import save_target, tiny_tokenizer
 
@@ -123,26 +121,9 @@ def test_an_export_has_the_run_s_settings_and_all_output_rows(
     assert out(torch.tensor([[5, 6]])).logits.isfinite().all()
 
 
-def test_interrupted_training_ends_with_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_training_ends_with_the_same_bits(tmp_path: Path) -> None:
     arguments = make_project(tmp_path)
-    assert exit_code(main, *arguments, f"run={tmp_path / 'whole'}") == 0
-    arguments.append(f"distilled={tmp_path / 'whole' / 'distilled'}")
-    saved = loop.save_checkpoint
-
-    def save_and_stop(*given) -> None:
-        saved(*given)
-        raise Interrupted("stopped by the test")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(loop, "save_checkpoint", save_and_stop)
-        assert exit_code(main, *arguments) != 0
-    assert not (tmp_path / "run" / "final").exists()
-    assert exit_code(main, *arguments) == 0
-    for folder in ("final", "start"):
-        cut, whole = (tmp_path / n / folder / "model.safetensors" for n in ("run", "whole"))
-        assert cut.read_bytes() == whole.read_bytes()
+    resumed_as_if_never_stopped(main, arguments, tmp_path, "final", "start")
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,12 @@ from transformers import AutoModelForCausalLM, WhisperForCausalLM
 
 from drafttrain.cli import main as drafttrain
 from drafttrain.commands.export import export
-from drafttrain.config.base import Interrupted
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.runs import newest_run
 from drafttrain.export.reload import compare
 from drafttrain.export.verify import INPUTS
-from drafttrain.training import loop
 from recipes.train_shallow_decoder import main
-from tests.recipes.tiny_recipe import exit_code
+from tests.recipes.tiny_recipe import exit_code, resumed_as_if_never_stopped
 from tests.tiny_models import tiny_model
 from tests.tiny_speech import save_clips, save_whisper
 from tests.tiny_targets import save_target
@@ -86,25 +84,9 @@ def test_one_command_leaves_a_decoder_that_eval_measures_as_exact(
     assert settings["num_assistant_tokens"] == 3  # as in validation
 
 
-def test_interrupted_training_ends_with_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_training_ends_with_the_same_bits(tmp_path: Path) -> None:
     arguments = [*make_project(tmp_path), f"encoded={tmp_path / 'encoded'}"]
-    assert exit_code(main, *arguments, f"run={tmp_path / 'whole'}") == 0
-    arguments.append(f"distilled={tmp_path / 'whole' / 'distilled'}")
-    saved = loop.save_checkpoint
-
-    def save_and_stop(*given) -> None:
-        saved(*given)
-        raise Interrupted("stopped by the test")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(loop, "save_checkpoint", save_and_stop)
-        assert exit_code(main, *arguments) != 0
-    assert not (tmp_path / "run" / "final").exists()
-    assert exit_code(main, *arguments) == 0
-    cut, whole = (tmp_path / name / "final" / "model.safetensors" for name in ("run", "whole"))
-    assert cut.read_bytes() == whole.read_bytes()
+    resumed_as_if_never_stopped(main, arguments, tmp_path, "final")
 
 
 def test_targets_of_texts_and_too_many_layers_are_refused(

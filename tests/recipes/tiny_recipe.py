@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from drafttrain.config.base import Interrupted
+from drafttrain.training import loop
 from tests.tiny_targets import random_sentences
 
 
@@ -35,3 +37,29 @@ def exit_code(main: Callable[[list[str]], None], *arguments: str) -> int:
     with pytest.raises(SystemExit) as ended:
         main(list(arguments))
     return int(ended.value.code or 0)
+
+
+def resumed_as_if_never_stopped(
+    main: Callable[[list[str]], None], arguments: list[str], folder: Path, *models: str
+) -> None:
+    """A run that stops after its first checkpoint, and goes on, ends with the bits of a whole one.
+
+    arguments name FOLDER/run as the run. models: folders of the run to compare.
+    """
+    assert exit_code(main, *arguments, f"run={folder / 'whole'}") == 0
+    arguments = [*arguments, f"distilled={folder / 'whole' / 'distilled'}"]
+    saved = loop.save_checkpoint
+
+    def save_and_stop(*given: Any) -> None:
+        saved(*given)
+        raise Interrupted("stopped by the test")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(loop, "save_checkpoint", save_and_stop)
+        assert exit_code(main, *arguments) != 0
+    assert not (folder / "run" / "final").exists()
+    assert exit_code(main, *arguments) == 0
+    assert not (folder / "run" / "distilled").exists()
+    for model in models:
+        cut, whole = (folder / run / model / "model.safetensors" for run in ("run", "whole"))
+        assert cut.read_bytes() == whole.read_bytes()

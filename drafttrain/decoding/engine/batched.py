@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 from drafttrain.config.commands import Compile
 from drafttrain.decoding.engine.architectures import position_limit
 from drafttrain.decoding.engine.calls import Feed, StepOutput, record
-from drafttrain.decoding.engine.compiled import CompiledStep, enlist
+from drafttrain.decoding.engine.compiled import CompiledStep
+from drafttrain.decoding.engine.compiling import enlist
 from drafttrain.decoding.engine.encoding import Encode, encoder_of
 from drafttrain.decoding.engine.families import read_stack
 from drafttrain.decoding.engine.pool import Line, Pool

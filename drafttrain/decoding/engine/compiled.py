@@ -3,119 +3,68 @@
 A call of a small model on a CPU is hundreds of operations, and starting them takes a good part of
 its time. Compiled, what lies between two products becomes one piece, and weights are constants.
 Each decoder has two kinds of calls that are compiled: of one row, which is plain decoding and
-drafting token by token, and of a few, which is what verifies a draft. Both are compiled for any
-length of history and source, before anything is timed. Longer calls and those of several sequences
-run as they are: compiled, they were slower (docs/results.md).
+drafting token by token, and of a few, which is what verifies a draft; encoders have those of one
+text. All are compiled for any length of history and source, before anything is timed. Longer calls
+and those of several sequences run as they are: compiled, they were slower (docs/results.md).
 """
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-import statistics
-import sys
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from time import perf_counter
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from drafttrain.config.commands import Compile
+from drafttrain.decoding.engine.compiling import (
+    CompiledCalls,
+    StackModule,
+    prepare,
+    time_share,
+)
 from drafttrain.decoding.engine.pool import Line, Pool
-from drafttrain.decoding.engine.products import Linear
 from drafttrain.decoding.engine.stack import FEW_ROWS, Memory, Rotations, Rows, Stack, run_stack
 from drafttrain.decoding.inference import without_gradients
 
-Kind = Literal["one row", "few rows"]
+Kind = Literal["calls of one row", "calls of few rows"]
 
-ROWS: dict[Kind, int] = {"one row": 1, "few rows": 6}
+ROWS: dict[Kind, int] = {"calls of one row": 1, "calls of few rows": 6}
 """Rows of the call that each kind is compiled and timed with."""
 HISTORY, SOURCE = 41, 17
 """Tokens before it, and of its source."""
-OPTIONS: dict[str, Any] = {
-    "freezing": True,
-    "cpp_wrapper": True,
-    "max_autotune": True,
-    "max_autotune_gemm_backends": "CPP,ATEN",
-    "max_autotune_report_choices_stats": False,
-    "autotune_num_choices_displayed": 0,
-}
-"""Of inductor on a CPU: weights are constants, no Python runs between the pieces, and each product
-is the fastest, here, of a library's and of loops that are written for its shape."""
-CUDA_GRAPHS = "reduce-overhead"
-"""torch's mode for a GPU."""
-BACKEND = "inductor"
-PAYS = 0.95
-"""auto: least share of the eager time at which compiled calls are left as they are."""
-BLOCKS, CALLS = 9, 20
-"""How often each is timed, in turn; a median is taken of the blocks."""
-
-Step = Callable[..., tuple[Tensor, ...]]
 
 
-class Engine(Protocol):
-    """What decodes a model's calls."""
+class CompiledEncoder:
+    """`run_stack` for one text of an encoder: of few tokens, but more than one, which torch would
+    compile apart."""
 
-    @property
-    def stack(self) -> Stack | None:
-        """None: the family is not known, and nothing of it can be compiled."""
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+        self._calls: CompiledCalls | None = None
 
-    def compile(self, how: Compile) -> str:
-        """Compile what it calls; a line that says what came of it."""
+    def __call__(self, ids: Tensor) -> Tensor | None:
+        """None: such a text is not compiled. Shapes: [S] -> [S, D]."""
+        if self._calls is None or not 1 < len(ids) <= FEW_ROWS:
+            return None
+        return self._calls((ids,))
 
+    def prepare(self, how: Compile) -> str:
+        """Compile; with `auto`, keep it where it pays. What came of it, in words."""
+        stack = self._stack
+        ids = torch.arange(SOURCE, device=stack.device)
+        self._calls = CompiledCalls(_EncoderModule(stack), stack, "texts")
 
-_ENGINES: weakref.WeakValueDictionary[int, Engine] = weakref.WeakValueDictionary()
-"""All there are in this process, by when they were made."""
-_COUNT = itertools.count()
+        @without_gradients
+        def share() -> float:
+            return time_share(lambda: self(ids), lambda: run_stack(stack, text_rows(ids), None))
 
-
-def enlist(engine: Engine) -> None:
-    """Have an engine that has just been made compiled with the others."""
-    _ENGINES[next(_COUNT)] = engine
-
-
-def compile_calls(how: Compile, most: int = 1) -> None:
-    """Compile the calls of all decoders that there are; a line on standard error says of each what
-    came of it.
-
-    auto: where they are not faster than eager ones, those stay. What cannot be compiled runs as it
-    is, and the line says why. most: sequences that are decoded at once.
-    """
-    if how == "off":
-        return
-    reason = None
-    if most > 1:
-        reason = f"calls of several sequences (batch_size {most}) are not compiled"
-    elif any(engine.stack is not None and on_cpu(engine.stack) for engine in _ENGINES.values()):
-        reason = missing_compiler()
-    if reason is not None:
-        _say(f"{reason}; all calls run uncompiled")
-        return
-    for engine in list(_ENGINES.values()):
-        _say(engine.compile(how))
-
-
-def _say(what: str) -> None:
-    print(f"compile: {what}", file=sys.stderr, flush=True)
-
-
-def on_cpu(stack: Stack) -> bool:
-    return stack.device.type == "cpu"
-
-
-def missing_compiler() -> str | None:
-    """Why no C++ can be compiled here; None: it can."""
-    from torch._inductor.cpp_builder import get_cpp_compiler
-
-    try:
-        get_cpp_compiler()
-    except Exception as error:  # inductor's own, of a module that is not public
-        return f"{_first_line(error)} (install g++, or name a compiler in CXX)"
-    return None
+        whole, told = prepare(how, stack, [(self._calls, (ids,), share)])
+        self._calls = self._calls if whole else None
+        return told
 
 
 class CompiledStep:
@@ -129,8 +78,7 @@ class CompiledStep:
         self._positions = HISTORY + FEW_ROWS if limit is None else limit
         attention = stack.layers[0].attention
         self._most = FEW_ROWS * attention.kv_heads // attention.heads
-        self._number = next(_COUNT)
-        self._kinds: dict[Kind, Step] = {}
+        self._kinds: dict[Kind, CompiledCalls] = {}
 
     def __call__(
         self,
@@ -144,15 +92,10 @@ class CompiledStep:
         kind = self._kind_of(rows, pool)
         if kind is None or kind not in self._kinds:
             return None
-        try:
-            with torch.compiler.set_stance("fail_on_recompile"):
-                given = _given(rows, pool, rotations, embedded)
-                found = self._kinds[kind](self._which(kind), *given)
-                written, hidden, *of_layers = found
-        except Exception as error:  # whatever torch.compile comes upon
-            del self._kinds[kind]
-            _say(f"calls of {kind} run uncompiled from here on: {_first_line(error)}")
+        found = self._kinds[kind](_given(rows, pool, rotations, embedded))
+        if found is None:
             return None
+        written, hidden, *of_layers = found
         pool.states[:, :, :, rows.columns] = written
         for number in kept:
             kept[number] = of_layers[number]
@@ -165,33 +108,23 @@ class CompiledStep:
             return None
         new = rows.ids.shape[1]
         if new == 1:
-            return "one row"
-        return "few rows" if new <= self._most else None
-
-    def _which(self, kind: Kind) -> str:
-        return f"{self._number} {kind}"
+            return "calls of one row"
+        return "calls of few rows" if new <= self._most else None
 
     def prepare(self, how: Compile) -> str:
         """Compile both kinds; with `auto`, keep those that pay. What came of it, in words."""
-        stack, began = self._stack, perf_counter()
-        module, kept = _Step(stack), []
-        for kind, new in ROWS.items():
-            compiled = _compile(module, stack)
-            try:
-                with _settings(stack):
-                    compiled(self._which(kind), *_given(*self._made_up(new)))
-            except Exception as error:  # whatever torch.compile, or a C++ compiler, comes upon
-                self._kinds.clear()
-                return f"{_title(stack)}, runs uncompiled: {_first_line(error)}"
-            self._kinds[kind] = compiled
-            if how == "auto":
-                share = self.share(new)
-                if share > PAYS:
-                    del self._kinds[kind]
-                outcome = "compiled" if kind in self._kinds else "left as they are"
-                kept.append(f"calls of {kind} {outcome} ({share:.2f} of the time)")
-        outcome = "; ".join(kept) or "compiled"
-        return f"{_title(stack)}: {outcome}; {perf_counter() - began:.0f} s"
+        module = _DecoderModule(self._stack)
+        self._kinds = {kind: CompiledCalls(module, self._stack, kind) for kind in ROWS}
+        whole, told = prepare(
+            how,
+            self._stack,
+            [
+                (self._kinds[kind], _given(*self._made_up(new)), partial(self.share, new))
+                for kind, new in ROWS.items()
+            ],
+        )
+        self._kinds = self._kinds if whole else {}
+        return told
 
     @without_gradients
     def share(self, new: int, now: Callable[[], float] = perf_counter) -> float:
@@ -226,24 +159,10 @@ class CompiledStep:
         return rows, pool, self._rotations, embedded
 
 
-def time_share(
-    compiled: Callable[[], Any], eager: Callable[[], Any], now: Callable[[], float] = perf_counter
-) -> float:
-    """Time of the one over that of the other: medians of short blocks, in turn."""
-    taken: tuple[list[float], list[float]] = ([], [])
-    for _ in range(1 + BLOCKS):
-        for call, seconds in zip((compiled, eager), taken, strict=True):
-            began = now()
-            for _ in range(CALLS):
-                call()
-            seconds.append(now() - began)
-    return statistics.median(taken[0][1:]) / statistics.median(taken[1][1:])
-
-
 def _given(
     rows: Rows, pool: Pool, rotations: Rotations | None, embedded: Tensor | None
 ) -> tuple[Any, ...]:
-    """What `_Step` is called with: tensors laid out alike, whatever the call."""
+    """What `_DecoderModule` is called with: tensors laid out alike, whatever the call."""
     assert isinstance(rows.columns, slice)
     mask = rows.mask
     if mask is None:  # a single token sees all
@@ -255,57 +174,23 @@ def _given(
     return (*layout, pool.states, pool.sources, length, rotary, embedded)
 
 
-@contextmanager
-def _settings(stack: Stack) -> Iterator[None]:
-    """Of torch's compiler: sizes that happen to be equal are not taken for one, and many decoders
-    may be compiled."""
-    with (
-        torch.fx.experimental._config.patch(use_duck_shape=False),
-        torch._dynamo.config.patch(recompile_limit=64, fail_on_recompile_limit_hit=True),
-        torch._inductor.config.patch(OPTIONS if on_cpu(stack) else {}),
-    ):
-        yield
+def text_rows(ids: Tensor) -> Rows:
+    """One text as an encoder reads it. Shapes: [S]."""
+    places = torch.arange(ids.shape[0], device=ids.device)
+    return Rows(ids[None], places[None], None, None, places[None])
 
 
-def _compile(module: nn.Module, stack: Stack) -> Step:
-    options: dict[str, Any] = {"guard_filter_fn": _of_arguments}
-    if BACKEND == "inductor":
-        options |= OPTIONS if on_cpu(stack) else torch._inductor.list_mode_options(CUDA_GRAPHS)
-    return torch.compile(module, dynamic=True, fullgraph=True, backend=BACKEND, options=options)
+class _EncoderModule(StackModule):
+    """An encoder, called with tensors alone."""
+
+    def forward(self, which: str, ids: Tensor) -> Tensor:
+        """Shapes: [S] -> [S, D]."""
+        assert which  # torch looks at what is used
+        return run_stack(self.rebuild(), text_rows(ids), None)[0]
 
 
-def _of_arguments(guards: Sequence[Any]) -> list[bool]:
-    """What torch looks at in each call: the arguments; the weights stay what they are."""
-    return [not guard.is_global and "self" not in guard.name for guard in guards]
-
-
-class _Step(nn.Module):
-    """A stack whose tensors are parameters of a module, which is what can be made constant."""
-
-    def __init__(self, stack: Stack) -> None:
-        super().__init__()
-        self._weights = nn.ParameterList()
-        self._rebuild = self._take_apart(stack)
-        self.eval()
-
-    def _take_apart(self, part: Any) -> Callable[[], Any]:
-        """A function that puts the part together again, from this module's parameters."""
-        if isinstance(part, Tensor):
-            number = len(self._weights)
-            self._weights.append(nn.Parameter(part, requires_grad=False))
-            return lambda: self._weights[number]
-        if isinstance(part, Linear):
-            weight, bias = self._take_apart(part.weight), self._take_apart(part.bias)
-            more = [self._take_apart(one) for one in part.more]
-            return lambda: _plain(weight(), bias(), [one() for one in more])
-        if dataclasses.is_dataclass(part):
-            kind, fields = type(part), dataclasses.fields(part)
-            makers = {field.name: self._take_apart(getattr(part, field.name)) for field in fields}
-            return lambda: kind(**{name: make() for name, make in makers.items()})
-        if isinstance(part, list):
-            parts = [self._take_apart(one) for one in part]
-            return lambda: [make() for make in parts]
-        return lambda: part
+class _DecoderModule(StackModule):
+    """A decoder, called with tensors alone."""
 
     def forward(
         self,
@@ -337,26 +222,9 @@ class _Step(nn.Module):
         columns = slice(total - new, total)
         keys = None if key_positions is None else key_positions[None]
         rows = Rows(ids[None], positions[None], columns, mask[None, None], keys)
-        stack = self._rebuild()
+        stack = self.rebuild()
         kept: dict[int, Tensor | None] = dict.fromkeys(range(len(stack.layers)))
         rotations = None if rotary is None else Rotations(*rotary)
         hidden = run_stack(stack, rows, cache, rotations, memory, embedded, kept)
         written = torch.stack([one[:, :, total - new :] for one in grown])
         return (written, hidden, *kept.values())
-
-
-def _plain(weight: Tensor, bias: Tensor | None, more: Sequence[Linear]) -> Linear:
-    """A product that is left to the compiler."""
-    product = Linear(weight, bias)
-    product.packs, product.more = False, tuple(more)
-    return product
-
-
-def _title(stack: Stack) -> str:
-    return f"decoder of {len(stack.layers)} layers, width {stack.embedding.shape[1]}"
-
-
-def _first_line(error: Exception) -> str:
-    """What went wrong, without what torch's compiler wraps it in."""
-    inner = getattr(error, "inner_exception", error)
-    return (str(inner).strip() or type(inner).__name__).splitlines()[0]

@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from drafttrain.config.commands import Compile
+from drafttrain.decoding.engine.compiled import CompiledEncoder
+from drafttrain.decoding.engine.compiling import enlist
 from drafttrain.decoding.engine.families import read_encoder
 from drafttrain.decoding.engine.stack import Rows, Stack, run_stack
 from drafttrain.decoding.padding import padded
@@ -22,14 +25,25 @@ class TextEncoder:
     """`Encode` of texts by a `Stack`, in one padded call."""
 
     def __init__(self, stack: Stack, padding: int | None) -> None:
-        self._stack, self._padding = stack, padding
+        self.stack, self._padding = stack, padding
+        self._compiled: CompiledEncoder | None = None
+        enlist(self)
+
+    def compile(self, how: Compile) -> str:
+        """Compile calls of one text (`compile_calls`); a line that says what came of it."""
+        self._compiled = CompiledEncoder(self.stack)
+        return self._compiled.prepare(how)
 
     def __call__(self, sources: Sequence[Source]) -> list[Tensor]:
-        ids, mask = pad_texts(sources, self._padding, self._stack.device)
+        if self._compiled is not None and len(sources) == 1:
+            states = self._compiled(sources[0].input_ids.to(self.stack.device))
+            if states is not None:
+                return [states]
+        ids, mask = pad_texts(sources, self._padding, self.stack.device)
         lengths = [len(source.input_ids) for source in sources]
         seen = None if min(lengths) == max(lengths) else mask.bool()[:, None, None]
         places = torch.arange(max(lengths), device=ids.device).expand_as(ids)
-        encoded = run_stack(self._stack, Rows(ids, places, None, seen, places), None)
+        encoded = run_stack(self.stack, Rows(ids, places, None, seen, places), None)
         return [rows[:length] for rows, length in zip(encoded, lengths, strict=True)]
 
 

@@ -17,7 +17,7 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
 from drafttrain.config.commands import Compile
 from drafttrain.decoding.engine.calls import Feed, StepOutput, record
-from drafttrain.decoding.engine.compiled import enlist
+from drafttrain.decoding.engine.compiling import enlist
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.types import Source
 

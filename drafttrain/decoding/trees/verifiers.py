@@ -24,7 +24,7 @@ from torch import Tensor
 from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import Proposal, Sampling, Verdict
-from drafttrain.decoding.verifiers import make_verifier, residual
+from drafttrain.decoding.verifiers import make_verifier, probability_ratio, residual
 
 
 @dataclass(frozen=True)
@@ -164,6 +164,69 @@ def sample_target(target_probs: Tensor, children: Children, randomness: Randomne
     return Choice(None, torch.zeros_like(target_probs).scatter_(0, torch.tensor(token), 1.0))
 
 
+def verify_traversal(
+    proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
+) -> Verdict:
+    """Accept a node only after all below it were tried: from the leaves up. Lossless.
+
+    Traversal verification (Weng et al. 2025, Algorithm 2): block verification on trees, and just
+    that on a chain. A node is reached with weight w, the probability that it or one below it is
+    accepted, 1 at the root; t is its row and d the row of its children. Child x is tried first,
+    with min(1, w t(x) / d(x)); when it and all below it are rejected, t becomes
+    Norm[(w t - d)+], w becomes r / (r + 1 - w) with r = sum (w t - d)+, and d is that of the next
+    sibling: the same where siblings are independent, without x where they never repeat. A node
+    without more children is accepted with what w is then, and the next token is drawn from t.
+
+    Of a node that was drawn several times each copy is a try, the first with all that is below it.
+    Stochastic beams, where sequences drive out each other, are exact as well (by enumeration).
+    Shapes: target_logits [N + 1, V].
+    """
+    target_probs = warp(target_logits, sampling)
+    below, tried = children_of(proposal), set[int]()
+    repeats = proposal.draw_kind != "without_replacement"
+
+    def descend(node: int, weight: float) -> tuple[list[int], Tensor] | None:
+        """The path from a node on and the row of the next token; None: rejected, all of it."""
+        row, nodes = target_probs[node + 1], [] if node in tried else below[node + 1]
+        tried.add(node)
+        if nodes:
+            children = _children(proposal, nodes, row)
+            drafts = _rows(children, row)
+            for index in _copies(children, randomness) if repeats else range(len(nodes)):
+                token, draft = children.tokens[index], drafts[index]
+                ratio = probability_ratio(row[None], draft[None], row.new_tensor([token]).long())
+                found = descend(nodes[index], min(1.0, weight * float(ratio)))
+                if found is not None:
+                    return [node, *found[0]], found[1]
+                row, weight = rejected_child(row, draft, weight)
+                drafts = drafts if repeats else without(drafts, token)
+        coin = row.new_tensor([weight])
+        return ([node], row) if randomness.accept_run(coin) == 1 else None
+
+    found = descend(-1, 1.0)
+    assert found is not None, "the last committed token is accepted with certainty"
+    path, next_probs = found
+    next_token = int(randomness.categorical(next_probs[None]))
+    return Verdict(torch.tensor(path[1:], dtype=torch.long), next_token)
+
+
+def rejected_child(target: Tensor, draft: Tensor, weight: float) -> tuple[Tensor, float]:
+    """A node's row and weight after a child drawn from `draft` was rejected with all below it.
+
+    Norm[(w t - d)+] and r / (r + 1 - w), r = sum (w t - d)+; 0 / 0 counts as 1. Shapes: [V], [V].
+    """
+    left = float((weight * target - draft).clamp_min(0.0).sum())
+    total = left + (1.0 - weight)
+    return residual(target, draft, weight), left / total if total > 0.0 else 1.0
+
+
+def without(drafts: Tensor, token: int) -> Tensor:
+    """Rows without a token, normalised. Shapes: [C, V] -> [C, V]."""
+    drafts = drafts.clone()
+    drafts[:, token] = 0.0
+    return drafts / drafts.sum(-1, keepdim=True).clamp_min(torch.finfo(drafts.dtype).tiny)
+
+
 verify_recursive = partial(walk_down, recurse)
 verify_multi_round = partial(walk_down, multi_round)
 verify_k_seq = partial(walk_down, k_seq)
@@ -173,6 +236,7 @@ RecursiveRejection = make_verifier("recursive")
 MultiRound = make_verifier("multi-round")
 KSeq = make_verifier("k-seq")
 TargetWalk = make_verifier("target-walk")
+Traversal = make_verifier("traversal")
 
 
 def children_of(proposal: Proposal) -> list[list[int]]:

@@ -25,7 +25,7 @@ from drafttrain.evaluation.stops.chain_trace import (
     judge,
     kept_probability,
     rejected_law,
-    row_entropies,
+    row_facts,
 )
 from drafttrain.evaluation.stops.trace import NOTHING, Trace
 from drafttrain.models.spec_drafter.model import SpecDrafter
@@ -65,7 +65,7 @@ def log_block_trace(
     longest = np.minimum(depth, room - 1 - np.arange(length))
     run = np.zeros((tosses, length), dtype=np.int32)
     index = np.full((tosses, length, depth), NOTHING, dtype=np.int32)
-    states, entropies, total = [], [], 0
+    states, rows, total = [], [], 0
     for blocks in _all_blocks(drafter, source, tokens, target_probs, longest, options.sampling):
         slots = blocks.states.shape[1]
         own_pool = bool(drafter.config.previous_token_rank) and not options.sampling.greedy
@@ -77,11 +77,9 @@ def log_block_trace(
             ):  # what was drawn before a slot changes rows with its features only
                 states.append(blocks.states.flatten(0, 1).float().cpu())
                 runs = run[toss, blocks.starts.numpy()]
-                found = _entropies(
-                    drafter, blocks, runs, target_probs, options.sampling, randomness
-                )
-                entropies.append(found.flatten().double().cpu().numpy())
-                first, total = total, total + found.numel()
+                found = _rows_of(drafter, blocks, runs, target_probs, options.sampling, randomness)
+                rows.append(found.flatten(0, 1).double().cpu().numpy())
+                first, total = total, total + found[..., 0].numel()
             places = first + np.arange(len(blocks.starts) * slots).reshape(-1, slots)
             index[toss, blocks.starts.numpy(), :slots] = places
     width = drafter.config.d_model
@@ -90,7 +88,7 @@ def log_block_trace(
         block=True,
         lag=0,
         states=torch.cat(states) if states else torch.zeros(0, width),
-        entropies=np.concatenate(entropies) if entropies else np.zeros(0),
+        rows=np.concatenate(rows) if rows else np.zeros((0, 2)),
         index=index,
         run=run,
         longest=np.broadcast_to(longest, run.shape).astype(np.int32),
@@ -126,7 +124,7 @@ def _all_blocks(
         yield Blocks(torch.from_numpy(starts), states, logits, kept)
 
 
-def _entropies(
+def _rows_of(
     drafter: SpecDrafter,
     blocks: Blocks,
     runs: np.ndarray,
@@ -134,16 +132,16 @@ def _entropies(
     sampling: Sampling,
     randomness: Randomness,
 ) -> Tensor:
-    """Entropy of every slot's row. [A, K].
+    """`RowFacts` of every slot's row. [A, K, 2].
 
     Where rows have previous-token features, those behind wrong tokens. In greedy drafting a policy
     is shown the rows without them (see the drafter).
     """
     if not drafter.config.previous_token_rank:
-        return row_entropies(blocks.logits)
+        return row_facts(blocks.logits)
     if sampling.greedy:
-        return row_entropies(drafter.project(blocks.states))
-    found = row_entropies(blocks.logits)
+        return row_facts(drafter.project(blocks.states))
+    found = row_facts(blocks.logits)
     for block, start in enumerate(blocks.starts.tolist()):
         accepted = int(runs[block])
         row = blocks.logits[block, min(accepted, blocks.logits.shape[1] - 1)]
@@ -154,5 +152,5 @@ def _entropies(
                 law = rejected_law(law, target_probs[place][None].to(law.device))
             previous = torch.tensor(draw(law, sampling, randomness), device=row.device)
             row = rows_after(drafter, blocks.states[block, slot][None], previous)[0]
-            found[block, slot] = row_entropies(row)
+            found[block, slot] = row_facts(row)
     return found

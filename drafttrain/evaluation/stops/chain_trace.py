@@ -22,7 +22,7 @@ from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.evaluation.stops.drafts_after_rejection import (
     grow_as_tree,
     grow_one_by_one,
-    row_entropies,
+    row_facts,
 )
 from drafttrain.evaluation.stops.trace import AcceptedPath, Array, Trace, WrongBranch, join
 from drafttrain.models.draft_states import StateKind, drawn_states
@@ -57,8 +57,8 @@ class Judged:
     """[L, V] row i judges token i of the output."""
     draft_probs: Tensor
     """[L, V] what the drafter would draw token i from behind accepted tokens."""
-    entropies: Tensor
-    """[L] of the drafter's rows, before temperature."""
+    rows: Tensor
+    """[L, 2] `RowFacts` of the drafter's rows, before temperature."""
 
 
 def decode_text(
@@ -105,7 +105,7 @@ def log_trace(
     judged = Judged(
         target_probs=judge(target, source, tokens.to(source.prefix.device), options),
         draft_probs=_lengthen(warp(draft_logits, options.sampling), len(tokens)).to(target.device),
-        entropies=_lengthen(row_entropies(draft_logits), len(tokens)),
+        rows=_lengthen(row_facts(draft_logits), len(tokens)),
     )
     accepted = toss_coins(judged, tokens, limit, options.tosses, randomness)
     branches = start_branches(judged, accepted, limit, options, drafter.eos_ids, randomness)
@@ -132,7 +132,7 @@ def log_trace(
             ends=np.array([token in drafter.eos_ids for token in output]),
             lag=1 if options.state_kind == "token" else 0,
             states=_lengthen(states, len(tokens)),
-            entropies=judged.entropies,
+            rows=judged.rows,
         ),
         accepted,
         branches,
@@ -238,8 +238,8 @@ def start_branches(
     )
     for (toss, position), token in zip(places.tolist(), rejected.tolist(), strict=True):
         most = min(options.depth, int(limit[position]))
-        entropy = float(judged.entropies[position])
-        branches[toss].append(WrongBranch(position, most, [token], [entropy], ends))
+        row = judged.rows[position].tolist()
+        branches[toss].append(WrongBranch(position, most, [token], [row], ends))
     return branches
 
 

@@ -23,7 +23,7 @@ from drafttrain.evaluation.bootstrap import Array
 from drafttrain.evaluation.metrics import count_rounds, mean_target_seconds
 from drafttrain.evaluation.options import timing_options
 from drafttrain.evaluation.runner import decode_interleaved
-from drafttrain.evaluation.stops.replay import Candidate
+from drafttrain.evaluation.stops.replay import OF_ROWS, Candidate
 from drafttrain.evaluation.stops.report import CostFacts
 from drafttrain.evaluation.stops.workbench import Workbench
 from drafttrain.models.acceptance_head import AcceptanceHead
@@ -151,12 +151,13 @@ class Prices:
     heads: dict[str, float] = field(default_factory=dict)
     """What each head takes to judge a token."""
     entropy: float = 0.0
+    """What policies that go by rows take for one: the entropy policy's time."""
 
     def judging(self, candidate: Candidate) -> float:
         """Seconds that the policy itself takes for a token."""
         if candidate.head is not None:
             return self.heads[candidate.head]
-        return self.entropy if candidate.kind == "entropy" else 0.0
+        return self.entropy if candidate.kind in OF_ROWS else 0.0
 
 
 def measure_costs(bench: Workbench) -> tuple[Prices, CostFacts]:

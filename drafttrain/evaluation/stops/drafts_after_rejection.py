@@ -71,16 +71,16 @@ def grow_one_by_one(
             _feed_all([branch], score.logits[-1:], score.hidden[-1:], pick)
 
 
-def row_entropies(logits: Tensor) -> Tensor:
-    """Entropy of each row in nats, before temperature. Shapes: [..., V] -> [...]."""
-    log_probs = logits.log_softmax(dim=-1)
-    return -torch.special.xlogy(log_probs.exp(), log_probs.exp()).sum(dim=-1)
+def row_facts(logits: Tensor) -> Tensor:
+    """Entropy in nats and largest probability of each row. Shapes: [..., V] -> [..., 2]."""
+    probs = logits.softmax(dim=-1)
+    return torch.stack((torch.special.entr(probs).sum(dim=-1), probs.amax(dim=-1)), dim=-1)
 
 
 def _feed_all(branches: Sequence[WrongBranch], logits: Tensor, hidden: Tensor, pick: Pick) -> None:
-    entropies, tokens = row_entropies(logits).tolist(), pick(logits)
+    rows, tokens = row_facts(logits).tolist(), pick(logits)
     drawn: Sequence[Tensor | None] = [None] * len(branches)
     if branches[0].drawn is not None:
         drawn = drawn_states(hidden, logits, torch.tensor(tokens)).unbind()
-    for branch, *facts in zip(branches, hidden, entropies, tokens, drawn, strict=True):
+    for branch, *facts in zip(branches, hidden, rows, tokens, drawn, strict=True):
         branch.feed(*facts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from drafttrain.evaluation.bootstrap import (
 )
 from drafttrain.evaluation.metrics import acceptance_metrics
 from drafttrain.evaluation.stops.costs import Prices
-from drafttrain.evaluation.stops.replay import Candidate, PolicyCounts
+from drafttrain.evaluation.stops.replay import Candidate, Kind, PolicyCounts
 from drafttrain.evaluation.stops.report import PolicyResult
 
 ORACLE = Candidate("oracle")
@@ -35,15 +35,20 @@ def throughput(counts: PolicyCounts, place: int, candidate: Candidate, prices: P
 
 def candidates_of(
     lengths: Sequence[int],
-    entropies: Sequence[float],
+    by_rows: Mapping[Kind, Sequence[float]],
     heads: Sequence[str],
     thresholds: Sequence[float],
     max_draft: int,
 ) -> list[Candidate]:
-    """Every policy to replay: fixed lengths, entropy, each head at each h, the oracle."""
+    """Every policy to replay: fixed lengths, those that go by rows with their values, each head at
+    each h, the oracle."""
     return [
         *[Candidate("fixed", k) for k in lengths],
-        *[Candidate("entropy", nats, max_draft=max_draft) for nats in entropies],
+        *[
+            Candidate(kind, value, max_draft=max_draft)
+            for kind, values in by_rows.items()
+            for value in values
+        ],
         *[Candidate("head", h, head, max_draft) for head in heads for h in thresholds],
         ORACLE,
     ]

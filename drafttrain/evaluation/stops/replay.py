@@ -4,24 +4,31 @@ A round that starts at position p drafts n(p) tokens, as many as its policy says
 min(n, run(p)) are accepted; it emits one token more, up to the end of the output; the next round
 starts there. Policies decide from the states and rows of the tokens drafted (see `DraftState`):
 from the rows of tokens 1..d before token d + 1, and their states except, where these have a lag,
-the last; or from slots 1..d+1 of a block.
+the last; or from slots 1..d+1 of a block. Those that learn as they go are played round by round, in
+the order of the output, each output and toss anew, as decoding plays them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pkgutil import resolve_name
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from drafttrain.config.stops import STOPS
+from drafttrain.decoding.online_stops import RowFacts
+from drafttrain.decoding.roles import RoundFacts
 from drafttrain.evaluation.bootstrap import Array
 from drafttrain.evaluation.metrics import Counts
 from drafttrain.evaluation.stops.trace import Trace
 from drafttrain.models.acceptance_head import AcceptanceHead
 
-Kind = Literal["fixed", "entropy", "head", "oracle"]
+Kind = Literal["fixed", "entropy", "cumulative", "logistic", "bandit", "head", "oracle"]
+OF_ROWS = ("entropy", "cumulative", "logistic", "bandit")
+"""Policies that go by the drafter's rows."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,7 @@ class Candidate:
 
     kind: Kind
     value: float = 0.0
-    """k, nats or h."""
+    """What the policy goes by (`StopKind.varied`)."""
     head: str | None = None
     max_draft: int = 20
     """Most tokens of a round; the oracle has no cap."""
@@ -113,7 +120,7 @@ def replay(
 
 def _judged(trace: Trace, candidate: Candidate, lengths: Array) -> Array:
     """How often a policy works something out in a round from each position. [R, L] -> [R, L]."""
-    if candidate.kind not in ("head", "entropy"):
+    if candidate.kind not in ("head", *OF_ROWS):
         return np.zeros_like(lengths)
     if not trace.block:
         lag = trace.lag if candidate.kind == "head" else 0
@@ -139,29 +146,59 @@ def draft_lengths(
         name: np.cumprod(np.append(probs, 1.0)[trace.index], axis=-1)
         for name, probs in acceptance.items()
     }
-    entropies = np.append(trace.entropies, -np.inf)[trace.index]
+    entropies = np.append(trace.rows[:, 0], -np.inf)[trace.index]
     highest = np.maximum.accumulate(entropies, axis=-1)
+    likely = np.cumprod(np.append(trace.rows[:, 1], 1.0)[trace.index], axis=-1)
     lengths = np.empty((len(candidates), *trace.run.shape), dtype=np.int64)
     for i, candidate in enumerate(candidates):
-        lengths[i] = _lengths(trace, candidate, survival, highest)
+        lengths[i] = _lengths(trace, candidate, survival, highest, likely)
     return lengths
 
 
 def _lengths(
-    trace: Trace, candidate: Candidate, survival: dict[str, Array], highest: Array
+    trace: Trace, candidate: Candidate, survival: dict[str, Array], highest: Array, likely: Array
 ) -> Array:
-    """[R, L]; survival and highest are monotone along the draft, so counting finds the stop."""
+    """[R, L]; survival, highest and likely are monotone along the draft, so counting finds the
+    stop."""
+    if candidate.kind in STOPS and STOPS[candidate.kind].learns:
+        return learned_lengths(trace, candidate)
     if candidate.kind == "oracle":
         return np.minimum(trace.run, trace.limit)
     if candidate.kind == "fixed":
         return np.minimum(int(candidate.value), trace.longest)
+    free = 0 if trace.block else 1  # a causal drafter knows a row only by drafting from it
     if candidate.kind == "entropy":
         passed = (highest <= candidate.value).sum(axis=-1)
-        free = 0 if trace.block else 1  # a causal drafter knows a row only by drafting from it
+    elif candidate.kind == "cumulative":
+        passed = (likely >= candidate.value).sum(axis=-1)
     else:
         passed = (1.0 - survival[candidate.head] <= candidate.value).sum(axis=-1)
-        free = 0 if trace.block else 1 + trace.lag
+        free += 0 if trace.block else trace.lag
     return np.minimum(np.minimum(passed + free, candidate.max_draft), trace.longest)
+
+
+def learned_lengths(trace: Trace, candidate: Candidate) -> Array:
+    """What a policy that learns drafts in the rounds that it plays; 0 elsewhere. [R, L]."""
+    lengths = np.zeros_like(trace.run, dtype=np.int64)
+    for toss, run in enumerate(trace.run):
+        stop, at = resolve_name(STOPS[candidate.kind].function)(), 0
+        while at < trace.tokens:
+            drafted = _drafted(trace, candidate, stop, toss, at)
+            accepted = min(drafted, int(run[at]))
+            stop.learn(RoundFacts(drafted, accepted, candidate.max_draft), candidate.value)
+            lengths[toss, at] = drafted
+            at += accepted + 1
+    return lengths
+
+
+def _drafted(trace: Trace, candidate: Candidate, stop: Any, toss: int, at: int) -> int:
+    """Tokens of a round from a position: the policy is asked before each of them."""
+    rows = [RowFacts(*row) for row in trace.rows[trace.index[toss, at]].tolist()]
+    longest = min(candidate.max_draft, int(trace.longest[toss, at]))
+    for depth in range(longest):
+        if not stop.goes_on(rows[: depth + trace.block], candidate.value):
+            return depth
+    return longest
 
 
 def emit(trace: Trace, lengths: Array) -> tuple[Array, Array]:

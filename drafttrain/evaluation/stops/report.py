@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.environment import Environment
 from drafttrain.evaluation.report import DataFacts, Part, TargetFacts, read_json
 from drafttrain.evaluation.stops.calibration import Reliability
+from drafttrain.evaluation.stops.replay import Kind
 
 
 class CostFacts(Part):
@@ -59,9 +59,9 @@ class PolicyResult(Part):
     """One stop policy, replayed."""
 
     name: str
-    kind: Literal["fixed", "entropy", "head", "oracle"]
+    kind: Kind
     value: float
-    """k, nats or h."""
+    """What the policy goes by: k, nats, h, ..."""
     head: str | None
     metrics: dict[str, Estimate]
     """discard_rate, verification_rate, mean_acceptance_length, acceptance_rate, tokens_per_second

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from drafttrain.evaluation.bootstrap import Estimate
+from drafttrain.evaluation.stops.replay import OF_ROWS
 from drafttrain.evaluation.stops.report import PolicyResult, Replayed, TuneReport
 from drafttrain.evaluation.table_style import (
     Column,
@@ -163,14 +164,16 @@ def _policy_table(report: TuneReport, intervals: bool) -> Table:
 
 
 def main_policies(report: TuneReport) -> list[PolicyResult]:
-    """Fixed lengths; the best entropy threshold and heads by the choosing prompts; the oracle."""
+    """Fixed lengths; the best heads, and of each other kind the best, by the choosing prompts; the
+    oracle."""
 
     def best(kind: str, count: int) -> list[str]:
         own = [policy for policy in report.chosen_on.policies if policy.kind == kind]
         return [policy.name for policy in sorted(own, key=_speed, reverse=True)[:count]]
 
     fixed = [policy.name for policy in report.chosen_on.policies if policy.kind == "fixed"]
-    names = [*fixed, *best("entropy", 1), *best("head", MOST_HEADS), "oracle"]
+    by_rows = [name for kind in OF_ROWS for name in best(kind, 1)]
+    names = [*fixed, *by_rows, *best("head", MOST_HEADS), "oracle"]
     return [report.reported.find(name) for name in names]
 
 

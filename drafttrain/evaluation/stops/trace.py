@@ -43,8 +43,8 @@ class Trace:
     their own positions, else 0."""
     states: Tensor
     """[M, D] the pool: what acceptance heads read."""
-    entropies: Array
-    """[M] entropy (nats, before temperature) of the row each token was drawn from."""
+    rows: Array
+    """[M, 2] `RowFacts` of the row that each token was drawn from."""
     index: Array
     """[R, L, K] int32: pool entry of each drafted token, or NOTHING."""
     run: Array
@@ -70,8 +70,8 @@ class WrongBranch:
     """Most tokens that could be drafted from here in one round."""
     tokens: list[int]
     """The rejected one first; a final EOS included."""
-    entropies: list[float]
-    """Of the row of each token."""
+    rows: list[Sequence[float]]
+    """`RowFacts` of the row of each token."""
     ends: frozenset[int]
     """Tokens after which the drafter stops."""
     drawn: Tensor | None = None
@@ -87,11 +87,11 @@ class WrongBranch:
     def goes_on(self) -> bool:
         return len(self.tokens) < self.most and not self.ended
 
-    def feed(self, fed: Tensor, entropy: float, token: int, drawn: Tensor | None) -> None:
-        """The last token's state at its own position, the entropy of the row after it, the token
+    def feed(self, fed: Tensor, row: Sequence[float], token: int, drawn: Tensor | None) -> None:
+        """The last token's state at its own position, the facts of the row after it, the token
         drawn from that row, and that token's state, where `drawn` states are logged."""
         self.states.append(fed if self.drawn is None else self.drawn)
-        self.entropies.append(entropy)
+        self.rows.append(row)
         self.tokens.append(token)
         self.drawn = drawn
 
@@ -108,8 +108,8 @@ class AcceptedPath:
     """As in `Trace`."""
     states: Tensor
     """[L, D] state of each token of the output, were it drafted."""
-    entropies: Tensor
-    """[L] of the drafter's row that each token was drawn from."""
+    rows: Tensor
+    """[L, 2] facts of the drafter's row that each token was drawn from."""
 
 
 def join(
@@ -121,7 +121,7 @@ def join(
     the coin says no (positions at which nothing can be drafted need none).
     """
     replicates, length = accepted.shape
-    states, entropies = [path.states.cpu()], [path.entropies.double().cpu().numpy()]
+    states, rows = [path.states.cpu()], [path.rows.double().cpu().numpy()]
     first = np.full((replicates, length), NOTHING)
     known = np.zeros((replicates, length), dtype=np.int64)
     drawn = np.zeros((replicates, length), dtype=np.int64)
@@ -135,7 +135,7 @@ def join(
             total += count
             if count:
                 states.append(torch.stack(branch.states).cpu())
-                entropies.append(np.array(branch.entropies[:count]))
+                rows.append(np.array(branch.rows[:count]))
     run = first_rejection(accepted) - np.arange(length)
     longest = np.minimum(_until_eos(run, drawn, ended, path.ends), np.minimum(path.limit, depth))
     return Trace(
@@ -143,7 +143,7 @@ def join(
         block=False,
         lag=path.lag,
         states=torch.cat(states),
-        entropies=np.concatenate(entropies),
+        rows=np.concatenate(rows),
         index=_pool_entries(run, first, known, depth),
         run=run.astype(np.int32),
         longest=longest.astype(np.int32),

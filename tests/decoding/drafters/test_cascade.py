@@ -22,12 +22,12 @@ from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.engine.calls import StepOutput
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.roles import Drafter, Randomness
+from drafttrain.decoding.roles import Drafter, Randomness, Verifier
 from drafttrain.decoding.sampling import SampledRandomness, warp
 from drafttrain.decoding.shared import Steps, alone
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Proposal, Sampling, Source
-from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
+from drafttrain.decoding.verifiers import BlockVerification, GreedyMatch, RejectionSampling
 from tests.decoding.enumeration import (
     alone_and_together,
     enumerate_law,
@@ -40,6 +40,7 @@ from tests.tiny_drafters import block_heads, noisy, tiny_drafter
 from tests.tiny_models import tiny_model
 
 TABLE = [1, 2, 2]
+REJECTION = RejectionSampling()
 SAMPLINGS = {
     "temperature 1": Sampling(1.0),
     "top-k": Sampling(1.3, top_k=2),
@@ -91,9 +92,14 @@ def cascades(excluded: float = 0.0) -> dict[str, Drafter]:
 
 
 def law_of(
-    drafter: Drafter, sampling: Sampling, k: int, excluded: float = 0.0, together: int = 1
+    drafter: Drafter,
+    sampling: Sampling,
+    k: int,
+    excluded: float = 0.0,
+    together: int = 1,
+    verifier: Verifier = REJECTION,
 ) -> dict:
-    target, stop, verifier = ToyTarget(1, 3, excluded), FixedLength(k), RejectionSampling()
+    target, stop = ToyTarget(1, 3, excluded), FixedLength(k)
     decoder = Decoder(target, drafter, stop, verifier, sampling, replaced)
     return enumerate_output(decoder, toys_together(toy_prompt, together), 3)
 
@@ -106,6 +112,16 @@ def test_sampled_cascades_follow_the_target_exactly(name, excluded, sampling, to
     expected = autoregressive_law(ToyTarget(1, 3, excluded), sampling, 3)
     assert abs(sum(law.values()) - 1.0) < 1e-12
     assert max(abs(law.get(x, 0.0) - expected.get(x, 0.0)) for x in law | expected) < 1e-12
+
+
+@pytest.mark.parametrize("excluded", [0.0, 0.4], ids=["full", "supports apart"])
+@pytest.mark.parametrize("name", cascades())
+def test_the_target_may_review_a_cascade_by_blocks(name, excluded):
+    """Inside, levels review token by token: what a token follows is then known as it is drawn."""
+    drafter, sampling = cascades(excluded)[name], SAMPLINGS["temperature 1"]
+    law = law_of(drafter, sampling, 2, excluded, verifier=BlockVerification())
+    expected = autoregressive_law(ToyTarget(1, 3, excluded), sampling, 3)
+    assert total_variation(law, expected) < 1e-12
 
 
 @pytest.mark.parametrize("leniency", [1.0, 1.5, 3.0])

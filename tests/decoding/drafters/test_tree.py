@@ -20,7 +20,13 @@ from drafttrain.decoding.stopping import Entropy, FixedLength, Gain
 from drafttrain.decoding.trees.chosen import Optimal, binary_tree, eagle_tree
 from drafttrain.decoding.trees.drawn import Beam, Branching, Paths
 from drafttrain.decoding.trees.shapes import Shape
-from drafttrain.decoding.trees.verifiers import KSeq, MultiRound, RecursiveRejection, TargetWalk
+from drafttrain.decoding.trees.verifiers import (
+    KSeq,
+    MultiRound,
+    RecursiveRejection,
+    TargetWalk,
+    Traversal,
+)
 from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
 from drafttrain.models.spec_drafter.model import SpecDrafter
@@ -77,8 +83,10 @@ def distance(law: dict, other: dict) -> float:
 PAIRS = {
     "paths k-seq": (Paths(2), KSeq, FixedLength(2)),
     "paths multi-round": (Paths(2), MultiRound, FixedLength(2)),
+    "paths traversal": (Paths(2), Traversal, FixedLength(2)),
     "paths walk": (Paths(2), TargetWalk, FixedLength(2)),
     "rsd-c": (Branching((2, 1)), RecursiveRejection, FixedLength(2)),
+    "rsd-c traversal": (Branching((2, 1)), Traversal, FixedLength(2)),
     "rsd-c walk": (Branching((2, 2)), TargetWalk, FixedLength(2)),
     "opt-tree": (Optimal(4), TargetWalk, Gain(0.1, 2)),
     "binary": (binary_tree(6), TargetWalk, FixedLength(2)),
@@ -101,7 +109,7 @@ def test_several_drafters_side_by_side_are_exact():
     sampling = Sampling(1.3, top_k=2)
     drafter = SeveralDrafters([toy(Paths(1), seed=2), toy(Paths(1), seed=3)])
     expected = autoregressive_law(ToyTarget(1), sampling, 3)
-    for verifier in (MultiRound, TargetWalk):
+    for verifier in (MultiRound, Traversal, TargetWalk):
         law = law_of(drafter, verifier, sampling, FixedLength(2))
         assert distance(law, expected) < 1e-12
 
@@ -110,7 +118,9 @@ SLOTS = {"plain": {"slots": "anchored"}, "coupled": {"slots": "paper", "previous
 
 
 @pytest.mark.parametrize("settings", SLOTS.values(), ids=SLOTS.keys())
-@pytest.mark.parametrize("name", ["paths multi-round", "rsd-c", "opt-tree", "opt-tree of all"])
+@pytest.mark.parametrize(
+    "name", ["paths multi-round", "rsd-c", "rsd-c traversal", "opt-tree", "opt-tree of all"]
+)
 def test_trees_over_the_slots_of_a_block_are_exact(name, settings):
     shape, verifier, stop = PAIRS[name.removesuffix(" of all")]
     sampling = Sampling(1.3, top_k=0 if name.endswith("of all") else 2)

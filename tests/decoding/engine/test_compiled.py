@@ -14,15 +14,17 @@ from pydantic import ValidationError
 from transformers import PreTrainedModel
 
 from drafttrain.config.commands import EvalConfig, GenerateConfig
-from drafttrain.decoding.engine import compiled
-from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.engine.compiled import CompiledStep, compile_calls
+from drafttrain.decoding.engine import compiled, compiling
+from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.compiled import CompiledEncoder, CompiledStep
+from drafttrain.decoding.engine.compiling import compile_calls
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Proposal, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch
+from tests.comparing import close
 from tests.decoding.decoded import generate, sources_for, tokens_of
 from tests.decoding.test_batch_parity import ANY, NEW, SLOTS, TREES
 from tests.tiny_drafters import shared
@@ -32,7 +34,7 @@ from tests.tiny_models import tiny_model
 @pytest.fixture(autouse=True)
 def _apart() -> Iterator[None]:
     """Nothing is left of engines and compiled code of other tests."""
-    compiled._ENGINES.clear()
+    compiling.ENLISTED.clear()
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -41,8 +43,8 @@ def _apart() -> Iterator[None]:
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each call of one sequence, whether what was traced has run."""
-    monkeypatch.setattr(compiled, "BACKEND", "eager")
-    monkeypatch.setattr(compiled, "missing_compiler", lambda: None)
+    monkeypatch.setattr(compiling, "BACKEND", "eager")
+    monkeypatch.setattr(compiling, "missing_compiler", lambda: None)
     return count_calls(monkeypatch)
 
 
@@ -93,7 +95,7 @@ def test_compiled_calls_decode_as_others_do(family, name, layers, traced, capsys
 
 
 def test_machine_code_decodes_as_others_do(monkeypatch, capsys):
-    reason = compiled.missing_compiler()
+    reason = compiling.missing_compiler()
     if reason is not None:
         pytest.skip(reason)
     calls, model = count_calls(monkeypatch), tiny_model("llama", num_hidden_layers=1)
@@ -119,6 +121,30 @@ def test_layers_that_a_drafter_reads_are_kept(traced):
         torch.testing.assert_close(kept[1].layer(layer), kept[0].layer(layer))
 
 
+@pytest.mark.parametrize("family", ["bart", "t5"])
+def test_texts_are_read_as_they_are_uncompiled(family, traced, monkeypatch, capsys):
+    """One text of some tokens is; one of a single token, and several at once, are read as ever."""
+    model, found, run = tiny_model(family), [], CompiledEncoder.__call__
+
+    def count(encoder, ids):
+        states = run(encoder, ids)
+        found.append(states is not None)
+        return states
+
+    monkeypatch.setattr(CompiledEncoder, "__call__", count)
+    target, sources = CachedModel(model), sources_for(model, 4)
+    alone = [make_source([7], model), *sources]
+    before = [target.encode(source).encoded for source in alone]
+    compile_calls("on")
+    assert "encoder of 2 layers, width 16: compiled" in capsys.readouterr().err
+    for source, expected in zip(alone, before, strict=True):
+        close(target.encode(source).encoded, expected, 1e-10)
+    assert found == [False, True, True, True, True]
+    for state, expected in zip(target.encode_all(sources), before[1:], strict=True):
+        close(state.encoded, expected, 1e-10)
+    assert len(found) == 5
+
+
 def test_decoders_of_one_shape_keep_their_own_weights(traced):
     models = [tiny_model("llama", num_hidden_layers=1) for _ in range(2)]
     for parameter in models[1].parameters():
@@ -132,7 +158,7 @@ def test_decoders_of_one_shape_keep_their_own_weights(traced):
 
 @pytest.mark.parametrize("share", [0.5, 1.5])
 def test_auto_keeps_what_is_faster(share, traced, monkeypatch, capsys):
-    monkeypatch.setattr(compiled, "time_share", lambda quick, slow, now: share)
+    monkeypatch.setattr(compiled, "time_share", lambda quick, slow, now=None: share)
     model = tiny_model("llama", num_hidden_layers=1)
     target = CachedModel(model)
     compile_calls("auto")
@@ -151,7 +177,7 @@ def test_a_share_is_that_of_the_medians():
 
         return call
 
-    share = compiled.time_share(taking(2.0), taking(8.0), lambda: now[0])
+    share = compiling.time_share(taking(2.0), taking(8.0), lambda: now[0])
     assert share == pytest.approx(0.25)
 
 
@@ -159,7 +185,7 @@ def test_what_cannot_be_compiled_runs_as_it_is_and_one_line_says_why(traced, mon
     def fail(*given):
         raise RuntimeError("no room\nfor machine code")
 
-    monkeypatch.setattr(compiled, "_compile", lambda module, stack: fail)
+    monkeypatch.setattr(compiling, "compile_module", lambda module, stack: fail)
     model = tiny_model("llama")
     target = CachedModel(model)
     compile_calls("on")
@@ -173,8 +199,8 @@ def test_calls_that_fail_later_run_as_they_are_from_then_on(traced, monkeypatch,
     target = CachedModel(model)
     compile_calls("on")
     capsys.readouterr()
-    step = target.engine.compiled
-    monkeypatch.setattr(step, "_which", lambda kind: "never compiled")
+    for calls in target.engine.compiled._kinds.values():
+        calls.which = "never compiled"
     assert decode(target, ANY["max-gram"](model)) == generate(model, sources_for(model, 8), NEW)
     lines = capsys.readouterr().err.splitlines()
     assert 1 <= len(lines) <= 2 and all("run uncompiled from here on: " in line for line in lines)

@@ -13,7 +13,7 @@ import torch
 from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.trees.drawn import Beam, Branching, Paths, perturb
-from drafttrain.decoding.trees.verifiers import RecursiveRejection, TargetWalk
+from drafttrain.decoding.trees.verifiers import RecursiveRejection, TargetWalk, Traversal
 from drafttrain.decoding.types import Proposal, Sampling
 from tests.comparing import close
 from tests.decoding.enumeration import EnumeratedRandomness, enumerate_law
@@ -105,59 +105,105 @@ def test_levels_have_their_own_widths():
 # --- stochastic beams ----------------------------------------------------------------------------
 
 
+Levels = tuple[tuple[Path, ...], ...]
+"""The paths of each level of a beam, in the order in which they are drawn."""
+
+
 def beam_trees(
-    table: LogitsTable, sampling: Sampling, width: int, end: int | None = None
-) -> dict[tuple, float]:
-    """The law of RSD-S trees of two levels, by the Plackett-Luce order of all leaf sequences.
+    table: LogitsTable, sampling: Sampling, width: int, end: int | None = None, depth: int = 2
+) -> dict[Levels, float]:
+    """The law of RSD-S trees, by the Plackett-Luce order of all leaf sequences.
 
     The perturbed log-probability of a prefix is the largest of its leaves', so each level holds the
-    first `width` different prefixes in that order, the second below the first only. Leaves that
+    first `width` different prefixes in that order, those below the level above only. Leaves that
     can add no node are passed over. A token that ends a sequence is a leaf by itself.
     """
-    first = warp(table[START], sampling)
-    leaves: dict[Path, float] = {}
-    for a in range(len(first)):
-        if a == end:
-            leaves[(a,)] = float(first[a])
-        elif first[a] > 0:
-            row = warp(table[(*START, a)], sampling)
-            leaves |= {(a, b): float(first[a] * row[b]) for b in range(len(first))}
-    leaves = {leaf: p for leaf, p in leaves.items() if p > 0.0}
-    law: dict[tuple, float] = {}
+    leaves: dict[Path, float] = {(): 1.0}
+    for _ in range(depth):
+        grown: dict[Path, float] = {}
+        for path, p in leaves.items():
+            if path[-1:] == (end,):
+                grown[path] = p
+                continue
+            row = warp(table[(*START, *path)], sampling).tolist()
+            grown |= {(*path, token): p * own for token, own in enumerate(row)}
+        leaves = {path: p for path, p in grown.items() if p > 0.0}
+    law: dict[Levels, float] = {}
 
-    def go(above: tuple[int, ...], below: tuple[Path, ...], probability: float) -> None:
-        adding = {}
-        for leaf, p in leaves.items():
-            new_above = leaf[0] not in above and len(above) < width
-            reached = leaf[0] in above or new_above
-            new_below = len(leaf) == 2 and leaf not in below and len(below) < width and reached
-            if new_above or new_below:
-                adding[leaf] = (p, new_above, new_below)
+    def added(leaf: Path, levels: Levels) -> Levels | None:
+        """The levels with what a leaf adds to them; None: nothing."""
+        more = list(levels)
+        for place in range(len(leaf)):
+            prefix = leaf[: place + 1]
+            if prefix not in more[place]:
+                if len(more[place]) == width:
+                    break
+                more[place] = (*more[place], prefix)
+        return None if tuple(more) == levels else tuple(more)
+
+    def go(levels: Levels, probability: float) -> None:
+        adding = {leaf: more for leaf in leaves if (more := added(leaf, levels)) is not None}
         if not adding:
-            law[above, below] = law.get((above, below), 0.0) + probability
+            law[levels] = law.get(levels, 0.0) + probability
             return
-        total = sum(p for p, _, _ in adding.values())
-        for leaf, (p, new_above, new_below) in adding.items():
-            more_above = (*above, leaf[0]) if new_above else above
-            go(more_above, (*below, leaf) if new_below else below, probability * p / total)
+        total = sum(leaves[leaf] for leaf in adding)
+        for leaf, more in adding.items():
+            go(more, probability * leaves[leaf] / total)
 
-    go((), (), 1.0)
+    go(((),) * depth, 1.0)
     return law
 
 
-def beam_proposal(above, below, table: LogitsTable, sampling: Sampling) -> Proposal:
-    rows = [(), *((a,) for a in above)]
+def beam_proposal(levels: Levels, table: LogitsTable, sampling: Sampling) -> Proposal:
+    nodes = [path for level in levels for path in level]
+    parents = [(), *(path for path in nodes if any(other[:-1] == path for other in nodes))]
     return Proposal(
-        tokens=torch.tensor([*above, *(leaf[1] for leaf in below)]),
-        parents=torch.tensor([-1] * len(above) + [above.index(leaf[0]) for leaf in below]),
+        tokens=torch.tensor([path[-1] for path in nodes]),
+        parents=torch.tensor([nodes.index(p[:-1]) if len(p) > 1 else -1 for p in nodes]),
         draw_kind="without_replacement",
-        draft_probs=torch.stack([warp(table[(*START, *row)], sampling) for row in rows]),
-        rows=torch.tensor([0] * len(above) + [1 + above.index(leaf[0]) for leaf in below]),
+        draft_probs=torch.stack([warp(table[(*START, *path)], sampling) for path in parents]),
+        rows=torch.tensor([parents.index(path[:-1]) for path in nodes]),
     )
 
 
+def beam_bias(
+    trees: dict[Levels, float],
+    tables: tuple[LogitsTable, LogitsTable],
+    sampling: Sampling,
+    verifier,
+) -> float:
+    """How far the law of the first tokens is from the target's, over all trees and outcomes."""
+    target, draft = tables
+    depth, vocabulary = len(next(iter(trees))), len(target[START])
+    law = torch.zeros((vocabulary,) * depth, dtype=torch.float64)
+
+    def go_on(tokens: Path, probability: float) -> None:
+        """Plain sampling of what a round has left to emit."""
+        if len(tokens) >= depth:
+            law[tokens[:depth]] += probability
+            return
+        for token, p in enumerate(warp(target[(*START, *tokens)], sampling).tolist()):
+            go_on((*tokens, token), probability * p)
+
+    for levels, likely in trees.items():
+        proposal = beam_proposal(levels, draft, sampling)
+        rows = [target[START], *(target[(*START, *path)] for path in paths_of(proposal))]
+
+        def play(randomness: Randomness, proposal=proposal, rows=rows) -> Path:
+            verdict = verifier.verify(proposal, torch.stack(rows), sampling, randomness)
+            return (*proposal.tokens[verdict.path].tolist(), verdict.next_token)
+
+        for tokens, probability in enumerate_law(play).items():
+            go_on(tokens, likely * probability)
+    found, law = law, torch.zeros_like(law)
+    go_on((), 1.0)
+    return float((found - law).abs().max())
+
+
 @pytest.mark.parametrize("end", [None, 1], ids=["endless", "a token ends"])
-@pytest.mark.parametrize("verifier", [RecursiveRejection, TargetWalk], ids=lambda v: v.name)
+@pytest.mark.parametrize(
+    "verifier", [RecursiveRejection, TargetWalk, Traversal], ids=lambda v: v.name
+)
 @pytest.mark.parametrize("width", [1, 2, 3])
 @pytest.mark.parametrize(
     ("sampling", "excluded"),
@@ -166,28 +212,21 @@ def beam_proposal(above, below, table: LogitsTable, sampling: Sampling) -> Propo
 )
 def test_stochastic_beams_are_exact(width, sampling, excluded, verifier, end):
     target, draft = LogitsTable(1, 3, excluded), LogitsTable(2, 3, excluded)
-    law = torch.zeros(3, 3, dtype=torch.float64)
     trees = beam_trees(draft, sampling, width, end)
     assert sum(trees.values()) == pytest.approx(1.0, abs=1e-12)
     if width == 3 and sampling == Sampling(1.0) and end is None:
         assert len(trees) == 522
-    for (above, below), likely in trees.items():
-        proposal = beam_proposal(above, below, draft, sampling)
-        rows = [target[START], *(target[(*START, *path)] for path in paths_of(proposal))]
+    assert beam_bias(trees, (target, draft), sampling, verifier) < 1e-12
 
-        def play(randomness: Randomness, proposal=proposal, rows=rows) -> Path:
-            verdict = verifier.verify(proposal, torch.stack(rows), sampling, randomness)
-            return (*proposal.tokens[verdict.path].tolist(), verdict.next_token)
 
-        for tokens, probability in enumerate_law(play).items():
-            if len(tokens) == 1:
-                after = warp(target[(*START, *tokens)], sampling)
-                law[tokens[0]] += likely * probability * after
-            else:
-                law[tokens[:2]] += likely * probability
-    first = warp(target[START], sampling)
-    plain = torch.stack([p * warp(target[(*START, t)], sampling) for t, p in enumerate(first)])
-    assert (law - plain).abs().max() < 1e-12
+@pytest.mark.parametrize("verifier", [RecursiveRejection, Traversal], ids=lambda v: v.name)
+@pytest.mark.parametrize("width", [2, 3])
+def test_beams_of_three_levels_are_exact(width, verifier):
+    """Whether a node is there depends on what is below its siblings."""
+    target, draft, sampling = LogitsTable(1, 2), LogitsTable(2, 2), Sampling(1.0)
+    trees = beam_trees(draft, sampling, width, depth=3)
+    assert len(trees) == {2: 72, 3: 480}[width]
+    assert beam_bias(trees, (target, draft), sampling, verifier) < 1e-12
 
 
 @pytest.mark.parametrize("end", [None, 1], ids=["endless", "a token ends"])
@@ -198,8 +237,7 @@ def test_the_float_sampler_has_the_law_that_is_enumerated(width, end):
     counts: Counter[tuple] = Counter()
     for _ in range(runs):
         found = paths_of(grow(Beam(width).plant(sampling, randomness, ends), table, 2))
-        above = tuple(path[0] for path in found if len(path) == 1)
-        counts[above, tuple(path for path in found if len(path) == 2)] += 1
+        counts[tuple(tuple(p for p in found if len(p) == level) for level in (1, 2))] += 1
     assert set(counts) <= set(law)
     for tree, p in law.items():
         rare = 4 / runs  # trees of which none or a few are expected

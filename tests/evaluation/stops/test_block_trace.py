@@ -12,7 +12,14 @@ from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledRandomness
-from drafttrain.decoding.stopping import Entropy, FixedLength, HeadPolicy
+from drafttrain.decoding.stopping import (
+    Bandit,
+    Cumulative,
+    Entropy,
+    FixedLength,
+    HeadPolicy,
+    Logistic,
+)
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.evaluation.stops.block_trace import log_block_trace
@@ -48,6 +55,9 @@ def test_greedy_replay_equals_decoding_round_for_round(convention, monkeypatch):
     pairs = [
         (FixedLength(4), Candidate("fixed", 4)),
         (Entropy(2.0, 4), Candidate("entropy", 2.0, max_draft=4)),
+        (Cumulative(0.05, 4), Candidate("cumulative", 0.05, max_draft=4)),
+        (Logistic(0.9, 4), Candidate("logistic", 0.9, max_draft=4)),
+        (Bandit(0.2, 4), Candidate("bandit", 0.2, max_draft=4)),
         (HeadPolicy(head, 0.4, 4), Candidate("head", 0.4, "D", 4)),
         (HeadPolicy(head, 0.1, 4), Candidate("head", 0.1, "D", 4)),
     ]
@@ -78,7 +88,7 @@ def test_replayed_blocks_have_the_law_of_decoding(settings, kind):
     seeded = SampledRandomness(torch.Generator().manual_seed(0))
     seen = log_block_trace(target, drafter.model, toy_source(), [2, 3, 2, 3], options, seeded)
     # so that the entropy policy stops now and then; off the median, where rounding would decide
-    nats = float(np.median(seen.entropies)) + 1e-9
+    nats = float(np.median(seen.rows[:, 0])) + 1e-9
     stop, candidate = {
         "fixed": (FixedLength(3), Candidate("fixed", 3)),
         "entropy": (Entropy(nats, 3), Candidate("entropy", nats, max_draft=3)),

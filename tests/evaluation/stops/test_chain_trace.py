@@ -12,7 +12,14 @@ from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledRandomness
-from drafttrain.decoding.stopping import Entropy, FixedLength, HeadPolicy
+from drafttrain.decoding.stopping import (
+    Bandit,
+    Cumulative,
+    Entropy,
+    FixedLength,
+    HeadPolicy,
+    Logistic,
+)
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.evaluation.stops.chain_trace import TraceOptions, check_traceable, log_trace
@@ -30,6 +37,11 @@ def policies(head: AcceptanceHead):
     pairs = [(FixedLength(k), Candidate("fixed", k)) for k in (1, 3, 6)]
     pairs += [
         (Entropy(nats, DEPTH), Candidate("entropy", nats, max_draft=DEPTH)) for nats in (1.0, 2.5)
+    ]
+    pairs += [
+        (Cumulative(0.1, DEPTH), Candidate("cumulative", 0.1, max_draft=DEPTH)),
+        (Logistic(0.8, DEPTH), Candidate("logistic", 0.8, max_draft=DEPTH)),
+        (Bandit(0.2, DEPTH), Candidate("bandit", 0.2, max_draft=DEPTH)),
     ]
     for h in (0.2, 0.5, 0.8):
         pairs.append((HeadPolicy(head, h, DEPTH), Candidate("head", h, "D", DEPTH)))
@@ -75,6 +87,7 @@ def test_greedy_replay_equals_decoding_round_for_round(family, max_new_tokens, s
         (Sampling(1.0, top_k=2), "head", 3),
         (Sampling(3.0, top_p=0.7), "head", 2),
         (Sampling(1.0, top_k=2), "drawn", 3),
+        (Sampling(1.0, top_k=2), "logistic", 3),
     ],
 )
 def test_replayed_rounds_have_the_law_of_decoding(sampling, kind, depth):
@@ -85,9 +98,10 @@ def test_replayed_rounds_have_the_law_of_decoding(sampling, kind, depth):
     state_kind = "drawn" if kind == "drawn" else "token"
     head = random_head(16, seed=3 if state_kind == "drawn" else 2, state=state_kind)
     source, max_new_tokens = make_source([2, 3], target_model), depth + 1
-    stop = FixedLength(depth) if kind == "fixed" else HeadPolicy(head, 0.5, depth)
-    fixed, by_head = Candidate("fixed", depth), Candidate("head", 0.5, "D", depth)
-    candidate = fixed if kind == "fixed" else by_head
+    stop, candidate = {
+        "fixed": (FixedLength(depth), Candidate("fixed", depth)),
+        "logistic": (Logistic(0.6, depth), Candidate("logistic", 0.6, max_draft=depth)),
+    }.get(kind, (HeadPolicy(head, 0.5, depth), Candidate("head", 0.5, "D", depth)))
 
     def decode(randomness):
         decoder = Decoder(

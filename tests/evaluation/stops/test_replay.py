@@ -19,11 +19,13 @@ FIXED = [Candidate("fixed", k) for k in (1, 2, 3, 4)]
 def branch(
     position: int, tokens: int, ended: bool = False, first_state: float = 100.0
 ) -> WrongBranch:
-    """States are numbered from first_state on; entropies are their negatives."""
+    """States are numbered from first_state on; entropies are their negatives, rows uncertain."""
     known = [first_state + i for i in range(tokens - 1)]
     ends = frozenset({7} if ended else ())
     states = [torch.tensor([x]) for x in known]
-    return WrongBranch(position, tokens, [7] * tokens, [-x for x in known], ends, states=states)
+    return WrongBranch(
+        position, tokens, [7] * tokens, [(-x, 0.5) for x in known], ends, states=states
+    )
 
 
 def trace_of(
@@ -33,6 +35,7 @@ def trace_of(
     depth: int = 4,
     branches: list[WrongBranch] | None = None,
     entropies: list[float] | None = None,
+    largest: list[float] | None = None,
     lag: int = 1,
 ) -> Trace:
     """One toss of the coins over an output; states are 0, 1, 2, ... along it."""
@@ -43,7 +46,7 @@ def trace_of(
         ends=(places == length - 1) & ends,
         lag=lag,
         states=torch.arange(float(length))[:, None],
-        entropies=torch.tensor(entropies or [0.0] * length),
+        rows=torch.tensor([entropies or [0.0] * length, largest or [1.0] * length]).T,
     )
     if branches is None:
         branches = [branch(i, depth, first_state=100.0 * (i + 1)) for i in range(length)]
@@ -176,9 +179,23 @@ def test_the_entropy_policy_stops_after_a_row_above_the_threshold():
     assert lengths.tolist() == [1, 2, 4, 4]
 
 
+def test_the_cumulative_policy_stops_once_the_product_is_small():
+    trace = trace_of([1] * 5, largest=[0.9, 0.5, 0.9, 0.9, 0.9], depth=4)
+    candidates = [Candidate("cumulative", least, max_draft=4) for least in (0.95, 0.6, 0.42, 0.1)]
+    # after 0.9 and 0.45 and 0.405; a row is known by drafting from it
+    assert [int(n) for n in draft_lengths(trace, {}, candidates)[:, 0, 0]] == [1, 2, 3, 4]
+
+
+def test_a_logistic_is_played_round_by_round_and_learns_from_rejections():
+    trace = trace_of([0] * 3, depth=4)  # rows of rejected tokens: 0.5
+    lengths = draft_lengths(trace, {}, [Candidate("logistic", 0.55, max_draft=4)])
+    # 1 - 0.5 and 1 - 0.5 ** 2; then a = -0.5 / 1.25 and 1 - sigmoid(a) = 0.599
+    assert lengths[0, 0].tolist() == [2, 1, 1]
+
+
 def test_several_tosses_are_summed():
     path = AcceptedPath(
-        np.full(3, 99), np.zeros(3, dtype=bool), 1, torch.zeros(3, 1), torch.zeros(3)
+        np.full(3, 99), np.zeros(3, dtype=bool), 1, torch.zeros(3, 1), torch.zeros(3, 2)
     )
     coins = np.array([[1, 1, 1], [0, 0, 0]], dtype=bool)
     wrong = [branch(i, 4) for i in range(3)]
