@@ -11,15 +11,13 @@ from transformers import AutoModelForCausalLM
 
 from drafttrain.cli import main as drafttrain
 from drafttrain.commands.export import export
-from drafttrain.config.base import Interrupted
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.kinds import CAUSAL, PARALLEL, kind_of
 from drafttrain.config.runs import newest_run
 from drafttrain.export.reload import compare
-from drafttrain.training import loop
 from recipes.train_parallel_drafter import main
 from tests.comparing import same_weights
-from tests.recipes.tiny_recipe import exit_code, write_texts
+from tests.recipes.tiny_recipe import exit_code, resumed_as_if_never_stopped, write_texts
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target
 
@@ -112,22 +110,6 @@ def validation_of(log: list[dict]) -> dict:
     return [entry for entry in log if "mean_acceptance_length" in entry][-1]
 
 
-def test_interrupted_training_ends_with_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_training_ends_with_the_same_bits(tmp_path: Path) -> None:
     arguments = make_project(tmp_path)
-    assert exit_code(main, *arguments, f"run={tmp_path / 'whole'}") == 0
-    arguments.append(f"distilled={tmp_path / 'whole' / 'distilled'}")
-    saved = loop.save_checkpoint
-
-    def save_and_stop(*given) -> None:
-        saved(*given)
-        raise Interrupted("stopped by the test")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(loop, "save_checkpoint", save_and_stop)
-        assert exit_code(main, *arguments) != 0
-    assert not (tmp_path / "run" / "final").exists()
-    assert exit_code(main, *arguments) == 0
-    cut, whole = (tmp_path / n / "final" / "model.safetensors" for n in ("run", "whole"))
-    assert cut.read_bytes() == whole.read_bytes()
+    resumed_as_if_never_stopped(main, arguments, tmp_path, "final", "start")
