@@ -19,6 +19,7 @@ import copy
 from dataclasses import dataclass, replace
 
 import datasets
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -70,8 +71,7 @@ def main(settings: ParallelDrafterRecipe, dry_run: DryRun = False) -> None:
         planned = empty_drafter(settings, target_config)
     check_masks(planned.config)
     if dry_run:
-        plan = plan_distillation(checked(distillations(settings))["data"])
-        print_training(plan, settings.train, planned)
+        print_plan(settings, planned)
         return
     if already_finished(settings.run):
         return
@@ -154,6 +154,18 @@ class Validation:
         accepted, slot = torch.cat(found), torch.cat(slots)
         of_slots = {f"acceptance/{n + 1}": float(accepted[slot == n].mean()) for n in slot.unique()}
         return values | {"acceptance": float(accepted.mean())} | of_slots
+
+
+def print_plan(settings: ParallelDrafterRecipe, drafter: PreTrainedModel) -> None:
+    """What a run would do, without loading weights or writing anything."""
+    plan, objective = (
+        plan_distillation(checked(distillations(settings))["data"]),
+        settings.objective,
+    )
+    output = plan.target_tokens // max(plan.rows, 1)
+    lengths, kept = np.array([[1, output]]), (objective.kept, objective.kept_floor)
+    masks = int(lengths_with_masks(lengths, settings.drafter.k, *kept)[0]) - output
+    print_training(plan, settings.train, drafter, more_tokens=masks)
 
 
 if __name__ == "__main__":

@@ -284,7 +284,7 @@ class FollowInBlocksConfig(FollowTargetConfig):
     """The objective of a parallel drafter: that of a causal one, at every token of every block.
 
     A block begins behind each token of the output's; its first token is learned everywhere, later
-    ones in fewer blocks.
+    ones in fewer blocks. Their masks count where tokens of batches and of packed sequences do.
     """
 
     kept: float = Field(default=0.7, gt=0.0, le=1.0)

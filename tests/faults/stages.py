@@ -22,7 +22,7 @@ from drafttrain.training.checkpoints import check_files, checkpoint_folders, rea
 from recipes import train_causal_drafter, train_parallel_drafter, train_spec_drafter
 from tests.recipes.tiny_recipe import write_texts
 from tests.tiny_drafters import shared
-from tests.tiny_models import tiny_model
+from tests.tiny_models import tiny_model, with_a_token_to_spare
 from tests.tiny_targets import save_target
 
 LIBRARIES = (hidden_cache, cli, export_command)
@@ -85,7 +85,7 @@ def make_inputs(folder: Path) -> None:
     """Models, texts and settings of all stages."""
     torch.set_num_threads(1)
     target = save_target(shared("marian"), folder / "target")
-    language_model = save_target(tiny_model("llama", num_hidden_layers=3), folder / "causal")
+    language_model = save_target(with_a_token_to_spare("llama"), folder / "causal")
     tiny_model("marian", seed=9).save_pretrained(folder / "drafter")
     write_texts(folder, SENTENCES, HELD_OUT)
     sampling = {"temperature": 1.0, "top_k": 20, "max_new_tokens": 12}

@@ -16,7 +16,7 @@ from drafttrain.models.spec_drafter.model import SpecDrafter
 from tests.processes.launching import Launch, kill_nine_when, run
 from tests.recipes.tiny_recipe import write_texts
 from tests.tiny_drafters import shared
-from tests.tiny_models import tiny_model
+from tests.tiny_models import tiny_model, with_a_token_to_spare
 from tests.tiny_targets import save_target
 from tests.training.tiny_runs import logged
 
@@ -58,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "heads": {"depths": [0, 2], "rejection_weights": [1.0, 6.0]},
         "train": TRAIN | {"batch_tokens": 60, "clip": 0.3},
     }
-    causal_target = save_target(tiny_model("llama", num_hidden_layers=3), folder / "causal-target")
+    causal_target = save_target(with_a_token_to_spare("llama"), folder / "causal-target")
     causal = {
         "target": {"path": str(causal_target)},
         "drafter": {"k": 3, "output_tokens": 20},

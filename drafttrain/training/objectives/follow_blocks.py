@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from drafttrain.config.recipes import FollowInBlocksConfig
 from drafttrain.data.batches.masked_blocks import BlocksBatch
@@ -23,7 +24,13 @@ class FollowInBlocks(FollowTarget):
     block are accepted, as `reached` has it, without gradient.
     """
 
-    def __init__(self, model, settings: FollowInBlocksConfig, target=None, draftable=None):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        settings: FollowInBlocksConfig,
+        target: PreTrainedModel | None = None,
+        draftable: Tensor | None = None,
+    ):
         super().__init__(model, settings, target, draftable)
         self.acceptance_weight = settings.acceptance_weight
 

@@ -46,7 +46,9 @@ OUTPUT = torch.tensor([11, 30, 12, 8, 25, 1])
 
 
 def parallel(family: str = "llama", k: int = 4, **changes: object) -> ParallelDrafter:
-    model = tiny_model(family, seed=7, **changes)
+    """A drafter whose rows depend much on what stands before them."""
+    model = tiny_model(family, seed=7, initializer_range=0.6, **changes)
+    model.lm_head.weight.data.normal_()  # an end is as likely as any other token
     model.config.pard_token, model.config.k = MASK, k
     return make_drafter(model)
 
@@ -100,6 +102,7 @@ def test_blocks_along_an_output_are_what_is_drafted_at_each_prefix(family: str) 
         assert len(drafted) == min(4, 8 - place)  # the last one needs no position
         assert found[place].tolist() == drafted + [-1] * (4 - len(drafted))
     assert torch.equal(blocks_along(drafter.model, source, OUTPUT, 1), found[:, :1])
+    assert len(found.unique()) > 5  # so that a wrong row is noticed
 
 
 def test_an_output_longer_than_the_positions_is_drafted_for_as_far_as_they_go() -> None:
