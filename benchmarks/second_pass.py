@@ -26,7 +26,8 @@ from drafttrain.commands.shell import quiet_libraries
 from drafttrain.config.commands import EvalConfig
 from drafttrain.config.reading import load_settings
 from drafttrain.data.inputs.prompts import load_inputs
-from drafttrain.decoding.drafters.block import BlockDrafter, BlockSession, slots_to_draft
+from drafttrain.decoding.drafters.block import BlockDrafter, BlockSession
+from drafttrain.decoding.drafters.slots import slots_to_draft
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.shared import Call, Steps

@@ -26,7 +26,6 @@ from transformers import PretrainedConfig, PreTrainedModel
 from drafttrain.commands.distill import checked, open_decoder
 from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
-from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import CausalDrafterRecipe
 from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.data.batches.packing import (
@@ -38,13 +37,14 @@ from drafttrain.data.batches.packing import (
 )
 from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.distill.recipe_rows import (
+    check_positions,
+    choose_draftable,
     distillations,
     distilled_rows,
-    frequent_tokens,
     row_lengths,
 )
 from drafttrain.decoding.drafters.causal import blocks_of
-from drafttrain.decoding.engine.architectures import check_configuration, position_limit
+from drafttrain.decoding.engine.architectures import check_configuration
 from drafttrain.evaluation.teacher_forced import BlockValidation
 from drafttrain.models.causal_drafter import (
     check_causal_recipe,
@@ -88,17 +88,6 @@ def main(settings: CausalDrafterRecipe, dry_run: DryRun = False) -> None:
         print(f"saved {save_final(settings.run, drafter.cpu().to(kept), target.tokenizer)}")
 
 
-def choose_draftable(
-    settings: CausalDrafterRecipe, drafter: PreTrainedModel, rows: datasets.Dataset
-) -> None:
-    """Record which tokens a drafter of few drafts, in its config.json."""
-    wanted, config = settings.drafter.output_tokens, drafter.config
-    if wanted is not None:
-        ends = drafter.generation_config.eos_token_id
-        chosen = frequent_tokens(rows, wanted, config.vocab_size, ends)
-        config.draftable_tokens = chosen.tolist()
-
-
 def make_task(
     settings: CausalDrafterRecipe,
     drafter: PreTrainedModel,
@@ -106,14 +95,8 @@ def make_task(
     held_out: datasets.Dataset | None,
     target: LoadedTarget,
 ) -> Task:
+    check_positions(drafter.config, rows)
     lengths = row_lengths(rows).sum(axis=1) - 1  # an output's last token is never fed
-    limit, longest = position_limit(drafter.config), int(lengths.max())
-    if limit is not None and longest > limit:
-        raise ConfigError(
-            f"the longest row has {longest} tokens, but the drafter has {limit} positions; leave "
-            "long rows out (distill.max_source_tokens, distill.sampling.max_new_tokens), or start "
-            "from a model with more"
-        )
     draftable = draftable_tokens(drafter.config, drafter.config.vocab_size)
     objective = FollowTarget(drafter, settings.objective, target.model, draftable)
     collate = DocumentCollator(target.tokenizer.pad_token_id or 0)

@@ -44,6 +44,7 @@ SETTINGS: dict[str, type[BaseModel]] = {
     "recipes/train_block_heads.py": recipes.BlockHeadsRecipe,
     "recipes/train_acceptance_head.py": recipes.HeadRecipe,
     "recipes/train_causal_drafter.py": recipes.CausalDrafterRecipe,
+    "recipes/train_parallel_drafter.py": recipes.ParallelDrafterRecipe,
     "recipes/train_target.py": recipes.TargetRecipe,
     "benchmarks/ablations.py": recipes.SpecDrafterRecipe,
     "benchmarks/opt_tree.py": verbs.EvalConfig,

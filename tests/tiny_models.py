@@ -158,6 +158,13 @@ def tiny_model(family: str, seed: int = 3, **changes: object) -> PreTrainedModel
     return model
 
 
+def with_a_token_to_spare(family: str) -> PreTrainedModel:
+    """A language model of three layers and one token more, which it never gives: for masks."""
+    model = tiny_model(family, num_hidden_layers=3, vocab_size=VOCAB + 1)
+    model.generation_config.suppress_tokens = [VOCAB]
+    return model
+
+
 def tiny_source(ids: Sequence[int] | torch.Tensor, model: PreTrainedModel) -> Source:
     """A text of these tokens, or what stands for it where a model hears: features of its own."""
     ids = torch.as_tensor(ids)

@@ -31,10 +31,10 @@ def check_for_target(
     kind = kind_of(settings)
     if kind.reads_target:
         check_projection(target_settings)
-    if kind.is_language_model:
+    if kind.runs_as_targets:
         check_configuration(settings)
-        if trees:
-            check_known(settings)
+    if kind.is_language_model and trees:
+        check_known(settings)
     return settings
 
 

@@ -21,8 +21,8 @@ class Engine:
     """As settings have it."""
     title: str
     """As it calls itself."""
-    program: Program
-    """What a drafter of its kind must be exportable for (`DrafterKind.exports`)."""
+    programs: tuple[Program, ...]
+    """What it is: a drafter's kind must be exportable for one of them (`DrafterKind.exports`)."""
     loads: str
     """What of the folder it reads, in words."""
     command: str
@@ -50,7 +50,7 @@ _EQUAL = (
 TRANSFORMERS = Engine(
     name="transformers",
     title="Transformers alone",
-    program="assisted",
+    programs=("assisted",),
     loads=f"{_PLAIN}, and generation_config.json",
     command="drafttrain.export.engines.serving:transformers_call",
     language="python",
@@ -64,7 +64,7 @@ TRANSFORMERS = Engine(
 VLLM = Engine(
     name="vllm",
     title="vLLM",
-    program="servers",
+    programs=("servers", "parallel_servers"),
     loads=_PLAIN,
     command="drafttrain.export.engines.serving:vllm_command",
     notes="The target's `vocab_size` must be {vocabulary} (compare the rows of both embeddings: a "
@@ -77,7 +77,7 @@ VLLM = Engine(
 SGLANG = Engine(
     name="sglang",
     title="SGLang",
-    program="servers",
+    programs=("servers",),
     loads=_PLAIN,
     command="drafttrain.export.engines.serving:sglang_command",
     checks=_EQUAL,
@@ -87,7 +87,7 @@ SGLANG = Engine(
 TENSORRT_LLM = Engine(
     name="tensorrt-llm",
     title="TensorRT-LLM",
-    program="servers",
+    programs=("servers",),
     loads=_PLAIN,
     command="drafttrain.export.engines.serving:tensorrt_command",
     notes="It does not compare tokenizers: give it no other target.",
@@ -117,7 +117,7 @@ TENSORRT_LLM = Engine(
 LLAMA_CPP = Engine(
     name="llama.cpp",
     title="llama.cpp",
-    program="servers",
+    programs=("servers",),
     loads="drafter-TYPE.gguf, made by its own converter",
     command="drafttrain.export.engines.serving:llama_command",
     notes="`target.gguf` is the target, converted in the same way. `--spec-draft-p-min` ends a "

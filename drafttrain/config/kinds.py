@@ -1,13 +1,15 @@
 """The kinds of drafters, a row each: what everybody may ask about a kind.
 
-Every language model is of kind `causal`; other models are known by the model_type of their
-config.json, and drafters that are no models by the name that settings give them. A row names
-classes and functions by dotted paths (`module:name`), which `pkgutil.resolve_name` finds where they
-are used, so that the table imports nothing heavy.
+Language models are of kind `causal`, unless their config.json has the entry that marks another
+kind; other models are known by the model_type of their config.json, and drafters that are no models
+by the name that settings give them. A row names classes and functions by dotted paths
+(`module:name`), which `pkgutil.resolve_name` finds where they are used, so that the table imports
+nothing heavy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -21,9 +23,10 @@ Evidence = Literal["logits", "hidden", "expected"]
 StateKind = Literal["token", "drawn", "slot"]
 """The states that acceptance heads read; `models/draft_states.py` says what they are."""
 
-Program = Literal["custom_generate", "assisted", "servers"]
+Program = Literal["custom_generate", "assisted", "servers", "parallel_servers"]
 """What can use an export: Transformers with drafttrain, Transformers' own assisted generation,
-serving programs (decoder-only drafters); `config/engines.py` has a row for each of the latter."""
+serving programs (decoder-only drafters), those of them that draft a block in one call;
+`config/engines.py` has a row for each of the latter two."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,10 @@ class DrafterKind:
     model: str | None = None
     """Class of its models; None: language models are loaded by Transformers' Auto classes, and
     others have none."""
+    marked_by: str | None = None
+    """Entry of config.json that its models have and other language models have not."""
+    checks: str | None = None
+    """Function (config.json, what messages call the drafter), which raises ConfigError."""
     recipe: str | None = None
     """Settings of the recipe that trains it, where it is trained for one target, whose tokens it
     shares by construction and whose path its config.json has."""
@@ -70,14 +77,20 @@ class DrafterKind:
         return self.drafts in ("tokens", "blocks")
 
     @property
+    def runs_as_targets(self) -> bool:
+        """Whether its models are language models of Transformers, which the engine runs as it runs
+        targets."""
+        return self.is_model and self.model is None
+
+    @property
     def is_language_model(self) -> bool:
-        """Whether the engine runs it as it runs targets: it can review other drafters' tokens."""
-        return self.drafts == "tokens" and self.model is None
+        """Whether it drafts as targets decode: it can review other drafters' tokens."""
+        return self.drafts == "tokens" and self.runs_as_targets
 
     @property
     def for_one_target(self) -> bool:
-        """Whether it is trained for one target and has its tokens."""
-        return self.recipe is not None
+        """Whether all of them are trained for one target and have its tokens."""
+        return self.recipe is not None and not self.runs_as_targets
 
     def draw_kind(self, greedy: bool) -> DrawKind:
         return self.draws[0 if greedy else 1]
@@ -146,8 +159,25 @@ BLOCK_HEADS = DrafterKind(
     reads_target=True,
 )
 
+PARALLEL = DrafterKind(
+    name="parallel",
+    words="a parallel drafter",
+    described="is {shape} ({model_type!r}) that drafts blocks",
+    opens="drafttrain.decoding.drafters.parallel:open_drafter",
+    drafts="blocks",
+    marked_by="pard_token",
+    checks="drafttrain.models.parallel_drafter:check_blocks",
+    recipe="drafttrain.config.recipes:ParallelDrafterRecipe",
+    draws=("deterministic", "iid"),
+    provides=frozenset({"logits"}),
+    tree_rows="drafttrain.decoding.drafters.tree:rows_of_masks",
+    blocks_along="drafttrain.decoding.drafters.parallel:blocks_along",
+    exports=("custom_generate", "parallel_servers"),
+)
+"""A decoder-only language model that predicts a block through masks of one token (PARD)."""
+
 KINDS: dict[str, DrafterKind] = {
-    kind.name: kind for kind in (NONE, MAX_GRAM, SPEC_DRAFTER, BLOCK_HEADS, CAUSAL)
+    kind.name: kind for kind in (NONE, MAX_GRAM, SPEC_DRAFTER, BLOCK_HEADS, PARALLEL, CAUSAL)
 }
 """All kinds by name."""
 
@@ -167,14 +197,18 @@ class ModelSettings(Protocol):
 
 def kind_of(settings: ModelSettings) -> DrafterKind:
     """The kind of a drafter that is a model, from its config.json."""
-    own = own_kind(settings.model_type)
+    own = own_kind({"model_type": settings.model_type} | vars(settings))
     return CAUSAL if own is None else own
 
 
-def own_kind(model_type: str | None) -> DrafterKind | None:
-    """The kind whose own models are of this type; None: some other model."""
-    kind = KINDS.get(model_type or "")
-    return None if kind is None or kind.model is None else kind
+def own_kind(config: Mapping[str, object]) -> DrafterKind | None:
+    """The kind that a config.json is marked as, or whose own models are of its type; None: some
+    other model."""
+    for kind in KINDS.values():
+        marked = kind.marked_by is not None and config.get(kind.marked_by) is not None
+        if marked or (kind.model is not None and config.get("model_type") == kind.name):
+            return kind
+    return None
 
 
 def named_kind(drafter: str | None) -> DrafterKind | None:

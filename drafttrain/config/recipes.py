@@ -268,6 +268,43 @@ class CausalDrafterRecipe(DistillingRecipe):
     train: TrainConfig = TrainConfig()
 
 
+class ParallelDrafterShape(CausalDrafterShape):
+    """The shape of a language model that drafts a block in one call (PARD)."""
+
+    k: int = Field(default=8, ge=2)
+    """Tokens drafted in a call: the last committed token predicts the first, each of k - 1 masks
+    another one."""
+    mask_token: NonNegativeInt | None = None
+    """Token of the vocabulary that stands for a mask (`pard_token` in config.json): one that texts
+    do not hold, neither the end nor the padding. Default: the tokenizer's own mask, else an id
+    without a token, a special token or any other, the last one that no distilled row holds."""
+
+
+class FollowInBlocksConfig(FollowTargetConfig):
+    """The objective of a parallel drafter: that of a causal one, at every token of every block.
+
+    A block begins behind each token of the output's; its first token is learned everywhere, later
+    ones in fewer blocks. Their masks count where tokens of batches and of packed sequences do.
+    """
+
+    kept: float = Field(default=0.7, gt=0.0, le=1.0)
+    """Share of the blocks that have a k-th token: kept^(k - 1), where they have one before it
+    (PARD's conditional drop). 1: all."""
+    kept_floor: float = Field(default=0.2, ge=0.0, le=1.0)
+    """The least that this share falls to."""
+    acceptance_weight: bool = False
+    """Whether a token's loss weighs what the drafter gives the tokens before it in its block,
+    multiplied: how often it will be reached (ours, after PARD-2). Default: all weigh the same."""
+
+
+class ParallelDrafterRecipe(CausalDrafterRecipe):
+    """`recipes/train_parallel_drafter.py`: distil the target if need be, then train a language
+    model that drafts several tokens in one call."""
+
+    drafter: ParallelDrafterShape = ParallelDrafterShape()
+    objective: FollowInBlocksConfig = FollowInBlocksConfig()
+
+
 class BlockHeadsShape(Config):
     """The shape of block heads (Blockwise Decoding)."""
 

@@ -115,10 +115,10 @@ def _holds_drafter(run: Path) -> bool:
 
 def _recipe_of(drafter: Path) -> str | None:
     """What names the settings of the recipe that trained a drafter; None for another's."""
-    kind = own_kind(_model_type(drafter))
+    config = _config(drafter)
+    kind = own_kind(config)
     if kind is not None:
         return kind.recipe
-    config = _config(drafter)
     if not isinstance(config.get("target"), dict):  # made for no target in particular
         return None
     found = [TRAINED_DECODERS.get(name) for name in config.get("architectures") or ()]

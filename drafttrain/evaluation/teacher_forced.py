@@ -22,7 +22,7 @@ from drafttrain.evaluation.metrics import first_difference
 PredictBlocks = Callable[[Source, Tensor], Tensor]
 """(source, target_ids [L]) -> arg-max blocks [L, k]; row p follows target_ids[:p]."""
 ROWS_AT_ONCE = 64
-"""Held-out rows that are read at a time while a drafter trains."""
+"""Held-out rows that are usually read at a time while a drafter trains."""
 
 
 def replay_rounds(
@@ -112,14 +112,16 @@ class BlockValidation:
     collate: Callable[[Sequence[Example]], Any]
     predict_blocks: Callable[[nn.Module, Example], Tensor]
     """The objective, a row -> [L, k] drafts at every prefix of its output."""
+    at_once: int = ROWS_AT_ONCE
+    """Rows that are read at a time."""
 
     def __call__(self, objective: nn.Module) -> dict[str, float]:
         """The objective's `model` is validated; it maps (batch, progress) to LossSums."""
         device = objective.model.device
         tokens = rounds = 0
         sums = torch.zeros(4, dtype=torch.float64)
-        for start in range(0, len(self.rows), ROWS_AT_ONCE):
-            end = min(start + ROWS_AT_ONCE, len(self.rows))
+        for start in range(0, len(self.rows), self.at_once):
+            end = min(start + self.at_once, len(self.rows))
             chunk = self.rows.__getitems__([(0, row) for row in range(start, end)])
             found = objective(self.collate(chunk).to(device), 1.0)
             sums += torch.stack([value.double().cpu() for value in found])

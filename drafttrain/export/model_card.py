@@ -76,13 +76,13 @@ def write_card(card: Card, parts: Parts, found: Verification) -> str:
     No folder of the machine that wrote it is named: absolute paths are cut to their last part.
     """
     tags = [] if parts.head is None else ["acceptance-head"]
-    exports = programs(parts.drafter.config)
+    runs_as_targets = kind_of(parts.drafter.config).runs_as_targets
     sections = [
         front_matter(card.made_from, tags),
         _what(card, parts),
         _measured(card.measured),
         _verified(card, parts, found),
-        _uses(card, parts) if "assisted" in exports else _uses_of_our_own(card),
+        _uses(card, parts) if runs_as_targets else _uses_of_our_own(card),
         origin(card.made_from),
     ]
     return hide_folders("\n\n".join(section.strip() for section in sections)) + "\n"
@@ -236,6 +236,7 @@ def serving_of(card: Card, parts: Parts) -> Serving:
         tokens=parts.assisted.num_assistant_tokens,
         confidence=parts.assisted.assistant_confidence_threshold,
         vocabulary=vocabulary_size(parts.drafter),
+        parallel="parallel_servers" in programs(parts.drafter.config),
         p_min=p_min or 0.0,
         schedule=card.plan.schedule,
         gguf=card.plan.gguf,
@@ -251,9 +252,8 @@ def _reach(card: Card, parts: Parts) -> str:
         "| with | drafter | `policy.json` | acceptance head |",
         "| --- | --- | --- | --- |",
         f"| Transformers, `custom_generate` (drafttrain) | yes | yes | {head} |",
-        "| Transformers, `assistant_model` alone | yes | no | no |",
     ]
-    servers = [one.title for one in engines_of(card, parts) if one.program == "servers"]
+    servers = [one.title for one in engines_of(card, parts) if "servers" in one.programs]
     if servers:
         rows.append(f"| {', '.join(servers)} | yes | no | no |")
     return "\n".join(rows)

@@ -209,7 +209,7 @@ def same_numbers(ours: Tensor, theirs: Tensor) -> bool:
 def some_logits(drafter: PreTrainedModel) -> Tensor:
     """Logits on tokens spread over the vocabulary, as source and as output. [T, V]"""
     ids = torch.arange(TOKENS) * (vocabulary_size(drafter) - 1) // TOKENS + 1
-    if kind_of(drafter.config).drafts == "blocks":
+    if not kind_of(drafter.config).runs_as_targets:
         source = ids
         if drafter.config.encoder == "target":
             source = made_up_encoding(drafter, ids)

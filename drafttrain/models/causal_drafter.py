@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.recipes import CausalDrafterRecipe
+from drafttrain.config.recipes import CausalDrafterRecipe, FollowTargetConfig
 from drafttrain.models.drafters import check_tokenizers
 from drafttrain.models.language_models import (
     family_defaults,
@@ -28,6 +28,8 @@ from drafttrain.models.spec_drafter.initialise import spread
 
 SHARED = ("bos_token_id", "eos_token_id", "pad_token_id")
 """Tokens that a drafter has from its target."""
+LOSSES = FollowTargetConfig.model_fields.keys() - {"frozen", "packed_tokens", "lk_rate"}
+"""Weights of losses among the settings of the objective."""
 
 
 def check_causal_recipe(settings: CausalDrafterRecipe) -> PretrainedConfig:
@@ -62,7 +64,7 @@ def check_causal_recipe(settings: CausalDrafterRecipe) -> PretrainedConfig:
             )
     else:
         chosen_layers(settings, target)
-    weights = objective.model_dump(exclude={"frozen", "packed_tokens", "lk_rate"})
+    weights = objective.model_dump(include=LOSSES)
     if not any(weights.values()):
         raise ConfigError(
             f"objective: all of {', '.join(weights)} are 0, so nothing is learned; give one of "

@@ -29,17 +29,21 @@ from drafttrain.models.weight_files import check_weight_files
 def read_drafter_settings(path: str) -> PretrainedConfig:
     """The drafter's config.json.
 
-    Raises ConfigError where there is none, it is no drafter's, or its weights are no safetensors.
+    Raises ConfigError where there is none, it is no drafter's, or its weights are no safetensors,
+    and as its kind's checks.
     """
     kinds = [kind for kind in KINDS.values() if kind.is_model]
     for kind in kinds:
         _class_of(kind)  # what is imported is known to AutoConfig
     settings = read_config(path, f"drafter {path!r}")
-    if kind_of(settings).is_language_model and not is_language_model(settings):
+    kind = kind_of(settings)
+    if kind.runs_as_targets and not is_language_model(settings):
         raise ConfigError(
             f"drafter {path!r} is a {settings.model_type!r} model, which drafts nothing; give "
             f"{in_words(kinds)}"
         )
+    if kind.checks is not None:
+        resolve_name(kind.checks)(settings, f"drafter {path!r}")
     check_weight_files(path, f"drafter {path!r}")
     return settings
 

@@ -22,12 +22,20 @@ from drafttrain.decoding.drafters.block_heads import BlockHeadsDrafter
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.drafters.parallel import ParallelDrafter
 from drafttrain.decoding.types import DraftState, Sampling
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.spec_drafter.config import SpecDrafterConfig
 from tests.tiny_models import tiny_model
 
-DRAFTERS = (NoDrafter, MaxGramDrafter, BlockDrafter, BlockHeadsDrafter, CausalDrafter)
+DRAFTERS = (
+    NoDrafter,
+    MaxGramDrafter,
+    BlockDrafter,
+    BlockHeadsDrafter,
+    ParallelDrafter,
+    CausalDrafter,
+)
 
 
 def test_the_tables_load_nothing_heavy():
@@ -53,6 +61,7 @@ def test_there_is_a_kind_for_every_drafter_and_all_it_names_is_there():
     for kind in KINDS.values():
         for name in (kind.opens, kind.model, kind.recipe, kind.tree_rows, kind.blocks_along):
             assert name is None or callable(resolve_name(name))
+        assert kind.checks is None or callable(resolve_name(kind.checks))
         if kind.model is not None:
             assert resolve_name(kind.model).config_class.model_type == kind.name
 

@@ -23,7 +23,7 @@ from tests.faults.stages import (
     newest_step,
 )
 
-WEIGHTS = {"distil": 30, "train": 30, "causal": 20, "cache": 12, "export": 8}
+WEIGHTS = {"distil": 28, "train": 28, "causal": 14, "parallel": 12, "cache": 11, "export": 7}
 """How many of a hundred signals go to each stage."""
 INTERRUPTED = 130
 

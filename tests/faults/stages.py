@@ -19,10 +19,10 @@ from drafttrain.data.shards import outputs as shards
 from drafttrain.data.shards import states as cache_shards
 from drafttrain.export.reload import compare
 from drafttrain.training.checkpoints import check_files, checkpoint_folders, read_progress
-from recipes import train_causal_drafter, train_spec_drafter
+from recipes import train_causal_drafter, train_parallel_drafter, train_spec_drafter
 from tests.recipes.tiny_recipe import write_texts
 from tests.tiny_drafters import shared
-from tests.tiny_models import tiny_model
+from tests.tiny_models import tiny_model, with_a_token_to_spare
 from tests.tiny_targets import save_target
 
 LIBRARIES = (hidden_cache, cli, export_command)
@@ -59,6 +59,10 @@ def _train_causal(inputs: Path) -> None:
     train_causal_drafter.main(["--config", str(inputs / "causal.yaml"), "run=run"])
 
 
+def _train_parallel(inputs: Path) -> None:
+    train_parallel_drafter.main(["--config", str(inputs / "parallel.yaml"), "run=run"])
+
+
 def _export(inputs: Path) -> None:
     drafter = inputs / "whole" / "train" / "run" / "final"
     here = partial(export_command.export, reload=compare)  # no Python process of its own: quick
@@ -70,6 +74,7 @@ STAGES = {
     "distil": Stage("distil", _distil, "shards"),
     "train": Stage("train", _train, "run"),
     "causal": Stage("causal", _train_causal, "run"),
+    "parallel": Stage("parallel", _train_parallel, "run"),
     "cache": Stage("cache", _cache, "cache"),
     "export": Stage("export", _export, "export"),
 }
@@ -80,7 +85,7 @@ def make_inputs(folder: Path) -> None:
     """Models, texts and settings of all stages."""
     torch.set_num_threads(1)
     target = save_target(shared("marian"), folder / "target")
-    language_model = save_target(tiny_model("llama", num_hidden_layers=3), folder / "causal")
+    language_model = save_target(with_a_token_to_spare("llama"), folder / "causal")
     tiny_model("marian", seed=9).save_pretrained(folder / "drafter")
     write_texts(folder, SENTENCES, HELD_OUT)
     sampling = {"temperature": 1.0, "top_k": 20, "max_new_tokens": 12}
@@ -121,6 +126,9 @@ def make_inputs(folder: Path) -> None:
             "train": train | {"batch_tokens": 120},
         },
     }
+    objective = {"acceptance_weight": True, "packed_tokens": 100}
+    batches = {"train": train | {"batch_tokens": 200}}
+    settings["parallel"] = settings["causal"] | batches | {"objective": objective}
     for name, values in settings.items():
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(values))
 
@@ -153,7 +161,8 @@ def rows_in(folder: Path) -> list[int]:
 def lost_and_doubled(stage: Stage, work: Path) -> tuple[int, int]:
     """Input rows that a finished stage has not, or has more than once."""
     distilled = {"run/distilled": SENTENCES}
-    expected = {"distil": {"shards": SENTENCES}, "train": distilled, "causal": distilled}
+    expected = {"distil": {"shards": SENTENCES}, "train": distilled}
+    expected |= {"causal": distilled, "parallel": distilled}
     lost = doubled = 0
     for folder, count in expected.get(stage.name, {}).items():
         rows = rows_in(work / folder)

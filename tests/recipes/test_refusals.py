@@ -11,6 +11,7 @@ SPEC = "train_spec_drafter.py --config train_spec_drafter.yaml"
 BLOCKS = "train_block_heads.py --config train_block_heads.yaml"
 HEADS = "train_acceptance_head.py --config train_acceptance_head.yaml"
 CAUSAL = "train_causal_drafter.py --config train_causal_drafter.yaml"
+PARALLEL = "train_parallel_drafter.py --config train_parallel_drafter.yaml"
 SMALL = "train_target.py --config train_target.yaml"
 WRONG = {
     f"{SPEC} train.lerning_rate=1": ("lerning_rate", "'train.learning_rate'"),
@@ -28,6 +29,13 @@ WRONG = {
     ),
     f"{CAUSAL} initialise.path=shuffled": ("token 4", "'w5'", "'w4'", "give"),
     f"{CAUSAL} initialise.layer=even": ("initialise.layer", "'initialise.layers'"),
+    f"{PARALLEL} drafter.mask_token=99": ("drafter.mask_token = 99", "is no token", "smaller"),
+    f"{PARALLEL} initialise.path=unknown objective.frozen=[]": (
+        "'gptj'",
+        "cannot learn to draft blocks",
+        "start from a family",
+    ),
+    f"{PARALLEL} drafter.k=1": ("drafter.k = 1", "greater than or equal to 2"),
     f"{CAUSAL} objective.jsd=-1": ("objective.jsd = -1", "greater than or equal to 0"),
     f"{SMALL} model.model_type=lama": ("model.model_type = 'lama'", "'llama'"),
     f"{SMALL} max_tokens=1": ("max_tokens = 1", "'rows.jsonl'", "larger"),

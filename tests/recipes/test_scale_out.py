@@ -16,12 +16,12 @@ from drafttrain.models.spec_drafter.model import SpecDrafter
 from tests.processes.launching import Launch, kill_nine_when, run
 from tests.recipes.tiny_recipe import write_texts
 from tests.tiny_drafters import shared
-from tests.tiny_models import tiny_model
+from tests.tiny_models import tiny_model, with_a_token_to_spare
 from tests.tiny_targets import save_target
 from tests.training.tiny_runs import logged
 
 DRAFTER, HEADS = "train_spec_drafter.py", "train_acceptance_head.py"
-CAUSAL = "train_causal_drafter.py"
+CAUSAL, PARALLEL = "train_causal_drafter.py", "train_parallel_drafter.py"
 STEPS = 8
 TRAIN = {
     "max_steps": STEPS,
@@ -58,14 +58,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "heads": {"depths": [0, 2], "rejection_weights": [1.0, 6.0]},
         "train": TRAIN | {"batch_tokens": 60, "clip": 0.3},
     }
-    causal_target = save_target(tiny_model("llama", num_hidden_layers=3), folder / "causal-target")
+    causal_target = save_target(with_a_token_to_spare("llama"), folder / "causal-target")
     causal = {
         "target": {"path": str(causal_target)},
         "drafter": {"k": 3, "output_tokens": 20},
         "objective": {"frozen": ["embeddings"], "jsd": 1.0, "packed_tokens": 60},
         "train": TRAIN | {"batch_tokens": 120, "clip": 2.0},
     }
-    for recipe, own in ((DRAFTER, drafter), (HEADS, heads), (CAUSAL, causal)):
+    objective = {"frozen": ["embeddings"], "acceptance_weight": True, "packed_tokens": 100}
+    wide = {"train": TRAIN | {"batch_tokens": 200, "clip": 2.0}}
+    parallel = causal | wide | {"objective": objective}
+    recipes = {DRAFTER: drafter, HEADS: heads, CAUSAL: causal, PARALLEL: parallel}
+    for recipe, own in recipes.items():
         write_settings(folder, recipe, common | own)
     return folder
 
@@ -111,10 +115,11 @@ def test_two_processes_have_the_losses_of_every_head_of_one_run(folder: Path) ->
         assert largest_difference(one, two, f"loss/{name}") <= 1e-5
 
 
-def test_two_processes_have_the_losses_of_one_causal_drafter_run(folder: Path) -> None:
-    one, two = folder / "causal-alone", folder / "causal-pair"
-    run(launch(folder, CAUSAL, one.name, "train.accumulation=2"))
-    pair = launch(folder, CAUSAL, two.name, processes=2)
+@pytest.mark.parametrize("recipe", [CAUSAL, PARALLEL])
+def test_two_processes_have_the_losses_of_one_language_model_run(folder: Path, recipe: str) -> None:
+    one, two = folder / f"{recipe}-alone", folder / f"{recipe}-pair"
+    run(launch(folder, recipe, one.name, "train.accumulation=2"))
+    pair = launch(folder, recipe, two.name, processes=2)
     kill_at_checkpoint(pair, two)
     assert "resuming" in run(pair)
     assert len(logged(two, "loss")) == STEPS

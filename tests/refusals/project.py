@@ -179,6 +179,12 @@ def _write_recipes(root: Path) -> None:
             "data": {"path": "texts.txt"},
             "train": quick,
         },
+        "train_parallel_drafter": {
+            "run": "new",
+            "target": {"path": "llama"},
+            "data": {"path": "texts.txt"},
+            "train": quick,
+        },
         "train_acceptance_head": {
             "run": "new",
             "target": {"path": "llama"},

@@ -21,6 +21,7 @@ from recipes import (
     train_acceptance_head,
     train_block_heads,
     train_causal_drafter,
+    train_parallel_drafter,
     train_spec_drafter,
     train_target,
 )
@@ -30,6 +31,7 @@ RECIPES: dict[str, Callable[[Sequence[str]], None]] = {
     "train_acceptance_head.py": train_acceptance_head.main,
     "train_block_heads.py": train_block_heads.main,
     "train_causal_drafter.py": train_causal_drafter.main,
+    "train_parallel_drafter.py": train_parallel_drafter.main,
     "train_target.py": train_target.main,
 }
 

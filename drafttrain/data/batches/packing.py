@@ -61,7 +61,7 @@ class DocumentCollator:
         for examples in sequences:
             together = {name: [] for name in parts}
             for number, example in enumerate(examples):
-                for name, values in _lay_out(example, number).items():
+                for name, values in lay_out(example, number).items():
                     together[name] += values
             for name, values in together.items():
                 parts[name].append(values)
@@ -77,7 +77,7 @@ class DocumentCollator:
         return self([[example] for example in examples])
 
 
-def _lay_out(example: Example, number: int) -> dict[str, list[int]]:
+def lay_out(example: Example, number: int) -> dict[str, list[int]]:
     """A row as part of a sequence: all its tokens are fed but the last, which is learned only."""
     prompt, output = list(example.source_ids), list(example.target_ids)
     ids = prompt + output[:-1]

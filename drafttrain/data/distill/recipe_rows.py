@@ -7,15 +7,18 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
 from drafttrain.config.filling import fill_distill
 from drafttrain.config.inputs import DataConfig
 from drafttrain.config.reading import settings_of_group
-from drafttrain.config.recipes import DistillingRecipe, HeadRecipe
+from drafttrain.config.recipes import CausalDrafterRecipe, DistillingRecipe, HeadRecipe
 from drafttrain.data.distill.batches import OpenDecoder
 from drafttrain.data.distill.distill import distill
 from drafttrain.data.shards.outputs import load_distilled
+from drafttrain.decoding.engine.architectures import position_limit
 from drafttrain.models.loading import LoadedTarget
 
 
@@ -65,12 +68,76 @@ def row_lengths(rows: datasets.Dataset) -> np.ndarray:
     return np.stack(sizes, axis=1)
 
 
+def choose_draftable(
+    settings: CausalDrafterRecipe, drafter: PreTrainedModel, rows: datasets.Dataset
+) -> None:
+    """Record which tokens a drafter of few drafts, in its config.json."""
+    wanted, config = settings.drafter.output_tokens, drafter.config
+    if wanted is not None:
+        ends = drafter.generation_config.eos_token_id
+        chosen = frequent_tokens(rows, wanted, config.vocab_size, ends)
+        config.draftable_tokens = chosen.tolist()
+
+
+def choose_mask(
+    wanted: int | None, tokenizer: PreTrainedTokenizerBase, vocabulary: int, rows: datasets.Dataset
+) -> int:
+    """A token that stands for a mask: the one wanted, else one that no distilled row holds.
+
+    First the tokenizer's own mask, then ids without a token, special tokens and all others, each
+    from the last one on; never what ends, begins or pads texts, or is unknown. Raises ConfigError
+    for a token that rows hold, or where they hold all.
+    """
+    count = np.zeros(vocabulary, dtype=np.int64)
+    for name in ("source_ids", "target_ids"):
+        count += np.bincount(_tokens(rows, name), minlength=vocabulary)
+    if wanted is not None:
+        if count[wanted]:
+            token = tokenizer.convert_ids_to_tokens(wanted)
+            raise ConfigError(
+                f"drafter.mask_token = {wanted} ({token!r}) occurs {count[wanted]} times in the "
+                "distilled rows, where it is no mask; give a token that they do not hold, or leave "
+                "it out"
+            )
+        return wanted
+    t = tokenizer
+    taken = {t.bos_token_id, t.eos_token_id, t.pad_token_id, t.unk_token_id}
+    named, special = set(t.get_vocab().values()), {t.mask_token_id, *t.added_tokens_decoder}
+    free = [token for token in range(vocabulary) if not count[token] and token not in taken]
+    if not free:
+        raise ConfigError(
+            f"the distilled rows hold all {vocabulary} tokens of the vocabulary, so that none can "
+            "stand for a mask; add a special token to the target's tokenizer"
+        )
+
+    def rank(token: int) -> tuple[bool, bool, bool, int]:
+        return token == t.mask_token_id, token not in named, token in special, token
+
+    return max(free, key=rank)
+
+
+def check_positions(drafter: PretrainedConfig, rows: datasets.Dataset) -> None:
+    """Raises ConfigError for rows with more tokens than a decoder-only drafter has positions."""
+    limit = position_limit(drafter)
+    longest = int(row_lengths(rows).sum(axis=1).max()) - 1  # an output's last token is never fed
+    if limit is not None and longest > limit:
+        raise ConfigError(
+            f"the longest row has {longest} tokens, but the drafter has {limit} positions; leave "
+            "long rows out (distill.max_source_tokens, distill.sampling.max_new_tokens), or start "
+            "from a model with more"
+        )
+
+
 def frequent_tokens(
     rows: datasets.Dataset, count: int, vocabulary: int, ends: int | Sequence[int] | None
 ) -> np.ndarray:
     """So many tokens, in rising order: the ends of outputs, then those that occur most often in
     them, then the first of the vocabulary. Shapes: -> [count]."""
-    tokens = rows.with_format("arrow")[:]["target_ids"].combine_chunks().flatten().to_numpy()
-    counts = np.bincount(tokens, minlength=vocabulary)
+    counts = np.bincount(_tokens(rows, "target_ids"), minlength=vocabulary)
     counts[[] if ends is None else np.atleast_1d(ends)] = counts.max() + 1
     return np.sort(np.argsort(-counts, kind="stable")[:count])
+
+
+def _tokens(rows: datasets.Dataset, name: str) -> np.ndarray:
+    """The tokens of a column, one row behind the other."""
+    return rows.with_format("arrow")[:][name].combine_chunks().flatten().to_numpy()

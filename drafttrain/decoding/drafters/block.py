@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from drafttrain.config.kinds import DrawKind, Evidence
+from drafttrain.decoding.drafters.slots import slots_to_draft
 from drafttrain.decoding.engine.batched import Batched
 from drafttrain.decoding.engine.cached_model import check_length
 from drafttrain.decoding.engine.calls import Feed
@@ -304,16 +305,6 @@ class Candidates:
 def _in_lines(rows: Sequence[Tensor]) -> Tensor:
     """Shapes: [K, ...] each -> [B, K, ...]."""
     return rows[0][None] if len(rows) == 1 else pad_sequence(list(rows), batch_first=True)
-
-
-def slots_to_draft(stop: StopPolicy, logits: Tensor, hidden: Tensor | None = None) -> int:
-    """How many slots of a block a stop policy drafts. Shapes: logits [K, V], hidden [K, D]."""
-    rows, states = logits.unbind(), () if hidden is None else hidden.unbind()
-    notes: dict[str, list[float]] = {}
-    for depth in range(len(rows)):
-        if not stop.should_draft(DraftState(depth, rows[: depth + 1], states, notes)):
-            return depth
-    return len(rows)
 
 
 @torch.inference_mode()

@@ -15,12 +15,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.config.kinds import DrawKind, Evidence
-from drafttrain.decoding.drafters.block import slots_to_draft
+from drafttrain.decoding.drafters.slots import chain_of_slots
 from drafttrain.decoding.engine.architectures import check_projection
 from drafttrain.decoding.engine.teacher_forcing import project, states_before
 from drafttrain.decoding.roles import Randomness, StopPolicy
-from drafttrain.decoding.sampling import warp
-from drafttrain.decoding.shared import Call, Steps, arg_max_of_each
+from drafttrain.decoding.shared import Call, Steps
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.models.block_heads import BlockHeads
@@ -80,15 +79,7 @@ class BlockHeadsSession:
         skipped = len(tokens) - target_state.committed
         newest = target_state.hidden[-1][-1:]
         logits = yield Call(self.drafter.rows_all, (newest, skipped, skipped + stop.longest))
-        logits = logits[: slots_to_draft(stop, logits)]
-        if len(logits) == 0:
-            return Proposal.empty()
-        rows = logits.unbind()
-        if self.sampling.greedy:
-            drafted = yield Call(arg_max_of_each, logits)
-            return Proposal.chain(torch.tensor(drafted), logits=rows)
-        probs = warp(logits, self.sampling)
-        return Proposal.chain(self.randomness.categorical(probs).cpu(), probs, logits=rows)
+        return (yield from chain_of_slots(logits, stop, self.sampling, self.randomness))
 
 
 def head_logits(target: PreTrainedModel, states: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 from drafttrain.config.kinds import KINDS, DrawKind, Evidence
 from drafttrain.decoding.drafters.block import CANDIDATES, BlockDrafter, BlockSession
 from drafttrain.decoding.drafters.causal import CausalDrafter, OwnSequence
+from drafttrain.decoding.drafters.parallel import ParallelDrafter, ParallelSession
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.roles import Drafter, DraftSession, Randomness, StopPolicy
@@ -155,6 +156,12 @@ def rows_of_slots(
     return SlotRows(drafter.open(source, sampling, randomness))
 
 
+def rows_of_masks(
+    drafter: ParallelDrafter, source: Source, sampling: Sampling, randomness: Randomness
+) -> MaskRows:
+    return MaskRows(drafter.open(source, sampling, randomness))
+
+
 class ModelRows:
     """Rows of a language model. A level is one call; nodes see their ancestors only.
 
@@ -265,6 +272,34 @@ class SlotRows:
         state = self._states[self._level]
         logits = self.session.slot_logits(state, previous)
         return growth.grow(logits, state.expand(len(previous), -1))
+
+
+class MaskRows:
+    """Rows of a language model behind its masks: one pass, level l is predicted by slot l, whatever
+    the token before."""
+
+    def __init__(self, session: ParallelSession) -> None:
+        self.session = session
+        self.passes = 0
+
+    def longest(self, tokens: Tensor, wanted: int) -> int:
+        return self.session.longest(tokens, wanted)
+
+    def first(self, growth: Growth, tokens: Tensor, levels: int) -> Steps[list[int]]:
+        self._score = yield from self.session.rows(tokens, levels)
+        self._level = 0
+        self.passes = 1
+        return self._grow(growth, 1)
+
+    def below(self, growth: Growth, nodes: Sequence[int]) -> Steps[list[int]]:
+        yield from ()  # the rows are there already
+        self._level += 1
+        return self._grow(growth, len(nodes))
+
+    def _grow(self, growth: Growth, nodes: int) -> list[int]:
+        logits, level = self._score.logits, self._level
+        hidden = self._score.hidden[-len(logits) :]
+        return growth.grow(logits[level].expand(nodes, -1), hidden[level].expand(nodes, -1))
 
 
 class SeveralDrafters:

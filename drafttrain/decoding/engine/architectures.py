@@ -61,6 +61,9 @@ PLAIN_CAUSAL = (*ROTARY, GPT2LMHeadModel, GPTNeoXForCausalLM, OPTForCausalLM)
 KNOWN = (*BART_LIKE, *WHISPER_LIKE, *SHARED_ENCODER, *T5_LIKE, *PLAIN_CAUSAL)
 
 
+FAMILIES = "T5, BART, Marian, Llama, Qwen2, Qwen3, GPT-2, GPT-NeoX, OPT, ..."
+"""Those in `KNOWN`, in messages."""
+
 NEVER = -1e4
 """Added to the score of a token that is never given. Finite, so that no row gives NaN."""
 
@@ -114,13 +117,26 @@ def is_known(config: PretrainedConfig) -> bool:
     return any(type(config) in kinds and kinds[type(config)] in KNOWN for kinds in mappings)
 
 
+def check_masks(config: PretrainedConfig) -> None:
+    """Refuse families that cannot be trained on many blocks of a text at once. Raises ValueError.
+
+    How a family takes positions must be known: each block has its own behind its prefix.
+    """
+    if not is_known(config):
+        raise ValueError(
+            f"a {config.model_type!r} model cannot learn to draft blocks: how it takes positions "
+            f"is not known; start from a family that is known ({FAMILIES}), or train one that "
+            "drafts token by token (recipes/train_causal_drafter.py)"
+        )
+
+
 def check_projection(config: PretrainedConfig) -> None:
     """Refuse families whose output projection block heads could not use. Raises ValueError."""
     if not is_known(config):
         raise ValueError(
             f"a {config.model_type!r} model cannot have block heads: how it gets logits from its "
-            "last hidden state is not known; use a family that is known (T5, BART, Marian, Llama, "
-            "Qwen2, Qwen3, GPT-2, GPT-NeoX, OPT, ...), or another kind of drafter"
+            f"last hidden state is not known; use a family that is known ({FAMILIES}), or another "
+            "kind of drafter"
         )
 
 
@@ -128,8 +144,7 @@ def unknown_positions(config: PretrainedConfig) -> ValueError:
     """Why a model of this kind cannot be given trees, with the remedy."""
     return ValueError(
         f"a {config.model_type!r} model cannot be given a draft tree: how it takes positions is "
-        "not known; draft chains, or use a family that is known (T5, BART, Marian, Llama, Qwen2, "
-        "Qwen3, GPT-2, GPT-NeoX, OPT, ...)"
+        f"not known; draft chains, or use a family that is known ({FAMILIES})"
     )
 
 

@@ -17,6 +17,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from drafttrain.config.base import ConfigError
 from drafttrain.config.engines import ENGINES, Engine
 from drafttrain.config.inputs import TargetConfig
+from drafttrain.config.kinds import kind_of
 from drafttrain.config.serving import GgufConfig
 from drafttrain.export.parts import programs
 from drafttrain.models.drafters import check_fit, check_tokenizers
@@ -53,10 +54,10 @@ class Pairing:
 
 def engines_for(names: Sequence[str], drafter: PretrainedConfig) -> list[Engine]:
     """The rows asked for; where none is, those that read the plain folder and take the drafter."""
-    taken = programs(drafter)
+    taken = {*programs(drafter)}
     if names:
         return [ENGINES[name] for name in names]
-    return [one for one in ENGINES.values() if one.program in taken and one.makes is None]
+    return [one for one in ENGINES.values() if taken & {*one.programs} and one.makes is None]
 
 
 def check_engines(
@@ -69,12 +70,13 @@ def check_engines(
     """Every check of every engine asked for. Raises ConfigError naming the first that fails."""
     if not names:
         return
-    taken, chosen = programs(config), engines_for(names, config)
+    taken, chosen = {*programs(config)}, engines_for(names, config)
     for engine in chosen:
-        if engine.program not in taken:
+        if not taken & {*engine.programs}:
             raise ConfigError(
-                f"--for {engine.name}: {engine.title} drafts with plain decoder-only language "
-                f"models, but drafter {drafter!r} is a {config.model_type!r} model; leave it out"
+                f"--for {engine.name}: {engine.title} drafts token by token with decoder-only "
+                f"language models, but drafter {drafter!r} is {kind_of(config).words} "
+                f"({config.model_type!r}); leave it out"
             )
     if target is None:
         raise ConfigError(

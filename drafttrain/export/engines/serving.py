@@ -31,6 +31,8 @@ class Serving:
     """assistant_confidence_threshold."""
     vocabulary: int
     """Rows of the drafter's embedding."""
+    parallel: bool = False
+    """Whether one call drafts a block (PARD)."""
     p_min: float = 0.0
     """--spec-draft-p-min."""
     schedule: Schedule = ()
@@ -65,6 +67,8 @@ def vllm_command(serving: Serving) -> str:
         "model": serving.folder,
         "num_speculative_tokens": max([serving.tokens, *(k for _, k in serving.schedule)]),
     }
+    if serving.parallel:
+        fields["parallel_drafting"] = True
     if serving.schedule:
         starts = [1, *(size + 1 for size, _ in serving.schedule)]
         rows = [

@@ -54,15 +54,17 @@ class FollowTarget(nn.Module):
         logits, labels = self.rows(batch)
         places = self.places(labels)
         known = places != IGNORED
-        loss, weight = smoothed_cross_entropy(
-            logits[known], places[known], torch.ones_like(places[known], dtype=torch.float), 0.0
-        )
+        weights = torch.ones_like(places, dtype=torch.float)
         if self.training:
-            weight = torch.ones_like(places, dtype=torch.float).sum()
+            weights = self.weights(batch, logits, places)
+        loss, weight = smoothed_cross_entropy(logits[known], places[known], weights[known], 0.0)
+        if self.training:
+            weight = weights.sum()
             loss = self.cross_entropy * loss
             if self.follows:
                 draft = exact_enough(logits).log_softmax(-1)
-                loss = loss + self.divergence(self.target_log_probs(batch), draft).sum()
+                found = self.divergence(self.target_log_probs(batch), draft)
+                loss = loss + (weights * found).sum()
         correct = (logits.argmax(-1) == places).sum()
         return LossSums(loss, weight, correct, torch.ones_like(places).sum())
 
@@ -70,6 +72,11 @@ class FollowTarget(nn.Module):
         """The drafter's logits [N, C] of the tokens that it can draft, at every labelled position,
         and the labels [N], by the target's vocabulary."""
         return text_rows(self.model, batch, self.draftable), batch.labels[batch.labels != IGNORED]
+
+    def weights(self, batch: DocumentBatch, logits: Tensor, places: Tensor) -> Tensor:
+        """What the loss at every labelled position weighs in training. Shapes: logits [N, C],
+        places [N] -> [N]."""
+        return torch.ones_like(places, dtype=torch.float)
 
     def places(self, labels: Tensor) -> Tensor:
         """Where tokens stand among those that can be drafted; IGNORED of others. Shapes: [N]."""
@@ -94,6 +101,11 @@ class FollowTarget(nn.Module):
         """Sum of min(target_probs, draft_probs) at every labelled position, unwarped: the
         probability that a token drawn from the drafter is accepted. Shape: [N]."""
         logits, _ = self.rows(batch)
+        return self.overlap(batch, logits)
+
+    @torch.no_grad()
+    def overlap(self, batch: DocumentBatch, logits: Tensor) -> Tensor:
+        """`acceptance` of rows that are known. Shapes: logits [N, C] -> [N]."""
         draft_probs = exact_enough(logits).softmax(-1)
         return overlap(self.target_log_probs(batch).exp(), draft_probs)
 

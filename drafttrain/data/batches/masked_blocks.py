@@ -1,0 +1,182 @@
+"""Batches for parallel drafters: texts, and behind them the masks of many blocks (PARD).
+
+A block begins behind an anchor, a token of the text: the anchor's own row predicts the first token,
+the row of each of k - 1 masks another one. A mask sees the text up to its anchor and the masks of
+its block up to itself, at the positions that they would have without the rest of the text, so that
+its row is what the model says of [text up to the anchor, masks] alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from drafttrain.data.batches.examples import Example, pad
+from drafttrain.data.batches.packing import PADDING, DocumentBatch, lay_out
+from drafttrain.models.spec_drafter.slots import IGNORED
+
+NO_ANCHOR = -1
+"""Anchor of what is no mask."""
+
+
+@dataclass(frozen=True)
+class BlocksBatch(DocumentBatch):
+    """Sequences of one or several rows, each with its texts first and all masks behind them."""
+
+    anchors: Tensor
+    """[B, T] position of the last token of the text that a mask sees; `NO_ANCHOR` of the text."""
+    places: Tensor
+    """[B, T] column of the text's token at the same position, whose row has the same label; of the
+    text its own."""
+    before: Tensor
+    """[B, T] column whose row predicts the token before, in the same block: of a block's first mask
+    the anchor's; -1 of the text, whose rows predict the first tokens of blocks."""
+    columns: int
+    """Columns of the texts, with their padding."""
+
+    def mask(self, dtype: torch.dtype) -> Tensor:
+        """What is added to attention scores, 0 or the lowest number, [B, 1, T, T]."""
+        mine, own = self.anchors[:, :, None], self.positions[:, :, None]
+        theirs, position = self.anchors[:, None, :], self.positions[:, None, :]
+        is_text = theirs == NO_ANCHOR
+        last = torch.where(mine == NO_ANCHOR, own, mine)
+        seen = torch.where(is_text, position <= last, (mine == theirs) & (position <= own))
+        seen &= self.documents[:, :, None] == self.documents[:, None, :]
+        hidden = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+        return hidden.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
+
+    @property
+    def text(self) -> DocumentBatch:
+        """The texts alone, as the target reads them."""
+        columns = slice(self.columns)
+        documents = None if int(self.documents.max()) <= 0 else self.documents[:, columns]
+        ids, labels = self.input_ids[:, columns], self.labels[:, columns]
+        return DocumentBatch(ids, self.positions[:, columns], labels, documents)
+
+    def slots(self) -> Tensor:
+        """Of each labelled position, which token of its block it predicts, counted from 0. [N]"""
+        depths = torch.where(self.before < 0, 0, self.positions - self.anchors)
+        return depths[self.labels != IGNORED]
+
+    def same_in_text(self) -> Tensor:
+        """Of each labelled position, the number of the one in `text` with the same label. [N]"""
+        counted = self.labels[:, : self.columns] != IGNORED
+        numbers = (counted.flatten().cumsum(0) - 1).view(counted.shape)
+        return numbers.gather(1, self.places.clamp(min=0))[self.labels != IGNORED]
+
+
+@dataclass(frozen=True)
+class BlocksCollator:
+    """Rows with the target's own outputs, and a block behind each token that predicts one of them.
+
+    kept, floor: as `tasks_of_blocks`. What is dropped is drawn afresh for each (seed, epoch, row).
+    """
+
+    pad_token_id: int
+    mask_token: int
+    k: int
+    kept: float = 1.0
+    floor: float = 1.0
+    seed: int = 0
+
+    def __call__(self, sequences: Sequence[Sequence[Example]]) -> BlocksBatch:
+        texts = [[lay_out(e, i) for i, e in enumerate(examples)] for examples in sequences]
+        columns = max(sum(len(text["ids"]) for text in own) for own in texts)
+        parts: dict[str, list[list[int]]] = {name: [] for name in PADDED}
+        for own, examples in zip(texts, sequences, strict=True):
+            together = {name: [value for text in own for value in text[name]] for name in own[0]}
+            count = len(together["ids"])
+            together |= {"anchors": [NO_ANCHOR] * count, "before": [-1] * count}
+            together["places"] = list(range(count))
+            for name, values in together.items():
+                values += [self._filler(name)] * (columns - count)
+            start = 0
+            for text, example in zip(own, examples, strict=True):
+                self._add_masks(together, text, example, start)
+                start += len(text["ids"])
+            for name, values in together.items():
+                parts[name].append(values)
+        found = {name: pad(values, self._filler(name))[0] for name, values in parts.items()}
+        return BlocksBatch(input_ids=found.pop("ids"), columns=columns, **found)
+
+    def alone(self, examples: Sequence[Example]) -> BlocksBatch:
+        """A sequence for each row."""
+        return self([[example] for example in examples])
+
+    def _filler(self, name: str) -> int:
+        return self.pad_token_id if name == "ids" else PADDED[name]
+
+    def _add_masks(
+        self,
+        together: dict[str, list[int]],
+        text: dict[str, list[int]],
+        example: Example,
+        start: int,
+    ) -> None:
+        """Put the masks of a row behind what is there; its text begins at column `start`."""
+        random = np.random.default_rng((self.seed, 1, example.epoch, example.row))
+        outputs, length = len(example.target_ids), len(text["ids"])
+        tasks = tasks_of_blocks(outputs, self.k, self.kept, self.floor, random)
+        for anchor, count in enumerate(tasks.tolist(), length - outputs):
+            for position in range(anchor + 1, anchor + count):
+                first = position == anchor + 1
+                together["before"].append(start + anchor if first else len(together["ids"]) - 1)
+                together["ids"].append(self.mask_token)
+                together["positions"].append(position)
+                together["labels"].append(text["labels"][position])
+                together["documents"].append(text["documents"][position])
+                together["anchors"].append(anchor)
+                together["places"].append(start + position)
+
+
+PADDED = {
+    "ids": 0,
+    "positions": 0,
+    "labels": IGNORED,
+    "documents": PADDING,
+    "anchors": NO_ANCHOR,
+    "places": 0,
+    "before": -1,
+}
+"""What padding has, by what a column has (of ids the padding token)."""
+
+
+def shares(k: int, kept: float, floor: float) -> np.ndarray:
+    """Share of the blocks that have a token number 1..k: kept^(i - 1), at least `floor` (PARD's
+    conditional drop). Shapes: -> [k]."""
+    return np.maximum(kept ** np.arange(k), floor)
+
+
+def tasks_of_blocks(
+    count: int, k: int, kept: float, floor: float, random: np.random.Generator
+) -> np.ndarray:
+    """How many tokens each of the blocks of an output learns: 1..k, at most to the output's end.
+
+    A block has a token number i only if it has one before, so that the masks it sees are there; the
+    blocks that have are drawn at random, in their `shares`, rounded up. Shapes: -> [count].
+    """
+    wanted = np.ceil(shares(k, kept, floor) * count - 1e-9)
+    rank = random.permutation(count)
+    return np.minimum((rank[:, None] < wanted).sum(1), count - np.arange(count))
+
+
+def lengths_with_masks(lengths: np.ndarray, k: int, kept: float, floor: float) -> np.ndarray:
+    """Columns that rows take, at most. Shapes: of prompts and outputs [rows, 2] -> [rows]."""
+    masks = np.ceil(np.outer(lengths[:, 1], shares(k, kept, floor)[1:]) - 1e-9).sum(1)
+    return lengths.sum(1) - 1 + masks.astype(np.int64)
+
+
+def blocks_of_rows(batch: BlocksBatch, tokens: Tensor, k: int) -> Tensor:
+    """What was predicted of a single row, block by block, whose prompt ends before its first label.
+
+    Shapes: tokens [N], one a labelled position -> [L, k]; -1 where nothing was.
+    """
+    slots, positions = batch.slots(), batch.positions[batch.labels != IGNORED]
+    prefixes = positions - slots
+    blocks = tokens.new_full((int((slots == 0).sum()), k), -1)
+    blocks[prefixes - prefixes.min(), slots] = tokens
+    return blocks

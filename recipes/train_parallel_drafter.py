@@ -1,0 +1,172 @@
+"""Train a small language model that drafts a block in one call for a decoder-only target (PARD).
+
+    accelerate launch recipes/train_parallel_drafter.py --config recipes/smollm2_parallel.yaml
+    accelerate launch recipes/train_parallel_drafter.py --config recipes/smollm2_parallel.yaml \\
+        target.path=MODEL data.path=prompts.jsonl run=checkpoints/mine drafter.k=4
+    accelerate launch recipes/train_parallel_drafter.py --config recipes/smollm2_parallel.yaml \\
+        initialise.path=checkpoints/smollm2-drafter/final
+
+It starts as recipes/train_causal_drafter.py starts a drafter, best from one that this has trained,
+and learns to fill in masks behind every prefix of the target's own answers: their tokens, or the
+target's rows at them. final/ is a language model of Transformers with `pard_token` in config.json;
+start/ is what it started from, which drafts token by token. Missing distilled outputs are made
+first. Running the same command again goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+
+import datasets
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from drafttrain.commands.distill import checked, open_decoder
+from drafttrain.commands.options import DryRun
+from drafttrain.commands.shell import recipe_command
+from drafttrain.config.recipes import ParallelDrafterRecipe
+from drafttrain.data.batches.examples import Example, Examples
+from drafttrain.data.batches.masked_blocks import (
+    BlocksCollator,
+    blocks_of_rows,
+    lengths_with_masks,
+)
+from drafttrain.data.batches.packing import PackedExamples, pack, preview, sequence_lengths
+from drafttrain.data.distill.plan import plan_distillation
+from drafttrain.data.distill.recipe_rows import (
+    check_positions,
+    choose_draftable,
+    choose_mask,
+    distillations,
+    distilled_rows,
+    row_lengths,
+)
+from drafttrain.decoding.engine.architectures import check_configuration, check_masks
+from drafttrain.evaluation.teacher_forced import BlockValidation
+from drafttrain.models.causal_drafter import (
+    draftable_tokens,
+    empty_drafter,
+    freeze,
+    start_drafter,
+)
+from drafttrain.models.loading import LoadedTarget, load_target
+from drafttrain.models.parallel_drafter import check_parallel_recipe
+from drafttrain.training.loop import Task, train
+from drafttrain.training.objectives.follow_blocks import FollowInBlocks
+from drafttrain.training.recipe import already_finished, begin_run, print_training
+from drafttrain.training.run_folder import save_final, save_start
+
+VALIDATED_AT_ONCE = 8
+"""Held-out rows that are read at a time, each with k times as many tokens as its output has."""
+
+
+@recipe_command(ParallelDrafterRecipe, "recipes/smollm2_parallel.yaml")
+def main(settings: ParallelDrafterRecipe, dry_run: DryRun = False) -> None:
+    target_config = check_parallel_recipe(settings)
+    check_configuration(target_config)
+    with torch.device("meta"):
+        planned = empty_drafter(settings, target_config)
+    check_masks(planned.config)
+    if dry_run:
+        print_plan(settings, planned)
+        return
+    if already_finished(settings.run):
+        return
+    accelerator = begin_run(settings, checked(distillations(settings)))
+    target = load_target(settings.target)
+    rows, held_out = distilled_rows(settings, target, open_decoder)
+    torch.manual_seed(settings.train.seed)
+    drafter = start_drafter(settings, target.model)
+    check_positions(drafter.config, rows)
+    choose_draftable(settings, drafter, rows)
+    size = drafter.config.vocab_size
+    mask = choose_mask(settings.drafter.mask_token, target.tokenizer, size, rows)
+    kept = getattr(torch, settings.save_dtype)
+    if accelerator.is_main_process:
+        save_start(settings.run, copy.deepcopy(drafter).to(kept), target.tokenizer)
+    drafter.config.pard_token, drafter.config.k = mask, settings.drafter.k
+    freeze(drafter, settings.objective.frozen)
+    trained = sum(p.numel() for p in drafter.parameters() if p.requires_grad)
+    accelerator.print(f"{drafter.num_parameters():,} parameters, {trained:,} of them trained")
+    accelerator.print(preview(rows[0], target.tokenizer))
+    accelerator.print(f"mask: token {mask}, {target.tokenizer.convert_ids_to_tokens(mask)!r}")
+    task = make_task(settings, drafter, rows, held_out, target)
+    train(accelerator, task, settings.train, settings.run)
+    if accelerator.is_main_process:
+        print(f"saved {save_final(settings.run, drafter.cpu().to(kept), target.tokenizer)}")
+
+
+def make_task(
+    settings: ParallelDrafterRecipe,
+    drafter: PreTrainedModel,
+    rows: datasets.Dataset,
+    held_out: datasets.Dataset | None,
+    target: LoadedTarget,
+) -> Task:
+    objective, k = settings.objective, settings.drafter.k
+    lengths = lengths_with_masks(row_lengths(rows), k, objective.kept, objective.kept_floor)
+    sequences = [[row] for row in range(len(rows))]
+    if objective.packed_tokens is not None:
+        sequences = pack(lengths, objective.packed_tokens)
+    packed = PackedExamples(Examples(rows), sequences)
+    collate = BlocksCollator(
+        pad_token_id=target.tokenizer.pad_token_id or 0,
+        mask_token=drafter.config.pard_token,
+        k=k,
+        kept=objective.kept,
+        floor=objective.kept_floor,
+        seed=settings.train.seed,
+    )
+    draftable = draftable_tokens(drafter.config, drafter.config.vocab_size)
+    follow = FollowInBlocks(drafter, objective, target.model, draftable)
+    validate = None
+    if held_out is not None:
+        validate = Validation(Examples(held_out), replace(collate, kept=1.0, floor=1.0))
+    return Task(follow, packed, sequence_lengths(lengths, sequences), collate, validate)
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Acceptance on held-out outputs: in greedy rounds, and of tokens sampled behind accepted ones,
+    slot by slot."""
+
+    rows: Examples
+    collate: BlocksCollator
+    """Drops nothing."""
+
+    def __call__(self, objective: FollowInBlocks) -> dict[str, float]:
+        k = self.collate.k
+
+        def drafts(objective: FollowInBlocks, example: Example) -> Tensor:
+            batch = self.collate.alone([example]).to(objective.model.device)
+            logits, _ = objective.rows(batch)
+            found.append(objective.overlap(batch, logits).double().cpu())
+            slots.append(batch.slots().cpu())
+            return blocks_of_rows(batch, objective.tokens(logits.argmax(-1)), k).cpu()
+
+        found: list[Tensor] = []
+        slots: list[Tensor] = []
+        validation = BlockValidation(self.rows, self.collate.alone, drafts, VALIDATED_AT_ONCE)
+        values = validation(objective)
+        accepted, slot = torch.cat(found), torch.cat(slots)
+        of_slots = {f"acceptance/{n + 1}": float(accepted[slot == n].mean()) for n in slot.unique()}
+        return values | {"acceptance": float(accepted.mean())} | of_slots
+
+
+def print_plan(settings: ParallelDrafterRecipe, drafter: PreTrainedModel) -> None:
+    """What a run would do, without loading weights or writing anything."""
+    plan, objective = (
+        plan_distillation(checked(distillations(settings))["data"]),
+        settings.objective,
+    )
+    output = plan.target_tokens // max(plan.rows, 1)
+    lengths, kept = np.array([[1, output]]), (objective.kept, objective.kept_floor)
+    masks = int(lengths_with_masks(lengths, settings.drafter.k, *kept)[0]) - output
+    print_training(plan, settings.train, drafter, more_tokens=masks)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Texts with the masks of many blocks behind them: laid out, seen, and dropped as PARD does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from drafttrain.data.batches.examples import Example
+from drafttrain.data.batches.masked_blocks import (
+    NO_ANCHOR,
+    BlocksBatch,
+    BlocksCollator,
+    blocks_of_rows,
+    lengths_with_masks,
+    shares,
+    tasks_of_blocks,
+)
+from drafttrain.data.batches.packing import DocumentCollator
+from drafttrain.models.spec_drafter.slots import IGNORED
+from tests.comparing import close
+from tests.tiny_models import CAUSAL_FAMILIES, tiny_model
+
+MASK = 3
+ROWS = [([5, 6, 7], [8, 9, 20, 21, 22, 1]), ([10], [11, 1]), ([12, 13], [1])]
+
+
+def examples() -> list[Example]:
+    return [Example(0, row, source, target) for row, (source, target) in enumerate(ROWS)]
+
+
+def collator(k: int = 4, kept: float = 0.7, floor: float = 0.2, seed: int = 0) -> BlocksCollator:
+    return BlocksCollator(0, MASK, k, kept, floor, seed)
+
+
+def labelled(batch: BlocksBatch) -> Iterator[tuple[int, int, int, int, int]]:
+    """Of each labelled position: sequence, column, row, anchor, and position."""
+    for sequence, column in (batch.labels != IGNORED).nonzero().tolist():
+        position, anchor = (int(t[sequence, column]) for t in (batch.positions, batch.anchors))
+        row = int(batch.documents[sequence, column])
+        yield sequence, column, row, position if anchor == NO_ANCHOR else anchor, position
+
+
+@pytest.mark.parametrize("kept", [0.7, 1.0])
+@pytest.mark.parametrize("family", CAUSAL_FAMILIES)
+def test_every_row_of_a_packed_pass_is_that_of_its_context_and_masks_alone(family, kept) -> None:
+    model, packed = tiny_model(family), [examples(), examples()[1:]]
+    batch = collator(kept=kept)(packed)
+    masks = 0
+    with torch.no_grad():
+        found = model(
+            input_ids=batch.input_ids,
+            attention_mask=batch.mask(model.dtype),
+            position_ids=batch.positions,
+        ).logits
+        for sequence, column, row, anchor, position in labelled(batch):
+            example = packed[sequence][row]
+            tokens = example.source_ids + example.target_ids
+            alone = torch.tensor([tokens[: anchor + 1] + [MASK] * (position - anchor)])
+            own = found[sequence, column]
+            assert (model(input_ids=alone).logits[0, -1] - own).abs().max() < 1e-10
+            assert batch.labels[sequence, column] == tokens[position + 1]
+            masks += position > anchor
+    assert masks == (14 if kept == 1 else 10)  # of blocks of 4, 4, 4, 3, 2, 1; 2, 1; 2, 1; 1; 1
+
+
+def test_texts_come_first_and_masks_chain_on_to_their_anchor() -> None:
+    batch = collator(k=3, kept=1.0)([examples()[1:], examples()[:1]])
+    assert batch.columns == 8 and batch.input_ids[0, 8:].tolist() == [MASK] + [0] * 8
+    text = DocumentCollator(0)([examples()[1:], examples()[:1]])
+    for name in ("input_ids", "positions", "labels", "documents"):
+        assert torch.equal(getattr(batch.text, name), getattr(text, name))
+    row = batch.anchors[1], batch.positions[1], batch.before[1], batch.places[1]
+    anchors, positions, before, places = (values[8:].tolist() for values in row)
+    assert anchors == [2, 2, 3, 3, 4, 4, 5, 5, 6]
+    assert positions == [3, 4, 4, 5, 5, 6, 6, 7, 7] == places
+    assert before == [2, 8, 3, 10, 4, 12, 5, 14, 6]
+
+
+def test_texts_of_one_row_a_sequence_need_no_mask_where_the_target_reads_them() -> None:
+    assert collator().alone(examples()).text.documents is None
+
+
+def test_rows_of_the_target_are_found_by_their_place_in_the_text() -> None:
+    batch = collator(kept=1.0)([examples(), examples()[1:]])
+    labels = batch.text.labels[batch.text.labels != IGNORED]
+    assert torch.equal(labels[batch.same_in_text()], batch.labels[batch.labels != IGNORED])
+    numbers = iter(batch.same_in_text().tolist())
+    rows = [[0, 6, 8], [9, 11]]  # number of each row's first label, a sequence a line
+    prompts = [[2, 0, 1], [0, 1]]
+    for sequence, _, row, _, position in labelled(batch):
+        assert next(numbers) == rows[sequence][row] + position - prompts[sequence][row]
+
+
+def test_shares_fall_with_the_place_in_the_block_to_the_floor() -> None:
+    close(
+        torch.tensor(shares(8, 0.7, 0.2)),
+        torch.tensor([1, 0.7, 0.49, 0.343, 0.2401, 0.2, 0.2, 0.2], dtype=torch.float64),
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_block_has_a_token_only_if_it_has_one_before_in_the_shares_asked_for(seed: int) -> None:
+    tasks = tasks_of_blocks(1000, 8, 0.7, 0.2, np.random.default_rng(seed))
+    assert tasks.max() == 8 and tasks[-1] == 1 and (tasks <= 1000 - np.arange(1000)).all()
+    kept = [(tasks[:990] > task).mean() for task in range(8)]
+    assert np.abs(np.array(kept) - shares(8, 0.7, 0.2)).max() < 0.01
+    again = tasks_of_blocks(1000, 8, 0.7, 0.2, np.random.default_rng(seed))
+    assert (again == tasks).all()
+
+
+def test_what_is_dropped_follows_from_seed_epoch_and_row_alone() -> None:
+    def anchors(example: Example, seed: int = 0) -> list[int]:
+        batch = collator(8, 0.5, 0.0, seed)([[examples()[2], example]])
+        return batch.anchors[batch.documents == 1].tolist()
+
+    one = Example(2, 7, [5], list(range(8, 38)))
+    assert anchors(one) == anchors(one)
+    others = (one._replace(epoch=3), one._replace(row=8))
+    assert all(anchors(other) != anchors(one) for other in others)
+    assert anchors(one, seed=1) != anchors(one)
+
+
+@pytest.mark.parametrize("kept", [0.3, 0.7, 1.0])
+def test_lengths_are_the_columns_that_rows_take_but_for_their_ends(kept: float) -> None:
+    lengths = np.array([[len(source), len(target)] for source, target in ROWS])
+    counted = lengths_with_masks(lengths, 4, kept, 0.1)
+    for example, length in zip(examples(), counted, strict=True):
+        taken = collator(4, kept, 0.1).alone([example]).input_ids.shape[1]
+        assert length - 6 <= taken <= length
+    assert lengths_with_masks(np.array([[3, 10]]), 3, 0.7, 0.2).tolist() == [3 + 9 + 7 + 5]
+
+
+def test_predictions_are_put_together_block_by_block() -> None:
+    batch = collator(k=3, kept=1.0).alone(examples()[:1])
+    tokens = batch.labels[batch.labels != IGNORED]
+    nothing = -1
+    assert blocks_of_rows(batch, tokens, 3).tolist() == [
+        [8, 9, 20], [9, 20, 21], [20, 21, 22], [21, 22, 1], [22, 1, nothing], [1, nothing, nothing],
+    ]  # fmt: skip

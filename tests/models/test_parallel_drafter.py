@@ -1,0 +1,90 @@
+"""What is refused of parallel drafters before weights are read, and what stands for their masks."""
+
+from __future__ import annotations
+
+import datasets
+import pytest
+from transformers import LlamaConfig, T5Config
+
+from drafttrain.config.base import ConfigError
+from drafttrain.config.kinds import CAUSAL, PARALLEL, kind_of
+from drafttrain.config.reading import load_settings
+from drafttrain.config.recipes import ParallelDrafterRecipe
+from drafttrain.data.distill.recipe_rows import choose_mask
+from drafttrain.models.drafters import read_drafter_settings
+from drafttrain.models.parallel_drafter import check_blocks, check_parallel_recipe
+from tests.tiny_models import EOS, VOCAB, tiny_model
+from tests.tiny_targets import save_target, tiny_tokenizer
+
+WRONG = {
+    "drafter.mask_token=40": ("drafter.mask_token = 40 is no token", "40; give"),
+    f"drafter.mask_token={EOS}": (f"mask_token = {EOS} is the target's eos_token_id", "give"),
+    "drafter.k=1": ("drafter.k = 1", "greater than or equal to 2"),
+    "objective.kept=0": ("objective.kept = 0", "greater than 0"),
+    "drafter.layers=6": ("drafter.layers = 6 is more than the target's 2",),
+    "objective.forward_kl=0": ("forward_kl", "are 0", "weight"),
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_what_cannot_be_trained_is_refused_with_field_value_and_remedy(line, tmp_path) -> None:
+    save_target(tiny_model("llama"), tmp_path / "TARGET")
+    given = [f"run={tmp_path}/run", f"target.path={tmp_path}/TARGET", "data.path=rows.jsonl"]
+    with pytest.raises(ConfigError) as refused:
+        check_parallel_recipe(load_settings(ParallelDrafterRecipe, None, [*given, line]))
+    for word in WRONG[line]:
+        assert word in str(refused.value)
+
+
+def test_a_language_model_is_parallel_where_its_config_says_so(tmp_path) -> None:
+    model = tiny_model("llama")
+    assert kind_of(model.config) is CAUSAL
+    model.config.pard_token, model.config.k = 3, 4
+    assert kind_of(model.config) is PARALLEL
+    model.save_pretrained(tmp_path)
+    again = read_drafter_settings(str(tmp_path))
+    assert kind_of(again) is PARALLEL and (again.pard_token, again.k) == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ({"pard_token": VOCAB, "k": 4}, ("pard_token = 40", "none of its 40", "correct")),
+        ({"pard_token": "x", "k": 4}, ("pard_token = 'x'", "delete")),
+        ({"pard_token": 3}, ("k = None", 'add "k": 8')),
+        ({"pard_token": 3, "k": 0}, ("k = 0",)),
+    ],
+)
+def test_a_config_that_does_not_say_how_blocks_are_drafted_is_refused(entries, words) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_blocks(LlamaConfig(vocab_size=VOCAB, **entries), "drafter 'x'")
+    for word in ("drafter 'x'", *words):
+        assert word in str(refused.value)
+
+
+def test_a_model_with_an_encoder_fills_no_masks() -> None:
+    with pytest.raises(ConfigError, match="encoder-decoder model; parallel drafters"):
+        check_blocks(T5Config(vocab_size=VOCAB, pard_token=3, k=4), "drafter 'x'")
+
+
+def rows(*tokens: int) -> datasets.Dataset:
+    half = len(tokens) // 2
+    columns = {"source_ids": [list(tokens[:half])], "target_ids": [list(tokens[half:])]}
+    return datasets.Dataset.from_dict(columns)
+
+
+def test_a_mask_is_a_token_that_no_row_holds() -> None:
+    tokenizer = tiny_tokenizer()
+    named = len(tokenizer)
+    reserved = {tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
+    assert choose_mask(None, tokenizer, named + 2, rows(5, 6)) == named + 1  # no token has this id
+    assert choose_mask(None, tokenizer, named, rows(5, 6)) == named - 1
+    assert choose_mask(None, tokenizer, named, rows(named - 1, 6)) == named - 2
+    every = [token for token in range(named) if token not in reserved]
+    with pytest.raises(ConfigError, match="hold all .* tokens of the vocabulary.* add a special"):
+        choose_mask(None, tokenizer, named, rows(*every))
+    assert choose_mask(7, tokenizer, named, rows(5, 6)) == 7
+    with pytest.raises(ConfigError, match=r"mask_token = 5 \('w5'\) occurs 1 times in the distill"):
+        choose_mask(5, tokenizer, named, rows(5, 6))
+    tokenizer.add_special_tokens({"mask_token": "w8"})
+    assert choose_mask(None, tokenizer, named + 2, rows(5, 6)) == 8

@@ -1,0 +1,84 @@
+"""What a parallel drafter learns from: every token of every block, by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from drafttrain.config.recipes import FollowInBlocksConfig
+from drafttrain.data.batches.examples import Example
+from drafttrain.data.batches.masked_blocks import BlocksCollator
+from drafttrain.training.objectives.follow_blocks import FollowInBlocks
+from tests.comparing import close
+from tests.tiny_models import EOS, tiny_model
+
+MASK = 3
+ROWS = [([5, 6, 7], [8, 9, EOS]), ([10], [11, 12, 20, EOS])]
+COLLATE = BlocksCollator(pad_token_id=0, mask_token=MASK, k=3)
+DRAFTABLE = torch.tensor([EOS, 8, 9, 12, 30])
+"""Without 11 and 20."""
+
+
+def examples() -> list[Example]:
+    return [Example(0, row, source, target) for row, (source, target) in enumerate(ROWS)]
+
+
+def objective_of(draftable=None, **settings: object) -> FollowInBlocks:
+    drafter = tiny_model("llama", seed=5, num_hidden_layers=1)
+    wanted = FollowInBlocksConfig(**settings)
+    return FollowInBlocks(drafter, wanted, tiny_model("llama"), draftable).train()
+
+
+@pytest.mark.parametrize("draftable", [None, DRAFTABLE], ids=["all", "few"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_loss_is_that_of_every_block_run_alone(draftable, weighted: bool) -> None:
+    settings = {"cross_entropy": 0.5, "forward_kl": 2.0, "acceptance_weight": weighted}
+    objective = objective_of(draftable, **settings)
+    batch = COLLATE([examples()])
+    sums = objective(batch, 0.0)
+    wanted = range(40) if draftable is None else draftable.tolist()
+    loss = weights = acceptance = torch.zeros((), dtype=torch.float64)
+    for source, output in ROWS:
+        for place in range(len(output)):
+            weight, context = 1.0, source + output[:place]
+            for slot, token in enumerate(output[place : place + 3]):
+                ids = torch.tensor([context + [MASK] * slot])
+                with torch.no_grad():
+                    own = objective.model(ids).logits[0, -1, wanted].log_softmax(-1)
+                    known = torch.tensor([source + output[: place + slot]])
+                    theirs = objective.teacher.model(known).logits[0, -1].log_softmax(-1)[wanted]
+                given = own[wanted.index(token)] if token in wanted else None
+                cross = 0.0 if given is None else -0.5 * given
+                loss = loss + weight * (cross + 2 * (theirs.exp() * (theirs - own)).sum())
+                weights = weights + weight
+                acceptance = acceptance + torch.minimum(theirs.exp(), own.exp()).sum()
+                if weighted:
+                    weight = weight * (0.0 if given is None else given.exp())
+    close(sums.loss, loss, 1e-6)  # weights are float32
+    close(sums.weight.double(), weights, 1e-6)
+    assert sums.counted == 3 + 2 + 1 + 4 + 3 + 2  # blocks end where their output ends
+    close(objective.acceptance(batch).sum(), acceptance)
+
+
+def test_weights_have_no_gradient() -> None:
+    objective = objective_of(cross_entropy=1.0, forward_kl=0.0, acceptance_weight=True)
+    assert not objective(COLLATE([examples()]), 0.0).weight.requires_grad
+
+
+def test_rows_that_share_a_sequence_have_the_gradients_of_rows_apart() -> None:
+    apart, packed = objective_of(), objective_of()
+    one, two = apart(COLLATE.alone(examples()), 0.0), packed(COLLATE([examples()[::-1]]), 0.0)
+    for a, b in zip(one, two, strict=True):
+        close(a, b)
+    one.loss.backward()
+    two.loss.backward()
+    for a, b in zip(apart.model.parameters(), packed.model.parameters(), strict=True):
+        close(a.grad, b.grad)
+
+
+def test_without_weights_validation_is_the_cross_entropy_of_all_tokens() -> None:
+    batch = COLLATE([examples()])
+    plain = objective_of(cross_entropy=1.0, forward_kl=0.0)(batch, 0.0)
+    other = objective_of(forward_kl=1.0, acceptance_weight=True).eval()(batch, 1.0)
+    close(other.loss, plain.loss)
+    assert other.weight == plain.weight == 15
