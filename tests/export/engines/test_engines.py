@@ -140,7 +140,7 @@ def nobodys(pair, root: Path) -> dict[str, object]:
         ("sglang", with_a_head, "hold 'acceptance_head.out.weight' .* folder of its own"),
         ("tensorrt-llm", gpt2, "has no code for 'GPT2LMHeadModel'"),
         ("llama.cpp", gpt2, "does not list 'GPT2LMHeadModel'"),
-        ("vllm", seq2seq, "decoder-only language models, but .* is a 'marian' model"),
+        ("vllm", seq2seq, "decoder-only language models, but .*'marian'"),
         ("vllm", nobodys, "nobody recorded; add --target MODEL"),
     ],
 )
