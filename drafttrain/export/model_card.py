@@ -253,6 +253,8 @@ def _reach(card: Card, parts: Parts) -> str:
         "| --- | --- | --- | --- |",
         f"| Transformers, `custom_generate` (drafttrain) | yes | yes | {head} |",
     ]
+    if "assisted" in programs(parts.drafter.config):
+        rows.append("| Transformers, `assistant_model` alone | yes | no | no |")
     servers = [one.title for one in engines_of(card, parts) if "servers" in one.programs]
     if servers:
         rows.append(f"| {', '.join(servers)} | yes | no | no |")
