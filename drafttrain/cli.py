@@ -112,8 +112,8 @@ def distill(settings: DistillConfig, dry_run: DryRun = False) -> None:
       drafttrain distill --target Qwen/Qwen3-0.6B --data chats.jsonl --out shards
       drafttrain distill --target Qwen/Qwen3-0.6B --data questions.txt \\
           --out shards data.chat=true
-      drafttrain distill --target Qwen/Qwen3-0.6B --data chats.jsonl --out shards \\
-          --server http://localhost:8000/v1
+      drafttrain distill --target Qwen/Qwen3-0.6B --data chats.jsonl \\
+          --out shards --server http://localhost:8000/v1
       accelerate launch -m drafttrain distill --config distill.yaml
       drafttrain distill --config distill.yaml share=0/4  # first of 4 machines
     """
@@ -226,7 +226,8 @@ def generate(
           --batch-size 8 < texts.txt > outputs.txt
       drafttrain generate --target t5-small --drafter none --data texts.txt --json
       drafttrain generate --target HuggingFaceTB/SmolLM2-135M-Instruct \\
-          --drafter checkpoints/my-run --chat --text "Say hello." --max-new-tokens 64
+          --drafter checkpoints/my-run --chat --text "Say hello." \\
+          --max-new-tokens 64
     """
     if show_rounds and json_lines:
         raise ConfigError("--json holds the rounds already; leave --show-rounds out")

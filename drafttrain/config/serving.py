@@ -59,7 +59,10 @@ class GgufConfig(Config):
     """Files for llama.cpp, made by its own tools."""
 
     converter: Path | None = None
-    """llama.cpp's convert_hf_to_gguf.py; it runs in this Python, and needs sentencepiece."""
+    """llama.cpp's convert_hf_to_gguf.py."""
+    python: Path | None = None
+    """The Python that runs it; it needs torch, transformers and sentencepiece. Default: this
+    one."""
     quantizer: Path | None = None
     """llama.cpp's llama-quantize, for `quantise`."""
     outtype: Literal["f16", "bf16", "f32"] = "f16"

@@ -33,21 +33,25 @@ def tools_are_there(pairing: Pairing, engine: Engine) -> None:
             f"--quantise {','.join(gguf.quantise)} needs llama.cpp's llama-quantize; give "
             "--quantizer PATH"
         )
-    for name, tool in (("converter", gguf.converter), ("quantizer", gguf.quantizer)):
+    tools = {"converter": gguf.converter, "quantizer": gguf.quantizer, "python": gguf.python}
+    for name, tool in tools.items():
         if tool is None:
             continue
         if not tool.is_file():
-            raise ConfigError(f"gguf.{name} = {str(tool)!r}: no such file; give llama.cpp's own")
+            raise ConfigError(f"gguf.{name} = {str(tool)!r}: no such file; correct it")
         if tool.suffix != ".py" and not os.access(tool, os.X_OK):
             raise ConfigError(
-                f"gguf.{name} = {str(tool)!r} is no program that can be run; give llama.cpp's own"
+                f"gguf.{name} = {str(tool)!r} is no program that can be run; correct it"
             )
 
 
 def converter_knows(pairing: Pairing, engine: Engine) -> None:
     """The converter lists the drafter's architecture. Raises ConfigError."""
     assert pairing.gguf.converter is not None
-    said = _run([*_program(pairing.gguf.converter), "--print-supported-models"], "gguf.converter")
+    said = _run(
+        [*_program(pairing.gguf.converter, pairing.gguf), "--print-supported-models"],
+        "gguf.converter",
+    )
     names = set(said.replace(",", " ").split())
     [own] = pairing.config.architectures or ["none"]
     if own not in names:
@@ -62,15 +66,16 @@ def write_gguf(folder: Path, gguf: GgufConfig) -> None:
     assert gguf.converter is not None
     first, *others = [folder / name for name in gguf_files(gguf)]
     arguments = [str(folder), "--outfile", str(first), "--outtype", gguf.outtype]
-    _run([*_program(gguf.converter), *arguments], "gguf.converter", first)
+    _run([*_program(gguf.converter, gguf), *arguments], "gguf.converter", first)
     for kind, file in zip(gguf.quantise, others, strict=True):
         assert gguf.quantizer is not None
         arguments = [str(first), str(file), kind.upper()]
-        _run([*_program(gguf.quantizer), *arguments], "gguf.quantizer", file)
+        _run([*_program(gguf.quantizer, gguf), *arguments], "gguf.quantizer", file)
 
 
-def _program(tool: Path) -> list[str]:
-    return [sys.executable, str(tool)] if tool.suffix == ".py" else [str(tool.absolute())]
+def _program(tool: Path, gguf: GgufConfig) -> list[str]:
+    own = [str(tool.absolute())]
+    return [str(gguf.python or sys.executable), *own] if tool.suffix == ".py" else own
 
 
 def _run(command: Sequence[str], setting: str, makes: Path | None = None) -> str:

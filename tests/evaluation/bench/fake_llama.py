@@ -134,7 +134,7 @@ def serving(*fakes: FakeLlama) -> Iterator[tuple[FakeLlama, ...]]:
 
 
 def main() -> None:
-    """As llama-server: refuses a drafter of another vocabulary, writes who it is beside it."""
+    """As llama-server: refuses drafters of other vocabularies, says who it is beside its model."""
     parser = argparse.ArgumentParser()
     for option in ("-m", "-md", "--host", "--port", "-np", "-c", "--spec-type"):
         parser.add_argument(option)
@@ -142,7 +142,7 @@ def main() -> None:
         parser.add_argument(option)
     given = parser.parse_args()
     name = "with" if given.md else "without"
-    Path(sys.argv[0]).with_name(f"{name}.json").write_text(
+    Path(given.m).with_name(f"{name}.json").write_text(
         json.dumps({"pid": os.getpid(), "arguments": sys.argv[1:]})
     )
     print("loading model", flush=True)
