@@ -10,7 +10,9 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.kinds import CAUSAL, PARALLEL, kind_of
 from drafttrain.config.reading import load_settings
 from drafttrain.config.recipes import ParallelDrafterRecipe
+from drafttrain.config.serving import GgufConfig
 from drafttrain.data.distill.recipe_rows import choose_mask
+from drafttrain.export.engines.checks import check_engines, engines_for
 from drafttrain.models.drafters import read_drafter_settings
 from drafttrain.models.parallel_drafter import check_blocks, check_parallel_recipe
 from tests.tiny_models import EOS, VOCAB, tiny_model
@@ -88,3 +90,10 @@ def test_a_mask_is_a_token_that_no_row_holds() -> None:
         choose_mask(5, tokenizer, named, rows(5, 6))
     tokenizer.add_special_tokens({"mask_token": "w8"})
     assert choose_mask(None, tokenizer, named + 2, rows(5, 6)) == 8
+
+
+def test_of_the_engines_vllm_alone_takes_it() -> None:
+    config = LlamaConfig(vocab_size=VOCAB, pard_token=3, k=4)
+    assert [engine.name for engine in engines_for([], config)] == ["vllm"]
+    with pytest.raises(ConfigError, match="--for sglang: .* is a parallel drafter"):
+        check_engines(["vllm", "sglang"], "DRAFTER", config, "TARGET", GgufConfig())
