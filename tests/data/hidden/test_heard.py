@@ -17,12 +17,13 @@ from drafttrain.data.hidden.cache import build_cache
 from drafttrain.data.inputs.hearing import hear
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import load_distilled
-from drafttrain.decoding.drafters.block import blocks_along
+from drafttrain.decoding.drafters.block import block_states, blocks_along, what_is_read
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.models.identity import hash_target
 from drafttrain.models.loading import load_target
 from drafttrain.models.spec_drafter.initialise import initialise, make_config
 from drafttrain.models.spec_drafter.model import SpecDrafter
+from tests.comparing import close
 from tests.data.hidden.tiny_cache import columns
 from tests.tiny_speech import save_clips, save_whisper, shallow
 
@@ -80,16 +81,23 @@ def test_slots_are_labelled_as_the_clips_read_anew_have_them(project):
     drafter.save_pretrained(project / "drafter")
     build_cache(cache(project, k=3))
     clips = load_inputs(DataConfig(path=str(project / "clips" / "clips.jsonl")), heard=True)
-    reader, expected = CachedModel(target.model), []
+    reader, expected, stored = CachedModel(target.model), [], columns(project / "hidden")
     for row in load_distilled(project / "distilled"):
         output = torch.tensor(row["target_ids"])
         source = reader.read(hear(target, clips[row["row"]]))
+        given, prefixes = source.prefix[1:].tolist(), range(len(output))
+        assert given, "a language and a task stand before the output"
+        read = what_is_read(drafter, source)
+        with torch.no_grad():
+            states, _ = block_states(drafter, read, output, prefixes, 3, given)
+        own = stored["hidden"][stored["rows"] == row["row"]]
+        close(own[: len(output)], states[:, 0], 2e-3)  # the clips' encodings are kept in halves
         for start, block in enumerate(blocks_along(drafter, source, output, 3)):
             for drafted, token in zip(block.tolist(), output[start:].tolist(), strict=False):
                 expected.append(float(drafted == token))
                 if drafted != token:
                     break
-    assert sorted(columns(project / "hidden")["acceptance"].tolist()) == sorted(expected)
+    assert sorted(stored["acceptance"].tolist()) == sorted(expected)
     assert 0 < sum(expected) < len(expected)
 
 
