@@ -15,10 +15,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from drafttrain.config.kinds import DrawKind, Evidence
+from drafttrain.decoding.drafters.candidates import Candidates, best_alone
 from drafttrain.decoding.drafters.slots import slots_to_draft
 from drafttrain.decoding.engine.batched import Batched
 from drafttrain.decoding.engine.cached_model import check_length
@@ -34,9 +34,6 @@ from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
 from drafttrain.models.layout import store_column_major
 from drafttrain.models.spec_drafter.model import Memory, SpecDrafter
 from drafttrain.models.spec_drafter.slots import lay_out
-
-CANDIDATES = 64
-"""Tokens a slot that are scored again with the token before them; all others keep their scores."""
 
 
 class BlockDrafter:
@@ -76,9 +73,7 @@ class BlockDrafter:
 
     def project_all(self, states: Sequence[Tensor]) -> list[Tensor]:
         """`project` of several sequences' slots, in one product."""
-        if len(states) == 1:
-            return [self.project(states[0])]
-        return list(self.project(torch.cat(list(states))).split([len(own) for own in states]))
+        return list(self.project(_joined(states)).split([len(own) for own in states]))
 
     def _embed(self, feeds: Sequence[Feed], tokens: Tensor, positions: Tensor) -> Tensor:
         """Tokens where they stand, slots softly copied from the source. Shapes: -> [B, N, D]."""
@@ -134,14 +129,19 @@ class BlockDrafter:
             return arg_max_of_each(logits)
         if not any(count for *_, count in asked):
             return [[] for _ in asked]
-        candidates = Candidates(self, states, logits)
-        previous, drafted = torch.tensor([[one[2]] for one in asked], device=self.engine.device), []
-        for slot, tokens in enumerate(candidates.tokens):
-            best = candidates.after(slot, previous).argmax(-1)
-            previous = tokens.gather(1, best)
-            drafted.append(previous)
-        found = torch.cat(drafted, dim=1).tolist()
+        candidates = self.candidates(states, logits)
+        found = candidates.likeliest_chains([last for _, _, last, _ in asked])
         return [own[:count] for own, (*_, count) in zip(found, asked, strict=True)]
+
+    def candidates(self, states: Sequence[Tensor], logits: Sequence[Tensor]) -> Candidates:
+        """The best tokens of slots, to be scored after the token before. Shapes: [K, D], [K, V]."""
+        return Candidates(
+            _joined(logits),
+            self.model.previous_token_hidden(_joined(states)),
+            [len(own) for own in states],
+            self.previous_token_rows,
+            self.previous_token_features,
+        )
 
     @property
     def vocabulary(self) -> int:
@@ -249,22 +249,22 @@ class BlockSession:
 
     def _draw(self, hidden: Tensor, logits: Tensor, last: int, stop: StopPolicy) -> Proposal:
         featured = bool(self.model.config.previous_token_rank)
-        candidates = Candidates(self.drafter, [hidden], [logits]) if featured else None
+        candidates = self.drafter.candidates([hidden], [logits]) if featured else None
         states, known = hidden.unbind(), list(logits.unbind())
         drafted: list[Tensor] = []
         rows: list[Tensor] = []
         notes: dict[str, list[float]] = {}
-        previous = torch.tensor([[last]], device=self.device)
+        previous = torch.tensor([last], device=self.device)
         for depth in range(len(states)):
             if candidates is not None:
-                after = candidates.after(depth, previous)[0, 0]
-                known[depth] = known[depth].index_copy(0, candidates.tokens[depth][0], after)
+                [after], tokens = candidates.after(depth, previous), candidates.tokens[0, depth]
+                known[depth] = known[depth].index_copy(0, tokens, after)
             state = DraftState(depth, known[: depth + 1], states, notes)
             if not stop.should_draft(state):
                 break
             row = warp(known[depth], self.sampling)
             drafted.append(self.randomness.categorical(row[None]))
-            previous = drafted[-1][None]
+            previous = drafted[-1]
             rows.append(row)
         if not drafted:
             nothing = torch.empty(0, dtype=torch.long)
@@ -272,39 +272,8 @@ class BlockSession:
         return Proposal.chain(torch.cat(drafted).cpu(), torch.stack(rows), hidden=hidden)
 
 
-class Candidates:
-    """The best tokens of each slot alone, to be scored again once the token before is known.
-
-    Scoring them takes a small part of a projection's time. Shapes: of each sequence hidden [K, D]
-    and logits [K, V]; sequences of fewer slots are filled up.
-    """
-
-    def __init__(
-        self, drafter: BlockDrafter, hidden: Sequence[Tensor], logits: Sequence[Tensor]
-    ) -> None:
-        best = [likeliest(own, CANDIDATES) for own in logits]
-        tokens = _in_lines([indices for _, indices in best])
-        scores = _in_lines([values for values, _ in best])[:, :, None]
-        directions = F.embedding(tokens, drafter.previous_token_rows).transpose(2, 3)
-        directions = directions.to(scores.dtype)  # in half precision scores are float32
-        from_hidden = drafter.model.previous_token_hidden(_in_lines(hidden))[:, :, None]
-        self.tokens = tokens.unbind(1)
-        """[B, C] of each slot."""
-        self._slots = list(
-            zip(scores.unbind(1), directions.unbind(1), from_hidden.unbind(1), strict=True)
-        )
-        self._features = drafter.previous_token_features
-
-    def after(self, slot: int, previous: Tensor) -> Tensor:
-        """Scores of a slot's candidates after these tokens. Shapes: [B, 1] -> [B, 1, C]."""
-        scores, directions, from_hidden = self._slots[slot]
-        gate = F.silu(from_hidden + F.embedding(previous, self._features))
-        return torch.baddbmm(scores, gate.to(scores.dtype), directions)
-
-
-def _in_lines(rows: Sequence[Tensor]) -> Tensor:
-    """Shapes: [K, ...] each -> [B, K, ...]."""
-    return rows[0][None] if len(rows) == 1 else pad_sequence(list(rows), batch_first=True)
+def _joined(rows: Sequence[Tensor]) -> Tensor:
+    return rows[0] if len(rows) == 1 else torch.cat(list(rows))
 
 
 @torch.inference_mode()
@@ -348,7 +317,7 @@ def rows_after(model: SpecDrafter, states: Tensor, previous: Tensor) -> Tensor:
     alone = model.project(states)
     if not model.config.previous_token_rank:
         return alone
-    best = alone.topk(min(CANDIDATES, alone.shape[-1]), dim=-1).indices
+    best = best_alone(alone.flatten(0, -2))[1].view(*alone.shape[:-1], -1)
     after = model.logits(states, previous)
     return alone.scatter(-1, best, after.gather(-1, best))
 

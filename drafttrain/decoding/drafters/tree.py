@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from drafttrain.config.kinds import KINDS, DrawKind, Evidence
-from drafttrain.decoding.drafters.block import CANDIDATES, BlockDrafter, BlockSession
+from drafttrain.decoding.drafters.block import BlockDrafter, BlockSession
+from drafttrain.decoding.drafters.candidates import CANDIDATES
 from drafttrain.decoding.drafters.causal import CausalDrafter, OwnSequence
 from drafttrain.decoding.drafters.parallel import ParallelDrafter, ParallelSession
 from drafttrain.decoding.engine.cached_model import CachedModel

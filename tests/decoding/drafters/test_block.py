@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from drafttrain.decoding.drafters import block
+from drafttrain.decoding.drafters import candidates
 from drafttrain.decoding.drafters.block import BlockDrafter, predict_blocks
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
@@ -60,7 +60,7 @@ def test_sampling_from_slots_follows_the_target_exactly(
 def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass(
     family: str, settings: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block, "CANDIDATES", VOCAB)  # coupled slots look at every token
+    monkeypatch.setattr(candidates, "CANDIDATES", VOCAB)  # coupled slots look at every token
     target, drafter = (
         CachedModel(shared(family)),
         tiny_drafter(family, decoder_layers=2, **settings),
@@ -92,13 +92,13 @@ def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass
         assert played.drafted[:first_wrong] == expected.drafted[:first_wrong]
 
 
-@pytest.mark.parametrize("candidates", [2, 4])
+@pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("slots", ["anchored", "paper"])
 def test_drawn_rows_are_coupled_to_the_token_drawn_before(
-    slots: str, candidates: int, monkeypatch: pytest.MonkeyPatch
+    slots: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exactness cannot see this: a row without these features is valid, and accepted less."""
-    monkeypatch.setattr(block, "CANDIDATES", candidates)
+    monkeypatch.setattr(candidates, "CANDIDATES", count)
     drafter, sampling = toy_drafter(slots=slots, previous_token_rank=3), Sampling(temperature=1.0)
     randomness = SampledRandomness(torch.Generator().manual_seed(0))
     session = drafter.open(toy_source(), sampling, randomness)
@@ -109,7 +109,7 @@ def test_drawn_rows_are_coupled_to_the_token_drawn_before(
         hidden = alone(fresh.slot_states(tokens, 3))
         previous = torch.cat((tokens[-1:], proposal.tokens[:-1]))
         coupled, uncoupled = drafter.model.logits(hidden, previous), drafter.project(hidden)
-        best = uncoupled >= uncoupled.sort(descending=True).values[:, candidates - 1 : candidates]
+        best = uncoupled >= uncoupled.sort(descending=True).values[:, count - 1 : count]
         expected = warp(torch.where(best, coupled, uncoupled), sampling)
     assert (proposal.draft_probs - expected).abs().max() < 1e-12
 
@@ -118,7 +118,7 @@ def test_drawn_rows_are_coupled_to_the_token_drawn_before(
 def test_sampling_stays_exact_where_only_the_best_candidates_are_coupled(
     slots: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block, "CANDIDATES", 2)
+    monkeypatch.setattr(candidates, "CANDIDATES", 2)
     settings = {"slots": slots, "previous_token_rank": 3}
     test_sampling_from_slots_follows_the_target_exactly(settings, SAMPLINGS["temperature 1"], 1)
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import DrafterConfig
-from drafttrain.decoding.drafters import block
+from drafttrain.decoding.drafters import candidates
 from drafttrain.decoding.drafters.block import BlockDrafter, predict_blocks
 from drafttrain.decoding.drafters.cascade import Level, cascade
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
@@ -100,7 +100,7 @@ def test_a_drafter_of_equal_depth_computes_what_its_target_computes(family):
 )
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_rounds_are_those_of_one_parallel_pass(family, settings, monkeypatch):
-    monkeypatch.setattr(block, "CANDIDATES", VOCAB)  # slots with features look at every token
+    monkeypatch.setattr(candidates, "CANDIDATES", VOCAB)  # slots with features look at every token
     target, drafter = target_of(family), drafter_of(family, **settings)
     for source in sources_for(target.model):
         [plain] = decode(target, NoDrafter(), [source])

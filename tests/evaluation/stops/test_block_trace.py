@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from drafttrain.decoding.drafters import block
+from drafttrain.decoding.drafters import candidates
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
@@ -42,7 +42,7 @@ SHARED = {"target's encoder": {"encoder": "target"}, "whisper": {"encoder": "tar
     "convention", ["anchored, coupled", "paper", "paper, bidirectional", *SHARED]
 )
 def test_greedy_replay_equals_decoding_round_for_round(convention, monkeypatch):
-    monkeypatch.setattr(block, "CANDIDATES", VOCAB)  # coupled slots look at every token
+    monkeypatch.setattr(candidates, "CANDIDATES", VOCAB)  # coupled slots look at every token
     family = "whisper" if convention == "whisper" else "marian"
     target = CachedModel(shared(family))
     target.model.generation_config.min_new_tokens = 10
@@ -126,6 +126,6 @@ def test_slots_of_several_tosses_share_their_states():
 
 
 def test_replay_couples_the_same_candidates_as_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block, "CANDIDATES", 2)
+    monkeypatch.setattr(candidates, "CANDIDATES", 2)
     settings = {"slots": "paper", "previous_token_rank": 3}
     test_replayed_blocks_have_the_law_of_decoding(settings, "fixed")

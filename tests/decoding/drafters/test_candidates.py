@@ -1,0 +1,34 @@
+"""Candidates: a chain is the best of each slot after the one before, in whatever company."""
+
+import torch
+
+from drafttrain.decoding.drafters.candidates import CANDIDATES, Candidates
+
+VOCABULARY, RANK = 5 * CANDIDATES, 6
+
+
+def test_chains_are_those_of_each_sequence_alone() -> None:
+    torch.manual_seed(0)
+    rows, features = torch.randn(2, VOCABULARY, RANK, dtype=torch.float64)
+    lengths, last = [3, 1, 4], [5, 9, 0]
+    logits = torch.randn(8, VOCABULARY, dtype=torch.float64)
+    from_hidden = torch.randn(8, RANK, dtype=torch.float64)
+    found = Candidates(logits, from_hidden, lengths, rows, features).likeliest_chains(last)
+    starts = [0, 3, 4]
+    for start, length, token, chain in zip(starts, lengths, last, found, strict=True):
+        own = slice(start, start + length)
+        alone = Candidates(logits[own], from_hidden[own], [length], rows, features)
+        assert alone.likeliest_chains([token]) == [chain[:length]]
+
+
+def test_the_token_before_decides_among_candidates() -> None:
+    """By hand: of two slots, token 1 leads to 3 and token 2 to 4, whose scores alone are equal."""
+    rows, features = torch.zeros(2, VOCABULARY, 2)
+    features[1], features[2] = torch.tensor([9.0, -9.0]), torch.tensor([-9.0, 9.0])
+    rows[3], rows[4] = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
+    logits = torch.zeros(2, VOCABULARY)
+    logits[0, 2], logits[1, 3:5] = 1.0, 1.0
+    for first, second in ((2, 4), (1, 3)):
+        logits[0, first] = 2.0
+        candidates = Candidates(logits, torch.zeros(2, 2), [2], rows, features)
+        assert candidates.likeliest_chains([0]) == [[first, second]]
