@@ -255,16 +255,28 @@ class TuneConfig(Config):
     """Thresholds of the cumulative policy. The bandit has none: it is given the measured costs."""
     max_draft: PositiveInt = 20
     """Most tokens a policy may draft in a round."""
+    verifiers: tuple[Literal["rejection", "block"], ...] = ("rejection", "block")
+    """Rules that every policy is replayed under, where tokens are sampled (in greedy decoding there
+    is one). block needs drafter and target of known families, without logits processors; where it
+    cannot be replayed it is left out, and a line says so."""
+    batch_sizes: tuple[PositiveInt, ...] = (1,)
+    """Sequences decoded at once, for example 4,16; 1 is always among them. Costs are measured at
+    each, and each has its own best policy in policy.json."""
+    finalists: NonNegativeInt = 3
+    """The best so many are also decoded, on the prompts that costs are measured on, beside the best
+    fixed length: what was predicted of them against what the clock says. 0: none."""
     replicates: PositiveInt = 4
     """How often the coins of acceptance are tossed for each output (sampling only)."""
     timing_prompts: PositiveInt = 20
-    """Prompts that are decoded to measure t_draft and t_target."""
+    """Prompts that are decoded to measure what calls cost."""
     bootstrap: PositiveInt = 1000
     """Resamples of the prompts for the 95 % intervals."""
     report: Path | None = None
     """Where the report goes (JSON); its plots lie beside it. Default: tune.json in the run."""
     policy: Path | None = None
     """Where policy.json goes. Default: beside the chosen head."""
+
+    _split = field_validator("verifiers", "batch_sizes", mode="before")(split_at_commas)
 
 
 class TuneCascadeConfig(Config):
