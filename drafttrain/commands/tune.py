@@ -82,10 +82,11 @@ def tune(settings: TuneConfig, dry_run: bool = False) -> None:
         reported_on = replayed(bench, choice, counts, bench.reporting)
     checked = check_predictions(bench, choice)
     judging = (bench.reporting or bench.choosing).prompts[:CALIBRATION_PROMPTS]
+    judging = judging if bench.heads else []
     report = TuneReport(
         target=target_facts(bench.pair.target),
         drafter=str(settings.drafter),
-        heads=str(settings.heads),
+        heads=None if settings.heads is None else str(settings.heads),
         sampling=asdict(build_sampling(bench.sampling)),
         max_new_tokens=bench.sampling.max_new_tokens,
         max_draft=settings.max_draft,
@@ -97,7 +98,7 @@ def tune(settings: TuneConfig, dry_run: bool = False) -> None:
         checked=checked,
         best=choice.best.name,
         best_fixed=choice.fixed.name,
-        best_head=choice.head.name,
+        best_head=None if choice.head is None else choice.head.name,
         chosen_on=replayed(bench, choice, choice.counts, bench.choosing),
         reported_on=reported_on,
         environment=describe_environment(),
@@ -106,11 +107,10 @@ def tune(settings: TuneConfig, dry_run: bool = False) -> None:
     plot_tune(report, plot_path(settings.report))
     page = settings.report.with_suffix(".html")
     write_text(page, tune_page(report))
-    beside_heads = head_folders(Path(str(settings.heads)))[0].parent / POLICY
-    policy_file = settings.policy or beside_heads
+    policy_file = settings.policy or default_policy_file(settings)
     write_policy_file(report, choice, policy_file)
     print_findings(
-        [policy_table(report), head_table(report)],
+        [policy_table(report), *([head_table(report)] if bench.heads else [])],
         [*cost_lines(report), *verdict_lines(report)],
         [f"report: {settings.report}", f"page: {page}", f"policy: {policy_file}"],
     )
@@ -126,7 +126,7 @@ class Choice:
     counts: PolicyCounts
     best: Candidate
     fixed: Candidate
-    head: Candidate
+    head: Candidate | None
     batches: list[BatchChoice]
 
 
@@ -139,9 +139,8 @@ def choose(bench: Workbench) -> Choice:
     candidates = all_candidates(settings, list(bench.heads), draft_cost, bench.verifiers)
     candidates = [one for one in candidates if bench.replays(one)]
     counts = replay_prompts(bench, candidates, bench.choosing.prompts, "choose")
-    best, fixed, head = (
-        best_of(counts, candidates, prices, kinds) for kinds in (CHOSEN, ("fixed",), ("head",))
-    )
+    best, fixed = (best_of(counts, candidates, prices, kinds) for kinds in (CHOSEN, ("fixed",)))
+    head = best_of(counts, candidates, prices, ("head",)) if bench.heads else None
     batches = [
         batch_choice(counts, candidates, prices, size, settings.bootstrap)
         for size in bench.batch_sizes
@@ -213,6 +212,8 @@ def replayed(
 
 def judge_heads(bench: Workbench, prompts: Sequence[Prompt], prices: Prices) -> list[HeadFacts]:
     """Calibration of every head on the positions of drafts that decoding really made."""
+    if not bench.heads:
+        return []
     method = bench.method(max(bench.settings.lengths), bench.state_kind)
     positions = record_positions(
         bench.target,
@@ -276,27 +277,37 @@ def chosen_policy(report: TuneReport, choice: Choice, best: Candidate) -> Policy
     """A policy, and the best head with its h even where it does not stop by it."""
     head = choice.head if best.head is None else best
     value = int(best.value) if best.kind == "fixed" else best.value
+    values = {} if head is None else {"head": head.head, "h": head.value}
     return Policy(
         stop=best.kind,
         max_draft=report.max_draft,
-        head=head.head,
         sampling=report.sampling,
         verifier=AUTO if best.verifier == "rejection" else VerifierConfig(kind=best.verifier),
-        **{"h": head.value, STOPS[best.kind].varied: value},
+        **(values | {STOPS[best.kind].varied: value}),
     )
+
+
+def default_policy_file(settings: TuneConfig) -> Path:
+    """Beside the heads; without heads in the drafter's folder, or beside the report where that is
+    none of this machine."""
+    if settings.heads is not None:
+        return head_folders(Path(str(settings.heads)))[0].parent / POLICY
+    folder = Path(str(settings.drafter))
+    return (folder if folder.is_dir() else settings.report.parent) / POLICY
 
 
 def plan_tuning(settings: TuneConfig) -> str:
     """What a tuning would do, without loading any weights or writing anything."""
     check_tuning(settings)
-    names = [folder.name for folder in head_folders(Path(str(settings.heads)))]
+    folders = [] if settings.heads is None else head_folders(Path(str(settings.heads)))
+    names = [folder.name for folder in folders]
     greedy = settings.sampling is None or settings.sampling.temperature == 0
     rules = ("rejection",) if greedy else settings.verifiers
     candidates = all_candidates(settings, names, 0.1, rules)
     timed = ", ".join(f"k={k}" for k in timed_lengths(settings.lengths))
     return "\n".join(
         [
-            f"heads     {len(names)}: {', '.join(names)}",
+            f"heads     {len(names)}{': ' if names else ''}{', '.join(names)}",
             f"policies  {len(candidates)}, replayed",
             f"prompts   {both_in_words(settings)}",
             f"timing    {settings.timing_prompts} prompts {TIMING_REPEATS} times: plain, {timed}",

@@ -238,13 +238,14 @@ class TuneConfig(Config):
     drafter: str | None = None
     """Folder or Hub name of the drafter. Default: that of the heads' run."""
     heads: Path | None = None
-    """A head's folder, or a run of heads. Default: the newest run of heads."""
+    """A head's folder, or a run of heads. Default: the newest run of heads; where a drafter is
+    given, no head is tried."""
     data: DataConfig | None = None
     """Prompts to choose on. Default: the held-out prompts of the run."""
     report_data: DataConfig | None = None
     """Prompts to report on; never used to choose. Default: report on `data`, and say so."""
     sampling: SamplingConfig | None = None
-    """Default: as the heads' labels were made."""
+    """Default: as the heads' labels were made; greedy decoding without heads."""
     lengths: tuple[PositiveInt, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14)
     """Fixed draft lengths to compare with."""
     h: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -274,7 +275,8 @@ class TuneConfig(Config):
     report: Path | None = None
     """Where the report goes (JSON); its plots lie beside it. Default: tune.json in the run."""
     policy: Path | None = None
-    """Where policy.json goes. Default: beside the chosen head."""
+    """Where policy.json goes. Default: beside the chosen head; without heads in the drafter's
+    folder, where `generate` and `eval` find it."""
 
     _split = field_validator("verifiers", "batch_sizes", mode="before")(split_at_commas)
 

@@ -60,13 +60,31 @@ def fill_eval(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> dict[s
 def fill_tune(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> dict[str, Any]:
     """All that `tune` needs: what the run of the heads knows, and where the report goes.
 
-    Raises ConfigError where nothing says what is needed.
+    A drafter without heads is tuned alone, with what its own run knows. Raises ConfigError where
+    nothing says what is needed.
     """
+    if values.get("heads") is None and values.get("drafter") is not None:
+        return _fill_without_heads(values, checkpoints)
     values = fill_from_heads(values, checkpoints)
     if values.get("report") is None:
         heads = Path(str(values["heads"]))
         run = head_run_of(heads)
         values["report"] = str((heads if run is None else run.folder) / "tune.json")
+    return values
+
+
+def _fill_without_heads(values: dict[str, Any], checkpoints: Path) -> dict[str, Any]:
+    """A drafter alone: target and prompts as its run knows them."""
+    values = deepcopy(values)
+    asked = {name: values[name] for name in ("target", "data") if values.get(name) is not None}
+    decode = {"drafter": values["drafter"]}
+    known = fill_data(fill_from_run({**asked, "decode": decode}, checkpoints), checkpoints)
+    values |= {"target": known["target"], "data": known["data"]}
+    values["drafter"] = known["decode"]["drafter"]
+    _group(values, "sampling")
+    if values.get("report") is None:
+        run = run_of(str(values["drafter"]))
+        values["report"] = str((Path() if run is None else run.folder) / "tune.json")
     return values
 
 
@@ -173,11 +191,11 @@ def fill_from_heads(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> 
 
 
 def _fill_from_drafter(decode: dict[str, Any], run: Run | None, batch_size: int = 1) -> None:
-    """What the run of a trained drafter knows; of a drafter of none, what lies beside it."""
+    """What the run of a trained drafter knows, and the policy.json that lies beside a drafter."""
+    folder = Path(str(decode["drafter"])) if run is None else run.drafter
+    _fill_from_policy(decode, folder / "policy.json", batch_size)
     if run is not None:
         _take_drafter(decode, run)
-    else:
-        _fill_from_policy(decode, Path(str(decode["drafter"])) / "policy.json", batch_size)
 
 
 def _take_drafter(decode: dict[str, Any], run: Run) -> None:

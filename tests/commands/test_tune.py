@@ -177,6 +177,25 @@ def test_heads_are_judged_on_real_drafts(tuned: TuneReport):
         assert sum(head.reliability.positions) > 10
 
 
+def test_a_drafter_without_heads_is_tuned_and_its_policy_is_found(
+    heads_run: Path, capsys: pytest.CaptureFixture
+):
+    folder = heads_run.parent
+    arguments = ("--target", str(folder / "target"), "--drafter", str(folder / "drafter"))
+    arguments += ("--data", str(folder / "val.txt"), "sampling.max_new_tokens=12")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("drafttrain.evaluation.stops.costs.fit_costs", fit_known_times)
+        report = ("--report", str(folder / "alone.json"))
+        code, out, err = run("tune", *arguments, *report, *SMALL, capsys=capsys)
+    assert code == 0, err
+    found = read_tune_report(folder / "alone.json")
+    assert found.heads is None and found.best_head is None and found.head_facts == []
+    assert all(policy.verifier == "rejection" for policy in found.chosen_on.policies)  # greedy
+    policy = read_policy(folder / "drafter" / "policy.json")
+    assert policy.stop == found.chosen_on.find(found.best).kind and policy.head is None
+    (folder / "drafter" / "policy.json").unlink()
+
+
 def test_a_dry_run_says_what_would_be_done(heads_run: Path, capsys):
     code, out, _ = run("tune", "--heads", str(heads_run), "--dry-run", *SMALL, capsys=capsys)
     assert code == 0

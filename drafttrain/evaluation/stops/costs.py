@@ -325,7 +325,7 @@ def rule_cost(bench: Workbench, name: str, longest: int) -> RuleCost:
 def example(bench: Workbench) -> tuple[torch.Tensor, torch.Tensor]:
     """A hidden state and a row of logits of the drafter's sizes, for timing. [1, D], [V]."""
     model = bench.pair.drafter_model
-    width = next(iter(bench.heads.values())).config.hidden_size
+    width = next((head.config.hidden_size for head in bench.heads.values()), 1)
     vocabulary = bench.pair.target.model.config.get_text_config(decoder=True).vocab_size
     like = {"dtype": model.dtype, "device": model.device}
     return torch.zeros(1, width, **like), torch.zeros(vocabulary, **like)

@@ -136,7 +136,7 @@ class TuneReport(Part):
 
     target: TargetFacts
     drafter: str
-    heads: str
+    heads: str | None
     sampling: dict[str, float]
     max_new_tokens: int
     max_draft: int

@@ -121,15 +121,22 @@ def verdict_lines(report: TuneReport) -> list[str]:
 
 
 def batch_lines(report: TuneReport) -> list[str]:
-    """The best policy at every batch size; nothing where there is one."""
+    """The best policy at every batch size, where there are several; where drafting does not pay."""
+    slower = [
+        f"batch {one.batch_size}: drafting does not pay, plain decoding makes "
+        f"{one.plain_tokens_per_second:.0f} tokens/s"
+        for one in report.batches
+        if one.tokens_per_second.value < one.plain_tokens_per_second
+    ]
     if len(report.batches) < 2:
-        return []
-    return [
+        return slower
+    chosen = [
         f"batch {one.batch_size}: {one.best}, {one.tokens_per_second.value:.0f} tokens/s predicted "
         f"(plain {one.plain_tokens_per_second:.0f}), {_percent(one.gain)} over {one.best_fixed}, "
         f"regret {100 * one.regret.value:.1f} % to the oracle"
         for one in report.batches
     ]
+    return chosen + slower
 
 
 def checked_lines(report: TuneReport) -> list[str]:
@@ -244,8 +251,9 @@ def _round_line(costs: RoundCosts) -> str:
         counts = [max(1.0, curve.knots[0]), curve.knots[-1] + 1.0]
         shown.append(f"{name} " + ", ".join(f"{n:g}: {_ms(float(curve.at(n)))}" for n in counts))
     return (
-        f"a round at batch {costs.batch_size}, by tokens: {'; '.join(shown)}; timed sequences are "
-        f"predicted to {100 * costs.error:.1f} % in the median"
+        f"a round at batch {costs.batch_size}, by tokens drafted and rows judged: "
+        f"{'; '.join(shown)}; timed sequences are predicted to {100 * costs.error:.1f} % "
+        "in the median"
     )
 
 

@@ -115,8 +115,8 @@ class Workbench:
 
     @property
     def state_kind(self) -> StateKind:
-        """The kind of states that the heads read."""
-        return next(iter(self.heads.values())).config.state
+        """The kind of states that the heads read; without heads nothing reads any."""
+        return next((head.config.state for head in self.heads.values()), "drawn")
 
 
 def check_tuning(settings: TuneConfig) -> None:
@@ -133,7 +133,7 @@ def check_tuning(settings: TuneConfig) -> None:
 def open_bench(settings: TuneConfig) -> Workbench:
     """Load and check heads, pair and prompts, the small things first. Raises ConfigError."""
     rows = load_both(settings)
-    heads = load_heads(str(settings.heads))
+    heads = {} if settings.heads is None else load_heads(str(settings.heads))
     drafter_settings = read_drafter_settings(str(settings.drafter))
     for name, head in heads.items():
         check_head_shape(head, drafter_settings, name)
