@@ -306,7 +306,8 @@ def tune(settings: TuneConfig, dry_run: DryRun = False) -> None:
       drafttrain tune --heads checkpoints/gsm8k-heads --report-data test.jsonl.gz
       drafttrain tune --heads checkpoints/gsm8k-heads --limit 100 \\
           max_draft=30 h=[0.5,0.6,0.7] batch_sizes=4,16
-      drafttrain tune --drafter my-lm --target T --data dev.jsonl sampling.temperature=1
+      drafttrain tune --drafter my-lm --target T --data dev.jsonl \\
+          sampling.temperature=1
       drafttrain tune --heads my-head --target gpt2-xl --drafter gpt2 \\
           --data prompts.txt --dry-run
     """

@@ -238,8 +238,8 @@ class TuneConfig(Config):
     drafter: str | None = None
     """Folder or Hub name of the drafter. Default: that of the heads' run."""
     heads: Path | None = None
-    """A head's folder, or a run of heads. Default: the newest run of heads; where a drafter is
-    given, no head is tried."""
+    """A head's folder, or a run of heads. Default: the newest run of heads. Given a drafter and no
+    heads, none are tried."""
     data: DataConfig | None = None
     """Prompts to choose on. Default: the held-out prompts of the run."""
     report_data: DataConfig | None = None
