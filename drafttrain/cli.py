@@ -294,18 +294,20 @@ def export(settings: ExportConfig) -> None:
     fill_tune,
 )
 def tune(settings: TuneConfig, dry_run: DryRun = False) -> None:
-    """Choose when to stop drafting: acceptance head, threshold, or a fixed length.
+    """Choose when to stop drafting, and by which rule drafts are verified.
 
     Costs are measured on this machine; every prompt is decoded once, and its trace replayed under
-    every policy. Writes a report and policy.json beside the heads. Without --heads: the newest run
-    of heads in checkpoints/, on its own held-out prompts.
+    every policy and rule. Writes a report, a page to look at, and policy.json beside the heads.
+    Without --heads: the newest run of heads in checkpoints/, on its own held-out prompts.
 
     \b
     Examples:
       drafttrain tune
       drafttrain tune --heads checkpoints/gsm8k-heads --report-data test.jsonl.gz
       drafttrain tune --heads checkpoints/gsm8k-heads --limit 100 \\
-          max_draft=30 h=[0.5,0.6,0.7]
+          max_draft=30 h=[0.5,0.6,0.7] batch_sizes=4,16
+      drafttrain tune --drafter my-lm --target T --data dev.jsonl \\
+          sampling.temperature=1
       drafttrain tune --heads my-head --target gpt2-xl --drafter gpt2 \\
           --data prompts.txt --dry-run
     """

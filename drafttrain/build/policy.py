@@ -59,6 +59,8 @@ def parse_policy(values: Mapping[str, Any]) -> Policy:
 
 def check_policy(policy: Policy, name: str) -> None:
     """A policy must hold the one value that its kind goes by. Raises ConfigError."""
+    for size, own in policy.batches.items():
+        check_policy(own, f"{name}: batch {size}")
     field = STOPS[policy.stop].varied
     if getattr(policy, field) is None:
         raise ConfigError(f"{name}: stop is {policy.stop!r} but there is no {field}; add {field}")
@@ -78,6 +80,9 @@ def dump_policy(policy: Policy) -> dict[str, Any]:
     values["verifier"] = {name: v for name, v in values["verifier"].items() if name in known}
     if not policy.sampling:
         del values["sampling"]
+    values["batches"] = {str(size): dump_policy(own) for size, own in policy.batches.items()}
+    if not policy.batches:
+        del values["batches"]
     return values
 
 

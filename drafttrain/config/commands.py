@@ -238,13 +238,14 @@ class TuneConfig(Config):
     drafter: str | None = None
     """Folder or Hub name of the drafter. Default: that of the heads' run."""
     heads: Path | None = None
-    """A head's folder, or a run of heads. Default: the newest run of heads."""
+    """A head's folder, or a run of heads. Default: the newest run of heads. Given a drafter and no
+    heads, none are tried."""
     data: DataConfig | None = None
     """Prompts to choose on. Default: the held-out prompts of the run."""
     report_data: DataConfig | None = None
     """Prompts to report on; never used to choose. Default: report on `data`, and say so."""
     sampling: SamplingConfig | None = None
-    """Default: as the heads' labels were made."""
+    """Default: as the heads' labels were made; greedy decoding without heads."""
     lengths: tuple[PositiveInt, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14)
     """Fixed draft lengths to compare with."""
     h: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -255,16 +256,29 @@ class TuneConfig(Config):
     """Thresholds of the cumulative policy. The bandit has none: it is given the measured costs."""
     max_draft: PositiveInt = 20
     """Most tokens a policy may draft in a round."""
+    verifiers: tuple[Literal["rejection", "block"], ...] = ("rejection", "block")
+    """Rules that every policy is replayed under, where tokens are sampled (in greedy decoding there
+    is one). block needs drafter and target of known families, without logits processors; where it
+    cannot be replayed it is left out, and a line says so."""
+    batch_sizes: tuple[PositiveInt, ...] = (1,)
+    """Sequences decoded at once, for example 4,16; 1 is always among them. Costs are measured at
+    each, and each has its own best policy in policy.json."""
+    finalists: NonNegativeInt = 3
+    """The best so many are also decoded, on the prompts that costs are measured on, beside the best
+    fixed length: what was predicted of them against what the clock says. 0: none."""
     replicates: PositiveInt = 4
     """How often the coins of acceptance are tossed for each output (sampling only)."""
     timing_prompts: PositiveInt = 20
-    """Prompts that are decoded to measure t_draft and t_target."""
+    """Prompts that are decoded to measure what calls cost."""
     bootstrap: PositiveInt = 1000
     """Resamples of the prompts for the 95 % intervals."""
     report: Path | None = None
     """Where the report goes (JSON); its plots lie beside it. Default: tune.json in the run."""
     policy: Path | None = None
-    """Where policy.json goes. Default: beside the chosen head."""
+    """Where policy.json goes. Default: beside the chosen head; without heads in the drafter's
+    folder, where `generate` and `eval` find it."""
+
+    _split = field_validator("verifiers", "batch_sizes", mode="before")(split_at_commas)
 
 
 class TuneCascadeConfig(Config):

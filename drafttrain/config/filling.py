@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from drafttrain.config.runs import (
     run_of,
 )
 from drafttrain.config.stops import STOPS
-from drafttrain.config.verifiers import RULES
+from drafttrain.config.verifiers import RULES, VerifierRule
 
 LAYOUT = {
     "input_column",
@@ -59,13 +60,31 @@ def fill_eval(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> dict[s
 def fill_tune(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> dict[str, Any]:
     """All that `tune` needs: what the run of the heads knows, and where the report goes.
 
-    Raises ConfigError where nothing says what is needed.
+    A drafter without heads is tuned alone, with what its own run knows. Raises ConfigError where
+    nothing says what is needed.
     """
+    if values.get("heads") is None and values.get("drafter") is not None:
+        return _fill_without_heads(values, checkpoints)
     values = fill_from_heads(values, checkpoints)
     if values.get("report") is None:
         heads = Path(str(values["heads"]))
         run = head_run_of(heads)
         values["report"] = str((heads if run is None else run.folder) / "tune.json")
+    return values
+
+
+def _fill_without_heads(values: dict[str, Any], checkpoints: Path) -> dict[str, Any]:
+    """A drafter alone: target and prompts as its run knows them."""
+    values = deepcopy(values)
+    asked = {name: values[name] for name in ("target", "data") if values.get(name) is not None}
+    decode = {"drafter": values["drafter"]}
+    known = fill_data(fill_from_run({**asked, "decode": decode}, checkpoints), checkpoints)
+    values |= {"target": known["target"], "data": known["data"]}
+    values["drafter"] = known["decode"]["drafter"]
+    _group(values, "sampling")
+    if values.get("report") is None:
+        run = run_of(str(values["drafter"]))
+        values["report"] = str((Path() if run is None else run.folder) / "tune.json")
     return values
 
 
@@ -90,7 +109,7 @@ def fill_from_run(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> di
     else:
         run = run_of(str(drafter)) if trained else None
     if trained:
-        _fill_from_drafter(decode, run)
+        _fill_from_drafter(decode, run, _batch_size(values))
     if path is None:
         known = _trained_for(str(drafter)) if run is None else _recorded(run.recipe.target)
         values["target"] = known | target
@@ -113,7 +132,7 @@ def fill_distill(values: dict[str, Any]) -> dict[str, Any]:
     decode = {"drafter": drafter, "stop": _group(values, "stop")}
     if values.get("method") == "sample":
         decode["sampling"] = values.get("sampling")
-    _fill_from_drafter(decode, run_of(str(drafter)))
+    _fill_from_drafter(decode, run_of(str(drafter)), _batch_size(values))
     return values | {"drafter": decode["drafter"], "stop": decode["stop"]}
 
 
@@ -171,12 +190,12 @@ def fill_from_heads(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> 
     return values
 
 
-def _fill_from_drafter(decode: dict[str, Any], run: Run | None) -> None:
-    """What the run of a trained drafter knows; of a drafter of none, what lies beside it."""
+def _fill_from_drafter(decode: dict[str, Any], run: Run | None, batch_size: int = 1) -> None:
+    """What the run of a trained drafter knows, and the policy.json that lies beside a drafter."""
+    folder = Path(str(decode["drafter"])) if run is None else run.drafter
+    _fill_from_policy(decode, folder / "policy.json", batch_size)
     if run is not None:
         _take_drafter(decode, run)
-    else:
-        _fill_from_policy(decode, Path(str(decode["drafter"])) / "policy.json")
 
 
 def _take_drafter(decode: dict[str, Any], run: Run) -> None:
@@ -220,10 +239,11 @@ def _drafter_for(target: str, checkpoints: Path) -> str:
     return found
 
 
-def _fill_from_policy(decode: dict[str, Any], file: Path) -> None:
+def _fill_from_policy(decode: dict[str, Any], file: Path, batch_size: int) -> None:
     """Stop and verifier of an export's policy.json, where the user gave none of their settings.
 
-    A policy for greedy decoding only is left out where the user samples.
+    A policy or rule for greedy decoding only is left out where the user samples; a lossless rule
+    counts there, for chains.
     """
     if not file.is_file():
         return
@@ -234,6 +254,7 @@ def _fill_from_policy(decode: dict[str, Any], file: Path) -> None:
             f"{file} is no policy of an export ({' '.join(str(error).split())}); export the "
             "drafter anew"
         ) from None
+    policy = policy.at(batch_size)
     greedy = float((decode.get("sampling") or {}).get("temperature") or 0.0) == 0.0
     stop, verifier = _group(decode, "stop"), _group(decode, "verifier")
     chains = (decode.get("tree") or {}).get("kind", "none") == "none"  # of which alone it speaks
@@ -245,8 +266,22 @@ def _fill_from_policy(decode: dict[str, Any], file: Path) -> None:
     ):
         stop |= policy.stop_config().model_dump(exclude_unset=True)
     rule = RULES.get(policy.verifier.kind)
-    if not verifier and greedy and rule is not None and not rule.lossless:
-        verifier |= policy.verifier.model_dump()
+    if not verifier and rule is not None and _counts(rule, greedy, chains):
+        verifier |= policy.verifier.model_dump(exclude_unset=True)
+
+
+def _batch_size(values: Mapping[str, Any]) -> int:
+    """Sequences that a command decodes at once, where it says one number; else 1."""
+    given = values.get("batch_size", values.get("batch_rows"))
+    return int(given) if isinstance(given, int) or str(given).isdigit() else 1
+
+
+def _counts(rule: VerifierRule, greedy: bool, chains: bool) -> bool:
+    """Whether a rule of policy.json makes a difference here that was meant: a lossy one in greedy
+    decoding, a lossless one where chains are sampled."""
+    if greedy:
+        return not rule.lossless
+    return chains and rule.lossless and not rule.greedy_only
 
 
 def _recorded(settings: Config) -> dict[str, Any]:

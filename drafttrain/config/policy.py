@@ -48,6 +48,14 @@ class Policy(Config):
     verifier: VerifierConfig = VerifierConfig()
     """How drafted tokens are accepted; spec-verification counts in greedy decoding only."""
 
+    batches: dict[PositiveInt, Policy] = {}
+    """The policies of larger numbers of sequences decoded at once."""
+
+    def at(self, batch_size: int) -> Policy:
+        """The policy chosen for the largest measured batch size up to this one; else this."""
+        smaller = [size for size in self.batches if size <= batch_size]
+        return self.batches[max(smaller)] if smaller else self
+
     def stop_config(self) -> StopConfig:
         """The stop policy as settings, without the head's folder, which only its user knows."""
         names = set(STOPS[self.stop].settings) - {"head"}

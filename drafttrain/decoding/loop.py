@@ -203,6 +203,7 @@ def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Roun
                 draft_seconds=draft_seconds,
                 target_seconds=shared_seconds + perf_counter() - began,
                 finished=sequence.remaining == 0,
+                shared_by=len(active),
             )
         )
     return rounds

@@ -240,6 +240,8 @@ class Round:
     """Drafted tokens that the drafter expected to be accepted, where it works that out."""
     calls: Mapping[str, Calls] | None = None
     """Calls of each drafter by its name, where several draft."""
+    shared_by: int = 1
+    """Sequences that were under way and shared the calls; seconds are this one's part."""
 
     @property
     def levels(self) -> int:

@@ -148,6 +148,7 @@ def _choose_policy(
         file = next((place for place in beside if place.is_file()), None)
     if file is not None:
         policy = _for_this_head(read_policy(file), file, head)
+        policy = policy.model_copy(update={"batches": _batches_of(policy, head)})
     elif head is not None:
         longest = drafter.k if kind_of(drafter).drafts == "blocks" else MAX_DRAFT
         policy = Policy(stop="head", h=DEFAULT_H, max_draft=longest, head=head.config.name)
@@ -162,6 +163,8 @@ def _choose_policy(
     triple: dict[str, Any] = {"drafter": drafter.model_type}
     if settings.verifier is not None:
         triple["verifier"] = settings.verifier
+    if settings.verifier is not None or settings.h is not None:
+        triple["batches"] = {}  # what is asked for counts at every batch size
     policy = policy.model_copy(update=triple)
     check_policy(policy, POLICY if file is None else str(file))
     return policy
@@ -181,6 +184,16 @@ def _for_this_head(policy: Policy, file: Path, head: AcceptanceHead | None) -> P
             "that head, or another policy with --policy"
         )
     return policy.model_copy(update={"head": head.config.name})
+
+
+def _batches_of(policy: Policy, head: AcceptanceHead | None) -> dict[int, Policy]:
+    """The policies of batch sizes that the export can follow: those of other heads are left out."""
+    own = () if head is None else (None, HEAD, head.config.name)
+    return {
+        size: one.model_copy(update={"head": None if head is None else head.config.name})
+        for size, one in policy.batches.items()
+        if one.stop != "head" or one.head in own
+    }
 
 
 def _assisted(settings: ExportConfig, policy: Policy) -> Assisted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,8 @@ SMALL = (
     "replicates=2",
     "timing_prompts=2",
     "bootstrap=50",
+    "batch_sizes=1,2",
+    "finalists=1",
 )
 
 
@@ -98,6 +101,7 @@ def test_every_policy_is_replayed_on_both_sets_of_prompts(tuned: TuneReport):
     names |= {"logistic(0.3)", "logistic(0.7)"}
     names.add(f"bandit({round(tuned.costs.t_draft / tuned.costs.t_target, 3):g})")
     names |= {f"{head} head({h})" for head in ("D0-w1", "D1-w6") for h in (0.3, 0.7)}
+    names |= {f"{name} block" for name in names - {"oracle"}}
     assert tuned.reported_on is not None
     for replayed, prompts in ((tuned.chosen_on, 5), (tuned.reported_on, 10)):
         assert {policy.name for policy in replayed.policies} == names
@@ -117,17 +121,31 @@ def test_the_choice_is_made_on_the_choosing_prompts_alone(tuned: TuneReport):
     assert tuned.best_fixed == max((n for n in speeds if n.startswith("k=")), key=speeds.get)
 
 
-def test_modelled_latency_is_that_of_equation_2_3_but_for_eos_in_the_draft(tuned: TuneReport):
-    costs = tuned.costs
-    for policy in tuned.chosen_on.policies:
-        if policy.kind == "fixed":
-            t = policy.totals
-            missing = t["tokens"] + t["discarded"] - t["drafted"] - t["rounds"]
-            assert -5 * 2 <= missing <= 0  # one less for an output whose EOS lies in the draft
-            seconds = t["tokens"] / policy.metrics["tokens_per_second"].value
-            c2 = costs.t_target - costs.t_draft
-            identity = costs.t_draft * (t["tokens"] + t["discarded"] - missing) + c2 * t["rounds"]
-            assert seconds == pytest.approx(identity)
+def test_every_batch_size_has_costs_a_choice_and_a_policy(tuned: TuneReport, heads_run: Path):
+    assert [one.batch_size for one in tuned.costs.rounds] == [1, 2]
+    assert [one.batch_size for one in tuned.batches] == [1, 2]
+    first, second = tuned.batches
+    assert (first.best, first.best_fixed) == (tuned.best, tuned.best_fixed)
+    assert first.tokens_per_second == tuned.chosen_on.find(tuned.best).metrics["tokens_per_second"]
+    assert first.gain.value >= 0.0 and second.gain.value >= 0.0
+    policy = read_policy(heads_run / "final" / "policy.json")
+    assert tuned.chosen_on.find(second.best).kind == policy.at(2).stop == policy.at(5).stop
+    assert policy.at(1) == policy and set(policy.batches) == {2}
+
+
+def test_the_best_are_decoded_beside_the_best_fixed_length(tuned: TuneReport):
+    assert {one.batch_size for one in tuned.checked} == {1, 2}
+    for choice in tuned.batches:
+        names = {one.name for one in tuned.checked if one.batch_size == choice.batch_size}
+        assert names == {choice.best, choice.best_fixed}
+    for one in tuned.checked:
+        assert one.decoded > 0.0 and one.error == one.predicted / one.decoded - 1.0
+
+
+def test_the_rule_of_the_best_policy_is_in_its_file(tuned: TuneReport, heads_run: Path):
+    facts = json.loads((heads_run / "final" / "policy.json").read_text())
+    rule = tuned.chosen_on.find(tuned.best).verifier
+    assert facts["verifier"] == {"kind": "auto" if rule == "rejection" else rule}
 
 
 def test_the_policy_lies_beside_the_heads_and_names_one(tuned: TuneReport, heads_run: Path):
@@ -137,6 +155,16 @@ def test_the_policy_lies_beside_the_heads_and_names_one(tuned: TuneReport, heads
     facts = json.loads((heads_run / "final" / "policy.json").read_text())
     assert {"gain_over_best_fixed", "costs", "machine"} <= facts.keys()
     assert (heads_run / "tune.png").stat().st_size > 10_000
+
+
+def test_the_page_holds_all_it_shows(tuned: TuneReport, heads_run: Path):
+    page = (heads_run / "tune.html").read_text()
+    assert re.findall(r'(?:src|href)="(?!#)[^"]*"', page) == [], "it points to something else"
+    assert page.count("<figure><svg") == 5  # both sets of prompts, gains, reliability, costs
+    assert "#000000" not in page and "prefers-color-scheme: dark" in page
+    for choice in tuned.batches:
+        assert f"batch {choice.batch_size}</span><b>{choice.best}</b>" in page
+    assert f'<tr class="best"><td>{tuned.best}</td>' in page
 
 
 def test_heads_are_judged_on_real_drafts(tuned: TuneReport):
@@ -149,10 +177,29 @@ def test_heads_are_judged_on_real_drafts(tuned: TuneReport):
         assert sum(head.reliability.positions) > 10
 
 
+def test_a_drafter_without_heads_is_tuned_and_its_policy_is_found(
+    heads_run: Path, capsys: pytest.CaptureFixture
+):
+    folder = heads_run.parent
+    arguments = ("--target", str(folder / "target"), "--drafter", str(folder / "drafter"))
+    arguments += ("--data", str(folder / "val.txt"), "sampling.max_new_tokens=12")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("drafttrain.evaluation.stops.costs.fit_costs", fit_known_times)
+        report = ("--report", str(folder / "alone.json"))
+        code, out, err = run("tune", *arguments, *report, *SMALL, capsys=capsys)
+    assert code == 0, err
+    found = read_tune_report(folder / "alone.json")
+    assert found.heads is None and found.best_head is None and found.head_facts == []
+    assert all(policy.verifier == "rejection" for policy in found.chosen_on.policies)  # greedy
+    policy = read_policy(folder / "drafter" / "policy.json")
+    assert policy.stop == found.chosen_on.find(found.best).kind and policy.head is None
+    (folder / "drafter" / "policy.json").unlink()
+
+
 def test_a_dry_run_says_what_would_be_done(heads_run: Path, capsys):
     code, out, _ = run("tune", "--heads", str(heads_run), "--dry-run", *SMALL, capsys=capsys)
     assert code == 0
-    assert "2: D0-w1, D1-w6" in out and "13, replayed" in out and "5 of" in out
+    assert "2: D0-w1, D1-w6" in out and "25, replayed" in out and "5 of" in out
 
 
 @pytest.mark.parametrize(
@@ -163,6 +210,7 @@ def test_a_dry_run_says_what_would_be_done(heads_run: Path, capsys):
         (["--drafter", "{target}"], "was trained for drafter 'drafter' with other weights"),
         (["--heads", "{nowhere}"], "holds no acceptance head"),
         (["lengths=[]"], "lengths is empty"),
+        (["verifiers=[]"], "verifiers is empty"),
         (["lenghts=[2]"], "did you mean 'lengths'"),
     ],
 )

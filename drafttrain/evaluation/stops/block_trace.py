@@ -23,10 +23,10 @@ from drafttrain.evaluation.stops.chain_trace import (
     TraceOptions,
     draw,
     judge,
-    kept_probability,
     rejected_law,
     row_facts,
 )
+from drafttrain.evaluation.stops.prefix_trace import kept_prefixes
 from drafttrain.evaluation.stops.trace import NOTHING, Trace
 from drafttrain.models.spec_drafter.model import SpecDrafter
 
@@ -56,7 +56,9 @@ def log_block_trace(
 ) -> Trace:
     """The trace of blocks of options.depth slots (fewer near the maximal length).
 
-    source: as `CachedModel.read` of the target gives it.
+    source: as `CachedModel.read` of the target gives it. With previous-token features, rows behind
+    wrong tokens are those of rejection, whatever the rule: under block verification only policies
+    that look at no row are replayed in law (`Workbench.replays`).
     """
     tokens = torch.tensor(output, dtype=torch.long)
     length, depth, tosses = len(tokens), options.depth, options.tosses
@@ -66,7 +68,7 @@ def log_block_trace(
     run = np.zeros((tosses, length), dtype=np.int32)
     index = np.full((tosses, length, depth), NOTHING, dtype=np.int32)
     states, rows, total = [], [], 0
-    for blocks in _all_blocks(drafter, source, tokens, target_probs, longest, options.sampling):
+    for blocks in _all_blocks(drafter, source, tokens, target_probs, longest, options):
         slots = blocks.states.shape[1]
         own_pool = bool(drafter.config.previous_token_rank) and not options.sampling.greedy
         for toss in range(tosses):
@@ -93,6 +95,7 @@ def log_block_trace(
         run=run,
         longest=np.broadcast_to(longest, run.shape).astype(np.int32),
         limit=longest.astype(np.int32),
+        before=len(source.prefix),
     )
 
 
@@ -102,7 +105,7 @@ def _all_blocks(
     tokens: Tensor,
     target_probs: Tensor,
     longest: np.ndarray,
-    sampling: Sampling,
+    options: TraceOptions,
 ) -> Iterator[Blocks]:
     """Blocks of every number of slots that occurs along the output."""
     device, given = target_probs.device, source.prefix[1:].tolist()
@@ -115,12 +118,12 @@ def _all_blocks(
         places = torch.from_numpy(starts)[:, None] + torch.arange(slots)
         inside = (places < len(tokens)).to(device)
         places = places.clamp_max(len(tokens) - 1)
-        kept = kept_probability(
-            warp(logits, sampling).to(device).flatten(0, 1),
-            target_probs[places.to(device)].flatten(0, 1),
-            tokens[places].to(device).flatten(),
-        )
-        kept = torch.where(inside, kept.reshape(inside.shape), 0.0)
+        at = tokens[places].to(device)[..., None]
+        at_draft = warp(logits, options.sampling).to(device).gather(-1, at)[..., 0]
+        at_target = target_probs[places.to(device)].gather(-1, at)[..., 0]
+        weighed = options.verifier == "block"
+        kept, _ = kept_prefixes(at_draft.to(at_target), at_target, weighed)
+        kept = torch.where(inside, kept, 0.0)
         yield Blocks(torch.from_numpy(starts), states, logits, kept)
 
 

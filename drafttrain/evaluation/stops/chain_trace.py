@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,11 +21,26 @@ from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.evaluation.stops.drafts_after_rejection import (
+    Beside,
     grow_as_tree,
     grow_one_by_one,
     row_facts,
 )
-from drafttrain.evaluation.stops.trace import AcceptedPath, Array, Trace, WrongBranch, join
+from drafttrain.evaluation.stops.prefix_trace import (
+    grow_weighed,
+    run_prefixes,
+    target_beside,
+    weighed_law,
+    weights_after,
+)
+from drafttrain.evaluation.stops.trace import (
+    AcceptedPath,
+    Array,
+    Trace,
+    WrongBranch,
+    join,
+    run_lengths,
+)
 from drafttrain.models.draft_states import StateKind, drawn_states
 
 TEXT_DRAFT = 4
@@ -43,6 +59,8 @@ class TraceOptions:
     """Tosses of the coins for each output; greedy decoding needs one."""
     state_kind: StateKind = "drawn"
     """The kind of states that are logged for heads (of slots for blocks, whatever it is)."""
+    verifier: Literal["rejection", "block"] = "rejection"
+    """The rule whose rounds are replayed, where tokens are sampled; greedy decoding has one."""
 
     @property
     def tosses(self) -> int:
@@ -107,8 +125,13 @@ def log_trace(
         draft_probs=_lengthen(warp(draft_logits, options.sampling), len(tokens)).to(target.device),
         rows=_lengthen(row_facts(draft_logits), len(tokens)),
     )
-    accepted = toss_coins(judged, tokens, limit, options.tosses, randomness)
-    branches = start_branches(judged, accepted, limit, options, drafter.eos_ids, randomness)
+    ends = drafter.eos_ids
+    if options.verifier == "block":
+        run, branches = weigh_prefixes(judged, tokens, limit, options, ends, randomness)
+    else:
+        accepted = toss_coins(judged, tokens, limit, options.tosses, randomness)
+        branches = start_branches(judged, accepted, limit, options, ends, randomness)
+        run = run_lengths(accepted)
     everything = [branch for found in branches for branch in found]
     if options.state_kind == "drawn" and everything:
         places = [branch.position for branch in everything]
@@ -121,7 +144,13 @@ def log_trace(
         return draw(warp(logits, options.sampling), options.sampling, randomness)
 
     prefix = len(own.prefix)
-    if drafter.takes_branches:
+    if options.verifier == "block":
+        growing = [branch for branch in everything if branch.goes_on]
+        places = [branch.position for branch in growing]
+        mine = Beside(drafter, state, prefix + len(fed), prefix, places)
+        theirs = target_beside(target, source, tokens, places)
+        grow_weighed(mine, theirs, growing, options.sampling, randomness)
+    elif drafter.takes_branches:
         grow_as_tree(drafter, state, prefix + len(fed), prefix, everything, pick)
     else:
         path = torch.cat([own.prefix, fed])
@@ -133,8 +162,9 @@ def log_trace(
             lag=1 if options.state_kind == "token" else 0,
             states=_lengthen(states, len(tokens)),
             rows=judged.rows,
+            before=len(source.prefix),
         ),
-        accepted,
+        run,
         branches,
         options.depth,
     )
@@ -243,14 +273,50 @@ def start_branches(
     return branches
 
 
+def weigh_prefixes(
+    judged: Judged,
+    tokens: Tensor,
+    limit: Array,
+    options: TraceOptions,
+    ends: frozenset[int],
+    randomness: Randomness,
+) -> tuple[Array, list[list[WrongBranch]]]:
+    """Accepted tokens of a round of block verification from each position, and the token rejected
+    behind them. [R, L], and the branches of each toss (`prefix_trace`)."""
+    at = tokens.to(judged.target_probs.device)[:, None]
+    draft_probs, target_probs = judged.draft_probs, judged.target_probs
+    at_draft, at_target = draft_probs.gather(-1, at)[:, 0], target_probs.gather(-1, at)[:, 0]
+    run, weights = run_prefixes(
+        at_draft.to(at_target), at_target, limit, options.tosses, randomness
+    )
+    starts = np.arange(len(tokens))
+    most = np.minimum(np.minimum(limit, len(tokens) - starts), options.depth)
+    places = np.argwhere(run < most)
+    branches: list[list[WrongBranch]] = [[] for _ in run]
+    if len(places) == 0:
+        return run, branches
+    accepted = torch.from_numpy(run[tuple(places.T)])
+    begun = torch.from_numpy(places[:, 1])
+    positions, weight = begun + accepted, weights[begun, accepted].to(draft_probs)
+    rows = draft_probs[positions], target_probs[positions], weight
+    rejected = randomness.categorical(weighed_law(*rows))
+    after = weights_after(*rows, rejected)
+    for i, (toss, start) in enumerate(places.tolist()):
+        position, count = int(positions[i]), int(accepted[i])
+        most_here = min(options.depth, int(limit[start])) - count
+        row = judged.rows[position].tolist()
+        branch = WrongBranch(position, most_here, [int(rejected[i])], [row], ends)
+        branch.start, branch.weight = start, after[i]
+        branches[toss].append(branch)
+    return run, branches
+
+
 def rejected_law(draft_probs: Tensor, target_probs: Tensor) -> Tensor:
     """What a rejected token follows: Norm[(draft - target)+], or draft where that is all zero.
 
     Shapes: [N, V], [N, V] -> [N, V].
     """
-    excess = (draft_probs - target_probs.to(draft_probs)).clamp_min(0.0)
-    total = excess.sum(dim=-1, keepdim=True)
-    return torch.where(total > 0.0, excess / total, draft_probs)
+    return weighed_law(draft_probs, target_probs, draft_probs.new_ones(len(draft_probs)))
 
 
 def draw(probs: Tensor, sampling: Sampling, randomness: Randomness) -> list[int]:

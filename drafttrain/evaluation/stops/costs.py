@@ -1,5 +1,7 @@
-"""What a drafted token and a target call cost on this machine, and what policies cost with it.
+"""What calls cost on this machine, and what policies cost with it.
 
+Rounds are priced by functions of their counts (`round_costs`). For comparison with the paper, and
+for thresholds that follow from it, there are also the two means of
 SpecDec++ Eq. 2.1: T = t_draft N_draft + t_target N_target, fitted by least squares over decoding
 runs (its Table 2), here with a constant a prompt for the encoder or the prompt's own pass. Where a
 drafter makes one token a pass, N_draft counts passes and drafted tokens alike. A block drafter
@@ -9,22 +11,26 @@ a drafted token more. A token more to verify is part of t_draft either way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
 
 import numpy as np
 import torch
 
+from drafttrain.build.method import build_sampling
 from drafttrain.decoding.roles import StopPolicy
+from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import Entropy, HeadPolicy
-from drafttrain.decoding.types import DraftState, Output
+from drafttrain.decoding.types import DraftState, Output, Proposal
+from drafttrain.decoding.verifiers import make_verifier
 from drafttrain.evaluation.bootstrap import Array
 from drafttrain.evaluation.metrics import count_rounds, mean_target_seconds
 from drafttrain.evaluation.options import timing_options
-from drafttrain.evaluation.runner import decode_interleaved
-from drafttrain.evaluation.stops.replay import OF_ROWS, Candidate
+from drafttrain.evaluation.runner import Decoded, make_jobs, run_interleaved
+from drafttrain.evaluation.stops.replay import OF_ROWS, Candidate, PolicyCounts
 from drafttrain.evaluation.stops.report import CostFacts
+from drafttrain.evaluation.stops.round_costs import RoundCosts, TimedRounds, fit_rounds
 from drafttrain.evaluation.stops.workbench import Workbench
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.draft_states import ROW_FEATURES, drawn_states
@@ -50,11 +56,6 @@ class Costs:
     """Mean seconds of drafting over drafter passes, from the rounds' own clocks."""
     target_mean: float | None = None
     """Mean seconds of scoring and verifying over target calls."""
-
-    def seconds(self, drafted: Array, calls: Array, computed: Array | None = None) -> Array:
-        """Eq. 2.1, without the constant; computed counts slots behind the stop too."""
-        spare = 0.0 if computed is None else self.t_slot * (computed - drafted)
-        return self.t_draft * drafted + self.t_target * calls + spare
 
 
 def fit_costs(outputs: Sequence[Output], block: bool = False, constant: bool = True) -> Costs:
@@ -143,15 +144,38 @@ def median_seconds(work: Callable[[], object], repeats: int = 50) -> float:
 
 
 @dataclass(frozen=True)
+class RuleCost:
+    """Seconds that a rule of verification takes more than token-by-token rejection."""
+
+    call: float = 0.0
+    token: float = 0.0
+    """A drafted token."""
+
+
+@dataclass(frozen=True)
 class Prices:
     """Seconds of everything that a policy spends."""
 
-    costs: Costs
-    plain_tokens_per_second: float
+    rounds: Mapping[int, RoundCosts]
+    """By batch size."""
     heads: dict[str, float] = field(default_factory=dict)
     """What each head takes to judge a token."""
     entropy: float = 0.0
     """What policies that go by rows take for one: the entropy policy's time."""
+    rules: dict[str, RuleCost] = field(default_factory=dict)
+    """Those of rules other than rejection."""
+
+    def seconds(
+        self, counts: PolicyCounts, place: int, candidate: Candidate, batch_size: int = 1
+    ) -> Array:
+        """Predicted seconds of each prompt under a policy: its rounds by their counts, the policy's
+        own time, the rule's, and what a sequence takes beside them. [P]."""
+        costs, rule = self.rounds[batch_size], self.rules.get(candidate.verifier, RuleCost())
+        drafting = costs.draft.total(counts.by_computed[:, place], counts.drafter_history[:, place])
+        judging = costs.target.total(counts.by_rows[:, place], counts.history[:, place])
+        ruling = rule.call * counts.rounds[:, place] + rule.token * counts.drafted[:, place]
+        policy = self.judging(candidate) * counts.judged[:, place]
+        return drafting + judging + ruling + policy + costs.constant * counts.sequences[:, place]
 
     def judging(self, candidate: Candidate) -> float:
         """Seconds that the policy itself takes for a token."""
@@ -161,31 +185,106 @@ class Prices:
 
 
 def measure_costs(bench: Workbench) -> tuple[Prices, CostFacts]:
-    """t_draft and t_target of this machine: some prompts decoded at some lengths, interleaved."""
+    """What calls cost on this machine: some prompts decoded at some lengths, interleaved, at every
+    batch size asked for."""
     lengths = timed_lengths(bench.settings.lengths)
     prompts = bench.choosing.prompts[: bench.settings.timing_prompts]
     options = timing_options(bench.sampling)
     methods = [bench.method(k) for k in lengths]
-    plain, *drafted = decode_interleaved(
-        bench.pair.target, bench.target, methods, prompts, options, progress=True
-    )
+    jobs = make_jobs(bench.pair.target, bench.target, methods, prompts, options)
+    timed = {
+        size: run_interleaved(jobs, len(prompts), options, bench.target.device, True, size)
+        for size in bench.batch_sizes
+    }
+    before = [len(prompt.source.prefix) for prompt in prompts]
+    rounds = {
+        size: round_costs(runs, before, size, reads_each=not bench.block)
+        for size, runs in timed.items()
+    }
+    plain, *drafted = timed[1]
     outputs = [output for decoded in drafted for output in decoded.outputs]
     costs = fit_costs(outputs, bench.block)
     heads = {name: head_seconds(bench, head) for name, head in bench.heads.items()}
     entropy = decision_seconds(Entropy(1e9, 100), *example(bench))
-    seconds, tokens = plain.median_seconds.sum(), sum(len(o.tokens) for o in plain.outputs)
-    prices = Prices(costs, float(tokens / seconds), heads, entropy)
+    others = [name for name in bench.verifiers if name != "rejection"]
+    rules = {name: rule_cost(bench, name, max(lengths)) for name in others}
+    prices = Prices(rounds, heads, entropy, rules)
     slower = costs.t_target > costs.t_draft
     facts = CostFacts(
         **asdict(costs),
         plain_target=mean_target_seconds(plain.outputs),
-        plain_tokens_per_second=prices.plain_tokens_per_second,
+        plain_tokens_per_second=rounds[1].plain_tokens_per_second,
+        rounds=list(rounds.values()),
         lengths=lengths,
         prompts=len(prompts),
         entropy_seconds=entropy,
+        rules={name: rule.call + rule.token * max(lengths) for name, rule in rules.items()},
         suggested_h=threshold_from_costs(costs.t_draft, costs.t_target) if slower else None,
     )
     return prices, facts
+
+
+def round_costs(
+    runs: Sequence[Decoded], before: Sequence[int], batch_size: int, reads_each: bool
+) -> RoundCosts:
+    """The functions of one batch size, from plain decoding and methods of fixed lengths.
+
+    before: tokens in front of each prompt's output. reads_each: whether a drafted token is a call.
+    """
+    timed = timed_rounds(runs, before, batch_size)
+    draft, target = fit_rounds(timed, reads_each)
+    missing, measured = [], []
+    for run in runs:
+        for output, front, seconds in zip(run.outputs, before, run.cost_seconds, strict=True):
+            facts = rounds_of(output, front)
+            by_computed, by_rows = np.bincount(facts.computed), np.bincount(facts.rows)
+            reads = facts.history * (facts.computed if reads_each else facts.computed > 0)
+            known = draft.total(by_computed, reads.sum())
+            known += target.total(by_rows, facts.history.sum())
+            missing.append(float(seconds - known))
+            measured.append(float(seconds))
+    constant = max(0.0, float(np.median(missing)))
+    off = np.abs(np.array(missing) - constant) / np.array(measured)
+    plain = runs[0]
+    tokens = sum(len(output.tokens) for output in plain.outputs)
+    speed = float(tokens / plain.cost_seconds.sum())
+    return RoundCosts(batch_size, draft, target, constant, speed, float(np.median(off)))
+
+
+def timed_rounds(runs: Sequence[Decoded], before: Sequence[int], batch_size: int) -> TimedRounds:
+    """The rounds that a full batch shared, but the first of each sequence, whose call also reads
+    the prompt; where batches were never full, all but the first."""
+    found = [
+        (facts, np.array([round.shared_by for round in output.rounds]))
+        for run in runs
+        for output, front in zip(run.outputs, before, strict=True)
+        for facts in [rounds_of(output, front)]
+    ]
+    full = max(int(shared[1:].max(initial=1)) for _, shared in found)
+    least = min(batch_size, full)
+    kept = [(np.arange(len(shared)) > 0) & (shared >= least) for _, shared in found]
+    names = TimedRounds.__dataclass_fields__
+    return TimedRounds(
+        **{
+            name: np.concatenate(
+                [getattr(facts, name)[own] for (facts, _), own in zip(found, kept, strict=True)]
+            )
+            for name in names
+        }
+    )
+
+
+def rounds_of(output: Output, before: int) -> TimedRounds:
+    """The rounds of one output of a fixed draft length, in order."""
+    drafted = np.array([len(round.drafted) for round in output.rounds])
+    emitted = np.array([len(round.emitted) for round in output.rounds])
+    return TimedRounds(
+        computed=drafted,
+        rows=drafted + 1,
+        history=before + np.cumsum(emitted) - emitted,
+        draft_seconds=np.array([round.draft_seconds for round in output.rounds]),
+        target_seconds=np.array([round.target_seconds for round in output.rounds]),
+    )
 
 
 def head_seconds(bench: Workbench, head: AcceptanceHead) -> float:
@@ -201,10 +300,32 @@ def head_seconds(bench: Workbench, head: AcceptanceHead) -> float:
     return judging + median_seconds(lambda: drawn_states(hidden[:, :-ROW_FEATURES], rows, token))
 
 
+def rule_cost(bench: Workbench, name: str, longest: int) -> RuleCost:
+    """What a rule takes more than rejection: both judge made-up drafts of 1 and of many tokens."""
+    rows, sampling = example(bench)[1], build_sampling(bench.sampling)
+    randomness = SampledRandomness(torch.Generator(device=rows.device).manual_seed(0))
+    more = []
+    for length in (1, longest + 1):
+        logits = rows.float().expand(length + 1, -1).contiguous()
+        draft_probs = logits[:length].softmax(dim=-1)
+        proposal = Proposal.chain(torch.arange(length), draft_probs)
+        took = [
+            median_seconds(
+                lambda rule=rule, proposal=proposal, logits=logits: rule.judge(
+                    proposal, logits, sampling, randomness
+                )
+            )
+            for rule in map(make_verifier, (name, "rejection"))
+        ]
+        more.append(took[0] - took[1])
+    token = (more[1] - more[0]) / longest
+    return RuleCost(call=more[0] - token, token=token)
+
+
 def example(bench: Workbench) -> tuple[torch.Tensor, torch.Tensor]:
     """A hidden state and a row of logits of the drafter's sizes, for timing. [1, D], [V]."""
     model = bench.pair.drafter_model
-    width = next(iter(bench.heads.values())).config.hidden_size
+    width = next((head.config.hidden_size for head in bench.heads.values()), 1)
     vocabulary = bench.pair.target.model.config.get_text_config(decoder=True).vocab_size
     like = {"dtype": model.dtype, "device": model.device}
     return torch.zeros(1, width, **like), torch.zeros(vocabulary, **like)

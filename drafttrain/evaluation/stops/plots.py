@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -25,31 +27,56 @@ MOST_HEADS = 4
 """Heads drawn in colour, the best on the choosing prompts; the others are grey."""
 
 
+Panel = Callable[[Axes], None]
+
+
 def plot_tune(report: TuneReport, path: Path) -> None:
-    """Write a PNG: discard rate against verification rate, gains, reliability."""
-    splits = [replayed for replayed in (report.chosen_on, report.reported_on) if replayed]
-    columns = len(splits) + 1 + bool(report.head_facts)
-    figure = Figure(figsize=(5.8 * columns, 4.8), dpi=150, layout="constrained")
-    axes = list(figure.subplots(1, columns, squeeze=False).flat)
-    for axis, replayed in zip(axes, splits, strict=False):
-        pareto_panel(axis, report, replayed)
-    gain_panel(axes[len(splits)], report)
-    if report.head_facts:
-        reliability_panel(axes[-1], report)
-    for axis in axes:
+    """Write a PNG: discard rate against verification rate, gains, reliability, costs."""
+    panels = all_panels(report)
+    figure = Figure(figsize=(5.8 * len(panels), 4.8), dpi=150, layout="constrained")
+    for panel, axis in zip(
+        panels, figure.subplots(1, len(panels), squeeze=False).flat, strict=True
+    ):
+        panel(axis)
         tidy(axis)
     save_figure(figure, path)
 
 
+def all_panels(report: TuneReport) -> list[Panel]:
+    """What there is to draw, each on an axis of its own."""
+    splits = [replayed for replayed in (report.chosen_on, report.reported_on) if replayed]
+    panels = [partial(pareto_panel, report=report, replayed=replayed) for replayed in splits]
+    panels.append(partial(gain_panel, report=report))
+    if report.head_facts:
+        panels.append(partial(reliability_panel, report=report))
+    if report.costs.rounds:
+        panels.append(partial(cost_panel, report=report))
+    return panels
+
+
+def cost_panel(axis: Axes, report: TuneReport) -> None:
+    """What drafting and judging so many tokens take, at every batch size."""
+    tokens = np.arange(1, max(report.costs.lengths) + 1)
+    for colour, costs in zip(COLOURS, report.costs.rounds, strict=False):
+        name = f"batch {costs.batch_size}"
+        judging, drafting = costs.target.at(tokens + 1), costs.draft.at(tokens)
+        axis.plot(tokens, 1000 * judging, "-", color=colour, label=f"judging, {name}")
+        axis.plot(tokens, 1000 * drafting, "--", color=colour, label=f"drafting, {name}")
+    axis.set(title="What a round costs", xlabel="drafted tokens", ylabel="ms a round of a sequence")
+    axis.set_ylim(bottom=0.0)
+    draw_legend(axis)
+
+
 def pareto_panel(axis: Axes, report: TuneReport, replayed: Replayed) -> None:
-    """SpecDec++ Figure 4: a line a head over h, fixed lengths, entropy, the oracle."""
-    best = best_heads(report)
-    for head in sorted({policy.head for policy in replayed.policies if policy.head}):
+    """SpecDec++ Figure 4: a line a head over h, fixed lengths, entropy, under the best policy's
+    rule; the oracle."""
+    best, policies = best_heads(report), replayed.under(replayed.find(report.best).verifier)
+    for head in sorted({policy.head for policy in policies if policy.head}):
         if head not in best:
-            _line(axis, _of_head(replayed, head), "#DDDDDD", None, marker="", intervals=False)
+            _line(axis, _of_head(policies, head), "#DDDDDD", None, marker="", intervals=False)
     for colour, head in zip(COLOURS, best, strict=False):
-        _line(axis, _of_head(replayed, head), colour, head)
-    fixed = [policy for policy in replayed.policies if policy.kind == "fixed"]
+        _line(axis, _of_head(policies, head), colour, head)
+    fixed = [policy for policy in policies if policy.kind == "fixed"]
     _line(axis, fixed, "black", "fixed length", marker="s")
     for policy in fixed:
         x, y = _point(policy)
@@ -57,7 +84,7 @@ def pareto_panel(axis: Axes, report: TuneReport, replayed: Replayed) -> None:
             f"{policy.value:g}", (x.value, y.value), xytext=(5, 4), textcoords="offset points",
             fontsize=7.5,
         )  # fmt: skip
-    entropy = [policy for policy in replayed.policies if policy.kind == "entropy"]
+    entropy = [policy for policy in policies if policy.kind == "entropy"]
     _line(axis, entropy, GREY, "entropy", marker="^")
     x, y = _point(replayed.find("oracle"))
     axis.plot(x.value, y.value, "*", color="#B8A800", markersize=13, label="oracle")
@@ -114,8 +141,8 @@ def best_heads(report: TuneReport) -> list[str]:
     return sorted(names, key=speed, reverse=True)[:MOST_HEADS]
 
 
-def _of_head(replayed: Replayed, head: str) -> list[PolicyResult]:
-    own = [policy for policy in replayed.policies if policy.head == head]
+def _of_head(policies: Sequence[PolicyResult], head: str) -> list[PolicyResult]:
+    own = [policy for policy in policies if policy.head == head]
     return sorted(own, key=lambda policy: policy.value)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,20 +17,26 @@ from drafttrain.evaluation.bootstrap import (
 )
 from drafttrain.evaluation.metrics import acceptance_metrics
 from drafttrain.evaluation.stops.costs import Prices
-from drafttrain.evaluation.stops.replay import Candidate, Kind, PolicyCounts
-from drafttrain.evaluation.stops.report import PolicyResult
+from drafttrain.evaluation.stops.replay import (
+    OF_ROWS,
+    Candidate,
+    Kind,
+    PolicyCounts,
+    VerifierOfChains,
+)
+from drafttrain.evaluation.stops.report import BatchChoice, PolicyResult
 
 ORACLE = Candidate("oracle")
+CHOSEN = ("fixed", *OF_ROWS, "head")
+"""Kinds of policies that decoding can follow."""
 
 
-def throughput(counts: PolicyCounts, place: int, candidate: Candidate, prices: Prices) -> Ratio:
-    """Modelled tokens a second of a policy (Eq. 2.1, and what the policy itself takes). [P]."""
-    seconds = prices.costs.seconds(
-        counts.drafted[:, place], counts.rounds[:, place], counts.computed[:, place]
-    )
-    return Ratio(
-        counts.tokens[:, place], seconds + prices.judging(candidate) * counts.judged[:, place]
-    )
+def throughput(
+    counts: PolicyCounts, place: int, candidate: Candidate, prices: Prices, batch_size: int = 1
+) -> Ratio:
+    """Predicted tokens a second of a policy. [P]."""
+    seconds = prices.seconds(counts, place, candidate, batch_size)
+    return Ratio(counts.tokens[:, place], seconds)
 
 
 def candidates_of(
@@ -39,10 +45,11 @@ def candidates_of(
     heads: Sequence[str],
     thresholds: Sequence[float],
     max_draft: int,
+    verifiers: Sequence[VerifierOfChains] = ("rejection",),
 ) -> list[Candidate]:
-    """Every policy to replay: fixed lengths, those that go by rows with their values, each head at
-    each h, the oracle."""
-    return [
+    """Every policy to replay under every rule: fixed lengths, those that go by rows with their
+    values, each head at each h; and the oracle, which no rule rejects anything of."""
+    policies = [
         *[Candidate("fixed", k) for k in lengths],
         *[
             Candidate(kind, value, max_draft=max_draft)
@@ -50,21 +57,67 @@ def candidates_of(
             for value in values
         ],
         *[Candidate("head", h, head, max_draft) for head in heads for h in thresholds],
-        ORACLE,
     ]
+    ruled = [replace(policy, verifier=rule) for rule in verifiers for policy in policies]
+    return [*ruled, ORACLE]
 
 
 def best_of(
-    counts: PolicyCounts, candidates: Sequence[Candidate], prices: Prices, kinds: Sequence[str]
+    counts: PolicyCounts,
+    candidates: Sequence[Candidate],
+    prices: Prices,
+    kinds: Sequence[str],
+    batch_size: int = 1,
 ) -> Candidate:
-    """The policy of some kinds with the most modelled tokens a second; the first on ties."""
+    """The policy of some kinds with the most predicted tokens a second; the first on ties."""
+    return ranked(counts, candidates, prices, kinds, batch_size)[0]
+
+
+def ranked(
+    counts: PolicyCounts,
+    candidates: Sequence[Candidate],
+    prices: Prices,
+    kinds: Sequence[str],
+    batch_size: int = 1,
+) -> list[Candidate]:
+    """The policies of some kinds by falling predicted tokens a second."""
 
     def rate(place: int) -> float:
-        ratio = throughput(counts, place, candidates[place], prices)
+        ratio = throughput(counts, place, candidates[place], prices, batch_size)
         return float(ratio.numerators.sum() / ratio.denominators.sum())
 
     places = [place for place, candidate in enumerate(candidates) if candidate.kind in kinds]
-    return candidates[max(places, key=rate)]
+    return [candidates[place] for place in sorted(places, key=rate, reverse=True)]
+
+
+def batch_choice(
+    counts: PolicyCounts,
+    candidates: Sequence[Candidate],
+    prices: Prices,
+    batch_size: int,
+    bootstrap: int,
+) -> BatchChoice:
+    """What is best at a batch size, and what it is worth there."""
+    at = (counts, candidates, prices)
+    best = best_of(*at, CHOSEN, batch_size)
+    fixed = best_of(*at, ("fixed",), batch_size)
+    resamples = draw_resamples(len(counts.tokens), bootstrap)
+    own, theirs, oracle = (
+        throughput(counts, candidates.index(one), one, prices, batch_size)
+        for one in (best, fixed, ORACLE)
+    )
+    rates = [_Rate.of(ratio, resamples) for ratio in (own, theirs, oracle)]
+    speed = estimate_ratio(own, resamples)
+    assert speed is not None, "outputs take time"
+    return BatchChoice(
+        batch_size=batch_size,
+        best=best.name,
+        best_fixed=fixed.name,
+        tokens_per_second=speed,
+        gain=rates[0].compare(rates[1], lambda mine, fixed: mine / fixed - 1.0),
+        regret=rates[0].compare(rates[2], lambda mine, oracle: 1.0 - mine / oracle),
+        plain_tokens_per_second=prices.rounds[batch_size].plain_tokens_per_second,
+    )
 
 
 def policy_results(
@@ -74,7 +127,8 @@ def policy_results(
     best_fixed: Candidate,
     bootstrap: int,
 ) -> list[PolicyResult]:
-    """Metrics of every policy with intervals over prompts, paired where policies are compared."""
+    """Metrics of every policy at batch size 1, with intervals over prompts that are paired where
+    policies are compared."""
     resamples = draw_resamples(len(counts.tokens), bootstrap)
     ratios = [throughput(counts, i, one, prices) for i, one in enumerate(candidates)]
     rates = {
@@ -89,7 +143,7 @@ def policy_results(
         speed = estimate_ratio(ratios[place], resamples)
         metrics |= {
             "tokens_per_second": speed,
-            "speedup": _scaled(speed, 1.0 / prices.plain_tokens_per_second),
+            "speedup": _scaled(speed, 1.0 / prices.rounds[1].plain_tokens_per_second),
             "gain": own.compare(fixed, lambda mine, theirs: mine / theirs - 1.0),
             "regret": own.compare(oracle, lambda mine, theirs: 1.0 - mine / theirs),
         }
@@ -101,6 +155,7 @@ def policy_results(
                 kind=candidate.kind,
                 value=candidate.value,
                 head=candidate.head,
+                verifier=candidate.verifier,
                 metrics=metrics,
                 totals=seen.totals(),
             )

@@ -27,6 +27,7 @@ from drafttrain.evaluation.stops.trace import Trace
 from drafttrain.models.acceptance_head import AcceptanceHead
 
 Kind = Literal["fixed", "entropy", "cumulative", "logistic", "bandit", "head", "oracle"]
+VerifierOfChains = Literal["rejection", "block"]
 OF_ROWS = ("entropy", "cumulative", "logistic", "bandit")
 """Policies that go by the drafter's rows."""
 
@@ -41,10 +42,17 @@ class Candidate:
     head: str | None = None
     max_draft: int = 20
     """Most tokens of a round; the oracle has no cap."""
+    verifier: VerifierOfChains = "rejection"
+    """What judges the drafts, where tokens are sampled."""
 
     @property
     def name(self) -> str:
-        """As the policy is called in reports, the head before it."""
+        """As the policy is called in reports, the head before it, a rule of its own behind."""
+        return self.policy if self.verifier == "rejection" else f"{self.policy} {self.verifier}"
+
+    @property
+    def policy(self) -> str:
+        """Its name without the rule."""
         if self.kind == "fixed":
             return f"k={self.value:g}"
         if self.kind == "oracle":
@@ -66,6 +74,16 @@ class PolicyCounts:
     """Tokens or slots that the drafter computed: of a block also those behind the stop."""
     judged: Array
     """How often the policy worked something out: for each state or row, or once for a block."""
+    by_computed: Array
+    """[P, C, K + 1] rounds by the tokens or slots computed."""
+    by_rows: Array
+    """[P, C, K + 2] rounds by the rows that the target judged, one more than drafted tokens."""
+    history: Array
+    """Tokens in front of the drafts."""
+    drafter_history: Array
+    """Tokens in front of the drafter's calls."""
+    sequences: Array
+    """Outputs played: a toss of the coins each."""
 
     def of(self, candidate: int) -> Counts:
         """The counts of one policy, as those of decoding."""
@@ -75,12 +93,30 @@ class PolicyCounts:
     @staticmethod
     def stack(prompts: Sequence[PolicyCounts]) -> PolicyCounts:
         """One for all prompts, in order."""
-        return PolicyCounts(
-            **{
-                name: np.concatenate([getattr(counts, name) for counts in prompts])
-                for name in PolicyCounts.__dataclass_fields__
-            }
-        )
+        return _joined(prompts, axis=0)
+
+    @staticmethod
+    def beside(parts: Sequence[PolicyCounts], places: Sequence[Sequence[int]]) -> PolicyCounts:
+        """One for policies that were replayed apart; places: where those of each part belong."""
+        joined = _joined(parts, axis=1)
+        order = np.argsort(np.concatenate(places))
+        return PolicyCounts(**{name: fact[:, order] for name, fact in vars(joined).items()})
+
+    def first(self, prompts: int) -> PolicyCounts:
+        """Of the first prompts alone."""
+        return PolicyCounts(**{name: fact[:prompts] for name, fact in vars(self).items()})
+
+
+def _joined(parts: Sequence[PolicyCounts], axis: int) -> PolicyCounts:
+    """Facts of several, those by a count as long as the longest."""
+    facts = {}
+    for name in PolicyCounts.__dataclass_fields__:
+        own = [getattr(part, name) for part in parts]
+        if own[0].ndim == 3:
+            most = max(fact.shape[2] for fact in own)
+            own = [np.pad(fact, ((0, 0), (0, 0), (0, most - fact.shape[2]))) for fact in own]
+        facts[name] = np.concatenate(own, axis=axis)
+    return PolicyCounts(**facts)
 
 
 @torch.inference_mode()
@@ -107,15 +143,32 @@ def replay(
         return np.where(rounds, fact, 0).sum(axis=(1, 2), dtype=np.float64)[None]
 
     emitted, accepted = emit(trace, lengths)
+    computed = np.broadcast_to(trace.longest, lengths.shape) if trace.block else lengths
+    passes = (computed > 0).astype(np.int64) if trace.block else lengths
+    front = trace.before + np.arange(trace.tokens)
     return PolicyCounts(
         tokens=total(emitted),
         rounds=total(np.ones_like(lengths)),
         drafted=total(lengths),
         accepted=total(accepted),
-        passes=total(trace.longest > 0 if trace.block else lengths),
-        computed=total(trace.longest if trace.block else lengths),
+        passes=total(passes),
+        computed=total(computed),
         judged=total(judged),
+        by_computed=_by_count(computed, rounds),
+        by_rows=_by_count(lengths + 1, rounds),
+        history=total(np.broadcast_to(front, lengths.shape)),
+        drafter_history=total(passes * front),
+        sequences=total(np.broadcast_to(np.arange(trace.tokens) == 0, lengths.shape)),
     )
+
+
+def _by_count(counts: Array, rounds: Array) -> Array:
+    """How many of the rounds that were played have each count. [C, R, L] -> [1, C, K + 1]."""
+    most = int(counts.max(initial=0)) + 1
+    played = [
+        np.bincount(own[there], minlength=most) for own, there in zip(counts, rounds, strict=True)
+    ]
+    return np.stack(played).astype(np.float64)[None]
 
 
 def _judged(trace: Trace, candidate: Candidate, lengths: Array) -> Array:

@@ -9,6 +9,7 @@ from drafttrain.evaluation.environment import Environment
 from drafttrain.evaluation.report import DataFacts, Part, TargetFacts, read_json
 from drafttrain.evaluation.stops.calibration import Reliability
 from drafttrain.evaluation.stops.replay import Kind
+from drafttrain.evaluation.stops.round_costs import RoundCosts
 
 
 class CostFacts(Part):
@@ -34,8 +35,43 @@ class CostFacts(Part):
     prompts: int
     entropy_seconds: float
     """What the entropy policy takes to judge a token."""
+    rounds: list[RoundCosts] = []
+    """What a round costs, as functions of its counts, at every batch size."""
+    rules: dict[str, float] = {}
+    """Seconds that a rule takes for a round of the longest fixed length, more than rejection."""
     suggested_h: float | None
     """Theorem 3.1 with Delta = 0: a starting point for h; None where the target is the faster."""
+
+
+class BatchChoice(Part):
+    """The best policy at a batch size, on the prompts to choose on."""
+
+    batch_size: int
+    best: str
+    best_fixed: str
+    tokens_per_second: Estimate
+    """Predicted, all sequences together, of the best."""
+    gain: Estimate
+    """Over the best fixed length there."""
+    regret: Estimate
+    """Against the oracle there."""
+    plain_tokens_per_second: float
+
+
+class CheckedPolicy(Part):
+    """A policy that was decoded for real, on the prompts that costs were measured on."""
+
+    name: str
+    batch_size: int
+    predicted: float
+    """Tokens a second by replay and the costs."""
+    decoded: float
+    """Tokens a second by the clock."""
+
+    @property
+    def error(self) -> float:
+        """Share of what was decoded by which the prediction is off."""
+        return self.predicted / self.decoded - 1.0
 
 
 class HeadFacts(Part):
@@ -63,6 +99,8 @@ class PolicyResult(Part):
     value: float
     """What the policy goes by: k, nats, h, ..."""
     head: str | None
+    verifier: str = "rejection"
+    """The rule that judges its drafts, where tokens are sampled."""
     metrics: dict[str, Estimate]
     """discard_rate, verification_rate, mean_acceptance_length, acceptance_rate, tokens_per_second
     (modelled), speedup (modelled, over plain decoding), gain (over the best fixed length), regret
@@ -71,7 +109,7 @@ class PolicyResult(Part):
 
 
 class Replayed(Part):
-    """All policies on one set of prompts."""
+    """All policies under all rules, on one set of prompts."""
 
     data: DataFacts
     tokens: int
@@ -88,13 +126,17 @@ class Replayed(Part):
         names = ", ".join(policy.name for policy in self.policies)
         raise ValueError(f"policy {name!r} was not replayed; there are {names}")
 
+    def under(self, verifier: str) -> list[PolicyResult]:
+        """The policies under one rule."""
+        return [policy for policy in self.policies if policy.verifier == verifier]
+
 
 class TuneReport(Part):
     """The choice, what it rests on, and what it is worth on prompts it was not chosen on."""
 
     target: TargetFacts
     drafter: str
-    heads: str
+    heads: str | None
     sampling: dict[str, float]
     max_new_tokens: int
     max_draft: int
@@ -107,6 +149,10 @@ class TuneReport(Part):
     """The policy of most modelled tokens a second on the choosing prompts."""
     best_fixed: str
     best_head: str | None
+    batches: list[BatchChoice] = []
+    """The choice at every batch size asked for."""
+    checked: list[CheckedPolicy] = []
+    """The best few, decoded for real."""
     chosen_on: Replayed
     reported_on: Replayed | None
     """None: no report_data; figures are then of the prompts that the choice was made on."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 from rich.text import Text
@@ -10,6 +11,7 @@ from rich.text import Text
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.stops.replay import OF_ROWS
 from drafttrain.evaluation.stops.report import PolicyResult, Replayed, TuneReport
+from drafttrain.evaluation.stops.round_costs import RoundCosts
 from drafttrain.evaluation.table_style import (
     Column,
     FittedTable,
@@ -87,6 +89,11 @@ def cost_lines(report: TuneReport) -> list[str]:
             f"direct means: a drafter pass {_ms(costs.draft_mean)}, a target call "
             f"{_ms(costs.target_mean)}"
         )
+    lines += [_round_line(one) for one in costs.rounds]
+    lines += [
+        f"{name} verification: {_ms(seconds)} more than rejection a round of {costs.lengths[-1]}"
+        for name, seconds in costs.rules.items()
+    ]
     if costs.suggested_h is not None:
         lines.append(f"Theorem 3.1 suggests h = {costs.suggested_h:.2f} to start with")
     if report.head_facts:
@@ -110,7 +117,39 @@ def verdict_lines(report: TuneReport) -> list[str]:
         for name in dict.fromkeys(names)
         if name not in (None, report.best_fixed)
     ]
-    return lines + _why_fixed(report)
+    return lines + _why_fixed(report) + batch_lines(report) + checked_lines(report)
+
+
+def batch_lines(report: TuneReport) -> list[str]:
+    """The best policy at every batch size, where there are several; where drafting does not pay."""
+    slower = [
+        f"batch {one.batch_size}: drafting does not pay, plain decoding makes "
+        f"{one.plain_tokens_per_second:.0f} tokens/s"
+        for one in report.batches
+        if one.tokens_per_second.value < one.plain_tokens_per_second
+    ]
+    if len(report.batches) < 2:
+        return slower
+    chosen = [
+        f"batch {one.batch_size}: {one.best}, {one.tokens_per_second.value:.0f} tokens/s predicted "
+        f"(plain {one.plain_tokens_per_second:.0f}), {_percent(one.gain)} over {one.best_fixed}, "
+        f"regret {100 * one.regret.value:.1f} % to the oracle"
+        for one in report.batches
+    ]
+    return chosen + slower
+
+
+def checked_lines(report: TuneReport) -> list[str]:
+    """What was predicted of the best few, against the clock."""
+    if not report.checked:
+        return []
+    lines = [
+        f"decoded, batch {one.batch_size}: {one.name} {one.decoded:.0f} tokens/s, predicted "
+        f"{one.predicted:.0f} ({_signed(one.error)} %)"
+        for one in report.checked
+    ]
+    median = statistics.median(abs(one.error) for one in report.checked)
+    return [*lines, f"predictions are off by {100 * median:.1f} % in the median"]
 
 
 def _against_fixed(report: TuneReport, name: str, where: str) -> str:
@@ -164,17 +203,30 @@ def _policy_table(report: TuneReport, intervals: bool) -> Table:
 
 
 def main_policies(report: TuneReport) -> list[PolicyResult]:
-    """Fixed lengths; the best heads, and of each other kind the best, by the choosing prompts; the
-    oracle."""
+    """Fixed lengths under the best one's rule; the best heads, and of each other kind and rule the
+    best, by the choosing prompts; the oracle."""
 
     def best(kind: str, count: int) -> list[str]:
         own = [policy for policy in report.chosen_on.policies if policy.kind == kind]
         return [policy.name for policy in sorted(own, key=_speed, reverse=True)[:count]]
 
-    fixed = [policy.name for policy in report.chosen_on.policies if policy.kind == "fixed"]
+    rule = report.chosen_on.find(report.best_fixed).verifier
+    fixed = [p.name for p in report.chosen_on.under(rule) if p.kind == "fixed"]
     by_rows = [name for kind in OF_ROWS for name in best(kind, 1)]
-    names = [*fixed, *by_rows, *best("head", MOST_HEADS), "oracle"]
+    names = dict.fromkeys([*fixed, *by_rows, *best("head", MOST_HEADS)])
+    names = [*names, *_of_other_rules(report, names), "oracle"]
     return [report.reported.find(name) for name in names]
+
+
+def _of_other_rules(report: TuneReport, names: Iterable[str]) -> list[str]:
+    """The best policy of every rule that none of the named ones is under."""
+    shown = {report.chosen_on.find(name).verifier for name in names}
+    others = dict.fromkeys(p.verifier for p in report.chosen_on.policies if p.kind != "oracle")
+    return [
+        max((p for p in report.chosen_on.under(rule) if p.kind != "oracle"), key=_speed).name
+        for rule in others
+        if rule not in shown
+    ]
 
 
 def _speed(policy: PolicyResult) -> float:
@@ -192,11 +244,26 @@ def _pair(
     return " / ".join("–" if one is None else f"{one.value:.{digits}f}" for one in values)
 
 
-def _percent(estimate: Estimate) -> str:
-    def shown(value: float) -> str:
-        return f"{100 * value:+.1f}".replace("-", "−")
+def _round_line(costs: RoundCosts) -> str:
+    """What drafting and judging take, at the ends of what was measured."""
+    shown = []
+    for name, curve in (("drafting", costs.draft), ("judging", costs.target)):
+        counts = [max(1.0, curve.knots[0]), curve.knots[-1] + 1.0]
+        shown.append(f"{name} " + ", ".join(f"{n:g}: {_ms(float(curve.at(n)))}" for n in counts))
+    return (
+        f"a round at batch {costs.batch_size}, by tokens drafted and rows judged: "
+        f"{'; '.join(shown)}; timed sequences are predicted to {100 * costs.error:.1f} % "
+        "in the median"
+    )
 
-    return f"{shown(estimate.value)} % ({shown(estimate.low)} to {shown(estimate.high)})"
+
+def _signed(value: float) -> str:
+    return f"{100 * value:+.1f}".replace("-", "−")
+
+
+def _percent(estimate: Estimate) -> str:
+    low, value, high = map(_signed, (estimate.low, estimate.value, estimate.high))
+    return f"{value} % ({low} to {high})"
 
 
 def _ms(seconds: float) -> str:

@@ -54,6 +54,8 @@ class Trace:
     limit: Array
     """[L] int32: most tokens that a draft from each position may have, were K unlimited: what is
     left to generate less one, and the drafter's own positions."""
+    before: int = 0
+    """Tokens in front of the output: a prompt, or what a decoder starts from."""
 
     @property
     def depth(self) -> int:
@@ -78,6 +80,10 @@ class WrongBranch:
     """State of the last token as it was drawn, where states of that kind are logged; else None."""
     states: list[Tensor] = field(default_factory=list)
     """[D] each, of the tokens that others were drafted behind: nothing is asked after the last."""
+    start: int | None = None
+    """Where the one round begins that comes here; None: all rounds rejected at `position` do."""
+    weight: float = 1.0
+    """Of the prefix up to the last token, where a verifier weighs prefixes; else 1."""
 
     @property
     def ended(self) -> bool:
@@ -110,17 +116,19 @@ class AcceptedPath:
     """[L, D] state of each token of the output, were it drafted."""
     rows: Tensor
     """[L, 2] facts of the drafter's row that each token was drawn from."""
+    before: int = 0
+    """As in `Trace`."""
 
 
 def join(
-    path: AcceptedPath, accepted: Array, branches: Sequence[Sequence[WrongBranch]], depth: int
+    path: AcceptedPath, run: Array, branches: Sequence[Sequence[WrongBranch]], depth: int
 ) -> Trace:
     """The trace of a drafter that drafts one token a pass.
 
-    accepted [R, L]: the coins. branches: for each toss, the wrong branch of every position where
-    the coin says no (positions at which nothing can be drafted need none).
+    run [R, L] as in `Trace`. branches: for each toss, the wrong branch of every position where
+    something is rejected, or of every round that ends so (those that draft nothing need none).
     """
-    replicates, length = accepted.shape
+    replicates, length = run.shape
     states, rows = [path.states.cpu()], [path.rows.double().cpu().numpy()]
     first = np.full((replicates, length), NOTHING)
     known = np.zeros((replicates, length), dtype=np.int64)
@@ -129,14 +137,19 @@ def join(
     total = length
     for toss, found in enumerate(branches):
         for branch in found:
-            place, count = (toss, branch.position), len(branch.states)
+            at = branch.position if branch.start is None else branch.start
+            place, count = (toss, at), len(branch.states)
             first[place], known[place] = total, count
             drawn[place], ended[place] = len(branch.tokens), branch.ended
             total += count
             if count:
                 states.append(torch.stack(branch.states).cpu())
                 rows.append(np.array(branch.rows[:count]))
-    run = first_rejection(accepted) - np.arange(length)
+    if not any(branch.start is not None for found in branches for branch in found):
+        rejected = np.minimum(np.arange(length) + run, length - 1)
+        first, known, drawn, ended = (
+            np.take_along_axis(table, rejected, axis=1) for table in (first, known, drawn, ended)
+        )
     longest = np.minimum(_until_eos(run, drawn, ended, path.ends), np.minimum(path.limit, depth))
     return Trace(
         tokens=length,
@@ -148,7 +161,13 @@ def join(
         run=run.astype(np.int32),
         longest=longest.astype(np.int32),
         limit=path.limit.astype(np.int32),
+        before=path.before,
     )
+
+
+def run_lengths(accepted: Array) -> Array:
+    """Tokens from each position to the first one at which the coin says no. [R, L]."""
+    return first_rejection(accepted) - np.arange(accepted.shape[1])
 
 
 def first_rejection(accepted: Array) -> Array:
@@ -159,28 +178,29 @@ def first_rejection(accepted: Array) -> Array:
 
 
 def _until_eos(run: Array, drawn: Array, ended: Array, ends: Array) -> Array:
-    """Tokens from each position to the first EOS in the draft, itself included. [R, L]."""
+    """Tokens from each position to the first EOS in the draft, itself included. [R, L].
+
+    drawn, ended: of the wrong branch that a round from each position comes to.
+    """
     length = run.shape[1]
     places = np.arange(length)
     rejected = places + run
-    inside = np.minimum(rejected, length - 1)
-    wrong = (rejected < length) & np.take_along_axis(ended, inside, axis=1)
-    in_branch = run + np.take_along_axis(drawn, inside, axis=1)
+    wrong = (rejected < length) & ended
     stops = first_rejection(~ends[None])[0]  # the next position that holds an EOS
     on_path = (stops < length) & (stops < rejected)
-    return np.where(on_path, stops - places + 1, np.where(wrong, in_branch, UNENDED))
+    return np.where(on_path, stops - places + 1, np.where(wrong, run + drawn, UNENDED))
 
 
 def _pool_entries(run: Array, first: Array, known: Array, depth: int) -> Array:
-    """Where the d-th token drafted from each position lies in the pool. [R, L, K]."""
+    """Where the d-th token drafted from each position lies in the pool. [R, L, K].
+
+    first, known: of the wrong branch that a round from each position comes to.
+    """
     length = run.shape[1]
     rejected = np.arange(length) + run
-    inside = np.minimum(rejected, length - 1)
-    begin = np.take_along_axis(first, inside, axis=1)[..., None]
-    count = np.take_along_axis(known, inside, axis=1)[..., None]
     depths = np.arange(depth)
     on_path = depths < run[..., None]
     beyond = depths - run[..., None]
-    in_branch = (rejected < length)[..., None] & (beyond >= 0) & (beyond < count)
-    entries = np.where(in_branch, begin + beyond, NOTHING)
+    in_branch = (rejected < length)[..., None] & (beyond >= 0) & (beyond < known[..., None])
+    entries = np.where(in_branch, first[..., None] + beyond, NOTHING)
     return np.where(on_path, np.arange(length)[:, None] + depths, entries).astype(np.int32)

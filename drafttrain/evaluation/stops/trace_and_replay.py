@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from drafttrain.config.progress import tracked
 from drafttrain.decoding.sampling import SampledRandomness, sequence_randomness
 from drafttrain.evaluation.prompts import Prompt
 from drafttrain.evaluation.stops.block_trace import log_block_trace
-from drafttrain.evaluation.stops.chain_trace import decode_text, log_trace
+from drafttrain.evaluation.stops.chain_trace import TraceOptions, decode_text, log_trace
 from drafttrain.evaluation.stops.replay import Candidate, PolicyCounts, predicted_acceptance, replay
 from drafttrain.evaluation.stops.workbench import Workbench
 
@@ -25,34 +23,36 @@ def replay_prompts(
         prompt = replace(prompt, source=target.read(prompt.source))
         randomness = sequence_randomness(bench.sampling.seed, prompt.row, target.device)
         text = decode_text(target, bench.pair.drafter, prompt.source, options, randomness)
-        if bench.block:
-            counts.append(_replay_blocks(bench, candidates, prompt, text, randomness))
-            continue
-        drafter = bench.pair.drafter.model
-        trace = log_trace(target, drafter, prompt.source, text, options, randomness)
-        counts.append(replay(trace, predicted_acceptance(trace, bench.heads), candidates))
+        counts.append(_replay_prompt(bench, candidates, prompt, text, randomness))
     return PolicyCounts.stack(counts)
 
 
-def _replay_blocks(
+def _replay_prompt(
     bench: Workbench,
     candidates: Sequence[Candidate],
     prompt: Prompt,
     text: Sequence[int],
     randomness: SampledRandomness,
 ) -> PolicyCounts:
-    """A fixed length is a block of that many slots; other policies cut blocks of max_draft."""
-    longest = bench.settings.max_draft
-    slots = [int(one.value) if one.kind == "fixed" else longest for one in candidates]
-    facts = {name: np.zeros((1, len(slots))) for name in PolicyCounts.__dataclass_fields__}
-    for depth in sorted(set(slots)):
-        places = [i for i, number in enumerate(slots) if number == depth]
-        options = replace(bench.trace_options(), depth=depth)
+    """One output under every policy, on a trace for each rule. Of blocks also one for each number
+    of slots: a fixed length is a block of that many, other policies cut blocks of max_draft."""
+    log = log_block_trace if bench.block else log_trace
+    wanted = [_trace_options(bench, candidate) for candidate in candidates]
+    parts, places = [], []
+    for options in sorted(set(wanted), key=lambda one: (one.verifier != "rejection", one.depth)):
+        places.append([i for i, own in enumerate(wanted) if own == options])
         drafter = bench.pair.drafter.model
-        trace = log_block_trace(bench.target, drafter, prompt.source, text, options, randomness)
-        chosen = [candidates[i] for i in places]
+        trace = log(bench.target, drafter, prompt.source, text, options, randomness)
+        chosen = [candidates[i] for i in places[-1]]
         heads = bench.heads if any(one.kind == "head" for one in chosen) else {}
-        counts = replay(trace, predicted_acceptance(trace, heads), chosen)
-        for name, fact in facts.items():
-            fact[:, places] = getattr(counts, name)
-    return PolicyCounts(**facts)
+        parts.append(replay(trace, predicted_acceptance(trace, heads), chosen))
+    return PolicyCounts.beside(parts, places)
+
+
+def _trace_options(bench: Workbench, candidate: Candidate) -> TraceOptions:
+    """What the candidate's trace is logged with."""
+    options = replace(bench.trace_options(), verifier=candidate.verifier)
+    if not bench.block:
+        return options
+    fixed = candidate.kind == "fixed"
+    return replace(options, depth=int(candidate.value) if fixed else bench.settings.max_draft)

@@ -10,12 +10,13 @@ from drafttrain.build.pairs import Pair, load_pair
 from drafttrain.build.verifiers import AUTO, build_verifier
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import TuneConfig
-from drafttrain.config.decode import SamplingConfig
+from drafttrain.config.decode import SamplingConfig, VerifierConfig
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.stopping import FixedLength, HeadPolicy, make_policy
 from drafttrain.evaluation.prompts import PromptSet, load_both, read_both
 from drafttrain.evaluation.report import check_new_file
 from drafttrain.evaluation.stops.chain_trace import TraceOptions, check_traceable
+from drafttrain.evaluation.stops.replay import OF_ROWS, Candidate, VerifierOfChains
 from drafttrain.models.acceptance_head import (
     AcceptanceHead,
     check_head_identity,
@@ -48,10 +49,59 @@ class Workbench:
         """Whether one pass drafts a block."""
         return self.pair.kind is not None and self.pair.kind.drafts == "blocks"
 
+    @property
+    def verifiers(self) -> tuple[VerifierOfChains, ...]:
+        """The rules asked for that can be replayed; in greedy decoding there is one."""
+        if self.sampling.temperature == 0:
+            return ("rejection",)
+        return tuple(one for one in self.settings.verifiers if one != "block" or self.weighs)
+
+    @property
+    def left_out(self) -> list[str]:
+        """Rules asked for that fit the sampling but cannot be replayed."""
+        if self.sampling.temperature == 0:
+            return []
+        return sorted(set(self.settings.verifiers) - set(self.verifiers))
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """In rising order; 1, which tables and plots are of, is always among them."""
+        return sorted({1, *self.settings.batch_sizes})
+
+    @property
+    def weighs(self) -> bool:
+        """Whether block verification can be replayed: rejected drafts of one token a call are gone
+        on with beside the target's cached output, which logits processors do not look at."""
+        processors = self.target.processors(build_sampling(self.sampling))
+        beside = self.target.takes_branches and not processors.change_logits
+        return self.block or (beside and self.pair.drafter.model.takes_branches)
+
+    def replays(self, candidate: Candidate) -> bool:
+        """Whether the trace of its rule shows the policy what decoding would: of the rows behind
+        rejected slots of a block only rejection's are known, where they depend on the token before.
+        """
+        if candidate.verifier == "rejection" or candidate.kind not in OF_ROWS or not self.block:
+            return True
+        return not self.pair.drafter.model.config.previous_token_rank
+
     def method(self, k: int, state_kind: StateKind | None = None) -> Method:
         """Fixed length k, which shows states of a kind if asked to."""
         verifier = build_verifier(AUTO, build_sampling(self.sampling))
         return Method(self.pair.drafter, FixedLength(k, state_kind), verifier)
+
+    def triple(self, candidate: Candidate) -> Method:
+        """What decodes as a policy and its rule say."""
+        if candidate.kind == "fixed":
+            stop = FixedLength(int(candidate.value))
+        elif candidate.head is not None:
+            stop = HeadPolicy(self.heads[candidate.head], candidate.value, candidate.max_draft)
+        else:
+            stop = make_policy(candidate.kind, candidate.value, candidate.max_draft)
+        rule = (
+            AUTO if candidate.verifier == "rejection" else VerifierConfig(kind=candidate.verifier)
+        )
+        verifier = build_verifier(rule, build_sampling(self.sampling))
+        return Method(self.pair.drafter, stop, verifier, label=candidate.name)
 
     def trace_options(self) -> TraceOptions:
         settings = self.settings
@@ -65,8 +115,8 @@ class Workbench:
 
     @property
     def state_kind(self) -> StateKind:
-        """The kind of states that the heads read."""
-        return next(iter(self.heads.values())).config.state
+        """The kind of states that the heads read; without heads nothing reads any."""
+        return next((head.config.state for head in self.heads.values()), "drawn")
 
 
 def check_tuning(settings: TuneConfig) -> None:
@@ -75,7 +125,7 @@ def check_tuning(settings: TuneConfig) -> None:
     for h in settings.h:
         if not 0.0 < h < 1.0:
             raise ConfigError(f"h = {h}: a threshold on a probability lies between 0 and 1")
-    for name in ("h", "lengths"):
+    for name in ("h", "lengths", "verifiers"):
         if not getattr(settings, name):
             raise ConfigError(f"{name} is empty; give one value at least")
 
@@ -83,7 +133,7 @@ def check_tuning(settings: TuneConfig) -> None:
 def open_bench(settings: TuneConfig) -> Workbench:
     """Load and check heads, pair and prompts, the small things first. Raises ConfigError."""
     rows = load_both(settings)
-    heads = load_heads(str(settings.heads))
+    heads = {} if settings.heads is None else load_heads(str(settings.heads))
     drafter_settings = read_drafter_settings(str(settings.drafter))
     for name, head in heads.items():
         check_head_shape(head, drafter_settings, name)

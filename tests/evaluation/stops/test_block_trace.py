@@ -21,7 +21,7 @@ from drafttrain.decoding.stopping import (
     Logistic,
 )
 from drafttrain.decoding.types import Sampling
-from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
+from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, make_verifier
 from drafttrain.evaluation.stops.block_trace import log_block_trace
 from drafttrain.evaluation.stops.chain_trace import TraceOptions
 from drafttrain.evaluation.stops.replay import Candidate
@@ -82,9 +82,30 @@ def test_greedy_replay_equals_decoding_round_for_round(convention, monkeypatch):
     "settings", [{"slots": "anchored"}, {"slots": "paper", "previous_token_rank": 3}]
 )
 def test_replayed_blocks_have_the_law_of_decoding(settings, kind):
+    law, replayed = laws(settings, kind, "rejection")
+    assert total_variation(law, replayed) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        ({"slots": "anchored"}, "fixed"),
+        ({"slots": "anchored"}, "entropy"),
+        ({"slots": "anchored"}, "head"),
+        ({"slots": "paper", "previous_token_rank": 3}, "fixed"),
+        ({"slots": "paper", "previous_token_rank": 3}, "head"),
+    ],
+)
+def test_replayed_blocks_of_block_verification_have_its_law(settings, kind):
+    law, replayed = laws(settings, kind, "block")
+    assert total_variation(law, replayed) < 1e-9
+
+
+def laws(settings, kind, rule):
+    """Outputs and rounds together, of decoding under a rule and of its replay."""
     target, drafter = ToyTarget(vocabulary=4, seed=1), toy_drafter(**settings)
     sampling, head, max_new_tokens, slots = Sampling(1.0, top_k=2), random_head(8), 4, 3
-    options = TraceOptions(sampling, max_new_tokens, slots)
+    options = TraceOptions(sampling, max_new_tokens, slots, verifier=rule)
     seeded = SampledRandomness(torch.Generator().manual_seed(0))
     seen = log_block_trace(target, drafter.model, toy_source(), [2, 3, 2, 3], options, seeded)
     # so that the entropy policy stops now and then; off the median, where rounding would decide
@@ -97,7 +118,7 @@ def test_replayed_blocks_have_the_law_of_decoding(settings, kind):
 
     def decode(randomness):
         decoder = Decoder(
-            target, drafter, stop, RejectionSampling(), sampling, lambda _: randomness
+            target, drafter, stop, make_verifier(rule), sampling, lambda _: randomness
         )
         output = decoder.decode_all([toy_source()], max_new_tokens)[0]
         return tuple(output.tokens), tuple(decoded_rounds(output))
@@ -112,7 +133,7 @@ def test_replayed_blocks_have_the_law_of_decoding(settings, kind):
 
     law, replayed = enumerate_law(decode), enumerate_law(replay_one)
     assert len({rounds for _, rounds in law}) > 2, "the pair is too simple to show anything"
-    assert total_variation(law, replayed) < 1e-9
+    return law, replayed
 
 
 def test_slots_of_several_tosses_share_their_states():

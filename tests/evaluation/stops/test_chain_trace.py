@@ -21,7 +21,7 @@ from drafttrain.decoding.stopping import (
     Logistic,
 )
 from drafttrain.decoding.types import Sampling
-from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
+from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, make_verifier
 from drafttrain.evaluation.stops.chain_trace import TraceOptions, check_traceable, log_trace
 from drafttrain.evaluation.stops.replay import Candidate
 from drafttrain.models.acceptance_head import AcceptanceHead
@@ -30,6 +30,8 @@ from tests.evaluation.stops.replays import decoded_rounds, random_head, replayed
 from tests.tiny_models import near_copy, tiny_model
 
 GREEDY = Sampling()
+WIDE = Sampling(2.0, top_k=3)
+"""Rows that overlap enough for the weights of prefixes to count."""
 DEPTH = 6
 
 
@@ -91,7 +93,33 @@ def test_greedy_replay_equals_decoding_round_for_round(family, max_new_tokens, s
     ],
 )
 def test_replayed_rounds_have_the_law_of_decoding(sampling, kind, depth):
-    """Outputs and rounds together, every outcome of every random choice summed."""
+    law, replayed = laws(sampling, kind, depth)
+    assert total_variation(law, replayed) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("sampling", "kind", "depth"),
+    [
+        (WIDE, "fixed", 2),
+        (WIDE, "head", 2),
+        (WIDE, "drawn", 2),
+        (WIDE, "logistic", 2),
+        (Sampling(3.0, top_p=0.7), "fixed", 2),
+    ],
+)
+def test_replayed_rounds_of_block_verification_have_its_law(sampling, kind, depth):
+    law, replayed = laws(sampling, kind, depth, "block", "block")
+    assert total_variation(law, replayed) < 1e-9
+
+
+def test_rounds_of_one_rule_are_not_those_of_the_other():
+    law, replayed = laws(WIDE, "fixed", 2, "block", "rejection")
+    assert total_variation(law, replayed) > 1e-3
+
+
+def laws(sampling, kind, depth, rule="rejection", replayed_as="rejection"):
+    """Outputs and rounds together, every outcome of every random choice summed: of decoding under a
+    rule, and of traces replayed as those of one."""
     target_model = tiny_model("llama", vocab_size=4, num_hidden_layers=1)
     drafter_model = tiny_model("llama", seed=9, vocab_size=4, num_hidden_layers=1)
     target, drafter = CachedModel(target_model), CachedModel(drafter_model)
@@ -108,7 +136,7 @@ def test_replayed_rounds_have_the_law_of_decoding(sampling, kind, depth):
             target,
             CausalDrafter(drafter),
             stop,
-            RejectionSampling(),
+            make_verifier(rule),
             sampling,
             lambda _: randomness,
         )
@@ -120,7 +148,7 @@ def test_replayed_rounds_have_the_law_of_decoding(sampling, kind, depth):
             target, NoDrafter(), FixedLength(1), RejectionSampling(), sampling, lambda _: randomness
         )
         text = plain.decode_all([source], max_new_tokens)[0].tokens
-        options = TraceOptions(sampling, max_new_tokens, depth, state_kind=state_kind)
+        options = TraceOptions(sampling, max_new_tokens, depth, 1, state_kind, replayed_as)
         trace = log_trace(target, drafter, source, text, options, randomness)
         return tuple(text), tuple(replayed_rounds(trace, candidate, head))
 
@@ -130,7 +158,7 @@ def test_replayed_rounds_have_the_law_of_decoding(sampling, kind, depth):
         drafted[rounds[0][1:]] += probability
     assert len(drafted) > 2, "the pair is too simple to show anything"
     assert abs(sum(replayed.values()) - 1.0) < 1e-9
-    assert total_variation(law, replayed) < 1e-9
+    return law, replayed
 
 
 def test_a_drafter_that_goes_on_after_the_targets_eos_is_refused():

@@ -1,12 +1,27 @@
 """Costs from decoding runs, and what Equations 2.1 to 2.3 make of them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from drafttrain.decoding.types import Output, Round
-from drafttrain.evaluation.stops.costs import Costs, fit_costs, threshold_from_costs
-from drafttrain.evaluation.stops.policy_results import ORACLE, Prices, best_of, policy_results
+from drafttrain.evaluation.runner import Decoded
+from drafttrain.evaluation.stops.costs import (
+    Prices,
+    RuleCost,
+    fit_costs,
+    round_costs,
+    threshold_from_costs,
+)
+from drafttrain.evaluation.stops.policy_results import (
+    ORACLE,
+    batch_choice,
+    best_of,
+    policy_results,
+)
 from drafttrain.evaluation.stops.replay import Candidate, PolicyCounts
+from drafttrain.evaluation.stops.round_costs import Curve, RoundCosts
 
 
 def run_of(k: int, rounds: int, t_draft: float, t_target: float, constant: float) -> Output:
@@ -53,22 +68,27 @@ def test_the_threshold_of_theorem_3_1():
     assert threshold_from_costs(1.0, 5.0, delta=2.0) == pytest.approx(6 / 7)
 
 
-def test_equation_2_3_is_equation_2_1_divided_by_the_tokens():
-    costs = Costs(0.02, 0.1, 0.0, 1.0, 1)
-    tokens, discarded, calls = 100.0, 30.0, 25.0
-    drafted = tokens + discarded - calls  # N_draft + N_target = N + N_discarded
-    seconds = costs.seconds(drafted, calls)
-    c1, c2 = costs.t_draft, costs.t_target - costs.t_draft
-    latency = c1 + c1 * discarded / tokens + c2 * calls / tokens
-    assert latency == pytest.approx(seconds / tokens)
-
-
 def counts_of(**columns) -> PolicyCounts:
-    """Two prompts; each fact is a row of policies, the same for both prompts."""
+    """Two prompts; each fact is a row of policies, the same for both prompts.
+
+    Drafts are counted as so many of one token: what costs nothing beside its tokens, costs that.
+    """
     facts = {name: np.array([row, row], dtype=float) for name, row in columns.items()}
+    nothing = np.zeros_like(facts["drafted"])
     facts.setdefault("computed", facts["drafted"])
     facts.setdefault("passes", facts["drafted"])
+    facts.setdefault("by_computed", np.stack([nothing, facts["computed"]], axis=-1))
+    facts.setdefault("by_rows", np.stack([nothing, facts["rounds"]], axis=-1))
+    for name in ("history", "drafter_history"):
+        facts.setdefault(name, nothing)
+    facts.setdefault("sequences", nothing + 1.0)
     return PolicyCounts(**facts)
+
+
+def prices_of(t_draft: float, t_target: float, constant: float = 0.0, **others) -> Prices:
+    """A drafted token and a target call of known costs; plain decoding: 0.2 tokens a second."""
+    draft, target = Curve(0.0, (0.0,), (t_draft,)), Curve(t_target, (1.0,), (0.0,))
+    return Prices({1: RoundCosts(1, draft, target, constant, 0.2, 0.0)}, **others)
 
 
 CANDIDATES = [Candidate("fixed", 2), Candidate("head", 0.5, "D"), ORACLE]
@@ -78,7 +98,7 @@ COUNTS = counts_of(
 
 
 def test_gains_regret_and_share_by_hand():
-    prices = Prices(Costs(1.0, 5.0, 0.0, 1.0, 1), 0.2, heads={"D": 0.5})
+    prices = prices_of(1.0, 5.0, heads={"D": 0.5})
     # seconds: fixed 12 + 30 = 42; head 10 + 20 + 6 * .5 = 33; oracle 9 + 15 = 24
     assert best_of(COUNTS, CANDIDATES, prices, ("fixed", "head")) == CANDIDATES[1]
     fixed, head, oracle = policy_results(COUNTS, CANDIDATES, prices, CANDIDATES[0], 20)
@@ -93,12 +113,80 @@ def test_gains_regret_and_share_by_hand():
 
 
 def test_equal_prompts_leave_no_doubt_about_a_gain():
-    prices = Prices(Costs(1.0, 5.0, 0.0, 1.0, 1), 0.2, heads={"D": 0.5})
+    prices = prices_of(1.0, 5.0, heads={"D": 0.5})
     head = policy_results(COUNTS, CANDIDATES, prices, CANDIDATES[0], 20)[1]
     gain = head.metrics["gain"]
     assert gain.low == pytest.approx(gain.high)
 
 
+def test_a_rule_a_policy_and_a_sequence_are_paid_for():
+    candidate = Candidate("head", 0.5, "D", verifier="block")
+    rules = {"block": RuleCost(call=2.0, token=0.5)}
+    prices = prices_of(1.0, 5.0, constant=7.0, heads={"D": 0.5}, rules=rules)
+    # 10 tokens and 4 calls as before, 6 judged, 4 * 2 + 10 * .5 of the rule, 7 of the sequence
+    seconds = prices.seconds(COUNTS, 1, candidate)
+    assert seconds == pytest.approx([33 + 13 + 7] * 2)
+
+
 def test_slots_behind_the_stop_are_paid_for():
-    costs = Costs(1.0, 5.0, 0.0, 1.0, 1, t_slot=0.25)
-    assert costs.seconds(np.array([4.0]), np.array([2.0]), np.array([10.0])) == pytest.approx(15.5)
+    counts = counts_of(tokens=[8], rounds=[2], drafted=[4], accepted=[4], judged=[0], computed=[10])
+    seconds = prices_of(1.0, 5.0).seconds(counts, 0, Candidate("fixed", 2))
+    assert seconds == pytest.approx([10 + 10] * 2)
+
+
+def test_what_is_best_depends_on_the_batch_size():
+    slow = Curve(0.0, (1.0,), (4.0,))  # a row more takes as long as a call: drafts do not pay
+    many = RoundCosts(8, Curve(0.0, (0.0,), (1.0,)), slow, 0.0, 0.3, 0.0)
+    prices = prices_of(1.0, 5.0, heads={"D": 0.0})
+    prices = Prices({**prices.rounds, 8: many}, heads={"D": 0.0})
+    rows = np.zeros((2, 3, 8))
+    rows[:, 0, 3], rows[:, 1, 7], rows[:, 2, 5] = 6, 4, 3  # 2 and 6 tokens a draft; the oracle's
+    counts = replace(COUNTS, by_rows=rows)
+    choices = [batch_choice(counts, CANDIDATES, prices, size, 20) for size in (1, 8)]
+    assert [one.best for one in choices] == ["D head(0.5)", "k=2"]
+    # at 8, slots of 4 from the first row on: 12 + 6 * 8 = 60; the oracle 9 + 3 * 16 = 57
+    assert choices[1].gain.value == 0.0
+    assert choices[1].regret.value == pytest.approx(1 - 57 / 60)
+
+
+def played(k: int, rounds: int, shared_by: int = 2) -> Output:
+    """One sequence whose rounds take 3 + 2 k + 1 a row more + 0.01 a token in front (and of the
+    drafter's calls 0.001), the first one 9 more."""
+    found, front = [], 4
+    for number in range(rounds):
+        found.append(
+            Round(
+                0, range(k), range(1), range(2), k, 2.0 * k + 0.001 * k * front,
+                3.0 + k + 0.01 * front + (9.0 if number == 0 else 0.0), shared_by=shared_by,
+            )
+        )  # fmt: skip
+        front += 2
+    seconds = sum(round.draft_seconds + round.target_seconds for round in found)
+    return Output(list(range(2 * rounds)), found, seconds)
+
+
+def test_rounds_are_predicted_from_their_counts_at_a_batch_size():
+    runs = []
+    for k in (0, 2, 5, 9):
+        outputs = [played(k, rounds) for rounds in (8, 11)]
+        seconds = np.array([[output.seconds for output in outputs]])
+        runs.append(Decoded(f"k={k}", "chain", None, outputs, seconds))
+    costs = round_costs(runs, [4, 4], 2, reads_each=True)
+    assert costs.draft.at(7) == pytest.approx(14.0)
+    assert costs.draft.per_history == pytest.approx(0.001)
+    assert costs.target.at(np.array([1, 8])) == pytest.approx([3.0, 10.0])
+    assert costs.target.per_history == pytest.approx(0.01)
+    assert costs.constant == pytest.approx(9.0)
+    assert costs.error == pytest.approx(0.0, abs=1e-9)
+    plain = runs[0].outputs
+    assert costs.plain_tokens_per_second == pytest.approx(38 / sum(o.seconds for o in plain))
+
+
+def test_rounds_of_batches_that_were_not_full_are_left_out():
+    outputs = [played(2, 8), played(5, 8), played(2, 8, shared_by=1)]
+    for round in outputs[2].rounds:
+        object.__setattr__(round, "target_seconds", 100.0)
+    runs = [
+        Decoded("k", "chain", None, [output], np.array([[output.seconds]])) for output in outputs
+    ]
+    assert round_costs(runs, [4], 2, reads_each=True).target.at(3) == pytest.approx(5.0)

@@ -11,6 +11,7 @@ from drafttrain.evaluation.stops.trace import (
     WrongBranch,
     first_rejection,
     join,
+    run_lengths,
 )
 
 FIXED = [Candidate("fixed", k) for k in (1, 2, 3, 4)]
@@ -51,7 +52,7 @@ def trace_of(
     if branches is None:
         branches = [branch(i, depth, first_state=100.0 * (i + 1)) for i in range(length)]
     wrong = [one for one in branches if not accepted[one.position]]
-    return join(path, np.array([accepted], dtype=bool), [wrong], depth)
+    return join(path, run_lengths(np.array([accepted], dtype=bool)), [wrong], depth)
 
 
 def totals(trace: Trace, candidates, acceptance=None) -> list[tuple[int, ...]]:
@@ -103,7 +104,7 @@ def test_a_token_that_only_the_drafter_takes_for_eos_stops_it_on_the_way():
     path = AcceptedPath(
         np.full(4, 99), np.array([0, 1, 0, 0], dtype=bool), 1, torch.zeros(4, 1), torch.zeros(4)
     )
-    trace = join(path, np.array([[1, 1, 1, 1]], dtype=bool), [[]], depth=4)
+    trace = join(path, run_lengths(np.ones((1, 4), dtype=bool)), [[]], depth=4)
     assert trace.longest[0, :2].tolist() == [2, 1]
 
 
@@ -199,7 +200,7 @@ def test_several_tosses_are_summed():
     )
     coins = np.array([[1, 1, 1], [0, 0, 0]], dtype=bool)
     wrong = [branch(i, 4) for i in range(3)]
-    trace = join(path, coins, [[], wrong], depth=4)
+    trace = join(path, run_lengths(coins), [[], wrong], depth=4)
     assert totals(trace, FIXED[:1]) == [(6, 5, 5, 2, 5)]
 
 

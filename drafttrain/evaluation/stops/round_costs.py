@@ -1,0 +1,135 @@
+"""What a round costs on this machine, as functions of its rows, its history and the batch size.
+
+Every round that decoding plays has its own clocks: seconds of drafting, and of the target's call
+with the verifier's decision. From rounds of several draft lengths, at one batch size, two functions
+are fitted to them: drafting by what the drafter computes, judging by the rows that the target is
+given; both by the tokens in front, which attention reads again. Any round's seconds follow from its
+counts then, whoever drafted it and whatever stopped it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import nnls
+
+Array = np.ndarray
+MOST_KNOTS = 8
+FEWEST = 5
+"""Rounds of a count that make it a knot."""
+FAR = 6.0
+"""Deviations (of the median deviation) from which on a round was disturbed and is left out."""
+
+
+@dataclass(frozen=True)
+class TimedRounds:
+    """Rounds that were timed at one batch size, all [N]; shared calls are shared out."""
+
+    computed: Array
+    """Tokens or slots that the drafter computed."""
+    rows: Array
+    """Rows that the target judged: one more than was drafted."""
+    history: Array
+    """Tokens in front of the draft."""
+    draft_seconds: Array
+    target_seconds: Array
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Seconds by a count and by the tokens in front of it.
+
+    base + sum of slope times the part of the count in each segment + per_history times what reads
+    the history. It never falls: more rows take no less time.
+    """
+
+    base: float
+    knots: tuple[float, ...]
+    """Where segments begin; the last one has no end."""
+    slopes: tuple[float, ...]
+    """Seconds a row in each segment."""
+    per_history: float = 0.0
+    """Seconds a token in front, of each call that reads it."""
+
+    def at(self, count: Array | float) -> Array:
+        """Seconds of so many rows with nothing in front. Any shape."""
+        segments = _segments(np.asarray(count, dtype=np.float64), self.knots)
+        parts = (slope * part for slope, part in zip(self.slopes, segments, strict=True))
+        return np.maximum(self.base + sum(parts), 0.0)
+
+    def total(self, by_count: Array, reads: Array) -> Array:
+        """Seconds of many rounds; those of count 0 made no call.
+
+        by_count [..., K + 1]: how many have each count; reads [...]: tokens in front, summed over
+        the calls that read them.
+        """
+        each = self.at(np.arange(1, by_count.shape[-1]))
+        return by_count[..., 1:] @ each + self.per_history * reads
+
+
+@dataclass(frozen=True)
+class RoundCosts:
+    """A round of one sequence at one batch size."""
+
+    batch_size: int
+    draft: Curve
+    """By tokens or slots computed; a call of the drafter a token reads the history each time."""
+    target: Curve
+    """By rows."""
+    constant: float
+    """Seconds a sequence beside its rounds' curves: encoding, the prompt's own pass."""
+    plain_tokens_per_second: float
+    error: float
+    """Median over the timed sequences of |predicted - measured| / measured seconds."""
+
+
+def fit_curve(count: Array, reads: Array, seconds: Array) -> Curve:
+    """The curve through timed rounds, by least squares that no slope below 0 enters.
+
+    reads [N]: tokens in front, times the calls that read them. Disturbed rounds are found from a
+    first fit and left out of the second.
+    """
+    knots = _choose_knots(count)
+    columns = [np.ones_like(seconds), *_segments(count, knots), reads / max(1.0, reads.max())]
+    facts = np.stack(columns, axis=1)
+    kept = np.ones(len(seconds), dtype=bool)
+    for _ in range(2):
+        solution = nnls(facts[kept], seconds[kept])[0]
+        missed = np.abs(facts @ solution - seconds)
+        kept = missed <= FAR * max(float(np.median(missed)), 1e-12)
+    base, *slopes, history = solution
+    per_history = float(history) / max(1.0, float(reads.max()))
+    return Curve(float(base), knots, tuple(map(float, slopes)), per_history)
+
+
+def fit_rounds(timed: TimedRounds, reads_each: bool) -> tuple[Curve, Curve]:
+    """Curves of drafting and of judging. reads_each: whether the drafter's every token is a call.
+
+    Raises ValueError where no round drafted anything.
+    """
+    drafted = timed.computed > 0
+    if not drafted.any():
+        raise ValueError("no timed round drafted anything; give longer outputs (max_new_tokens)")
+    reads = timed.history * (timed.computed if reads_each else 1.0)
+    draft = fit_curve(timed.computed[drafted], reads[drafted], timed.draft_seconds[drafted])
+    return draft, fit_curve(timed.rows, timed.history, timed.target_seconds)
+
+
+def _choose_knots(count: Array) -> tuple[float, ...]:
+    """Counts that enough rounds have; the segments begin there."""
+    values, often = np.unique(count, return_counts=True)
+    common = values[often >= min(FEWEST, often.max())]
+    if len(common) > MOST_KNOTS:
+        common = common[np.linspace(0, len(common) - 1, MOST_KNOTS).round().astype(int)]
+    return tuple(map(float, common[:-1] if len(common) > 1 else common))
+
+
+def _segments(count: Array, knots: Sequence[float]) -> list[Array]:
+    """The part of a count that lies in each segment; the first one begins at its knot or below."""
+    ends = [*knots[1:], np.inf]
+    return [
+        np.clip(count, knot, end) - knot if place else np.minimum(count, end) - knot
+        for place, (knot, end) in enumerate(zip(knots, ends, strict=True))
+    ]

@@ -1,0 +1,48 @@
+"""Curves through timed rounds."""
+
+import numpy as np
+import pytest
+
+from drafttrain.evaluation.stops.round_costs import Curve, TimedRounds, fit_curve, fit_rounds
+
+
+def test_a_curve_by_hand():
+    curve = Curve(base=3.0, knots=(1.0, 4.0), slopes=(0.5, 2.0), per_history=0.1)
+    assert curve.at(np.array([1, 2, 4, 6])).tolist() == [3.0, 3.5, 4.5, 8.5]
+    by_count = np.array([7, 1, 0, 0, 2])  # seven made no call, one had a row, two had four
+    assert curve.total(by_count, 30.0) == pytest.approx(3.0 + 2 * 4.5 + 3.0)
+
+
+def test_no_count_costs_less_than_nothing():
+    assert Curve(1.0, (8.0,), (2.0,)).at(1.0) == 0.0
+
+
+def test_the_fit_follows_a_bend_and_the_history_and_leaves_out_disturbed_rounds():
+    generator = np.random.default_rng(0)
+    drafted = generator.choice([1.0, 4.0, 12.0], 600)
+    history = generator.uniform(10.0, 200.0, 600)
+    drafting = 1.0 * drafted + 0.002 * drafted * history
+    judging = 10.0 + 0.5 * np.maximum(drafted - 4.0, 0.0) + 0.01 * history
+    noise = 1.0 + 0.01 * generator.standard_normal(600)
+    disturbed = np.where(generator.random(600) < 0.03, 5.0, 1.0)
+    timed = TimedRounds(
+        drafted, drafted + 1.0, history, drafting * noise * disturbed, judging * noise * disturbed
+    )
+    draft, target = fit_rounds(timed, reads_each=True)
+    assert draft.at(np.array([1.0, 4.0, 12.0])) == pytest.approx([1.0, 4.0, 12.0], rel=0.04)
+    assert draft.per_history == pytest.approx(0.002, rel=0.1)
+    assert target.at(np.array([2.0, 5.0, 13.0])) == pytest.approx([10.0, 10.0, 14.0], rel=0.02)
+    assert target.per_history == pytest.approx(0.01, rel=0.15)
+
+
+def test_a_curve_never_falls():
+    seconds = np.array([5.0, 4.0, 3.0] * 10)  # more rows took less: noise
+    curve = fit_curve(np.array([1.0, 2.0, 3.0] * 10), np.zeros(30), seconds)
+    assert curve.at(1.0) == curve.at(3.0) == pytest.approx(4.0)
+
+
+def test_rounds_without_drafts_tell_nothing_of_drafting():
+    nothing = np.zeros(9)
+    timed = TimedRounds(nothing, nothing + 1.0, nothing, nothing, nothing + 1.0)
+    with pytest.raises(ValueError, match="no timed round drafted anything; give longer outputs"):
+        fit_rounds(timed, reads_each=True)
