@@ -48,9 +48,16 @@ LAYOUT = {
 def fill_eval(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> dict[str, Any]:
     """All that `eval` needs: target, drafter, draft length, inputs, and where the report goes.
 
-    Raises ConfigError where nothing says which drafter, target or inputs.
+    Runs among the drafters of other methods are what they trained. Raises ConfigError where nothing
+    says which drafter, target or inputs.
     """
     values = fill_data(fill_from_run(values, checkpoints), checkpoints)
+    others = _group(values, "others")
+    for name in others:
+        other = _group(others, name)
+        run = run_of(str(other.get("drafter")))
+        if run is not None:
+            other["drafter"] = str(run.drafter)
     if values.get("report") is None:
         run = run_of(str(values["decode"]["drafter"]))
         values["report"] = str((Path() if run is None else run.folder) / "report.json")
