@@ -26,7 +26,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from drafttrain.commands.distill import checked, open_decoder
 from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
-from drafttrain.config.recipes import CausalDrafterRecipe
+from drafttrain.config.language_recipes import CausalDrafterRecipe
 from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.data.batches.packing import (
     DocumentCollator,

@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 from drafttrain.commands.distill import checked, open_decoder
 from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
-from drafttrain.config.recipes import ParallelDrafterRecipe
+from drafttrain.config.language_recipes import ParallelDrafterRecipe
 from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.data.batches.masked_blocks import (
     BlocksCollator,

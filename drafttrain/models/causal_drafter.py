@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.recipes import CausalDrafterRecipe, FollowTargetConfig
+from drafttrain.config.language_recipes import CausalDrafterRecipe, FollowTargetConfig
 from drafttrain.models.drafters import check_tokenizers
 from drafttrain.models.language_models import (
     family_defaults,

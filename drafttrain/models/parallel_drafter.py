@@ -10,7 +10,7 @@ from __future__ import annotations
 from transformers import PretrainedConfig
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.recipes import ParallelDrafterRecipe
+from drafttrain.config.language_recipes import ParallelDrafterRecipe
 from drafttrain.models.causal_drafter import SHARED, check_causal_recipe
 
 PARD_K = 8

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from drafttrain.config.recipes import FollowTargetConfig
+from drafttrain.config.language_recipes import FollowTargetConfig
 from drafttrain.data.batches.packing import DocumentBatch
 from drafttrain.decoding.engine.architectures import is_known
 from drafttrain.decoding.sampling import exact_enough
