@@ -43,6 +43,7 @@ from drafttrain.data.distill.recipe_rows import (
     distilled_rows,
     row_lengths,
 )
+from drafttrain.data.teacher import print_teacher, training_examples
 from drafttrain.decoding.drafters.causal import blocks_of
 from drafttrain.decoding.engine.architectures import check_configuration
 from drafttrain.evaluation.teacher_forced import BlockValidation
@@ -103,10 +104,8 @@ def make_task(
     sequences = [[row] for row in range(len(rows))]
     if settings.objective.packed_tokens is not None:
         sequences = pack(lengths, settings.objective.packed_tokens)
-    packed, lengths = (
-        PackedExamples(Examples(rows), sequences),
-        sequence_lengths(lengths, sequences),
-    )
+    examples = training_examples(settings, rows, target, draftable)
+    packed, lengths = PackedExamples(examples, sequences), sequence_lengths(lengths, sequences)
     validate = None
     if held_out is not None:
         validate = Validation(Examples(held_out), collate, settings.drafter.k)
@@ -140,6 +139,7 @@ def print_plan(settings: CausalDrafterRecipe, target: PretrainedConfig) -> None:
         drafter = empty_drafter(settings, target)
     plan = plan_distillation(checked(distillations(settings))["data"])
     print_training(plan, settings.train, drafter)
+    print_teacher(settings, target, plan)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -71,6 +72,21 @@ class FollowTargetConfig(Config):
     of its own, and the loss is the same. Default: a sequence a row, padded."""
 
 
+class TeacherConfig(Config):
+    """Where the target's rows come from that a drafter learns from."""
+
+    kind: Literal["online", "cached"] = "online"
+    """online: the target reads every batch. cached: it reads each distilled answer once; its
+    likeliest tokens and their probabilities are kept on disk, and it is called in validation alone.
+    """
+    top_k: PositiveInt = 48
+    """Tokens that are kept at each position, of those that the drafter can draft; all others count
+    as one token, with the probability that they have together. All: the same as online."""
+    folder: Path | None = None
+    """Folder of what is kept, which several runs may share. Default: beside the distilled rows,
+    DISTILLED-teacher."""
+
+
 class CausalDrafterRecipe(DistillingRecipe):
     """`recipes/train_causal_drafter.py`: distil the target if need be, then train a language model
     that drafts for it token by token."""
@@ -78,6 +94,7 @@ class CausalDrafterRecipe(DistillingRecipe):
     drafter: CausalDrafterShape = CausalDrafterShape()
     initialise: CausalStart = CausalStart()
     objective: FollowTargetConfig = FollowTargetConfig()
+    teacher: TeacherConfig = TeacherConfig()
     save_dtype: Precision = "float32"
     """Type of the weights in start/ and final/."""
     train: TrainConfig = TrainConfig()

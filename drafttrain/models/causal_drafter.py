@@ -70,6 +70,13 @@ def check_causal_recipe(settings: CausalDrafterRecipe) -> PretrainedConfig:
             f"objective: all of {', '.join(weights)} are 0, so nothing is learned; give one of "
             "them a weight"
         )
+    follows = any(weight for name, weight in weights.items() if name != "cross_entropy")
+    if settings.teacher.kind == "cached" and not follows:
+        raise ConfigError(
+            "teacher.kind = 'cached' counts for divergences from the target's rows, but "
+            "objective.cross_entropy alone has a weight; leave it out, or give one, as "
+            "objective.forward_kl=1"
+        )
     size, wanted = target.get_text_config(decoder=True).vocab_size, settings.drafter.output_tokens
     if wanted is not None and wanted > size:
         raise ConfigError(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from drafttrain.data.batches.examples import Example, pad
-from drafttrain.data.batches.packing import PADDING, DocumentBatch, lay_out
+from drafttrain.data.batches.packing import PADDING, DocumentBatch, known_rows, lay_out
 from drafttrain.models.spec_drafter.slots import IGNORED
 
 NO_ANCHOR = -1
@@ -55,7 +55,14 @@ class BlocksBatch(DocumentBatch):
         columns = slice(self.columns)
         documents = None if int(self.documents.max()) <= 0 else self.documents[:, columns]
         ids, labels = self.input_ids[:, columns], self.labels[:, columns]
-        return DocumentBatch(ids, self.positions[:, columns], labels, documents)
+        return DocumentBatch(
+            ids,
+            self.positions[:, columns],
+            labels,
+            documents,
+            likeliest=self.likeliest,
+            log_probs=self.log_probs,
+        )
 
     def slots(self) -> Tensor:
         """Of each labelled position, which token of its block it predicts, counted from 0. [N]"""
@@ -101,6 +108,7 @@ class BlocksCollator:
             for name, values in together.items():
                 parts[name].append(values)
         found = {name: pad(values, self._filler(name))[0] for name, values in parts.items()}
+        found |= known_rows(sequences)
         return BlocksBatch(input_ids=found.pop("ids"), columns=columns, **found)
 
     def alone(self, examples: Sequence[Example]) -> BlocksBatch:

@@ -39,6 +39,11 @@ class FollowInBlocks(FollowTarget):
         """The target's row at every labelled position, as far as it can be drafted. [N, C]"""
         return super().target_log_probs(batch.text)[batch.same_in_text()]
 
+    def known_rows(self, batch: BlocksBatch) -> tuple[Tensor, Tensor]:
+        """`TopRows` at every labelled position: those of the text's token with the same label."""
+        same = batch.same_in_text()
+        return batch.likeliest[same], batch.log_probs[same]
+
     @torch.no_grad()
     def weights(self, batch: BlocksBatch, logits: Tensor, places: Tensor) -> Tensor:
         """What the loss at every labelled position weighs. [N, C], [N] -> [N]."""
