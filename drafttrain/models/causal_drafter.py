@@ -77,6 +77,12 @@ def check_causal_recipe(settings: CausalDrafterRecipe) -> PretrainedConfig:
             "objective.cross_entropy alone has a weight; leave it out, or give one, as "
             "objective.forward_kl=1"
         )
+    if settings.on_policy.share and not follows:
+        raise ConfigError(
+            f"on_policy.share = {settings.on_policy.share}: drafts teach by divergences from the "
+            "target's rows, but objective.cross_entropy alone has a weight; give one, as "
+            "objective.forward_kl=1, or leave on_policy out"
+        )
     size, wanted = target.get_text_config(decoder=True).vocab_size, settings.drafter.output_tokens
     if wanted is not None and wanted > size:
         raise ConfigError(

@@ -23,6 +23,21 @@ NO_ANCHOR = -1
 """Anchor of what is no mask."""
 
 
+def branch_mask(
+    anchors: Tensor, positions: Tensor, documents: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """What is added to attention scores, 0 or the lowest number: texts see themselves, a branch the
+    text up to its anchor and itself. Shapes: [B, T] each -> [B, 1, T, T]."""
+    mine, own = anchors[:, :, None], positions[:, :, None]
+    theirs, position = anchors[:, None, :], positions[:, None, :]
+    is_text = theirs == NO_ANCHOR
+    last = torch.where(mine == NO_ANCHOR, own, mine)
+    seen = torch.where(is_text, position <= last, (mine == theirs) & (position <= own))
+    seen &= documents[:, :, None] == documents[:, None, :]
+    hidden = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+    return hidden.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
+
+
 @dataclass(frozen=True)
 class BlocksBatch(DocumentBatch):
     """Sequences of one or several rows, each with its texts first and all masks behind them."""
@@ -40,14 +55,7 @@ class BlocksBatch(DocumentBatch):
 
     def mask(self, dtype: torch.dtype) -> Tensor:
         """What is added to attention scores, 0 or the lowest number, [B, 1, T, T]."""
-        mine, own = self.anchors[:, :, None], self.positions[:, :, None]
-        theirs, position = self.anchors[:, None, :], self.positions[:, None, :]
-        is_text = theirs == NO_ANCHOR
-        last = torch.where(mine == NO_ANCHOR, own, mine)
-        seen = torch.where(is_text, position <= last, (mine == theirs) & (position <= own))
-        seen &= self.documents[:, :, None] == self.documents[:, None, :]
-        hidden = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-        return hidden.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
+        return branch_mask(self.anchors, self.positions, self.documents, dtype)
 
     @property
     def text(self) -> DocumentBatch:
