@@ -14,12 +14,20 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 
-from drafttrain.config import commands, decode, inputs, policy, recipes, serving
+from drafttrain.config import (
+    commands,
+    decode,
+    inputs,
+    language_recipes,
+    policy,
+    recipes,
+    serving,
+)
 from drafttrain.config.base import Config
 from drafttrain.config.fields import sentences, settings_class
 
 PAGE = Path(__file__).with_name("settings.md")
-MODULES = (inputs, decode, commands, serving, recipes, policy)
+MODULES = (inputs, decode, commands, serving, recipes, language_recipes, policy)
 HEAD = """# Settings
 
 Made from [drafttrain/config](../drafttrain/config) by `python docs/make_settings.py`.

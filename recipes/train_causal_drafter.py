@@ -6,9 +6,12 @@
         "initialise.layers=[0,1,28,29]"
     accelerate launch recipes/train_causal_drafter.py --config recipes/smollm2_drafter.yaml \\
         initialise.path=SMALL_MODEL objective.forward_kl=0 objective.lk_adaptive=1
+    accelerate launch recipes/train_causal_drafter.py --config recipes/smollm2_drafter.yaml \\
+        teacher.kind=cached on_policy.share=0.3
 
 It starts from some of the target's layers, from another model with the target's tokens, or from
-random weights, and learns on the target's own answers: their tokens, or the target's rows at them.
+random weights, and learns on the target's own answers: their tokens, or the target's rows at them,
+asked for in every step or once for all; and, where asked to, at what it drafts itself.
 final/ is an ordinary language model of Transformers; start/ is what it started from. Missing
 distilled outputs are made first. Running the same command again goes on where it was stopped.
 """
@@ -23,10 +26,12 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from drafttrain.build.continuing import build_continuation, check_drafted_prefixes
 from drafttrain.commands.distill import checked, open_decoder
 from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
-from drafttrain.config.recipes import CausalDrafterRecipe
+from drafttrain.config.language_recipes import CausalDrafterRecipe
+from drafttrain.data.batches.drafted import OnPolicyCollator
 from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.data.batches.packing import (
     DocumentCollator,
@@ -43,6 +48,7 @@ from drafttrain.data.distill.recipe_rows import (
     distilled_rows,
     row_lengths,
 )
+from drafttrain.data.teacher import print_teacher, training_examples
 from drafttrain.decoding.drafters.causal import blocks_of
 from drafttrain.decoding.engine.architectures import check_configuration
 from drafttrain.evaluation.teacher_forced import BlockValidation
@@ -55,15 +61,23 @@ from drafttrain.models.causal_drafter import (
 )
 from drafttrain.models.loading import LoadedTarget, load_target
 from drafttrain.training.loop import Task, train
+from drafttrain.training.objectives.follow_drafts import FollowDrafts
 from drafttrain.training.objectives.follow_target import FollowTarget
 from drafttrain.training.recipe import already_finished, begin_run, print_training
 from drafttrain.training.run_folder import save_final, save_start
+from drafttrain.training.sharding import check_whole
 
 
 @recipe_command(CausalDrafterRecipe, "recipes/smollm2_drafter.yaml")
 def main(settings: CausalDrafterRecipe, dry_run: DryRun = False) -> None:
     target_config = check_causal_recipe(settings)
     check_configuration(target_config)
+    if settings.on_policy.share:
+        check_whole(f"on_policy.share = {settings.on_policy.share}")
+        with torch.device("meta"):
+            configs = (target_config, empty_drafter(settings, target_config).config)
+        for config in configs:
+            check_drafted_prefixes(config, settings.on_policy.share)
     if dry_run:
         print_plan(settings, target_config)
         return
@@ -98,18 +112,23 @@ def make_task(
     check_positions(drafter.config, rows)
     lengths = row_lengths(rows).sum(axis=1) - 1  # an output's last token is never fed
     draftable = draftable_tokens(drafter.config, drafter.config.vocab_size)
+    alone = DocumentCollator(target.tokenizer.pad_token_id or 0)
     objective = FollowTarget(drafter, settings.objective, target.model, draftable)
-    collate = DocumentCollator(target.tokenizer.pad_token_id or 0)
+    collate: DocumentCollator | OnPolicyCollator = alone
+    if settings.on_policy.share:
+        continue_rows = build_continuation(settings, target.model, draftable)
+        objective = FollowDrafts(
+            drafter, settings.objective, target.model, continue_rows, draftable
+        )
+        collate = OnPolicyCollator(alone, settings.on_policy.share, settings.train.seed)
     sequences = [[row] for row in range(len(rows))]
     if settings.objective.packed_tokens is not None:
         sequences = pack(lengths, settings.objective.packed_tokens)
-    packed, lengths = (
-        PackedExamples(Examples(rows), sequences),
-        sequence_lengths(lengths, sequences),
-    )
+    examples = training_examples(settings, rows, target, draftable)
+    packed, lengths = PackedExamples(examples, sequences), sequence_lengths(lengths, sequences)
     validate = None
     if held_out is not None:
-        validate = Validation(Examples(held_out), collate, settings.drafter.k)
+        validate = Validation(Examples(held_out), alone, settings.drafter.k)
     return Task(objective, packed, lengths, collate, validate)
 
 
@@ -140,6 +159,7 @@ def print_plan(settings: CausalDrafterRecipe, target: PretrainedConfig) -> None:
         drafter = empty_drafter(settings, target)
     plan = plan_distillation(checked(distillations(settings))["data"])
     print_training(plan, settings.train, drafter)
+    print_teacher(settings, target, plan)
 
 
 if __name__ == "__main__":

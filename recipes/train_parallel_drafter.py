@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 from drafttrain.commands.distill import checked, open_decoder
 from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
-from drafttrain.config.recipes import ParallelDrafterRecipe
+from drafttrain.config.language_recipes import ParallelDrafterRecipe
 from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.data.batches.masked_blocks import (
     BlocksCollator,
@@ -44,6 +44,7 @@ from drafttrain.data.distill.recipe_rows import (
     distilled_rows,
     row_lengths,
 )
+from drafttrain.data.teacher import print_teacher, training_examples
 from drafttrain.decoding.engine.architectures import check_configuration, check_masks
 from drafttrain.evaluation.teacher_forced import BlockValidation
 from drafttrain.models.causal_drafter import (
@@ -111,7 +112,8 @@ def make_task(
     sequences = [[row] for row in range(len(rows))]
     if objective.packed_tokens is not None:
         sequences = pack(lengths, objective.packed_tokens)
-    packed = PackedExamples(Examples(rows), sequences)
+    draftable = draftable_tokens(drafter.config, drafter.config.vocab_size)
+    packed = PackedExamples(training_examples(settings, rows, target, draftable), sequences)
     collate = BlocksCollator(
         pad_token_id=target.tokenizer.pad_token_id or 0,
         mask_token=drafter.config.pard_token,
@@ -120,7 +122,6 @@ def make_task(
         floor=objective.kept_floor,
         seed=settings.train.seed,
     )
-    draftable = draftable_tokens(drafter.config, drafter.config.vocab_size)
     follow = FollowInBlocks(drafter, objective, target.model, draftable)
     validate = None
     if held_out is not None:
@@ -166,6 +167,7 @@ def print_plan(settings: ParallelDrafterRecipe, drafter: PreTrainedModel) -> Non
     lengths, kept = np.array([[1, output]]), (objective.kept, objective.kept_floor)
     masks = int(lengths_with_masks(lengths, settings.drafter.k, *kept)[0]) - output
     print_training(plan, settings.train, drafter, more_tokens=masks)
+    print_teacher(settings, drafter.config, plan)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from drafttrain import cli
 from drafttrain.config import commands as verbs
-from drafttrain.config import recipes, serving
+from drafttrain.config import language_recipes, recipes, serving
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("[!.]*/README.md"))]
@@ -43,8 +43,8 @@ SETTINGS: dict[str, type[BaseModel]] = {
     "recipes/train_spec_drafter.py": recipes.SpecDrafterRecipe,
     "recipes/train_block_heads.py": recipes.BlockHeadsRecipe,
     "recipes/train_acceptance_head.py": recipes.HeadRecipe,
-    "recipes/train_causal_drafter.py": recipes.CausalDrafterRecipe,
-    "recipes/train_parallel_drafter.py": recipes.ParallelDrafterRecipe,
+    "recipes/train_causal_drafter.py": language_recipes.CausalDrafterRecipe,
+    "recipes/train_parallel_drafter.py": language_recipes.ParallelDrafterRecipe,
     "recipes/train_target.py": recipes.TargetRecipe,
     "benchmarks/ablations.py": recipes.SpecDrafterRecipe,
     "benchmarks/opt_tree.py": verbs.EvalConfig,

@@ -13,7 +13,8 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.engines import ENGINES
 from drafttrain.config.inputs import TargetConfig
-from drafttrain.config.recipes import CausalDrafterRecipe, ShallowDecoderRecipe
+from drafttrain.config.language_recipes import CausalDrafterRecipe
+from drafttrain.config.recipes import ShallowDecoderRecipe
 from drafttrain.config.runs import Run, head_folders, run_of
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.tokens import tokenize_prompts

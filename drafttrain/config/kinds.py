@@ -167,7 +167,7 @@ PARALLEL = DrafterKind(
     drafts="blocks",
     marked_by="pard_token",
     checks="drafttrain.models.parallel_drafter:check_blocks",
-    recipe="drafttrain.config.recipes:ParallelDrafterRecipe",
+    recipe="drafttrain.config.language_recipes:ParallelDrafterRecipe",
     draws=("deterministic", "iid"),
     provides=frozenset({"logits"}),
     tree_rows="drafttrain.decoding.drafters.tree:rows_of_masks",
@@ -185,7 +185,7 @@ KINDS: dict[str, DrafterKind] = {
 TRAINED_DECODERS = {"WhisperForCausalLM": "drafttrain.config.recipes:ShallowDecoderRecipe"}
 """Settings of the recipe that trains a language model for one target, by the architecture that its
 config.json names."""
-TRAINED_CAUSAL = "drafttrain.config.recipes:CausalDrafterRecipe"
+TRAINED_CAUSAL = "drafttrain.config.language_recipes:CausalDrafterRecipe"
 """The same for language models of all other architectures whose config.json names a target."""
 
 

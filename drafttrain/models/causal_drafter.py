@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.recipes import CausalDrafterRecipe, FollowTargetConfig
+from drafttrain.config.language_recipes import CausalDrafterRecipe, FollowTargetConfig
 from drafttrain.models.drafters import check_tokenizers
 from drafttrain.models.language_models import (
     family_defaults,
@@ -69,6 +69,19 @@ def check_causal_recipe(settings: CausalDrafterRecipe) -> PretrainedConfig:
         raise ConfigError(
             f"objective: all of {', '.join(weights)} are 0, so nothing is learned; give one of "
             "them a weight"
+        )
+    follows = any(weight for name, weight in weights.items() if name != "cross_entropy")
+    if settings.teacher.kind == "cached" and not follows:
+        raise ConfigError(
+            "teacher.kind = 'cached' counts for divergences from the target's rows, but "
+            "objective.cross_entropy alone has a weight; leave it out, or give one, as "
+            "objective.forward_kl=1"
+        )
+    if settings.on_policy.share and not follows:
+        raise ConfigError(
+            f"on_policy.share = {settings.on_policy.share}: drafts teach by divergences from the "
+            "target's rows, but objective.cross_entropy alone has a weight; give one, as "
+            "objective.forward_kl=1, or leave on_policy out"
         )
     size, wanted = target.get_text_config(decoder=True).vocab_size, settings.drafter.output_tokens
     if wanted is not None and wanted > size:

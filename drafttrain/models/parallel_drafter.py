@@ -10,7 +10,7 @@ from __future__ import annotations
 from transformers import PretrainedConfig
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.recipes import ParallelDrafterRecipe
+from drafttrain.config.language_recipes import ParallelDrafterRecipe
 from drafttrain.models.causal_drafter import SHARED, check_causal_recipe
 
 PARD_K = 8
@@ -20,10 +20,15 @@ PARD_K = 8
 def check_parallel_recipe(settings: ParallelDrafterRecipe) -> PretrainedConfig:
     """The target's config.json, once all is checked that is known without weights.
 
-    Raises ConfigError as `check_causal_recipe`, and for a mask that is no token or that the
-    target's config.json gives another meaning.
+    Raises ConfigError as `check_causal_recipe`, for settings of drafters of single tokens, and for
+    a mask that is no token or that the target's config.json gives another meaning.
     """
     target, mask = check_causal_recipe(settings), settings.drafter.mask_token
+    if settings.on_policy.share:
+        raise ConfigError(
+            f"on_policy.share = {settings.on_policy.share} counts for drafters that draft token by "
+            "token only; leave it out, or use recipes/train_causal_drafter.py"
+        )
     if mask is None:
         return target
     text = target.get_text_config(decoder=True)

@@ -4,6 +4,22 @@ Every function takes log-probabilities [N, C] of both models for the same C toke
 divergence of each row, [N], with gradient by the drafter's. The C tokens may be a part of the
 vocabulary: probabilities then sum up to less than 1, and what the target gives other tokens adds a
 constant that is left out, or, where the function says so, is what it is.
+
+Rows that are cut to their k likeliest tokens have one more "token", all others together
+(`merged_rows`): target and drafter have there what they give these tokens in sum, and each function
+is applied as it stands. What is lost is how target and drafter differ among the others, so that
+
+- forward_kl is too low by P KL(p' || q'), with p' and q' the rows among the others, each summing to
+  1, and P what the target gives them together; its gradient moves their drafter's probabilities by
+  one factor;
+- reverse_kl is too low by Q KL(q' || p'), with Q what the drafter gives them together;
+- jsd is too low by (P KL(p' || m') + Q KL(q' || m')) / 2, m' the middle of P p' and Q q', which is
+  made to sum to 1;
+- total_variation is too low by min(P, Q) - sum min(p, q) over the others, at most min(P, Q);
+- lk and lk_adaptive take their sum min(p, q) too high by the same number, and lk_adaptive its KL as
+  forward_kl.
+
+None is ever too high, but for lk_adaptive, which also weighs its two parts by that sum.
 """
 
 from __future__ import annotations
@@ -60,6 +76,16 @@ def adaptive_mix(target_log_probs: Tensor, draft_log_probs: Tensor, rate: float)
     rejected = total_variation(target_log_probs, draft_log_probs)
     share = (-rate * (1.0 - rejected.detach())).exp()
     return share * forward_kl(target_log_probs, draft_log_probs) + (1.0 - share) * rejected
+
+
+def merged_rows(log_probs: Tensor, places: Tensor, merge: bool = True) -> Tensor:
+    """Log-probabilities of these tokens of each row and, where merge is set, in one more column of
+    all others together. Shapes: log_probs [N, C], places [N, k] -> [N, k] or [N, k + 1]."""
+    chosen = log_probs.gather(1, places)
+    if not merge:
+        return chosen
+    others = log_probs.scatter(1, places, -torch.inf).logsumexp(-1, keepdim=True)
+    return torch.cat([chosen, others], dim=1)
 
 
 @dataclass(frozen=True)

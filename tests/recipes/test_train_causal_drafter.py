@@ -148,6 +148,58 @@ def test_other_starts_train_too_in_the_type_that_is_asked_for(start, tmp_path: P
         assert drafter.dtype == torch.float16
 
 
+def test_a_cached_teacher_is_made_once_and_a_stopped_run_ends_with_the_same_bits(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    arguments = [*make_project(tmp_path), "teacher={kind: cached, top_k: 4}"]
+    arguments.append(f"teacher.folder={tmp_path / 'teacher'}")
+    assert exit_code(main, *arguments, "--dry-run") == 0
+    assert "0.04 KB a token" in capsys.readouterr().out
+    resumed_as_if_never_stopped(main, arguments, tmp_path, "final")
+    said = capsys.readouterr().err
+    assert "the 4 likeliest of 12 tokens hold 0." in said
+    shards = list((tmp_path / "teacher").glob("*.safetensors"))
+    assert len(shards) == 1
+    stamp = shards[0].stat().st_mtime_ns
+    other = [*arguments, f"run={tmp_path / 'other'}", f"distilled={tmp_path / 'whole/distilled'}"]
+    assert exit_code(main, *other, "teacher.top_k=5") == 2
+    told = capsys.readouterr().err
+    assert "begun with top_k = 4" in told and "teacher.folder=" in told
+    assert shards[0].stat().st_mtime_ns == stamp
+
+
+def test_rows_that_the_drafter_continues_make_other_weights_and_resume_to_the_same_bits(
+    tmp_path: Path,
+) -> None:
+    arguments = make_project(tmp_path)
+    off, on = tmp_path / "off", [*arguments, "on_policy={share: 0.5, new_tokens: 6}"]
+    resumed_as_if_never_stopped(main, on, tmp_path, "final")
+    assert exit_code(main, *arguments, f"run={off}") == 0
+    weights = [(run / "final/model.safetensors").read_bytes() for run in (off, tmp_path / "run")]
+    assert weights[0] != weights[1]
+
+
+def test_continued_rows_are_refused_without_divergences_and_where_weights_are_cut_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = ["objective={cross_entropy: 1, forward_kl: 0}", "on_policy.share=0.5", "--dry-run"]
+    assert exit_code(main, *make_project(tmp_path), *alone) == 2
+    assert "on_policy.share = 0.5: drafts teach by divergences" in capsys.readouterr().err
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    assert exit_code(main, *make_project(tmp_path), "on_policy.share=0.5", "--dry-run") == 2
+    told = capsys.readouterr().err
+    assert "on_policy.share = 0.5: the drafter decodes while it trains" in told
+    assert "launch/ddp.yaml" in told
+
+
+def test_a_cached_teacher_without_divergences_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    alone = ["objective={cross_entropy: 1, forward_kl: 0}", "teacher.kind=cached", "--dry-run"]
+    assert exit_code(main, *make_project(tmp_path), *alone) == 2
+    assert "teacher.kind = 'cached' counts for divergences" in capsys.readouterr().err
+
+
 def test_rows_longer_than_the_drafter_s_positions_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafttrain.training.divergences import DIVERGENCES, Mixture, adaptive_mix
+from drafttrain.training.divergences import DIVERGENCES, Mixture, adaptive_mix, merged_rows
 
 P, Q = (0.5, 0.3, 0.2), (0.25, 0.5, 0.25)
 """Target and drafter: min of both sums up to 0.25 + 0.3 + 0.2 = 0.75, and only the first token's
@@ -94,3 +94,47 @@ def test_a_mixture_adds_up_what_has_a_weight() -> None:
     expected = 0.5 * KL - 2.0 * math.log(0.75) + share * KL + (1 - share) * 0.25
     found = mixture(rows(P, Q), rows(Q, Q))
     assert found.tolist() == pytest.approx([expected, 0.0], abs=1e-12)
+
+
+def kl(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+    return sum(p * math.log(p / q) for p, q in zip(one, other, strict=True))
+
+
+OTHERS_P, OTHERS_Q, OTHERS_M = (1 / 2, 1 / 3, 1 / 6), (0.2, 0.6, 0.2), (0.3125, 0.5, 0.1875)
+"""Target and drafter among the three tokens that are not kept, and their middle."""
+TOO_LOW = {
+    "forward_kl": 0.3 * kl(OTHERS_P, OTHERS_Q),
+    "reverse_kl": 0.5 * kl(OTHERS_Q, OTHERS_P),
+    "jsd": (0.3 * kl(OTHERS_P, OTHERS_M) + 0.5 * kl(OTHERS_Q, OTHERS_M)) / 2,
+    "total_variation": 0.3 - (0.1 + 0.1 + 0.05),
+    "lk": math.log(0.8 / 0.75),
+}
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_rows_cut_to_their_likeliest_tokens_lose_what_is_lost_by_hand(name: str) -> None:
+    whole = rows((0.4, 0.3, 0.15, 0.1, 0.05))
+    logits = (rows((0.2, 0.3, 0.1, 0.3, 0.1)) + 3.0).requires_grad_()
+    draft = logits.log_softmax(-1)
+    merged = merged_rows(draft, torch.tensor([[1, 0]]))
+    assert merged.exp()[0].tolist() == pytest.approx([0.3, 0.2, 0.5])
+    cut = DIVERGENCES[name](rows((0.3, 0.4, 0.3)), merged)
+    lost = DIVERGENCES[name](whole, draft) - cut
+    assert lost.item() == pytest.approx(TOO_LOW[name])
+    if name == "forward_kl":
+        cut.sum().backward()
+        expected = [0.2 - 0.4, 0.0, *(0.5 * (1 - 0.3 / 0.5) * q for q in OTHERS_Q)]
+        assert logits.grad[0].tolist() == pytest.approx(expected)
+
+
+def test_with_all_tokens_kept_nothing_is_merged_and_gradients_are_finite() -> None:
+    logits = torch.tensor([[200.0, 0.0, -200.0]]).requires_grad_()
+    draft = logits.log_softmax(-1)
+    everything = merged_rows(draft, torch.tensor([[2, 0, 1]]), merge=False)
+    assert everything[0].tolist() == draft[0, [2, 0, 1]].tolist()
+    target = torch.tensor([[0.0, -torch.inf]])
+    for divergence in DIVERGENCES.values():
+        divergence(target, merged_rows(draft, torch.tensor([[0]]))).sum().backward(
+            retain_graph=True
+        )
+    assert logits.grad.isfinite().all()

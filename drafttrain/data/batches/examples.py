@@ -15,6 +15,15 @@ from torch.utils.data import Dataset
 from drafttrain.models.spec_drafter.slots import Layout
 
 
+class TopRows(NamedTuple):
+    """The target's rows at some positions, cut to their likeliest tokens."""
+
+    tokens: Tensor
+    """[N, k]"""
+    log_probs: Tensor
+    """[N, k] of these tokens, or [N, k + 1]: the last is of all others together."""
+
+
 class Example(NamedTuple):
     """One row in one epoch; what is drawn for it follows from these two numbers."""
 
@@ -29,6 +38,8 @@ class Example(NamedTuple):
     ..."""
     encoded: Tensor | None = None
     """[S, E] what the target's encoder made of the source, for drafters that read that."""
+    target_rows: TopRows | None = None
+    """The target's rows at the tokens of the output, where they are known."""
 
 
 class Examples(Dataset):

@@ -16,11 +16,26 @@ import torch
 from torch import Tensor
 
 from drafttrain.data.batches.examples import Example, pad
-from drafttrain.data.batches.packing import PADDING, DocumentBatch, lay_out
+from drafttrain.data.batches.packing import PADDING, DocumentBatch, known_rows, lay_out
 from drafttrain.models.spec_drafter.slots import IGNORED
 
 NO_ANCHOR = -1
 """Anchor of what is no mask."""
+
+
+def branch_mask(
+    anchors: Tensor, positions: Tensor, documents: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """What is added to attention scores, 0 or the lowest number: texts see themselves, a branch the
+    text up to its anchor and itself. Shapes: [B, T] each -> [B, 1, T, T]."""
+    mine, own = anchors[:, :, None], positions[:, :, None]
+    theirs, position = anchors[:, None, :], positions[:, None, :]
+    is_text = theirs == NO_ANCHOR
+    last = torch.where(mine == NO_ANCHOR, own, mine)
+    seen = torch.where(is_text, position <= last, (mine == theirs) & (position <= own))
+    seen &= documents[:, :, None] == documents[:, None, :]
+    hidden = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+    return hidden.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
 
 
 @dataclass(frozen=True)
@@ -40,14 +55,7 @@ class BlocksBatch(DocumentBatch):
 
     def mask(self, dtype: torch.dtype) -> Tensor:
         """What is added to attention scores, 0 or the lowest number, [B, 1, T, T]."""
-        mine, own = self.anchors[:, :, None], self.positions[:, :, None]
-        theirs, position = self.anchors[:, None, :], self.positions[:, None, :]
-        is_text = theirs == NO_ANCHOR
-        last = torch.where(mine == NO_ANCHOR, own, mine)
-        seen = torch.where(is_text, position <= last, (mine == theirs) & (position <= own))
-        seen &= self.documents[:, :, None] == self.documents[:, None, :]
-        hidden = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-        return hidden.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
+        return branch_mask(self.anchors, self.positions, self.documents, dtype)
 
     @property
     def text(self) -> DocumentBatch:
@@ -55,7 +63,14 @@ class BlocksBatch(DocumentBatch):
         columns = slice(self.columns)
         documents = None if int(self.documents.max()) <= 0 else self.documents[:, columns]
         ids, labels = self.input_ids[:, columns], self.labels[:, columns]
-        return DocumentBatch(ids, self.positions[:, columns], labels, documents)
+        return DocumentBatch(
+            ids,
+            self.positions[:, columns],
+            labels,
+            documents,
+            likeliest=self.likeliest,
+            log_probs=self.log_probs,
+        )
 
     def slots(self) -> Tensor:
         """Of each labelled position, which token of its block it predicts, counted from 0. [N]"""
@@ -101,6 +116,7 @@ class BlocksCollator:
             for name, values in together.items():
                 parts[name].append(values)
         found = {name: pad(values, self._filler(name))[0] for name, values in parts.items()}
+        found |= known_rows(sequences)
         return BlocksBatch(input_ids=found.pop("ids"), columns=columns, **found)
 
     def alone(self, examples: Sequence[Example]) -> BlocksBatch:

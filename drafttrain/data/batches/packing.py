@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -38,6 +38,10 @@ class DocumentBatch(Batch):
     documents: Tensor | None
     """[B, T] number of the row that a token is of, `PADDING` behind the last one; None where every
     sequence is one row: nothing but padding stands behind it, and no token looks ahead."""
+    likeliest: Tensor | None = field(default=None, kw_only=True)
+    """[N, k] tokens of the target's rows at the labels of texts, in order; None: not known."""
+    log_probs: Tensor | None = field(default=None, kw_only=True)
+    """[N, k] or [N, k + 1] the target's log-probabilities of these tokens (`TopRows`)."""
 
     def mask(self, dtype: torch.dtype) -> Tensor | None:
         """What is added to attention scores, 0 or the lowest number, [B, 1, T, T]; None: a model's
@@ -70,11 +74,25 @@ class DocumentCollator:
         positions, _ = pad(parts["positions"], 0)
         labels, _ = pad(parts["labels"], IGNORED)
         documents, _ = pad(parts["documents"], PADDING)
-        return DocumentBatch(ids, positions, labels, None if alone else documents)
+        documents = None if alone else documents
+        return DocumentBatch(ids, positions, labels, documents, **known_rows(sequences))
 
     def alone(self, examples: Sequence[Example]) -> DocumentBatch:
         """A sequence for each row."""
         return self([[example] for example in examples])
+
+
+def known_rows(sequences: Sequence[Sequence[Example]]) -> dict[str, Tensor]:
+    """The target's rows at the outputs' tokens, one sequence behind the other, where all examples
+    have them: fields of a batch."""
+    rows = [example.target_rows for examples in sequences for example in examples]
+    known = [one for one in rows if one is not None]
+    if len(known) < len(rows):
+        return {}
+    return {
+        "likeliest": torch.cat([one.tokens for one in known]),
+        "log_probs": torch.cat([one.log_probs for one in known]),
+    }
 
 
 def lay_out(example: Example, number: int) -> dict[str, list[int]]:
@@ -93,7 +111,7 @@ def lay_out(example: Example, number: int) -> dict[str, list[int]]:
 class PackedExamples(Dataset):
     """Distilled rows, fetched by (epoch, sequence): each the examples that share a sequence."""
 
-    rows: Examples
+    rows: Examples | Dataset
     sequences: Sequence[Sequence[int]]
 
     def __len__(self) -> int:

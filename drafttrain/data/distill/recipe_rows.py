@@ -13,8 +13,9 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
 from drafttrain.config.filling import fill_distill
 from drafttrain.config.inputs import DataConfig
+from drafttrain.config.language_recipes import CausalDrafterRecipe
 from drafttrain.config.reading import settings_of_group
-from drafttrain.config.recipes import CausalDrafterRecipe, DistillingRecipe, HeadRecipe
+from drafttrain.config.recipes import DistillingRecipe, HeadRecipe
 from drafttrain.data.distill.batches import OpenDecoder
 from drafttrain.data.distill.distill import distill
 from drafttrain.data.shards.outputs import load_distilled

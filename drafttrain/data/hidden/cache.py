@@ -8,7 +8,6 @@ same shards as an uninterrupted run, whatever the number of processes.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -29,7 +28,13 @@ from drafttrain.data.hidden.slot_states import label_slots
 from drafttrain.data.hidden.token_states import Labelling, Output, label_tokens
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.filling import fill_folder
-from drafttrain.data.shards.outputs import Manifest, hash_inputs, load_distilled, read_manifest
+from drafttrain.data.shards.outputs import (
+    Manifest,
+    hash_inputs,
+    hash_outputs,
+    load_distilled,
+    read_manifest,
+)
 from drafttrain.data.shards.sharing import read_share
 from drafttrain.data.shards.states import (
     CacheManifest,
@@ -93,8 +98,8 @@ class Caching:
         same = {"blocks_per_row", "mixes", "dtype", "seed", "batch_tokens", "shard_rows"}
         return CacheManifest(
             state=state,
-            target=_identity(self.target.path, self.target.model),
-            drafter=_identity(config.drafter, drafter),
+            target=ModelIdentity.of(self.target.path, self.target.model),
+            drafter=ModelIdentity.of(config.drafter, drafter),
             hidden_size=state_size(drafter.config, state),
             tokenizer_sha256=hash_tokenizer(self.target.tokenizer),
             distilled=str(config.distilled),
@@ -222,20 +227,6 @@ def cache_sampling(config: CacheConfig, distilled: Manifest) -> Sampling:
         return Sampling()
     asked = config.sampling or distilled
     return Sampling(asked.temperature, asked.top_k or 0, asked.top_p or 1.0)
-
-
-def _identity(path: str, model: PreTrainedModel) -> ModelIdentity:
-    return ModelIdentity(
-        path=path, weights_sha256=hash_weights(model), model_type=model.config.model_type
-    )
-
-
-def hash_outputs(outputs: datasets.Dataset) -> str:
-    """SHA-256 of the row numbers, sources and outputs, in order."""
-    digest = hashlib.sha256()
-    for row in outputs:
-        digest.update(f"{row['row']}\t{row['source_ids']}\t{row['target_ids']}\n".encode())
-    return digest.hexdigest()
 
 
 def _cut(row: Mapping[str, Any], labelling: Labelling) -> Output:

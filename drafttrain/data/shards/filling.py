@@ -57,7 +57,7 @@ def fill_folder(filling: Filling[M], folder: Path, share: Share, state: PartialS
     with ExitStack() as stack:
         if state.is_main_process:
             if not done:
-                stack.enter_context(only_writer(folder, name=share.lock))
+                stack.enter_context(only_writer(folder, filling.kind.SETTING, share.lock))
             begin_folder(folder, filling.describe(), share)
             if filling.plan:
                 say(filling.plan)

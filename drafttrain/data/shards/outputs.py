@@ -313,3 +313,11 @@ def hash_inputs(inputs: datasets.Dataset) -> str:
         for row, text in zip(batch["row"], texts, strict=True):
             digest.update(f"{row}\t{len(text)}\t{text}\n".encode())
     return digest.hexdigest()
+
+
+def hash_outputs(outputs: datasets.Dataset) -> str:
+    """SHA-256 of the row numbers, sources and outputs, in order."""
+    digest = hashlib.sha256()
+    for row in outputs:
+        digest.update(f"{row['row']}\t{row['source_ids']}\t{row['target_ids']}\n".encode())
+    return digest.hexdigest()

@@ -18,12 +18,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from drafttrain.config.base import Config, ConfigError
 from drafttrain.data.shards import store
 from drafttrain.data.shards.store import MANIFEST, ShardManifest, check_finished
 from drafttrain.data.shards.writing import renamed_when_whole
 from drafttrain.models.draft_states import StateKind
+from drafttrain.models.identity import hash_weights
 
 
 class ModelIdentity(Config):
@@ -33,6 +35,13 @@ class ModelIdentity(Config):
     weights_sha256: str
     """Of the weights as they were loaded: the type counts."""
     model_type: str
+
+    @staticmethod
+    def of(path: str, model: PreTrainedModel) -> ModelIdentity:
+        """A model that is loaded; path: as the user called it."""
+        return ModelIdentity(
+            path=path, weights_sha256=hash_weights(model), model_type=model.config.model_type
+        )
 
 
 class CacheManifest(ShardManifest):

@@ -35,6 +35,8 @@ class ShardManifest(Config):
     """The same in a sentence: distil, cache."""
     SHARDS: ClassVar[str]
     """Pattern of what lies in the folder beside the manifest."""
+    SETTING: ClassVar[str] = "out"
+    """The setting that names the folder."""
     MAY_DIFFER: ClassVar[frozenset[str]]
     """Fields, or dotted fields of a group, that a resumed run need not share."""
     EFFECTS: ClassVar[tuple[str, ...]]
@@ -149,7 +151,8 @@ def begin_folder(folder: Path, wanted: ShardManifest, share: Share) -> None:
         return
     if strangers:
         raise ConfigError(
-            f"{str(folder)!r} holds {strangers[0]} but no {MANIFEST}; give another folder with out="
+            f"{str(folder)!r} holds {strangers[0]} but no {MANIFEST}; give another folder with "
+            f"{wanted.SETTING}="
         )
     write_manifest(folder, wanted)
 
@@ -164,5 +167,5 @@ def check_same_settings(folder: Path, there: M, wanted: M) -> None:
             raise ConfigError(
                 f"{folder / MANIFEST} was begun with {field} = {before!r}, but the settings now "
                 f"say {now!r}{meaning and f' ({meaning})'}; go back to the old value, or give "
-                "another folder with out="
+                f"another folder with {there.SETTING}="
             )

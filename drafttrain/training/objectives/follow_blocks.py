@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from drafttrain.config.recipes import FollowInBlocksConfig
+from drafttrain.config.language_recipes import FollowInBlocksConfig
 from drafttrain.data.batches.masked_blocks import BlocksBatch
 from drafttrain.decoding.sampling import exact_enough
 from drafttrain.models.spec_drafter.slots import IGNORED
@@ -38,6 +38,11 @@ class FollowInBlocks(FollowTarget):
     def target_log_probs(self, batch: BlocksBatch) -> Tensor:
         """The target's row at every labelled position, as far as it can be drafted. [N, C]"""
         return super().target_log_probs(batch.text)[batch.same_in_text()]
+
+    def known_rows(self, batch: BlocksBatch) -> tuple[Tensor, Tensor]:
+        """`TopRows` at every labelled position: those of the text's token with the same label."""
+        same = batch.same_in_text()
+        return batch.likeliest[same], batch.log_probs[same]
 
     @torch.no_grad()
     def weights(self, batch: BlocksBatch, logits: Tensor, places: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """A language model learns to draft for a target: from its outputs and, row by row, from its rows.
 
-The target reads every batch too, where a divergence from its rows is asked for. Losses are taken at
-the tokens of the output alone, which is where drafts will stand.
+The target reads every batch too, where a divergence from its rows is asked for, unless the batch
+has them: they are then cut to their likeliest tokens (`divergences.merged_rows`). Losses are taken
+at the tokens of the output alone, which is where drafts will stand.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from drafttrain.config.recipes import FollowTargetConfig
+from drafttrain.config.language_recipes import FollowTargetConfig
 from drafttrain.data.batches.packing import DocumentBatch
 from drafttrain.decoding.engine.architectures import is_known
 from drafttrain.decoding.sampling import exact_enough
 from drafttrain.models.spec_drafter.slots import IGNORED
-from drafttrain.training.divergences import DIVERGENCES, Mixture
+from drafttrain.training.divergences import DIVERGENCES, Mixture, merged_rows
 from drafttrain.training.losses import LossSums, overlap, smoothed_cross_entropy
 from drafttrain.training.objective import Teacher
 
@@ -62,8 +63,7 @@ class FollowTarget(nn.Module):
             weight = weights.sum()
             loss = self.cross_entropy * loss
             if self.follows:
-                draft = exact_enough(logits).log_softmax(-1)
-                found = self.divergence(self.target_log_probs(batch), draft)
+                found = self.divergence(*self.compared_rows(batch, logits))
                 loss = loss + (weights * found).sum()
         correct = (logits.argmax(-1) == places).sum()
         return LossSums(loss, weight, correct, torch.ones_like(places).sum())
@@ -88,6 +88,21 @@ class FollowTarget(nn.Module):
     def tokens(self, places: Tensor) -> Tensor:
         """Tokens of the vocabulary by their places among those that can be drafted."""
         return places if self.draftable is None else self.draftable[places]
+
+    def compared_rows(self, batch: DocumentBatch, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of target and drafter for the same outcomes, at every labelled
+        position: all tokens that can be drafted; where the target's rows are known, the likeliest
+        and all others as one (`merged_rows`). Shapes: logits [N, C] -> [N, M] both."""
+        draft = exact_enough(logits).log_softmax(-1)
+        if batch.likeliest is None:
+            return self.target_log_probs(batch), draft
+        tokens, target = self.known_rows(batch)
+        merge = target.shape[1] > tokens.shape[1]
+        return target.to(draft.dtype), merged_rows(draft, self.places(tokens), merge)
+
+    def known_rows(self, batch: DocumentBatch) -> tuple[Tensor, Tensor]:
+        """`TopRows` at every labelled position."""
+        return batch.likeliest, batch.log_probs
 
     @torch.no_grad()
     def target_log_probs(self, batch: DocumentBatch) -> Tensor:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from drafttrain.config.recipes import FollowInBlocksConfig
-from drafttrain.data.batches.examples import Example
+from drafttrain.config.language_recipes import FollowInBlocksConfig
+from drafttrain.data.batches.examples import Example, TopRows
 from drafttrain.data.batches.masked_blocks import BlocksCollator
+from drafttrain.data.teacher import top_rows
+from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.training.objectives.follow_blocks import FollowInBlocks
 from tests.comparing import close
 from tests.tiny_models import EOS, tiny_model
@@ -82,3 +84,18 @@ def test_without_weights_validation_is_the_cross_entropy_of_all_tokens() -> None
     other = objective_of(forward_kl=1.0, acceptance_weight=True).eval()(batch, 1.0)
     close(other.loss, plain.loss)
     assert other.weight == plain.weight == 15
+
+
+@pytest.mark.parametrize("draftable", [None, DRAFTABLE], ids=["all", "few"])
+def test_rows_that_are_known_teach_every_token_of_every_block_as_the_target_does(draftable) -> None:
+    objective = objective_of(draftable, forward_kl=1.0, jsd=1.0, acceptance_weight=True)
+    known, teacher = [], objective.teacher.model
+    for example in examples():
+        forced = teacher_force(teacher, [example.source_ids], [example.target_ids])[0]
+        known.append(example._replace(target_rows=top_rows(forced.logits, 40, draftable)))
+    close(objective(COLLATE([known]), 0.0).loss, objective(COLLATE([examples()]), 0.0).loss, 1e-9)
+    two = [one._replace(target_rows=TopRows(*(part[:, :2] for part in one.target_rows)))
+           for one in known]  # fmt: skip
+    likeliest, _ = objective.compared_rows(COLLATE([two]), objective.rows(COLLATE([two]))[0])
+    online = objective.target_log_probs(COLLATE([examples()]))
+    close(likeliest, online.topk(2).values)
