@@ -317,7 +317,8 @@ def rows_after(model: SpecDrafter, states: Tensor, previous: Tensor) -> Tensor:
     alone = model.project(states)
     if not model.config.previous_token_rank:
         return alone
-    best = best_alone(alone.flatten(0, -2))[1].view(*alone.shape[:-1], -1)
+    best = best_alone(alone.reshape(-1, alone.shape[-1]))[1]
+    best = best.view(*alone.shape[:-1], best.shape[-1])
     after = model.logits(states, previous)
     return alone.scatter(-1, best, after.gather(-1, best))
 
