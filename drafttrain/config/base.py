@@ -19,8 +19,10 @@ class Interrupted(Exception):
 
 
 def split_at_commas(value: object) -> object:
-    """`a,b` as [a, b], for lists of settings; anything else as it is."""
-    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    """`a,b` as [a, b] and a number as the only one, for lists of settings; all else as it is."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",")]
+    return [value] if type(value) in (int, float) else value
 
 
 class Config(BaseModel):
