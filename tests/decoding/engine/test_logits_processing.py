@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import SuppressTokensAtBeginLogitsProcessor, SuppressTokensLogitsProcessor
 
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
-from drafttrain.decoding.engine.logits_processing import TargetProcessors, check_generation_config
+from drafttrain.decoding.engine.logits_processing import (
+    RowProcessors,
+    TargetProcessors,
+    check_generation_config,
+)
 from drafttrain.decoding.types import Sampling
 from tests.decoding.decoded import generate, run, sources_for, tokens_of
 from tests.decoding.drafts import HalfRight
@@ -117,16 +122,42 @@ def test_each_row_of_a_tree_is_processed_with_the_path_to_its_node(name):
     logits = torch.randn(8, VOCAB, generator=torch.Generator().manual_seed(0))
     seen = process(tokens, draft, logits.clone(), parents)
     nothing = torch.empty(0, dtype=torch.long)
-    for node in range(-1, 7):
-        path, here = [], node
-        while here >= 0:
-            path.insert(0, int(draft[here]))
-            here = int(parents[here])
-        alone = torch.cat([tokens, torch.tensor(path, dtype=torch.long)])
-        expected = process(alone, nothing, logits[node + 1 : node + 2].clone())
-        assert torch.equal(seen[node + 1 : node + 2], expected)
+    for row, path in enumerate(paths_of_rows(tokens, draft, parents)):
+        expected = process(path, nothing, logits[row : row + 1].clone())
+        assert torch.equal(seen[row : row + 1], expected)
     as_chain = process(tokens, draft, logits.clone())
     assert not torch.equal(seen, as_chain)  # the settings tell paths apart
+
+
+@pytest.mark.parametrize("begins_at", [2, 3, 4, 5, 9])
+def test_suppressed_tokens_are_those_of_transformers_on_the_path_of_each_row(begins_at):
+    everywhere, at_first = [20, 9, VOCAB + 3], [8, EOS, VOCAB]
+    theirs = [
+        SuppressTokensLogitsProcessor(everywhere),
+        SuppressTokensAtBeginLogitsProcessor(at_first, begins_at),
+    ]
+    tokens, draft = torch.tensor([0, 6, 7]), torch.tensor([8, 7, 7, 12, 8, 30, 9])
+    logits = torch.randn(8, VOCAB, generator=torch.Generator().manual_seed(0))
+    for parents in (None, torch.tensor([-1, -1, 0, 1, 1, 3, 2])):
+        before = logits.clone()
+        seen = RowProcessors(theirs)(tokens, draft, logits, parents)
+        assert torch.equal(logits, before)
+        for row, path in enumerate(paths_of_rows(tokens, draft, parents)):
+            expected = logits[row : row + 1]
+            for processor in theirs:
+                expected = processor(path[None], expected)
+            assert torch.equal(seen[row : row + 1], expected)
+
+
+def paths_of_rows(tokens, draft, parents):
+    """What each row follows, from the root down."""
+    parents = list(range(-1, len(draft) - 1)) if parents is None else parents.tolist()
+    for node in range(-1, len(draft)):
+        path = []
+        while node >= 0:
+            path.insert(0, int(draft[node]))
+            node = parents[node]
+        yield torch.cat([tokens, torch.tensor(path, dtype=torch.long)])
 
 
 def test_a_chain_is_processed_alike_with_its_parents_and_without():
