@@ -126,7 +126,7 @@ def test_the_encoder_runs_once_where_the_language_is_open():
     model, shapes = whisper(), []
     model.get_encoder().register_forward_hook(lambda *given: shapes.append(given[2][0].shape[0]))
     run(model, clips(model), NoDrafter(), 5, batch_size=3)
-    assert sum(shapes) == 6 and shapes[0] == 3
+    assert sum(shapes) == 6
 
 
 SUPPRESSED = {
