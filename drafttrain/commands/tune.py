@@ -201,11 +201,7 @@ def replayed(
         tokens=int(counts.tokens[:, 0].sum()) // tosses,
         replicates=tosses,
         policies=policy_results(
-            counts,
-            choice.candidates,
-            choice.prices,
-            choice.fixed,
-            bench.settings.bootstrap,
+            counts, choice.candidates, choice.prices, choice.fixed, bench.settings.bootstrap
         ),
     )
 

