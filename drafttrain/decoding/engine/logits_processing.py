@@ -50,9 +50,6 @@ REFUSED_WARPERS = ("min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"
 NEUTRAL = {"guidance_scale": 1.0, "typical_p": 1.0, "diversity_penalty": 0.0}
 """Values that ask for nothing, beside None, False, 0 and 0.0."""
 
-PATH_FREE = (InfNanRemoveLogitsProcessor,)
-"""Processors that treat every row alike, so that all rows go through them in one call."""
-
 
 class TargetProcessors:
     """The logits processors that a target's `generation_config` asks for.
@@ -114,18 +111,21 @@ class RowProcessors:
         chain. Shapes: tokens [T] (all committed), draft and parents [N], logits [N + 1, V] ->
         [N + 1, V].
         """
+        if not self._processors:
+            return logits
+        tokens = tokens.to(logits.device)
+        paths = _paths(tokens, draft.to(tokens.device), parents)
         for processor in self._processors:
             if isinstance(processor, SuppressTokensLogitsProcessor):
                 logits = _suppressed(logits, processor.suppress_tokens)
             elif isinstance(processor, SuppressTokensAtBeginLogitsProcessor):
-                first = _rows_at(processor.begin_index - len(tokens), len(draft), parents)
+                first = [i for i, path in enumerate(paths) if len(path) == processor.begin_index]
                 if first:
                     logits = logits.clone()
                     logits[first] = _suppressed(logits[first], processor.begin_suppress_tokens)
-            elif isinstance(processor, PATH_FREE):
-                logits = processor(tokens[None].to(logits.device), logits)
+            elif isinstance(processor, InfNanRemoveLogitsProcessor):  # all rows alike
+                logits = processor(tokens[None], logits)
             else:
-                paths = _paths(tokens.to(logits.device), draft.to(logits.device), parents)
                 rows = [
                     processor(path[None], row[None])
                     for path, row in zip(paths, logits, strict=True)
@@ -139,18 +139,6 @@ def _suppressed(logits: Tensor, ids: Tensor) -> Tensor:
     Whisper's 90 that takes longer than its output layer. Shapes: [N, V] -> [N, V]."""
     known = ids[(ids >= 0) & (ids < logits.shape[-1])].to(logits.device)
     return logits.index_fill(-1, known, float("-inf"))
-
-
-def _rows_at(depth: int, nodes: int, parents: Tensor | None) -> list[int]:
-    """Rows that so many draft tokens lead to."""
-    if depth < 0 or depth > nodes:
-        return []
-    if parents is None:
-        return [depth]
-    depths = [0]
-    for parent in parents.tolist():
-        depths.append(depths[parent + 1] + 1)
-    return [row for row, own in enumerate(depths) if own == depth]
 
 
 def _paths(tokens: Tensor, draft: Tensor, parents: Tensor | None) -> list[Tensor]:
