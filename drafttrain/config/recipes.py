@@ -24,6 +24,9 @@ class DrafterConfig(Config):
     """
     encoder_layers: PositiveInt | None = None
     """Of an encoder of its own. Default: as many as the target's."""
+    source_pooling: PositiveInt = 1
+    """States of the target's encoder that it reads as one, their mean (ours): a speech encoder puts
+    out 50 a second, so 4 are 80 ms. A round and a training step get cheaper."""
     d_model: PositiveInt | None = None
     """Width. Default: the target's. Another one needs initialise=none; heads keep their size then,
     and feed-forward layers their ratio to the width, where the next two do not say otherwise."""

@@ -56,8 +56,14 @@ class BlockDrafter:
         self.requires = TargetRequirements(
             encoder=encoder is None, cross_layers=tuple(config.cross_layers or ())
         )
-        shared = config.cross_layers
-        self.engine = Batched(decoder, encode, limit, embed=embed, cross_layers=shared)
+        self.engine = Batched(
+            decoder,
+            encode,
+            limit,
+            embed=embed,
+            cross_layers=config.cross_layers,
+            pooling=config.source_pooling,
+        )
         if config.previous_token_rank:  # tables, so that a pair of tokens is quickly scored
             with torch.inference_mode():
                 every = torch.arange(config.embedding_rows, device=model.device)

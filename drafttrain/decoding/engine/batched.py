@@ -21,6 +21,7 @@ from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.stack import Rotations, Rows, Stack, run_stack
 from drafttrain.decoding.inference import without_gradients
 from drafttrain.decoding.types import Source
+from drafttrain.models.spec_drafter.pooling import group_means
 
 SMALL = 16
 """Calls of up to so many tokens a sequence are shared with any shorter ones."""
@@ -37,6 +38,7 @@ class Batched:
 
     limit: positions that it has, where it has so many only. cross_layers: layers of the target
     whose keys and values of cross-attention its own layers have, where sources bring them along.
+    pooling: encoder states that cross-attention reads as one, their mean.
     """
 
     takes_branches = True
@@ -49,13 +51,14 @@ class Batched:
         rotary: Callable[..., tuple[Tensor, Tensor]] | None = None,
         embed: Embed | None = None,
         cross_layers: Sequence[int] | None = None,
+        pooling: int = 1,
     ) -> None:
         self.stack = stack
         self.device = stack.device
         self.pool: Pool | None = None
         self._encode, self._embed = encode, embed
         self._limit, self._rotary = limit, rotary
-        self._cross_layers = cross_layers
+        self._cross_layers, self._pooling = cross_layers, pooling
         self._rotations: Rotations | None = None
         self._strip = torch.empty(STRIP, 0)
         self.compiled: CompiledStep | None = None
@@ -92,7 +95,7 @@ class Batched:
         if self._encode is not None:
             encoded = self._encode(sources)
             if not self._take_crossed(lines, sources):
-                self._remember_sources(lines, encoded)
+                self._remember_sources(lines, [group_means(e, self._pooling) for e in encoded])
         return [SequenceState(*parts) for parts in zip(lines, sources, encoded, strict=True)]
 
     def _take_crossed(self, lines: Sequence[Line], sources: Sequence[Source]) -> bool:
@@ -103,7 +106,7 @@ class Batched:
             return False
         for line, source in zip(lines, sources, strict=True):
             own = torch.cat([source.crossed[layer] for layer in wanted])
-            self.pool.remember_source(line.number, own)
+            self.pool.remember_source(line.number, group_means(own, self._pooling))
         return True
 
     def _remember_sources(self, lines: Sequence[Line], encoded: Sequence[Tensor]) -> None:

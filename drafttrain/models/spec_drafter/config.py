@@ -20,6 +20,8 @@ class SpecDrafterConfig(PretrainedConfig):
     decoder_layers: int = 2
     source_width: int | None = None
     """Width of the encoder's output. None: d_model."""
+    source_pooling: int = 1
+    """States of the target's encoder that it reads as one, their mean."""
     cross_layers: list[int] | None = None
     """Layers of the target whose keys and values of cross-attention its own layers have, as they
     stand: with their target it need not make them again. None: it has others."""

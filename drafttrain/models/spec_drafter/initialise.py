@@ -106,7 +106,7 @@ def make_config(
         depth = getattr(target, _FAMILIES[target.model_type].decoder_layers)
         shape["cross_layers"] = spread(settings.decoder_layers, depth)
     given = {"decoder_layers", "dropout", "k", "slots", "prefix_attention", "soft_copy"}
-    given |= {"output_tokens"}
+    given |= {"output_tokens", "source_pooling"}
     return SpecDrafterConfig(
         **shape,
         **settings.model_dump(include=given | {"previous_token_rank"}),
@@ -131,6 +131,12 @@ def _choose_encoder(target: PretrainedConfig, settings: DrafterConfig) -> str:
         raise ConfigError(
             f"drafter.encoder_layers = {settings.encoder_layers} counts for an encoder of its own, "
             "but the drafter reads the target's; leave it out, or use drafter.encoder=own"
+        )
+    if chosen == "own" and settings.source_pooling != 1:
+        raise ConfigError(
+            f"drafter.source_pooling = {settings.source_pooling} pools what the target's encoder "
+            "puts out, but the drafter has an encoder of its own; leave it out, or use "
+            "drafter.encoder=target"
         )
     return chosen
 

@@ -29,6 +29,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from drafttrain.models.spec_drafter.config import SpecDrafterConfig
 from drafttrain.models.spec_drafter.layers import Norm, Stack, sinusoids
+from drafttrain.models.spec_drafter.pooling import group_means, masked_group_means
 
 UNDRAFTED = -1e4
 """Score of tokens that a drafter of few cannot draft: no probability in float32 and narrower types,
@@ -201,14 +202,22 @@ class SpecDrafter(PreTrainedModel):
         Shapes: source [B, S] token ids, or [B, S, E] what the target's encoder put out, in any
         type; attention_mask [B, S] (1 = there) or None.
         """
-        mask = None if attention_mask is None else attention_mask.bool()[:, None, None, :]
+        there = None if attention_mask is None else attention_mask.bool()
         if self.encoder is None:
-            x = source.to(self.embedding.weight.dtype)
-        else:
+            x, there = self._pool(source.to(self.embedding.weight.dtype), there)
+        mask = None if there is None else there[:, None, None, :]
+        if self.encoder is not None:
             x = self.encode_source(source, mask)
         keys_values = [layer.cross_attention.project(x) for layer in self.decoder.layers]
         copied = None if self.soft_copy is None else self.copied_source(source)
         return Memory(keys_values, mask, copied)
+
+    def _pool(self, states: Tensor, there: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The target's encoder output as the decoder reads it. Shapes: [B, S, E], [B, S]."""
+        size = self.config.source_pooling
+        if there is None:
+            return group_means(states, size), None
+        return masked_group_means(states, there, size)
 
     def encode_source(self, input_ids: Tensor, mask: Tensor | None = None) -> Tensor:
         """The encoder's output. Shapes: input_ids [B, S], mask [B, 1, 1, S] -> [B, S, D]."""

@@ -95,8 +95,14 @@ def test_a_drafter_of_equal_depth_computes_what_its_target_computes(family):
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"slots": "paper"}, {"previous_token_rank": 3}, {"output_tokens": 30}],
-    ids=["anchored", "paper", "previous token", "few tokens"],
+    [
+        {},
+        {"slots": "paper"},
+        {"previous_token_rank": 3},
+        {"output_tokens": 30},
+        {"source_pooling": 2},
+    ],
+    ids=["anchored", "paper", "previous token", "few tokens", "pooled"],
 )
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_rounds_are_those_of_one_parallel_pass(family, settings, monkeypatch):
@@ -129,9 +135,11 @@ def test_batches_change_nothing(family, sampling):
     assert [one.tokens for one in decode(target, drafter, sources, 3, sampling)] == alone
 
 
+@pytest.mark.parametrize("pooling", [1, 3])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_keys_and_values_of_cross_attention_are_the_targets(family):
-    target, drafter = target_of(family), BlockDrafter(drafter_of(family, decoder_layers=1))
+def test_keys_and_values_of_cross_attention_are_the_targets(family, pooling):
+    settings = {"decoder_layers": 1, "source_pooling": pooling}
+    target, drafter = target_of(family), BlockDrafter(drafter_of(family, **settings))
     assert drafter.requires.cross_layers == (1,)  # of two, the last one
     source = sources_for(target.model)[0]
     state = target.encode(source)
@@ -170,6 +178,7 @@ def test_a_source_that_no_target_has_read_is_refused():
     [
         ("whisper", {"encoder": "own"}, "drafter.encoder = 'own', but the inputs .* are audio"),
         ("bart", {"encoder": "target", "encoder_layers": 2}, "drafter.encoder_layers = 2 counts"),
+        ("bart", {"source_pooling": 2}, "drafter.source_pooling = 2 pools"),
     ],
 )
 def test_encoders_that_cannot_be_are_refused(family, settings, words):
