@@ -210,19 +210,22 @@ def check_teacher_forced(settings: EvalConfig, variants: Sequence[DecodeConfig])
             f"drafter {settings.decode.drafter!r} is a {drafter.model_type!r} model, but "
             f"teacher-forced acceptance is of blocks as those of {known}; use --mode decode"
         )
-    if kind.is_language_model:
+    if can_assist(str(settings.decode.drafter)):
         return check_chains(variants, remedy)
+    words = kind.words
+    if prompt_layers(drafter):
+        words += " whose prompt the target reads"
     if settings.decode.sampling.temperature > 0:
         raise ConfigError(
             f"temperature = {settings.decode.sampling.temperature} is sampling, but teacher-forced "
-            f"acceptance of {kind.words} is of greedy decoding{remedy}"
+            f"acceptance of {words} is of greedy decoding{remedy}"
         )
     if settings.p_min:
         raise ConfigError(
-            f"p_min is a setting of llama.cpp, which does not draft with {kind.words}; leave it out"
+            f"p_min is a setting of llama.cpp, which does not draft with {words}; leave it out"
         )
     longest = max(variant.stop.k for variant in variants)
-    if longest > drafter.k:
+    if kind.drafts == "blocks" and longest > drafter.k:
         raise ConfigError(
             f"k = {longest}, but teacher-forced acceptance is known up to the k = {drafter.k} that "
             "the drafter was trained with; use --mode decode"

@@ -61,6 +61,9 @@ def test_one_command_leaves_a_drafter_that_eval_and_generate_take(
     assert exit_code(drafttrain, "eval", "--drafter", str(run), *forced) == 0
     found = json.loads((tmp_path / "forced.json").read_text())["runs"][-1]
     assert found["metrics"]["mean_acceptance_length"]["value"] == pytest.approx(length)
+    sampled = [*forced[:-1], str(tmp_path / "sampled.json"), "decode.sampling.temperature=1"]
+    assert exit_code(drafttrain, "eval", "--drafter", str(run), *sampled) != 0
+    assert "whose prompt the target reads is of greedy decoding" in capsys.readouterr().err
 
     said = []
     for name in (str(run), "none"):
@@ -95,4 +98,5 @@ def test_the_targets_rows_may_be_read_from_disk(tmp_path: Path) -> None:
         assert exit_code(train_parallel_drafter.main, *arguments, *given) == 0
         log = [json.loads(line) for line in (run / "metrics.jsonl").open()]
         losses.append([entry["loss"] for entry in log if "loss" in entry])
+    assert len(losses[0]) > 0
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
