@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import datasets
 import pytest
 
 from drafttrain.build.drafters import check_for_target
@@ -11,6 +12,7 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.language_recipes import CausalDrafterRecipe
 from drafttrain.config.reading import load_settings
+from drafttrain.data.distill.recipe_rows import taught_rows
 from drafttrain.export.parts import programs
 from drafttrain.models.causal_drafter import check_causal_recipe
 from drafttrain.models.draft_states import states_of
@@ -98,3 +100,15 @@ def test_a_drafter_that_the_target_reads_prompts_for_starts_no_other(tmp_path) -
     with pytest.raises(ConfigError, match="drafter.prompt = 'target', but .* 'own' here"):
         check_causal_recipe(load_settings(CausalDrafterRecipe, None, given))
     check_causal_recipe(load_settings(CausalDrafterRecipe, None, [*given, "drafter.prompt=target"]))
+
+
+def test_outputs_of_one_token_teach_nothing_where_the_target_tells_it() -> None:
+    columns = {"source_ids": [[5, 6]] * 3, "target_ids": [[7, 1], [1], [8, 9, 1]]}
+    rows = datasets.Dataset.from_dict(columns)
+    given = ["run=run", "target.path=TARGET", "data.path=rows.jsonl"]
+    own = load_settings(CausalDrafterRecipe, None, given)
+    behind = load_settings(CausalDrafterRecipe, None, [*given, "drafter.prompt=target"])
+    assert taught_rows(own, rows).tolist() == [0, 1, 2]
+    assert taught_rows(behind, rows).tolist() == [0, 2]
+    with pytest.raises(ConfigError, match="all distilled outputs are single tokens"):
+        taught_rows(behind, rows.select([1]))
