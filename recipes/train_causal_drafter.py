@@ -8,10 +8,13 @@
         initialise.path=SMALL_MODEL objective.forward_kl=0 objective.lk_adaptive=1
     accelerate launch recipes/train_causal_drafter.py --config recipes/smollm2_drafter.yaml \\
         teacher.kind=cached on_policy.share=0.3
+    accelerate launch recipes/train_causal_drafter.py --config recipes/smollm2_drafter.yaml \\
+        run=checkpoints/mine drafter.prompt=target initialise.layers=last
 
 It starts from some of the target's layers, from another model with the target's tokens, or from
 random weights, and learns on the target's own answers: their tokens, or the target's rows at them,
-asked for in every step or once for all; and, where asked to, at what it drafts itself.
+asked for in every step or once for all; and, where asked to, at what it drafts itself. With
+drafter.prompt=target it drafts behind what the target's own layers made of the prompt.
 final/ is an ordinary language model of Transformers; start/ is what it started from. Missing
 distilled outputs are made first. Running the same command again goes on where it was stopped.
 """
@@ -36,9 +39,9 @@ from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.data.batches.packing import (
     DocumentCollator,
     PackedExamples,
-    pack,
     preview,
     sequence_lengths,
+    sequences_of,
 )
 from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.distill.recipe_rows import (
@@ -47,10 +50,11 @@ from drafttrain.data.distill.recipe_rows import (
     distillations,
     distilled_rows,
     row_lengths,
+    taught_rows,
 )
 from drafttrain.data.teacher import print_teacher, training_examples
 from drafttrain.decoding.drafters.causal import blocks_of
-from drafttrain.decoding.engine.architectures import check_configuration
+from drafttrain.decoding.engine.architectures import check_configuration, check_prompts
 from drafttrain.evaluation.teacher_forced import BlockValidation
 from drafttrain.models.causal_drafter import (
     check_causal_recipe,
@@ -72,6 +76,8 @@ from drafttrain.training.sharding import check_whole
 def main(settings: CausalDrafterRecipe, dry_run: DryRun = False) -> None:
     target_config = check_causal_recipe(settings)
     check_configuration(target_config)
+    if settings.drafter.prompt == "target":
+        check_prompts(target_config)
     if settings.on_policy.share:
         check_whole(f"on_policy.share = {settings.on_policy.share}")
         with torch.device("meta"):
@@ -112,7 +118,8 @@ def make_task(
     check_positions(drafter.config, rows)
     lengths = row_lengths(rows).sum(axis=1) - 1  # an output's last token is never fed
     draftable = draftable_tokens(drafter.config, drafter.config.vocab_size)
-    alone = DocumentCollator(target.tokenizer.pad_token_id or 0)
+    reads_prompt = settings.drafter.prompt == "own"
+    alone = DocumentCollator(target.tokenizer.pad_token_id or 0, reads_prompt)
     objective = FollowTarget(drafter, settings.objective, target.model, draftable)
     collate: DocumentCollator | OnPolicyCollator = alone
     if settings.on_policy.share:
@@ -121,9 +128,8 @@ def make_task(
             drafter, settings.objective, target.model, continue_rows, draftable
         )
         collate = OnPolicyCollator(alone, settings.on_policy.share, settings.train.seed)
-    sequences = [[row] for row in range(len(rows))]
-    if settings.objective.packed_tokens is not None:
-        sequences = pack(lengths, settings.objective.packed_tokens)
+    taught = taught_rows(settings, rows)
+    sequences = sequences_of(lengths, settings.objective.packed_tokens, taught)
     examples = training_examples(settings, rows, target, draftable)
     packed, lengths = PackedExamples(examples, sequences), sequence_lengths(lengths, sequences)
     validate = None
@@ -146,7 +152,8 @@ class Validation:
             found.append(objective.acceptance(batch))
             logits, _ = objective.rows(batch)
             best = objective.tokens(logits.argmax(-1))
-            return blocks_of(best, len(best), self.k)
+            start = 0 if self.collate.reads_prompt else 1
+            return blocks_of(best, start + len(best), self.k, start)
 
         found: list[Tensor] = []
         values = BlockValidation(self.rows, self.collate.alone, drafts)(objective)

@@ -5,12 +5,16 @@
         target.path=MODEL data.path=prompts.jsonl run=checkpoints/mine drafter.k=4
     accelerate launch recipes/train_parallel_drafter.py --config recipes/smollm2_parallel.yaml \\
         initialise.path=checkpoints/smollm2-drafter/final
+    accelerate launch recipes/train_parallel_drafter.py --config recipes/smollm2_parallel.yaml \\
+        run=checkpoints/mine drafter.prompt=target "initialise.layers=[26,27,28,29]"
 
 It starts as recipes/train_causal_drafter.py starts a drafter, best from one that this has trained,
 and learns to fill in masks behind every prefix of the target's own answers: their tokens, or the
-target's rows at them. final/ is a language model of Transformers with `pard_token` in config.json;
-start/ is what it started from, which drafts token by token. Missing distilled outputs are made
-first. Running the same command again goes on where it was stopped.
+target's rows at them. With drafter.prompt=target the deep part is the target: some of its layers,
+its last ones say, are copied, and draft behind what they made of the prompt in the target itself.
+final/ is a language model of Transformers with `pard_token` in config.json; start/ is what it
+started from, which drafts token by token. Missing distilled outputs are made first. Running the
+same command again goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -34,7 +38,12 @@ from drafttrain.data.batches.masked_blocks import (
     blocks_of_rows,
     lengths_with_masks,
 )
-from drafttrain.data.batches.packing import PackedExamples, pack, preview, sequence_lengths
+from drafttrain.data.batches.packing import (
+    PackedExamples,
+    preview,
+    sequence_lengths,
+    sequences_of,
+)
 from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.distill.recipe_rows import (
     check_positions,
@@ -43,9 +52,14 @@ from drafttrain.data.distill.recipe_rows import (
     distillations,
     distilled_rows,
     row_lengths,
+    taught_rows,
 )
 from drafttrain.data.teacher import print_teacher, training_examples
-from drafttrain.decoding.engine.architectures import check_configuration, check_masks
+from drafttrain.decoding.engine.architectures import (
+    check_configuration,
+    check_masks,
+    check_prompts,
+)
 from drafttrain.evaluation.teacher_forced import BlockValidation
 from drafttrain.models.causal_drafter import (
     draftable_tokens,
@@ -71,6 +85,8 @@ def main(settings: ParallelDrafterRecipe, dry_run: DryRun = False) -> None:
     with torch.device("meta"):
         planned = empty_drafter(settings, target_config)
     check_masks(planned.config)
+    if settings.drafter.prompt == "target":
+        check_prompts(target_config)
     if dry_run:
         print_plan(settings, planned)
         return
@@ -109,9 +125,7 @@ def make_task(
 ) -> Task:
     objective, k = settings.objective, settings.drafter.k
     lengths = lengths_with_masks(row_lengths(rows), k, objective.kept, objective.kept_floor)
-    sequences = [[row] for row in range(len(rows))]
-    if objective.packed_tokens is not None:
-        sequences = pack(lengths, objective.packed_tokens)
+    sequences = sequences_of(lengths, objective.packed_tokens, taught_rows(settings, rows))
     draftable = draftable_tokens(drafter.config, drafter.config.vocab_size)
     packed = PackedExamples(training_examples(settings, rows, target, draftable), sequences)
     collate = BlocksCollator(
@@ -121,6 +135,7 @@ def make_task(
         kept=objective.kept,
         floor=objective.kept_floor,
         seed=settings.train.seed,
+        reads_prompt=settings.drafter.prompt == "own",
     )
     follow = FollowInBlocks(drafter, objective, target.model, draftable)
     validate = None
@@ -146,7 +161,8 @@ class Validation:
             logits, _ = objective.rows(batch)
             found.append(objective.overlap(batch, logits).double().cpu())
             slots.append(batch.slots().cpu())
-            return blocks_of_rows(batch, objective.tokens(logits.argmax(-1)), k).cpu()
+            tokens, length = objective.tokens(logits.argmax(-1)), len(example.target_ids)
+            return blocks_of_rows(batch, tokens, k, length).cpu()
 
         found: list[Tensor] = []
         slots: list[Tensor] = []

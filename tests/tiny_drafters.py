@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from transformers import PreTrainedModel
 
 from drafttrain.config.recipes import DrafterConfig
 from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig
+from drafttrain.models.causal_drafter import shallow_config
+from drafttrain.models.language_models import layer_stem, take_layers
 from drafttrain.models.spec_drafter.initialise import has_own_output, initialise, make_config
 from drafttrain.models.spec_drafter.model import SpecDrafter
-from tests.tiny_models import VOCAB, tiny_model
+from tests.tiny_models import VOCAB, near_copy, tiny_model
 
 
 def shared(family: str) -> PreTrainedModel:
@@ -45,3 +49,18 @@ def noisy(model: PreTrainedModel, family: str, scale: float = 0.15) -> PreTraine
     for parameter in drafter.parameters():
         parameter.data += scale * parameter.data.std().nan_to_num(0.0) * torch.randn_like(parameter)
     return drafter
+
+
+def behind_prompts(
+    target: PreTrainedModel, layers: Sequence[int], k: int | None = None, noise: float = 0.15
+) -> PreTrainedModel:
+    """Layers of a decoder-only target with noise, which read prompts in its keys and values.
+
+    k: it drafts blocks of so many tokens through masks, token 3.
+    """
+    drafter = type(target)(shallow_config(target.config, layers)).double().eval()
+    drafter.load_state_dict(take_layers(target.state_dict(), layer_stem(target), layers))
+    drafter.config.prompt_layers = list(layers)
+    if k is not None:
+        drafter.config.pard_token, drafter.config.k = 3, k
+    return near_copy(drafter, noise, seed=1)

@@ -13,10 +13,12 @@ from drafttrain.decoding.engine.architectures import (
     check_configuration,
     check_known,
     check_projection,
+    check_prompts,
 )
 from drafttrain.decoding.roles import Drafter
 from drafttrain.models.drafters import check_drafter, check_fit, reads_states
 from drafttrain.models.identity import check_same_target
+from drafttrain.models.prompts import prompt_layers
 
 
 def check_for_target(
@@ -33,6 +35,9 @@ def check_for_target(
         check_projection(target_settings)
     if kind.runs_as_targets:
         check_configuration(settings)
+    if prompt_layers(settings):
+        check_prompts(target_settings)
+        check_prompts(settings)
     if kind.is_language_model and trees:
         check_known(settings)
     return settings

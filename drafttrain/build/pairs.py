@@ -16,6 +16,7 @@ from drafttrain.decoding.roles import Drafter
 from drafttrain.models.drafters import load_drafter
 from drafttrain.models.layout import count_parameters
 from drafttrain.models.loading import LoadedTarget, check_target, choose_device, load_target
+from drafttrain.models.prompts import prompt_layers
 
 CheckedDrafters = tuple[dict[str, PretrainedConfig], list[int] | None]
 """Settings of drafters by name, and the table of max-gram: what `check_pair` gives."""
@@ -45,9 +46,12 @@ class Pair:
 
     @property
     def language_model(self) -> PreTrainedModel | None:
-        """The drafter's model, where it is a language model."""
-        kind = self.kind
-        return self.drafter_model if kind is not None and kind.is_language_model else None
+        """The drafter's model, where it is a language model that other programs could draft with:
+        it reads prompts itself."""
+        kind, model = self.kind, self.drafter_model
+        if model is None or kind is None or not kind.is_language_model:
+            return None
+        return None if prompt_layers(model.config) else model
 
     def parameter_ratio(self, beside: Sequence[str] = ()) -> float | None:
         """A drafter's parameters over the target's; None for plain decoding.

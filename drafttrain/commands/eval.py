@@ -116,7 +116,7 @@ def measure_teacher_forced(plan: Plan, pair: Pair, options: EvaluationOptions) -
     """
     cached = CachedModel(pair.target.model)
     prompts, _ = read_prompts(pair.target, cached, plan.rows)
-    sources = [cached.read(prompt.source) for prompt in prompts]
+    sources = [cached.read(prompt.source, pair.drafter.requires) for prompt in prompts]
     outputs = Decoder(
         cached,
         NoDrafter(),

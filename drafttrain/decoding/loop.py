@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -100,6 +100,7 @@ class RunningSequence:
         self.session = decoder.drafter.open(source, decoder.sampling, self.randomness)
         self.state = state
         self.target_state: TargetState | None = None
+        self._prompt: Mapping[int, Tensor] = {}
         self._length = len(source.prefix)
         self._tokens = torch.empty(self._length + self.remaining, dtype=torch.long)
         self._tokens[: self._length] = source.prefix.cpu()
@@ -145,6 +146,8 @@ class RunningSequence:
         self.remaining -= len(emitted)
         accepted = path[: len(emitted) - 1]
         wanted = decoder.drafter.requires
+        if wanted.prompt_layers and not self._prompt:
+            self._prompt = self.state.prompt(wanted.prompt_layers)
         self.target_state = self._verified(output, len(drafted), accepted, wanted)
         return emitted
 
@@ -155,7 +158,7 @@ class RunningSequence:
         known = len(output.hidden) - drafted  # rows in front of the draft
         rows = [*range(known), *(known + node for node in path)]
         states = {layer: output.layer(layer)[rows] for layer in wanted.layers}
-        return TargetState(self._length, states)
+        return TargetState(self._length, states, self._prompt)
 
 
 @without_gradients

@@ -21,6 +21,9 @@ class TargetRequirements:
     cross_layers: tuple[int, ...] = ()
     """Decoder layers whose keys and values of cross-attention it takes, where the target has them:
     sources then hold these too."""
+    prompt_layers: tuple[int, ...] = ()
+    """Decoder layers whose keys and values of the prompt its own cache begins with: target states
+    then hold these."""
 
     @staticmethod
     def union(parts: Iterable[TargetRequirements]) -> TargetRequirements:
@@ -28,8 +31,9 @@ class TargetRequirements:
         parts = list(parts)
         layers = sorted({layer for part in parts for layer in part.layers})
         crossing = sorted({layer for part in parts for layer in part.cross_layers})
+        prompts = sorted({layer for part in parts for layer in part.prompt_layers})
         encoder = any(part.encoder for part in parts)
-        return TargetRequirements(tuple(layers), encoder, tuple(crossing))
+        return TargetRequirements(tuple(layers), encoder, tuple(crossing), tuple(prompts))
 
 
 @dataclass(frozen=True)
@@ -46,3 +50,6 @@ class TargetState:
     row: row r of R stands at position committed - 1 - R + r."""
     hidden: Mapping[int, Tensor] = field(default_factory=dict)
     """[R, D] of each layer that the drafter asked for (`TargetRequirements`)."""
+    prompt: Mapping[int, Tensor] = field(default_factory=dict)
+    """[2, heads, P, head_dim] keys and values of the whole prompt, in each layer where the drafter
+    asked for them; the same after every call."""

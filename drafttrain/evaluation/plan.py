@@ -25,6 +25,7 @@ from drafttrain.evaluation.report import check_new_file
 from drafttrain.evaluation.trees.rank_acceptance import needs_ranks, with_ranks
 from drafttrain.models.drafters import read_drafter_settings, read_kind
 from drafttrain.models.loading import cache_is_deep_enough, check_target
+from drafttrain.models.prompts import prompt_layers
 from drafttrain.models.speech import hears
 
 
@@ -113,7 +114,7 @@ def check_assisted(settings: EvalConfig, methods: Sequence[DecodeConfig]) -> Non
     if "assisted" not in settings.baselines:
         return
     drafters = {str(method.drafter) for method in methods}
-    able = [name for name in sorted(drafters) if read_kind(name).is_language_model]
+    able = [name for name in sorted(drafters) if can_assist(name)]
     if not able:
         raise ConfigError(
             "baselines has 'assisted', which drafts with a language model, but drafter = "
@@ -127,6 +128,14 @@ def check_assisted(settings: EvalConfig, methods: Sequence[DecodeConfig]) -> Non
                 f"drafter's decoder is deeper than its encoder (T5), as that of {name!r} is; leave "
                 "'assisted' out, or give another drafter"
             )
+
+
+def can_assist(drafter: str) -> bool:
+    """Whether a drafter is a language model that reads prompts itself, as Transformers' own
+    assisted generation has it."""
+    if not read_kind(drafter).is_language_model:
+        return False
+    return not prompt_layers(read_drafter_settings(drafter))
 
 
 def _max_grams_table(methods: Sequence[DecodeConfig]) -> str | None:
@@ -201,19 +210,22 @@ def check_teacher_forced(settings: EvalConfig, variants: Sequence[DecodeConfig])
             f"drafter {settings.decode.drafter!r} is a {drafter.model_type!r} model, but "
             f"teacher-forced acceptance is of blocks as those of {known}; use --mode decode"
         )
-    if kind.is_language_model:
+    if can_assist(str(settings.decode.drafter)):
         return check_chains(variants, remedy)
+    words = kind.words
+    if prompt_layers(drafter):
+        words += " whose prompt the target reads"
     if settings.decode.sampling.temperature > 0:
         raise ConfigError(
             f"temperature = {settings.decode.sampling.temperature} is sampling, but teacher-forced "
-            f"acceptance of {kind.words} is of greedy decoding{remedy}"
+            f"acceptance of {words} is of greedy decoding{remedy}"
         )
     if settings.p_min:
         raise ConfigError(
-            f"p_min is a setting of llama.cpp, which does not draft with {kind.words}; leave it out"
+            f"p_min is a setting of llama.cpp, which does not draft with {words}; leave it out"
         )
     longest = max(variant.stop.k for variant in variants)
-    if longest > drafter.k:
+    if kind.drafts == "blocks" and longest > drafter.k:
         raise ConfigError(
             f"k = {longest}, but teacher-forced acceptance is known up to the k = {drafter.k} that "
             "the drafter was trained with; use --mode decode"

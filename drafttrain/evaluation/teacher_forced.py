@@ -36,7 +36,8 @@ def replay_rounds(
     A round at prefix p drafts predicted[p], accepts its longest common beginning with
     reference[p:], and emits one token more: the correction, or the bonus. EOS is the last token
     of the reference; a draft that contains it ends the walk without a bonus. With max_new_tokens,
-    drafts leave room for that one token, as the decoding loop does.
+    drafts leave room for that one token, as the decoding loop does. Where the first token of
+    predicted[p] is below 0, nothing is drafted.
 
     Shapes: predicted [P, k], P >= number of reference tokens; reference [L] with its EOS.
     """
@@ -50,6 +51,7 @@ def replay_rounds(
     start = 0
     while start < len(reference):
         block = predicted[start].tolist()
+        block = [] if block[0] < 0 else block
         if max_new_tokens is not None:
             block = block[: max_new_tokens - start - 1]
         wrong = first_difference(block, reference[start:])

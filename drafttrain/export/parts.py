@@ -21,6 +21,7 @@ from drafttrain.models.acceptance_head import (
 )
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
 from drafttrain.models.loading import read_tokenizer
+from drafttrain.models.prompts import prompt_layers
 from drafttrain.models.speech import shares_encoder
 
 DEFAULT_LENGTH = 20
@@ -55,8 +56,10 @@ class Parts:
 def programs(drafter: PretrainedConfig) -> tuple[Program, ...]:
     """What can use an export of a drafter: of one that shares its target's encoder, Transformers'
     own assisted generation alone (a Whisper's `generate` takes no custom_generate). Servers draft
-    for decoder-only targets only."""
+    for decoder-only targets only. No program hands over what the target made of a prompt."""
     exports = kind_of(drafter).exports
+    if prompt_layers(drafter):
+        return ()
     if (getattr(drafter, "target", None) or {}).get("hears"):  # a Spec-Drafter of a Whisper
         return ()
     if shares_encoder(drafter):
@@ -79,6 +82,12 @@ def load_parts(settings: ExportConfig) -> Parts:
         raise ConfigError(
             f"drafter {settings.drafter!r} ({kind.words}) cannot be used by other programs: {why}; "
             f"export {usable}"
+        )
+    if prompt_layers(config):
+        raise ConfigError(
+            f"drafter {settings.drafter!r} ({kind.words}) begins with the target's keys and values "
+            "of the prompt, which no other program hands over; give its folder to drafttrain "
+            "generate, or train one with drafter.prompt=own"
         )
     if not programs(config):
         raise ConfigError(

@@ -2,7 +2,8 @@
 
 Its config.json also names the target (`target`) and, where it drafts a part of the vocabulary, the
 tokens (`draftable_tokens`): our engine then works out no other scores. Whatever else loads the
-folder finds a language model with all its rows.
+folder finds a language model with all its rows. With `prompt_layers` the target reads its prompts
+(`prompts.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfi
 from drafttrain.config.base import ConfigError
 from drafttrain.config.language_recipes import CausalDrafterRecipe, FollowTargetConfig
 from drafttrain.models.drafters import check_tokenizers
+from drafttrain.models.identity import hash_target
 from drafttrain.models.language_models import (
     family_defaults,
     layer_stem,
@@ -24,6 +26,7 @@ from drafttrain.models.language_models import (
     take_layers,
 )
 from drafttrain.models.loading import check_target, is_language_model, read_config, read_weights
+from drafttrain.models.prompts import check_prompt_layers, prompt_layers
 from drafttrain.models.spec_drafter.initialise import spread
 
 SHARED = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -45,6 +48,7 @@ def check_causal_recipe(settings: CausalDrafterRecipe) -> PretrainedConfig:
             "drafters are trained for decoder-only ones; use recipes/train_spec_drafter.py"
         )
     start, objective = settings.initialise, settings.objective
+    reads_prompt = settings.drafter.prompt == "own"
     if start.path is not None and start.model is not None:
         raise ConfigError(
             f"initialise.path = {start.path!r} and initialise.model are both given; leave one out"
@@ -57,6 +61,11 @@ def check_causal_recipe(settings: CausalDrafterRecipe) -> PretrainedConfig:
                 f"initialise.model.model_type = {start.model['model_type']!r} is an "
                 "encoder-decoder; give a decoder-only family, such as llama"
             )
+        if not reads_prompt:
+            raise ConfigError(
+                "drafter.prompt = 'target' is of layers of the target, but initialise.model gives "
+                "random weights; leave initialise.model out, or give drafter.prompt=own"
+            )
         if objective.frozen:
             raise ConfigError(
                 f"objective.frozen = {list(objective.frozen)} would leave random weights as they "
@@ -64,6 +73,24 @@ def check_causal_recipe(settings: CausalDrafterRecipe) -> PretrainedConfig:
             )
     else:
         chosen_layers(settings, target)
+    _check_objective(settings)
+    if settings.on_policy.share and not reads_prompt:
+        raise ConfigError(
+            f"on_policy.share = {settings.on_policy.share} continues rows that the drafter reads "
+            "itself, but drafter.prompt = 'target'; leave on_policy out, or give drafter.prompt=own"
+        )
+    size, wanted = target.get_text_config(decoder=True).vocab_size, settings.drafter.output_tokens
+    if wanted is not None and wanted > size:
+        raise ConfigError(
+            f"drafter.output_tokens = {wanted} is more than the target's {size} tokens; give "
+            "fewer, or leave it out"
+        )
+    return target
+
+
+def _check_objective(settings: CausalDrafterRecipe) -> None:
+    """Whether something is learned, from what is asked for."""
+    objective = settings.objective
     weights = objective.model_dump(include=LOSSES)
     if not any(weights.values()):
         raise ConfigError(
@@ -83,13 +110,6 @@ def check_causal_recipe(settings: CausalDrafterRecipe) -> PretrainedConfig:
             "target's rows, but objective.cross_entropy alone has a weight; give one, as "
             "objective.forward_kl=1, or leave on_policy out"
         )
-    size, wanted = target.get_text_config(decoder=True).vocab_size, settings.drafter.output_tokens
-    if wanted is not None and wanted > size:
-        raise ConfigError(
-            f"drafter.output_tokens = {wanted} is more than the target's {size} tokens; give "
-            "fewer, or leave it out"
-        )
-    return target
 
 
 def _check_donor(settings: CausalDrafterRecipe, target: PretrainedConfig) -> None:
@@ -102,6 +122,14 @@ def _check_donor(settings: CausalDrafterRecipe, target: PretrainedConfig) -> Non
             "with the target's tokens"
         )
     check_tokenizers(settings.target, path, name)
+    trained = "target" if prompt_layers(donor) else "own"
+    if trained != settings.drafter.prompt:
+        raise ConfigError(
+            f"{name} was trained with drafter.prompt = {trained!r}, but drafter.prompt = "
+            f"{settings.drafter.prompt!r} here; give drafter.prompt={trained}, or start from the "
+            "target's layers"
+        )
+    check_prompt_layers(donor, target, name, f"target {settings.target.path!r}")
 
 
 def chosen_layers(settings: CausalDrafterRecipe, target: PretrainedConfig) -> list[int]:
@@ -169,10 +197,15 @@ def start_drafter(settings: CausalDrafterRecipe, target: PreTrainedModel) -> Pre
         fit_vocabulary(drafter, target.get_output_embeddings().out_features)
     else:
         drafter = empty_drafter(settings, target.config)
+    of_it = {"path": settings.target.path, "revision": settings.target.revision}
     if start.path is None and start.model is None:
         stem, taken = layer_stem(target), chosen_layers(settings, target.config)
         drafter.load_state_dict(take_layers(target.state_dict(), stem, taken))
-    drafter.config.target = {"path": settings.target.path, "revision": settings.target.revision}
+        if settings.drafter.prompt == "target":
+            drafter.config.prompt_layers = taken
+    if prompt_layers(drafter.config):
+        of_it["weights_sha256"] = hash_target(target)
+    drafter.config.target = of_it
     tokens = {name: getattr(target.generation_config, name, None) for name in SHARED}
     drafter.generation_config = GenerationConfig(**tokens)
     return drafter.eval()

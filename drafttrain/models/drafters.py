@@ -22,6 +22,7 @@ from drafttrain.models.loading import (
     read_weights,
     ready_to_decode,
 )
+from drafttrain.models.prompts import check_prompt_layers, prompt_layers
 from drafttrain.models.speech import ENCODER_SIZES, hears, shares_encoder
 from drafttrain.models.weight_files import check_weight_files
 
@@ -80,6 +81,7 @@ def check_fit(
     encoder, or where their vocabularies, or the states that the drafter reads, differ in size.
     """
     kind = kind_of(drafter)
+    check_prompt_layers(drafter, target, drafter_name, target_name)
     if shares_encoder(drafter):
         _check_same_encoder(drafter, target, drafter_name, target_name)
     elif drafter.is_encoder_decoder != target.is_encoder_decoder:
@@ -177,7 +179,8 @@ def load_drafter(
 
 def reads_states(drafter: PretrainedConfig) -> bool:
     """Whether it drafts from states of the target that it was trained on, and of no other."""
-    return kind_of(drafter).reads_target or reads_encoder(drafter)
+    reads = kind_of(drafter).reads_target or reads_encoder(drafter)
+    return reads or bool(prompt_layers(drafter))
 
 
 def reads_encoder(drafter: PretrainedConfig) -> bool:

@@ -61,7 +61,7 @@ def check_same_target(drafter: PretrainedConfig, target: PreTrainedModel, name: 
     Raises ConfigError.
     """
     kind = kind_of(drafter)
-    trained_on = drafter.target or {}
+    trained_on = getattr(drafter, "target", None) or {}
     wanted = trained_on.get("weights_sha256")
     if not isinstance(wanted, dict) or not wanted:
         raise ConfigError(

@@ -68,3 +68,9 @@ def test_blocks_must_cover_every_prefix():
 def test_a_row_without_output_is_refused_by_number():
     with pytest.raises(ValueError, match="pair 1 has no target tokens"):
         replay_outputs(lambda s, t: torch.zeros(len(t), 2), [([4], [5]), ([4], [])])
+
+
+def test_where_a_block_begins_with_no_token_nothing_is_drafted():
+    first, second = replay_rounds(torch.tensor([[-1, -1], [5, 6], [-1, -1]]), [4, 5, 6])
+    assert (first.drafted, first.passes, list(first.emitted)) == ([], 0, [4])
+    assert (second.drafted, second.passes, list(second.emitted)) == ([5, 6], 1, [5, 6])

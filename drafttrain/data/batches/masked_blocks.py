@@ -97,9 +97,14 @@ class BlocksCollator:
     kept: float = 1.0
     floor: float = 1.0
     seed: int = 0
+    reads_prompt: bool = True
+    """As `lay_out`: where the target reads prompts, no block begins behind their last token."""
 
     def __call__(self, sequences: Sequence[Sequence[Example]]) -> BlocksBatch:
-        texts = [[lay_out(e, i) for i, e in enumerate(examples)] for examples in sequences]
+        texts = [
+            [lay_out(example, i, self.reads_prompt) for i, example in enumerate(examples)]
+            for examples in sequences
+        ]
         columns = max(sum(len(text["ids"]) for text in own) for own in texts)
         parts: dict[str, list[list[int]]] = {name: [] for name in PADDED}
         for own, examples in zip(texts, sequences, strict=True):
@@ -116,7 +121,7 @@ class BlocksCollator:
             for name, values in together.items():
                 parts[name].append(values)
         found = {name: pad(values, self._filler(name))[0] for name, values in parts.items()}
-        found |= known_rows(sequences)
+        found |= known_rows(sequences, self.reads_prompt)
         return BlocksBatch(input_ids=found.pop("ids"), columns=columns, **found)
 
     def alone(self, examples: Sequence[Example]) -> BlocksBatch:
@@ -135,9 +140,10 @@ class BlocksCollator:
     ) -> None:
         """Put the masks of a row behind what is there; its text begins at column `start`."""
         random = np.random.default_rng((self.seed, 1, example.epoch, example.row))
-        outputs, length = len(example.target_ids), len(text["ids"])
-        tasks = tasks_of_blocks(outputs, self.k, self.kept, self.floor, random)
-        for anchor, count in enumerate(tasks.tolist(), length - outputs):
+        length = len(text["ids"])
+        learned = length - text["labels"].count(IGNORED)
+        tasks = tasks_of_blocks(learned, self.k, self.kept, self.floor, random)
+        for anchor, count in enumerate(tasks.tolist(), length - learned):
             for position in range(anchor + 1, anchor + count):
                 first = position == anchor + 1
                 together["before"].append(start + anchor if first else len(together["ids"]) - 1)
@@ -186,13 +192,15 @@ def lengths_with_masks(lengths: np.ndarray, k: int, kept: float, floor: float) -
     return lengths.sum(1) - 1 + masks.astype(np.int64)
 
 
-def blocks_of_rows(batch: BlocksBatch, tokens: Tensor, k: int) -> Tensor:
-    """What was predicted of a single row, block by block, whose prompt ends before its first label.
+def blocks_of_rows(batch: BlocksBatch, tokens: Tensor, k: int, length: int) -> Tensor:
+    """What was predicted of a single row's output of this length, a block at each of its prefixes.
 
-    Shapes: tokens [N], one a labelled position -> [L, k]; -1 where nothing was.
+    The last block begins behind the last token that is fed. Shapes: tokens [N], one a labelled
+    position -> [L, k]; -1 where nothing was.
     """
+    blocks = tokens.new_full((length, k), -1)
     slots, positions = batch.slots(), batch.positions[batch.labels != IGNORED]
-    prefixes = positions - slots
-    blocks = tokens.new_full((int((slots == 0).sum()), k), -1)
-    blocks[prefixes - prefixes.min(), slots] = tokens
+    if len(slots):
+        prefixes = positions - slots
+        blocks[prefixes - prefixes.max() + length - 1, slots] = tokens
     return blocks

@@ -34,7 +34,8 @@ class DocumentBatch(Batch):
     positions: Tensor
     """[B, T] counted from 0 in each row."""
     labels: Tensor
-    """[B, T] the token behind each; IGNORED in prompts but at their end, and on padding."""
+    """[B, T] the token behind each; IGNORED in prompts but at their end (there too where the target
+    reads them), and on padding."""
     documents: Tensor | None
     """[B, T] number of the row that a token is of, `PADDING` behind the last one; None where every
     sequence is one row: nothing but padding stands behind it, and no token looks ahead."""
@@ -59,13 +60,15 @@ class DocumentCollator:
     """Rows with the target's own outputs, laid out in the sequences that they come in."""
 
     pad_token_id: int
+    reads_prompt: bool = True
+    """As `lay_out`."""
 
     def __call__(self, sequences: Sequence[Sequence[Example]]) -> DocumentBatch:
         parts = {"ids": [], "positions": [], "labels": [], "documents": []}
         for examples in sequences:
             together = {name: [] for name in parts}
             for number, example in enumerate(examples):
-                for name, values in lay_out(example, number).items():
+                for name, values in lay_out(example, number, self.reads_prompt).items():
                     together[name] += values
             for name, values in together.items():
                 parts[name].append(values)
@@ -74,35 +77,44 @@ class DocumentCollator:
         positions, _ = pad(parts["positions"], 0)
         labels, _ = pad(parts["labels"], IGNORED)
         documents, _ = pad(parts["documents"], PADDING)
-        documents = None if alone else documents
-        return DocumentBatch(ids, positions, labels, documents, **known_rows(sequences))
+        documents = None if alone and self.reads_prompt else documents
+        known = known_rows(sequences, self.reads_prompt)
+        return DocumentBatch(ids, positions, labels, documents, **known)
 
     def alone(self, examples: Sequence[Example]) -> DocumentBatch:
         """A sequence for each row."""
         return self([[example] for example in examples])
 
 
-def known_rows(sequences: Sequence[Sequence[Example]]) -> dict[str, Tensor]:
-    """The target's rows at the outputs' tokens, one sequence behind the other, where all examples
+def known_rows(
+    sequences: Sequence[Sequence[Example]], reads_prompt: bool = True
+) -> dict[str, Tensor]:
+    """The target's rows at the labelled tokens, one sequence behind the other, where all examples
     have them: fields of a batch."""
     rows = [example.target_rows for examples in sequences for example in examples]
     known = [one for one in rows if one is not None]
     if len(known) < len(rows):
         return {}
+    first = 0 if reads_prompt else 1
     return {
-        "likeliest": torch.cat([one.tokens for one in known]),
-        "log_probs": torch.cat([one.log_probs for one in known]),
+        "likeliest": torch.cat([one.tokens[first:] for one in known]),
+        "log_probs": torch.cat([one.log_probs[first:] for one in known]),
     }
 
 
-def lay_out(example: Example, number: int) -> dict[str, list[int]]:
-    """A row as part of a sequence: all its tokens are fed but the last, which is learned only."""
+def lay_out(example: Example, number: int, reads_prompt: bool = True) -> dict[str, list[int]]:
+    """A row as part of a sequence: all its tokens are fed but the last, which is learned only.
+
+    reads_prompt: whether the drafter reads prompts itself, whose last token then predicts the first
+    of the output. Where the target reads them, the target tells that token.
+    """
     prompt, output = list(example.source_ids), list(example.target_ids)
     ids = prompt + output[:-1]
+    learned = output if reads_prompt else output[1:]
     return {
         "ids": ids,
         "positions": list(range(len(ids))),
-        "labels": [IGNORED] * (len(prompt) - 1) + output,
+        "labels": [IGNORED] * (len(ids) - len(learned)) + learned,
         "documents": [number] * len(ids),
     }
 
@@ -131,6 +143,19 @@ def preview(row: Mapping[str, Sequence[int]], tokenizer: PreTrainedTokenizerBase
         f"{prompt[-SHOWN:]!r}; {len(row['target_ids'])} are learned, from {output[:SHOWN]!r} to "
         f"{output[-SHOWN:]!r}"
     )
+
+
+def sequences_of(
+    lengths: np.ndarray, most: int | None, taught: Sequence[int] | np.ndarray
+) -> list[list[int]]:
+    """A sequence for each row that is taught; with most, several share one (`pack`).
+
+    Shapes: lengths [rows].
+    """
+    rows = np.asarray(taught)
+    if most is None:
+        return [[row] for row in rows.tolist()]
+    return [rows[places].tolist() for places in pack(lengths[rows], most)]
 
 
 def pack(lengths: np.ndarray, most: int) -> list[list[int]]:

@@ -104,7 +104,8 @@ class ReviewedSession:
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
     ) -> Steps[Proposal]:
-        longest = self.own.longest(stop.longest, len(self.own.tokens(tokens)))
+        fed = len(self.own.tokens(tokens))
+        longest = self.own.longest(stop.longest, fed, target_state)
         found = Draft(tokens)
         while len(found.tokens) < longest and stop.should_draft(DraftState(len(found.tokens))):
             room = longest - len(found.tokens) - 1  # one token follows what is accepted

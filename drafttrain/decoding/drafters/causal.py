@@ -2,13 +2,17 @@
 
 Speculative sampling (Leviathan et al. 2023; Chen et al. 2023). Greedy decoding proposes the
 drafter's arg-max; under sampling tokens are drawn from its rows, warped as the target's are. A
-decoder-only model continues the same prompt; an encoder-decoder model encodes the source itself, or
-reads what the target's encoder made of it where it shares that.
+decoder-only model continues the same prompt, which it reads itself or takes as the target has read
+it; an encoder-decoder model encodes the source itself, or reads what the target's encoder made of
+it where it shares that.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -59,7 +63,9 @@ class OwnSequence:
     """What a language model has of a sequence that it drafts for: its state, its own prefix.
 
     An encoder-decoder drafter encodes the source itself, unless it shares the target's encoder; a
-    decoder start token of its own takes the place of the target's.
+    decoder start token of its own takes the place of the target's. A model whose cache begins with
+    the target's keys and values of the prompt drafts nothing before the target's first call, which
+    makes them.
     """
 
     def __init__(self, model: CachedModel, source: Source) -> None:
@@ -89,8 +95,13 @@ class OwnSequence:
             return committed
         return torch.cat((self.prefix, committed[self.replaced :]))
 
-    def longest(self, wanted: int, fed: int) -> int:
-        """Most tokens of a draft. The last is never fed, so it needs no position of its own."""
+    def longest(self, wanted: int, fed: int, target_state: TargetState | None) -> int:
+        """Most tokens of a draft; none while the target has not read a prompt that it must read.
+        The last is never fed, so it needs no position of its own."""
+        if self._model.requires.prompt_layers and not self._source.prompt:
+            if target_state is None:
+                return 0
+            self._source = replace(self._source, prompt=target_state.prompt)
         return wanted if self.limit is None else max(0, min(wanted, self.limit + 1 - fed))
 
 
@@ -111,7 +122,7 @@ class CausalSession:
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
     ) -> Steps[Proposal]:
         tokens = self.own.tokens(tokens)
-        longest = self.own.longest(stop.longest, len(tokens))
+        longest = self.own.longest(stop.longest, len(tokens), target_state)
         if longest == 0 or not stop.should_draft(DraftState(0)):
             return Proposal.empty()
         ends, state = self.model.eos_ids, (yield from self.own.begin())
@@ -166,32 +177,36 @@ def open_drafter(model: PreTrainedModel, target: PreTrainedModel | None) -> Caus
 def rows_along(model: CachedModel, source: Source, target_ids: Tensor) -> Tensor:
     """The drafter's rows along a known output, from one pass: row i follows its first i tokens.
 
-    source: as the target has read it. Rows end where the drafter's positions do. Shapes: [L] ->
-    [M, V], M <= L; before warping, float32 at least.
+    source: as the target has read it for this drafter. Rows end where the drafter's positions do,
+    and begin with row 1 where the target reads the prompt. Shapes: [L] -> [M, V], M <= L; before
+    warping, float32 at least.
     """
     own = own_source(source, model.model)
     fed = target_ids[:-1].to(own.prefix.device)
     if model.position_limit is not None:
         fed = fed[: max(model.position_limit - len(own.prefix), 0)]
     state = model.encode(own)
-    rows = [model.catch_up(state, own.prefix).logits[-1:]]
+    rows = []
+    if not state.cached:
+        rows.append(model.catch_up(state, own.prefix).logits[-1:])
     if len(fed):
         rows.append(model.feed(state, fed).logits)
+    rows = rows or [own.prefix.new_empty(0, model.vocabulary, dtype=torch.float)]
     return exact_enough(torch.cat(rows)[: len(target_ids)])
 
 
 def blocks_along(model: CachedModel, source: Source, target_ids: Tensor, k: int) -> Tensor:
     """What it drafts greedily at every prefix of a known output, up to the first miss."""
-    return blocks_of(rows_along(model, source, target_ids).argmax(-1), len(target_ids), k)
+    best = rows_along(model, source, target_ids).argmax(-1)
+    start = 1 if model.requires.prompt_layers else 0
+    return blocks_of(best, len(target_ids), k, start)
 
 
-def blocks_of(best: Tensor, length: int, k: int) -> Tensor:
-    """Drafts at every prefix of an output, up to the first miss.
+def blocks_of(best: Tensor, length: int, k: int, start: int = 0) -> Tensor:
+    """Drafts at every prefix of an output from length `start` on, up to the first miss.
 
     Behind a miss nothing is accepted, so rows of the output itself tell what decoding would accept;
-    -1 stands where there is no row. Shapes: best [M], the likeliest token after i tokens of the
-    output, M <= length -> [length, k].
+    -1 stands where there is no row. Shapes: best [M], the likeliest token after start + i tokens of
+    the output, start + M <= length -> [length, k].
     """
-    best = best.cpu()
-    padded = torch.cat([best, best.new_full((length - len(best) + k - 1,), -1)])
-    return padded.unfold(0, k, 1)
+    return F.pad(best.cpu(), (start, length - start - len(best) + k - 1), value=-1).unfold(0, k, 1)

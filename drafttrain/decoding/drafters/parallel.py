@@ -89,15 +89,15 @@ class ParallelSession:
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
     ) -> Steps[Proposal]:
-        slots = self.longest(tokens, stop.longest)
+        slots = self.longest(tokens, stop.longest, target_state)
         if slots == 0:
             return Proposal.empty()
         score = yield from self.rows(tokens, slots)
         return (yield from chain_of_slots(score.logits, stop, self.sampling, self.randomness))
 
-    def longest(self, tokens: Tensor, wanted: int) -> int:
-        """Most tokens of a draft, within the model's positions."""
-        return self.own.longest(wanted, len(tokens))
+    def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
+        """Most tokens of a draft, as of `OwnSequence`."""
+        return self.own.longest(wanted, len(tokens), target_state)
 
     def rows(self, tokens: Tensor, slots: int) -> Steps[StepOutput]:
         """The rows of so many slots behind all committed tokens [T]."""
@@ -113,7 +113,8 @@ def open_drafter(model: PreTrainedModel, target: PreTrainedModel | None) -> Para
 
 @torch.inference_mode()
 def blocks_along(model: CachedModel, source: Source, target_ids: Tensor, k: int) -> Tensor:
-    """What it drafts greedily at every prefix 0..L-1 of a known output; -1 behind its positions.
+    """What it drafts greedily at every prefix 0..L-1 of a known output; -1 behind its positions,
+    and at the empty prefix where the target reads the prompt.
 
     The output is read once, then the masks of many prefixes at a time, as branches that see no
     other prefix's. Shapes: [L] -> [L, k]. Raises ValueError for families that cannot be given
@@ -126,11 +127,15 @@ def blocks_along(model: CachedModel, source: Source, target_ids: Tensor, k: int)
     if most is not None:
         fed = fed[: max(most - prompt, 0)]
     state, rows = model.encode(own), len(fed) + 1
-    [read] = model.feed_all([Feed(state, [*own.prefix.tolist(), *fed.tolist()], rows)])
+    start = 1 if state.cached else 0
     blocks = torch.full((len(target_ids), k), -1)
-    blocks[:rows, 0] = read.logits.argmax(-1).cpu()
+    if start == rows:
+        return blocks
+    missing = [*own.prefix.tolist(), *fed.tolist()][state.cached :]
+    [read] = model.feed_all([Feed(state, missing, rows - start)])
+    blocks[start:rows, 0] = read.logits.argmax(-1).cpu()
     limit = len(target_ids) + prompt + k if most is None else most
-    for first in range(0, rows, ANCHORS_AT_ONCE):
+    for first in range(start, rows, ANCHORS_AT_ONCE):
         anchors = torch.arange(first, min(first + ANCHORS_AT_ONCE, rows))
         anchors, slots = torch.cartesian_prod(anchors, torch.arange(1, k)).view(-1, 2).T
         fits = prompt - 1 + anchors + slots < limit

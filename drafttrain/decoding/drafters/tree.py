@@ -36,7 +36,7 @@ class Rows(Protocol):
     passes: int
     """Sequential calls of this round so far."""
 
-    def longest(self, tokens: Tensor, wanted: int) -> int:
+    def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
         """Levels that can be drafted after these tokens, at most as many as wanted."""
         ...
 
@@ -133,7 +133,7 @@ class TreeSession:
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
     ) -> Steps[Proposal]:
-        longest = self.rows.longest(tokens, stop.longest)
+        longest = self.rows.longest(tokens, stop.longest, target_state)
         if longest == 0 or not stop.should_draft(DraftState(0)):
             return Proposal.empty()
         growth = self.shape.plant(self.sampling, self.randomness, self.ends)
@@ -179,8 +179,8 @@ class ModelRows:
         self._columns: dict[tuple[int, int], int] = {}
         """(column of the parent, token) -> column, the parent's -1 where it is committed."""
 
-    def longest(self, tokens: Tensor, wanted: int) -> int:
-        return self.own.longest(wanted, len(self.own.tokens(tokens)))
+    def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
+        return self.own.longest(wanted, len(self.own.tokens(tokens)), target_state)
 
     def first(self, growth: Growth, tokens: Tensor, levels: int) -> Steps[list[int]]:
         tokens, state = self.own.tokens(tokens), (yield from self.own.begin())
@@ -241,7 +241,7 @@ class SlotRows:
         self._tokens = self._log_probs = np.empty(0)
         """[K, C] and [K, C or 1, C]; empty where whole rows are wanted."""
 
-    def longest(self, tokens: Tensor, wanted: int) -> int:
+    def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
         return wanted
 
     def first(self, growth: Growth, tokens: Tensor, levels: int) -> Steps[list[int]]:
@@ -283,8 +283,8 @@ class MaskRows:
         self.session = session
         self.passes = 0
 
-    def longest(self, tokens: Tensor, wanted: int) -> int:
-        return self.session.longest(tokens, wanted)
+    def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
+        return self.session.longest(tokens, wanted, target_state)
 
     def first(self, growth: Growth, tokens: Tensor, levels: int) -> Steps[list[int]]:
         self._score = yield from self.session.rows(tokens, levels)

@@ -130,6 +130,21 @@ def check_masks(config: PretrainedConfig) -> None:
         )
 
 
+def check_prompts(config: PretrainedConfig) -> None:
+    """Refuse families whose keys and values of a prompt drafters cannot take, or whose models
+    cannot go on behind those of their target. Raises ValueError.
+
+    How a family keeps them must be known.
+    """
+    if config.is_encoder_decoder or not is_known(config):
+        raise ValueError(
+            f"a {config.model_type!r} model has no prompt that a drafter and its target could "
+            "share: how it keeps keys and values of prompts is not known; use decoder-only models "
+            f"of a family that is known ({FAMILIES}), or drafters that read the prompt themselves "
+            "(drafter.prompt=own)"
+        )
+
+
 def check_projection(config: PretrainedConfig) -> None:
     """Refuse families whose output projection block heads could not use. Raises ValueError."""
     if not is_known(config):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -38,7 +39,9 @@ class Batched:
 
     limit: positions that it has, where it has so many only. cross_layers: layers of the target
     whose keys and values of cross-attention its own layers have, where sources bring them along.
-    pooling: encoder states that cross-attention reads as one, their mean.
+    pooling: encoder states that cross-attention reads as one, their mean. prompt_layers: layers of
+    the target whose keys and values of the prompt sources bring along; its own cache begins with
+    them.
     """
 
     takes_branches = True
@@ -52,6 +55,7 @@ class Batched:
         embed: Embed | None = None,
         cross_layers: Sequence[int] | None = None,
         pooling: int = 1,
+        prompt_layers: Sequence[int] = (),
     ) -> None:
         self.stack = stack
         self.device = stack.device
@@ -59,6 +63,7 @@ class Batched:
         self._encode, self._embed = encode, embed
         self._limit, self._rotary = limit, rotary
         self._cross_layers, self._pooling = cross_layers, pooling
+        self._prompt_layers = prompt_layers
         self._rotations: Rotations | None = None
         self._strip = torch.empty(STRIP, 0)
         self.compiled: CompiledStep | None = None
@@ -69,6 +74,7 @@ class Batched:
         model: PreTrainedModel,
         cross_layers: Sequence[int] | None = None,
         draftable: Tensor | None = None,
+        prompt_layers: Sequence[int] = (),
     ) -> Batched:
         """A model of a known family; draftable [N]: the tokens to give scores, if not all."""
         rotary = getattr(model.get_decoder(), "rotary_emb", None)
@@ -76,7 +82,9 @@ class Batched:
         stack = read_stack(model)
         if draftable is not None:
             stack = stack.drafting(draftable.to(stack.device))
-        return Batched(stack, encode, limit, rotary, cross_layers=cross_layers)
+        return Batched(
+            stack, encode, limit, rotary, cross_layers=cross_layers, prompt_layers=prompt_layers
+        )
 
     @without_gradients
     def compile(self, how: Compile) -> str:
@@ -96,7 +104,25 @@ class Batched:
             encoded = self._encode(sources)
             if not self._take_crossed(lines, sources):
                 self._remember_sources(lines, [group_means(e, self._pooling) for e in encoded])
+        if self._prompt_layers:
+            return [self._begin_behind(*parts) for parts in zip(lines, sources, strict=True)]
         return [SequenceState(*parts) for parts in zip(lines, sources, encoded, strict=True)]
+
+    def _begin_behind(self, line: Line, source: Source) -> SequenceState:
+        """A sequence whose prompt the target has read. Raises ValueError where it has not."""
+        missing = sorted({*self._prompt_layers} - source.prompt.keys())
+        if missing:
+            raise ValueError(
+                "the prompt has not been read by the target, whose keys and values of layers "
+                f"{missing} this drafter takes; draft behind the target's first call, or give "
+                "the source as CachedModel.read of the target returns it"
+            )
+        assert self.pool is not None
+        keys_values = torch.cat([source.prompt[layer] for layer in self._prompt_layers])
+        self.pool.begin_line(line.number, keys_values)
+        state = SequenceState(line, replace(source, prompt={}))
+        state.append(source.prefix.tolist(), range(len(source.prefix)), chained=True)
+        return state
 
     def _take_crossed(self, lines: Sequence[Line], sources: Sequence[Source]) -> bool:
         """Keep keys and values of cross-attention that the target has made; whether all have."""

@@ -19,6 +19,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from drafttrain.decoding.engine.architectures import (
     KNOWN,
     check_architecture,
+    check_prompts,
     counts_last_token,
     position_limit,
     source_limit,
@@ -33,6 +34,7 @@ from drafttrain.decoding.engine.whole import Whole
 from drafttrain.decoding.inference import without_gradients
 from drafttrain.decoding.target_states import TargetRequirements
 from drafttrain.decoding.types import Proposal, Sampling, Source
+from drafttrain.models.prompts import prompt_layers
 from drafttrain.models.speech import shares_encoder
 
 
@@ -67,11 +69,19 @@ class CachedModel:
         self.eos_ids = _token_ids(model.generation_config.eos_token_id)
         """Tokens that end a sequence."""
         self.requires = TargetRequirements(
-            encoder=shares_encoder(model.config), cross_layers=tuple(cross_layers or ())
+            encoder=shares_encoder(model.config),
+            cross_layers=tuple(cross_layers or ()),
+            prompt_layers=prompt_layers(model.config),
         )
         """What it reads of the target, where it drafts for one."""
         known = type(model) in KNOWN
-        self.engine = Batched.of_model(model, cross_layers, draftable) if known else Whole(model)
+        if self.requires.prompt_layers:
+            check_prompts(model.config)
+        self.engine = (
+            Batched.of_model(model, cross_layers, draftable, self.requires.prompt_layers)
+            if known
+            else Whole(model)
+        )
         if not known:
             ids = (
                 torch.arange(12, device=self.device) + len(model.get_input_embeddings().weight) // 2
@@ -119,13 +129,23 @@ class CachedModel:
         """`encode_all` of one source."""
         return self.encode_all([source])[0]
 
-    def read(self, source: Source) -> Source:
-        """The same source with a whole prefix, and with what the encoder makes of it, where there
-        is one: it is not encoded again, and drafters that read the target's encoder find it."""
-        if not self.is_encoder_decoder:
+    def read(
+        self,
+        source: Source,
+        requires: TargetRequirements = TargetRequirements(),  # noqa: B008
+    ) -> Source:
+        """The same source as drafters of these requirements read it, once this target has.
+
+        With a whole prefix and what the encoder makes of it, where there is one: it is not encoded
+        again. With keys and values of the prompt, where they are required.
+        """
+        if not (self.is_encoder_decoder or requires.prompt_layers):
             return source
         state = self.encode(source)
-        return replace(state.source, encoded=state.encoded)
+        if requires.prompt_layers:
+            self.catch_up(state, source.prefix)
+        prompt = state.prompt(requires.prompt_layers)
+        return replace(state.source, encoded=state.encoded, prompt=prompt)
 
     @without_gradients
     def encode_all(self, sources: Sequence[Source]) -> list[SequenceState]:
@@ -323,12 +343,13 @@ def own_source(source: Source, model: PreTrainedModel) -> Source:
     """The same source as another model decodes it, on its device.
 
     Where that model's decoder starts from another token, it takes the place of the first one; one
-    that shares the target's encoder starts as the target does.
+    that shares the target's encoder starts as the target does. What the target made of a prompt
+    goes along.
     """
     if shares_encoder(model.config):
         return source
     if not model.config.is_encoder_decoder:
-        return make_source(source.input_ids, model)
+        return replace(make_source(source.input_ids, model), prompt=source.prompt)
     inputs = {name: value.to(model.device) for name, value in source.inputs.items()}
     prefix = source.prefix.to(model.device, copy=True)
     prefix[0] = start_token(model)

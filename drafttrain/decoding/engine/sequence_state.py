@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import torch
@@ -23,6 +23,10 @@ class Columns(Protocol):
 
     def cut(self, columns: int) -> None:
         """Drop all but the first ones."""
+        ...
+
+    def keys_values(self, layer: int, columns: int) -> tuple[Tensor, Tensor]:
+        """Two [heads, columns, head_dim] of a decoder layer: its first columns."""
         ...
 
     def cross_keys_values(self, layer: int) -> tuple[Tensor, Tensor] | None:
@@ -72,6 +76,12 @@ class SequenceState:
         where they are not at hand."""
         found = self.columns.cross_keys_values(layer)
         return None if found is None else torch.stack(found)
+
+    def prompt(self, layers: Iterable[int]) -> dict[int, Tensor]:
+        """A copy of the keys and values of the source's prefix in some layers, once it is cached:
+        [2, heads, P, head_dim] each."""
+        size = len(self.source.prefix)
+        return {layer: torch.stack(self.columns.keys_values(layer, size)) for layer in layers}
 
     def positions_of(self, columns: Sequence[int]) -> list[int]:
         """Positions of some of them."""

@@ -46,6 +46,10 @@ class OwnCache:
             layer.keys = layer.keys[:, :, :columns]
             layer.values = layer.values[:, :, :columns]
 
+    def keys_values(self, layer: int, columns: int) -> tuple[Tensor, Tensor]:
+        found = self.own.layers[layer]
+        return found.keys[0, :, :columns], found.values[0, :, :columns]
+
     def cross_keys_values(self, layer: int) -> None:
         """Not at hand: where a model of its own code keeps them is not known."""
 

@@ -7,7 +7,7 @@ lengths, and only sequences that were not seen before cost a call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -65,6 +65,10 @@ class RecordedState:
     def crossed(self, layer: int) -> Tensor | None:
         """Keys and values of cross-attention, as of `SequenceState`."""
         return self.recording.cache.crossed(layer)
+
+    def prompt(self, layers: Iterable[int]) -> dict[int, Tensor]:
+        """Keys and values of the prompt, as of `SequenceState`."""
+        return self.recording.cache.prompt(layers)
 
 
 @dataclass

@@ -22,7 +22,8 @@ from drafttrain.data.batches.drafted import (
 )
 from drafttrain.data.batches.packing import DocumentBatch
 from drafttrain.training.losses import LossSums
-from drafttrain.training.objectives.follow_target import FollowTarget, text_rows
+from drafttrain.training.objectives.follow_target import FollowTarget
+from drafttrain.training.text_rows import text_rows
 
 
 class FollowDrafts(FollowTarget):

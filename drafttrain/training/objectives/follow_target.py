@@ -8,18 +8,18 @@ at the tokens of the output alone, which is where drafts will stand.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from drafttrain.config.language_recipes import FollowTargetConfig
 from drafttrain.data.batches.packing import DocumentBatch
-from drafttrain.decoding.engine.architectures import is_known
 from drafttrain.decoding.sampling import exact_enough
+from drafttrain.models.prompts import prompt_layers
 from drafttrain.models.spec_drafter.slots import IGNORED
 from drafttrain.training.divergences import DIVERGENCES, Mixture, merged_rows
 from drafttrain.training.losses import LossSums, overlap, smoothed_cross_entropy
 from drafttrain.training.objective import Teacher
+from drafttrain.training.text_rows import read_prompts, text_rows
 
 
 class FollowTarget(nn.Module):
@@ -28,7 +28,7 @@ class FollowTarget(nn.Module):
 
     draftable [N]: the tokens that the drafter can draft, in rising order; its rows are over these
     alone, and an output's token that is not among them counts as missed and has no cross entropy.
-    target: needed for divergences, and for `acceptance`.
+    target: needed for divergences, for `acceptance`, and by a drafter whose prompts it reads.
     """
 
     parts = None
@@ -48,6 +48,7 @@ class FollowTarget(nn.Module):
         self.cross_entropy = settings.cross_entropy
         self.follows = any(weights.values())
         self.teacher = None if target is None else Teacher(target)
+        self.prompt_layers = prompt_layers(model.config)
         self.register_buffer("draftable", draftable, persistent=False)
 
     def forward(self, batch: DocumentBatch, progress: float) -> LossSums:
@@ -71,7 +72,12 @@ class FollowTarget(nn.Module):
     def rows(self, batch: DocumentBatch) -> tuple[Tensor, Tensor]:
         """The drafter's logits [N, C] of the tokens that it can draft, at every labelled position,
         and the labels [N], by the target's vocabulary."""
-        return text_rows(self.model, batch, self.draftable), batch.labels[batch.labels != IGNORED]
+        prompts = None
+        if self.prompt_layers:
+            target = self.teacher.on(batch.input_ids.device)
+            prompts = read_prompts(target, batch, self.prompt_layers)
+        logits = text_rows(self.model, batch, self.draftable, prompts)
+        return logits, batch.labels[batch.labels != IGNORED]
 
     def weights(self, batch: DocumentBatch, logits: Tensor, places: Tensor) -> Tensor:
         """What the loss at every labelled position weighs in training. Shapes: logits [N, C],
@@ -123,28 +129,3 @@ class FollowTarget(nn.Module):
         """`acceptance` of rows that are known. Shapes: logits [N, C] -> [N]."""
         draft_probs = exact_enough(logits).softmax(-1)
         return overlap(self.target_log_probs(batch).exp(), draft_probs)
-
-
-def text_rows(model: PreTrainedModel, batch: DocumentBatch, wanted: Tensor | None = None) -> Tensor:
-    """A decoder-only model's logits at every labelled position, of all tokens or of some.
-
-    Of known families the other positions go without the output projection, which takes most of a
-    shallow model's time. Shapes: wanted [C] -> [N, V], or [N, C].
-    """
-    counted = batch.labels != IGNORED
-    inputs = {
-        "input_ids": batch.input_ids,
-        "attention_mask": batch.mask(model.dtype),
-        "position_ids": batch.positions,
-        "use_cache": False,
-    }
-    if not is_known(model.config):
-        logits = model(**inputs).logits[counted]
-        return logits if wanted is None else logits[:, wanted]
-    hidden = model.get_decoder()(**inputs)[0][counted]
-    output = model.get_output_embeddings()
-    if wanted is None:
-        return output(hidden)
-    return F.linear(
-        hidden, output.weight[wanted], None if output.bias is None else output.bias[wanted]
-    )

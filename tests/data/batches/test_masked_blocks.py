@@ -137,6 +137,6 @@ def test_predictions_are_put_together_block_by_block() -> None:
     batch = collator(k=3, kept=1.0).alone(examples()[:1])
     tokens = batch.labels[batch.labels != IGNORED]
     nothing = -1
-    assert blocks_of_rows(batch, tokens, 3).tolist() == [
+    assert blocks_of_rows(batch, tokens, 3, 6).tolist() == [
         [8, 9, 20], [9, 20, 21], [20, 21, 22], [21, 22, 1], [22, 1, nothing], [1, nothing, nothing],
     ]  # fmt: skip

@@ -14,6 +14,7 @@ from drafttrain.data.batches.packing import (
     pack,
     preview,
     sequence_lengths,
+    sequences_of,
 )
 from drafttrain.models.spec_drafter.slots import IGNORED
 from tests.tiny_models import CAUSAL_FAMILIES, tiny_model
@@ -31,6 +32,12 @@ def test_each_row_goes_where_the_least_room_is_left_for_it() -> None:
     sequences = pack(lengths, 8)
     assert sequences == [[4], [1, 3], [2, 5], [0]]  # 9 is too long and stays alone
     assert sequence_lengths(lengths, sequences).tolist() == [9, 8, 8, 3]
+
+
+def test_rows_that_are_not_taught_are_in_no_sequence() -> None:
+    lengths = np.array([3, 6, 4, 2, 9, 4])
+    assert sequences_of(lengths, None, [1, 4]) == [[1], [4]]
+    assert sequences_of(lengths, 8, [0, 2, 3, 5]) == [[2, 5], [0, 3]]
 
 
 @pytest.mark.parametrize("most", [1, 20, 64])
@@ -57,6 +64,16 @@ def test_a_packed_sequence_counts_from_0_in_each_row_and_learns_outputs_alone() 
     seen = batch.mask(torch.float32)[0, 0] == 0
     assert seen[6].tolist() == [False] * 5 + [True] * 2
     assert seen[4].tolist() == [True] * 5 + [False] * 2
+
+
+def test_where_the_target_reads_prompts_it_tells_the_first_token() -> None:
+    batch = DocumentCollator(0, reads_prompt=False)([examples()])
+    own = DocumentCollator(0)([examples()])
+    assert torch.equal(batch.input_ids, own.input_ids)
+    learned = batch.labels[0].tolist()
+    assert learned == [IGNORED] * 3 + [9, 1] + [IGNORED] + [1] + [IGNORED] * 2
+    alone = DocumentCollator(0, reads_prompt=False).alone(examples())
+    assert alone.documents.tolist() == [[0] * 5, [0, 0, -1, -1, -1], [0, 0, -1, -1, -1]]
 
 
 def test_a_sequence_of_one_row_needs_no_mask() -> None:

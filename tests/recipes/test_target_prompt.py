@@ -1,0 +1,102 @@
+"""Drafters whose prompt the target reads, end to end: trained, resumed, measured, not exported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from drafttrain.cli import main as drafttrain
+from recipes import train_causal_drafter, train_parallel_drafter
+from tests.comparing import same_weights
+from tests.recipes.tiny_recipe import exit_code, resumed_as_if_never_stopped, write_recipe
+from tests.tiny_models import tiny_model
+from tests.tiny_targets import save_target
+
+RECIPES = {"token by token": train_causal_drafter.main, "blocks": train_parallel_drafter.main}
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+
+
+def make_project(folder: Path) -> list[str]:
+    """A target of four layers whose last two are copied, and 6 steps with a checkpoint every 2."""
+    save_target(tiny_model("llama", num_hidden_layers=4).float(), folder / "target")
+    settings = {
+        "distill": {"sampling": {"max_new_tokens": 8}},
+        "drafter": {"k": 3, "output_tokens": 12, "prompt": "target"},
+        "initialise": {"layers": [2, 3]},
+        "objective": {"cross_entropy": 0.5, "packed_tokens": 60},
+        "train": {"max_steps": 6, "batch_tokens": 90, "checkpoint_every": 2, "threads": 1},
+    }
+    return ["--config", str(write_recipe(folder, 8, 3, **settings))]
+
+
+@pytest.mark.parametrize("main", RECIPES.values(), ids=RECIPES.keys())
+def test_one_command_leaves_a_drafter_that_eval_and_generate_take(
+    main: Callable, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    arguments, run = make_project(tmp_path), tmp_path / "run"
+    assert exit_code(main, *arguments) == 0, capsys.readouterr().err
+    drafter, start = (AutoModelForCausalLM.from_pretrained(run / n) for n in ("final", "start"))
+    assert drafter.config.prompt_layers == start.config.prompt_layers == [2, 3]
+    assert not same_weights(drafter, start)
+    log = [json.loads(line) for line in (run / "metrics.jsonl").open()]
+    validation = [entry for entry in log if "mean_acceptance_length" in entry][-1]
+
+    quick = ["repeats=1", "warmup=0", "bootstrap=20", "baselines=[]"]
+    quick.append("decode.sampling.max_new_tokens=8")
+    others = [f"others={{start: {{drafter: {run / 'start'}}}}}"]
+    assert exit_code(drafttrain, "eval", "--drafter", str(run), *quick, *others) == 0
+    runs = json.loads((run / "report.json").read_text())["runs"]
+    assert all(one["metrics"]["identical"]["value"] == 1.0 for one in runs[1:])
+    length = runs[1]["metrics"]["mean_acceptance_length"]["value"]
+    assert length == pytest.approx(validation["mean_acceptance_length"])
+    forced = [*quick, "--mode", "teacher-forced", "--report", str(tmp_path / "forced.json")]
+    assert exit_code(drafttrain, "eval", "--drafter", str(run), *forced) == 0
+    found = json.loads((tmp_path / "forced.json").read_text())["runs"][-1]
+    assert found["metrics"]["mean_acceptance_length"]["value"] == pytest.approx(length)
+    sampled = [*forced[:-1], str(tmp_path / "sampled.json"), "decode.sampling.temperature=1"]
+    assert exit_code(drafttrain, "eval", "--drafter", str(run), *sampled) != 0
+    assert "whose prompt the target reads is of greedy decoding" in capsys.readouterr().err
+
+    said = []
+    for name in (str(run), "none"):
+        given = ["--target", str(tmp_path / "target"), "--text", "w5 w6 w7", "--drafter", name]
+        assert exit_code(drafttrain, "generate", *given, "--max-new-tokens", "5") == 0
+        said.append(capsys.readouterr().out.splitlines()[-1])
+    assert said[0] == said[1]
+
+    refused = [f"out={tmp_path / 'out'}", "--drafter", str(run)]
+    assert exit_code(drafttrain, "export", *refused) != 0
+    assert "no other program hands over" in capsys.readouterr().err
+    save_target(tiny_model("llama", seed=9, num_hidden_layers=4).float(), tmp_path / "other")
+    given = ["--target", str(tmp_path / "other"), "--text", "w5", "--drafter", str(run)]
+    assert exit_code(drafttrain, "generate", *given) != 0
+    assert "other weights than the target given" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("main", RECIPES.values(), ids=RECIPES.keys())
+def test_interrupted_training_ends_with_the_same_bits(main: Callable, tmp_path: Path) -> None:
+    resumed_as_if_never_stopped(main, make_project(tmp_path), tmp_path, "final", "start")
+
+
+def test_the_targets_rows_may_be_read_from_disk(tmp_path: Path) -> None:
+    """All of them at all tokens teach what the target does."""
+    arguments = [*make_project(tmp_path), "drafter.output_tokens=null", "train.max_steps=2"]
+    distilled = f"distilled={tmp_path / 'distilled'}"
+    losses = []
+    for name, kind in (("asked", "online"), ("kept", "cached")):
+        run = tmp_path / name
+        given = [f"run={run}", distilled, f"teacher.kind={kind}"]
+        given += ["teacher.top_k=40"] if kind == "cached" else []
+        assert exit_code(train_parallel_drafter.main, *arguments, *given) == 0
+        log = [json.loads(line) for line in (run / "metrics.jsonl").open()]
+        losses.append([entry["loss"] for entry in log if "loss" in entry])
+    assert len(losses[0]) > 0
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
