@@ -26,6 +26,9 @@ from drafttrain.models.spec_drafter.pooling import group_means
 
 SMALL = 16
 """Calls of up to so many tokens a sequence are shared with any shorter ones."""
+STATES_AT_ONCE = 2048
+"""Encoder states that cross-attention projects in a call, if one source has not more: many texts,
+one clip. What more take between the products leaves the caches."""
 STRIP = 64
 """Most new tokens whose mask is cut from a strip that is kept."""
 
@@ -138,16 +141,20 @@ class Batched:
     def _remember_sources(self, lines: Sequence[Line], encoded: Sequence[Tensor]) -> None:
         """Keep cross-attention's keys and values of what an encoder put out."""
         assert self.pool is not None
-        lengths = [len(rows) for rows in encoded]
-        together = torch.cat(list(encoded))
+        for group in _side_by_side([len(rows) for rows in encoded]):
+            own = encoded[group]
+            states = self._cross(torch.cat(list(own))).split([len(rows) for rows in own], dim=2)
+            for line, keys_values in zip(lines[group], states, strict=True):
+                self.pool.remember_source(line.number, keys_values)
+
+    def _cross(self, encoded: Tensor) -> Tensor:
+        """Keys and values of cross-attention of all layers. Shapes: [S, D] -> [2 L, H, S, C]."""
         of_layers = []
         for layer in self.stack.layers:
             assert layer.cross is not None
-            both = layer.cross.keys_values(together)
-            of_layers.append(both.view(len(together), 2, layer.cross.heads, -1))
-        states = torch.stack(of_layers).permute(0, 2, 3, 1, 4).flatten(0, 1)
-        for line, own in zip(lines, states.split(lengths, dim=2), strict=True):
-            self.pool.remember_source(line.number, own)
+            both = layer.cross.keys_values(encoded)
+            of_layers.append(both.view(len(encoded), 2, layer.cross.heads, -1))
+        return torch.stack(of_layers).permute(0, 2, 3, 1, 4).flatten(0, 1)
 
     def call(self, feeds: Sequence[Feed], layers: Sequence[int] = ()) -> list[StepOutput]:
         """Feed every sequence its tokens, in as few calls as pays; outputs in the same order."""
@@ -297,6 +304,17 @@ class Batched:
         like = torch.empty(0, dtype=self.stack.dtype, device=self.device)
         cos, sin = self._rotary(like, position_ids=places)
         self._rotations = Rotations(cos[0], sin[0])
+
+
+def _side_by_side(lengths: Sequence[int]) -> Iterator[slice]:
+    """Sources that follow each other, with `STATES_AT_ONCE` states together where one has fewer."""
+    first, count = 0, 0
+    for place, length in enumerate(lengths):
+        if place > first and count + length > STATES_AT_ONCE:
+            yield slice(first, place)
+            first, count = place, 0
+        count += length
+    yield slice(first, len(lengths))
 
 
 def _groups(feeds: Sequence[Feed]) -> Iterator[list[int]]:
