@@ -22,7 +22,6 @@ from drafttrain.config.commands import (
     EvalConfig,
     ExportConfig,
     GenerateConfig,
-    TuneCascadeConfig,
     TuneConfig,
 )
 from drafttrain.config.filling import fill_distill, fill_eval, fill_from_run, fill_tune
@@ -38,6 +37,7 @@ SAMPLING = {
     "--max-new-tokens": "sampling.max_new_tokens",
     "--seed": "sampling.seed",
 }
+POLICY = {"--policy": "policy"}
 METHOD = {
     "--drafter": "decode.drafter",
     "--tree": "decode.tree.kind",
@@ -171,6 +171,7 @@ def bigrams(settings: BigramsConfig) -> None:
     TARGET
     | DATA
     | {"--report": "report", "--mode": "mode", "--sweep": SWEEP, "--batch-size": "batch_sizes"}
+    | POLICY
     | METHOD,
     fill_eval,
 )
@@ -198,7 +199,7 @@ def evaluate(settings: EvalConfig, dry_run: DryRun = False) -> None:
 @app.command()
 @takes_settings(
     GenerateConfig,
-    TARGET | DATA | {"--chat": "chat", "--batch-size": "batch_size"} | METHOD,
+    TARGET | DATA | {"--chat": "chat", "--batch-size": "batch_size"} | POLICY | METHOD,
     fill_from_run,
 )
 def generate(
@@ -287,17 +288,22 @@ def export(settings: ExportConfig) -> None:
         "--heads": "heads",
         **TARGET,
         "--drafter": "drafter",
+        "--cascade": "cascade",
+        "--leniency": "leniency",
         **DATA,
         "--report-data": "report_data.path",
+        "--batch-size": "batch_sizes",
+        **SAMPLING,
         "--report": "report",
     },
     fill_tune,
 )
 def tune(settings: TuneConfig, dry_run: DryRun = False) -> None:
-    """Choose when to stop drafting, and by which rule drafts are verified.
+    """Choose how to draft: chains and when they stop, trees, cascades, by which rule.
 
-    Costs are measured on this machine; every prompt is decoded once, and its trace replayed under
-    every policy and rule. Writes a report, a page to look at, and policy.json beside the heads.
+    Costs are measured on this machine. Every prompt is decoded once, and its trace replayed under
+    every stop policy and rule; trees and cascades are played, the better half on more prompts.
+    Writes a report, a page to look at, and policy.json beside the heads.
     Without --heads: the newest run of heads in checkpoints/, on its own held-out prompts.
 
     \b
@@ -305,46 +311,14 @@ def tune(settings: TuneConfig, dry_run: DryRun = False) -> None:
       drafttrain tune
       drafttrain tune --heads checkpoints/gsm8k-heads --report-data test.jsonl.gz
       drafttrain tune --heads checkpoints/gsm8k-heads --limit 100 \\
-          max_draft=30 h=[0.5,0.6,0.7] batch_sizes=4,16
-      drafttrain tune --drafter my-lm --target T --data dev.jsonl \\
-          sampling.temperature=1
+          --batch-size 4,16 max_draft=30 h=[0.5,0.6,0.7]
+      drafttrain tune --drafter my-lm --target T --data dev.jsonl --temperature 1
+      drafttrain tune --drafter LARGE --target T --cascade SMALL,max-gram \\
+          --data dev.jsonl --leniency 1,1.5,3
       drafttrain tune --heads my-head --target gpt2-xl --drafter gpt2 \\
           --data prompts.txt --dry-run
     """
     call("drafttrain.commands.tune:tune", settings, dry_run)
-
-
-@app.command("tune-cascade")
-@takes_settings(
-    TuneCascadeConfig,
-    {
-        **TARGET,
-        "--drafter": "drafter",
-        "--cascade": "cascade",
-        **DATA,
-        "--report-data": "report_data.path",
-        **SAMPLING,
-        "--leniency": "leniency",
-        "--out": "out",
-    },
-)
-def tune_cascade(settings: TuneCascadeConfig, dry_run: DryRun = False) -> None:
-    """Find how much each drafter of a cascade should draft: its increments and leniency.
-
-    Costs are measured on this machine. Candidates are replayed on recorded rows of all models, a
-    few prompts first, the better half on more; the most tokens for the cost of all calls (SWI) win.
-
-    \b
-    Examples:
-      drafttrain tune-cascade --target T --drafter LARGE --cascade max-gram \\
-          --data dev.jsonl
-      drafttrain tune-cascade --target T --drafter LARGE \\
-          --cascade SMALL,max-gram --data dev.jsonl --report-data test.jsonl \\
-          --leniency 1,1.5,3 --out cascade.yaml
-      drafttrain tune-cascade --config tune.yaml --temperature 1 costs=parameters
-      drafttrain eval --config cascade.yaml --data test.jsonl
-    """
-    call("drafttrain.commands.tune_cascade:tune_cascade", settings, dry_run)
 
 
 @app.command()

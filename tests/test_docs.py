@@ -37,7 +37,6 @@ SETTINGS: dict[str, type[BaseModel]] = {
     "eval": verbs.EvalConfig,
     "generate": verbs.GenerateConfig,
     "tune": verbs.TuneConfig,
-    "tune-cascade": verbs.TuneCascadeConfig,
     "export": verbs.ExportConfig,
     "bench": serving.BenchConfig,
     "recipes/train_spec_drafter.py": recipes.SpecDrafterRecipe,

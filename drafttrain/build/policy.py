@@ -2,7 +2,8 @@
 
     {"drafter": "spec-drafter", "stop": "fixed", "k": 10, "verifier": {"kind": "auto"}}
 
-is the whole triple: what proposes, when a round of drafting ends, what is accepted.
+is the whole triple: what proposes, when a round of drafting ends, what is accepted. A `method`
+beside it is the tree or cascade that is faster, for programs that can decode with one.
 """
 
 from __future__ import annotations
@@ -78,6 +79,10 @@ def dump_policy(policy: Policy) -> dict[str, Any]:
     rule = RULES.get(policy.verifier.kind)
     known = {"kind"} if rule is None else {"kind", *(setting.name for setting in rule.settings)}
     values["verifier"] = {name: v for name, v in values["verifier"].items() if name in known}
+    if policy.method is not None:
+        values["method"] = policy.method.model_dump(
+            mode="json", exclude_none=True, exclude_unset=True
+        )
     if not policy.sampling:
         del values["sampling"]
     values["batches"] = {str(size): dump_policy(own) for size, own in policy.batches.items()}

@@ -23,7 +23,13 @@ from drafttrain.config.backends import (
     DistillMethod,
 )
 from drafttrain.config.base import Config, split_at_commas
-from drafttrain.config.decode import DecodeConfig, SamplingConfig, StopConfig, VerifierConfig
+from drafttrain.config.decode import (
+    DecodeConfig,
+    SamplingConfig,
+    StopConfig,
+    TreeName,
+    VerifierConfig,
+)
 from drafttrain.config.engines import ENGINES
 from drafttrain.config.inputs import DataConfig, TargetConfig
 from drafttrain.config.serving import GgufConfig, ServerConfig
@@ -112,6 +118,9 @@ class EvalConfig(Config):
     data: DataConfig | None = None
     """Default: the held-out rows of the newest run."""
     decode: DecodeConfig = DecodeConfig()
+    policy: Path | None = None
+    """A policy.json of `drafttrain tune`: the stop policy, tree or cascade to decode with, where no
+    setting of these is given. Default: the one beside the drafter, if there is one."""
     mode: Literal["decode", "teacher-forced"] = "decode"
     """How acceptance is measured: decode is the truth, teacher-forced a fast estimate. The latter
     needs one parallel pass of the drafter along each of the target's own outputs; of a language
@@ -172,6 +181,9 @@ class GenerateConfig(Config):
     """Put every text as a user's message through the tokenizer's chat template (decoder-only
     targets), wherever it comes from; of data the same as data.chat."""
     decode: DecodeConfig = DecodeConfig()
+    policy: Path | None = None
+    """A policy.json of `drafttrain tune`: the stop policy, tree or cascade to decode with, where no
+    setting of these is given. Default: the one beside the drafter, if there is one."""
     batch_size: PositiveInt = 1
     """Most inputs decoded at once; one enters as another one ends. Outputs come in order and are
     those of batch size 1, up to rounding."""
@@ -231,7 +243,8 @@ class CacheConfig(Config):
 
 
 class TuneConfig(Config):
-    """`drafttrain tune`: replay one logged trace under every stop policy, and choose."""
+    """`drafttrain tune`: every way to draft is measured or replayed on this machine, and the best
+    one chosen: chains with their stop policies, trees, cascades."""
 
     target: TargetConfig | None = None
     """Default: the target of the run that the heads come from."""
@@ -260,9 +273,32 @@ class TuneConfig(Config):
     """Rules that every policy is replayed under, where tokens are sampled (in greedy decoding there
     is one). block needs drafter and target of known families, without logits processors; where it
     cannot be replayed it is left out, and a line says so."""
+    trees: tuple[TreeName, ...] = ("opt-tree", "rsd-s")
+    """Kinds of draft trees to try, under the rule that `auto` is for them; [] for none. Those that
+    are drawn count where tokens are sampled. Where target or drafter takes no trees they are left
+    out, and a line says so."""
+    nodes: tuple[PositiveInt, ...] = (8, 16, 30)
+    """Most tokens of those trees; of the kinds that have a width, so many over the levels."""
+    levels: tuple[PositiveInt, ...] = (2, 4, 6)
+    """Levels of the trees that have a fixed number of them."""
+    delta: tuple[Annotated[float, Field(ge=0.0, lt=1.0)], ...] = (0.1, 0.2, 0.4)
+    """Levels of an opt-tree end after one that adds no more expected tokens than this."""
+    cascade: tuple[str, ...] = ()
+    """Smaller drafters behind the drafter, from the largest down, as a rule to max-gram: cascades
+    of them are tried too. Default: none."""
+    bigrams: str | None = None
+    """max-gram: table of likeliest successors, made by `drafttrain bigrams`."""
+    cascades: int = Field(default=64, ge=2)
+    """Increments to try: the default, the last level alone, and random ones."""
+    leniency: tuple[Annotated[float, Field(ge=1.0)], ...] = Field(default=(1.0,), min_length=1)
+    """Values of l to try, where a language model of a cascade reviews another."""
+    local: bool = True
+    """Then try increments that differ by one or two from the best, on all prompts."""
+    first_prompts: PositiveInt = 8
+    """Prompts that all trees and cascades see; the better half sees twice as many, and so on."""
     batch_sizes: tuple[PositiveInt, ...] = (1,)
     """Sequences decoded at once, for example 4,16; 1 is always among them. Costs are measured at
-    each, and each has its own best policy in policy.json."""
+    each, and each has its own best method in policy.json."""
     finalists: NonNegativeInt = 3
     """The best so many are also decoded, on the prompts that costs are measured on, beside the best
     fixed length: what was predicted of them against what the clock says. 0: none."""
@@ -278,45 +314,9 @@ class TuneConfig(Config):
     """Where policy.json goes. Default: beside the chosen head; without heads in the drafter's
     folder, where `generate` and `eval` find it."""
 
-    _split = field_validator("verifiers", "batch_sizes", mode="before")(split_at_commas)
-
-
-class TuneCascadeConfig(Config):
-    """`drafttrain tune-cascade`: the increments and leniency of a cascade, found by replay."""
-
-    target: TargetConfig
-    drafter: str
-    """Folder or Hub name of the largest drafter."""
-    cascade: tuple[str, ...] = Field(min_length=1)
-    """Smaller drafters behind it, from the largest down, as a rule to max-gram."""
-    bigrams: str | None = None
-    """max-gram: table of likeliest successors, made by `drafttrain bigrams`."""
-    data: DataConfig
-    """Prompts to choose on."""
-    report_data: DataConfig | None = None
-    """Prompts to report on; never used to choose. Default: report on `data`, and say so."""
-    sampling: SamplingConfig = SamplingConfig()
-    """How the target decodes; seed also draws the candidates."""
-    leniency: tuple[Annotated[float, Field(ge=1.0)], ...] = Field(default=(1.0,), min_length=1)
-    """Values of l to try, where a language model reviews another."""
-    candidates: int = Field(default=64, ge=2)
-    """Matrices to try: the default, the first level alone at some lengths, and random ones."""
-    first_prompts: PositiveInt = 8
-    """Prompts that all candidates see; the better half sees twice as many, and so on."""
-    finalists: PositiveInt = 4
-    """Candidates that see all prompts, at least."""
-    local: bool = True
-    """Then try increments that differ by one or two from the best, on all prompts."""
-    costs: Literal["measured", "parameters"] = "measured"
-    """What a call of each level costs in target calls: seconds on this machine, or parameters."""
-    timing_prompts: PositiveInt = 10
-    """Prompts that are decoded to measure costs, by plain decoding and the default cascade."""
-    bootstrap: PositiveInt = 1000
-    """Resamples of the prompts for the 95 % intervals."""
-    out: Path = Path("cascade.yaml")
-    """Settings to write, for `drafttrain eval --config`; tune-cascade.json lies beside them."""
-
-    _split = field_validator("cascade", "leniency", mode="before")(split_at_commas)
+    _split = field_validator(
+        "verifiers", "batch_sizes", "trees", "cascade", "leniency", mode="before"
+    )(split_at_commas)
 
 
 class ExportConfig(Config):

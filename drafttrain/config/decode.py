@@ -137,7 +137,7 @@ class CascadeConfig(Config):
     """Folders or Hub names, from the largest down, as a rule to `max-gram`."""
     increments: tuple[tuple[NonNegativeInt, ...], ...] | None = None
     """Tokens that each drafter adds to a round / in reviews, as 5,3,0/4,10/10; `drafttrain
-    tune-cascade` finds them. This is the matrix K, a row for each depth of reviews: `drafter` adds
+    tune` finds them. This is the matrix K, a row for each depth of reviews: `drafter` adds
     5 tokens to a round and the second 3; in the first one's reviews the second adds 4 and the third
     10; and so on. Default: 5 a model; from max-gram 10 in reviews, none in a round."""
     leniency: float = Field(default=1.0, ge=1.0)

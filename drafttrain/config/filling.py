@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +116,8 @@ def fill_from_run(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> di
         run = newest_run(checkpoints)
     else:
         run = run_of(str(drafter)) if trained else None
-    if trained:
-        _fill_from_drafter(decode, run, _batch_size(values))
+    if values.get("policy") is not None or trained:
+        _fill_from_drafter(decode, run, _asked(values))
     if path is None:
         known = _trained_for(str(drafter)) if run is None else _recorded(run.recipe.target)
         values["target"] = known | target
@@ -139,7 +140,7 @@ def fill_distill(values: dict[str, Any]) -> dict[str, Any]:
     decode = {"drafter": drafter, "stop": _group(values, "stop")}
     if values.get("method") == "sample":
         decode["sampling"] = values.get("sampling")
-    _fill_from_drafter(decode, run_of(str(drafter)), _batch_size(values))
+    _fill_from_drafter(decode, run_of(str(drafter)), replace(_asked(values), methods=False))
     return values | {"drafter": decode["drafter"], "stop": decode["stop"]}
 
 
@@ -197,10 +198,36 @@ def fill_from_heads(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> 
     return values
 
 
-def _fill_from_drafter(decode: dict[str, Any], run: Run | None, batch_size: int = 1) -> None:
-    """What the run of a trained drafter knows, and the policy.json that lies beside a drafter."""
+@dataclass(frozen=True)
+class _Asked:
+    """What of a policy.json counts."""
+
+    batch_size: int
+    file: Path | None = None
+    """The one given; None: that of the drafter."""
+    methods: bool = True
+    """Whether the tree or cascade in it may take the place of its chains."""
+
+
+def _asked(values: Mapping[str, Any]) -> _Asked:
+    """As the values of a command say: sweeps and teacher-forced estimates are of chains, where no
+    tree is asked for.
+
+    Raises ConfigError for a file that is given but not there.
+    """
+    file = values.get("policy")
+    if file is not None and not Path(file).is_file():
+        raise ConfigError(f"policy = {str(file)!r}: no such file; `drafttrain tune` writes one")
+    given = None if file is None else Path(file)
+    chains = values.get("sweep") or values.get("mode") == "teacher-forced"
+    return _Asked(_batch_size(values), given, not chains)
+
+
+def _fill_from_drafter(decode: dict[str, Any], run: Run | None, asked: _Asked) -> None:
+    """What the run of a trained drafter knows, and the policy.json that is given or lies beside a
+    drafter."""
     folder = Path(str(decode["drafter"])) if run is None else run.drafter
-    _fill_from_policy(decode, folder / "policy.json", batch_size)
+    _fill_from_policy(decode, asked.file or folder / "policy.json", asked)
     if run is not None:
         _take_drafter(decode, run)
 
@@ -246,8 +273,9 @@ def _drafter_for(target: str, checkpoints: Path) -> str:
     return found
 
 
-def _fill_from_policy(decode: dict[str, Any], file: Path, batch_size: int) -> None:
-    """Stop and verifier of an export's policy.json, where the user gave none of their settings.
+def _fill_from_policy(decode: dict[str, Any], file: Path, asked: _Asked) -> None:
+    """What a policy.json chose, where the user gave none of its settings: its tree or cascade, if
+    it has one, else stop and verifier.
 
     A policy or rule for greedy decoding only is left out where the user samples; a lossless rule
     counts there, for chains.
@@ -261,16 +289,17 @@ def _fill_from_policy(decode: dict[str, Any], file: Path, batch_size: int) -> No
             f"{file} is no policy of an export ({' '.join(str(error).split())}); export the "
             "drafter anew"
         ) from None
-    policy = policy.at(batch_size)
+    policy = policy.at(asked.batch_size)
     greedy = float((decode.get("sampling") or {}).get("temperature") or 0.0) == 0.0
     stop, verifier = _group(decode, "stop"), _group(decode, "verifier")
     chains = (decode.get("tree") or {}).get("kind", "none") == "none"  # of which alone it speaks
-    if (
-        chains
-        and not decode.get("cascade")
-        and not stop
-        and (greedy or not STOPS[policy.stop].greedy_only)
-    ):
+    free = chains and not decode.get("cascade") and not stop
+    method = policy.method_for(greedy) if free and asked.methods and not verifier else None
+    if method is not None:
+        values = method.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+        decode |= {name: value for name, value in values.items() if not decode.get(name)}
+        return
+    if free and (greedy or not STOPS[policy.stop].greedy_only):
         stop |= policy.stop_config().model_dump(exclude_unset=True)
     rule = RULES.get(policy.verifier.kind)
     if not verifier and rule is not None and _counts(rule, greedy, chains):

@@ -7,16 +7,33 @@ from typing import Literal
 from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt
 
 from drafttrain.config.base import Config
-from drafttrain.config.decode import StopConfig, VerifierConfig
+from drafttrain.config.decode import CascadeConfig, StopConfig, TreeConfig, VerifierConfig
 from drafttrain.config.stops import STOPS
 
 PolicyStop = Literal[*(name for name, stop in STOPS.items() if stop.in_policies)]
 
 
-class Policy(Config):
-    """policy.json: the stop policy that was chosen for a drafter, and for which decoding.
+class DraftMethod(Config):
+    """What drafts where no chain of the drafter's own is the best: a tree or a cascade."""
 
-    It lies beside the acceptance head's folder; other keys in it are facts about the choice.
+    model_config = ConfigDict(extra="ignore")
+
+    tree: TreeConfig | None = None
+    """The tree; stop ends its growth."""
+    stop: StopConfig | None = None
+    """Levels of the tree, or the gain that it ends by."""
+    cascade: CascadeConfig | None = None
+    """The drafters behind the drafter, with increments and leniency."""
+    bigrams: str | None = None
+    """max-gram's table, where it has one."""
+
+
+class Policy(Config):
+    """policy.json: what was chosen for a drafter, and for which decoding.
+
+    Its stop policy is that of a chain, which every program can follow; `method` is what this one
+    decodes with where that is faster. It lies beside the acceptance head's folder; other keys in it
+    are facts about the choice.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -47,6 +64,9 @@ class Policy(Config):
     """What proposes: in an export the drafter's model_type (spec-drafter, llama, ...)."""
     verifier: VerifierConfig = VerifierConfig()
     """How drafted tokens are accepted; spec-verification counts in greedy decoding only."""
+    method: DraftMethod | None = None
+    """The tree or cascade that is faster than the chain; None: none is. For sampling of the kind
+    that it was chosen for."""
 
     batches: dict[PositiveInt, Policy] = {}
     """The policies of larger numbers of sequences decoded at once."""
@@ -55,6 +75,10 @@ class Policy(Config):
         """The policy chosen for the largest measured batch size up to this one; else this."""
         smaller = [size for size in self.batches if size <= batch_size]
         return self.batches[max(smaller)] if smaller else self
+
+    def method_for(self, greedy: bool) -> DraftMethod | None:
+        """The tree or cascade to decode with; None for another kind of decoding than it is for."""
+        return self.method if greedy == (self.sampling.get("temperature", 0.0) == 0.0) else None
 
     def stop_config(self) -> StopConfig:
         """The stop policy as settings, without the head's folder, which only its user knows."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from datasets import Dataset
 
-from drafttrain.config.commands import TuneCascadeConfig, TuneConfig
+from drafttrain.config.commands import TuneConfig
 from drafttrain.data.inputs.clips import AUDIO, SECONDS
 from drafttrain.data.inputs.hearing import hear
 from drafttrain.data.inputs.prompts import load_inputs
@@ -97,12 +97,11 @@ def read_prompts(
     return prompts, skipped
 
 
-Tuning = TuneConfig | TuneCascadeConfig
 USES = {"data": "choose", "report_data": "report"}
 """What tuning needs inputs for, by their setting."""
 
 
-def load_both(settings: Tuning) -> dict[str, Dataset]:
+def load_both(settings: TuneConfig) -> dict[str, Dataset]:
     """The rows to choose on, and those to report on where they are given, by their setting."""
     given = {name: getattr(settings, name) for name in USES}
     heard = hears(check_target(settings.target))
@@ -112,7 +111,7 @@ def load_both(settings: Tuning) -> dict[str, Dataset]:
 
 
 def read_both(
-    target: LoadedTarget, model: CachedModel, settings: Tuning, rows: Mapping[str, Dataset]
+    target: LoadedTarget, model: CachedModel, settings: TuneConfig, rows: Mapping[str, Dataset]
 ) -> tuple[PromptSet, PromptSet | None]:
     """The prompts of these rows. Raises as `read_prompts`."""
     found = {
@@ -122,7 +121,7 @@ def read_both(
     return found["data"], found.get("report_data")
 
 
-def both_in_words(settings: Tuning) -> str:
+def both_in_words(settings: TuneConfig) -> str:
     """How many inputs of which data are to choose on and to report on."""
     return "; ".join(
         f"{len(rows)} of {getattr(settings, name).path} to {USES[name]}"

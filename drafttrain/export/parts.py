@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,7 +157,7 @@ def _choose_policy(
         beside = [head_folder.parent / POLICY, head_folder / POLICY]
         file = next((place for place in beside if place.is_file()), None)
     if file is not None:
-        policy = _for_this_head(read_policy(file), file, head)
+        policy = _for_this_head(_chains_of(read_policy(file), file), file, head)
         policy = policy.model_copy(update={"batches": _batches_of(policy, head)})
     elif head is not None:
         longest = drafter.k if kind_of(drafter).drafts == "blocks" else MAX_DRAFT
@@ -177,6 +178,15 @@ def _choose_policy(
     policy = policy.model_copy(update=triple)
     check_policy(policy, POLICY if file is None else str(file))
     return policy
+
+
+def _chains_of(policy: Policy, file: Path) -> Policy:
+    """The policy without trees and cascades, which programs of others cannot follow; says so."""
+    batches = policy.batches.items()
+    if any(one.method is not None for one in (policy, *policy.batches.values())):
+        print(f"{file}: a tree or cascade is faster; exported is the best chain", file=sys.stderr)
+    alone = {size: one.model_copy(update={"method": None}) for size, one in batches}
+    return policy.model_copy(update={"method": None, "batches": alone})
 
 
 def _for_this_head(policy: Policy, file: Path, head: AcceptanceHead | None) -> Policy:

@@ -24,10 +24,9 @@ VERBS = [
     "generate",
     "export",
     "tune",
-    "tune-cascade",
     "bench",
 ]
-COMMANDS = {"eval": "evaluate", "tune-cascade": "tune_cascade"}
+COMMANDS = {"eval": "evaluate"}
 """Verb -> its function, where that has another name."""
 
 

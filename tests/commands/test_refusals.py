@@ -8,7 +8,7 @@ from drafttrain.cli import main
 from drafttrain.config.base import ConfigError
 from tests.refusals.refusing import check_refusal, isolated
 
-COMMANDS = ("distill", "cache", "eval", "tune", "tune-cascade", "generate", "export")
+COMMANDS = ("distill", "cache", "eval", "tune", "generate", "export")
 DISTILL = "drafttrain distill --target target --data texts.txt --out new"
 CACHE = "drafttrain cache --target target --drafter target --distilled shards --out new"
 EVAL = "drafttrain eval --data rows.jsonl"
@@ -16,9 +16,7 @@ CAUSAL = f"{EVAL} --target llama --drafter small"
 SAMPLED = f"{CAUSAL} --temperature 1"
 GENERATE = "drafttrain generate --target llama --drafter small --text w5"
 TUNE = "drafttrain tune --heads heads"
-SEARCH = (
-    "drafttrain tune-cascade --target llama --drafter small --cascade max-gram --data rows.jsonl"
-)
+SEARCH = "drafttrain tune --target llama --drafter small --cascade max-gram --data rows.jsonl"
 EXPORT = "drafttrain export --drafter small --out new"
 
 SETTINGS = {
@@ -33,7 +31,7 @@ SETTINGS = {
     f"{GENERATE} --batch-size 0": ("batch_size = '0'", "greater than 0"),
     f"{GENERATE} --show-rounds --json": ("--json", "--show-rounds"),
     f"{TUNE} h=[0.5,1.5]": ("h", "1.5", "between 0 and 1"),
-    f"{SEARCH} candidates=1": ("candidates = 1", "or equal to 2"),
+    f"{SEARCH} cascades=1": ("cascades = 1", "or equal to 2"),
     f"{EXPORT} forse=true": ("'forse'", "'force'"),
 }
 INPUTS = {

@@ -14,6 +14,7 @@ from drafttrain.data.inputs.audio import read_speech
 from drafttrain.data.inputs.clips import clip_of
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import load_distilled
+from drafttrain.evaluation.stops.costs import Costs
 from drafttrain.models.loading import load_target
 from tests.commanding import ended
 from tests.tiny_models import near_copy
@@ -78,12 +79,16 @@ def test_a_shallow_decoder_drafts_from_the_targets_own_encoder(inside, capsys, h
         assert [line["tokens"] for line in lines] == theirs()
 
 
-def test_cascades_are_searched_with_a_shallow_decoder(inside):
-    asked = ["--drafter", "shallow", "--cascade", "max-gram", "candidates=3", "first_prompts=2"]
-    asked += ["finalists=2", "bootstrap=20", "costs=parameters", "sampling.max_new_tokens=8"]
-    assert ended("tune-cascade", *ON, *asked) == 0
-    report = json.loads(Path("tune-cascade.json").read_text())
-    assert report["best"] and set(report["costs"]) == {"shallow", "max-gram"}
+def test_trees_and_cascades_are_tuned_with_a_shallow_decoder(inside, monkeypatch):
+    asked = ["--drafter", "shallow", "--cascade", "max-gram", "cascades=3", "first_prompts=2"]
+    asked += ["finalists=0", "bootstrap=20", "sampling.max_new_tokens=12", "local=false"]
+    asked += ["lengths=[2,5]", "nodes=[6]", "delta=[0.2]", "timing_prompts=4"]
+    known = Costs(0.002, 0.011, 0.0, 1.0, 8)  # so few and short outputs tell no costs apart
+    monkeypatch.setattr("drafttrain.evaluation.stops.costs.fit_costs", lambda *_: known)
+    assert ended("tune", *ON, *asked, "--report", "tune.json") == 0
+    report = json.loads(Path("tune.json").read_text())
+    ways = {one["way"]: set(one["drafting"]) for one in report["costs"]["methods"]}
+    assert {"shallow", "max-gram"} <= ways["cascade"] and "opt-tree" in ways
 
 
 def test_language_and_task_are_those_asked_for(inside, capsys):

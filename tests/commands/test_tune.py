@@ -32,6 +32,9 @@ SMALL = (
     "bootstrap=50",
     "batch_sizes=1,2",
     "finalists=1",
+    "nodes=[4,8]",
+    "levels=[2]",
+    "delta=[0.2]",
 )
 
 
@@ -102,11 +105,13 @@ def test_every_policy_is_replayed_on_both_sets_of_prompts(tuned: TuneReport):
     names.add(f"bandit({round(tuned.costs.t_draft / tuned.costs.t_target, 3):g})")
     names |= {f"{head} head({h})" for head in ("D0-w1", "D1-w6") for h in (0.3, 0.7)}
     names |= {f"{name} block" for name in names - {"oracle"}}
+    names |= {"opt-tree(4) gain(0.2,6)", "opt-tree(8) gain(0.2,6)", "rsd-s(2) k=2", "rsd-s(4) k=2"}
     assert tuned.reported_on is not None
     for replayed, prompts in ((tuned.chosen_on, 5), (tuned.reported_on, 10)):
         assert {policy.name for policy in replayed.policies} == names
         assert replayed.data.prompts == prompts
-        assert len({policy.totals["tokens"] for policy in replayed.policies}) == 1
+        chains = [policy for policy in replayed.policies if policy.kind != "tree"]
+        assert len({policy.totals["tokens"] for policy in chains}) == 1
         assert replayed.find("oracle").totals["discarded"] == 0
         assert replayed.find(tuned.best_fixed).metrics["gain"].value == 0.0
 
@@ -129,7 +134,8 @@ def test_every_batch_size_has_costs_a_choice_and_a_policy(tuned: TuneReport, hea
     assert first.tokens_per_second == tuned.chosen_on.find(tuned.best).metrics["tokens_per_second"]
     assert first.gain.value >= 0.0 and second.gain.value >= 0.0
     policy = read_policy(heads_run / "final" / "policy.json")
-    assert tuned.chosen_on.find(second.best).kind == policy.at(2).stop == policy.at(5).stop
+    chain = tuned.chosen_on.find(second.best_chain)
+    assert chain.kind == policy.at(2).stop == policy.at(5).stop
     assert policy.at(1) == policy and set(policy.batches) == {2}
 
 
@@ -144,7 +150,7 @@ def test_the_best_are_decoded_beside_the_best_fixed_length(tuned: TuneReport):
 
 def test_the_rule_of_the_best_policy_is_in_its_file(tuned: TuneReport, heads_run: Path):
     facts = json.loads((heads_run / "final" / "policy.json").read_text())
-    rule = tuned.chosen_on.find(tuned.best).verifier
+    rule = tuned.chosen_on.find(tuned.best_chain).verifier
     assert facts["verifier"] == {"kind": "auto" if rule == "rejection" else rule}
 
 
@@ -190,9 +196,10 @@ def test_a_drafter_without_heads_is_tuned_and_its_policy_is_found(
     assert code == 0, err
     found = read_tune_report(folder / "alone.json")
     assert found.heads is None and found.best_head is None and found.head_facts == []
-    assert all(policy.verifier == "rejection" for policy in found.chosen_on.policies)  # greedy
+    rules = {policy.kind: policy.verifier for policy in found.chosen_on.policies}
+    assert set(rules.values()) == {"rejection", "target-walk"}  # one a kind in greedy decoding
     policy = read_policy(folder / "drafter" / "policy.json")
-    assert policy.stop == found.chosen_on.find(found.best).kind and policy.head is None
+    assert policy.stop == found.chosen_on.find(found.best_chain).kind and policy.head is None
     (folder / "drafter" / "policy.json").unlink()
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from drafttrain.build.policy import dump_policy
+from drafttrain.config.base import ConfigError
 from drafttrain.config.filling import fill_distill, fill_from_run
 from drafttrain.config.policy import Policy
 
@@ -20,6 +22,17 @@ CHOSEN = {
     },
 }
 TARGET = {"path": "target"}
+TREE = {"kind": "opt-tree", "nodes": 16}
+GAIN = {"kind": "gain", "delta": 0.1, "max_draft": 6}
+CASCADE = {"drafters": ["small", "max-gram"], "increments": [[5, 0, 0], [3, 0], [2]]}
+FASTER = {
+    "stop": "fixed",
+    "k": 7,
+    "sampling": {"temperature": 0.0},
+    "method": {"tree": TREE, "stop": GAIN},
+    "batches": {"4": {"stop": "fixed", "k": 3}, "8": {"stop": "fixed", "k": 2, "method": {}}},
+}
+FASTER["batches"]["8"]["method"] = {"cascade": CASCADE, "bigrams": "table"}
 
 
 @pytest.fixture
@@ -73,3 +86,58 @@ def test_distilling_takes_the_policy_of_its_rows(drafter):
 def test_a_lossless_rule_counts_where_chains_are_sampled(drafter, decode, verifier):
     values = {"target": TARGET, "decode": {"drafter": drafter, **decode}}
     assert fill_from_run(values)["decode"].get("verifier", {}) == verifier
+
+
+def filled(folder: Path, policy: dict, **values: object) -> dict:
+    """What `generate` or `eval` decode with, the policy given by name."""
+    file = folder / "chosen.json"
+    file.write_text(json.dumps(policy))
+    decode = {"drafter": str(folder), **values.pop("decode", {})}
+    return fill_from_run({"target": TARGET, "policy": str(file), "decode": decode, **values})[
+        "decode"
+    ]
+
+
+def test_the_faster_tree_or_cascade_of_a_policy_is_decoded_with(tmp_path):
+    found = filled(tmp_path, FASTER)
+    assert (found["tree"], found["stop"]) == (TREE, GAIN)
+    found = filled(tmp_path, FASTER, batch_size=4)
+    assert found["stop"] == {"kind": "fixed", "k": 3} and not found.get("tree")
+    found = filled(tmp_path, FASTER, batch_size=8)
+    assert found["cascade"] == CASCADE and found["bigrams"] == "table" and not found["stop"]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"sweep": {"k": [2, 4]}},
+        {"mode": "teacher-forced"},
+        {"decode": {"stop": {"k": 4}}},
+        {"decode": {"verifier": {"kind": "greedy"}}},
+        {"decode": {"cascade": {"drafters": ["max-gram"]}}},
+        {"decode": {"sampling": {"temperature": 1.0}}},  # it was chosen for greedy decoding
+    ],
+    ids=str,
+)
+def test_it_is_left_out_where_chains_or_other_drafts_are_asked_for(tmp_path, values):
+    found = filled(tmp_path, FASTER, **values)
+    assert not found.get("tree") and found["stop"].get("kind", "fixed") == "fixed"
+
+
+def test_distilling_takes_the_chain(tmp_path):
+    (tmp_path / "policy.json").write_text(json.dumps(FASTER))
+    assert fill_distill({"drafter": str(tmp_path)})["stop"] == {"kind": "fixed", "k": 7}
+
+
+def test_a_policy_given_must_be_there(tmp_path):
+    values = {"target": TARGET, "policy": "nowhere.json", "decode": {"drafter": str(tmp_path)}}
+    with pytest.raises(ConfigError, match="nowhere.json.*no such file.*drafttrain tune"):
+        fill_from_run(values)
+
+
+def test_a_policy_is_written_as_it_was_read():
+    policy = Policy.model_validate(FASTER)
+    dumped = dump_policy(policy)
+    assert dumped["method"] == FASTER["method"]
+    assert dumped["batches"]["8"]["method"] == FASTER["batches"]["8"]["method"]
+    assert Policy.model_validate(dumped) == policy

@@ -116,6 +116,18 @@ def test_a_policy_of_fixed_length_turns_transformers_own_stop_off(tmp_path, draf
     }
 
 
+def test_of_a_policy_with_a_faster_tree_the_best_chain_is_exported(tmp_path, drafter, capsys):
+    policy, method = tmp_path / "policy.json", {"tree": {"kind": "opt-tree", "nodes": 8}}
+    chain = {"stop": "fixed", "k": 6, "verifier": {"kind": "auto"}}
+    faster = {**chain, "method": method, "batches": {"4": {**chain, "method": method}}}
+    policy.write_text(json.dumps(faster))
+    out = export_to(tmp_path / "out", drafter=str(drafter), policy=policy)
+    written = json.loads((out / "policy.json").read_text())
+    assert written == {"drafter": "llama", **chain, "batches": {"4": chain}}
+    [line] = [one for one in capsys.readouterr().err.splitlines() if "tree or cascade" in one]
+    assert str(policy) in line and "best chain" in line
+
+
 def test_a_run_of_heads_is_exported_with_the_one_its_policy_chose(tmp_path, drafter):
     final = tmp_path / "run" / "final"
     model = noisy_copy("llama")

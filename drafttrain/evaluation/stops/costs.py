@@ -27,6 +27,8 @@ from drafttrain.decoding.verifiers import make_verifier
 from drafttrain.evaluation.bootstrap import Array
 from drafttrain.evaluation.metrics import count_rounds, mean_target_seconds
 from drafttrain.evaluation.options import timing_options
+from drafttrain.evaluation.played.candidates import CASCADE, Played, timed_of
+from drafttrain.evaluation.played.costs import MethodCosts, check_asked, method_costs
 from drafttrain.evaluation.runner import Decoded, make_jobs, run_interleaved
 from drafttrain.evaluation.stops.replay import OF_ROWS, Candidate, PolicyCounts
 from drafttrain.evaluation.stops.report import CostFacts
@@ -34,6 +36,8 @@ from drafttrain.evaluation.stops.round_costs import RoundCosts, TimedRounds, fit
 from drafttrain.evaluation.stops.workbench import Workbench
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.draft_states import ROW_FEATURES, drawn_states
+
+AnyCandidate = Candidate | Played
 
 
 @dataclass(frozen=True)
@@ -164,12 +168,16 @@ class Prices:
     """What policies that go by rows take for one: the entropy policy's time."""
     rules: dict[str, RuleCost] = field(default_factory=dict)
     """Those of rules other than rejection."""
+    methods: Mapping[tuple[str, int], MethodCosts] = field(default_factory=dict)
+    """Of what is played, by its way and the batch size."""
 
     def seconds(
-        self, counts: PolicyCounts, place: int, candidate: Candidate, batch_size: int = 1
+        self, counts: PolicyCounts, place: int, candidate: AnyCandidate, batch_size: int = 1
     ) -> Array:
-        """Predicted seconds of each prompt under a policy: its rounds by their counts, the policy's
-        own time, the rule's, and what a sequence takes beside them. [P]."""
+        """Predicted seconds of each prompt under a candidate: its rounds by their counts, a
+        policy's own time, the rule's, and what a sequence takes beside them. [P]."""
+        if isinstance(candidate, Played):
+            return self.methods[candidate.way, batch_size].seconds(counts, place)
         costs, rule = self.rounds[batch_size], self.rules.get(candidate.verifier, RuleCost())
         drafting = costs.draft.total(counts.by_computed[:, place], counts.drafter_history[:, place])
         judging = costs.target.total(counts.by_rows[:, place], counts.history[:, place])
@@ -185,18 +193,19 @@ class Prices:
 
 
 def measure_costs(bench: Workbench) -> tuple[Prices, CostFacts]:
-    """What calls cost on this machine: some prompts decoded at some lengths, interleaved, at every
-    batch size asked for."""
-    lengths = timed_lengths(bench.settings.lengths)
+    """What calls cost on this machine: some prompts decoded at some lengths, and by some trees and
+    cascades, interleaved, at every batch size asked for."""
+    lengths, played = timed_lengths(bench.settings.lengths), timed_of(bench.played)
     prompts = bench.choosing.prompts[: bench.settings.timing_prompts]
     options = timing_options(bench.sampling)
-    methods = [bench.method(k) for k in lengths]
+    methods = [*map(bench.method, lengths), *map(bench.triple, played)]
     jobs = make_jobs(bench.pair.target, bench.target, methods, prompts, options)
-    timed = {
+    ran = {
         size: run_interleaved(jobs, len(prompts), options, bench.target.device, True, size)
         for size in bench.batch_sizes
     }
     before = [len(prompt.source.prefix) for prompt in prompts]
+    timed = {size: runs[: 1 + len(lengths)] for size, runs in ran.items()}
     rounds = {
         size: round_costs(runs, before, size, reads_each=not bench.block)
         for size, runs in timed.items()
@@ -208,13 +217,21 @@ def measure_costs(bench: Workbench) -> tuple[Prices, CostFacts]:
     entropy = decision_seconds(Entropy(1e9, 100), *example(bench))
     others = [name for name in bench.verifiers if name != "rejection"]
     rules = {name: rule_cost(bench, name, max(lengths)) for name in others}
-    prices = Prices(rounds, heads, entropy, rules)
+    used = sorted(frozenset().union(*(one.uses for one in played)))
+    check_asked([bench.drafters[level] for level in used], ran[1][1 + len(lengths) :])
+    methods = {
+        (way, size): method_costs(own, before, bench.drafters if way == CASCADE else (), way, size)
+        for size, runs in ran.items()
+        for way, own in by_way(played, runs[1 + len(lengths) :]).items()
+    }
+    prices = Prices(rounds, heads, entropy, rules, methods)
     slower = costs.t_target > costs.t_draft
     facts = CostFacts(
         **asdict(costs),
         plain_target=mean_target_seconds(plain.outputs),
         plain_tokens_per_second=rounds[1].plain_tokens_per_second,
         rounds=list(rounds.values()),
+        methods=list(methods.values()),
         lengths=lengths,
         prompts=len(prompts),
         entropy_seconds=entropy,
@@ -222,6 +239,14 @@ def measure_costs(bench: Workbench) -> tuple[Prices, CostFacts]:
         suggested_h=threshold_from_costs(costs.t_draft, costs.t_target) if slower else None,
     )
     return prices, facts
+
+
+def by_way(played: Sequence[Played], runs: Sequence[Decoded]) -> dict[str, list[Decoded]]:
+    """The runs of each way."""
+    found: dict[str, list[Decoded]] = {}
+    for one, run in zip(played, runs, strict=True):
+        found.setdefault(one.way, []).append(run)
+    return found
 
 
 def round_costs(

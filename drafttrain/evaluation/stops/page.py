@@ -50,14 +50,14 @@ def tune_page(report: TuneReport) -> str:
     title = f"{report.target.path} with {report.drafter}"
     parts = [
         f"<h1>{escape(title)}</h1>",
-        f'<p class="dim">Stop policies and rules, replayed on {replayed.data.prompts} prompts of '
+        f'<p class="dim">Stop policies, trees and cascades on {replayed.data.prompts} prompts of '
         f"{escape(replayed.data.path)}; {escape(_machine(report))}</p>",
         _in('<div class="cards">', map(_card, report.batches), "</div>"),
         "<h2>What was found</h2>",
         *(f"<p>{escape(line)}</p>" for line in verdict_lines(report)),
         "<h2>Pictures</h2>",
         _in('<div class="figures">', map(_figure, all_panels(report)), "</div>"),
-        "<h2>Policies</h2>",
+        "<h2>Candidates</h2>",
         _policies(report),
     ]
     if report.checked:
@@ -80,7 +80,7 @@ def _card(choice: BatchChoice) -> str:
         f"<b>{escape(choice.best)}</b>{choice.tokens_per_second.value:,.0f} tokens/s predicted, "
         f"{times:.2f}× plain decoding<br>"
         f'<span class="dim">{100 * choice.gain.value:+.1f} % over {escape(choice.best_fixed)}; '
-        f"{100 * choice.regret.value:.1f} % short of the oracle</span></div>"
+        f"{100 * choice.regret.value:.1f} % short of the oracle of chains</span></div>"
     )
 
 
@@ -89,7 +89,7 @@ def _policies(report: TuneReport) -> str:
         (policy.name, [plain_cell(policy, column, True) for column in COLUMNS])
         for policy in main_policies(report)
     ]
-    return _table(["policy", *(column.title for column in COLUMNS)], rows, report.best)
+    return _table(["candidate", *(column.title for column in COLUMNS)], rows, report.best)
 
 
 def _checked(report: TuneReport) -> str:
@@ -105,7 +105,7 @@ def _checked(report: TuneReport) -> str:
         )
         for one in report.checked
     ]
-    return _table(["policy", "batch", "predicted tok/s", "decoded tok/s", "error %"], rows)
+    return _table(["candidate", "batch", "predicted tok/s", "decoded tok/s", "error %"], rows)
 
 
 def _table(

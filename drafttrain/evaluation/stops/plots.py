@@ -68,9 +68,10 @@ def cost_panel(axis: Axes, report: TuneReport) -> None:
 
 
 def pareto_panel(axis: Axes, report: TuneReport, replayed: Replayed) -> None:
-    """SpecDec++ Figure 4: a line a head over h, fixed lengths, entropy, under the best policy's
-    rule; the oracle."""
-    best, policies = best_heads(report), replayed.under(replayed.find(report.best).verifier)
+    """SpecDec++ Figure 4: a line a head over h, fixed lengths, entropy, under the best chain's
+    rule; trees, cascades and the oracle."""
+    chain = replayed.find(report.best_chain or report.best)
+    best, policies = best_heads(report), replayed.under(chain.verifier)
     for head in sorted({policy.head for policy in policies if policy.head}):
         if head not in best:
             _line(axis, _of_head(policies, head), "#DDDDDD", None, marker="", intervals=False)
@@ -86,6 +87,11 @@ def pareto_panel(axis: Axes, report: TuneReport, replayed: Replayed) -> None:
         )  # fmt: skip
     entropy = [policy for policy in policies if policy.kind == "entropy"]
     _line(axis, entropy, GREY, "entropy", marker="^")
+    for colour, marker, kind in ((COLOURS[4], "D", "tree"), (COLOURS[5], "P", "cascade")):
+        for place, one in enumerate(p for p in replayed.policies if p.kind == kind):
+            x, y = _point(one)
+            label = f"{kind}s" if place == 0 else None
+            axis.plot(x.value, y.value, marker, color=colour, markersize=6, label=label)
     x, y = _point(replayed.find("oracle"))
     axis.plot(x.value, y.value, "*", color="#B8A800", markersize=13, label="oracle")
     _iso_time(axis, report, replayed)

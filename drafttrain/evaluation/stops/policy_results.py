@@ -16,7 +16,7 @@ from drafttrain.evaluation.bootstrap import (
     with_interval,
 )
 from drafttrain.evaluation.metrics import acceptance_metrics
-from drafttrain.evaluation.stops.costs import Prices
+from drafttrain.evaluation.stops.costs import AnyCandidate, Prices
 from drafttrain.evaluation.stops.replay import (
     OF_ROWS,
     Candidate,
@@ -27,14 +27,16 @@ from drafttrain.evaluation.stops.replay import (
 from drafttrain.evaluation.stops.report import BatchChoice, PolicyResult
 
 ORACLE = Candidate("oracle")
-CHOSEN = ("fixed", *OF_ROWS, "head")
-"""Kinds of policies that decoding can follow."""
+CHAINS = ("fixed", *OF_ROWS, "head")
+"""Kinds of stop policies that decoding can follow."""
+CHOSEN = (*CHAINS, "tree", "cascade")
+"""Those, and what is no chain of one drafter."""
 
 
 def throughput(
-    counts: PolicyCounts, place: int, candidate: Candidate, prices: Prices, batch_size: int = 1
+    counts: PolicyCounts, place: int, candidate: AnyCandidate, prices: Prices, batch_size: int = 1
 ) -> Ratio:
-    """Predicted tokens a second of a policy. [P]."""
+    """Predicted tokens a second of a candidate. [P]."""
     seconds = prices.seconds(counts, place, candidate, batch_size)
     return Ratio(counts.tokens[:, place], seconds)
 
@@ -64,22 +66,22 @@ def candidates_of(
 
 def best_of(
     counts: PolicyCounts,
-    candidates: Sequence[Candidate],
+    candidates: Sequence[AnyCandidate],
     prices: Prices,
     kinds: Sequence[str],
     batch_size: int = 1,
-) -> Candidate:
+) -> AnyCandidate:
     """The policy of some kinds with the most predicted tokens a second; the first on ties."""
     return ranked(counts, candidates, prices, kinds, batch_size)[0]
 
 
 def ranked(
     counts: PolicyCounts,
-    candidates: Sequence[Candidate],
+    candidates: Sequence[AnyCandidate],
     prices: Prices,
     kinds: Sequence[str],
     batch_size: int = 1,
-) -> list[Candidate]:
+) -> list[AnyCandidate]:
     """The policies of some kinds by falling predicted tokens a second."""
 
     def rate(place: int) -> float:
@@ -92,15 +94,16 @@ def ranked(
 
 def batch_choice(
     counts: PolicyCounts,
-    candidates: Sequence[Candidate],
+    candidates: Sequence[AnyCandidate],
     prices: Prices,
     batch_size: int,
     bootstrap: int,
 ) -> BatchChoice:
     """What is best at a batch size, and what it is worth there."""
-    at = (counts, candidates, prices)
-    best = best_of(*at, CHOSEN, batch_size)
-    fixed = best_of(*at, ("fixed",), batch_size)
+    best, chain, fixed = (
+        best_of(counts, candidates, prices, kinds, batch_size)
+        for kinds in (CHOSEN, CHAINS, ("fixed",))
+    )
     resamples = draw_resamples(len(counts.tokens), bootstrap)
     own, theirs, oracle = (
         throughput(counts, candidates.index(one), one, prices, batch_size)
@@ -112,6 +115,7 @@ def batch_choice(
     return BatchChoice(
         batch_size=batch_size,
         best=best.name,
+        best_chain=chain.name,
         best_fixed=fixed.name,
         tokens_per_second=speed,
         gain=rates[0].compare(rates[1], lambda mine, fixed: mine / fixed - 1.0),
@@ -122,9 +126,9 @@ def batch_choice(
 
 def policy_results(
     counts: PolicyCounts,
-    candidates: Sequence[Candidate],
+    candidates: Sequence[AnyCandidate],
     prices: Prices,
-    best_fixed: Candidate,
+    best_fixed: AnyCandidate,
     bootstrap: int,
 ) -> list[PolicyResult]:
     """Metrics of every policy at batch size 1, with intervals over prompts that are paired where

@@ -26,7 +26,9 @@ from drafttrain.evaluation.metrics import Counts
 from drafttrain.evaluation.stops.trace import Trace
 from drafttrain.models.acceptance_head import AcceptanceHead
 
-Kind = Literal["fixed", "entropy", "cumulative", "logistic", "bandit", "head", "oracle"]
+Kind = Literal[
+    "fixed", "entropy", "cumulative", "logistic", "bandit", "head", "oracle", "tree", "cascade"
+]
 VerifierOfChains = Literal["rejection", "block"]
 OF_ROWS = ("entropy", "cumulative", "logistic", "bandit")
 """Policies that go by the drafter's rows."""
@@ -84,6 +86,9 @@ class PolicyCounts:
     """Tokens in front of the drafter's calls."""
     sequences: Array
     """Outputs played: a toss of the coins each."""
+    drafting: Array
+    """[P, C, F] what drafting is priced by where rounds were played, not replayed from a trace
+    (`played.counts.DRAFTING`)."""
 
     def of(self, candidate: int) -> Counts:
         """The counts of one policy, as those of decoding."""
@@ -159,6 +164,7 @@ def replay(
         history=total(np.broadcast_to(front, lengths.shape)),
         drafter_history=total(passes * front),
         sequences=total(np.broadcast_to(np.arange(trace.tokens) == 0, lengths.shape)),
+        drafting=np.zeros((1, len(lengths), 1)),
     )
 
 

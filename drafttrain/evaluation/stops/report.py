@@ -6,6 +6,8 @@ from pathlib import Path
 
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.environment import Environment
+from drafttrain.evaluation.played.costs import MethodCosts
+from drafttrain.evaluation.played.halving import Rung
 from drafttrain.evaluation.report import DataFacts, Part, TargetFacts, read_json
 from drafttrain.evaluation.stops.calibration import Reliability
 from drafttrain.evaluation.stops.replay import Kind
@@ -37,6 +39,8 @@ class CostFacts(Part):
     """What the entropy policy takes to judge a token."""
     rounds: list[RoundCosts] = []
     """What a round costs, as functions of its counts, at every batch size."""
+    methods: list[MethodCosts] = []
+    """The same of each kind of tree, and of cascades."""
     rules: dict[str, float] = {}
     """Seconds that a rule takes for a round of the longest fixed length, more than rejection."""
     suggested_h: float | None
@@ -44,17 +48,19 @@ class CostFacts(Part):
 
 
 class BatchChoice(Part):
-    """The best policy at a batch size, on the prompts to choose on."""
+    """The best candidate at a batch size, on the prompts to choose on."""
 
     batch_size: int
     best: str
+    best_chain: str | None = None
+    """The best stop policy of a chain."""
     best_fixed: str
     tokens_per_second: Estimate
     """Predicted, all sequences together, of the best."""
     gain: Estimate
     """Over the best fixed length there."""
     regret: Estimate
-    """Against the oracle there."""
+    """Against the oracle there, which drafts chains: trees and cascades may beat it."""
     plain_tokens_per_second: float
 
 
@@ -92,12 +98,12 @@ class HeadFacts(Part):
 
 
 class PolicyResult(Part):
-    """One stop policy, replayed."""
+    """One stop policy, replayed, or one tree or cascade, played."""
 
     name: str
     kind: Kind
     value: float
-    """What the policy goes by: k, nats, h, ..."""
+    """What the policy goes by: k, nats, h, ...; of trees and cascades their most tokens."""
     head: str | None
     verifier: str = "rejection"
     """The rule that judges its drafts, where tokens are sampled."""
@@ -146,11 +152,17 @@ class TuneReport(Part):
     calibration_length: int
     """Fixed length of the drafts on which heads are judged."""
     best: str
-    """The policy of most modelled tokens a second on the choosing prompts."""
+    """What makes the most modelled tokens a second on the choosing prompts."""
+    best_chain: str | None = None
+    """The same of chains alone; None: of a former version."""
     best_fixed: str
     best_head: str | None
     batches: list[BatchChoice] = []
     """The choice at every batch size asked for."""
+    rungs: list[Rung] = []
+    """Of successive halving over trees and cascades."""
+    dropped: dict[str, int] = {}
+    """Trees and cascades that did not see all prompts, with how many they saw."""
     checked: list[CheckedPolicy] = []
     """The best few, decoded for real."""
     chosen_on: Replayed

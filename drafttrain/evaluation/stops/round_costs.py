@@ -88,20 +88,27 @@ class RoundCosts:
 def fit_curve(count: Array, reads: Array, seconds: Array) -> Curve:
     """The curve through timed rounds, by least squares that no slope below 0 enters.
 
-    reads [N]: tokens in front, times the calls that read them. Disturbed rounds are found from a
-    first fit and left out of the second.
+    reads [N]: tokens in front, times the calls that read them.
     """
     knots = _choose_knots(count)
-    columns = [np.ones_like(seconds), *_segments(count, knots), reads / max(1.0, reads.max())]
-    facts = np.stack(columns, axis=1)
+    columns = [np.ones_like(seconds), *_segments(count, knots), reads]
+    base, *slopes, history = fit_without_disturbed(np.stack(columns, axis=1), seconds).tolist()
+    return Curve(base, knots, tuple(slopes), history)
+
+
+def fit_without_disturbed(facts: Array, seconds: Array) -> Array:
+    """Seconds of each fact, none below 0, by least squares over the rounds that were not disturbed.
+
+    Disturbed ones are found from a first fit and left out of the second. Shapes: facts [N, F],
+    seconds [N] -> [F].
+    """
+    largest = np.maximum(facts.max(axis=0), 1.0)
     kept = np.ones(len(seconds), dtype=bool)
     for _ in range(2):
-        solution = nnls(facts[kept], seconds[kept])[0]
+        solution = nnls(facts[kept] / largest, seconds[kept])[0] / largest
         missed = np.abs(facts @ solution - seconds)
         kept = missed <= FAR * max(float(np.median(missed)), 1e-12)
-    base, *slopes, history = solution
-    per_history = float(history) / max(1.0, float(reads.max()))
-    return Curve(float(base), knots, tuple(map(float, slopes)), per_history)
+    return solution
 
 
 def fit_rounds(timed: TimedRounds, reads_each: bool) -> tuple[Curve, Curve]:

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from drafttrain.evaluation.bootstrap import Estimate
+from drafttrain.evaluation.played.costs import MethodCosts
 from drafttrain.evaluation.stops.replay import OF_ROWS
 from drafttrain.evaluation.stops.report import PolicyResult, Replayed, TuneReport
 from drafttrain.evaluation.stops.round_costs import RoundCosts
@@ -31,6 +32,8 @@ COLUMNS = (
 )
 MOST_HEADS = 3
 """Head policies in the main table; the heads' own table has them all."""
+MOST_PLAYED = 2
+"""Trees and cascades in it."""
 CLOSE = 0.99
 """Share of the best head's throughput from which on a figure is set in bold (Appendix C.3)."""
 
@@ -90,6 +93,7 @@ def cost_lines(report: TuneReport) -> list[str]:
             f"{_ms(costs.target_mean)}"
         )
     lines += [_round_line(one) for one in costs.rounds]
+    lines += [_method_line(one) for one in costs.methods]
     lines += [
         f"{name} verification: {_ms(seconds)} more than rejection a round of {costs.lengths[-1]}"
         for name, seconds in costs.rules.items()
@@ -111,13 +115,24 @@ def verdict_lines(report: TuneReport) -> list[str]:
     if report.reported_on is None:
         where += ", on which it was also chosen (give --report-data for an unbiased figure)"
     lines = [f"best: {report.best}, chosen on {report.chosen_on.data.prompts} prompts"]
+    if report.best_chain not in (None, report.best):
+        lines.append(f"programs that draft chains alone take {report.best_chain} from policy.json")
     names = [report.best, report.best_head]
     lines += [
         _against_fixed(report, name, where)
         for name in dict.fromkeys(names)
         if name not in (None, report.best_fixed)
     ]
-    return lines + _why_fixed(report) + batch_lines(report) + checked_lines(report)
+    lines += _why_fixed(report) + rung_lines(report)
+    return lines + batch_lines(report) + checked_lines(report)
+
+
+def rung_lines(report: TuneReport) -> list[str]:
+    """How many trees and cascades saw how many prompts."""
+    if not report.rungs:
+        return []
+    seen = ", ".join(f"{one.candidates} on {one.prompts}" for one in report.rungs)
+    return [f"trees and cascades played, by prompts: {seen}"]
 
 
 def batch_lines(report: TuneReport) -> list[str]:
@@ -203,8 +218,8 @@ def _policy_table(report: TuneReport, intervals: bool) -> Table:
 
 
 def main_policies(report: TuneReport) -> list[PolicyResult]:
-    """Fixed lengths under the best one's rule; the best heads, and of each other kind and rule the
-    best, by the choosing prompts; the oracle."""
+    """Fixed lengths under the best one's rule; the best heads, trees and cascades, and of each
+    other kind and rule the best, by the choosing prompts; the oracle of chains."""
 
     def best(kind: str, count: int) -> list[str]:
         own = [policy for policy in report.chosen_on.policies if policy.kind == kind]
@@ -213,7 +228,8 @@ def main_policies(report: TuneReport) -> list[PolicyResult]:
     rule = report.chosen_on.find(report.best_fixed).verifier
     fixed = [p.name for p in report.chosen_on.under(rule) if p.kind == "fixed"]
     by_rows = [name for kind in OF_ROWS for name in best(kind, 1)]
-    names = dict.fromkeys([*fixed, *by_rows, *best("head", MOST_HEADS)])
+    played = [name for kind in ("tree", "cascade") for name in best(kind, MOST_PLAYED)]
+    names = dict.fromkeys([*fixed, *by_rows, *best("head", MOST_HEADS), *played])
     names = [*names, *_of_other_rules(report, names), "oracle"]
     return [report.reported.find(name) for name in names]
 
@@ -254,6 +270,18 @@ def _round_line(costs: RoundCosts) -> str:
         f"a round at batch {costs.batch_size}, by tokens drafted and rows judged: "
         f"{'; '.join(shown)}; timed sequences are predicted to {100 * costs.error:.1f} % "
         "in the median"
+    )
+
+
+def _method_line(costs: MethodCosts) -> str:
+    """What a tree or a cascade takes, by what counts."""
+    shown = {name: seconds for name, seconds in costs.drafting.items() if seconds > 0.0}
+    drafting = ", ".join(f"{name} {_ms(seconds)}" for name, seconds in shown.items())
+    rows = costs.target.knots[-1] + 1.0
+    return (
+        f"{costs.way} at batch {costs.batch_size}: drafting, each of its {drafting}; judging "
+        f"{rows:g} rows {_ms(float(costs.target.at(rows)))}; timed sequences are predicted to "
+        f"{100 * costs.error:.1f} % in the median"
     )
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 
-from drafttrain.build.method import Method, build_sampling
+from drafttrain.build.cascades import level_names
+from drafttrain.build.method import Method, build_method, build_sampling, check_method
 from drafttrain.build.pairs import Pair, load_pair
 from drafttrain.build.verifiers import AUTO, build_verifier
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import TuneConfig
-from drafttrain.config.decode import SamplingConfig, VerifierConfig
+from drafttrain.config.decode import CascadeConfig, DecodeConfig, SamplingConfig, VerifierConfig
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength, HeadPolicy, make_policy
+from drafttrain.evaluation.played.candidates import Played, cascades_of, trees_of
 from drafttrain.evaluation.prompts import PromptSet, load_both, read_both
 from drafttrain.evaluation.report import check_new_file
 from drafttrain.evaluation.stops.chain_trace import TraceOptions, check_traceable
@@ -24,7 +26,12 @@ from drafttrain.models.acceptance_head import (
     load_heads,
 )
 from drafttrain.models.draft_states import StateKind
-from drafttrain.models.drafters import read_drafter_settings
+from drafttrain.models.drafters import read_drafter_settings, read_kind
+
+NEEDS_RANKS = (
+    "it is built from acceptance by rank, which `drafttrain eval` measures (rank_data); give "
+    "opt-tree, which goes by the drafter's own rows"
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,14 @@ class Workbench:
     """Prompts to choose on."""
     reporting: PromptSet | None
     """Prompts that choose nothing."""
+    played: list[Played] = field(default_factory=list)
+    """Trees and cascades to try."""
+
+    @property
+    def drafters(self) -> list[str]:
+        """Names that the calls of a cascade's drafters are counted under."""
+        cascade = CascadeConfig(drafters=self.settings.cascade or ("none",))
+        return level_names(str(self.settings.drafter), cascade) if self.settings.cascade else []
 
     @property
     def sampling(self) -> SamplingConfig:
@@ -58,10 +73,16 @@ class Workbench:
 
     @property
     def left_out(self) -> list[str]:
-        """Rules asked for that fit the sampling but cannot be replayed."""
-        if self.sampling.temperature == 0:
-            return []
-        return sorted(set(self.settings.verifiers) - set(self.verifiers))
+        """What is asked for and fits the sampling but cannot be tried, a line each."""
+        lines = []
+        if self.sampling.temperature > 0:
+            lines = [
+                f"{name} verification cannot be replayed for this pair, and is left out"
+                for name in sorted(set(self.settings.verifiers) - set(self.verifiers))
+            ]
+        if self.settings.trees and not takes_trees(self.target, self.pair):
+            lines.append("trees cannot be given to this pair, and are left out")
+        return lines
 
     @property
     def batch_sizes(self) -> list[int]:
@@ -89,8 +110,10 @@ class Workbench:
         verifier = build_verifier(AUTO, build_sampling(self.sampling))
         return Method(self.pair.drafter, FixedLength(k, state_kind), verifier)
 
-    def triple(self, candidate: Candidate) -> Method:
-        """What decodes as a policy and its rule say."""
+    def triple(self, candidate: Candidate | Played) -> Method:
+        """What decodes as a candidate says."""
+        if isinstance(candidate, Played):
+            return replace(build_method(candidate.decode, self.pair), label=candidate.name)
         if candidate.kind == "fixed":
             stop = FixedLength(int(candidate.value))
         elif candidate.head is not None:
@@ -125,9 +148,20 @@ def check_tuning(settings: TuneConfig) -> None:
     for h in settings.h:
         if not 0.0 < h < 1.0:
             raise ConfigError(f"h = {h}: a threshold on a probability lies between 0 and 1")
-    for name in ("h", "lengths", "verifiers"):
+    sizes = ("nodes", "levels", "delta") if settings.trees else ()
+    for name in ("h", "lengths", "verifiers", *sizes):
         if not getattr(settings, name):
             raise ConfigError(f"{name} is empty; give one value at least")
+    for name in sorted({"none", "sequoia"} & set(settings.trees)):
+        raise ConfigError(
+            f"trees = {name!r} cannot be tried: "
+            + ("it is no tree; give [] for none" if name == "none" else NEEDS_RANKS)
+        )
+    check_method(base_method(settings))
+    if max(settings.leniency) > 1.0:  # refused where it counts for nothing
+        check_method(base_method(settings, leniency=max(settings.leniency)))
+    for one in played_of(settings, settings.max_draft):
+        check_method(one.decode)
 
 
 def open_bench(settings: TuneConfig) -> Workbench:
@@ -139,7 +173,8 @@ def open_bench(settings: TuneConfig) -> Workbench:
         check_head_shape(head, drafter_settings, name)
         check_head_sampling(head, name, settings)
     check_same_states(heads, str(settings.heads))
-    pair = load_pair(settings.target, str(settings.drafter))
+    companions, bigrams = settings.cascade, settings.bigrams
+    pair = load_pair(settings.target, str(settings.drafter), companions, bigrams=bigrams)
     checked: set[str] = set()
     for name, head in heads.items():
         trained_for = str((head.config.drafter or {}).get("weights_sha256"))
@@ -150,7 +185,40 @@ def open_bench(settings: TuneConfig) -> Workbench:
     check_traceable(target, pair.drafter)
     heads = {name: head.to(pair.drafter_model.device) for name, head in heads.items()}
     choosing, reporting = read_both(pair.target, target, settings, rows)
-    return Workbench(settings, pair, target, heads, choosing, reporting)
+    bench = Workbench(settings, pair, target, heads, choosing, reporting)
+    deepest = settings.max_draft
+    if bench.block:
+        deepest = min(deepest, pair.drafter_model.config.k)
+    played = played_of(settings, deepest)
+    if not takes_trees(target, pair):
+        played = [one for one in played if one.kind != "tree"]
+    return replace(bench, played=played)
+
+
+def base_method(settings: TuneConfig, **lenient: float) -> DecodeConfig:
+    """The drafter as settings of decoding, with its default cascade where one is asked for."""
+    cascade = settings.cascade and CascadeConfig(drafters=settings.cascade, **lenient)
+    return DecodeConfig(
+        drafter=settings.drafter,
+        bigrams=settings.bigrams,
+        cascade=cascade or None,
+        sampling=settings.sampling,
+    )
+
+
+def played_of(settings: TuneConfig, deepest: int) -> list[Played]:
+    """The trees and cascades that the settings ask for and the drafter's kind can be part of."""
+    grows = read_kind(str(settings.drafter)).tree_rows is not None
+    trees = trees_of(settings, deepest) if grows else []
+    return [*trees, *cascades_of(settings)]
+
+
+def takes_trees(target: CachedModel, pair: Pair) -> bool:
+    """Whether the drafter has rows for trees, and both models can be given branches."""
+    if pair.kind is None or pair.kind.tree_rows is None:
+        return False
+    alone = not pair.kind.is_language_model
+    return target.takes_branches and (alone or pair.drafter.model.takes_branches)
 
 
 def check_same_states(heads: Mapping[str, AcceptanceHead], folder: str) -> None:

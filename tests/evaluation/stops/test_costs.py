@@ -82,6 +82,7 @@ def counts_of(**columns) -> PolicyCounts:
     for name in ("history", "drafter_history"):
         facts.setdefault(name, nothing)
     facts.setdefault("sequences", nothing + 1.0)
+    facts.setdefault("drafting", nothing[..., None])
     return PolicyCounts(**facts)
 
 

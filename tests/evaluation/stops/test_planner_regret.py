@@ -3,11 +3,19 @@
 import numpy as np
 import torch
 
-from drafttrain.evaluation.stops.costs import Prices
+from drafttrain.decoding.types import Calls, Output, Round
+from drafttrain.evaluation.played.candidates import Played
+from drafttrain.evaluation.played.costs import MethodCosts
+from drafttrain.evaluation.played.counts import DRAFTING, count_output
+from drafttrain.evaluation.played.halving import Halving, halve
+from drafttrain.evaluation.played.increments import Increments
+from drafttrain.evaluation.stops.choice import rank_played
+from drafttrain.evaluation.stops.costs import AnyCandidate, Prices
 from drafttrain.evaluation.stops.policy_results import CHOSEN, best_of, candidates_of, throughput
 from drafttrain.evaluation.stops.replay import PolicyCounts, replay
 from drafttrain.evaluation.stops.round_costs import Curve, RoundCosts
 from drafttrain.evaluation.stops.trace import AcceptedPath, Trace, WrongBranch, join, run_lengths
+from tests.evaluation.played.pairs import cascade, tree
 
 DEPTH, TABLES, PROMPTS, CHOOSING = 12, 100, 160, 60
 NATS = (0.3, 0.6, 0.9, 1.2, 1.5, 2.0, 2.5)
@@ -54,6 +62,109 @@ def random_costs(generator: np.random.Generator) -> RoundCosts:
         plain_tokens_per_second=1.0,
         error=0.0,
     )
+
+
+BRANCHING = [tree(kind="opt-tree", nodes=nodes) for nodes in (2, 4, 8, 16, 24, 32)]
+LEVELS = [tree(levels=levels, kind="binary", nodes=nodes) for nodes in (6, 14) for levels in (2, 3)]
+CASCADES = [
+    cascade(Increments(((first, second, 0), (0, 0), (0,))))
+    for first in (1, 2, 4, 8)
+    for second in (0, 2, 4, 8)
+]
+PLAYED = [*BRANCHING, *LEVELS, *CASCADES]
+
+
+def made_up_output(one: Played, generator: np.random.Generator) -> Output:
+    """The same output, of the same coins, drafted for by a tree (more of a level: more often right)
+    or by two drafters in turn (the second one less often right)."""
+    length = int(generator.integers(24, 64))
+    likely = np.repeat(generator.beta(3.0, 1.2, (length + 5) // 6), 6)[:length]
+    coins, rounds, at = generator.random(length), [], 0
+    while at < length:
+        if one.kind == "tree":
+            levels = one.decode.stop.k if one.decode.stop.kind == "fixed" else 4
+            width, calls = max(1.0, one.nodes / levels), None
+            right = 1.0 - (1.0 - likely[at : at + levels]) ** (0.5 + 0.5 * width)
+        else:
+            first, second, _ = one.decode.cascade.matrix()[0]
+            right = (
+                likely[at : at + first + second]
+                * np.repeat([1.0, 0.8], [first, second])[: length - at]
+            )
+            levels, calls = first + second, {"a": Calls(first, 0.0), "b": Calls(second, 0.0)}
+        said_no = coins[at : at + len(right)] >= right
+        accepted = int(said_no.argmax()) if said_no.any() else len(right)
+        emitted = min(accepted + 1, length - at)
+        drafted, path = [0] * one.nodes, range(accepted)
+        rounds.append(
+            Round(0, drafted, path, [0] * emitted, passes=levels, depth=levels, calls=calls)
+        )
+        at += emitted
+    return Output(rounds=rounds)
+
+
+def random_method(way: str, costs: RoundCosts, generator: np.random.Generator) -> MethodCosts:
+    """A tree or a cascade of the same target: calls of the drafter, or of two."""
+    call = float(costs.draft.at(1.0))
+    seconds = dict.fromkeys((*DRAFTING, "a", "b"), 0.0)
+    if way == "cascade":
+        seconds |= {"a": call, "b": call * generator.random()}
+    else:
+        seconds |= {"passes": call * (1.0 + generator.random()), "tokens": call / 20}
+    return MethodCosts(way, 1, seconds, costs.target, costs.constant, 0.0)
+
+
+def test_halving_loses_little_whatever_calls_cost():
+    """A hundred tables of costs: trees and cascades halved on some prompts and compared with all
+    chains, against the best of everything on all others."""
+    generator = np.random.default_rng(1)
+    chains = PolicyCounts.stack(
+        [replay(made_up(np.random.default_rng([2, row])), {}, CANDIDATES) for row in range(PROMPTS)]
+    )
+    played = {
+        one: [
+            count_output(made_up_output(one, np.random.default_rng([2, row])), 20, ("a", "b"))
+            for row in range(PROMPTS)
+        ]
+        for one in PLAYED
+    }
+    others = {one: PolicyCounts.stack(own[CHOOSING:]) for one, own in played.items()}
+    ways = dict.fromkeys(one.way for one in PLAYED)
+
+    def rate(counts: PolicyCounts, place: int, one: AnyCandidate, prices: Prices) -> float:
+        ratio = throughput(counts, place, one, prices)
+        return float(ratio.numerators.sum() / ratio.denominators.sum())
+
+    def play(prompt: int, some: list[Played]) -> list[PolicyCounts]:
+        return [played[one][prompt] for one in some]
+
+    regrets, kinds, dropped = [], set(), []
+    unseen = PolicyCounts(**{name: fact[CHOOSING:] for name, fact in vars(chains).items()})
+    for _ in range(TABLES):
+        costs = random_costs(generator)
+        methods = {(way, 1): random_method(way, costs, generator) for way in ways}
+        prices = Prices({1: costs}, methods=methods)
+
+        def rank(counts, prices=prices):
+            return [rank_played(counts, prices, 1)]
+
+        found = halve(PLAYED, CHOOSING, play, rank, Halving(8, 4))
+        chain = best_of(chains.first(CHOOSING), CANDIDATES, prices, CHOSEN)
+        speeds = {chain: rate(chains.first(CHOOSING), CANDIDATES.index(chain), chain, prices)}
+        speeds |= {one: rate(own, 0, one, prices) for one, own in found.finished.items()}
+        best = max(speeds, key=speeds.get)
+        true = {
+            one: rate(unseen, place, one, prices)
+            for place, one in enumerate(CANDIDATES)
+            if one.kind in CHOSEN
+        }
+        true |= {one: rate(own, 0, one, prices) for one, own in others.items()}
+        regrets.append(1.0 - true[best] / max(true.values()))
+        kinds.add(best.kind)
+        dropped.append(len(found.dropped))
+    assert np.mean(regrets) <= 0.005 and max(regrets) <= 0.02
+    assert {"tree", "cascade"} <= kinds and kinds - {"tree", "cascade"}, "one kind always wins"
+    assert min(dropped) >= len(PLAYED) - 8, "all were played on all prompts"
 
 
 def test_the_choice_loses_little_whatever_calls_cost():

@@ -1,28 +1,26 @@
-"""Candidates: matrices that draft the same are one, and random ones follow from the seed."""
+"""Incrementss: matrices that draft the same are one, and random ones follow from the seed."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from drafttrain.decoding.types import Sampling
-from drafttrain.evaluation.cascades.candidates import (
-    ALONE,
-    Candidate,
+from drafttrain.evaluation.played.increments import (
+    Increments,
     _random,
     neighbours,
     propose,
     simplify,
 )
-from tests.evaluation.cascades.replays import facts, prompts_of, replay_of
+from tests.evaluation.played.pairs import GREEDY, SAMPLED, cascade, facts, player_of, prompts_of
 
 THREE = ("model", "model", "max-gram")
 DEFAULT = ((5, 5, 0), (5, 10), (10,))
 
 
-def parse(text: str, leniency: float = 1.0) -> Candidate:
+def parse(text: str, leniency: float = 1.0) -> Increments:
     rows = text.split("/")
-    return Candidate(tuple(tuple(map(int, row.split(","))) for row in rows), leniency)
+    return Increments(tuple(tuple(map(int, row.split(","))) for row in rows), leniency)
 
 
 @pytest.mark.parametrize(
@@ -48,9 +46,9 @@ def test_increments_that_nothing_asks_for_become_zero(kinds, given, least):
     assert simplify(parse(least), kinds) == parse(least)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_simplified_matrices_draft_the_same(sampling):
-    generator, replay = np.random.default_rng(7), replay_of("llama", sampling)
+    generator, player = np.random.default_rng(7), player_of("llama", sampling)
     prompt, changed = prompts_of("llama")[0], 0
     for _ in range(12):
         candidate = _random(THREE, (1.0, 2.0), generator)
@@ -58,7 +56,9 @@ def test_simplified_matrices_draft_the_same(sampling):
         if not candidate.longest:
             continue
         changed += least != candidate
-        first, second = replay.replay(prompt, [candidate, least])
+        first, second = player.play(
+            prompt, [cascade(candidate, sampling), cascade(least, sampling)]
+        )
         assert facts(first) == facts(second), (candidate.name, least.name)
     assert changed >= 6
 
@@ -73,10 +73,9 @@ def test_leniency_counts_only_where_a_model_reviews_a_model():
 def test_proposals_differ_and_begin_with_the_usual_ones():
     found = propose(THREE, DEFAULT, (1.0, 1.5), 64, seed=0)
     assert len(found) == len(set(found)) == 64
-    assert found[0] == simplify(Candidate(DEFAULT), THREE) and found[0].origin == "default"
-    alone = [one.increments[0] for one in found if one.origin == "first level alone"]
-    assert alone == [(k, 0, 0) for k in ALONE]
-    assert parse("0,0,10/0,0/0") in found
+    assert found[0] == simplify(Increments(DEFAULT), THREE)
+    assert found[1] == parse("0,0,10/0,0/0")
+    assert found[2] == simplify(Increments(DEFAULT, 1.5), THREE)
     assert {one.leniency for one in found} == {1.0, 1.5}
     assert all(one.longest and simplify(one, THREE) == one for one in found)
 
@@ -89,7 +88,7 @@ def test_proposals_follow_from_the_seed():
 
 def test_where_there_are_few_matrices_all_are_proposed():
     found = propose(("model",), ((5,),), (1.0,), 64, seed=0)
-    assert {one.increments[0][0] for one in found} == {*range(1, 9), *ALONE}
+    assert {one.increments[0][0] for one in found} == {*range(1, 9)}
 
 
 def test_neighbours_differ_in_one_increment_by_one_or_two():

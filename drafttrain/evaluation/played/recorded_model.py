@@ -49,8 +49,8 @@ class RecordedState:
     recording: Recording
     tokens: list[int] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
-    committed: int = 0
-    """Tokens in front of the draft that was scored last."""
+    draft: list[tuple[int, Place]] = field(default_factory=list)
+    """Tokens and places of the draft that was scored last."""
 
     @property
     def source(self) -> Source:
@@ -83,12 +83,13 @@ class Record:
 
 
 class RecordedModel(OneByOne):
-    """The part of `CachedModel` that chains need, with rows looked up where they are known.
+    """The part of `CachedModel` that reviews need, with rows looked up where they are known.
 
     Every row of a source is held ([V] and [D], in the types that the model gives) until `forget`.
     skip_rejected: greedy reviews read no row behind a token that is not the arg-max of the row
     before it, so such rows are not computed, and are zeros. Right only where a draft's token is
-    accepted just if it is that arg-max: no leniency, no logits processors.
+    accepted just if it is that arg-max: no leniency, no logits processors. Trees are looked up
+    only so: most of their rows are never met again.
     """
 
     def __init__(
@@ -115,8 +116,12 @@ class RecordedModel(OneByOne):
         self.record.sources.clear()
 
     def check_branches(self) -> None:
-        """Raise ValueError: rows are those of chains."""
-        raise ValueError("recorded models look up chains, not draft trees; draft chains")
+        """Raise ValueError where rows are those of chains."""
+        if not self.skip_rejected:
+            raise ValueError(
+                "recorded models look up draft trees for greedy reviews only; draft chains"
+            )
+        self.wrapped.check_branches()
 
     def processors(self, sampling: Sampling) -> TargetProcessors:
         """The model's own logits processors, which are applied to looked-up rows too."""
@@ -151,9 +156,10 @@ class RecordedModel(OneByOne):
         proposals: Sequence[Proposal],
         layers: Sequence[int] = (),
     ) -> list[StepOutput]:
-        """Rows of each sequence's chain, N + 1 each, with last hidden states of these alone.
+        """Rows of each sequence's draft, N + 1 each, with last hidden states of these alone.
 
-        Raises ValueError for trees, and for drafters that read other layers.
+        Raises ValueError for trees whose rows may all be read, and for drafters that read other
+        layers.
         """
         if set(layers) - {-1}:
             raise ValueError(
@@ -164,15 +170,45 @@ class RecordedModel(OneByOne):
         for state, committed, proposal in zip(states, tokens, proposals, strict=True):
             if not proposal.is_chain:
                 self.check_branches()
-            state.committed = len(committed)
-            self._follow(state, committed.tolist() + proposal.tokens.tolist())
-            scores.append(self._rows(state, state.committed - 1, self.skip_rejected))
+            self._follow(state, committed.tolist())
+            state.draft = self._hang(state, proposal)
+            scores.append(self._review(state, committed, proposal))
         return scores
 
     def keep(self, state: RecordedState, path: Tensor) -> None:
-        """Keep the committed tokens and the accepted beginning of the last draft."""
-        kept = state.committed + len(path)
-        del state.tokens[kept:], state.places[kept:]
+        """Keep the committed tokens and the accepted nodes of the last draft."""
+        for node in path.tolist():
+            token, place = state.draft[node]
+            state.tokens.append(token)
+            state.places.append(place)
+
+    def _hang(self, state: RecordedState, proposal: Proposal) -> list[tuple[int, Place]]:
+        """The place of every node of a draft behind the tokens that the state stands at."""
+        nodes: list[tuple[int, Place]] = []
+        for token, parent in zip(proposal.tokens.tolist(), proposal.parents.tolist(), strict=True):
+            above = state.places[-1] if parent < 0 else nodes[parent][1]
+            nodes.append((token, above.longer.setdefault(token, Place())))
+        return nodes
+
+    def _review(self, state: RecordedState, committed: Tensor, proposal: Proposal) -> StepOutput:
+        """The row of the last committed token and of every node that a review may come to."""
+        self.record.asked += 1
+        places = [state.places[-1], *(place for _, place in state.draft)]
+        above = [0, *(parent + 1 for parent in proposal.parents.tolist())]
+        read = [True] * len(places)
+        for row, place in enumerate(places):
+            if row and self.skip_rejected:
+                token, _ = state.draft[row - 1]
+                read[row] = read[above[row]] and places[above[row]].best == token
+            if read[row] and place.logits is None:
+                self._compute(state, committed, proposal, places)
+        blank = torch.zeros_like(places[0].logits), torch.zeros_like(places[0].hidden)
+        rows = [
+            (place.logits, place.hidden) if seen else blank
+            for place, seen in zip(places, read, strict=True)
+        ]
+        logits, hidden = (torch.stack(own) for own in zip(*rows, strict=True))
+        return StepOutput(logits, hidden)
 
     def _follow(self, state: RecordedState, tokens: list[int]) -> None:
         """Go to the place of these tokens."""
@@ -187,40 +223,29 @@ class RecordedModel(OneByOne):
             state.tokens.append(token)
             state.places.append(place)
 
-    def _rows(self, state: RecordedState, first: int, skip: bool = False) -> StepOutput:
+    def _rows(self, state: RecordedState, first: int) -> StepOutput:
         """Rows after the tokens from number `first` on."""
         self.record.asked += 1
-        places, wanted = state.places, len(state.places)
-        for row in range(first, wanted):
-            if places[row].logits is None:
-                self._compute(state, row)
-            if skip and row + 1 < wanted and places[row].best != state.tokens[row + 1]:
-                wanted = row + 1
-                break
-        logits = [place.logits for place in places[first:wanted]]
-        hidden = [place.hidden for place in places[first:wanted]]
-        unread = len(places) - wanted
-        logits += [torch.zeros_like(logits[0])] * unread
-        hidden += [torch.zeros_like(hidden[0])] * unread
-        return StepOutput(torch.stack(logits), torch.stack(hidden))
+        for row in range(first, len(state.places)):
+            if state.places[row].logits is None:
+                chain = Proposal.chain(torch.tensor(state.tokens[row + 1 :], dtype=torch.long))
+                before = torch.tensor(state.tokens[: row + 1])
+                self._compute(state, before, chain, state.places[row:])
+        places = state.places[first:]
+        logits = torch.stack([place.logits for place in places])
+        return StepOutput(logits, torch.stack([place.hidden for place in places]))
 
     @torch.inference_mode()
-    def _compute(self, state: RecordedState, row: int) -> None:
-        """One call of the model: all rows from this one on."""
-        before, behind = state.tokens[: row + 1], state.tokens[row + 1 :]
-        [score] = self.wrapped.score(
-            [state.recording.cache],
-            [torch.tensor(before)],
-            [Proposal.chain(torch.tensor(behind, dtype=torch.long))],
-        )
+    def _compute(
+        self, state: RecordedState, tokens: Tensor, draft: Proposal, places: Sequence[Place]
+    ) -> None:
+        """One call of the model: the rows of these places, the last token's and the draft's."""
+        [score] = self.wrapped.score([state.recording.cache], [tokens], [draft])
+        if not draft.is_chain:
+            self.wrapped.keep(state.recording.cache, torch.arange(0))  # branches are in the way
         self.record.made += 1
-        found = zip(
-            state.places[row:],
-            score.logits,
-            score.hidden[-len(score.logits) :],
-            score.logits.argmax(-1),
-            strict=True,
-        )
-        for place, logits, hidden, best in found:
+        hidden = score.hidden[-len(score.logits) :]
+        found = zip(places, score.logits, hidden, score.logits.argmax(-1), strict=True)
+        for place, logits, hidden_row, best in found:
             if place.logits is None:  # of known places the first rows stay: one row a sequence
-                place.logits, place.hidden, place.best = logits, hidden, int(best)
+                place.logits, place.hidden, place.best = logits, hidden_row, int(best)

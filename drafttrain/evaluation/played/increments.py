@@ -1,24 +1,26 @@
-"""Matrices of increments to try for a cascade: the usual ones, and random ones."""
+"""Matrices of increments to try for a cascade: the usual ones, and random ones.
+
+What the first level drafts alone is a chain of its own, with no cascade.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from drafttrain.config.kinds import copies_text
-from drafttrain.decoding.drafters.cascade import Level, show_increments
+from drafttrain.decoding.drafters.cascade import show_increments
+from drafttrain.models.drafters import read_kind
 
 LevelKind = Literal["model", "block", "max-gram"]
 """What a level is: a language model, which can review; a drafter of blocks; max-gram."""
-Origin = Literal["default", "first level alone", "last level alone", "random", "neighbour"]
 Matrix = tuple[tuple[int, ...], ...]
 
-ALONE = (5, 3, 8, 2, 12, 4, 6, 10, 16, 20, 25, 30)
-"""Draft lengths at which the first level is tried alone."""
-COPIES_ALONE = 10
+ALONE: dict[LevelKind, int] = {"model": 5, "block": 5, "max-gram": 10}
+"""Tokens that the last level drafts alone."""
 MOST: dict[LevelKind, tuple[int, int]] = {"model": (8, 8), "block": (8, 8), "max-gram": (10, 16)}
 """Largest random increment of a kind of level in a round, and in reviews."""
 ZERO = 1 / 3
@@ -30,12 +32,11 @@ MOST_DRAWS = 50
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A matrix of increments with a leniency."""
+class Increments:
+    """The matrix K of a cascade, with a leniency."""
 
     increments: Matrix
     leniency: float = 1.0
-    origin: Origin = field(default="random", compare=False)
 
     @property
     def name(self) -> str:
@@ -48,13 +49,14 @@ class Candidate:
         return sum(self.increments[0])
 
 
-def kind_of(level: Level) -> LevelKind:
-    if level.reviewer is not None:
-        return "model"
-    return "max-gram" if copies_text(level.drafter.name) else "block"
+def kind_of(drafter: str) -> LevelKind:
+    """What the drafter that settings name is in a cascade. Raises ConfigError as `read_kind`."""
+    if copies_text(drafter):
+        return "max-gram"
+    return "model" if read_kind(drafter).is_language_model else "block"
 
 
-def simplify(candidate: Candidate, kinds: Sequence[LevelKind]) -> Candidate:
+def simplify(candidate: Increments, kinds: Sequence[LevelKind]) -> Increments:
     """The least matrix that drafts the same, so that equal ones are found.
 
     Increments that nothing asks for become 0: those of reviews below a level that drafts nothing or
@@ -89,10 +91,10 @@ def propose(
     leniencies: Sequence[float],
     count: int,
     seed: int,
-) -> list[Candidate]:
-    """So many different candidates, fewer where there are no more: the default, the first level
-    alone at several lengths, the last alone, then random matrices."""
-    found: dict[Candidate, None] = {}
+) -> list[Increments]:
+    """So many different candidates, fewer where there are no more: the default, the last level
+    alone, then random matrices."""
+    found: dict[Increments, None] = {}
     generator = np.random.default_rng(seed)
     for candidate in _usual(kinds, default, leniencies):
         found.setdefault(simplify(candidate, kinds))
@@ -105,7 +107,7 @@ def propose(
     return list(found)[:count]
 
 
-def neighbours(best: Candidate, kinds: Sequence[LevelKind]) -> list[Candidate]:
+def neighbours(best: Increments, kinds: Sequence[LevelKind]) -> list[Increments]:
     """All that differ from it in one increment by one or two, in meaning too."""
     found = {}
     for candidate in _moved(best):
@@ -116,30 +118,19 @@ def neighbours(best: Candidate, kinds: Sequence[LevelKind]) -> list[Candidate]:
 
 def _usual(
     kinds: Sequence[LevelKind], default: Matrix, leniencies: Iterable[float]
-) -> Iterator[Candidate]:
-    levels = len(kinds)
-
-    def alone(level: int, length: int) -> Matrix:
-        rows = [[0] * (levels - depth) for depth in range(levels)]
-        rows[0][level] = length
-        return tuple(map(tuple, rows))
-
+) -> Iterator[Increments]:
     first, *others = leniencies
-    yield Candidate(default, first, "default")
-    for length in ALONE:
-        yield Candidate(alone(0, length), 1.0, "first level alone")
-    yield Candidate(
-        alone(levels - 1, COPIES_ALONE if kinds[-1] == "max-gram" else ALONE[0]),
-        1.0,
-        "last level alone",
-    )
+    yield Increments(default, first)
+    rows = [[0] * (len(kinds) - depth) for depth in range(len(kinds))]
+    rows[0][-1] = ALONE[kinds[-1]]
+    yield Increments(tuple(map(tuple, rows)))
     for leniency in others:
-        yield Candidate(default, leniency, "default")
+        yield Increments(default, leniency)
 
 
 def _random(
     kinds: Sequence[LevelKind], leniencies: Sequence[float], generator: np.random.Generator
-) -> Candidate:
+) -> Increments:
     rows = []
     for depth in range(len(kinds)):
         row = []
@@ -147,10 +138,10 @@ def _random(
             zero, drawn = generator.random() < ZERO, generator.integers(MOST[kind][depth > 0])
             row.append(0 if zero else 1 + int(drawn))
         rows.append(tuple(row))
-    return Candidate(tuple(rows), float(generator.choice(np.asarray(leniencies))))
+    return Increments(tuple(rows), float(generator.choice(np.asarray(leniencies))))
 
 
-def _moved(best: Candidate) -> Iterator[Candidate]:
+def _moved(best: Increments) -> Iterator[Increments]:
     for depth, row in enumerate(best.increments):
         for place, count in enumerate(row):
             for step in STEPS:
@@ -158,4 +149,4 @@ def _moved(best: Candidate) -> Iterator[Candidate]:
                     continue
                 rows = [list(old) for old in best.increments]
                 rows[depth][place] = count + step
-                yield Candidate(tuple(map(tuple, rows)), best.leniency, "neighbour")
+                yield Increments(tuple(map(tuple, rows)), best.leniency)
