@@ -17,6 +17,8 @@ from drafttrain.commands import export as export_command
 from drafttrain.data.hidden import cache as hidden_cache
 from drafttrain.data.shards import outputs as shards
 from drafttrain.data.shards import states as cache_shards
+from drafttrain.data.shards import store
+from drafttrain.data.shards.teacher_rows import TeacherManifest
 from drafttrain.export.reload import compare
 from drafttrain.training.checkpoints import check_files, checkpoint_folders, read_progress
 from recipes import train_causal_drafter, train_parallel_drafter, train_spec_drafter
@@ -122,6 +124,7 @@ def make_inputs(folder: Path) -> None:
             "held_out": {"path": str(folder / "val.txt")},
             "distill": {"sampling": {"max_new_tokens": 12}, "shard_rows": 20},
             "drafter": {"output_tokens": 20},
+            "teacher": {"kind": "cached", "top_k": 6},
             "objective": {"lk": 1.0, "packed_tokens": 60},
             "train": train | {"batch_tokens": 120},
         },
@@ -198,7 +201,11 @@ def damage(stage: Stage, work: Path, whole: Path) -> list[str]:
         except ValueError as error:
             wrong.append(str(error))
     for manifest in work.rglob("manifest.json"):
-        read = cache_shards.read_cache_manifest if stage.name == "cache" else shards.read_manifest
+        read = shards.read_manifest
+        if stage.name == "cache":
+            read = cache_shards.read_cache_manifest
+        elif manifest.parent.name.endswith("-teacher"):
+            read = partial(store.read_manifest, TeacherManifest)
         try:
             read(manifest.parent)
         except ValueError as error:
