@@ -1,8 +1,8 @@
 """Sources read more coarsely: means of neighbouring encoder states (ours).
 
-Whisper's encoder puts out 1,500 states for 30 s, dozens for each word, and a drafter that reads
-them all spends as much on cross-attention as on all its products. Keys and values are linear in the
-states, so means of the target's own keys and values are those of the means.
+Whisper's encoder puts out 1,500 states for 30 s, a dozen or more for each word, and cross-attention
+reads their keys and values in every layer of every round, and of every step of training. Keys and
+values are linear in the states, so means of the target's own are those of the means.
 """
 
 from __future__ import annotations
