@@ -214,7 +214,8 @@ def test_a_tuning_report_shows_policies_costs_and_verdict(tmp_path):
             policy("oracle", "oracle", 0, 0.3),
         ],
     )
-    costs = {field: 0.5 for field in CostFacts.model_fields} | {"rounds": [], "rules": {}}
+    costs = {field: 0.5 for field in CostFacts.model_fields}
+    costs |= {"rounds": [], "methods": [], "rules": {}}
     report = TuneReport(
         target=TargetFacts(path="org/big", parameters=10, dtype="float32", device="cpu"),
         drafter="tiny",
