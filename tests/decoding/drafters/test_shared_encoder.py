@@ -16,6 +16,7 @@ from drafttrain.decoding.drafters.cascade import Level, cascade
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.tree import TreeDrafter
+from drafttrain.decoding.engine import batched
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter
@@ -133,6 +134,21 @@ def test_batches_change_nothing(family, sampling):
     sources = sources_for(target.model)
     alone = [one.tokens for one in decode(target, drafter, sources, 1, sampling)]
     assert [one.tokens for one in decode(target, drafter, sources, 3, sampling)] == alone
+
+
+def test_sources_are_projected_side_by_side_up_to_a_limit_by_hand(monkeypatch):
+    monkeypatch.setattr(batched, "STATES_AT_ONCE", 8)
+    groups = [(own.start, own.stop) for own in batched._side_by_side([3, 4, 5, 9, 1])]
+    assert groups == [(0, 2), (2, 3), (3, 4), (4, 5)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_in_how_many_calls_sources_are_projected_changes_nothing(family, monkeypatch):
+    target, drafter = target_of(family), BlockDrafter(drafter_of(family, previous_token_rank=3))
+    sources = sources_for(target.model)
+    expected = [one.tokens for one in decode(target, drafter, sources, 3)]
+    monkeypatch.setattr(batched, "STATES_AT_ONCE", 1)
+    assert [one.tokens for one in decode(target, drafter, sources, 3)] == expected
 
 
 @pytest.mark.parametrize("pooling", [1, 3])
