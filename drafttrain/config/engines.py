@@ -87,7 +87,7 @@ SGLANG = Engine(
 TENSORRT_LLM = Engine(
     name="tensorrt-llm",
     title="TensorRT-LLM",
-    programs=("servers",),
+    programs=("servers", "parallel_servers"),
     loads=_PLAIN,
     command="drafttrain.export.engines.serving:tensorrt_command",
     notes="It does not compare tokenizers: give it no other target.",
@@ -112,7 +112,7 @@ TENSORRT_LLM = Engine(
         "Qwen3NextForCausalLM",
     ),
 )
-"""Decoding type Draft_Target of its PyTorch backend."""
+"""Decoding types Draft_Target and PARD of its PyTorch backend."""
 
 LLAMA_CPP = Engine(
     name="llama.cpp",

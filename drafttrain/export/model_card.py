@@ -236,7 +236,7 @@ def serving_of(card: Card, parts: Parts) -> Serving:
         tokens=parts.assisted.num_assistant_tokens,
         confidence=parts.assisted.assistant_confidence_threshold,
         vocabulary=vocabulary_size(parts.drafter),
-        parallel="parallel_servers" in programs(parts.drafter.config),
+        mask_token=getattr(parts.drafter.config, "pard_token", None),
         p_min=p_min or 0.0,
         schedule=card.plan.schedule,
         gguf=card.plan.gguf,

@@ -31,8 +31,8 @@ class Serving:
     """assistant_confidence_threshold."""
     vocabulary: int
     """Rows of the drafter's embedding."""
-    parallel: bool = False
-    """Whether one call drafts a block (PARD)."""
+    mask_token: int | None = None
+    """The token that stands for a mask, where one call drafts a block (PARD)."""
     p_min: float = 0.0
     """--spec-draft-p-min."""
     schedule: Schedule = ()
@@ -67,7 +67,7 @@ def vllm_command(serving: Serving) -> str:
         "model": serving.folder,
         "num_speculative_tokens": max([serving.tokens, *(k for _, k in serving.schedule)]),
     }
-    if serving.parallel:
+    if serving.mask_token is not None:
         fields["parallel_drafting"] = True
     if serving.schedule:
         starts = [1, *(size + 1 for size, _ in serving.schedule)]
@@ -87,17 +87,17 @@ def sglang_command(serving: Serving) -> str:
 
 def tensorrt_command(serving: Serving) -> str:
     longest = max([serving.tokens, *(k for _, k in serving.schedule)])
-    lines = [
-        "cat > draft.yaml <<'END'",
-        "disable_overlap_scheduler: true",
-        "speculative_config:",
-        "  decoding_type: Draft_Target",
-        f"  max_draft_len: {longest}",
-        f"  speculative_model: {json.dumps(serving.folder)}",
-    ]
-    if serving.schedule:
+    fields = [f"max_draft_len: {longest}", f"speculative_model: {json.dumps(serving.folder)}"]
+    if serving.mask_token is None:
+        before, kind = ["disable_overlap_scheduler: true"], "Draft_Target"
+    else:
+        before, kind = [], "PARD"
+        fields.append(f"mask_token_id: {serving.mask_token}")
+    if serving.schedule and serving.mask_token is None:  # a PARD worker drafts one length
         shown = ", ".join(f"{size}: {k}" for size, k in serving.schedule)
-        lines.append(f"  draft_len_schedule: {{{shown}}}")
+        fields.append(f"draft_len_schedule: {{{shown}}}")
+    lines = ["cat > draft.yaml <<'END'", *before, "speculative_config:"]
+    lines += [f"  {field}" for field in (f"decoding_type: {kind}", *fields)]
     return "\n".join([*lines, "END", f"trtllm-serve {quote(serving.target)} --config draft.yaml"])
 
 

@@ -216,6 +216,20 @@ def test_schedules_are_written_as_each_engine_has_them():
     }
 
 
+def test_parallel_drafters_are_told_their_mask():
+    serving = replace(SERVING, mask_token=7, schedule=((1, 5), (8, 3)))
+    assert json.loads(vllm_command(serving).split("'")[1])["parallel_drafting"] is True
+    written = tensorrt_command(serving).split("'END'\n")[1].split("\nEND")[0]
+    assert yaml.safe_load(written) == {
+        "speculative_config": {
+            "decoding_type": "PARD",
+            "max_draft_len": 5,
+            "speculative_model": "exports/mine",
+            "mask_token_id": 7,
+        },
+    }
+
+
 def test_commands_are_quoted_for_the_shell():
     serving = replace(SERVING, target="my model", folder="/a b/c", gguf=GgufConfig(outtype="f32"))
     assert "vllm serve 'my model'" in vllm_command(serving)
