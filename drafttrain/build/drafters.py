@@ -7,6 +7,7 @@ from pkgutil import resolve_name
 
 from transformers import PretrainedConfig, PreTrainedModel
 
+from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.kinds import DrafterKind, kind_of
 from drafttrain.decoding.engine.architectures import (
@@ -19,6 +20,7 @@ from drafttrain.decoding.roles import Drafter
 from drafttrain.models.drafters import check_drafter, check_fit, reads_states
 from drafttrain.models.identity import check_same_target
 from drafttrain.models.prompts import prompt_layers
+from drafttrain.models.target_embeddings import lacks_embeddings
 
 
 def check_for_target(
@@ -64,6 +66,11 @@ def drafter_for(target: PreTrainedModel, model: PreTrainedModel, name: str) -> D
     """
     label, target_label = f"{name} {model.name_or_path!r}", f"target {target.name_or_path!r}"
     check_fit(model.config, target.config, label, target_label)
+    if lacks_embeddings(model.config):
+        raise ConfigError(
+            f"{label} was loaded without its embeddings, which its folder leaves to its target; "
+            "export it (drafttrain export writes a whole folder), and load that"
+        )
     if reads_states(model.config):
         check_same_target(model.config, target, model.name_or_path)
     return make_drafter(model, target)

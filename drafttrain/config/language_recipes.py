@@ -27,6 +27,10 @@ class CausalDrafterShape(Config):
     values of the prompt, in the layers that the drafter is made of, its own cache begins with; it
     reads the answer alone, behind the first token, which the target tells with the prompt. They
     cost nothing, but no other program hands them over."""
+    embeddings: Literal["own", "target"] = "own"
+    """Whose embeddings and output projection it has. target: its own folder holds none, whoever
+    loads it shares the target's, which are most of a shallow drafter's weights. They stay as they
+    are; `drafttrain export` writes whole folders for other programs."""
 
 
 class CausalStart(Config):

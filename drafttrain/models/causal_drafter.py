@@ -28,6 +28,11 @@ from drafttrain.models.language_models import (
 from drafttrain.models.loading import check_target, is_language_model, read_config, read_weights
 from drafttrain.models.prompts import check_prompt_layers, prompt_layers
 from drafttrain.models.spec_drafter.initialise import spread
+from drafttrain.models.target_embeddings import (
+    lacks_embeddings,
+    leave_out_embeddings,
+    read_whole,
+)
 
 SHARED = ("bos_token_id", "eos_token_id", "pad_token_id")
 """Tokens that a drafter has from its target."""
@@ -74,6 +79,7 @@ def check_causal_recipe(settings: CausalDrafterRecipe) -> PretrainedConfig:
     else:
         chosen_layers(settings, target)
     _check_objective(settings)
+    _check_embeddings(settings)
     if settings.on_policy.share and not reads_prompt:
         raise ConfigError(
             f"on_policy.share = {settings.on_policy.share} continues rows that the drafter reads "
@@ -109,6 +115,28 @@ def _check_objective(settings: CausalDrafterRecipe) -> None:
             f"on_policy.share = {settings.on_policy.share}: drafts teach by divergences from the "
             "target's rows, but objective.cross_entropy alone has a weight; give one, as "
             "objective.forward_kl=1, or leave on_policy out"
+        )
+
+
+def _check_embeddings(settings: CausalDrafterRecipe) -> None:
+    """Whether embeddings that are not saved stay the target's."""
+    if settings.drafter.embeddings == "own":
+        return
+    start, name = settings.initialise, "drafter.embeddings = 'target'"
+    if {*settings.objective.frozen} != {"embeddings", "output"}:
+        raise ConfigError(
+            f"{name} leaves them as they are, but objective.frozen = "
+            f"{list(settings.objective.frozen)}; give objective.frozen=[embeddings,output], or "
+            "drafter.embeddings=own"
+        )
+    given = start.path is not None and lacks_embeddings(
+        read_config(start.path, f"initialise.path = {start.path!r}")
+    )
+    if start.model is not None or (start.path is not None and not given):
+        what = "initialise.path" if start.path is not None else "initialise.model"
+        raise ConfigError(
+            f"{name}, but {what} brings embeddings of its own; leave it out to start from the "
+            "target's layers, or give drafter.embeddings=own"
         )
 
 
@@ -193,7 +221,12 @@ def start_drafter(settings: CausalDrafterRecipe, target: PreTrainedModel) -> Pre
     start = settings.initialise
     if start.path is not None:
         name = f"initialise.path = {start.path!r}"
-        drafter = read_weights(AutoModelForCausalLM, start.path, name, dtype=torch.float32)
+        if lacks_embeddings(read_config(start.path, name)):
+            drafter = read_whole(
+                AutoModelForCausalLM, start.path, name, target, shared=False, dtype=torch.float32
+            )
+        else:
+            drafter = read_weights(AutoModelForCausalLM, start.path, name, dtype=torch.float32)
         fit_vocabulary(drafter, target.get_output_embeddings().out_features)
     else:
         drafter = empty_drafter(settings, target.config)
@@ -206,6 +239,8 @@ def start_drafter(settings: CausalDrafterRecipe, target: PreTrainedModel) -> Pre
     if prompt_layers(drafter.config):
         of_it["weights_sha256"] = hash_target(target)
     drafter.config.target = of_it
+    if settings.drafter.embeddings == "target":
+        leave_out_embeddings(drafter, target)
     tokens = {name: getattr(target.generation_config, name, None) for name in SHARED}
     drafter.generation_config = GenerationConfig(**tokens)
     return drafter.eval()

@@ -24,6 +24,7 @@ from drafttrain.models.loading import (
 )
 from drafttrain.models.prompts import check_prompt_layers, prompt_layers
 from drafttrain.models.speech import ENCODER_SIZES, hears, shares_encoder
+from drafttrain.models.target_embeddings import lacks_embeddings, read_whole
 from drafttrain.models.weight_files import check_weight_files
 
 
@@ -173,7 +174,11 @@ def load_drafter(
     dtype = "auto" if like is None else like.model.dtype
     loads = _class_of(kind) or auto_class(settings)
     name = f"drafter {str(path)!r}"
-    model = read_weights(loads, path, name, dtype=dtype, trust_remote_code=False)
+    asked = {"dtype": dtype, "trust_remote_code": False}
+    if lacks_embeddings(settings):
+        model = read_whole(loads, path, name, None if like is None else like.model, **asked)
+    else:
+        model = read_weights(loads, path, name, **asked)
     return model.eval() if like is None else ready_to_decode(model, like.model.device)
 
 

@@ -27,6 +27,7 @@ from drafttrain.data.shards.writing import (
     renamed_when_whole,
 )
 from drafttrain.models.acceptance_head import AcceptanceHead
+from drafttrain.models.target_embeddings import saved_weights
 from drafttrain.training.checkpoints import remove_unfinished
 
 LOOSE = frozenset(
@@ -80,9 +81,10 @@ def open_run(run: Path, settings: Config) -> None:
 
 
 def save_final(run: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Path:
-    """Write `final/`, loadable by `from_pretrained`, whole or not at all."""
+    """Write `final/`, whole or not at all; `from_pretrained` loads it, unless it leaves embeddings
+    to its target."""
     with _whole_folder(run) as folder:
-        model.save_pretrained(folder, safe_serialization=True)
+        model.save_pretrained(folder, state_dict=saved_weights(model))
         tokenizer.save_pretrained(folder)
     return run / "final"
 
@@ -91,7 +93,7 @@ def save_start(run: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizer
     """Write `start/` once: the model before its first step, as a drafter to compare with."""
     if not (run / "start").exists():
         with _whole_folder(run, "start") as folder:
-            model.save_pretrained(folder, safe_serialization=True)
+            model.save_pretrained(folder, state_dict=saved_weights(model))
             tokenizer.save_pretrained(folder)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from drafttrain.cli import main as drafttrain
@@ -220,3 +221,21 @@ def test_a_target_that_the_engine_cannot_decode_is_refused_before_it_is_distille
     told = capsys.readouterr().err
     assert "slides over 8 tokens" in told and "Traceback" not in told
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_without_embeddings_is_measured_and_leaves_as_a_whole_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    arguments, run = [*make_project(tmp_path), "drafter.embeddings=target"], tmp_path / "run"
+    assert exit_code(main, *arguments) == 0, capsys.readouterr().err
+    for folder in ("start", "final"):
+        assert "lm_head.weight" not in load_file(run / folder / "model.safetensors")
+    quick = ["repeats=1", "warmup=0", "bootstrap=20", "baselines=[]"]
+    quick.append("decode.sampling.max_new_tokens=8")
+    assert exit_code(drafttrain, "eval", "--drafter", str(run), *quick) == 0
+    own = json.loads((run / "report.json").read_text())["runs"][1]
+    assert own["metrics"]["identical"]["value"] == 1.0
+    export(ExportConfig(drafter=str(run), out=tmp_path / "out"), reload=compare)
+    out = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    target = AutoModelForCausalLM.from_pretrained(tmp_path / "target")
+    assert torch.equal(out.lm_head.weight, target.lm_head.weight)

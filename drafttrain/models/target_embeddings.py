@@ -1,0 +1,137 @@
+"""Drafters whose embeddings are their target's, and are not saved again.
+
+A drafter made of a target's layers keeps its embeddings and output projection, which are most of
+its weights: 28 of 35 million in two layers of SmolLM2-135M. With `embeddings: target` in its
+config.json its folder holds all other weights. These are taken from the loaded target, whose memory
+the drafter then shares, or read from the files of the target that its config.json names. Loaded, it
+is an ordinary model; saved again (`drafttrain export`), it is whole.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+
+from drafttrain.config.base import ConfigError
+from drafttrain.models.identity import HASHED_TYPES, hash_weights
+from drafttrain.models.loading import read_weights
+
+
+def lacks_embeddings(config: PretrainedConfig) -> bool:
+    """Whether a drafter's folder holds no embeddings and no output projection."""
+    return getattr(config, "embeddings", None) == "target"
+
+
+def leave_out_embeddings(drafter: PreTrainedModel, target: PreTrainedModel) -> None:
+    """Note in a drafter's settings that these are its target's, and which they are."""
+    found = {name: hash_weights(_parts(target), getattr(torch, name)) for name in HASHED_TYPES}
+    drafter.config.embeddings = "target"
+    drafter.config.target = {**drafter.config.target, "embeddings_sha256": found}
+
+
+def saved_weights(model: PreTrainedModel) -> dict[str, Tensor] | None:
+    """What a folder is to hold of a model: all weights but the target's; None: all."""
+    if not lacks_embeddings(model.config):
+        return None
+    theirs = set(_names(model))
+    return {name: value for name, value in model.state_dict().items() if name not in theirs}
+
+
+def read_whole(
+    kind: Any,
+    path: str | Path,
+    name: str,
+    target: PreTrainedModel | None,
+    shared: bool = True,
+    **settings: Any,
+) -> PreTrainedModel:
+    """A drafter from a folder without them, made whole.
+
+    target: where they are taken from; shared, its modules become the drafter's, which must be of
+    its type. None: they are read from the files that the drafter's config.json names. `name` is
+    what messages call the drafter. Raises ConfigError where neither has the embeddings that it was
+    trained with, and for other weights that are missing.
+    """
+    drafter, found = read_weights(kind, path, name, output_loading_info=True, **settings)
+    missing = sorted(set(found["missing_keys"]) - set(_names(drafter)))
+    if missing:
+        raise ConfigError(
+            f"{name}: its weights lack {missing[0]!r} ({len(missing)} tensors); copy them again"
+        )
+    if target is None:
+        _read_embeddings(drafter, name)
+    elif shared:
+        drafter.set_input_embeddings(target.get_input_embeddings())
+        drafter.set_output_embeddings(target.get_output_embeddings())
+    else:
+        _parts(drafter).load_state_dict(_parts(target).state_dict())
+    _check_same(drafter, name)
+    del drafter.config.embeddings
+    return drafter
+
+
+def _check_same(drafter: PreTrainedModel, name: str) -> None:
+    wanted, given = drafter.config.target.get("embeddings_sha256") or {}, _parts(drafter)
+    own = str(drafter.dtype).removeprefix("torch.")
+    types = sorted(wanted.keys() & set(HASHED_TYPES), key=lambda dtype: dtype != own)
+    if not any(hash_weights(given, getattr(torch, dtype)) == wanted[dtype] for dtype in types):
+        raise ConfigError(
+            f"{name} has the embeddings of target {drafter.config.target.get('path')!r}, but those "
+            "of the target given are others; give that target"
+        )
+
+
+@torch.no_grad()
+def _read_embeddings(drafter: PreTrainedModel, name: str) -> None:
+    """From the target's files, by the names that they have there: target and drafter are of one
+    architecture."""
+    target, wanted = drafter.config.target, _names(drafter)
+    tensors, tied = drafter.state_dict(), drafter.config.tie_word_embeddings
+    try:
+        for key in wanted[:1] if tied else wanted:  # of tied ones files hold the embeddings alone
+            tensors[key].copy_(_read_tensor(target["path"], target.get("revision"), key))
+        if tied:
+            drafter.get_output_embeddings().weight = drafter.get_input_embeddings().weight
+    except (OSError, KeyError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise ConfigError(
+            f"{name} holds no embeddings: they are those of target {target.get('path')!r}, which "
+            f"cannot be read ({reason}); correct target.path in its config.json"
+        ) from None
+
+
+def _read_tensor(path: str, revision: str | None, key: str) -> Tensor:
+    """One tensor of a model's files, alone."""
+    file, folder = SAFE_WEIGHTS_NAME, Path(path).expanduser()
+    local = folder / SAFE_WEIGHTS_INDEX_NAME
+    index = str(local) if local.is_file() else None
+    if not folder.is_dir():
+        index = cached_file(
+            path,
+            SAFE_WEIGHTS_INDEX_NAME,
+            revision=revision,
+            _raise_exceptions_for_missing_entries=False,
+        )
+    if index is not None:
+        file = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"][key]
+    with safe_open(cached_file(path, file, revision=revision), framework="pt") as weights:
+        return weights.get_tensor(key)
+
+
+def _parts(model: PreTrainedModel) -> nn.Module:
+    return nn.ModuleList([model.get_input_embeddings(), model.get_output_embeddings()])
+
+
+def _names(model: PreTrainedModel) -> list[str]:
+    """Of the weights of both: the embeddings' first."""
+    parts = (model.get_input_embeddings(), model.get_output_embeddings())
+    own = [[id(one) for one in part.parameters()] for part in parts]
+    named = [(name, id(one)) for name, one in model.named_parameters(remove_duplicate=False)]
+    return list(dict.fromkeys(name for ids in own for name, one in named if one in ids))

@@ -1,0 +1,158 @@
+"""Drafters whose folder holds all weights but the embeddings, which are their target's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from drafttrain.build.drafters import drafter_for
+from drafttrain.config.base import ConfigError
+from drafttrain.config.inputs import TargetConfig
+from drafttrain.config.language_recipes import CausalDrafterRecipe
+from drafttrain.models.causal_drafter import check_causal_recipe, start_drafter
+from drafttrain.models.drafters import load_drafter, read_drafter_settings
+from drafttrain.models.loading import LoadedTarget, load_target
+from drafttrain.training.run_folder import save_final
+from tests.comparing import close, same_weights
+from tests.tiny_models import tiny_model
+from tests.tiny_targets import save_target, tiny_tokenizer
+
+IDS = torch.tensor([[5, 6, 7, 8]])
+THEIRS = {"model.embed_tokens.weight", "lm_head.weight"}
+
+
+def recipe(folder: Path, **groups: object) -> CausalDrafterRecipe:
+    places = {"run": "run", "target": {"path": str(folder)}, "data": {"path": "rows.jsonl"}}
+    shape = {"layers": 2, "embeddings": "target"}
+    return CausalDrafterRecipe.model_validate(places | {"drafter": shape} | groups)
+
+
+@pytest.fixture(params=[False, True], ids=["untied", "tied"])
+def folders(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
+    """A target, and what is left of a drafter made of two of its layers."""
+    tied = {"tie_word_embeddings": request.param}
+    target = tiny_model("llama", num_hidden_layers=3, **tied).float()
+    if request.param:
+        target.lm_head.weight = target.model.embed_tokens.weight
+    save_target(target, tmp_path / "target")
+    drafter = start_drafter(recipe(tmp_path / "target"), target)
+    drafter.model.layers[0].mlp.up_proj.weight.data.mul_(1.5)
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "target")  # of the same tensors' names
+    assert THEIRS <= {*whole.state_dict()}
+    return tmp_path / "target", save_final(tmp_path / "run", drafter, tiny_tokenizer())
+
+
+def loaded(target: Path) -> LoadedTarget:
+    return load_target(TargetConfig(path=str(target)))
+
+
+def drafter_of(folder: Path, target: LoadedTarget | None) -> PreTrainedModel:
+    return load_drafter(folder, read_drafter_settings(str(folder)), target)
+
+
+def test_the_folder_holds_the_layers_alone(folders) -> None:
+    target, final = folders
+    names, theirs = (set(load_file(one / "model.safetensors")) for one in (final, target))
+    assert not names & THEIRS and "model.layers.1.mlp.up_proj.weight" in names
+    assert "model.embed_tokens.weight" in theirs
+    assert json.loads((final / "config.json").read_text())["embeddings"] == "target"
+
+
+def test_beside_its_target_it_shares_the_target_s_modules(folders) -> None:
+    target, final = folders
+    beside, alone = loaded(target), drafter_of(final, None)
+    drafter = drafter_of(final, beside)
+    assert drafter.get_input_embeddings() is beside.model.get_input_embeddings()
+    assert drafter.get_output_embeddings() is beside.model.get_output_embeddings()
+    close(drafter(IDS).logits.double(), alone(IDS).logits.double(), 1e-5)
+    stock = start_drafter(recipe(target), beside.model)
+    assert not torch.allclose(stock(IDS).logits, alone(IDS).logits)
+
+
+def test_saved_again_it_is_whole(folders, tmp_path: Path) -> None:
+    target, final = folders
+    drafter = drafter_of(final, loaded(target))
+    drafter.save_pretrained(tmp_path / "out")
+    out = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert not hasattr(out.config, "embeddings")
+    assert same_weights(out, drafter_of(final, None))
+    close(out(IDS).logits.double(), drafter(IDS).logits.double(), 1e-5)
+
+
+def test_training_goes_on_from_it_with_embeddings_of_its_own(folders) -> None:
+    target, final = folders
+    beside = loaded(target).model
+    settings = recipe(target, initialise={"path": str(final)})
+    drafter = start_drafter(settings, beside)
+    assert drafter.get_input_embeddings() is not beside.get_input_embeddings()
+    close(drafter(IDS).logits.double(), drafter_of(final, None)(IDS).logits.double(), 1e-5)
+    tied = drafter.lm_head.weight is drafter.model.embed_tokens.weight
+    assert tied == drafter.config.tie_word_embeddings
+
+
+def test_a_target_in_half_precision_is_the_same_target(folders) -> None:
+    target, final = folders
+    half = load_target(TargetConfig(path=str(target), dtype="bfloat16"))
+    assert drafter_of(final, half).dtype == torch.bfloat16
+
+
+def test_another_target_s_embeddings_are_refused(folders) -> None:
+    target, final = folders
+    model = AutoModelForCausalLM.from_pretrained(target)
+    model.get_input_embeddings().weight.data[3] += 1.0
+    model.save_pretrained(target)
+    for given in (None, loaded(target)):
+        with pytest.raises(ConfigError, match="those of the target given are others"):
+            drafter_of(final, given)
+
+
+def test_a_target_that_is_gone_and_layers_that_are_missing_are_named(folders) -> None:
+    target, final = folders
+    weights = load_file(final / "model.safetensors")
+    weights.pop("model.layers.1.mlp.up_proj.weight")
+    save_file(weights, final / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"lack 'model\.layers\.1\.mlp\.up_proj\.weight'"):
+        drafter_of(final, None)
+    target.rename(target.with_name("moved"))
+    with pytest.raises(ConfigError, match=r"embeddings: they are those of target .*target\.path"):
+        drafter_of(save_again(final), None)
+
+
+def save_again(final: Path) -> Path:
+    """The same folder with the missing layer, of zeros."""
+    weights = load_file(final / "model.safetensors")
+    like = weights["model.layers.0.mlp.up_proj.weight"]
+    weights["model.layers.1.mlp.up_proj.weight"] = torch.zeros_like(like)
+    save_file(weights, final / "model.safetensors", metadata={"format": "pt"})
+    return final
+
+
+def test_what_transformers_loads_of_it_does_not_draft(folders) -> None:
+    target, final = folders
+    torn = AutoModelForCausalLM.from_pretrained(final)
+    with pytest.raises(ConfigError, match="loaded without its embeddings.*drafttrain export"):
+        drafter_for(loaded(target).model, torn, "assistant_model")
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        ({"objective": {"frozen": ["output"]}}, r"frozen = \['output'\].*embeddings=own"),
+        ({"initialise": {"path": "TARGET"}}, r"initialise\.path brings embeddings of its own"),
+        (
+            {"initialise": {"model": {"model_type": "llama"}}, "objective": {"frozen": []}},
+            r"objective\.frozen = \[\]",
+        ),
+    ],
+)
+def test_embeddings_that_would_change_are_refused(groups, words, tmp_path: Path) -> None:
+    save_target(tiny_model("llama", num_hidden_layers=3), tmp_path)
+    if groups.get("initialise", {}).get("path"):
+        groups = {"initialise": {"path": str(tmp_path)}}
+    with pytest.raises(ConfigError, match=words):
+        check_causal_recipe(recipe(tmp_path, **groups))
