@@ -44,8 +44,9 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.evaluation.prompts import Prompt, read_prompts
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
 from drafttrain.models.loading import LoadedTarget, check_seq2seq, load_target
-from drafttrain.models.spec_drafter.initialise import has_own_output, initialise, make_config
+from drafttrain.models.spec_drafter.initialise import initialise
 from drafttrain.models.spec_drafter.model import SpecDrafter
+from drafttrain.models.spec_drafter.shape import has_own_output, make_config
 from drafttrain.training.loop import Task, batches_of, make_accelerator, prepare, take_step, train
 from drafttrain.training.run_folder import save_final
 

@@ -36,8 +36,9 @@ from drafttrain.data.distill.recipe_rows import distilled_rows
 from drafttrain.evaluation.bootstrap import Ratio, draw_resamples, estimate_ratio
 from drafttrain.evaluation.environment import describe_environment
 from drafttrain.models.loading import load_target, load_tokenizer
-from drafttrain.models.spec_drafter.initialise import has_own_output, initialise, make_config
+from drafttrain.models.spec_drafter.initialise import initialise
 from drafttrain.models.spec_drafter.model import PADDING, SpecDrafter
+from drafttrain.models.spec_drafter.shape import has_own_output, make_config
 from drafttrain.training.loop import (
     Prepared,
     batches_of,

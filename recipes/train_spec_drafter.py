@@ -37,8 +37,9 @@ from drafttrain.decoding.drafters.block import predict_blocks
 from drafttrain.evaluation.teacher_forced import BlockValidation
 from drafttrain.models.identity import hash_target
 from drafttrain.models.loading import LoadedTarget, check_seq2seq, load_target, load_tokenizer
-from drafttrain.models.spec_drafter.initialise import has_own_output, initialise, make_config
+from drafttrain.models.spec_drafter.initialise import initialise
 from drafttrain.models.spec_drafter.model import SpecDrafter, SpecDrafterConfig
+from drafttrain.models.spec_drafter.shape import has_own_output, make_config
 from drafttrain.models.speech import hears
 from drafttrain.training.loop import Task, train
 from drafttrain.training.objectives.mask_predict import MaskPredict

@@ -22,8 +22,9 @@ from drafttrain.config.inputs import DataConfig, TargetConfig
 from drafttrain.config.reading import dump_settings
 from drafttrain.config.recipes import DrafterConfig, SpecDrafterRecipe
 from drafttrain.config.runs import newest_run, run_of
-from drafttrain.models.spec_drafter.initialise import initialise, make_config
+from drafttrain.models.spec_drafter.initialise import initialise
 from drafttrain.models.spec_drafter.model import SpecDrafter
+from drafttrain.models.spec_drafter.shape import make_config
 from tests.commanding import ended
 from tests.tiny_models import VOCAB, tiny_model
 

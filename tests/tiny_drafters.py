@@ -11,8 +11,9 @@ from drafttrain.config.recipes import DrafterConfig
 from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig
 from drafttrain.models.causal_drafter import shallow_config
 from drafttrain.models.language_models import layer_stem, take_layers
-from drafttrain.models.spec_drafter.initialise import has_own_output, initialise, make_config
+from drafttrain.models.spec_drafter.initialise import initialise
 from drafttrain.models.spec_drafter.model import SpecDrafter
+from drafttrain.models.spec_drafter.shape import has_own_output, make_config
 from tests.tiny_models import VOCAB, near_copy, tiny_model
 
 

@@ -23,11 +23,11 @@ from drafttrain.models.language_models import (
     family_defaults,
     layer_stem,
     random_model,
+    spread,
     take_layers,
 )
 from drafttrain.models.loading import check_target, is_language_model, read_config, read_weights
 from drafttrain.models.prompts import check_prompt_layers, prompt_layers
-from drafttrain.models.spec_drafter.initialise import spread
 from drafttrain.models.target_embeddings import (
     lacks_embeddings,
     leave_out_embeddings,

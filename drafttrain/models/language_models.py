@@ -52,6 +52,15 @@ def random_model(
         ) from None
 
 
+def spread(own: int, theirs: int) -> list[int]:
+    """Which target layer each drafter layer starts from."""
+    if own >= theirs:
+        return [i * theirs // own for i in range(own)]
+    if own == 1:
+        return [theirs - 1]
+    return [round(i * (theirs - 1) / (own - 1)) for i in range(own)]
+
+
 def take_layers(
     weights: Mapping[str, Tensor], stem: str, taken: Sequence[int]
 ) -> dict[str, Tensor]:

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 from transformers import GenerationConfig, PreTrainedModel, WhisperConfig, WhisperForCausalLM
 
-from drafttrain.models.language_models import take_layers
-from drafttrain.models.spec_drafter.initialise import spread
+from drafttrain.models.language_models import spread, take_layers
 
 PREFIXES = ("model.decoder.", "proj_out.")
 """What the names of a Whisper's parameters begin with, where they are its decoder's."""

@@ -10,8 +10,8 @@ from drafttrain.config.kinds import KINDS
 from drafttrain.config.recipes import DrafterConfig
 from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig
 from drafttrain.models.identity import hash_target
-from drafttrain.models.spec_drafter.initialise import make_config
 from drafttrain.models.spec_drafter.model import SpecDrafter
+from drafttrain.models.spec_drafter.shape import make_config
 from tests.tiny_models import VOCAB, tiny_model
 
 

@@ -18,8 +18,8 @@ from drafttrain.config.recipes import DrafterConfig
 from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength, HeadJudge
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.identity import hash_weights
-from drafttrain.models.spec_drafter.initialise import make_config
 from drafttrain.models.spec_drafter.model import SpecDrafter
+from drafttrain.models.spec_drafter.shape import make_config
 from tests.tiny_models import tiny_model
 
 

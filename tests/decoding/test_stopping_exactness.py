@@ -31,8 +31,9 @@ from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import BlockVerification, RejectionSampling
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.draft_states import ROW_FEATURES, StateKind
-from drafttrain.models.spec_drafter.initialise import initialise, make_config
+from drafttrain.models.spec_drafter.initialise import initialise
 from drafttrain.models.spec_drafter.model import SpecDrafter
+from drafttrain.models.spec_drafter.shape import make_config
 from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.decoding.toys import EOS, ToyModel, ToyTarget, autoregressive_law, toy_prompt, toy_source
 from tests.tiny_models import tiny_model

@@ -17,8 +17,9 @@ from drafttrain.export.reload import compare
 from drafttrain.export.verify import Check
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.identity import hash_target, hash_weights
-from drafttrain.models.spec_drafter.initialise import initialise, make_config
+from drafttrain.models.spec_drafter.initialise import initialise
 from drafttrain.models.spec_drafter.model import SpecDrafter
+from drafttrain.models.spec_drafter.shape import make_config
 from drafttrain.models.speech import hears
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import tiny_tokenizer

@@ -92,8 +92,8 @@ def test_a_mask_is_a_token_that_no_row_holds() -> None:
     assert choose_mask(None, tokenizer, named + 2, rows(5, 6)) == 8
 
 
-def test_of_the_engines_vllm_alone_takes_it() -> None:
+def test_the_engines_that_draft_blocks_take_it() -> None:
     config = LlamaConfig(vocab_size=VOCAB, pard_token=3, k=4)
-    assert [engine.name for engine in engines_for([], config)] == ["vllm"]
+    assert [engine.name for engine in engines_for([], config)] == ["vllm", "tensorrt-llm"]
     with pytest.raises(ConfigError, match="--for sglang: .* is a parallel drafter"):
         check_engines(["vllm", "sglang"], "DRAFTER", config, "TARGET", GgufConfig())

@@ -21,8 +21,9 @@ from drafttrain.decoding.drafters.block import block_states, blocks_along, what_
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.models.identity import hash_target
 from drafttrain.models.loading import load_target
-from drafttrain.models.spec_drafter.initialise import initialise, make_config
+from drafttrain.models.spec_drafter.initialise import initialise
 from drafttrain.models.spec_drafter.model import SpecDrafter
+from drafttrain.models.spec_drafter.shape import make_config
 from tests.comparing import close
 from tests.data.hidden.tiny_cache import columns
 from tests.tiny_speech import save_clips, save_whisper, shallow

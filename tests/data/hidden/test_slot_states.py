@@ -27,8 +27,9 @@ from drafttrain.decoding.shared import alone
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import RejectionSampling
-from drafttrain.models.spec_drafter.initialise import has_own_output, initialise, make_config
+from drafttrain.models.spec_drafter.initialise import initialise
 from drafttrain.models.spec_drafter.model import SpecDrafter
+from drafttrain.models.spec_drafter.shape import has_own_output, make_config
 from tests.data.hidden.tiny_cache import columns, make_pair, settings
 from tests.decoding.enumeration import enumerate_outcomes
 from tests.tiny_models import EOS, VOCAB, tiny_model

@@ -7,8 +7,9 @@ import torch
 
 from drafttrain.config.recipes import DrafterConfig, ObjectiveConfig
 from drafttrain.data.batches.slots import SlotBatch, SlotCollator
-from drafttrain.models.spec_drafter.initialise import has_own_output, initialise, make_config
+from drafttrain.models.spec_drafter.initialise import initialise
 from drafttrain.models.spec_drafter.model import SpecDrafter
+from drafttrain.models.spec_drafter.shape import has_own_output, make_config
 from drafttrain.training.losses import rejection_probability
 from drafttrain.training.objectives.mask_predict import MaskPredict
 from tests.tiny_drafters import shared
