@@ -143,7 +143,7 @@ SPEC_DRAFTER = DrafterKind(
     states=("slot",),
     tree_rows="drafttrain.decoding.drafters.tree:rows_of_slots",
     exports=("custom_generate",),
-    blocks_along="drafttrain.decoding.drafters.block:blocks_along",
+    blocks_along="drafttrain.decoding.drafters.block_along:blocks_along",
 )
 
 BLOCK_HEADS = DrafterKind(

@@ -19,7 +19,8 @@ from drafttrain.data.hidden.slot_states import draw_prefixes, label_slots
 from drafttrain.data.hidden.token_states import Labelling, Output
 from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.data.shards.states import open_cache
-from drafttrain.decoding.drafters.block import BlockDrafter, block_states, blocks_along
+from drafttrain.decoding.drafters.block import BlockDrafter
+from drafttrain.decoding.drafters.block_along import block_states, blocks_along
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.sampling import warp
