@@ -8,7 +8,7 @@ for slot i - 1 and is again just what the token is drawn from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -17,8 +17,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.config.kinds import DrawKind, Evidence
+from drafttrain.decoding.drafters.block_along import slots_along
 from drafttrain.decoding.drafters.candidates import Candidates
-from drafttrain.decoding.drafters.slots import slots_to_draft
+from drafttrain.decoding.drafters.slots import Slots, slots_to_draft
 from drafttrain.decoding.engine.batched import Batched
 from drafttrain.decoding.engine.cached_model import check_length
 from drafttrain.decoding.engine.calls import Feed
@@ -46,6 +47,8 @@ class BlockDrafter:
         store_column_major(model)
         config = model.config
         limit = None if config.positions == "relative" else config.max_positions
+        self.position_limit = limit
+        self.linked = bool(config.previous_token_rank)
         embed = self._embed if config.soft_copy else None
         encoder, decoder = read_drafter(model)
         encode: Encode = given_encoding
@@ -62,7 +65,7 @@ class BlockDrafter:
             cross_layers=config.cross_layers,
             pooling=config.source_pooling,
         )
-        if config.previous_token_rank:  # tables, so that a pair of tokens is quickly scored
+        if self.linked:  # tables, so that a pair of tokens is quickly scored
             with torch.inference_mode():
                 every = torch.arange(config.embedding_rows, device=model.device)
                 self.previous_token_features = model.previous_token_features(every)
@@ -129,7 +132,7 @@ class BlockDrafter:
         """
         states = [own[:count] for own, _, _, count in asked]
         logits = [rows[:count] for _, rows, _, count in asked]
-        if not self.model.config.previous_token_rank:
+        if not self.linked:
             return arg_max_of_each(logits)
         if not any(count for *_, count in asked):
             return [[] for _ in asked]
@@ -157,6 +160,12 @@ class BlockDrafter:
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> BlockSession:
         return BlockSession(self, source, sampling, randomness)
+
+    def slots_along(
+        self, source: Source, target_ids: Tensor, prefixes: Sequence[int], k: int
+    ) -> Iterator[Slots]:
+        """The blocks of k slots at some prefix lengths of a known output (`SlotDrafter`)."""
+        return slots_along(self.model, source, target_ids, prefixes, k)
 
 
 class BlockSession:

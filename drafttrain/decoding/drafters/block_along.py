@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from drafttrain.decoding.drafters.candidates import best_alone
+from drafttrain.decoding.drafters.slots import Slots
 from drafttrain.decoding.engine.encoding import given_encoding
 from drafttrain.decoding.types import Source
 from drafttrain.models.spec_drafter.model import SpecDrafter
@@ -37,6 +38,23 @@ def blocks_along(model: SpecDrafter, source: Source, target_ids: Tensor, k: int)
     """
     given = source.prefix[1:].tolist()
     return predict_blocks(model, what_is_read(model, source), target_ids, given)[:, :k]
+
+
+@torch.inference_mode()
+def slots_along(
+    model: SpecDrafter, source: Source, target_ids: Tensor, prefixes: Sequence[int], k: int
+) -> Iterator[Slots]:
+    """`SlotDrafter.slots_along`, of all blocks at once."""
+    given = source.prefix[1:].tolist()
+    read = what_is_read(model, source)
+    states, previous = block_states(model, read, target_ids, prefixes, k, given)
+
+    def after(blocks: Tensor, slot: int, tokens: Tensor | None) -> Tensor:
+        chosen = states[blocks, slot]
+        return model.project(chosen) if tokens is None else rows_after(model, chosen, tokens)
+
+    linked = bool(model.config.previous_token_rank)
+    yield Slots(prefixes, states, previous if linked else None, after)
 
 
 def what_is_read(model: SpecDrafter, source: Source) -> Tensor:
