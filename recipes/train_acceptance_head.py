@@ -33,7 +33,7 @@ from drafttrain.data.distill.distill import distill
 from drafttrain.data.distill.plan import DistillPlan, plan_distillation
 from drafttrain.data.distill.recipe_rows import distill_settings
 from drafttrain.data.hidden.cache import build_cache
-from drafttrain.data.hidden.plan import estimate_cache, plan_cache, state_of
+from drafttrain.data.hidden.plan import check_cache, estimate_cache, plan_cache, state_of
 from drafttrain.data.shards.outputs import read_manifest
 from drafttrain.data.shards.states import CacheManifest, HiddenCache, open_cache
 from drafttrain.data.shards.store import MANIFEST
@@ -81,7 +81,8 @@ def check_settings(settings: HeadRecipe) -> PretrainedConfig:
     distillations(settings)
     target = check_target(settings.target)
     drafter = check_drafter(settings.drafter, settings.target, target)
-    state_of(caches(settings)["data"], drafter)
+    for cache in caches(settings).values():
+        check_cache(cache, drafter)
     return drafter
 
 

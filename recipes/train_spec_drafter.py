@@ -33,7 +33,7 @@ from drafttrain.data.distill.recipe_rows import (
 )
 from drafttrain.data.encoded import EncodedExamples, heard_examples, text_encoding
 from drafttrain.data.encodings import encoded_bytes
-from drafttrain.decoding.drafters.block import predict_blocks
+from drafttrain.decoding.drafters.block_along import predict_blocks
 from drafttrain.evaluation.teacher_forced import BlockValidation
 from drafttrain.models.identity import hash_target
 from drafttrain.models.loading import LoadedTarget, check_seq2seq, load_target, load_tokenizer

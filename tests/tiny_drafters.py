@@ -1,4 +1,5 @@
-"""Tiny drafters: Spec-Drafters of tiny targets, block heads, and noisy copies of a target."""
+"""Tiny drafters: Spec-Drafters of tiny targets, block heads, parallel drafters, and noisy copies of
+a target."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
+from drafttrain.build.drafters import make_drafter
 from drafttrain.config.recipes import DrafterConfig
+from drafttrain.decoding.drafters.parallel import ParallelDrafter
 from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig
 from drafttrain.models.causal_drafter import shallow_config
 from drafttrain.models.language_models import layer_stem, take_layers
@@ -15,6 +18,9 @@ from drafttrain.models.spec_drafter.initialise import initialise
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.shape import has_own_output, make_config
 from tests.tiny_models import VOCAB, near_copy, tiny_model
+
+MASK = 3
+"""The token that stands for a mask."""
 
 
 def shared(family: str) -> PreTrainedModel:
@@ -42,6 +48,16 @@ def block_heads(k: int = 4, std: float | None = 0.5, **settings) -> BlockHeads:
     return heads
 
 
+def parallel(
+    family: str = "llama", k: int = 4, seed: int = 7, **changes: object
+) -> ParallelDrafter:
+    """A drafter through masks whose rows depend much on what stands before them."""
+    model = tiny_model(family, seed=seed, initializer_range=0.6, **changes)
+    model.lm_head.weight.data.normal_()  # an end is as likely as any other token
+    model.config.pard_token, model.config.k = MASK, k
+    return make_drafter(model)
+
+
 def noisy(model: PreTrainedModel, family: str, scale: float = 0.15) -> PreTrainedModel:
     """A drafter that is right about some tokens: the target's weights with noise."""
     drafter = tiny_model(family)
@@ -57,11 +73,11 @@ def behind_prompts(
 ) -> PreTrainedModel:
     """Layers of a decoder-only target with noise, which read prompts in its keys and values.
 
-    k: it drafts blocks of so many tokens through masks, token 3.
+    k: it drafts blocks of so many tokens through masks.
     """
     drafter = type(target)(shallow_config(target.config, layers)).double().eval()
     drafter.load_state_dict(take_layers(target.state_dict(), layer_stem(target), layers))
     drafter.config.prompt_layers = list(layers)
     if k is not None:
-        drafter.config.pard_token, drafter.config.k = 3, k
+        drafter.config.pard_token, drafter.config.k = MASK, k
     return near_copy(drafter, noise, seed=1)

@@ -37,7 +37,13 @@ from drafttrain.evaluation.stops.plots import plot_tune
 from drafttrain.evaluation.stops.policy_file import default_policy_file, write_policy_file
 from drafttrain.evaluation.stops.report import HeadFacts, TuneReport
 from drafttrain.evaluation.stops.tables import cost_lines, head_table, policy_table, verdict_lines
-from drafttrain.evaluation.stops.workbench import Workbench, check_tuning, open_bench, played_of
+from drafttrain.evaluation.stops.workbench import (
+    Workbench,
+    check_tuning,
+    open_bench,
+    played_of,
+    within_block,
+)
 from drafttrain.evaluation.table_style import print_findings
 
 CALIBRATION_PROMPTS = 100
@@ -51,6 +57,7 @@ def tune(settings: TuneConfig, dry_run: bool = False) -> None:
 
     Raises ValueError, before any model loads, for settings that do not go together.
     """
+    settings = within_block(settings)
     if dry_run:
         print(plan_tuning(settings))
         return

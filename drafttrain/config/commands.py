@@ -226,8 +226,8 @@ class CacheConfig(Config):
     """Tokens (rows x longest row) in a forward pass."""
     shard_rows: PositiveInt = 512
     """Distilled rows a shard."""
-    k: PositiveInt = 10
-    """Slots of a block, where the drafter drafts blocks."""
+    k: PositiveInt | None = None
+    """Slots of a block, where the drafter drafts blocks. Default: those it was trained with."""
     blocks_per_row: PositiveInt | None = None
     """Blocks drawn from each output, where the drafter drafts blocks. Default: one at every
     prefix."""
@@ -260,7 +260,8 @@ class TuneConfig(Config):
     sampling: SamplingConfig | None = None
     """Default: as the heads' labels were made; greedy decoding without heads."""
     lengths: tuple[PositiveInt, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14)
-    """Fixed draft lengths to compare with."""
+    """Fixed draft lengths to compare with. Default: of a drafter of blocks those that it was
+    trained for."""
     h: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
     """Thresholds of the heads, and of the logistic function that is learned as it decodes."""
     entropy: tuple[PositiveFloat, ...] = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
@@ -268,7 +269,8 @@ class TuneConfig(Config):
     cumulative: tuple[float, ...] = (0.1, 0.2, 0.3, 0.5, 0.7)
     """Thresholds of the cumulative policy. The bandit has none: it is given the measured costs."""
     max_draft: PositiveInt = 20
-    """Most tokens a policy may draft in a round."""
+    """Most tokens a policy may draft in a round. Default: of a drafter of blocks at most the slots
+    that it was trained for."""
     verifiers: tuple[Literal["rejection", "block"], ...] = ("rejection", "block")
     """Rules that every policy is replayed under, where tokens are sampled (in greedy decoding there
     is one). block needs drafter and target of known families, without logits processors; where it

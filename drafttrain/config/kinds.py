@@ -59,7 +59,8 @@ class DrafterKind:
     provides: frozenset[Evidence] = frozenset()
     """What stop policies see of its drafts, beside depth."""
     states: tuple[StateKind, ...] = ()
-    """What acceptance heads can read of its drafts, the usual kind of states first."""
+    """What acceptance heads can read of its drafts, the usual kind of states first; a drafter whose
+    states are those of slots has them along known outputs too (`SlotDrafter`)."""
     tree_rows: str | None = None
     """Function (drafter, source, sampling, randomness) -> the rows of a sequence that a draft tree
     grows over; None: it drafts chains only."""
@@ -143,7 +144,7 @@ SPEC_DRAFTER = DrafterKind(
     states=("slot",),
     tree_rows="drafttrain.decoding.drafters.tree:rows_of_slots",
     exports=("custom_generate",),
-    blocks_along="drafttrain.decoding.drafters.block:blocks_along",
+    blocks_along="drafttrain.decoding.drafters.block_along:blocks_along",
 )
 
 BLOCK_HEADS = DrafterKind(
@@ -169,7 +170,8 @@ PARALLEL = DrafterKind(
     checks="drafttrain.models.parallel_drafter:check_blocks",
     recipe="drafttrain.config.language_recipes:ParallelDrafterRecipe",
     draws=("deterministic", "iid"),
-    provides=frozenset({"logits"}),
+    provides=frozenset({"logits", "hidden"}),
+    states=("slot",),
     tree_rows="drafttrain.decoding.drafters.tree:rows_of_masks",
     blocks_along="drafttrain.decoding.drafters.parallel:blocks_along",
     exports=("custom_generate", "parallel_servers"),

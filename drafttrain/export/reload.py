@@ -27,7 +27,7 @@ from drafttrain.build.verifiers import AUTO
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.kinds import kind_of
 from drafttrain.config.policy import Policy
-from drafttrain.decoding.drafters.block import block_states
+from drafttrain.decoding.drafters.block_along import block_states
 from drafttrain.decoding.roles import Drafter, StopPolicy
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.shared import alone

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pkgutil import resolve_name
 from typing import Any, ClassVar
 
 import datasets
@@ -22,8 +23,9 @@ from transformers import PreTrainedModel
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import CacheConfig
 from drafttrain.config.inputs import DataConfig
+from drafttrain.config.kinds import kind_of
 from drafttrain.data.encoded import ClipEncoding, encode_clips
-from drafttrain.data.hidden.plan import kept_share, plan_cache, state_of
+from drafttrain.data.hidden.plan import kept_share, plan_cache, slots_of, state_of
 from drafttrain.data.hidden.slot_states import label_slots
 from drafttrain.data.hidden.token_states import Labelling, Output, label_tokens
 from drafttrain.data.inputs.prompts import load_inputs
@@ -108,7 +110,7 @@ class Caching:
             top_k=sampling.top_k,
             top_p=sampling.top_p,
             mixing=labelling.mixing if state == "token" else None,
-            k=config.k if state == "slot" else None,
+            k=labelling.settings.k if state == "slot" else None,
             **config.model_dump(include=same),
             rows=len(self.outputs),
             versions={"torch": torch.__version__, "transformers": transformers.__version__},
@@ -201,11 +203,14 @@ def _labelling(
     try:
         cached = CachedModel(target.model)
         processors = cached.processors(sampling)
-        places = [cached.position_limit]
+        places, slots = [cached.position_limit], None
         if state != "slot":
             places.append(CachedModel(drafter).position_limit)
-        elif drafter.config.positions != "relative":
-            places.append(drafter.config.max_positions + 1 - config.k)
+        else:
+            config = config.model_copy(update={"k": slots_of(config, drafter.config)})
+            slots = resolve_name(kind_of(drafter.config).opens)(drafter, target.model)
+            if slots.position_limit is not None:
+                places.append(slots.position_limit + 1 - config.k)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     return Labelling(
@@ -218,6 +223,7 @@ def _labelling(
         mixing=kept_share(config, state),
         settings=config,
         places=min((limit for limit in places if limit is not None), default=None),
+        slots=slots,
     )
 
 

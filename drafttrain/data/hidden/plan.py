@@ -68,8 +68,7 @@ def plan_cache(config: CacheConfig) -> CachePlan:
     distilled = read_manifest(config.distilled)
     target_settings = check_target(config.target)
     settings = check_drafter(config.drafter, config.target, target_settings)
-    state = state_of(config, settings)
-    _check_settings(config, state)
+    state = check_cache(config, settings)
     rows = len(load_distilled(config.distilled))
     assert distilled.counts is not None
     tokens = distilled.counts.target_tokens
@@ -106,7 +105,7 @@ def estimate_cache(
     state = state_of(config, drafter)
     if state == "slot":
         blocks = min(tokens, rows * (config.blocks_per_row or tokens))
-        positions = blocks * min(config.k, SLOTS_SEEN)
+        positions = blocks * min(slots_of(config, drafter), SLOTS_SEEN)
     else:
         positions = round(tokens * (1 - kept_share(config, state)))
     width = torch.finfo(getattr(torch, config.dtype)).bits // 8
@@ -122,6 +121,11 @@ def state_of(config: CacheConfig, drafter: PretrainedConfig) -> StateKind:
     return config.state if config.state in kinds else kinds[0]
 
 
+def slots_of(config: CacheConfig, drafter: PretrainedConfig) -> int:
+    """Slots of a block, of a drafter that drafts blocks."""
+    return drafter.k if config.k is None else config.k
+
+
 def kept_share(config: CacheConfig, state: StateKind) -> float:
     """r of token mixing. Only states at a token's own position depend on what is mixed in."""
     if state != "token":
@@ -129,7 +133,10 @@ def kept_share(config: CacheConfig, state: StateKind) -> float:
     return PAPER_MIXING if config.mixing is None else config.mixing
 
 
-def _check_settings(config: CacheConfig, state: StateKind) -> None:
+def check_cache(config: CacheConfig, drafter: PretrainedConfig) -> StateKind:
+    """The kind of states that are cached. Raises ConfigError as `state_of`, and for settings that
+    contradict each other or count for another kind."""
+    state = state_of(config, drafter)
     if config.mixing is not None and state != "token":
         raise ConfigError(
             f"mixing = {config.mixing} counts for token states only, but {state} states are "
@@ -151,3 +158,4 @@ def _check_settings(config: CacheConfig, state: StateKind) -> None:
         raise ConfigError(
             f"out = {str(config.out)!r} is the folder of the outputs; give one of its own"
         )
+    return state

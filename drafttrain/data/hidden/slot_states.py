@@ -1,4 +1,4 @@
-"""Labels and hidden states of slots, for drafters that draft blocks (Spec-Drafter).
+"""Labels and hidden states of slots, for drafters that show those of a block.
 
 A head on a block drafter sees a slot's state, not its token: it predicts the expected acceptance of
 slot i, given that slots 1..i-1 were accepted. No decoding is needed to learn that. Speculative
@@ -22,18 +22,17 @@ from torch import Tensor
 from drafttrain.data.batches.mixing import row_uniforms
 from drafttrain.data.hidden.token_states import Labelling, Output, grouped, target_rows
 from drafttrain.data.shards.states import Labelled
-from drafttrain.decoding.drafters.block import block_states, rows_after, what_is_read
+from drafttrain.decoding.drafters.slots import SlotDrafter, Slots
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import Sampling, Source
-from drafttrain.models.spec_drafter.model import SpecDrafter
 
 
 @torch.inference_mode()
 def label_slots(labelling: Labelling, outputs: Sequence[Output]) -> Iterator[list[Labelled]]:
     """What each output gives to mix 0, 1, ..., in no particular order of outputs."""
-    drafter = labelling.drafter
-    assert isinstance(drafter, SpecDrafter)
+    drafter = labelling.slots
+    assert drafter is not None
     for group in grouped(labelling, outputs):
         sources = labelling.sources(group)
         judged = teacher_force(labelling.target, sources, [output.target_ids for output in group])
@@ -44,75 +43,64 @@ def label_slots(labelling: Labelling, outputs: Sequence[Output]) -> Iterator[lis
 
 def _label_blocks(
     labelling: Labelling,
-    drafter: SpecDrafter,
+    drafter: SlotDrafter,
     output: Output,
     source: Source,
     target_probs: Tensor,
 ) -> list[Labelled]:
     """The slots that decoding would have seen in blocks along one output, for every mix."""
-    settings = labelling.settings
-    length, k = len(output.target_ids), settings.k
-    target_ids = torch.tensor(output.target_ids)
-    read = what_is_read(drafter, source)
-    prefixes: list[int] = []
-    labelled = []
-    for mix in range(settings.mixes):
-        numbers = row_uniforms(settings.seed, mix, output.row, length, k + 1)
-        chosen = draw_prefixes(numbers[:, 0], settings.blocks_per_row)
-        if chosen != prefixes:  # with all blocks, one pass serves all mixes
-            prefixes = chosen
-            states, previous = block_states(
-                drafter, read, target_ids, prefixes, k, output.given_ids
-            )
-        device = states.device
+    settings, tokens = labelling.settings, torch.tensor(output.target_ids)
+    numbers = [
+        row_uniforms(settings.seed, mix, output.row, len(tokens), settings.k + 1)
+        for mix in range(settings.mixes)
+    ]
+    chosen = [draw_prefixes(own[:, 0], settings.blocks_per_row) for own in numbers]
+    seen: list[list[Seen]] = [[] for _ in numbers]
+    prefixes = sorted({*np.concatenate(chosen).tolist()})
+    for slots in drafter.slots_along(source, tokens, prefixes, settings.k):
+        device, begun = slots.states.device, np.array(slots.prefixes)
         walk = _Walk(
-            states,
-            previous,
-            torch.tensor(prefixes, device=device),
-            target_ids.to(device),
-            target_probs.to(device),
-            torch.from_numpy(numbers[prefixes, 1:]).to(device),
+            slots, *(own.to(device) for own in (torch.tensor(begun), tokens, target_probs))
         )
-        labelled.append(_walk_blocks(walk, drafter, labelling.sampling, output.row))
-    return labelled
+        for mix, coins in enumerate(numbers):
+            blocks = np.flatnonzero(np.isin(begun, chosen[mix]))
+            own = torch.from_numpy(coins[begun, 1:]).to(device)
+            seen[mix] += walk.walk(torch.from_numpy(blocks).to(device), own, labelling.sampling)
+    return [
+        Labelled(output.row, *(torch.cat(column) for column in zip(*of_mix, strict=True)))
+        for of_mix in seen
+    ]
+
+
+Seen = tuple[Tensor, Tensor, Tensor]
+"""Positions [N], states [N, D] and acceptance [N] of one slot of some blocks."""
 
 
 @dataclass(frozen=True)
 class _Walk:
     """Blocks along one output, to be walked slot by slot."""
 
-    states: Tensor
-    """[A, k, D]"""
-    previous: Tensor
-    """[A, k] token of the output before each slot's."""
+    slots: Slots
     prefixes: Tensor
     """[A]"""
     tokens: Tensor
     """[L]"""
     target_probs: Tensor
     """[L, V]"""
-    coins: Tensor
-    """[A, k] in [0, 1)"""
 
-
-def _walk_blocks(walk: _Walk, drafter: SpecDrafter, sampling: Sampling, row: int) -> Labelled:
-    """All first slots, then the second slots of the blocks whose first was accepted, and so on."""
-    alive = torch.arange(len(walk.prefixes), device=walk.prefixes.device)
-    positions, hidden, acceptance = [], [], []
-    for slot in range(walk.states.shape[1]):
-        alive = alive[walk.prefixes[alive] + slot < len(walk.tokens)]
-        place, states = walk.prefixes[alive] + slot, walk.states[alive, slot]
-        draft_probs = warp(rows_after(drafter, states, walk.previous[alive, slot]), sampling)
-        overlap = torch.minimum(draft_probs, walk.target_probs[place])
-        positions.append(place)
-        hidden.append(states.float())
-        acceptance.append(overlap.sum(dim=-1).clamp(max=1.0))
-        emitted = walk.tokens[place][:, None]
-        survival = _survival(
-            overlap.gather(1, emitted), walk.target_probs[place].gather(1, emitted)
-        )
-        alive = alive[walk.coins[alive, slot] < survival]
-    return Labelled(row, torch.cat(positions), torch.cat(hidden), torch.cat(acceptance))
+    def walk(self, alive: Tensor, coins: Tensor, sampling: Sampling) -> Iterator[Seen]:
+        """All first slots of some blocks, then the second slots of those whose first was accepted,
+        and so on. Shapes: numbers of the blocks [N], coins [A, K] in [0, 1)."""
+        for slot in range(coins.shape[1]):
+            alive = alive[self.prefixes[alive] + slot < len(self.tokens)]
+            place, judged = self.prefixes[alive] + slot, self.target_probs
+            draft_probs = warp(self.slots.rows(alive, slot), sampling)
+            overlap = torch.minimum(draft_probs, judged[place])
+            acceptance = overlap.sum(dim=-1).clamp(max=1.0)
+            yield place, self.slots.states[alive, slot].float(), acceptance
+            emitted = self.tokens[place][:, None]
+            survival = _survival(overlap.gather(1, emitted), judged[place].gather(1, emitted))
+            alive = alive[coins[alive, slot] < survival]
 
 
 def _survival(overlap: Tensor, target: Tensor) -> Tensor:

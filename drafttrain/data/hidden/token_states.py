@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from drafttrain.config.commands import CacheConfig
 from drafttrain.data.batches.mixing import Mixed, mix_tokens, row_uniforms
 from drafttrain.data.shards.states import Labelled
+from drafttrain.decoding.drafters.slots import SlotDrafter
 from drafttrain.decoding.engine.cached_model import make_source, own_source, start_token
 from drafttrain.decoding.engine.encoding import encoder_of
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
@@ -60,7 +61,8 @@ class Labelling:
     """What else was asked for: seed, mixes, blocks, size of batches."""
     places: int | None
     """Positions that both models have; None: no limit."""
-
+    slots: SlotDrafter | None = None
+    """The drafter as it drafts, for states of slots."""
     clips: Callable[[int], Tensor] | None = None
     """Of targets that hear: what their encoder makes of the clip of a row, [S, E]."""
 

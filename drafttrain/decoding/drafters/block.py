@@ -8,8 +8,7 @@ for slot i - 1 and is again just what the token is drawn from.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -18,8 +17,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.config.kinds import DrawKind, Evidence
-from drafttrain.decoding.drafters.candidates import Candidates, best_alone
-from drafttrain.decoding.drafters.slots import slots_to_draft
+from drafttrain.decoding.drafters.block_along import slots_along
+from drafttrain.decoding.drafters.candidates import Candidates
+from drafttrain.decoding.drafters.slots import Slots, slots_to_draft
 from drafttrain.decoding.engine.batched import Batched
 from drafttrain.decoding.engine.cached_model import check_length
 from drafttrain.decoding.engine.calls import Feed
@@ -33,7 +33,6 @@ from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
 from drafttrain.models.layout import store_column_major
 from drafttrain.models.spec_drafter.model import Memory, SpecDrafter
-from drafttrain.models.spec_drafter.slots import lay_out
 
 
 class BlockDrafter:
@@ -48,6 +47,8 @@ class BlockDrafter:
         store_column_major(model)
         config = model.config
         limit = None if config.positions == "relative" else config.max_positions
+        self.position_limit = limit
+        self.linked = bool(config.previous_token_rank)
         embed = self._embed if config.soft_copy else None
         encoder, decoder = read_drafter(model)
         encode: Encode = given_encoding
@@ -64,7 +65,7 @@ class BlockDrafter:
             cross_layers=config.cross_layers,
             pooling=config.source_pooling,
         )
-        if config.previous_token_rank:  # tables, so that a pair of tokens is quickly scored
+        if self.linked:  # tables, so that a pair of tokens is quickly scored
             with torch.inference_mode():
                 every = torch.arange(config.embedding_rows, device=model.device)
                 self.previous_token_features = model.previous_token_features(every)
@@ -131,7 +132,7 @@ class BlockDrafter:
         """
         states = [own[:count] for own, _, _, count in asked]
         logits = [rows[:count] for _, rows, _, count in asked]
-        if not self.model.config.previous_token_rank:
+        if not self.linked:
             return arg_max_of_each(logits)
         if not any(count for *_, count in asked):
             return [[] for _ in asked]
@@ -159,6 +160,12 @@ class BlockDrafter:
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> BlockSession:
         return BlockSession(self, source, sampling, randomness)
+
+    def slots_along(
+        self, source: Source, target_ids: Tensor, prefixes: Sequence[int], k: int
+    ) -> Iterator[Slots]:
+        """The blocks of k slots at some prefix lengths of a known output (`SlotDrafter`)."""
+        return slots_along(self.model, source, target_ids, prefixes, k)
 
 
 class BlockSession:
@@ -280,93 +287,6 @@ class BlockSession:
 
 def _joined(rows: Sequence[Tensor]) -> Tensor:
     return rows[0] if len(rows) == 1 else torch.cat(list(rows))
-
-
-@torch.inference_mode()
-def predict_blocks(
-    model: SpecDrafter, source: Tensor, target_ids: Tensor, given: Sequence[int] = ()
-) -> Tensor:
-    """Greedy blocks at every prefix length 0..L-1 of a known output, in one pass.
-
-    With previous-token features slot i is given y_{i-1}: a slot counts only where all earlier ones
-    were right, so this is what decoding would have drafted there. given: see `block_states`.
-    Shapes: [S] or [S, E], [L] -> [L, k].
-    """
-    prefixes = range(len(target_ids))
-    states, previous = block_states(model, source, target_ids, prefixes, model.config.k, given)
-    return rows_after(model, states, previous).argmax(-1).cpu()
-
-
-def blocks_along(model: SpecDrafter, source: Source, target_ids: Tensor, k: int) -> Tensor:
-    """`predict_blocks` of a source as `CachedModel.read` gives it, their first k tokens.
-
-    Shapes: [L] -> [L, k].
-    """
-    given = source.prefix[1:].tolist()
-    return predict_blocks(model, what_is_read(model, source), target_ids, given)[:, :k]
-
-
-def what_is_read(model: SpecDrafter, source: Source) -> Tensor:
-    """What the drafter reads of a source: its token ids [S], or what the target's encoder made of
-    it [S, E] (`CachedModel.read`)."""
-    if model.config.encoder == "own":
-        return source.input_ids.cpu()
-    return given_encoding([source])[0]
-
-
-def rows_after(model: SpecDrafter, states: Tensor, previous: Tensor) -> Tensor:
-    """The rows of slots as decoding has them after these tokens.
-
-    With previous-token features the token before changes the scores of a slot's best candidates,
-    all others keep theirs. Shapes: states [..., D], previous [...] -> [..., V].
-    """
-    alone = model.project(states)
-    if not model.config.previous_token_rank:
-        return alone
-    best = best_alone(alone.reshape(-1, alone.shape[-1]))[1]
-    best = best.view(*alone.shape[:-1], best.shape[-1])
-    after = model.logits(states, previous)
-    return alone.scatter(-1, best, after.gather(-1, best))
-
-
-@torch.inference_mode()
-def block_states(
-    model: SpecDrafter,
-    source: Tensor,
-    target_ids: Tensor,
-    prefixes: Sequence[int],
-    k: int,
-    given: Sequence[int] = (),
-) -> tuple[Tensor, Tensor]:
-    """The slots of blocks at some prefix lengths of a known output, in one pass.
-
-    Hidden states before previous-token features, and the token of the output before each one
-    predicted. source: token ids, or what the target's encoder put out, where the drafter reads
-    that. given: tokens between the decoder start token and the output.
-    Shapes: [S] or [S, E], [L], A prefix lengths in 0..L-1 -> [A, k, D], [A, k].
-    """
-    config, device = copy.copy(model.config), model.embedding.weight.device
-    config.k = k
-    target_ids = torch.cat((torch.tensor(given, dtype=target_ids.dtype), target_ids.cpu()))
-    starts = torch.tensor(prefixes) + len(given)
-    count, length = len(starts), len(target_ids)
-    if config.prefix_attention == "bidirectional":
-        starts = starts[:, None]
-        sources, targets = source.expand(count, *source.shape), target_ids.expand(count, -1)
-    else:
-        starts = starts[None]
-        sources, targets = source[None], target_ids[None]
-    lengths = torch.full((len(targets),), length)
-    layout = lay_out(targets, lengths, starts, config).to(device)
-    hidden = model(sources.to(device), None, layout.rows)
-    previous = layout.previous
-    states = layout.of_blocks(hidden).reshape(count, config.mask_rows, config.d_model)
-    before = layout.of_blocks(previous).reshape(count, config.mask_rows)
-    if config.slots == "anchored":
-        first = starts[0].to(device)  # the row of the last committed token is the first slot
-        states = torch.cat((layout.of_prefix(hidden)[0, first][:, None], states), dim=1)
-        before = torch.cat((layout.of_prefix(previous)[0, first][:, None], before), dim=1)
-    return states, before
 
 
 def open_drafter(model: SpecDrafter, target: PreTrainedModel | None) -> BlockDrafter:

@@ -3,20 +3,22 @@
 It is fed [context, last token, mask x (k - 1)], a chain of one mask token; the last token's row
 drafts the first token and every mask's row another one. Masks are dropped from the cache again.
 Greedy decoding proposes the arg-max of every row, a point mass. Under sampling each token is drawn
-from its own row, which depends on the committed tokens alone, so rejection sampling stays lossless.
+from its own row, which depends on the committed tokens alone, so rejection sampling stays lossless;
+so do the rows and states by which a stop policy ends the block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.config.kinds import DrawKind, Evidence
 from drafttrain.decoding.drafters.causal import OwnSequence
-from drafttrain.decoding.drafters.slots import chain_of_slots
+from drafttrain.decoding.drafters.slots import Slots, by_length, chain_of_slots
 from drafttrain.decoding.engine.cached_model import CachedModel, own_source
 from drafttrain.decoding.engine.calls import Feed, StepOutput
 from drafttrain.decoding.engine.sequence_state import SequenceState
@@ -27,21 +29,22 @@ from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.models.causal_drafter import draftable_tokens
 
-ANCHORS_AT_ONCE = 32
-"""Prefixes of a known output whose masks are fed in one call."""
+BLOCKS_AT_ONCE = 32
+"""Blocks along a known output whose masks are fed in one call."""
 
 
 class ParallelDrafter:
     """Drafts blocks with a decoder-only language model whose config.json has `pard_token`."""
 
     name = "parallel"
-    provides: frozenset[Evidence] = frozenset({"logits"})
+    provides: frozenset[Evidence] = frozenset({"logits", "hidden"})
     branches = False
+    linked = False
 
     def __init__(self, model: CachedModel) -> None:
         self.model = model
         self.requires = model.requires
-        self.mask_token: int = model.model.config.pard_token
+        self.position_limit = model.position_limit
 
     @property
     def vocabulary(self) -> int:
@@ -60,21 +63,15 @@ class ParallelDrafter:
         """Open a session. Raises ValueError for a source longer than the drafter's positions."""
         return ParallelSession(self, source, sampling, randomness)
 
-    @without_gradients
     def blocks_all(self, asked: Sequence[tuple[SequenceState, Tensor, int]]) -> list[StepOutput]:
-        """Rows of so many slots behind each sequence's committed tokens, in shared calls.
+        """`feed_blocks` to this model."""
+        return feed_blocks(self.model, asked)
 
-        What is missing of the tokens is fed with the masks, which are dropped again. Shapes: tokens
-        [T] each, slots K -> logits [K, V].
-        """
-        feeds = [
-            Feed(state, state.align(tokens) + [self.mask_token] * (slots - 1), slots)
-            for state, tokens, slots in asked
-        ]
-        outputs = self.model.feed_all(feeds)
-        for state, tokens, _ in asked:
-            state.settle(len(tokens))
-        return outputs
+    def slots_along(
+        self, source: Source, target_ids: Tensor, prefixes: Sequence[int], k: int
+    ) -> Iterator[Slots]:
+        """The blocks of k slots at some prefix lengths of a known output (`SlotDrafter`)."""
+        return slots_along(self.model, source, target_ids, prefixes, k)
 
 
 class ParallelSession:
@@ -93,7 +90,10 @@ class ParallelSession:
         if slots == 0:
             return Proposal.empty()
         score = yield from self.rows(tokens, slots)
-        return (yield from chain_of_slots(score.logits, stop, self.sampling, self.randomness))
+        states = score.hidden[-slots:]
+        return (
+            yield from chain_of_slots(score.logits, stop, self.sampling, self.randomness, states)
+        )
 
     def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
         """Most tokens of a draft, as of `OwnSequence`."""
@@ -105,6 +105,26 @@ class ParallelSession:
         return (yield Call(self.drafter.blocks_all, (state, tokens, slots)))
 
 
+@without_gradients
+def feed_blocks(
+    model: CachedModel, asked: Sequence[tuple[SequenceState, Tensor, int]]
+) -> list[StepOutput]:
+    """Rows and states of so many slots behind each sequence's committed tokens, in shared calls.
+
+    What is missing of the tokens is fed with the masks, which are dropped again. Shapes: tokens
+    [T] each, slots K -> logits [K, V], hidden [F, D], whose last K rows belong to them.
+    """
+    mask = model.model.config.pard_token
+    feeds = [
+        Feed(state, state.align(tokens) + [mask] * (slots - 1), slots)
+        for state, tokens, slots in asked
+    ]
+    outputs = model.feed_all(feeds)
+    for state, tokens, _ in asked:
+        state.settle(len(tokens))
+    return outputs
+
+
 def open_drafter(model: PreTrainedModel, target: PreTrainedModel | None) -> ParallelDrafter:
     """What the kind's row opens it with."""
     draftable = draftable_tokens(model.config, model.get_output_embeddings().out_features)
@@ -112,41 +132,72 @@ def open_drafter(model: PreTrainedModel, target: PreTrainedModel | None) -> Para
 
 
 @torch.inference_mode()
-def blocks_along(model: CachedModel, source: Source, target_ids: Tensor, k: int) -> Tensor:
-    """What it drafts greedily at every prefix 0..L-1 of a known output; -1 behind its positions,
-    and at the empty prefix where the target reads the prompt.
+def slots_along(
+    model: CachedModel, source: Source, target_ids: Tensor, prefixes: Sequence[int], k: int
+) -> Iterator[Slots]:
+    """`SlotDrafter.slots_along`. Where the target reads the prompt no block begins at prefix 0.
 
     The output is read once, then the masks of many prefixes at a time, as branches that see no
-    other prefix's. Shapes: [L] -> [L, k]. Raises ValueError for families that cannot be given
-    branches.
+    other prefix's; a family that cannot be given branches is fed each block by itself. Raises
+    ValueError for blocks that end behind the drafter's positions.
     """
-    model.check_branches()
-    own, mask = own_source(source, model.model), model.model.config.pard_token
-    prompt, most = len(own.prefix), model.position_limit
-    fed = target_ids[:-1].to(own.prefix.device)
-    if most is not None:
-        fed = fed[: max(most - prompt, 0)]
-    state, rows = model.encode(own), len(fed) + 1
-    start = 1 if state.cached else 0
-    blocks = torch.full((len(target_ids), k), -1)
-    if start == rows:
-        return blocks
-    missing = [*own.prefix.tolist(), *fed.tolist()][state.cached :]
-    [read] = model.feed_all([Feed(state, missing, rows - start)])
-    blocks[start:rows, 0] = read.logits.argmax(-1).cpu()
-    limit = len(target_ids) + prompt + k if most is None else most
-    for first in range(start, rows, ANCHORS_AT_ONCE):
-        anchors = torch.arange(first, min(first + ANCHORS_AT_ONCE, rows))
-        anchors, slots = torch.cartesian_prod(anchors, torch.arange(1, k)).view(-1, 2).T
-        fits = prompt - 1 + anchors + slots < limit
-        if not fits.any():
-            break
-        anchors, slots = anchors[fits], slots[fits]
-        earlier = (anchors[:, None] == anchors) & (slots[:, None] >= slots)
-        text = torch.arange(prompt + len(fed)) < prompt + anchors[:, None]
-        positions = prompt - 1 + anchors + slots
-        masks, visible = torch.full_like(slots, mask), torch.cat([text, earlier], 1)
-        found = model.extend(state, masks, visible, positions)
-        blocks[anchors, slots] = found.logits.argmax(-1).cpu()
-        model.forget(state, prompt + len(fed))
+    own = own_source(source, model.model)
+    text = torch.cat([own.prefix, target_ids[: prefixes[-1]].to(own.prefix.device)])
+    ends = [len(own.prefix) + prefix for prefix in prefixes]
+    state, first = model.encode(own), 0
+    feed = _blocks_as_branches if model.takes_branches else _blocks_one_by_one
+    for states, logits in feed(model, state, text, ends, k):
+        of_group = prefixes[first : first + len(states)]
+        yield Slots(of_group, states, None, lambda blocks, slot, _, own=logits: own[blocks, slot])
+        first += len(states)
+
+
+def _blocks_as_branches(
+    model: CachedModel, state: SequenceState, text: Tensor, ends: Sequence[int], k: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """States [A, k, D] and rows [A, k, V] of blocks that begin behind so many tokens of a text."""
+    rows = ends[-1] - ends[0] + 1
+    [read] = model.feed_all([Feed(state, text[state.cached :].tolist(), rows)])
+    places = torch.arange(len(text))
+    for start in range(0, len(ends), BLOCKS_AT_ONCE):
+        anchors = torch.tensor(ends[start : start + BLOCKS_AT_ONCE])
+        newest = anchors - ends[0]
+        states, logits = read.hidden[-rows:][newest][:, None], read.logits[newest][:, None]
+        if k > 1:
+            begun, slots = torch.cartesian_prod(anchors, torch.arange(1, k)).view(-1, 2).T
+            earlier = (begun[:, None] == begun) & (slots[:, None] >= slots)
+            visible = torch.cat([places < begun[:, None], earlier], 1)
+            masks = torch.full_like(slots, model.model.config.pard_token)
+            found = model.extend(state, masks, visible, begun - 1 + slots)
+            model.forget(state, len(text))
+            shape = (len(anchors), k - 1, -1)
+            states = torch.cat([states, found.hidden.view(shape)], 1)
+            logits = torch.cat([logits, found.logits.view(shape)], 1)
+        yield states, logits
+
+
+def _blocks_one_by_one(
+    model: CachedModel, state: SequenceState, text: Tensor, ends: Sequence[int], k: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """`_blocks_as_branches` for families that cannot be given branches."""
+    for end in ends:
+        [found] = feed_blocks(model, [(state, text[:end], k)])
+        yield found.hidden[None, -k:], found.logits[None]
+
+
+@torch.inference_mode()
+def blocks_along(model: CachedModel, source: Source, target_ids: Tensor, k: int) -> Tensor:
+    """What it drafts greedily at every prefix 0..L-1 of a known output; -1 behind its positions,
+    and at the empty prefix where the target reads the prompt. Shapes: [L] -> [L, k]."""
+    blocks, most = torch.full((len(target_ids), k), -1), np.full(len(target_ids), k)
+    if model.position_limit is not None:
+        room = model.position_limit + 1 - len(own_source(source, model.model).prefix)
+        most = np.minimum(most, room - np.arange(len(target_ids)))
+    if model.requires.prompt_layers:
+        most[0] = 0
+    for count, prefixes in by_length(most):
+        for slots in slots_along(model, source, target_ids, prefixes, count):
+            every = torch.arange(len(slots.prefixes))
+            best = [slots.rows(every, slot).argmax(-1) for slot in range(count)]
+            blocks[slots.prefixes, :count] = torch.stack(best, 1).cpu()
     return blocks

@@ -1,14 +1,67 @@
-"""Drafts of slots whose rows are there at once: how many are drafted, and what."""
+"""Blocks of slots whose rows or states are there at once: how many are drafted, and what; and the
+blocks along a known output, which acceptance heads learn from and stop policies are replayed on."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.roles import Randomness, StopPolicy
+from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.shared import Call, Steps, arg_max_of_each
-from drafttrain.decoding.types import DraftState, Proposal, Sampling
+from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Blocks along a known output of the target, all of as many slots."""
+
+    prefixes: Sequence[int]
+    """[A] tokens of the output in front of each block."""
+    states: Tensor
+    """[A, K, D] what policies are shown of each slot, before its token is drawn."""
+    previous: Tensor | None
+    """[A, K] token of the output in front of each slot; None: no row depends on it."""
+    rows_after: Callable[[Tensor, int, Tensor | None], Tensor]
+    """(blocks [N], slot, token in front of it [N], or None where a policy is shown the rows before
+    it is known) -> rows [N, V]."""
+
+    def rows(self, blocks: Tensor, slot: int) -> Tensor:
+        """The rows of one slot of some blocks behind the output's own tokens. [N] -> [N, V]."""
+        known = None if self.previous is None else self.previous[blocks, slot]
+        return self.rows_after(blocks, slot, known)
+
+
+class SlotDrafter(Drafter, Protocol):
+    """A drafter of a kind whose states are those of slots."""
+
+    linked: bool
+    """Whether a slot's row depends on the token in front of it."""
+    position_limit: int | None
+    """Most tokens and masks that its decoder takes, but for the last one drafted; None: no
+    limit."""
+
+    def slots_along(
+        self, source: Source, target_ids: Tensor, prefixes: Sequence[int], k: int
+    ) -> Iterator[Slots]:
+        """The blocks of k slots at some prefix lengths of a known output, a few at a time.
+
+        Their states are those that a policy is shown in decoding. source: as the target has read
+        it. Shapes: target_ids [L], A prefix lengths in 0..L-1, rising.
+        """
+        ...
+
+
+def by_length(longest: np.ndarray) -> Iterator[tuple[int, list[int]]]:
+    """Numbers of slots that occur, the most first, each with the prefixes whose blocks have so
+    many. Shapes: longest [L], of the block at each prefix; none where it is not above 0."""
+    for slots in sorted({*longest[longest > 0].tolist()}, reverse=True):
+        yield slots, np.flatnonzero(longest == slots).tolist()
 
 
 def slots_to_draft(stop: StopPolicy, logits: Tensor, hidden: Tensor | None = None) -> int:
@@ -22,18 +75,28 @@ def slots_to_draft(stop: StopPolicy, logits: Tensor, hidden: Tensor | None = Non
 
 
 def chain_of_slots(
-    logits: Tensor, stop: StopPolicy, sampling: Sampling, randomness: Randomness
+    logits: Tensor,
+    stop: StopPolicy,
+    sampling: Sampling,
+    randomness: Randomness,
+    hidden: Tensor | None = None,
 ) -> Steps[Proposal]:
     """The draft of slots that do not depend on each other's tokens, as far as the policy drafts.
 
-    The arg-max of every row, or a token drawn from each. Shapes: logits [K, V].
+    The arg-max of every row, or a token drawn from each. Whether a slot is drafted depends on rows
+    and states alone, which are there before any token is drawn. Shapes: logits [K, V], hidden
+    [K, D], where the drafter shows states.
     """
-    logits = logits[: slots_to_draft(stop, logits)]
     if len(logits) == 0:
         return Proposal.empty()
+    count = slots_to_draft(stop, logits, hidden)
+    if count == 0:
+        return Proposal.chain(torch.empty(0, dtype=torch.long), hidden=hidden)
+    logits = logits[:count]
     rows = logits.unbind()
     if sampling.greedy:
         drafted = yield Call(arg_max_of_each, logits)
-        return Proposal.chain(torch.tensor(drafted), logits=rows)
+        return Proposal.chain(torch.tensor(drafted), hidden=hidden, logits=rows)
     probs = warp(logits, sampling)
-    return Proposal.chain(randomness.categorical(probs).cpu(), probs, logits=rows)
+    drawn = randomness.categorical(probs).cpu()
+    return Proposal.chain(drawn, probs, hidden=hidden, logits=rows)

@@ -1,7 +1,7 @@
-"""Traces of a drafter that drafts a block of slots in one pass (Spec-Drafter).
+"""Traces of a drafter that drafts a block of slots in one pass and shows their states.
 
 A slot's state does not depend on the tokens drawn for earlier slots, so the states of every block
-are known before any coin is tossed: one pass along the output has them all. It does depend on how
+are known before any coin is tossed: one pass along the output has them all. It may depend on how
 many slots the block has, so fixed lengths are replayed on traces of their own. See `trace.py`.
 """
 
@@ -14,13 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.drafters.block import block_states, rows_after, what_is_read
+from drafttrain.decoding.drafters.slots import SlotDrafter, Slots, by_length
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.evaluation.stops.chain_trace import (
     TraceOptions,
+    draft_limits,
     draw,
     judge,
     rejected_law,
@@ -28,27 +29,12 @@ from drafttrain.evaluation.stops.chain_trace import (
 )
 from drafttrain.evaluation.stops.prefix_trace import kept_prefixes
 from drafttrain.evaluation.stops.trace import NOTHING, Trace
-from drafttrain.models.spec_drafter.model import SpecDrafter
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """The blocks at some positions of an output, all of as many slots."""
-
-    starts: Tensor
-    """[A] positions."""
-    states: Tensor
-    """[A, K, D] before previous-token features."""
-    logits: Tensor
-    """[A, K, V] rows that tokens behind accepted ones are drawn from."""
-    kept: Tensor
-    """[A, K] probability that the slot was accepted, given the output; 0 beyond its end."""
 
 
 @torch.inference_mode()
 def log_block_trace(
     target: CachedModel,
-    drafter: SpecDrafter,
+    drafter: SlotDrafter,
     source: Source,
     output: Sequence[int],
     options: TraceOptions,
@@ -62,34 +48,33 @@ def log_block_trace(
     """
     tokens = torch.tensor(output, dtype=torch.long)
     length, depth, tosses = len(tokens), options.depth, options.tosses
-    room = target.max_new_tokens(source, options.max_new_tokens)
+    limit = draft_limits(
+        target, drafter.position_limit, source, len(source.prefix), length, options
+    )
+    longest = np.minimum(depth, limit)
     target_probs = judge(target, source, tokens.to(source.prefix.device), options)
-    longest = np.minimum(depth, room - 1 - np.arange(length))
     run = np.zeros((tosses, length), dtype=np.int32)
     index = np.full((tosses, length, depth), NOTHING, dtype=np.int32)
     states, rows, total = [], [], 0
+    own_pool = drafter.linked and not options.sampling.greedy
     for blocks in _all_blocks(drafter, source, tokens, target_probs, longest, options):
-        slots = blocks.states.shape[1]
-        own_pool = bool(drafter.config.previous_token_rank) and not options.sampling.greedy
+        starts, slots = np.array(blocks.slots.prefixes), blocks.logits.shape[1]
         for toss in range(tosses):
-            for block, start in enumerate(blocks.starts.tolist()):
+            for block, start in enumerate(starts):
                 run[toss, start] = randomness.accept_run(blocks.kept[block])
-            if (
-                toss == 0 or own_pool
-            ):  # what was drawn before a slot changes rows with its features only
-                states.append(blocks.states.flatten(0, 1).float().cpu())
-                runs = run[toss, blocks.starts.numpy()]
-                found = _rows_of(drafter, blocks, runs, target_probs, options.sampling, randomness)
+            if toss == 0 or own_pool:  # else what was drawn in front of a slot changes no row
+                states.append(blocks.slots.states.flatten(0, 1).float().cpu())
+                runs = run[toss, starts]
+                found = _rows_of(blocks, runs, target_probs, options.sampling, randomness)
                 rows.append(found.flatten(0, 1).double().cpu().numpy())
                 first, total = total, total + found[..., 0].numel()
-            places = first + np.arange(len(blocks.starts) * slots).reshape(-1, slots)
-            index[toss, blocks.starts.numpy(), :slots] = places
-    width = drafter.config.d_model
+            places = first + np.arange(len(starts) * slots).reshape(-1, slots)
+            index[toss, starts, :slots] = places
     return Trace(
         tokens=length,
         block=True,
         lag=0,
-        states=torch.cat(states) if states else torch.zeros(0, width),
+        states=torch.cat(states) if states else torch.zeros(0, 0),
         rows=np.concatenate(rows) if rows else np.zeros((0, 2)),
         index=index,
         run=run,
@@ -99,37 +84,43 @@ def log_block_trace(
     )
 
 
+@dataclass(frozen=True)
+class _Blocks:
+    """Blocks along an output, judged."""
+
+    slots: Slots
+    logits: Tensor
+    """[A, K, V] rows that tokens behind accepted ones are drawn from."""
+    kept: Tensor
+    """[A, K] probability that the slot was accepted, given the output; 0 beyond its end."""
+
+
 def _all_blocks(
-    drafter: SpecDrafter,
+    drafter: SlotDrafter,
     source: Source,
     tokens: Tensor,
     target_probs: Tensor,
     longest: np.ndarray,
     options: TraceOptions,
-) -> Iterator[Blocks]:
+) -> Iterator[_Blocks]:
     """Blocks of every number of slots that occurs along the output."""
-    device, given = target_probs.device, source.prefix[1:].tolist()
-    for slots in sorted(set(longest[longest > 0].tolist()), reverse=True):
-        starts = np.flatnonzero(longest == slots)
-        states, previous = block_states(
-            drafter, what_is_read(drafter, source), tokens, starts.tolist(), slots, given
-        )
-        logits = rows_after(drafter, states, previous)
-        places = torch.from_numpy(starts)[:, None] + torch.arange(slots)
-        inside = (places < len(tokens)).to(device)
-        places = places.clamp_max(len(tokens) - 1)
-        at = tokens[places].to(device)[..., None]
-        at_draft = warp(logits, options.sampling).to(device).gather(-1, at)[..., 0]
-        at_target = target_probs[places.to(device)].gather(-1, at)[..., 0]
-        weighed = options.verifier == "block"
-        kept, _ = kept_prefixes(at_draft.to(at_target), at_target, weighed)
-        kept = torch.where(inside, kept, 0.0)
-        yield Blocks(torch.from_numpy(starts), states, logits, kept)
+    device, weighed = target_probs.device, options.verifier == "block"
+    for count, prefixes in by_length(longest):
+        for slots in drafter.slots_along(source, tokens, prefixes, count):
+            every = torch.arange(len(slots.prefixes), device=slots.states.device)
+            logits = torch.stack([slots.rows(every, slot) for slot in range(count)], 1)
+            places = torch.tensor(slots.prefixes)[:, None] + torch.arange(count)
+            inside = (places < len(tokens)).to(device)
+            places = places.clamp_max(len(tokens) - 1)
+            at = tokens[places].to(device)[..., None]
+            at_draft = warp(logits, options.sampling).to(device).gather(-1, at)[..., 0]
+            at_target = target_probs[places.to(device)].gather(-1, at)[..., 0]
+            kept, _ = kept_prefixes(at_draft.to(at_target), at_target, weighed)
+            yield _Blocks(slots, logits, torch.where(inside, kept, 0.0))
 
 
 def _rows_of(
-    drafter: SpecDrafter,
-    blocks: Blocks,
+    blocks: _Blocks,
     runs: np.ndarray,
     target_probs: Tensor,
     sampling: Sampling,
@@ -140,20 +131,23 @@ def _rows_of(
     Where rows have previous-token features, those behind wrong tokens. In greedy drafting a policy
     is shown the rows without them (see the drafter).
     """
-    if not drafter.config.previous_token_rank:
-        return row_facts(blocks.logits)
+    slots, logits = blocks.slots, blocks.logits
+    if slots.previous is None:
+        return row_facts(logits)
+    every = torch.arange(len(logits), device=logits.device)
     if sampling.greedy:
-        return row_facts(drafter.project(blocks.states))
-    found = row_facts(blocks.logits)
-    for block, start in enumerate(blocks.starts.tolist()):
+        alone = [slots.rows_after(every, slot, None) for slot in range(logits.shape[1])]
+        return row_facts(torch.stack(alone, 1))
+    found = row_facts(logits)
+    for block, start in enumerate(slots.prefixes):
         accepted = int(runs[block])
-        row = blocks.logits[block, min(accepted, blocks.logits.shape[1] - 1)]
-        for slot in range(accepted + 1, blocks.logits.shape[1]):
+        row = logits[block, min(accepted, logits.shape[1] - 1)]
+        for slot in range(accepted + 1, logits.shape[1]):
             law = warp(row[None], sampling)
             place = start + slot - 1
             if slot == accepted + 1 and place < len(target_probs):
                 law = rejected_law(law, target_probs[place][None].to(law.device))
             previous = torch.tensor(draw(law, sampling, randomness), device=row.device)
-            row = rows_after(drafter, blocks.states[block, slot][None], previous)[0]
+            row = slots.rows_after(every[block, None], slot, previous)[0]
             found[block, slot] = row_facts(row)
     return found

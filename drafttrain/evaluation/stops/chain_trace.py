@@ -105,7 +105,8 @@ def log_trace(
 ) -> Trace:
     """The trace of a drafter that drafts one token a pass, along an output of the target."""
     own = own_source(source, drafter.model)  # its decoder may start from another token
-    limit = draft_limits(target, drafter, source, len(own.prefix), len(output), options)
+    most = drafter.position_limit
+    limit = draft_limits(target, most, source, len(own.prefix), len(output), options)
     tokens = torch.tensor(output, dtype=torch.long, device=own.prefix.device)
     fed = (
         tokens
@@ -194,7 +195,7 @@ def check_traceable(target: CachedModel, drafter: Drafter) -> None:
 
 def draft_limits(
     target: CachedModel,
-    drafter: CachedModel,
+    positions: int | None,
     source: Source,
     prefix: int,
     length: int,
@@ -202,13 +203,13 @@ def draft_limits(
 ) -> Array:
     """Most tokens that may be drafted from each position of an output. [L].
 
-    One token less than is left to generate, and what the drafter has positions for (the last
-    token of a draft is never fed).
+    One token less than is left to generate, and what the drafter has so many positions for (None:
+    any; the last token of a draft is never fed). prefix: tokens that it is fed before the output.
     """
     places = np.arange(length)
     limit = target.max_new_tokens(source, options.max_new_tokens) - 1 - places
-    if drafter.position_limit is not None:
-        limit = np.minimum(limit, drafter.position_limit + 1 - prefix - places)
+    if positions is not None:
+        limit = np.minimum(limit, positions + 1 - prefix - places)
     return np.maximum(limit, 0)
 
 

@@ -127,6 +127,8 @@ def _joined(parts: Sequence[PolicyCounts], axis: int) -> PolicyCounts:
 @torch.inference_mode()
 def predicted_acceptance(trace: Trace, heads: dict[str, AcceptanceHead]) -> dict[str, Array]:
     """What each head says of every state of the pool, [M]; each head runs once."""
+    if len(trace.states) == 0:
+        return {name: np.zeros(0) for name in heads}
     return {
         name: head.acceptance(trace.states.to(head.device)).double().cpu().numpy()
         for name, head in heads.items()

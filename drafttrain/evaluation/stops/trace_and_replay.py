@@ -36,13 +36,14 @@ def _replay_prompt(
 ) -> PolicyCounts:
     """One output under every policy, on a trace for each rule. Of blocks also one for each number
     of slots: a fixed length is a block of that many, other policies cut blocks of max_draft."""
+    drafter = bench.pair.drafter
     log = log_block_trace if bench.block else log_trace
+    drafts = drafter if bench.block else drafter.model
     wanted = [_trace_options(bench, candidate) for candidate in candidates]
     parts, places = [], []
     for options in sorted(set(wanted), key=lambda one: (one.verifier != "rejection", one.depth)):
         places.append([i for i, own in enumerate(wanted) if own == options])
-        drafter = bench.pair.drafter.model
-        trace = log(bench.target, drafter, prompt.source, text, options, randomness)
+        trace = log(bench.target, drafts, prompt.source, text, options, randomness)
         chosen = [candidates[i] for i in places[-1]]
         heads = bench.heads if any(one.kind == "head" for one in chosen) else {}
         parts.append(replay(trace, predicted_acceptance(trace, heads), chosen))

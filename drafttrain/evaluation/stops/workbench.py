@@ -12,6 +12,7 @@ from drafttrain.build.verifiers import AUTO, build_verifier
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import TuneConfig
 from drafttrain.config.decode import CascadeConfig, DecodeConfig, SamplingConfig, VerifierConfig
+from drafttrain.config.kinds import kind_of, named_kind
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength, HeadPolicy, make_policy
 from drafttrain.evaluation.played.candidates import Played, cascades_of, trees_of
@@ -103,7 +104,7 @@ class Workbench:
         """
         if candidate.verifier == "rejection" or candidate.kind not in OF_ROWS or not self.block:
             return True
-        return not self.pair.drafter.model.config.previous_token_rank
+        return not self.pair.drafter.linked
 
     def method(self, k: int, state_kind: StateKind | None = None) -> Method:
         """Fixed length k, which shows states of a kind if asked to."""
@@ -140,6 +141,22 @@ class Workbench:
     def state_kind(self) -> StateKind:
         """The kind of states that the heads read; without heads nothing reads any."""
         return next((head.config.state for head in self.heads.values()), "drawn")
+
+
+def within_block(settings: TuneConfig) -> TuneConfig:
+    """Drafts no longer than the block that a drafter was trained for, where nothing else is asked.
+
+    Raises ConfigError as `read_drafter_settings`.
+    """
+    if named_kind(settings.drafter) is not None:
+        return settings
+    drafter = read_drafter_settings(str(settings.drafter))
+    if kind_of(drafter).drafts != "blocks":
+        return settings
+    lengths = tuple(length for length in settings.lengths if length <= drafter.k)
+    shorter = {"lengths": lengths, "max_draft": min(settings.max_draft, drafter.k)}
+    given = settings.model_fields_set
+    return settings.model_copy(update={k: v for k, v in shorter.items() if k not in given})
 
 
 def check_tuning(settings: TuneConfig) -> None:

@@ -13,9 +13,7 @@ from datasets import Dataset
 from drafttrain.build.method import build_sampling
 from drafttrain.build.pairs import Pair
 from drafttrain.config.decode import DecodeConfig, SamplingConfig
-from drafttrain.decoding.drafters.block import BlockDrafter
-from drafttrain.decoding.drafters.causal import CausalDrafter
-from drafttrain.decoding.drafters.tree import TreeDrafter
+from drafttrain.decoding.drafters.tree import GrowingDrafter, TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Randomness
@@ -31,7 +29,7 @@ RANKS = 16
 
 def measure_acceptance_by_rank(
     target: CachedModel,
-    drafter: CausalDrafter | BlockDrafter,
+    drafter: GrowingDrafter,
     sampling: Sampling,
     randomness: Callable[[int], Randomness],
     sources: Sequence[Source],

@@ -17,7 +17,7 @@ from drafttrain.data.hidden.cache import build_cache
 from drafttrain.data.inputs.hearing import hear
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import load_distilled
-from drafttrain.decoding.drafters.block import block_states, blocks_along, what_is_read
+from drafttrain.decoding.drafters.block_along import block_states, blocks_along, what_is_read
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.models.identity import hash_target
 from drafttrain.models.loading import load_target

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
+from pkgutil import resolve_name
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from drafttrain.build.drafters import make_drafter
 from drafttrain.config.base import ConfigError
+from drafttrain.config.kinds import kind_of
 from drafttrain.config.recipes import DrafterConfig
 from drafttrain.data.hidden import slot_states as slot_blocks
 from drafttrain.data.hidden.cache import build_cache
@@ -19,7 +23,7 @@ from drafttrain.data.hidden.slot_states import draw_prefixes, label_slots
 from drafttrain.data.hidden.token_states import Labelling, Output
 from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.data.shards.states import open_cache
-from drafttrain.decoding.drafters.block import BlockDrafter, block_states, blocks_along
+from drafttrain.decoding.drafters.block_along import block_states
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.sampling import warp
@@ -30,9 +34,10 @@ from drafttrain.decoding.verifiers import RejectionSampling
 from drafttrain.models.spec_drafter.initialise import initialise
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.shape import has_own_output, make_config
-from tests.data.hidden.tiny_cache import columns, make_pair, settings
+from tests.data.hidden.tiny_cache import MODELS, columns, make_pair, settings
 from tests.decoding.enumeration import enumerate_outcomes
-from tests.tiny_models import EOS, VOCAB, tiny_model
+from tests.tiny_drafters import MASK
+from tests.tiny_models import EOS, VOCAB, near_copy, tiny_model
 
 WORDS = 6
 """Vocabulary of the enumerated pair."""
@@ -45,11 +50,15 @@ SHAPES = {
     "paper": {"slots": "paper"},
     "bidirectional": {"slots": "paper", "prefix_attention": "bidirectional"},
     "target's encoder": {"encoder": "target", "previous_token_rank": 3},
+    "masks": {"masks": True},
 }
 
 
 def tiny_pair(vocab: int = WORDS, **shape):
     """A target and a drafter that starts from it; float64."""
+    if shape.pop("masks", False):
+        target = tiny_model("llama", vocab_size=vocab)
+        return target, masked_copy(target, shape.get("k", 2))
     target = tiny_model("marian", vocab_size=vocab, tie_word_embeddings=True)
     shape = DrafterConfig(**({"k": 2, "decoder_layers": 2, "previous_token_rank": 0} | shape))
     config = make_config(target.config, shape, None, untied_output=has_own_output(target))
@@ -59,6 +68,13 @@ def tiny_pair(vocab: int = WORDS, **shape):
     if config.previous_token_rank:
         torch.nn.init.normal_(drafter.previous_token_out.weight, std=0.5)
     return target, drafter
+
+
+def masked_copy(target: PreTrainedModel, k: int) -> PreTrainedModel:
+    """A noisy copy of a decoder-only target that drafts blocks through masks."""
+    drafter = near_copy(target, 0.1, seed=1)
+    drafter.config.pard_token, drafter.config.k = MASK, k
+    return drafter
 
 
 def labelling(pair, sampling: Sampling = SAMPLING, **changes) -> Labelling:
@@ -73,6 +89,7 @@ def labelling(pair, sampling: Sampling = SAMPLING, **changes) -> Labelling:
         mixing=0.0,
         settings=settings(Path(), seed=0, **({"k": 2, "batch_tokens": 64} | changes)),
         places=None,
+        slots=make_drafter(drafter),
     )
 
 
@@ -85,7 +102,7 @@ def judge(target, drafted: list[int]) -> Tensor:
 def real_rounds(pair) -> dict[tuple[int, ...], float]:
     """Probability of each accepted path after BEGUN, by drafter, policy and verifier."""
     target, drafter = pair
-    source, drafts = CachedModel(target).read(make_source(SOURCE, target)), BlockDrafter(drafter)
+    source, drafts = CachedModel(target).read(make_source(SOURCE, target)), make_drafter(drafter)
     tokens = torch.cat([source.prefix, torch.tensor(BEGUN)])
 
     def one_round(randomness) -> tuple[int, ...]:
@@ -157,11 +174,12 @@ def test_greedy_labels_end_at_the_first_wrong_slot(shape):
     target, drafter = pair = tiny_pair(VOCAB, **{"k": 4} | SHAPES[shape])
     source, wrong, right = [7, 9, 12, EOS], 0, 0
     tokens = target.generate(torch.tensor([source]), max_new_tokens=9, do_sample=False)
-    output = tokens[0, 1:].tolist()
+    output = tokens[0, 1 if target.config.is_encoder_decoder else len(source) :].tolist()
     [[labelled]] = label_slots(labelling(pair, Sampling(), k=4), [Output(0, source, output)])
     found = sorted(zip(labelled.positions.tolist(), labelled.acceptance.tolist(), strict=True))
     read = CachedModel(target).read(make_source(source, target))
-    predicted = blocks_along(drafter, read, torch.tensor(output), 4).tolist()
+    along = resolve_name(kind_of(drafter.config).blocks_along)
+    predicted = along(make_drafter(drafter).model, read, torch.tensor(output), 4).tolist()
     expected = []
     for prefix, block in enumerate(predicted):
         for place, token in enumerate(block[: len(output) - prefix], prefix):
@@ -174,15 +192,16 @@ def test_greedy_labels_end_at_the_first_wrong_slot(shape):
     assert wrong > 2 and (right > 1 or shape in ("paper", "bidirectional"))
 
 
-def test_states_are_those_that_a_policy_is_shown():
+@pytest.mark.parametrize("shape", ["coupled", "masks"])
+def test_states_are_those_that_a_policy_is_shown(shape: str):
     """The slot's own state, before its token is known and before previous-token features."""
-    target, drafter = pair = tiny_pair(VOCAB, k=3, previous_token_rank=2)
+    target, drafter = pair = tiny_pair(VOCAB, **{"k": 3} | SHAPES[shape])
     output = [8, 20, 11, 6, 9]
     [[labelled]] = label_slots(labelling(pair, k=3), [Output(0, SOURCE, output)])
     shown = []
     for prefix in range(5):
         source = make_source(SOURCE, target)
-        session = BlockDrafter(drafter).open(source, Sampling(), None)
+        session = make_drafter(drafter).open(source, Sampling(), None)
         tokens = torch.cat([source.prefix, torch.tensor(output[:prefix], dtype=torch.long)])
         shown.append(alone(session.propose(tokens, None, FixedLength(3))).hidden)
     first = torch.stack([states[0] for states in shown]).float()
@@ -199,14 +218,18 @@ def test_the_blocks_of_a_row_are_a_sample_of_its_own_numbers():
     assert draw_prefixes(numbers, 2) == [0, 2]
 
 
-def test_a_cache_of_slots_is_built_and_read(tmp_path: Path, capsys):
-    pair = make_pair(tmp_path)
-    tiny_pair(VOCAB, k=3)[1].save_pretrained(pair / "drafter")
+@pytest.mark.parametrize("family", ["marian", "llama"])
+def test_a_cache_of_slots_is_built_and_read(family: str, tmp_path: Path, capsys):
+    pair = make_pair(tmp_path, family)
+    drafter = tiny_pair(VOCAB, k=3)[1]
+    if family == "llama":
+        drafter = masked_copy(MODELS["llama"](3), 3)
+    drafter.save_pretrained(pair / "drafter")
     config = settings(pair, k=3, mixes=2)
     manifest = build_cache(config)
     assert "slot states in 2 mixes" in capsys.readouterr().err
     assert (manifest.state, manifest.mixing, manifest.k) == ("slot", None, 3)
-    assert manifest.drafter.model_type == "spec-drafter"
+    assert manifest.drafter.model_type == ("llama" if family == "llama" else "spec-drafter")
     stored, outputs = columns(config.out), load_distilled(config.distilled)
     tokens = sum(map(len, outputs["target_ids"]))
     assert tokens < len(stored["rows"]) <= 3 * tokens

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from drafttrain.decoding.drafters import candidates
-from drafttrain.decoding.drafters.block import BlockDrafter, predict_blocks
+from drafttrain.decoding.drafters.block import BlockDrafter
+from drafttrain.decoding.drafters.block_along import predict_blocks
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder

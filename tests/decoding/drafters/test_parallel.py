@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import GPTJConfig, GPTJForCausalLM
 
 from drafttrain.build.drafters import make_drafter
+from drafttrain.config.stops import STOPS as STOP_KINDS
+from drafttrain.decoding.drafters import parallel as parallel_drafter
 from drafttrain.decoding.drafters.cascade import Level, cascade
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
@@ -18,12 +22,21 @@ from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.sampling import SampledRandomness, warp
 from drafttrain.decoding.shared import alone
-from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength
+from drafttrain.decoding.stopping import (
+    Bandit,
+    Confidence,
+    Cumulative,
+    Entropy,
+    FixedLength,
+    HeadPolicy,
+    Logistic,
+)
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.drawn import Branching
 from drafttrain.decoding.trees.verifiers import RecursiveRejection, TargetWalk
-from drafttrain.decoding.types import Sampling
+from drafttrain.decoding.types import DraftState, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
+from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from tests.comparing import close
 from tests.decoding.enumeration import (
     alone_and_together,
@@ -32,10 +45,9 @@ from tests.decoding.enumeration import (
     total_variation,
 )
 from tests.decoding.toys import ToyTarget, autoregressive_law, toy_prompt, toys_together
-from tests.tiny_drafters import noisy
+from tests.tiny_drafters import MASK, noisy, parallel
 from tests.tiny_models import tiny_model
 
-MASK = 3
 SAMPLINGS = {
     "temperature 1": Sampling(temperature=1.0),
     "top-k": Sampling(temperature=1.3, top_k=2),
@@ -45,16 +57,31 @@ PROMPT = [5, 9, 20, 7]
 OUTPUT = torch.tensor([11, 30, 12, 8, 25, 1])
 
 
-def parallel(family: str = "llama", k: int = 4, **changes: object) -> ParallelDrafter:
-    """A drafter whose rows depend much on what stands before them."""
-    model = tiny_model(family, seed=7, initializer_range=0.6, **changes)
-    model.lm_head.weight.data.normal_()  # an end is as likely as any other token
-    model.config.pard_token, model.config.k = MASK, k
-    return make_drafter(model)
+def random_head(width: int = 16) -> AcceptanceHead:
+    """Its opinion swings from slot to slot."""
+    torch.manual_seed(2)
+    settings = AcceptanceHeadConfig(hidden_size=width, depth=1, state="slot")
+    head = AcceptanceHead(settings).double()
+    for parameter in head.parameters():
+        parameter.data.normal_(std=0.5)
+    return head
 
 
-def toy_drafter() -> ParallelDrafter:
-    return parallel(vocab_size=4, bos_token_id=2, eos_token_id=1)
+STOPS = {
+    "head": HeadPolicy(random_head(), 0.5, 3),
+    # refused for sampling, as it speaks of drawn tokens elsewhere; here it looks at rows alone
+    "confidence": replace(
+        Confidence(0.8, 3), rule=replace(STOP_KINDS["confidence"], greedy_only=False)
+    ),
+    "entropy": Entropy(0.4, 3),
+    "cumulative": Cumulative(0.8, 3),
+    "logistic": Logistic(0.2, 3),
+    "bandit": Bandit(0.3, 3),
+}
+
+
+def toy_drafter(seed: int = 7) -> ParallelDrafter:
+    return parallel(seed=seed, vocab_size=4, bos_token_id=2, eos_token_id=1)
 
 
 @pytest.mark.parametrize(("sampling", "together"), alone_and_together(SAMPLINGS))
@@ -65,6 +92,34 @@ def test_sampling_through_masks_follows_the_target_exactly(sampling, together: i
     expected = autoregressive_law(target, sampling, 3)
     assert total_variation(law, expected) < 1e-12
     assert max(abs(law[x] - expected[x]) for x in expected) < 1e-12
+
+
+@pytest.mark.parametrize("together", [1, 3])
+@pytest.mark.parametrize("stop", STOPS)
+def test_blocks_that_a_policy_ends_follow_the_target_exactly(stop: str, together: int) -> None:
+    target, sampling = ToyTarget(vocabulary=4, seed=1), SAMPLINGS["temperature 1"]
+    policy, answers = STOPS[stop], set()
+
+    def watched(state: DraftState, value: float) -> bool:
+        answer = policy.goes_on(state, value)
+        answers.add((state.depth, answer))
+        return answer
+
+    own = policy if policy.rule.learns else replace(policy, goes_on=watched)
+    decoder = Decoder(target, toy_drafter(seed=3), own, RejectionSampling(), sampling, replaced)
+    law = enumerate_output(decoder, toys_together(toy_prompt, together), 3)
+    expected = autoregressive_law(target, sampling, 3)
+    assert law.keys() == expected.keys()
+    assert max(abs(law[x] - expected[x]) for x in expected) < 1e-12
+    if not policy.rule.learns:  # blocks of one slot of two, and rounds that draft nothing
+        assert answers >= {(0, True), (1, False), (0, False)}
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_greedy_output_is_plain_output_wherever_blocks_end(stop: str) -> None:
+    plain, drafter = decode(NoDrafter()), parallel()
+    for batch in (1, 3):
+        assert decode(drafter, batch=batch, stop=STOPS[stop]) == plain
 
 
 def test_sampled_trees_over_masks_follow_the_target_exactly() -> None:
@@ -90,6 +145,31 @@ def test_rows_are_those_of_the_context_and_masks_and_masks_leave_no_trace(family
         assert proposal.passes == 1 and len(proposal.tokens) == 4
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "gptj"])
+@pytest.mark.parametrize("prefixes", [range(len(OUTPUT)), [2, 5]], ids=["all", "some"])
+def test_slots_along_an_output_are_those_that_decoding_shows(family, prefixes, monkeypatch) -> None:
+    """States and rows, whether many blocks are fed together or each by itself."""
+    monkeypatch.setattr(parallel_drafter, "BLOCKS_AT_ONCE", 4)
+    drafter = unknown_family() if family == "gptj" else parallel(family)
+    model = drafter.model.model
+    precision = 1e-6 if family == "gptj" else 1e-10  # GPT-J attends in float32
+    source, seen = make_source(PROMPT, model), []
+    for slots in drafter.slots_along(source, OUTPUT, prefixes, 3):
+        for block, prefix in enumerate(slots.prefixes):
+            session = drafter.open(source, Sampling(1.0), randomness())
+            tokens = torch.cat([source.prefix, OUTPUT[:prefix]])
+            proposal = alone(session.propose(tokens, None, FixedLength(3)))
+            close(slots.states[block], proposal.hidden, precision)
+            rows = [slots.rows(torch.tensor([block]), slot)[0] for slot in range(3)]
+            close(torch.stack(rows), torch.stack(proposal.logits), precision)
+            with torch.no_grad():
+                fed = torch.tensor([[*tokens, MASK, MASK]])
+                states = model(fed, output_hidden_states=True).hidden_states[-1][0, -3:]
+            close(slots.states[block], states, precision)
+            seen.append(prefix)
+    assert seen == list(prefixes)
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
 def test_blocks_along_an_output_are_what_is_drafted_at_each_prefix(family: str) -> None:
     drafter = parallel(family, max_position_embeddings=len(PROMPT) + 7)
@@ -111,13 +191,14 @@ def test_an_output_longer_than_the_positions_is_drafted_for_as_far_as_they_go() 
     assert (found >= 0).sum(1).tolist() == [3, 2, 1, 0, 0, 0]
 
 
-def decode(drafter: Drafter, batch: int = 1, sampling=Sampling(), verifier=None, k=4):  # noqa: B008
+def decode(drafter: Drafter, batch: int = 1, verifier=None, k: int = 4, stop=None):
     model = tiny_model("llama")
     model.generation_config.eos_token_id = None
     target = CachedModel(model)
     sources = [make_source(PROMPT[i:], model) for i in range(3)]
     verifier = verifier or GreedyMatch()
-    decoder = Decoder(target, drafter, FixedLength(k), verifier, sampling, lambda _: randomness())
+    stop = stop or FixedLength(k)
+    decoder = Decoder(target, drafter, stop, verifier, Sampling(), lambda _: randomness())
     return [output.tokens for output in decoder.decode_all(sources, 16, batch)]
 
 
@@ -160,12 +241,17 @@ def test_a_stop_policy_ends_a_block_before_the_row_that_it_looks_at() -> None:
     assert drafted(Confidence(0.0, 4)) == 4
 
 
-def test_a_family_whose_positions_are_not_known_drafts_the_same_rows() -> None:
+def unknown_family() -> ParallelDrafter:
     torch.manual_seed(0)
     model = GPTJForCausalLM(GPTJConfig(vocab_size=40, n_embd=16, n_layer=2, n_head=2, rotary_dim=4))
     model = model.double().eval()
     model.config.pard_token, model.config.k = MASK, 3
-    drafter = make_drafter(model)
+    return make_drafter(model)
+
+
+def test_a_family_whose_positions_are_not_known_drafts_the_same_rows() -> None:
+    drafter = unknown_family()
+    model = drafter.model.model
     source = make_source(PROMPT, model)
     session = drafter.open(source, Sampling(temperature=1.0), randomness())
     for output in ([], [11, 30, 3], [11, 4]):
@@ -173,5 +259,9 @@ def test_a_family_whose_positions_are_not_known_drafts_the_same_rows() -> None:
         probs = alone(session.propose(tokens, None, FixedLength(3))).draft_probs
         with torch.no_grad():
             close(probs, model(torch.tensor([[*tokens, MASK, MASK]])).logits[0, -3:].softmax(-1))
-    with pytest.raises(ValueError, match="'gptj'"):
-        blocks_along(drafter.model, source, OUTPUT, 3)
+    found = blocks_along(drafter.model, source, OUTPUT, 3)
+    for place in range(len(OUTPUT)):
+        tokens = torch.cat([source.prefix, OUTPUT[:place]])
+        greedy = drafter.open(source, Sampling(), randomness())
+        drafted = alone(greedy.propose(tokens, None, FixedLength(3))).tokens
+        assert torch.equal(found[place], drafted)

@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import DrafterConfig
 from drafttrain.decoding.drafters import candidates
-from drafttrain.decoding.drafters.block import BlockDrafter, predict_blocks
+from drafttrain.decoding.drafters.block import BlockDrafter
+from drafttrain.decoding.drafters.block_along import predict_blocks
 from drafttrain.decoding.drafters.cascade import Level, cascade
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
 
+from drafttrain.build.drafters import make_drafter
 from drafttrain.decoding.drafters import candidates
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.drafters.slots import SlotDrafter
+from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import (
@@ -20,21 +24,23 @@ from drafttrain.decoding.stopping import (
     HeadPolicy,
     Logistic,
 )
-from drafttrain.decoding.types import Sampling
+from drafttrain.decoding.types import Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, make_verifier
 from drafttrain.evaluation.stops.block_trace import log_block_trace
 from drafttrain.evaluation.stops.chain_trace import TraceOptions
 from drafttrain.evaluation.stops.replay import Candidate
 from tests.decoding.drafters.toy_blocks import CONVENTIONS, toy_drafter
 from tests.decoding.enumeration import enumerate_law, total_variation
-from tests.decoding.toys import ToyTarget, toy_source
+from tests.decoding.toys import ToyTarget, toy_prompt, toy_source
 from tests.evaluation.stops.replays import decoded_rounds, random_head, replayed_rounds
-from tests.tiny_drafters import shared, tiny_drafter
-from tests.tiny_models import VOCAB, tiny_source
+from tests.tiny_drafters import MASK, noisy, parallel, shared, tiny_drafter
+from tests.tiny_models import VOCAB, tiny_model, tiny_source
 
 GREEDY = Sampling()
 
 
+MASKS = {"masks": True}
+"""A drafter through masks instead of a Spec-Drafter."""
 SHARED = {"target's encoder": {"encoder": "target"}, "whisper": {"encoder": "target"}}
 
 
@@ -51,6 +57,22 @@ def test_greedy_replay_equals_decoding_round_for_round(convention, monkeypatch):
     for parameter in drafter.parameters():
         if parameter.requires_grad:  # cross-attention may be the target's
             parameter.data += 0.02 * torch.randn_like(parameter)
+    sources = [tiny_source(ids, target.model) for ids in ([5, 9, 20, 7, 1], [8, 30, 1])]
+    check_greedy_replay(target, BlockDrafter(drafter), sources)
+
+
+def test_greedy_replay_of_masks_equals_decoding_up_to_the_last_position():
+    model = tiny_model("llama")
+    model.generation_config.eos_token_id = None
+    copy = noisy(model, "llama", 0.05)
+    copy.config.pard_token, copy.config.k = MASK, 4
+    copy.config.max_position_embeddings = 15  # the longer prompt's last blocks have fewer slots
+    drafter = make_drafter(copy)
+    sources = [make_source(ids, model) for ids in ([5, 9, 20, 7], [8, 30])]
+    check_greedy_replay(CachedModel(model), drafter, sources)
+
+
+def check_greedy_replay(target: CachedModel, drafter: SlotDrafter, sources: Sequence[Source]):
     head, slots, randomness = random_head(16), 4, SampledRandomness(torch.Generator())
     pairs = [
         (FixedLength(4), Candidate("fixed", 4)),
@@ -61,8 +83,8 @@ def test_greedy_replay_equals_decoding_round_for_round(convention, monkeypatch):
         (HeadPolicy(head, 0.4, 4), Candidate("head", 0.4, "D", 4)),
         (HeadPolicy(head, 0.1, 4), Candidate("head", 0.1, "D", 4)),
     ]
-    for ids in ([5, 9, 20, 7, 1], [8, 30, 1]):
-        source = target.read(tiny_source(ids, target.model))
+    found = set()
+    for source in map(target.read, sources):
 
         def decode(drafts, stop, source=source):
             decoder = Decoder(target, drafts, stop, GreedyMatch(), GREEDY, lambda _: randomness)
@@ -72,14 +94,17 @@ def test_greedy_replay_equals_decoding_round_for_round(convention, monkeypatch):
         options = TraceOptions(GREEDY, 15, slots)
         trace = log_block_trace(target, drafter, source, text, options, randomness)
         for stop, candidate in pairs:
-            output = decode(BlockDrafter(drafter), stop)
+            output = decode(drafter, stop)
             assert output.tokens == text
-            assert replayed_rounds(trace, candidate, head) == decoded_rounds(output), candidate.name
+            rounds = decoded_rounds(output)
+            assert replayed_rounds(trace, candidate, head) == rounds, candidate.name
+            found |= {(drafted, accepted) for _, drafted, accepted in rounds}
+    assert len(found) > 4, "the pair is too simple to show anything"
 
 
 @pytest.mark.parametrize("kind", ["fixed", "entropy", "head"])
 @pytest.mark.parametrize(
-    "settings", [{"slots": "anchored"}, {"slots": "paper", "previous_token_rank": 3}]
+    "settings", [{"slots": "anchored"}, {"slots": "paper", "previous_token_rank": 3}, MASKS]
 )
 def test_replayed_blocks_have_the_law_of_decoding(settings, kind):
     law, replayed = laws(settings, kind, "rejection")
@@ -94,6 +119,8 @@ def test_replayed_blocks_have_the_law_of_decoding(settings, kind):
         ({"slots": "anchored"}, "head"),
         ({"slots": "paper", "previous_token_rank": 3}, "fixed"),
         ({"slots": "paper", "previous_token_rank": 3}, "head"),
+        (MASKS, "entropy"),
+        (MASKS, "head"),
     ],
 )
 def test_replayed_blocks_of_block_verification_have_its_law(settings, kind):
@@ -103,11 +130,16 @@ def test_replayed_blocks_of_block_verification_have_its_law(settings, kind):
 
 def laws(settings, kind, rule):
     """Outputs and rounds together, of decoding under a rule and of its replay."""
-    target, drafter = ToyTarget(vocabulary=4, seed=1), toy_drafter(**settings)
-    sampling, head, max_new_tokens, slots = Sampling(1.0, top_k=2), random_head(8), 4, 3
+    if settings == MASKS:
+        drafter = parallel(seed=3, vocab_size=4, bos_token_id=2, eos_token_id=1)
+        source, head = toy_prompt(), random_head(16)
+    else:
+        drafter, source, head = toy_drafter(**settings), toy_source(), random_head(8)
+    target = ToyTarget(vocabulary=4, seed=1)
+    sampling, max_new_tokens, slots = Sampling(1.0, top_k=2), 4, 3
     options = TraceOptions(sampling, max_new_tokens, slots, verifier=rule)
     seeded = SampledRandomness(torch.Generator().manual_seed(0))
-    seen = log_block_trace(target, drafter.model, toy_source(), [2, 3, 2, 3], options, seeded)
+    seen = log_block_trace(target, drafter, source, [2, 3, 2, 3], options, seeded)
     # so that the entropy policy stops now and then; off the median, where rounding would decide
     nats = float(np.median(seen.rows[:, 0])) + 1e-9
     stop, candidate = {
@@ -120,15 +152,15 @@ def laws(settings, kind, rule):
         decoder = Decoder(
             target, drafter, stop, make_verifier(rule), sampling, lambda _: randomness
         )
-        output = decoder.decode_all([toy_source()], max_new_tokens)[0]
+        output = decoder.decode_all([source], max_new_tokens)[0]
         return tuple(output.tokens), tuple(decoded_rounds(output))
 
     def replay_one(randomness):
         plain = Decoder(
             target, NoDrafter(), FixedLength(1), RejectionSampling(), sampling, lambda _: randomness
         )
-        text = plain.decode_all([toy_source()], max_new_tokens)[0].tokens
-        trace = log_block_trace(target, drafter.model, toy_source(), text, options, randomness)
+        text = plain.decode_all([source], max_new_tokens)[0].tokens
+        trace = log_block_trace(target, drafter, source, text, options, randomness)
         return tuple(text), tuple(replayed_rounds(trace, candidate, head))
 
     law, replayed = enumerate_law(decode), enumerate_law(replay_one)
@@ -140,7 +172,7 @@ def test_slots_of_several_tosses_share_their_states():
     target, drafter = ToyTarget(vocabulary=4, seed=1), toy_drafter(slots="anchored")
     options = TraceOptions(Sampling(1.0), 6, depth=3, replicates=3)
     randomness = SampledRandomness(torch.Generator().manual_seed(0))
-    trace = log_block_trace(target, drafter.model, toy_source(), [2, 3, 2, 3], options, randomness)
+    trace = log_block_trace(target, drafter, toy_source(), [2, 3, 2, 3], options, randomness)
     assert trace.run.shape == (3, 4)
     assert np.array_equal(trace.index[0], trace.index[1])
     assert len(trace.states) == int(trace.longest[0].sum()) == 3 + 3 + 3 + 2

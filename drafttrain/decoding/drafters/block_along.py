@@ -1,0 +1,120 @@
+"""What a Spec-Drafter drafts along a known output: the blocks at many prefixes, in one pass."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from drafttrain.decoding.drafters.candidates import best_alone
+from drafttrain.decoding.drafters.slots import Slots
+from drafttrain.decoding.engine.encoding import given_encoding
+from drafttrain.decoding.types import Source
+from drafttrain.models.spec_drafter.model import SpecDrafter
+from drafttrain.models.spec_drafter.slots import lay_out
+
+
+@torch.inference_mode()
+def predict_blocks(
+    model: SpecDrafter, source: Tensor, target_ids: Tensor, given: Sequence[int] = ()
+) -> Tensor:
+    """Greedy blocks at every prefix length 0..L-1 of a known output, in one pass.
+
+    With previous-token features slot i is given y_{i-1}: a slot counts only where all earlier ones
+    were right, so this is what decoding would have drafted there. given: see `block_states`.
+    Shapes: [S] or [S, E], [L] -> [L, k].
+    """
+    prefixes = range(len(target_ids))
+    states, previous = block_states(model, source, target_ids, prefixes, model.config.k, given)
+    return rows_after(model, states, previous).argmax(-1).cpu()
+
+
+def blocks_along(model: SpecDrafter, source: Source, target_ids: Tensor, k: int) -> Tensor:
+    """`predict_blocks` of a source as `CachedModel.read` gives it, their first k tokens.
+
+    Shapes: [L] -> [L, k].
+    """
+    given = source.prefix[1:].tolist()
+    return predict_blocks(model, what_is_read(model, source), target_ids, given)[:, :k]
+
+
+@torch.inference_mode()
+def slots_along(
+    model: SpecDrafter, source: Source, target_ids: Tensor, prefixes: Sequence[int], k: int
+) -> Iterator[Slots]:
+    """`SlotDrafter.slots_along`, of all blocks at once."""
+    given = source.prefix[1:].tolist()
+    read = what_is_read(model, source)
+    states, previous = block_states(model, read, target_ids, prefixes, k, given)
+
+    def after(blocks: Tensor, slot: int, tokens: Tensor | None) -> Tensor:
+        chosen = states[blocks, slot]
+        return model.project(chosen) if tokens is None else rows_after(model, chosen, tokens)
+
+    linked = bool(model.config.previous_token_rank)
+    yield Slots(prefixes, states, previous if linked else None, after)
+
+
+def what_is_read(model: SpecDrafter, source: Source) -> Tensor:
+    """What the drafter reads of a source: its token ids [S], or what the target's encoder made of
+    it [S, E] (`CachedModel.read`)."""
+    if model.config.encoder == "own":
+        return source.input_ids.cpu()
+    return given_encoding([source])[0]
+
+
+def rows_after(model: SpecDrafter, states: Tensor, previous: Tensor) -> Tensor:
+    """The rows of slots as decoding has them after these tokens.
+
+    With previous-token features the token before changes the scores of a slot's best candidates,
+    all others keep theirs. Shapes: states [..., D], previous [...] -> [..., V].
+    """
+    alone = model.project(states)
+    if not model.config.previous_token_rank:
+        return alone
+    best = best_alone(alone.reshape(-1, alone.shape[-1]))[1]
+    best = best.view(*alone.shape[:-1], best.shape[-1])
+    after = model.logits(states, previous)
+    return alone.scatter(-1, best, after.gather(-1, best))
+
+
+@torch.inference_mode()
+def block_states(
+    model: SpecDrafter,
+    source: Tensor,
+    target_ids: Tensor,
+    prefixes: Sequence[int],
+    k: int,
+    given: Sequence[int] = (),
+) -> tuple[Tensor, Tensor]:
+    """The slots of blocks at some prefix lengths of a known output, in one pass.
+
+    Hidden states before previous-token features, and the token of the output before each one
+    predicted. source: token ids, or what the target's encoder put out, where the drafter reads
+    that. given: tokens between the decoder start token and the output.
+    Shapes: [S] or [S, E], [L], A prefix lengths in 0..L-1 -> [A, k, D], [A, k].
+    """
+    config, device = copy.copy(model.config), model.embedding.weight.device
+    config.k = k
+    target_ids = torch.cat((torch.tensor(given, dtype=target_ids.dtype), target_ids.cpu()))
+    starts = torch.tensor(prefixes) + len(given)
+    count, length = len(starts), len(target_ids)
+    if config.prefix_attention == "bidirectional":
+        starts = starts[:, None]
+        sources, targets = source.expand(count, *source.shape), target_ids.expand(count, -1)
+    else:
+        starts = starts[None]
+        sources, targets = source[None], target_ids[None]
+    lengths = torch.full((len(targets),), length)
+    layout = lay_out(targets, lengths, starts, config).to(device)
+    hidden = model(sources.to(device), None, layout.rows)
+    previous = layout.previous
+    states = layout.of_blocks(hidden).reshape(count, config.mask_rows, config.d_model)
+    before = layout.of_blocks(previous).reshape(count, config.mask_rows)
+    if config.slots == "anchored":
+        first = starts[0].to(device)  # the row of the last committed token is the first slot
+        states = torch.cat((layout.of_prefix(hidden)[0, first][:, None], states), dim=1)
+        before = torch.cat((layout.of_prefix(previous)[0, first][:, None], before), dim=1)
+    return states, before
