@@ -52,6 +52,7 @@ from drafttrain.data.distill.recipe_rows import (
     row_lengths,
     taught_rows,
 )
+from drafttrain.data.replay import check_replay, print_replay, replayed_examples
 from drafttrain.data.teacher import print_teacher, training_examples
 from drafttrain.decoding.drafters.causal import blocks_of
 from drafttrain.decoding.engine.architectures import check_configuration, check_prompts
@@ -89,6 +90,7 @@ def main(settings: CausalDrafterRecipe, dry_run: DryRun = False) -> None:
         return
     if already_finished(settings.run):
         return
+    check_replay(settings)
     accelerator = begin_run(settings, checked(distillations(settings)))
     target = load_target(settings.target)
     rows, held_out = distilled_rows(settings, target, open_decoder)
@@ -131,6 +133,7 @@ def make_task(
     taught = taught_rows(settings, rows)
     sequences = sequences_of(lengths, settings.objective.packed_tokens, taught)
     examples = training_examples(settings, rows, target, draftable)
+    examples = replayed_examples(settings, examples, rows, target.tokenizer, draftable)
     packed, lengths = PackedExamples(examples, sequences), sequence_lengths(lengths, sequences)
     validate = None
     if held_out is not None:
@@ -167,6 +170,7 @@ def print_plan(settings: CausalDrafterRecipe, target: PretrainedConfig) -> None:
     plan = plan_distillation(checked(distillations(settings))["data"])
     print_training(plan, settings.train, drafter)
     print_teacher(settings, target, plan)
+    print_replay(settings)
 
 
 if __name__ == "__main__":
