@@ -9,14 +9,17 @@
     accelerate launch recipes/train_causal_drafter.py --config recipes/smollm2_drafter.yaml \\
         teacher.kind=cached on_policy.share=0.3
     accelerate launch recipes/train_causal_drafter.py --config recipes/smollm2_drafter.yaml \\
+        initialise.path=RUN/final replay.path=rounds.jsonl run=checkpoints/mine
+    accelerate launch recipes/train_causal_drafter.py --config recipes/smollm2_drafter.yaml \\
         run=checkpoints/mine drafter.prompt=target initialise.layers=last
 
 It starts from some of the target's layers, from another model with the target's tokens, or from
 random weights, and learns on the target's own answers: their tokens, or the target's rows at them,
-asked for in every step or once for all; and, where asked to, at what it drafts itself. With
-drafter.prompt=target it drafts behind what the target's own layers made of the prompt.
-final/ is an ordinary language model of Transformers; start/ is what it started from. Missing
-distilled outputs are made first. Running the same command again goes on where it was stopped.
+asked for in every step or once for all; and, where asked to, at what it drafts itself, or most at
+the tokens that an earlier version missed. With drafter.prompt=target it drafts behind what the
+target's own layers made of the prompt. final/ is an ordinary language model of Transformers; start/
+is what it started from. Missing distilled outputs are made first. Running the same command again
+goes on where it was stopped.
 """
 
 from __future__ import annotations

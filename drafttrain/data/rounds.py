@@ -156,6 +156,11 @@ def _rounds(line: _Line, method: str | None, place: str) -> list[TracedRound]:
         )
     named = {name: one.rounds for name, one in line.outputs.items() if one.rounds}
     rounds = line.rounds
+    if rounds and method is not None:
+        raise ConfigError(
+            f"{place}: replay.method = {method!r}, but there are the rounds of one method alone, "
+            "without a name; leave replay.method out"
+        )
     if not rounds:
         if not named:
             raise ConfigError(f"{place}: there are no rounds; {REMEDY}")

@@ -70,6 +70,8 @@ def test_files_that_are_not_rounds_of_greedy_decoding_are_refused(tmp_path: Path
     refused(write(tmp_path, {"rounds": SECOND}), "line 1", "row: Field required")
     refused(write(tmp_path, {"row": -1, "rounds": SECOND}), "line 1", "row = -1")
     refused(write(tmp_path, {"row": 7, "text": "w5"}), "line 1 (row 7)", "there are no rounds")
+    named = write(tmp_path, whole).model_copy(update={"method": "k=1"})
+    refused(named, "(row 0)", "replay.method = 'k=1'", "leave replay.method out")
     refused(write(tmp_path, whole, whole), "row 0 is in line 1 and again in line 2")
     refused(
         write(tmp_path, whole | {"temperature": 0.7}), "(row 0)", "temperature = 0.7", "greedily"
