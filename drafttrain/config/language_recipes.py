@@ -115,6 +115,21 @@ class OnPolicyConfig(Config):
     """Of drafts and target; 0 is greedy."""
 
 
+class ReplayConfig(Config):
+    """Tokens of the target's outputs that an earlier version of the drafter missed: they weigh more
+    (after Draft-OPD, arXiv 2605.29343)."""
+
+    path: Path | None = None
+    """Rounds of greedy decoding along prompts of `data`, never along test prompts, by an earlier
+    version of the drafter: what `drafttrain generate --json` wrote, or samples.jsonl of
+    `drafttrain eval`. Default: nothing is replayed."""
+    method: str | None = None
+    """Whose rounds, by its name in the report, where samples.jsonl has those of several methods."""
+    share: float = Field(default=0.5, gt=0.0, lt=1.0)
+    """Share of the loss that is taken at rejected tokens alone; the rest is the mean over all
+    tokens, these among them."""
+
+
 class CausalDrafterRecipe(DistillingRecipe):
     """`recipes/train_causal_drafter.py`: distil the target if need be, then train a language model
     that drafts for it token by token."""
@@ -124,6 +139,7 @@ class CausalDrafterRecipe(DistillingRecipe):
     objective: FollowTargetConfig = FollowTargetConfig()
     teacher: TeacherConfig = TeacherConfig()
     on_policy: OnPolicyConfig = OnPolicyConfig()
+    replay: ReplayConfig = ReplayConfig()
     save_dtype: Precision = "float32"
     """Type of the weights in start/ and final/."""
     train: TrainConfig = TrainConfig()

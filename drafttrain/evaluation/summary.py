@@ -10,6 +10,7 @@ import numpy as np
 
 from drafttrain.build.sizes import Sizes
 from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.types import Round
 from drafttrain.evaluation.bootstrap import (
     Array,
     Estimate,
@@ -268,18 +269,22 @@ def make_samples(context: Context) -> Iterator[dict[str, Any]]:
             output = run.outputs[i]
             outputs[run.name] = {"text": texts[i]}
             if run.method is not None:
-                outputs[run.name]["rounds"] = [
-                    {
-                        "drafted": pieces(list(round.drafted)),
-                        "accepted": accepted_tokens(round),
-                        "emitted": pieces(list(round.emitted)),
-                    }
-                    for round in output.rounds
-                ]
+                outputs[run.name]["rounds"] = [round_pieces(one, pieces) for one in output.rounds]
         yield {
             "row": prompt.row,
+            "temperature": context.options.sampling.temperature,
             "source": prompt.text,
             "reference": prompt.reference,
             "plain": context.texts[0][i],
             "outputs": outputs,
         }
+
+
+def round_pieces(
+    played: Round, pieces: Callable[[list[int]], list[str]]
+) -> dict[str, int | list[int] | list[str]]:
+    """A round as samples have it; of a tree also which of the drafted tokens were accepted."""
+    accepted = accepted_tokens(played)
+    path = {} if played.depth is None else {"path": list(played.path[:accepted])}
+    drafted, emitted = pieces(list(played.drafted)), pieces(list(played.emitted))
+    return {"drafted": drafted, "accepted": accepted, **path, "emitted": emitted}

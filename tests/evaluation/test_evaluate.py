@@ -196,6 +196,7 @@ def test_evaluation_writes_report_samples_and_plot_side_by_side(target, tmp_path
     samples = [json.loads(line) for line in lines]
     assert [sample["row"] for sample in samples] == [10, 11, 12, 13]
     assert samples[2]["reference"] is None
+    assert {sample["temperature"] for sample in samples} == {0.0}
     sample = samples[0]["outputs"]["scripted k=4 greedy"]
     emitted = [piece for round in sample["rounds"] for piece in round["emitted"]]
     assert emitted == target.tokenizer.convert_ids_to_tokens(outputs[0])
