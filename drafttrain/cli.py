@@ -51,6 +51,8 @@ METHOD = {
     "--verifier": "decode.verifier.kind",
     "--beta": "decode.verifier.beta",
     "--tau": "decode.verifier.tau",
+    "--rule": "decode.verifier.rule",
+    "--alpha": "decode.verifier.alpha",
     **{option: f"decode.{setting}" for option, setting in SAMPLING.items()},
 }
 SWEEP = Flag(

@@ -11,6 +11,7 @@ import numpy as np
 from drafttrain.build.sizes import Sizes
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.types import Round
+from drafttrain.evaluation.agreement import target_agreement
 from drafttrain.evaluation.bootstrap import (
     Array,
     Estimate,
@@ -92,6 +93,10 @@ def summarise_run(context: Context, index: int) -> Run:
     metrics |= speed_metrics(context, run)
     metrics |= real_time_factors(context, run)
     metrics |= text_metrics(context, index)
+    if run.kind != "baseline" and not all(other.lossless for other in context.decoded):
+        metrics["target_agreement"] = target_agreement(
+            context.model, context.prompts, run.outputs, context.options, context.resamples
+        )
     plain = context.decoded[0]
     if context.options.sampling.greedy and run is not plain:
         same = identical(run.outputs, plain.outputs)
