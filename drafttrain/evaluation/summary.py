@@ -67,6 +67,11 @@ class Context:
         """[P] how long the clips are."""
         return np.array([prompt.seconds for prompt in self.prompts], dtype=np.float64)
 
+    @property
+    def compares_lossy(self) -> bool:
+        """Whether a method among the runs is lossy."""
+        return any(run.kind == "method" and not run.lossless for run in self.decoded)
+
     def find(self, way: str) -> Decoded | None:
         """Plain decoding, or a baseline, if it was measured."""
         return next((run for run in self.decoded if run.way == way), None)
@@ -93,7 +98,7 @@ def summarise_run(context: Context, index: int) -> Run:
     metrics |= speed_metrics(context, run)
     metrics |= real_time_factors(context, run)
     metrics |= text_metrics(context, index)
-    if run.kind != "baseline" and not all(other.lossless for other in context.decoded):
+    if run.kind != "baseline" and context.compares_lossy:
         metrics["target_agreement"] = target_agreement(
             context.model, context.prompts, run.outputs, context.options, context.resamples
         )
