@@ -25,7 +25,7 @@ from drafttrain.evaluation.trees.comparison import compared_by
 
 LOSSY = "lossy"
 """Mark of methods whose output is not the target's own."""
-STRICT = {rule.settings[0].name for rule in RULES.values() if not rule.lossless}
+STRICT = {rule.settings[0].name for rule in RULES.values() if rule.settings and not rule.lossless}
 """The first setting of each lossy rule: lossless runs, which have none, are `strict` there."""
 LENGTH = Column("mean_acceptance_length", "mean acceptance length")
 SPEEDUP = Column("speedup", "speed-up", suffix="×")

@@ -20,12 +20,18 @@ from drafttrain.decoding.deferral import defers, mix, rows_of, verify_deferral
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Randomness
-from drafttrain.decoding.sampling import SampledRandomness, warp
+from drafttrain.decoding.sampling import SampledRandomness, sequence_randomness, warp
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Proposal, Sampling, Verdict
-from drafttrain.decoding.verifiers import Deferral, RejectionSampling, check_pairing
+from drafttrain.decoding.verifiers import (
+    Deferral,
+    GreedyMatch,
+    RejectionSampling,
+    check_pairing,
+)
 from tests.decoding.enumeration import (
     alone_and_together,
     enumerate_law,
@@ -42,6 +48,7 @@ from tests.decoding.toys import (
     toy_prompt,
     toys_together,
 )
+from tests.tiny_models import near_copy, tiny_model
 
 SAMPLINGS = {
     "temperature 1": Sampling(temperature=1.0),
@@ -317,6 +324,28 @@ def test_rounds_count_all_that_was_accepted_and_no_token_more():
         return tuple(output.tokens)
 
     assert distance(enumerate_law(run), autoregressive_law(target, WIDE, 4)) < 1e-12
+
+
+@pytest.mark.parametrize("together", [1, 3])
+def test_on_real_models_the_strict_end_is_plain_decoding_up_to_the_last_position(together):
+    """The cache is rolled back after whole drafts; no token is fed that has no position."""
+    model = tiny_model("gpt2")
+    model.generation_config.eos_token_id = None
+    drafter = CausalDrafter(CachedModel(near_copy(model, 0.05, seed=1)))
+    prompts = [torch.arange(4, 7 + length) for length in range(together)]
+    sources = [make_source(prompt, model) for prompt in prompts]
+    longest = model.config.n_positions
+    found = {}
+    for name, verifier in {
+        "greedy": GreedyMatch(), "strict": Deferral("token-v3", -1.0), "lax": Deferral("opt", 0.5)
+    }.items():  # fmt: skip
+        decoder = Decoder(CachedModel(model), drafter, FixedLength(4), verifier, Sampling(),
+                          lambda row: sequence_randomness(0, row))  # fmt: skip
+        outputs = decoder.decode_all(sources, longest, batch_size=together)
+        found[name] = [output.tokens for output in outputs]
+    assert found["strict"] == found["greedy"] != found["lax"]
+    for prompt, tokens in zip(prompts, found["greedy"], strict=True):
+        assert len(prompt) + len(tokens) == longest + 1  # the last token is not fed
 
 
 def test_drafters_without_rows_are_refused_by_name_and_no_draft_at_all_is_the_targets_own():
