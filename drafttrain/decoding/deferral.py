@@ -4,11 +4,12 @@
 deferral rule r says where the target decides. With q the drafter's row and p the target's, outputs
 follow
 
-    pi(v) = q(v) (1 - r(v)) + p(v) sum_u r(u) q(u)      (Equation 11)
+    pi(v) = q(v) (1 - r(v)) + p(v) sum_u r(u) q(u)
 
-which is q or p where r is the same for all tokens (chow, diff, opt). Equation numbers are those
-that the authors' own code gives (google-research/speculative_cascades); as there, a rule looks at
-rows before temperature, at temperature 0 too, and mixes rows as they are decoded from.
+the target distribution of the token-specific rules, which is q or p where r is the same for all
+tokens (chow, diff, opt). Equation numbers of rules are those that the comments of the authors' own
+code give (google-research/speculative_cascades). As there, a rule looks at rows before temperature,
+at temperature 0 too, and rows are mixed as they are decoded from.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ def verify_deferral(
 ) -> Verdict:
     """Accept with probability min(1, pi / draft); else sample Norm[(pi - draft)+]. Lossy.
 
-    Leviathan et al. 2023, Algorithm 1, with pi in the place of target (Narasimhan et al. 2025,
-    GenSpecSample): every token behind a drafted prefix follows pi exactly. Nothing follows a draft
+    Leviathan et al. 2023, Algorithm 1, with pi in the place of target, as in Narasimhan et al.
+    2025: every token behind a drafted prefix follows pi exactly. Nothing follows a draft
     that is accepted whole, since pi there needs a row that the drafter has not made; the next round
     drafts it. Where nothing is drafted, target decides. At temperature 0 the rows that are mixed
     are point masses: the drafter's choice, or the target's arg-max.
@@ -135,7 +136,7 @@ def defers(rule: str, alpha: float, rows: Rows) -> Tensor:
 def mix(rows: Rows, deferred: Tensor) -> Tensor:
     """pi: q where r is 0, and p with all the probability that q has where r is 1.
 
-    Narasimhan et al. 2025, Equation 11. Shapes: deferred [N, 1] or [N, V] -> [N, V].
+    Shapes: deferred [N, 1] or [N, V] -> [N, V].
     """
     kept = torch.where(deferred, 0.0, rows.draft_probs)
     handed_over = torch.where(deferred, rows.draft_probs, 0.0).sum(dim=-1, keepdim=True)
