@@ -11,6 +11,7 @@ import numpy as np
 from drafttrain.build.sizes import Sizes
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.types import Round
+from drafttrain.evaluation.agreement import target_agreement
 from drafttrain.evaluation.bootstrap import (
     Array,
     Estimate,
@@ -66,6 +67,11 @@ class Context:
         """[P] how long the clips are."""
         return np.array([prompt.seconds for prompt in self.prompts], dtype=np.float64)
 
+    @property
+    def compares_lossy(self) -> bool:
+        """Whether a method among the runs is lossy."""
+        return any(run.kind == "method" and not run.lossless for run in self.decoded)
+
     def find(self, way: str) -> Decoded | None:
         """Plain decoding, or a baseline, if it was measured."""
         return next((run for run in self.decoded if run.way == way), None)
@@ -92,6 +98,10 @@ def summarise_run(context: Context, index: int) -> Run:
     metrics |= speed_metrics(context, run)
     metrics |= real_time_factors(context, run)
     metrics |= text_metrics(context, index)
+    if run.kind != "baseline" and context.compares_lossy:
+        metrics["target_agreement"] = target_agreement(
+            context.model, context.prompts, run.outputs, context.options, context.resamples
+        )
     plain = context.decoded[0]
     if context.options.sampling.greedy and run is not plain:
         same = identical(run.outputs, plain.outputs)

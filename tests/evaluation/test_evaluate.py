@@ -131,6 +131,9 @@ def test_a_lossy_method_is_marked_and_claims_no_parity(report):
     assert run.lossy and not run.lossless and run.parity == []
     assert run.metrics["identical"].value < 1.0
     assert "(lossy)" in markdown_table(report)
+    agreements = {one.name: one.metrics.get("target_agreement") for one in report.runs}
+    assert agreements["plain"].value == agreements["scripted k=4 greedy"].value == 1.0
+    assert agreements[run.name].value < 1.0 and agreements["generate"] is None
     assert [line.strip().split("  ")[0] for line in printed(main_table(report), 200)].count(
         "scripted k=4 lossy"
     ) == 1

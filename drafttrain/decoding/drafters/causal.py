@@ -153,7 +153,7 @@ class CausalSession:
             torch.cat(probs) if probs else None,
             passes=len(drafted),
             hidden=torch.stack(states) if states else None,
-            logits=logits,
+            logits=lambda: logits,
         )
 
     def _choose(self, row: Tensor, probs: list[Tensor]) -> Steps[int]:
