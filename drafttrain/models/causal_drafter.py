@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfi
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.language_recipes import CausalDrafterRecipe, FollowTargetConfig
-from drafttrain.models.drafters import check_tokenizers
+from drafttrain.models.drafters import check_tokenizers, vocabulary_size
 from drafttrain.models.identity import hash_target
 from drafttrain.models.language_models import (
     family_defaults,
@@ -26,7 +26,15 @@ from drafttrain.models.language_models import (
     spread,
     take_layers,
 )
-from drafttrain.models.loading import check_target, is_language_model, read_config, read_weights
+from drafttrain.models.loading import (
+    LoadedTarget,
+    check_target,
+    is_language_model,
+    read_config,
+    read_tokenizer,
+    read_weights,
+)
+from drafttrain.models.matched_tokens import Matches, adopt_tokens, match_tokens
 from drafttrain.models.prompts import check_prompt_layers, prompt_layers
 from drafttrain.models.target_embeddings import (
     lacks_embeddings,
@@ -57,6 +65,11 @@ def check_causal_recipe(settings: CausalDrafterRecipe) -> PretrainedConfig:
     if start.path is not None and start.model is not None:
         raise ConfigError(
             f"initialise.path = {start.path!r} and initialise.model are both given; leave one out"
+        )
+    if start.path is None and start.vocabulary == "matched":
+        raise ConfigError(
+            "initialise.vocabulary = 'matched' is of the tokens of initialise.path, which is not "
+            "given; give it, or leave both out"
         )
     if start.path is not None:
         _check_donor(settings, target)
@@ -129,8 +142,10 @@ def _check_embeddings(settings: CausalDrafterRecipe) -> None:
             f"{list(settings.objective.frozen)}; give objective.frozen=[embeddings,output], or "
             "drafter.embeddings=own"
         )
-    given = start.path is not None and lacks_embeddings(
-        read_config(start.path, f"initialise.path = {start.path!r}")
+    given = (
+        start.path is not None
+        and start.vocabulary == "same"
+        and lacks_embeddings(read_config(start.path, f"initialise.path = {start.path!r}"))
     )
     if start.model is not None or (start.path is not None and not given):
         what = "initialise.path" if start.path is not None else "initialise.model"
@@ -149,7 +164,11 @@ def _check_donor(settings: CausalDrafterRecipe, target: PretrainedConfig) -> Non
             f"{name} is a {donor.model_type!r} model, no decoder-only language model; give one "
             "with the target's tokens"
         )
-    check_tokenizers(settings.target, path, name)
+    if settings.initialise.vocabulary == "matched":
+        read_tokenizer(path, name)
+    else:
+        remedy = "give one of the target's family, or initialise.vocabulary=matched"
+        check_tokenizers(settings.target, path, name, remedy)
     trained = "target" if prompt_layers(donor) else "own"
     if trained != settings.drafter.prompt:
         raise ConfigError(
@@ -211,23 +230,45 @@ def empty_drafter(settings: CausalDrafterRecipe, target: PretrainedConfig) -> Pr
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
+def match_donor(settings: CausalDrafterRecipe, target: LoadedTarget) -> Matches | None:
+    """The rows of `initialise.path` for the target's tokens, where they are to be matched."""
+    start = settings.initialise
+    if start.path is None or start.vocabulary == "same":
+        return None
+    name = f"initialise.path = {start.path!r}"
+    donor, has = read_tokenizer(start.path, name), vocabulary_size(read_config(start.path, name))
+    size = target.model.get_output_embeddings().out_features
+    return match_tokens(target.tokenizer, donor, size, has)
+
+
 @torch.no_grad()
-def start_drafter(settings: CausalDrafterRecipe, target: PreTrainedModel) -> PreTrainedModel:
+def start_drafter(
+    settings: CausalDrafterRecipe, target: PreTrainedModel, matches: Matches | None = None
+) -> PreTrainedModel:
     """The drafter as it is before training, in float32 on the CPU.
 
-    Random weights are drawn from torch's generator. Raises ConfigError for weights that cannot be
-    read.
+    matches: of `match_donor`. Random weights are drawn from torch's generator. Raises ConfigError
+    for weights that cannot be read.
     """
     start = settings.initialise
     if start.path is not None:
         name = f"initialise.path = {start.path!r}"
         if lacks_embeddings(read_config(start.path, name)):
             drafter = read_whole(
-                AutoModelForCausalLM, start.path, name, target, shared=False, dtype=torch.float32
+                AutoModelForCausalLM,
+                start.path,
+                name,
+                target if matches is None else None,  # matched: those of the donor's own target
+                shared=False,
+                dtype=torch.float32,
             )
         else:
             drafter = read_weights(AutoModelForCausalLM, start.path, name, dtype=torch.float32)
-        fit_vocabulary(drafter, target.get_output_embeddings().out_features)
+        if matches is None:
+            fit_vocabulary(drafter, target.get_output_embeddings().out_features)
+        else:
+            adopt_tokens(drafter, matches)
+            forget_tokens(drafter.config, target.config)
     else:
         drafter = empty_drafter(settings, target.config)
     of_it = {"path": settings.target.path, "revision": settings.target.revision}
@@ -258,6 +299,14 @@ def fit_vocabulary(model: PreTrainedModel, size: int) -> None:
     model.resize_token_embeddings(size, mean_resizing=False)
     for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
         layer.weight[had:] = layer.weight[:had].mean(0)
+
+
+def forget_tokens(drafter: PretrainedConfig, target: PretrainedConfig) -> None:
+    """Let a drafter's config.json name tokens as the target's does, and none of its own."""
+    for name in SHARED:
+        setattr(drafter, name, getattr(target, name, None))
+    for name in ("draftable_tokens", "pard_token"):
+        vars(drafter).pop(name, None)
 
 
 def freeze(drafter: PreTrainedModel, parts: Sequence[str]) -> None:
