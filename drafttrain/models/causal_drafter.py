@@ -35,6 +35,12 @@ from drafttrain.models.loading import (
     read_weights,
 )
 from drafttrain.models.matched_tokens import Matches, adopt_tokens, match_tokens
+from drafttrain.models.narrowed import (
+    check_width,
+    choose_directions,
+    narrow_config,
+    narrow_weights,
+)
 from drafttrain.models.prompts import check_prompt_layers, prompt_layers
 from drafttrain.models.target_embeddings import (
     lacks_embeddings,
@@ -66,6 +72,8 @@ def check_causal_recipe(settings: CausalDrafterRecipe) -> PretrainedConfig:
         raise ConfigError(
             f"initialise.path = {start.path!r} and initialise.model are both given; leave one out"
         )
+    if start.width is not None:
+        _check_width(settings, target)
     if start.path is None and start.vocabulary == "matched":
         raise ConfigError(
             "initialise.vocabulary = 'matched' is of the tokens of initialise.path, which is not "
@@ -105,6 +113,23 @@ def check_causal_recipe(settings: CausalDrafterRecipe) -> PretrainedConfig:
             "fewer, or leave it out"
         )
     return target
+
+
+def _check_width(settings: CausalDrafterRecipe, target: PretrainedConfig) -> None:
+    """Whether the target's layers, and nothing else, can be projected down to that width."""
+    start = settings.initialise
+    for name, given in (("path", start.path), ("model", start.model)):
+        if given is not None:
+            raise ConfigError(
+                f"initialise.width = {start.width} is of the target's layers, but "
+                f"initialise.{name} gives another start; leave one of the two out"
+            )
+    if settings.drafter.prompt == "target":
+        raise ConfigError(
+            f"initialise.width = {start.width}: with drafter.prompt = 'target' the drafter goes on "
+            "behind the target's own states; leave it out, or give drafter.prompt=own"
+        )
+    check_width(start.width, target)
 
 
 def _check_objective(settings: CausalDrafterRecipe) -> None:
@@ -227,6 +252,7 @@ def empty_drafter(settings: CausalDrafterRecipe, target: PretrainedConfig) -> Pr
         config.vocab_size = size
     else:
         config = shallow_config(target, chosen_layers(settings, target))
+        config = config if start.width is None else narrow_config(config, start.width)
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
@@ -274,7 +300,10 @@ def start_drafter(
     of_it = {"path": settings.target.path, "revision": settings.target.revision}
     if start.path is None and start.model is None:
         stem, taken = layer_stem(target), chosen_layers(settings, target.config)
-        drafter.load_state_dict(take_layers(target.state_dict(), stem, taken))
+        weights = take_layers(target.state_dict(), stem, taken)
+        if start.width is not None:
+            weights = narrow_weights(weights, choose_directions(target, start.width))
+        drafter.load_state_dict(weights)
         if settings.drafter.prompt == "target":
             drafter.config.prompt_layers = taken
     if prompt_layers(drafter.config):
