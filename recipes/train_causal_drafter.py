@@ -61,13 +61,13 @@ from drafttrain.decoding.drafters.causal import blocks_of
 from drafttrain.decoding.engine.architectures import check_configuration, check_prompts
 from drafttrain.evaluation.teacher_forced import BlockValidation
 from drafttrain.models.causal_drafter import (
-    check_causal_recipe,
     draftable_tokens,
     empty_drafter,
     freeze,
     match_donor,
     start_drafter,
 )
+from drafttrain.models.causal_recipe import check_causal_recipe
 from drafttrain.models.loading import LoadedTarget, load_target
 from drafttrain.training.loop import Task, train
 from drafttrain.training.objectives.follow_drafts import FollowDrafts

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.language_recipes import CausalDrafterRecipe
-from drafttrain.models.causal_drafter import check_causal_recipe, match_donor, start_drafter
+from drafttrain.models.causal_drafter import match_donor, start_drafter
+from drafttrain.models.causal_recipe import check_causal_recipe
 from drafttrain.models.loading import load_target
 from drafttrain.models.matched_tokens import (
     adopt_tokens,

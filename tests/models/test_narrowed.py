@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from drafttrain.config.base import ConfigError
 from drafttrain.config.language_recipes import CausalDrafterRecipe
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
-from drafttrain.models.causal_drafter import check_causal_recipe, start_drafter
+from drafttrain.models.causal_drafter import start_drafter
+from drafttrain.models.causal_recipe import check_causal_recipe
 from drafttrain.models.narrowed import (
     NARROWED,
     Projection,
@@ -133,6 +134,7 @@ def recipe(initialise: dict, **groups: object) -> CausalDrafterRecipe:
         ("llama", {"width": 8, "path": "a"}, {}, "initialise.width = 8 .* initialise.path"),
         ("llama", {"width": 8, "model": {}}, {}, "initialise.width = 8 .* initialise.model"),
         ("llama", {"width": 8}, {"drafter": {"prompt": "target"}}, "drafter.prompt = 'target'"),
+        ("llama", {"width": 8}, {"drafter": {"embeddings": "target"}}, "embeddings = 'target'"),
     ],
 )
 def test_what_cannot_be_narrowed_is_refused(family, initialise, groups, says, tmp_path) -> None:
