@@ -61,12 +61,13 @@ from drafttrain.decoding.drafters.causal import blocks_of
 from drafttrain.decoding.engine.architectures import check_configuration, check_prompts
 from drafttrain.evaluation.teacher_forced import BlockValidation
 from drafttrain.models.causal_drafter import (
-    check_causal_recipe,
     draftable_tokens,
     empty_drafter,
     freeze,
+    match_donor,
     start_drafter,
 )
+from drafttrain.models.causal_recipe import check_causal_recipe
 from drafttrain.models.loading import LoadedTarget, load_target
 from drafttrain.training.loop import Task, train
 from drafttrain.training.objectives.follow_drafts import FollowDrafts
@@ -98,7 +99,10 @@ def main(settings: CausalDrafterRecipe, dry_run: DryRun = False) -> None:
     target = load_target(settings.target)
     rows, held_out = distilled_rows(settings, target, open_decoder)
     torch.manual_seed(settings.train.seed)
-    drafter = start_drafter(settings, target.model)
+    matches = match_donor(settings, target)
+    if matches is not None:
+        accelerator.print(matches.summary)
+    drafter = start_drafter(settings, target.model, matches)
     choose_draftable(settings, drafter, rows)
     kept = getattr(torch, settings.save_dtype)
     if accelerator.is_main_process:

@@ -66,6 +66,7 @@ from drafttrain.models.causal_drafter import (
     draftable_tokens,
     empty_drafter,
     freeze,
+    match_donor,
     start_drafter,
 )
 from drafttrain.models.loading import LoadedTarget, load_target
@@ -98,7 +99,10 @@ def main(settings: ParallelDrafterRecipe, dry_run: DryRun = False) -> None:
     target = load_target(settings.target)
     rows, held_out = distilled_rows(settings, target, open_decoder)
     torch.manual_seed(settings.train.seed)
-    drafter = start_drafter(settings, target.model)
+    matches = match_donor(settings, target)
+    if matches is not None:
+        accelerator.print(matches.summary)
+    drafter = start_drafter(settings, target.model, matches)
     check_positions(drafter.config, rows)
     choose_draftable(settings, drafter, rows)
     size = drafter.config.vocab_size
