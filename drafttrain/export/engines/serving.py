@@ -86,6 +86,7 @@ def sglang_command(serving: Serving) -> str:
 
 
 def tensorrt_command(serving: Serving) -> str:
+    # some PARD workers draft one length, whatever the schedule says
     schedule = falling(serving.schedule) if serving.mask_token is None else ()
     longest = schedule[0][1] if schedule else serving.tokens
     fields = [f"max_draft_len: {longest}", f"speculative_model: {json.dumps(serving.folder)}"]
