@@ -4,7 +4,7 @@
     accelerate launch recipes/train_parallel_drafter.py --config recipes/smollm2_parallel.yaml \\
         target.path=MODEL data.path=prompts.jsonl run=checkpoints/mine drafter.k=4
     accelerate launch recipes/train_parallel_drafter.py --config recipes/smollm2_parallel.yaml \\
-        initialise.path=checkpoints/smollm2-drafter/final
+        initialise.path=checkpoints/smollm2-drafter
     accelerate launch recipes/train_parallel_drafter.py --config recipes/smollm2_parallel.yaml \\
         run=checkpoints/mine drafter.prompt=target "initialise.layers=[26,27,28,29]"
 
