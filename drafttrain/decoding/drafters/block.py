@@ -9,7 +9,7 @@ for slot i - 1 and is again just what the token is drawn from.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.config.kinds import DrawKind, Evidence
+from drafttrain.decoding.drafters.along import NOT_DRAFTED
 from drafttrain.decoding.drafters.candidates import Candidates, best_alone
 from drafttrain.decoding.drafters.slots import slots_to_draft
 from drafttrain.decoding.engine.batched import Batched
@@ -27,13 +28,16 @@ from drafttrain.decoding.engine.encoding import Encode, TextEncoder, given_encod
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.spec_drafter import read_drafter
 from drafttrain.decoding.roles import Randomness, StopPolicy
-from drafttrain.decoding.sampling import exact_enough, likeliest, warp
+from drafttrain.decoding.sampling import exact_enough, likeliest, probs_of_tokens, warp
 from drafttrain.decoding.shared import Call, Steps, arg_max_of_each
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
 from drafttrain.models.layout import store_column_major
 from drafttrain.models.spec_drafter.model import Memory, SpecDrafter
 from drafttrain.models.spec_drafter.slots import lay_out
+
+BLOCKS_AT_ONCE = 32
+"""Blocks along a known output whose slots are scored at once, every token of the vocabulary."""
 
 
 class BlockDrafter:
@@ -297,13 +301,46 @@ def predict_blocks(
     return rows_after(model, states, previous).argmax(-1).cpu()
 
 
-def blocks_along(model: SpecDrafter, source: Source, target_ids: Tensor, k: int) -> Tensor:
-    """`predict_blocks` of a source as `CachedModel.read` gives it, their first k tokens.
+@torch.inference_mode()
+def probs_along(
+    drafter: BlockDrafter,
+    source: Source,
+    target_ids: Tensor,
+    longest: Sequence[int],
+    sampling: Sampling,
+) -> Tensor:
+    """How likely it drafts an output's own tokens (`drafters/along.py`).
 
-    Shapes: [L] -> [L, k].
+    A slot's row depends on how many slots the block has, so blocks of each length have a pass.
     """
-    given = source.prefix[1:].tolist()
-    return predict_blocks(model, what_is_read(model, source), target_ids, given)[:, :k]
+    length = len(target_ids)
+    found = torch.full((length, max(longest)), NOT_DRAFTED, dtype=torch.double)
+    for starts, states, previous in states_along(drafter.model, source, target_ids, longest):
+        slots = states.shape[1]
+        places = torch.tensor(starts)[:, None] + torch.arange(slots)
+        tokens = target_ids.cpu()[places.clamp_max(length - 1)]
+        groups = (part.split(BLOCKS_AT_ONCE) for part in (states, previous, tokens))
+        probs = [
+            probs_of_tokens(
+                rows_after(drafter.model, own, before).flatten(0, 1), after.flatten(), sampling
+            )
+            for own, before, after in zip(*groups, strict=True)
+        ]
+        found[starts, :slots] = torch.cat(probs).view(-1, slots).masked_fill(places >= length, 0.0)
+    return found
+
+
+def states_along(
+    model: SpecDrafter, source: Source, target_ids: Tensor, longest: Sequence[int]
+) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+    """`block_states` of blocks of so many slots at every prefix, those of one length at once.
+
+    source: as `CachedModel.read` gives it. Yields prefix lengths, and what `block_states` gives.
+    """
+    read, given = what_is_read(model, source), source.prefix[1:].tolist()
+    for slots in sorted({count for count in longest if count > 0}, reverse=True):
+        starts = [place for place, count in enumerate(longest) if count == slots]
+        yield starts, *block_states(model, read, target_ids, starts, slots, given)
 
 
 def what_is_read(model: SpecDrafter, source: Source) -> Tensor:

@@ -9,18 +9,19 @@ it where it shares that.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.config.kinds import DrawKind, Evidence
+from drafttrain.decoding.drafters.along import at_every_prefix
 from drafttrain.decoding.engine.cached_model import CachedModel, own_source
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.roles import Randomness, StopPolicy
-from drafttrain.decoding.sampling import exact_enough, warp
+from drafttrain.decoding.sampling import exact_enough, probs_of_tokens, warp
 from drafttrain.decoding.shared import Call, Steps, arg_max_of_each
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
@@ -195,18 +196,15 @@ def rows_along(model: CachedModel, source: Source, target_ids: Tensor) -> Tensor
     return exact_enough(torch.cat(rows)[: len(target_ids)])
 
 
-def blocks_along(model: CachedModel, source: Source, target_ids: Tensor, k: int) -> Tensor:
-    """What it drafts greedily at every prefix of a known output, up to the first miss."""
-    best = rows_along(model, source, target_ids).argmax(-1)
-    start = 1 if model.requires.prompt_layers else 0
-    return blocks_of(best, len(target_ids), k, start)
-
-
-def blocks_of(best: Tensor, length: int, k: int, start: int = 0) -> Tensor:
-    """Drafts at every prefix of an output from length `start` on, up to the first miss.
-
-    Behind a miss nothing is accepted, so rows of the output itself tell what decoding would accept;
-    -1 stands where there is no row. Shapes: best [M], the likeliest token after start + i tokens of
-    the output, start + M <= length -> [length, k].
-    """
-    return F.pad(best.cpu(), (start, length - start - len(best) + k - 1), value=-1).unfold(0, k, 1)
+def probs_along(
+    drafter: CausalDrafter,
+    source: Source,
+    target_ids: Tensor,
+    longest: Sequence[int],
+    sampling: Sampling,
+) -> Tensor:
+    """How likely it drafts an output's own tokens (`drafters/along.py`): one pass along it."""
+    rows = rows_along(drafter.model, source, target_ids)
+    start = 1 if drafter.requires.prompt_layers else 0
+    probs = probs_of_tokens(rows, target_ids[start : start + len(rows)], sampling)
+    return at_every_prefix(probs, len(target_ids), max(longest), start)

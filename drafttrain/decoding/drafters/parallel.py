@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.config.kinds import DrawKind, Evidence
+from drafttrain.decoding.drafters.along import NOT_DRAFTED
 from drafttrain.decoding.drafters.causal import OwnSequence
 from drafttrain.decoding.drafters.slots import chain_of_slots
 from drafttrain.decoding.engine.cached_model import CachedModel, own_source
@@ -22,6 +23,7 @@ from drafttrain.decoding.engine.calls import Feed, StepOutput
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.inference import without_gradients
 from drafttrain.decoding.roles import Randomness, StopPolicy
+from drafttrain.decoding.sampling import probs_of_tokens
 from drafttrain.decoding.shared import Call, Steps
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import Proposal, Sampling, Source
@@ -112,41 +114,48 @@ def open_drafter(model: PreTrainedModel, target: PreTrainedModel | None) -> Para
 
 
 @torch.inference_mode()
-def blocks_along(model: CachedModel, source: Source, target_ids: Tensor, k: int) -> Tensor:
-    """What it drafts greedily at every prefix 0..L-1 of a known output; -1 behind its positions,
-    and at the empty prefix where the target reads the prompt.
+def probs_along(
+    drafter: ParallelDrafter,
+    source: Source,
+    target_ids: Tensor,
+    longest: Sequence[int],
+    sampling: Sampling,
+) -> Tensor:
+    """How likely it drafts an output's own tokens (`drafters/along.py`), L >= 1.
 
     The output is read once, then the masks of many prefixes at a time, as branches that see no
-    other prefix's. Shapes: [L] -> [L, k]. Raises ValueError for families that cannot be given
-    branches.
+    other prefix's. Raises ValueError for families that cannot be given branches.
     """
+    model, length, k = drafter.model, len(target_ids), max(longest)
     model.check_branches()
-    own, mask = own_source(source, model.model), model.model.config.pard_token
+    own = own_source(source, model.model)
     prompt, most = len(own.prefix), model.position_limit
     fed = target_ids[:-1].to(own.prefix.device)
     if most is not None:
         fed = fed[: max(most - prompt, 0)]
     state, rows = model.encode(own), len(fed) + 1
     start = 1 if state.cached else 0
-    blocks = torch.full((len(target_ids), k), -1)
+    found = torch.full((length, k), NOT_DRAFTED, dtype=torch.double)
     if start == rows:
-        return blocks
+        return found
     missing = [*own.prefix.tolist(), *fed.tolist()][state.cached :]
     [read] = model.feed_all([Feed(state, missing, rows - start)])
-    blocks[start:rows, 0] = read.logits.argmax(-1).cpu()
-    limit = len(target_ids) + prompt + k if most is None else most
+    found[start:rows, 0] = probs_of_tokens(read.logits, target_ids[start:rows], sampling)
+    limit = length + prompt + k if most is None else most
     for first in range(start, rows, ANCHORS_AT_ONCE):
         anchors = torch.arange(first, min(first + ANCHORS_AT_ONCE, rows))
         anchors, slots = torch.cartesian_prod(anchors, torch.arange(1, k)).view(-1, 2).T
         fits = prompt - 1 + anchors + slots < limit
+        found[anchors[fits], slots[fits]] = 0.0
+        fits &= anchors + slots < length
         if not fits.any():
             break
         anchors, slots = anchors[fits], slots[fits]
         earlier = (anchors[:, None] == anchors) & (slots[:, None] >= slots)
         text = torch.arange(prompt + len(fed)) < prompt + anchors[:, None]
         positions = prompt - 1 + anchors + slots
-        masks, visible = torch.full_like(slots, mask), torch.cat([text, earlier], 1)
-        found = model.extend(state, masks, visible, positions)
-        blocks[anchors, slots] = found.logits.argmax(-1).cpu()
+        masks, visible = torch.full_like(slots, drafter.mask_token), torch.cat([text, earlier], 1)
+        logits = model.extend(state, masks, visible, positions).logits
+        found[anchors, slots] = probs_of_tokens(logits, target_ids[anchors + slots], sampling)
         model.forget(state, prompt + len(fed))
-    return blocks
+    return found

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.drafters.block import block_states, rows_after, what_is_read
+from drafttrain.decoding.drafters.block import rows_after, states_along
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import warp
@@ -108,14 +108,10 @@ def _all_blocks(
     options: TraceOptions,
 ) -> Iterator[Blocks]:
     """Blocks of every number of slots that occurs along the output."""
-    device, given = target_probs.device, source.prefix[1:].tolist()
-    for slots in sorted(set(longest[longest > 0].tolist()), reverse=True):
-        starts = np.flatnonzero(longest == slots)
-        states, previous = block_states(
-            drafter, what_is_read(drafter, source), tokens, starts.tolist(), slots, given
-        )
-        logits = rows_after(drafter, states, previous)
-        places = torch.from_numpy(starts)[:, None] + torch.arange(slots)
+    device = target_probs.device
+    for found, states, previous in states_along(drafter, source, tokens, longest.tolist()):
+        logits, starts = rows_after(drafter, states, previous), torch.tensor(found)
+        places = starts[:, None] + torch.arange(states.shape[1])
         inside = (places < len(tokens)).to(device)
         places = places.clamp_max(len(tokens) - 1)
         at = tokens[places].to(device)[..., None]
@@ -124,7 +120,7 @@ def _all_blocks(
         weighed = options.verifier == "block"
         kept, _ = kept_prefixes(at_draft.to(at_target), at_target, weighed)
         kept = torch.where(inside, kept, 0.0)
-        yield Blocks(torch.from_numpy(starts), states, logits, kept)
+        yield Blocks(starts, states, logits, kept)
 
 
 def _rows_of(

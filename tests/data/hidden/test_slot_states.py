@@ -19,7 +19,7 @@ from drafttrain.data.hidden.slot_states import draw_prefixes, label_slots
 from drafttrain.data.hidden.token_states import Labelling, Output
 from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.data.shards.states import open_cache
-from drafttrain.decoding.drafters.block import BlockDrafter, block_states, blocks_along
+from drafttrain.decoding.drafters.block import BlockDrafter, block_states, probs_along
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.sampling import warp
@@ -161,12 +161,13 @@ def test_greedy_labels_end_at_the_first_wrong_slot(shape):
     [[labelled]] = label_slots(labelling(pair, Sampling(), k=4), [Output(0, source, output)])
     found = sorted(zip(labelled.positions.tolist(), labelled.acceptance.tolist(), strict=True))
     read = CachedModel(target).read(make_source(source, target))
-    predicted = blocks_along(drafter, read, torch.tensor(output), 4).tolist()
+    most = [4] * len(output)
+    found_along = probs_along(BlockDrafter(drafter), read, torch.tensor(output), most, Sampling())
     expected = []
-    for prefix, block in enumerate(predicted):
-        for place, token in enumerate(block[: len(output) - prefix], prefix):
-            expected.append((place, float(token == output[place])))
-            if token != output[place]:
+    for prefix, block in enumerate(found_along.tolist()):
+        for place, own in enumerate(block[: len(output) - prefix], prefix):
+            expected.append((place, own))
+            if own == 0.0:
                 wrong += 1
                 break
             right += 1

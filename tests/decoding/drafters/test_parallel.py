@@ -11,7 +11,7 @@ from drafttrain.decoding.drafters.cascade import Level, cascade
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.drafters.parallel import ParallelDrafter, blocks_along
+from drafttrain.decoding.drafters.parallel import ParallelDrafter, probs_along
 from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
@@ -91,23 +91,45 @@ def test_rows_are_those_of_the_context_and_masks_and_masks_leave_no_trace(family
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
-def test_blocks_along_an_output_are_what_is_drafted_at_each_prefix(family: str) -> None:
+@pytest.mark.parametrize("sampling", [Sampling(), SAMPLINGS["top-p"]], ids=["greedy", "sampled"])
+def test_probabilities_along_an_output_are_those_of_each_draft(family, sampling) -> None:
     drafter = parallel(family, max_position_embeddings=len(PROMPT) + 7)
     source = make_source(PROMPT, drafter.model.model)
-    found = blocks_along(drafter.model, source, OUTPUT, 4)
-    for place in range(len(OUTPUT)):
-        session = drafter.open(source, Sampling(), randomness())
-        tokens = torch.cat([source.prefix, OUTPUT[:place]])
-        drafted = alone(session.propose(tokens, None, FixedLength(4))).tokens.tolist()
-        assert len(drafted) == min(4, 8 - place)  # the last one needs no position
-        assert found[place].tolist() == drafted + [-1] * (4 - len(drafted))
-    assert torch.equal(blocks_along(drafter.model, source, OUTPUT, 1), found[:, :1])
-    assert len(found.unique()) > 5  # so that a wrong row is noticed
+    output = greedy_block(drafter, source, 4) + [30, 12, 1]  # so that some drafts are right
+    output = torch.tensor(output)
+    found = probs_along(drafter, source, output, [4] * len(output), sampling)
+    for place in range(len(output)):
+        session = drafter.open(source, sampling, randomness())
+        tokens = torch.cat([source.prefix, output[:place]])
+        proposal = alone(session.propose(tokens, None, FixedLength(4)))
+        assert len(proposal.tokens) == min(4, 8 - place)  # the last one needs no position
+        expected = proposed_probs(proposal, output[place:])
+        assert found[place].tolist() == pytest.approx(expected + [-1.0] * (4 - len(expected)))
+    shorter = probs_along(drafter, source, output, [1] * len(output), sampling)
+    assert shorter == pytest.approx(found[:, :1])
+    assert (found > 0).sum() >= 4
+
+
+def greedy_block(drafter: ParallelDrafter, source, k: int) -> list[int]:
+    session = drafter.open(source, Sampling(), randomness())
+    return alone(session.propose(source.prefix, None, FixedLength(k))).tokens.tolist()
+
+
+def proposed_probs(proposal, output: torch.Tensor) -> list[float]:
+    """How likely a draft has the output's own tokens; 0 behind its end."""
+    count = len(proposal.tokens)
+    inside = output[:count]
+    if proposal.draft_probs is None:
+        probs = (proposal.tokens[: len(inside)] == inside).double()
+    else:
+        probs = proposal.draft_probs[: len(inside)].gather(-1, inside[:, None])[:, 0]
+    return probs.tolist() + [0.0] * (count - len(inside))
 
 
 def test_an_output_longer_than_the_positions_is_drafted_for_as_far_as_they_go() -> None:
     drafter = parallel(max_position_embeddings=len(PROMPT) + 2)
-    found = blocks_along(drafter.model, make_source(PROMPT, drafter.model.model), OUTPUT, 3)
+    source = make_source(PROMPT, drafter.model.model)
+    found = probs_along(drafter, source, OUTPUT, [3] * 6, Sampling())
     assert (found >= 0).sum(1).tolist() == [3, 2, 1, 0, 0, 0]
 
 
@@ -174,4 +196,4 @@ def test_a_family_whose_positions_are_not_known_drafts_the_same_rows() -> None:
         with torch.no_grad():
             close(probs, model(torch.tensor([[*tokens, MASK, MASK]])).logits[0, -3:].softmax(-1))
     with pytest.raises(ValueError, match="'gptj'"):
-        blocks_along(drafter.model, source, OUTPUT, 3)
+        probs_along(drafter, source, OUTPUT, [3] * 6, Sampling())
