@@ -9,7 +9,7 @@ from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch
-from drafttrain.evaluation.teacher_forced import replay_outputs, replay_rounds
+from drafttrain.evaluation.teacher_forced import replay_rounds
 from tests.evaluation.scripted import ScriptedDrafter, noisy_blocks, plain_tokens
 
 EOS = 1
@@ -55,19 +55,13 @@ def test_replayed_rounds_equal_those_of_decoding(tiny_marian, seed, max_new_toke
         Sampling(),
         lambda _: SampledRandomness(torch.Generator()),
     ).decode_all([make_source(ids, tiny_marian)], max_new_tokens)[0]
-    replayed = replay_outputs(lambda source, target: blocks, [(ids, tokens)], max_new_tokens)[0]
-    assert replayed.tokens == decoded.tokens
-    assert facts(replayed.rounds) == facts(decoded.rounds)
+    assert tokens == decoded.tokens
+    assert facts(replay_rounds(blocks, tokens, max_new_tokens)) == facts(decoded.rounds)
 
 
 def test_blocks_must_cover_every_prefix():
     with pytest.raises(ValueError, match="2 prefixes but the reference has 3 tokens"):
         replay_rounds(torch.zeros(2, 3), [5, 6, EOS])
-
-
-def test_a_row_without_output_is_refused_by_number():
-    with pytest.raises(ValueError, match="pair 1 has no target tokens"):
-        replay_outputs(lambda s, t: torch.zeros(len(t), 2), [([4], [5]), ([4], [])])
 
 
 def test_where_a_block_begins_with_no_token_nothing_is_drafted():
