@@ -184,7 +184,12 @@ def test_tables_have_a_row_for_each_method_whole_at_usual_widths(report, width):
     shown = "\n".join(printed(drafter_table(report), width))
     for run in report.runs[1:]:
         assert run.name.split(" rejection")[0] in shown
-    assert "MBSU" in shown and "SWI" in shown and "Sampled: expected" in " ".join(shown.split())
+    assert (
+        "acceptance" in shown
+        and "MBSU" in shown
+        and "SWI" in shown
+        and "Sampled: expected" in " ".join(shown.split())
+    )
 
 
 def test_lines_of_served_settings_name_the_drafter(report):
