@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from drafttrain.decoding.drafters.causal import blocks_of
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledRandomness
@@ -68,3 +69,9 @@ def test_where_a_block_begins_with_no_token_nothing_is_drafted():
     first, second = replay_rounds(torch.tensor([[-1, -1], [5, 6], [-1, -1]]), [4, 5, 6])
     assert (first.drafted, first.passes, list(first.emitted)) == ([], 0, [4])
     assert (second.drafted, second.passes, list(second.emitted)) == ([5, 6], 1, [5, 6])
+
+
+def test_drafts_along_an_output_are_the_rows_that_follow_each_prefix():
+    best = torch.tensor([7, 8, 9, 3])
+    assert blocks_of(best, 4, 3).tolist() == [[7, 8, 9], [8, 9, 3], [9, 3, -1], [3, -1, -1]]
+    assert blocks_of(best[:2], 3, 2).tolist() == [[7, 8], [8, -1], [-1, -1]]

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -208,3 +209,13 @@ def probs_along(
     start = 1 if drafter.requires.prompt_layers else 0
     probs = probs_of_tokens(rows, target_ids[start : start + len(rows)], sampling)
     return at_every_prefix(probs, len(target_ids), max(longest), start)
+
+
+def blocks_of(best: Tensor, length: int, k: int, start: int = 0) -> Tensor:
+    """Drafts at every prefix of an output from length `start` on, up to the first miss.
+
+    Behind a miss nothing is accepted, so rows of the output itself tell what decoding would accept;
+    -1 stands where there is no row. Shapes: best [M], the likeliest token after start + i tokens of
+    the output, start + M <= length -> [length, k].
+    """
+    return F.pad(best.cpu(), (start, length - start - len(best) + k - 1), value=-1).unfold(0, k, 1)

@@ -30,7 +30,7 @@ COLUMNS = (
 )
 NOTE = (
     "Teacher-forced: acceptance along the target's own outputs. Draft time: of a round, in plain "
-    "tokens. MBSU: memory-bound speed-up, by numbers of parameters; SWI: the same by measured times."
+    "tokens. MBSU: memory-bound speed-up, by numbers of parameters; SWI: the same by times."
 )
 SCALES = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
 

@@ -44,7 +44,7 @@ def pair_and_sources(family: str):
     return CachedModel(target), CachedModel(drafter), [make_source(ids, target) for ids in texts]
 
 
-def test_drafts_along_an_output_are_the_rows_that_follow_each_prefix():
+def test_probabilities_along_an_output_are_those_that_follow_each_prefix():
     whole = at_every_prefix(torch.tensor([0.5, 0.75, 0.25, 1.0]), 4, 3)
     assert whole.tolist() == [[0.5, 0.75, 0.25], [0.75, 0.25, 1.0], [0.25, 1.0, 0.0], [1.0, 0, 0]]
     cut = at_every_prefix(torch.tensor([0.5, 0.75]), 4, 2, start=1)
