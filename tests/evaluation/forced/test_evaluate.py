@@ -205,5 +205,5 @@ def test_one_panel_has_all_drafters_by_position(report):
     acceptance_panel(axis, report)
     labels = axis.get_legend_handles_labels()[1]
     assert labels[:3] == ["causal k=4 rejection", "a start that is long k=4", "copied k=4"]
-    single = report.model_copy(update={"runs": [r for r in report.runs if r.sizes.get("k") != 2]})
+    single = report.model_copy(update={"runs": [r for r in report.runs if r.settings.get("k") != 2]})
     assert length_bars in choose_panels(single)
