@@ -9,14 +9,17 @@
     accelerate launch recipes/train_causal_drafter.py --config recipes/smollm2_drafter.yaml \\
         teacher.kind=cached on_policy.share=0.3
     accelerate launch recipes/train_causal_drafter.py --config recipes/smollm2_drafter.yaml \\
+        initialise.path=RUN/final replay.path=rounds.jsonl run=checkpoints/mine
+    accelerate launch recipes/train_causal_drafter.py --config recipes/smollm2_drafter.yaml \\
         run=checkpoints/mine drafter.prompt=target initialise.layers=last
 
 It starts from some of the target's layers, from another model with the target's tokens, or from
 random weights, and learns on the target's own answers: their tokens, or the target's rows at them,
-asked for in every step or once for all; and, where asked to, at what it drafts itself. With
-drafter.prompt=target it drafts behind what the target's own layers made of the prompt.
-final/ is an ordinary language model of Transformers; start/ is what it started from. Missing
-distilled outputs are made first. Running the same command again goes on where it was stopped.
+asked for in every step or once for all; and, where asked to, at what it drafts itself, or most at
+the tokens that an earlier version missed. With drafter.prompt=target it drafts behind what the
+target's own layers made of the prompt. final/ is an ordinary language model of Transformers; start/
+is what it started from. Missing distilled outputs are made first. Running the same command again
+goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -52,17 +55,19 @@ from drafttrain.data.distill.recipe_rows import (
     row_lengths,
     taught_rows,
 )
+from drafttrain.data.replay import check_replay, print_replay, replayed_examples
 from drafttrain.data.teacher import print_teacher, training_examples
 from drafttrain.decoding.drafters.causal import blocks_of
 from drafttrain.decoding.engine.architectures import check_configuration, check_prompts
 from drafttrain.evaluation.teacher_forced import BlockValidation
 from drafttrain.models.causal_drafter import (
-    check_causal_recipe,
     draftable_tokens,
     empty_drafter,
     freeze,
+    match_donor,
     start_drafter,
 )
+from drafttrain.models.causal_recipe import check_causal_recipe
 from drafttrain.models.loading import LoadedTarget, load_target
 from drafttrain.training.loop import Task, train
 from drafttrain.training.objectives.follow_drafts import FollowDrafts
@@ -89,11 +94,15 @@ def main(settings: CausalDrafterRecipe, dry_run: DryRun = False) -> None:
         return
     if already_finished(settings.run):
         return
+    check_replay(settings)
     accelerator = begin_run(settings, checked(distillations(settings)))
     target = load_target(settings.target)
     rows, held_out = distilled_rows(settings, target, open_decoder)
     torch.manual_seed(settings.train.seed)
-    drafter = start_drafter(settings, target.model)
+    matches = match_donor(settings, target)
+    if matches is not None:
+        accelerator.print(matches.summary)
+    drafter = start_drafter(settings, target.model, matches)
     choose_draftable(settings, drafter, rows)
     kept = getattr(torch, settings.save_dtype)
     if accelerator.is_main_process:
@@ -131,6 +140,7 @@ def make_task(
     taught = taught_rows(settings, rows)
     sequences = sequences_of(lengths, settings.objective.packed_tokens, taught)
     examples = training_examples(settings, rows, target, draftable)
+    examples = replayed_examples(settings, examples, rows, target.tokenizer, draftable)
     packed, lengths = PackedExamples(examples, sequences), sequence_lengths(lengths, sequences)
     validate = None
     if held_out is not None:
@@ -167,6 +177,7 @@ def print_plan(settings: CausalDrafterRecipe, target: PretrainedConfig) -> None:
     plan = plan_distillation(checked(distillations(settings))["data"])
     print_training(plan, settings.train, drafter)
     print_teacher(settings, target, plan)
+    print_replay(settings)
 
 
 if __name__ == "__main__":

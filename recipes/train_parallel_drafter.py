@@ -54,6 +54,7 @@ from drafttrain.data.distill.recipe_rows import (
     row_lengths,
     taught_rows,
 )
+from drafttrain.data.replay import check_replay, print_replay, replayed_examples
 from drafttrain.data.teacher import print_teacher, training_examples
 from drafttrain.decoding.engine.architectures import (
     check_configuration,
@@ -65,6 +66,7 @@ from drafttrain.models.causal_drafter import (
     draftable_tokens,
     empty_drafter,
     freeze,
+    match_donor,
     start_drafter,
 )
 from drafttrain.models.loading import LoadedTarget, load_target
@@ -92,11 +94,15 @@ def main(settings: ParallelDrafterRecipe, dry_run: DryRun = False) -> None:
         return
     if already_finished(settings.run):
         return
+    check_replay(settings)
     accelerator = begin_run(settings, checked(distillations(settings)))
     target = load_target(settings.target)
     rows, held_out = distilled_rows(settings, target, open_decoder)
     torch.manual_seed(settings.train.seed)
-    drafter = start_drafter(settings, target.model)
+    matches = match_donor(settings, target)
+    if matches is not None:
+        accelerator.print(matches.summary)
+    drafter = start_drafter(settings, target.model, matches)
     check_positions(drafter.config, rows)
     choose_draftable(settings, drafter, rows)
     size = drafter.config.vocab_size
@@ -127,7 +133,9 @@ def make_task(
     lengths = lengths_with_masks(row_lengths(rows), k, objective.kept, objective.kept_floor)
     sequences = sequences_of(lengths, objective.packed_tokens, taught_rows(settings, rows))
     draftable = draftable_tokens(drafter.config, drafter.config.vocab_size)
-    packed = PackedExamples(training_examples(settings, rows, target, draftable), sequences)
+    examples = training_examples(settings, rows, target, draftable)
+    examples = replayed_examples(settings, examples, rows, target.tokenizer, draftable)
+    packed = PackedExamples(examples, sequences)
     collate = BlocksCollator(
         pad_token_id=target.tokenizer.pad_token_id or 0,
         mask_token=drafter.config.pard_token,
@@ -184,6 +192,7 @@ def print_plan(settings: ParallelDrafterRecipe, drafter: PreTrainedModel) -> Non
     masks = int(lengths_with_masks(lengths, settings.drafter.k, *kept)[0]) - output
     print_training(plan, settings.train, drafter, more_tokens=masks)
     print_teacher(settings, drafter.config, plan)
+    print_replay(settings)
 
 
 if __name__ == "__main__":

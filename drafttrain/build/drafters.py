@@ -31,7 +31,7 @@ def check_for_target(
     Raises ConfigError as `check_drafter`, and ValueError for families that the engine cannot run,
     with trees where drafts are trees.
     """
-    settings = check_drafter(path, target, target_settings)
+    settings = check_drafter(path, target, target_settings, padded=True)
     kind = kind_of(settings)
     if kind.reads_target:
         check_projection(target_settings)

@@ -13,7 +13,7 @@ from drafttrain.config.kinds import DrafterKind, kind_of, named_kind
 from drafttrain.data.bigrams import read_bigrams
 from drafttrain.decoding.engine.architectures import check_configuration, check_known
 from drafttrain.decoding.roles import Drafter
-from drafttrain.models.drafters import load_drafter
+from drafttrain.models.drafters import load_drafter, vocabulary_size
 from drafttrain.models.layout import count_parameters
 from drafttrain.models.loading import LoadedTarget, check_target, choose_device, load_target
 from drafttrain.models.prompts import prompt_layers
@@ -47,11 +47,12 @@ class Pair:
     @property
     def language_model(self) -> PreTrainedModel | None:
         """The drafter's model, where it is a language model that other programs could draft with:
-        it reads prompts itself."""
+        it reads prompts itself, and its embedding has as many rows as the target's."""
         kind, model = self.kind, self.drafter_model
         if model is None or kind is None or not kind.is_language_model:
             return None
-        return None if prompt_layers(model.config) else model
+        sizes = {vocabulary_size(one.config) for one in (model, self.target.model)}
+        return None if prompt_layers(model.config) or len(sizes) > 1 else model
 
     def parameter_ratio(self, beside: Sequence[str] = ()) -> float | None:
         """A drafter's parameters over the target's; None for plain decoding.

@@ -109,7 +109,8 @@ def verifier_config(policy: Policy, sampling: Sampling) -> VerifierConfig:
 
 
 def is_lossy(policy: Policy) -> bool:
-    """Whether greedy decoding under the policy may differ from the target's own."""
+    """Whether decoding under the policy may differ from the target's own: greedy decoding, and
+    sampling where its rule is not for greedy decoding only."""
     rule = RULES.get(policy.verifier.kind)
     return rule is not None and not rule.lossless
 

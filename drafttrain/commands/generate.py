@@ -31,7 +31,7 @@ from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.engine.compiling import compile_calls
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import sequence_randomness
-from drafttrain.decoding.types import Round, Source
+from drafttrain.decoding.types import Round, Sampling, Source
 from drafttrain.models.loading import LoadedTarget, check_target
 from drafttrain.models.speech import hears
 
@@ -83,7 +83,7 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
         if display == "rounds":
             PlainConsole().print(LEGEND)
         for (row, text), sequence in zip(rows, sequences, strict=True):
-            DISPLAYS[display](target.tokenizer, row, text, sequence)
+            DISPLAYS[display](target.tokenizer, row, text, sequence, sampling)
     except BrokenPipeError:
         leave_quietly()
     except ValueError as error:
@@ -183,7 +183,11 @@ def split_round(played: Round) -> RoundParts:
 
 
 def show_text(
-    tokenizer: PreTrainedTokenizerBase, row: int, text: str, rounds: SequenceRounds
+    tokenizer: PreTrainedTokenizerBase,
+    row: int,
+    text: str,
+    rounds: SequenceRounds,
+    sampling: Sampling,
 ) -> None:
     """The text on a line, written as it is decoded."""
     stream = TextStream(partial(tokenizer.decode, skip_special_tokens=True))
@@ -203,7 +207,11 @@ class PlainConsole(Console):
 
 
 def show_rounds(
-    tokenizer: PreTrainedTokenizerBase, row: int, text: str, rounds: SequenceRounds
+    tokenizer: PreTrainedTokenizerBase,
+    row: int,
+    text: str,
+    rounds: SequenceRounds,
+    sampling: Sampling,
 ) -> None:
     """Every round on a line (SpecDec, Table 16), then the text and its count of rounds."""
     console = PlainConsole()
@@ -224,13 +232,18 @@ def show_rounds(
 
 
 def show_json(
-    tokenizer: PreTrainedTokenizerBase, row: int, text: str, rounds: SequenceRounds
+    tokenizer: PreTrainedTokenizerBase,
+    row: int,
+    text: str,
+    rounds: SequenceRounds,
+    sampling: Sampling,
 ) -> None:
     """One JSON object on a line."""
     played = list(rounds)
     tokens = [token for one in played for token in one.emitted]
     line = {
         "row": row,
+        "temperature": sampling.temperature,
         "source": text,
         "text": tokenizer.decode(tokens, skip_special_tokens=True),
         "tokens": tokens,

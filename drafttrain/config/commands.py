@@ -135,10 +135,11 @@ class EvalConfig(Config):
     """More methods by the names that reports give them, measured in the same run, with the
     sampling of `decode`: {copied: {drafter: max-gram}, ...}. Chains without a stop of their own are
     measured at every k of a sweep; reports compare them with the drafter, input by input."""
-    sweep: dict[str, list[float]] = {}
+    sweep: dict[str, list[float | str]] = {}
     """Values to try, for example {k: [5, 10], h: [0.5, 0.7], beta: [3], tau: [1.0, 2.0]}. Every k,
     h, entropy, confidence, cumulative, logistic, bandit and delta is a stop policy, measured with
-    the verifier asked for; beta and tau add Spec-Verification at each of their pairs."""
+    the verifier asked for; beta and tau add Spec-Verification at each of their pairs, rule and
+    alpha deferral at each of theirs."""
     rank_data: DataConfig | None = None
     """Prompts on which acceptance by rank is measured for sequoia; not those reported on."""
     baselines: tuple[Baseline, ...] = ("generate", "beam")
@@ -340,8 +341,8 @@ class ExportConfig(Config):
     h: float | None = Field(default=None, gt=0.0, lt=1.0)
     """Stop when a rejection is likelier than this. Default: policy.json's, else 0.7."""
     verifier: VerifierConfig | None = None
-    """The verifier in policy.json; kind=spec-verification makes greedy decoding lossy. Default: the
-    policy's, else auto (lossless)."""
+    """The verifier in policy.json; kind=spec-verification makes greedy decoding lossy, and
+    kind=deferral sampling too. Default: the policy's, else auto (lossless)."""
     target: str | None = None
     """Hub name or folder of the target, for the model card and the check of decoding. Default: as
     the head or the drafter recorded it."""

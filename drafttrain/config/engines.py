@@ -80,7 +80,11 @@ SGLANG = Engine(
     programs=("servers",),
     loads=_PLAIN,
     command="drafttrain.export.engines.serving:sglang_command",
-    checks=_EQUAL,
+    checks=(
+        *_EQUAL,
+        "drafttrain.export.engines.checks:same_vocabulary",
+        "drafttrain.export.engines.checks:long_enough",
+    ),
 )
 """Algorithm STANDALONE."""
 

@@ -277,8 +277,8 @@ def _fill_from_policy(decode: dict[str, Any], file: Path, asked: _Asked) -> None
     """What a policy.json chose, where the user gave none of its settings: its tree or cascade, if
     it has one, else stop and verifier.
 
-    A policy or rule for greedy decoding only is left out where the user samples; a lossless rule
-    counts there, for chains.
+    A policy or rule for greedy decoding only is left out where the user samples; other rules count
+    there, for chains.
     """
     if not file.is_file():
         return
@@ -313,11 +313,10 @@ def _batch_size(values: Mapping[str, Any]) -> int:
 
 
 def _counts(rule: VerifierRule, greedy: bool, chains: bool) -> bool:
-    """Whether a rule of policy.json makes a difference here that was meant: a lossy one in greedy
-    decoding, a lossless one where chains are sampled."""
-    if greedy:
-        return not rule.lossless
-    return chains and rule.lossless and not rule.greedy_only
+    """Whether a rule of policy.json makes a difference here that was meant: a lossy one wherever it
+    is right, a lossless one where chains are sampled."""
+    right = (greedy or not rule.greedy_only) and (chains or rule.takes_trees)
+    return right and (not rule.lossless or (chains and not greedy))
 
 
 def _recorded(settings: Config) -> dict[str, Any]:

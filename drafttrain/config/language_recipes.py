@@ -40,8 +40,18 @@ class CausalStart(Config):
     """Which of the target's layers it is made of: so many first ones, last ones, or evenly spaced
     ones, the first and the last among them; or a list, counted from 0. Embeddings, final norm and
     output projection are the target's."""
+    width: PositiveInt | None = None
+    """Hidden size that the target's layers are projected down to, along the principal components of
+    its embedding and output rows; heads and the feed-forward keep their sizes, embeddings and
+    output become the drafter's own. For families with RMSNorm (Llama, Mistral, Qwen2, Qwen3).
+    Default: the target's."""
     path: str | None = None
     """A language model with the target's tokens to start from, instead of the target's layers."""
+    vocabulary: Literal["same", "matched"] = "same"
+    """Tokens of that model. same: the target's, or it is refused. matched: any others; each token
+    of the target's gets the rows, of embeddings and output, of its token with the same text, else
+    the mean of those that the text is split into, else the mean of all. They are a start to learn
+    from: give objective.frozen=[] with it."""
     model: dict[str, Any] | None = None
     """Random weights instead: fields of the Transformers configuration; model_type names the
     family. Vocabulary, special tokens and whether the output is tied are the target's."""
@@ -115,6 +125,21 @@ class OnPolicyConfig(Config):
     """Of drafts and target; 0 is greedy."""
 
 
+class ReplayConfig(Config):
+    """Tokens of the target's outputs that an earlier version of the drafter missed: they weigh more
+    (after Draft-OPD, arXiv 2605.29343)."""
+
+    path: Path | None = None
+    """Rounds of greedy decoding along prompts of `data`, never along test prompts, by an earlier
+    version of the drafter: what `drafttrain generate --json` wrote, or samples.jsonl of
+    `drafttrain eval`. Default: nothing is replayed."""
+    method: str | None = None
+    """Whose rounds, by its name in the report, where samples.jsonl has those of several methods."""
+    share: float = Field(default=0.5, gt=0.0, lt=1.0)
+    """Share of the loss that is taken at rejected tokens alone; the rest is the mean over all
+    tokens, these among them."""
+
+
 class CausalDrafterRecipe(DistillingRecipe):
     """`recipes/train_causal_drafter.py`: distil the target if need be, then train a language model
     that drafts for it token by token."""
@@ -124,6 +149,7 @@ class CausalDrafterRecipe(DistillingRecipe):
     objective: FollowTargetConfig = FollowTargetConfig()
     teacher: TeacherConfig = TeacherConfig()
     on_policy: OnPolicyConfig = OnPolicyConfig()
+    replay: ReplayConfig = ReplayConfig()
     save_dtype: Precision = "float32"
     """Type of the weights in start/ and final/."""
     train: TrainConfig = TrainConfig()

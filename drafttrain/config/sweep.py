@@ -18,16 +18,20 @@ STOP_OF = {stop.varied: stop for stop in STOPS.values()}
 """Setting of a stop policy that can be swept -> the policy that goes by it."""
 RULE_OF = {setting.name: rule for rule in RULES.values() for setting in rule.settings}
 """The same of verifiers."""
+WORDS = {setting.name for rule in RULES.values() for setting in rule.settings if setting.choices}
+"""Those that are words, not numbers."""
+Value = float | str
 SWEEPABLE = (*STOP_OF, *RULE_OF)
 
 
-def expand_sweep(decode: DecodeConfig, sweep: Mapping[str, Sequence[float]]) -> list[DecodeConfig]:
+def expand_sweep(decode: DecodeConfig, sweep: Mapping[str, Sequence[Value]]) -> list[DecodeConfig]:
     """The methods that a sweep asks for, each once.
 
     Every k, h, entropy, delta, ... is a stop policy of that kind, beside the one asked
     for by `stop.kind`, if it was given. All are measured with the verifier asked for; beta and tau
-    add Spec-Verification at each of their pairs. Without a sweep: the method itself. Raises
-    ConfigError naming the setting for unknown names, no values, and values out of range.
+    add Spec-Verification at each of their pairs, rule and alpha deferral at each of theirs. Without
+    a sweep: the method itself. Raises ConfigError naming the setting for unknown names, no values,
+    and values out of range.
     """
     for name, values in sweep.items():
         _check(name, values)
@@ -40,7 +44,7 @@ def expand_sweep(decode: DecodeConfig, sweep: Mapping[str, Sequence[float]]) -> 
     return methods
 
 
-def _stops(decode: DecodeConfig, sweep: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
+def _stops(decode: DecodeConfig, sweep: Mapping[str, Sequence[Value]]) -> list[dict[str, Any]]:
     """Settings of each stop policy, without those that belong to another kind alone."""
     given = decode.stop.model_dump(exclude_unset=True)  # what was not given stays not given
     swept = [name for name in STOP_OF if name in sweep]
@@ -60,37 +64,39 @@ def _only_of(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name in known}
 
 
-def _verifiers(decode: DecodeConfig, sweep: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
-    """The verifier asked for, and each rule with a swept setting at all combinations of its own."""
+def _verifiers(decode: DecodeConfig, sweep: Mapping[str, Sequence[Value]]) -> list[dict[str, Any]]:
+    """Each rule with a swept setting at all combinations of its own, behind the verifier asked for,
+    unless that is one of them."""
     given = decode.verifier.model_dump(exclude_unset=True)
-    found = [given]
-    for rule in RULES.values():
+    found = []
+    for rule in dict.fromkeys(RULE_OF[name] for name in RULE_OF if name in sweep):
         names = [setting.name for setting in rule.settings]
-        if any(name in sweep for name in names):
-            tried = [sweep.get(name, [getattr(decode.verifier, name)]) for name in names]
-            found += [
-                {**given, "kind": rule.name, **dict(zip(names, values, strict=True))}
-                for values in product(*tried)
-            ]
-    return found
+        tried = [sweep.get(name, [getattr(decode.verifier, name)]) for name in names]
+        found += [
+            {"kind": rule.name, **dict(zip(names, values, strict=True))}
+            for values in product(*tried)
+        ]
+        given = {name: value for name, value in given.items() if name not in names}
+    asked_for = decode.verifier.kind not in [one["kind"] for one in found]
+    return [given, *found] if asked_for else found
 
 
-def parse_sweep(texts: Sequence[str]) -> dict[str, list[float]]:
+def parse_sweep(texts: Sequence[str]) -> dict[str, list[Value]]:
     """`k=5,10` and `tau=1,2` as {"k": [5, 10], "tau": [1, 2]}, for the command line."""
-    sweep: dict[str, list[float]] = {}
+    sweep: dict[str, list[Value]] = {}
     for text in texts:
         name, separator, values = text.partition("=")
         try:
-            numbers = [float(value) for value in values.split(",")]
+            found = [value if name in WORDS else float(value) for value in values.split(",")]
         except ValueError:
-            numbers = []
-        if not separator or not numbers:
+            found = []
+        if not separator or not found:
             raise ConfigError(f"sweep {text!r} is not NAME=VALUE,VALUE; write for example k=5,10")
-        sweep[name] = numbers
+        sweep[name] = found
     return sweep
 
 
-def _check(name: str, values: Sequence[float]) -> None:
+def _check(name: str, values: Sequence[Value]) -> None:
     if name not in SWEEPABLE:
         near = difflib.get_close_matches(name, SWEEPABLE, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(SWEEPABLE)}"

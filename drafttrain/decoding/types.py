@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -107,9 +107,10 @@ class Proposal:
     hidden: Tensor | None = None
     """[M, D] the states that the stop policy reads, or could have read, of this draft
     (`DraftState`), for logs; None where it reads none."""
-    logits: Sequence[Tensor] | None = None
-    """[V] each: the rows of a chain before warping, where the drafter has them, for lenient
-    reviews inside cascades."""
+    logits: Callable[[], Sequence[Tensor]] | None = None
+    """Gives the N rows [V] of a chain before warping, where the drafter has them, to what goes by
+    them: deferral rules, lenient reviews inside cascades. They are made, or put together, only
+    when asked for."""
     expected: float | None = None
     """How many tokens of this draft the drafter expects to be accepted, where it works that out."""
     calls: Mapping[str, Calls] | None = None
@@ -126,7 +127,7 @@ class Proposal:
         draft_probs: Tensor | None = None,
         passes: int = 1,
         hidden: Tensor | None = None,
-        logits: Sequence[Tensor] | None = None,
+        logits: Callable[[], Sequence[Tensor]] | None = None,
         calls: Mapping[str, Calls] | None = None,
     ) -> Proposal:
         return Proposal(
@@ -213,10 +214,18 @@ class Verdict:
 
     path: Tensor
     """[A] indices of the accepted nodes, from the root down."""
-    next_token: int
-    """The correction or bonus token that follows the path."""
+    next_token: int | None
+    """The correction or bonus token that follows the path; None: nothing does, where a rule adds no
+    token to a draft that is accepted whole (`VerifierRule.adds_token`)."""
     emitted_probs: Tensor | None = None
-    """[A + 1, V] rows that the emitted tokens follow, for an outer review (cascades)."""
+    """[A + 1, V] rows that the emitted tokens follow, for an outer review (cascades); [A, V] where
+    nothing follows the path."""
+
+    @property
+    def kept(self) -> Tensor:
+        """The nodes of the path that stay in the target's cache: those in front of the last token
+        emitted, which is fed to it in the next round. The rows behind them, and row 0, decided."""
+        return self.path if self.next_token is not None else self.path[:-1]
 
 
 @dataclass(frozen=True)

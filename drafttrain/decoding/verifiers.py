@@ -29,15 +29,15 @@ IN_WORDS: dict[Evidence, str] = {
 }
 
 
-def make_verifier(name: str, *values: float) -> Verifier:
+def make_verifier(name: str, *values: float | str) -> Verifier:
     """The rule of this name; values are those of its settings, in the table's order.
 
     Raises ValueError for values that are out of range.
     """
     rule = RULES[name]
     given = dict(zip(rule.settings, values, strict=True))
-    if not all(value >= setting.least for setting, value in given.items()):  # nan is refused too
-        needed = " and ".join(f"{one.name} >= {one.least:g}" for one in given)
+    if not all(setting.allows(value) for setting, value in given.items()):  # nan is refused too
+        needed = " and ".join(one.needed for one in given)
         seen = ", ".join(f"{one.name}={value}" for one, value in given.items())
         raise ValueError(f"{name} needs {needed}, not {seen}")
     settings = {setting.name: setting.type(value) for setting, value in given.items()}
@@ -46,6 +46,7 @@ def make_verifier(name: str, *values: float) -> Verifier:
 
 GreedyMatch = partial(make_verifier, "greedy")
 SpecVerification = partial(make_verifier, "spec-verification")
+Deferral = partial(make_verifier, "deferral")
 RejectionSampling = partial(make_verifier, "rejection")
 BlockVerification = partial(make_verifier, "block")
 
@@ -67,6 +68,16 @@ def check_pairing(
         )
     verifier.check_sampling(sampling)
     check_draw_kind(verifier, drafter.draw_kind(sampling), drafter.branches, drafter.name)
+    check_shown(verifier, drafter.provides, drafter.name)
+
+
+def check_shown(verifier: Verifier, provides: frozenset[Evidence], drafter: str) -> None:
+    """Refuse a verifier that goes by the rows of a drafter of this name, where it shows none."""
+    if verifier.rule.needs_rows and "logits" not in provides:
+        raise ValueError(
+            f"verifier {verifier.name!r} goes by the drafter's rows, but drafter {drafter!r} does "
+            "not show any; draft with one trained model, or use another rule"
+        )
 
 
 def check_draw_kind(verifier: Verifier, draw_kind: DrawKind, branches: bool, drafter: str) -> None:
@@ -156,7 +167,7 @@ def verify_rejection(
     accepted = 0
     if drafted > 0:
         tokens = proposal.tokens.to(target_probs.device)
-        draft_probs = _draft_rows(proposal, tokens, target_probs)
+        draft_probs = draft_rows(proposal, tokens, target_probs)
         accepted = randomness.accept_run(
             acceptance_probability(target_probs[:-1], draft_probs, tokens)
         )
@@ -187,7 +198,7 @@ def verify_block(
     if drafted == 0:
         return Verdict(_chain_path(0), int(randomness.categorical(target_probs)[0]))
     tokens = proposal.tokens.to(target_probs.device)
-    draft_probs = _draft_rows(proposal, tokens, target_probs)
+    draft_probs = draft_rows(proposal, tokens, target_probs)
     weights = prefix_weights(target_probs[:-1], draft_probs, tokens)
     rejection = block_rejection(weights, target_probs, draft_probs)
     accepted = drafted - randomness.accept_run(rejection.flip(0))  # the longest is asked first
@@ -255,10 +266,10 @@ def residual(target_probs: Tensor, draft_probs: Tensor, weight: float = 1.0) -> 
     return torch.where(total > 0.0, excess / total, target_probs)
 
 
-def _draft_rows(proposal: Proposal, tokens: Tensor, target_probs: Tensor) -> Tensor:
-    """The distribution each token was drawn from. Shape: [N, V]."""
+def draft_rows(proposal: Proposal, tokens: Tensor, target_probs: Tensor) -> Tensor:
+    """The distribution each token was drawn from. Shapes: tokens [N] -> [N, V]."""
     if proposal.draft_probs is None:
-        return torch.zeros_like(target_probs[:-1]).scatter_(-1, tokens[:, None], 1.0)
+        return torch.zeros_like(target_probs[: len(tokens)]).scatter_(-1, tokens[:, None], 1.0)
     rows = proposal.draft_probs.to(target_probs)
     return rows if proposal.rows is None else rows[proposal.rows.to(rows.device)]
 

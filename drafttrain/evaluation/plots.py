@@ -8,7 +8,6 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from drafttrain.config.sweep import SWEEPABLE
 from drafttrain.evaluation.batches.plots import batch_panel
 from drafttrain.evaluation.batches.tables import batch_sizes
 from drafttrain.evaluation.plot_style import (
@@ -22,14 +21,10 @@ from drafttrain.evaluation.plot_style import (
     tidy,
 )
 from drafttrain.evaluation.report import Report, Run
+from drafttrain.evaluation.trade_off import quality_of, rule_of, trade_off_panel
 from drafttrain.evaluation.trees.comparison import tree_groups
 from drafttrain.evaluation.trees.plots import tree_length, tree_mbsu, tree_speed
 
-QUALITY = {
-    "bleu_difference": "BLEU, difference to plain decoding",
-    "consistency_bleu": "BLEU against plain decoding",
-}
-"""Quality metrics of the trade-off panel, best first."""
 MOST_LINES = len(COLOURS)
 """Methods drawn by position; more would not be told apart."""
 MOST_BANDS = 2
@@ -95,7 +90,7 @@ def _panels_alone(report: Report) -> list[Panel]:
         panels.append(length_bars)
     if report.data.prompts >= FEWEST_INPUTS and fastest_methods(report):
         panels.append(distribution_panel)
-    if sum(run.lossy for run in runs) > 0 and _quality(report) is not None:
+    if sum(run.lossy for run in runs) > 0 and quality_of(report) is not None:
         panels.append(trade_off_panel)
     return panels or [length_bars]
 
@@ -182,34 +177,6 @@ def distribution_panel(axis: Axes, report: Report) -> None:
     draw_legend(axis)
 
 
-def trade_off_panel(axis: Axes, report: Report) -> None:
-    """What lossy acceptance costs and gains; hollow points are lossy."""
-    metric = _quality(report)
-    runs = [run for run in _methods(report) if metric in run.metrics]
-    if metric == "bleu_difference":
-        draw_level(axis, 0.0, "plain decoding")
-    rules = dict.fromkeys(rule_of(run) for run in runs)
-    for colour, rule in zip(COLOURS, rules, strict=False):
-        points = [run for run in runs if rule_of(run) == rule]
-        lossy = points[0].lossy
-        face = "white" if lossy else colour
-        for place, run in enumerate(points):
-            x, y = run.metrics["mean_acceptance_length"], run.metrics[metric]
-            axis.errorbar(
-                x.value, y.value, xerr=error_lengths([x]), yerr=error_lengths([y]), fmt="o",
-                color=colour, ecolor="#DADADA", elinewidth=1, markerfacecolor=face,
-            )  # fmt: skip
-            axis.annotate(
-                _point_label(run, points), (x.value, y.value), textcoords="offset points",
-                xytext=(6, 5 if place % 2 == 0 else -11), fontsize=7.5,
-            )  # fmt: skip
-        label = f"{rule} (lossy)" if lossy else rule
-        axis.plot([], [], "o", color=colour, label=label, markerfacecolor=face)
-    axis.margins(x=0.15, y=0.15)
-    axis.set(title="Quality and speed", xlabel="tokens per target call", ylabel=QUALITY[metric])
-    draw_legend(axis)
-
-
 def _curves_over_k(axis: Axes, report: Report, metric: str) -> None:
     runs = [run for run in _methods(report) if "k" in run.settings and metric in run.metrics]
     lines: dict[tuple[str | None, ...], list[Run]] = {}
@@ -283,19 +250,6 @@ def _most_of_each(
     return [max((run for run in runs if kind(run) == one), key=value) for one in kinds]
 
 
-def _quality(report: Report) -> str | None:
-    """The best quality metric that the methods have."""
-    for metric in QUALITY:
-        if any(metric in run.metrics for run in _methods(report)):
-            return metric
-    return None
-
-
-def rule_of(run: Run) -> str:
-    """What verified: Spec-Verification is one rule, whatever its beta and tau."""
-    return "spec-verification" if "beta" in run.settings else run.verifier or ""
-
-
 def _label(run: Run) -> str:
     return f"{run.name} (lossy)" if run.lossy else run.name
 
@@ -306,10 +260,3 @@ def _two_lines(run: Run) -> str:
         return run.name
     first = run.name.removesuffix(run.verifier).rstrip()
     return f"{first}\n{_label(run)[len(first) + 1 :]}"
-
-
-def _point_label(run: Run, beside: Sequence[Run]) -> str:
-    """The settings in which a point differs from those beside it."""
-    names = {name: name for name in SWEEPABLE} | {"beta": "β", "tau": "τ"}
-    varied = [n for n in names if len({other.settings.get(n) for other in beside}) > 1]
-    return " ".join(f"{names[n]}={run.settings[n]:g}" for n in varied if n in run.settings)

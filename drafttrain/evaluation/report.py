@@ -130,8 +130,8 @@ class Run(Part):
     verifier: str | None
     sampling: dict[str, float]
     lossless: bool
-    settings: dict[str, float]
-    """What a sweep varies: k, h, ..., beta, tau."""
+    settings: dict[str, float | str]
+    """What a sweep varies: k, h, ..., beta, tau, rule, alpha."""
     metrics: dict[str, Estimate]
     acceptance_rate_per_position: PositionRates | None = None
     parity: list[Parity] = []

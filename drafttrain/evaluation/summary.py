@@ -11,6 +11,8 @@ import numpy as np
 from drafttrain.build.method import Method
 from drafttrain.build.sizes import Sizes
 from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.types import Round
+from drafttrain.evaluation.agreement import target_agreement
 from drafttrain.evaluation.bootstrap import (
     Array,
     Estimate,
@@ -67,6 +69,11 @@ class Context:
         """[P] how long the clips are."""
         return np.array([prompt.seconds for prompt in self.prompts], dtype=np.float64)
 
+    @property
+    def compares_lossy(self) -> bool:
+        """Whether a method among the runs is lossy."""
+        return any(run.kind == "method" and not run.lossless for run in self.decoded)
+
     def find(self, way: str) -> Decoded | None:
         """Plain decoding, or a baseline, if it was measured."""
         return next((run for run in self.decoded if run.way == way), None)
@@ -96,6 +103,10 @@ def summarise_run(context: Context, index: int) -> Run:
     metrics |= speed_metrics(context, run)
     metrics |= real_time_factors(context, run)
     metrics |= text_metrics(context, index)
+    if run.kind != "baseline" and context.compares_lossy:
+        metrics["target_agreement"] = target_agreement(
+            context.model, context.prompts, run.outputs, context.options, context.resamples
+        )
     plain = context.decoded[0]
     if context.options.sampling.greedy and run is not plain:
         same = identical(run.outputs, plain.outputs)
@@ -274,18 +285,22 @@ def make_samples(context: Context) -> Iterator[dict[str, Any]]:
             output = run.outputs[i]
             outputs[run.name] = {"text": texts[i]}
             if run.method is not None:
-                outputs[run.name]["rounds"] = [
-                    {
-                        "drafted": pieces(list(round.drafted)),
-                        "accepted": accepted_tokens(round),
-                        "emitted": pieces(list(round.emitted)),
-                    }
-                    for round in output.rounds
-                ]
+                outputs[run.name]["rounds"] = [round_pieces(one, pieces) for one in output.rounds]
         yield {
             "row": prompt.row,
+            "temperature": context.options.sampling.temperature,
             "source": prompt.text,
             "reference": prompt.reference,
             "plain": context.texts[0][i],
             "outputs": outputs,
         }
+
+
+def round_pieces(
+    played: Round, pieces: Callable[[list[int]], list[str]]
+) -> dict[str, int | list[int] | list[str]]:
+    """A round as samples have it; of a tree also which of the drafted tokens were accepted."""
+    accepted = accepted_tokens(played)
+    path = {} if played.depth is None else {"path": list(played.path[:accepted])}
+    drafted, emitted = pieces(list(played.drafted)), pieces(list(played.emitted))
+    return {"drafted": drafted, "accepted": accepted, **path, "emitted": emitted}

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from drafttrain.config.sweep import SWEEPABLE
+from drafttrain.config.verifiers import RULES
 from drafttrain.evaluation.report import Parity, Report, Run
 from drafttrain.evaluation.table_style import (
     Column,
@@ -25,10 +26,13 @@ from drafttrain.evaluation.trees.comparison import compared_by
 DRAFTER = "drafter"
 LOSSY = "lossy"
 """Mark of methods whose output is not the target's own."""
+STRICT = {rule.settings[0].name for rule in RULES.values() if rule.settings and not rule.lossless}
+"""The first setting of each lossy rule: lossless runs, which have none, are `strict` there."""
 LENGTH = Column("mean_acceptance_length", "mean acceptance length")
 SPEEDUP = Column("speedup", "speed-up", suffix="×")
 BLEU = Column("bleu", "BLEU", digits=1)
 BLEU_DIFFERENCE = Column("bleu_difference", "ΔBLEU to plain")
+AGREEMENT = Column("target_agreement", "target agrees %", digits=1, percent=True)
 CONSISTENCY = Column("consistency_bleu", "BLEU to plain", digits=1)
 VS_GENERATE = Column("speedup_vs_generate", "vs generate", suffix="×")
 VS_BEAM = Column("speedup_vs_beam", "vs beam", suffix="×")
@@ -42,6 +46,7 @@ FACTORS = (
 MAIN = (
     LENGTH,
     Column("identical", "equal %", digits=1, percent=True),
+    AGREEMENT,
     BLEU,
     WER,
     Column("tokens_per_second", "tok/s", digits=0),
@@ -51,7 +56,7 @@ MAIN = (
 )
 CALLS = (Column("swi", "SWI"), Column("mbsu", "SWI by size"))
 """Columns of reports with cascades: tokens over the cost of all calls (CS Drafting)."""
-QUALITY = (BLEU, BLEU_DIFFERENCE, CONSISTENCY, WER, WER_DIFFERENCE)
+QUALITY = (BLEU, BLEU_DIFFERENCE, CONSISTENCY, WER, WER_DIFFERENCE, AGREEMENT)
 TRADE_OFF = (LENGTH, *QUALITY, SPEEDUP, VS_GENERATE, VS_BEAM)
 
 
@@ -74,7 +79,8 @@ def main_table(report: Report) -> FittedTable:
 
 
 def trade_off_table(report: Report) -> FittedTable | None:
-    """k or (beta, tau) against mean acceptance length, quality and speed (SpecDec Tables 3 and 4).
+    """k, (beta, tau) or (rule, alpha) against mean acceptance length, quality and speed (SpecDec
+    Tables 3 and 4).
 
     None where fewer than two methods were measured.
     """
@@ -216,8 +222,13 @@ def setting_cell(run: Run, name: str) -> str:
     if name == DRAFTER:
         return run.other or run.drafter or "–"
     if name in run.settings:
-        return f"{run.settings[name]:g}"
-    return "strict" if name == "beta" and run.lossless else "–"
+        return shown(run.settings[name])
+    return "strict" if name in STRICT and run.lossless else "–"
+
+
+def shown(value: float | str) -> str:
+    """The value of a setting, as tables and plots have it."""
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def _caption(report: Report, intervals: bool) -> str:

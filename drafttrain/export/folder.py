@@ -28,6 +28,7 @@ from safetensors import SafetensorError
 
 from drafttrain.build.policy import HEAD, POLICY, write_policy
 from drafttrain.config.base import ConfigError
+from drafttrain.export.older_names import write_older_names
 from drafttrain.export.parts import Parts, programs
 from drafttrain.export.reload import Verification
 from drafttrain.export.verify import Check, Reload, verify
@@ -164,6 +165,7 @@ def write_parts(folder: Path, parts: Parts, place: str) -> None:
     """Everything but the model card, into a new folder; `place` is where it will be found."""
     folder.mkdir()
     parts.drafter.save_pretrained(folder)
+    write_older_names(folder)
     if parts.drafter.can_generate():
         config = copy.deepcopy(parts.drafter.generation_config)
         config.update(num_assistant_tokens_schedule="constant", **asdict(parts.assisted))

@@ -15,6 +15,7 @@ from drafttrain.config.engines import Engine
 from drafttrain.config.kinds import kind_of
 from drafttrain.config.policy import Policy
 from drafttrain.config.serving import GgufConfig
+from drafttrain.config.verifiers import RULES
 from drafttrain.export.engines.checks import engines_for
 from drafttrain.export.engines.serving import Schedule, Serving, section
 from drafttrain.export.parts import Parts, programs
@@ -122,22 +123,20 @@ def _what(card: Card, parts: Parts) -> str:
 def _lossy_warning(policy: Policy) -> list[str]:
     if not is_lossy(policy):
         return []
+    rule = RULES[policy.verifier.kind]
+    mark = "Lossy in greedy decoding" if rule.greedy_only else "Lossy"
     return [
         "",
-        f"**Lossy in greedy decoding:** {describe_verifier(policy)} (SpecDec, arXiv 2203.16487). "
+        f"**{mark}:** {describe_verifier(policy)} ({rule.paper}). "
         'With `policy={"stop": ...}` in the call and no verifier in it, it is lossless.',
     ]
 
 
 def describe_verifier(policy: Policy) -> str:
     """What is accepted, in words."""
-    rule = policy.verifier
     if is_lossy(policy):
-        return (
-            f"a drafted token is accepted if it is among the target's top {rule.beta} and within "
-            f"{rule.tau:g} nats of its first choice"
-        )
-    if rule.kind == "rejection":
+        return RULES[policy.verifier.kind].accepts.format(**dict(policy.verifier))
+    if policy.verifier.kind == "rejection":
         return "rejection sampling, lossless"
     return "greedy match, rejection sampling above temperature 0: both lossless"
 

@@ -68,26 +68,58 @@ def can_assist(drafter: str) -> bool:
 
 
 def check_drafter(
-    path: str, target: TargetConfig, target_settings: PretrainedConfig
+    path: str, target: TargetConfig, target_settings: PretrainedConfig, padded: bool = False
 ) -> PretrainedConfig:
     """The drafter's settings, fit for the target's, before any weights are read.
 
-    Raises ConfigError as `read_drafter_settings`, `check_fit` and `check_tokenizers`.
+    padded: embeddings of other sizes will do, where the drafter reads tokens alone and its
+    tokenizer shows that they are the target's. Raises ConfigError as `read_drafter_settings`,
+    `check_fit` and `check_tokenizers`.
     """
-    settings = read_drafter_settings(path)
-    check_fit(settings, target_settings, f"drafter {path!r}", f"target {target.path!r}")
+    settings, names = read_drafter_settings(path), (f"drafter {path!r}", f"target {target.path!r}")
+    padded = padded and reads_tokens_alone(settings)
+    check_fit(settings, target_settings, *names, same_size=not padded)
+    sizes = vocabulary_size(settings), vocabulary_size(target_settings)
+    if sizes[0] != sizes[1] and not has_tokenizer(path):
+        raise ConfigError(
+            f"{names[0]} has a vocabulary of {sizes[0]} tokens but {names[1]} has {sizes[1]}, and "
+            "no tokenizer lies beside the drafter to tell whether they are the same ones; put the "
+            "tokenizer's files there, or give a drafter of this target"
+        )
     if not kind_of(settings).for_one_target:
         check_tokenizers(target, path)
     return settings
 
 
+def reads_tokens_alone(drafter: PretrainedConfig) -> bool:
+    """Whether it is a decoder-only language model that reads nothing of its target's: such models
+    run with as many tokens as the target has (`fit_scores`)."""
+    return (
+        kind_of(drafter).runs_as_targets
+        and not drafter.is_encoder_decoder
+        and not shares_encoder(drafter)
+        and not reads_states(drafter)
+        and not lacks_embeddings(drafter)
+    )
+
+
+def vocabulary_size(settings: PretrainedConfig) -> int:
+    """Tokens that a model gives scores: rows of its decoder's embedding."""
+    return settings.get_text_config(decoder=True).vocab_size
+
+
 def check_fit(
-    drafter: PretrainedConfig, target: PretrainedConfig, drafter_name: str, target_name: str
+    drafter: PretrainedConfig,
+    target: PretrainedConfig,
+    drafter_name: str,
+    target_name: str,
+    same_size: bool = True,
 ) -> None:
     """Whether a drafter could draft for a target, by both config.json alone.
 
-    The names are what messages call them. Raises ConfigError where only one of the two has an
-    encoder, or where their vocabularies, or the states that the drafter reads, differ in size.
+    The names are what messages call them; same_size: vocabularies must be as large. Raises
+    ConfigError where only one of the two has an encoder, or where their vocabularies, or the states
+    that the drafter reads, differ in size.
     """
     kind = kind_of(drafter)
     check_prompt_layers(drafter, target, drafter_name, target_name)
@@ -103,9 +135,8 @@ def check_fit(
             f"{drafter_name} {found}, but {target_name} is {wanted} ({target.model_type!r}); "
             f"{remedy}"
         )
-    drafter_size = drafter.get_text_config(decoder=True).vocab_size
-    target_size = target.get_text_config(decoder=True).vocab_size
-    if drafter_size != target_size:
+    drafter_size, target_size = vocabulary_size(drafter), vocabulary_size(target)
+    if same_size and drafter_size != target_size:
         raise ConfigError(
             f"{drafter_name} has a vocabulary of {drafter_size} tokens but {target_name} has "
             f"{target_size}; train a drafter for this target, or give the target that the drafter "
@@ -146,15 +177,19 @@ def _check_same_encoder(
             )
 
 
-def check_tokenizers(target: TargetConfig, drafter: str, name: str | None = None) -> None:
+def check_tokenizers(
+    target: TargetConfig,
+    drafter: str,
+    name: str | None = None,
+    remedy: str = "give one of the target's family",
+) -> None:
     """An id must be the same token in both, where the drafter has a tokenizer beside it.
 
-    Tokens that only one of them knows do no harm; `name` is what messages call the drafter. Raises
-    ConfigError naming the first difference.
+    Tokens that only one of them knows do no harm; `name` is what messages call the drafter, and
+    `remedy` what they say to do. Raises ConfigError naming the first difference.
     """
     name = name or f"drafter {drafter!r}"
-    folder = Path(drafter)
-    if folder.is_dir() and not any(folder.glob("tokenizer*")):
+    if not has_tokenizer(drafter):
         return
     ours = load_tokenizer(target).get_vocab()
     theirs = read_tokenizer(drafter, name).get_vocab()
@@ -164,8 +199,14 @@ def check_tokenizers(target: TargetConfig, drafter: str, name: str | None = None
             raise ConfigError(
                 f"{name} and target {target.path!r} have different tokenizers: token {index} is "
                 f"{token!r} ({len(theirs)} tokens) in the former but {tokens[index]!r} "
-                f"({len(ours)} tokens) in the target's; give one of the target's family"
+                f"({len(ours)} tokens) in the target's; {remedy}"
             )
+
+
+def has_tokenizer(drafter: str) -> bool:
+    """Whether a tokenizer lies beside a drafter; names on the Hub have one."""
+    folder = Path(drafter)
+    return not folder.is_dir() or any(folder.glob("tokenizer*"))
 
 
 def load_drafter(

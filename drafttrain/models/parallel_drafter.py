@@ -11,7 +11,8 @@ from transformers import PretrainedConfig
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.language_recipes import ParallelDrafterRecipe
-from drafttrain.models.causal_drafter import SHARED, check_causal_recipe
+from drafttrain.models.causal_drafter import SHARED
+from drafttrain.models.causal_recipe import check_causal_recipe
 
 PARD_K = 8
 """Tokens a call that the published PARD drafters were trained for."""

@@ -101,9 +101,29 @@ def test_a_spec_drafter_for_a_decoder_only_target_is_refused(folders, tmp_path):
         load_pair(target(folders / "llama"), str(tmp_path))
 
 
-def test_another_vocabulary_is_refused_with_both_sizes(folders):
-    with pytest.raises(ConfigError, match="wide' has a vocabulary of 48 .*llama' has 40"):
-        load_pair(target(folders / "llama"), str(folders / "wide"))
+@pytest.mark.parametrize(("large", "small"), [("llama", "wide"), ("wide", "llama")])
+def test_a_padded_vocabulary_is_taken_where_the_tokenizer_is_the_same(folders, large, small):
+    pair = load_pair(target(folders / large), str(folders / small), trees=True)
+    size = pair.target.model.config.vocab_size
+    assert (pair.drafter.model.row_size, pair.drafter.vocabulary) == (size, VOCAB)
+    assert pair.drafter_model.config.vocab_size == 88 - size  # it is left as it is
+    assert pair.language_model is None  # which other programs could not draft with
+
+
+def test_another_vocabulary_is_refused_with_both_sizes(folders, tmp_path):
+    """Where no tokenizer, or another one, lies beside the drafter; and with an encoder."""
+    wide = tmp_path / "wide"
+    tiny_model("llama", vocab_size=48).save_pretrained(wide)
+    with pytest.raises(ConfigError, match="of 48 .*llama' has 40, and no tokenizer lies"):
+        load_pair(target(folders / "llama"), str(wide))
+    without_weights(save_target(tiny_model("llama", vocab_size=48), wide))
+    state = (wide / "tokenizer.json").read_text().replace('"w7"', '"v7"')
+    (wide / "tokenizer.json").write_text(state)
+    with pytest.raises(ConfigError, match="different tokenizers: token 7 is 'v7'"):
+        load_pair(target(folders / "llama"), str(wide))
+    other = save_target(tiny_model("t5", vocab_size=48), tmp_path / "t5")
+    with pytest.raises(ConfigError, match="t5' has a vocabulary of 48 .*marian' has 40"):
+        load_pair(target(folders / "marian"), str(other))
 
 
 def test_another_tokenizer_of_the_same_size_is_refused_by_its_first_token(folders, tmp_path):
@@ -151,7 +171,7 @@ def test_companions_are_language_models_with_the_targets_vocabulary(folders, tmp
     with pytest.raises(ConfigError, match="tree.drafters = .* is of kind spec-drafter"):
         check_companions(tree)
     for large, companion, message in (
-        ("llama", folders / "wide", "vocabulary of 48 tokens"),
+        ("marian", folders / "llama", "is a decoder-only model"),
         ("llama", folders / "absent", "no such folder"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -23,9 +23,11 @@ from drafttrain.commands.generate import (
     split_round,
 )
 from drafttrain.commands.in_order import InOrder, SequenceRounds
-from drafttrain.decoding.types import Round
+from drafttrain.decoding.types import Round, Sampling
 from tests.commanding import ended
 from tests.tiny_targets import tiny_tokenizer
+
+GREEDY = Sampling()
 
 
 def decode_bytes(tokens: Sequence[int]) -> str:
@@ -147,7 +149,7 @@ def alone(rounds: list[Round]) -> SequenceRounds:
 def screen_of(display: str, capsys) -> str:
     """What a display writes for three scripted rounds of the tiny tokenizer."""
     rounds = [played([5, 6, 7], 1, [5, 9]), played([8], 1, [8, 4]), played([], 0, [1])]
-    DISPLAYS[display](tiny_tokenizer(), 3, "w30 w31", alone(rounds))
+    DISPLAYS[display](tiny_tokenizer(), 3, "w30 w31", alone(rounds), GREEDY)
     return capsys.readouterr().out
 
 
@@ -161,6 +163,7 @@ def test_a_line_of_json_holds_every_round(capsys):
     assert seconds >= 0
     assert line == {
         "row": 3,
+        "temperature": 0.0,
         "source": "w30 w31",
         "text": "w5 w9 w8 w4",
         "tokens": [5, 9, 8, 4, 1],
@@ -204,7 +207,7 @@ def test_every_display_leaves_a_closed_pipe_to_the_command(monkeypatch, display)
 
     monkeypatch.setattr("sys.stdout", Closed())
     with pytest.raises(BrokenPipeError):
-        DISPLAYS[display](tiny_tokenizer(), 0, "w5", alone([played([], 0, [9])]))
+        DISPLAYS[display](tiny_tokenizer(), 0, "w5", alone([played([], 0, [9])]), GREEDY)
 
 
 @pytest.mark.parametrize(

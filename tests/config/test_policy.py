@@ -88,6 +88,22 @@ def test_a_lossless_rule_counts_where_chains_are_sampled(drafter, decode, verifi
     assert fill_from_run(values)["decode"].get("verifier", {}) == verifier
 
 
+@pytest.mark.parametrize(
+    ("decode", "counts"),
+    [
+        ({}, True),
+        ({"sampling": {"temperature": 1.0}}, True),
+        ({"tree": {"kind": "opt-tree"}}, False),  # deferral is for chains
+        ({"verifier": {"kind": "greedy"}}, False),
+    ],
+)
+def test_a_lossy_rule_counts_wherever_it_is_right_and_none_is_asked_for(tmp_path, decode, counts):
+    lossy = {"kind": "deferral", "rule": "opt", "alpha": 0.2}
+    policy = {"stop": "fixed", "k": 3, "verifier": lossy}
+    found = filled(tmp_path, policy, decode=decode).get("verifier") or {}
+    assert (found == lossy) is counts
+
+
 def filled(folder: Path, policy: dict, **values: object) -> dict:
     """What `generate` or `eval` decode with, the policy given by name."""
     file = folder / "chosen.json"

@@ -122,12 +122,14 @@ def test_a_row_beside_others_follows_the_target_exactly(family, name, place, bat
     assert total_variation(law, expected) < 1e-12
 
 
-def law_of_model(model: PreTrainedModel, source: Source) -> dict[tuple[int, ...], float]:
+def law_of_model(
+    model: PreTrainedModel, source: Source, sampling: Sampling = SAMPLING, longest: int = LONGEST
+) -> dict[tuple[int, ...], float]:
     """Plain sampling from the model's own forward, no cache and no batch."""
     law: dict[tuple[int, ...], float] = {}
 
     def extend(tokens: tuple[int, ...], probability: float) -> None:
-        if len(tokens) == LONGEST or tokens[-1:] == (EOS,):
+        if len(tokens) == longest or tokens[-1:] == (EOS,):
             law[tokens] = probability
             return
         path = torch.cat([source.prefix, torch.tensor(tokens, dtype=torch.long)])[None]
@@ -136,7 +138,7 @@ def law_of_model(model: PreTrainedModel, source: Source) -> dict[tuple[int, ...]
             given = {"input_ids": source.input_ids[None], "decoder_input_ids": path}
         with torch.no_grad():
             row = model(**given).logits[0, -1]
-        for token, p in enumerate(warp(row, SAMPLING).tolist()):
+        for token, p in enumerate(warp(row, sampling).tolist()):
             if p > 0.0:
                 extend((*tokens, token), probability * p)
 

@@ -131,6 +131,9 @@ def test_a_lossy_method_is_marked_and_claims_no_parity(report):
     assert run.lossy and not run.lossless and run.parity == []
     assert run.metrics["identical"].value < 1.0
     assert "(lossy)" in markdown_table(report)
+    agreements = {one.name: one.metrics.get("target_agreement") for one in report.runs}
+    assert agreements["plain"].value == agreements["scripted k=4 greedy"].value == 1.0
+    assert agreements[run.name].value < 1.0 and agreements["generate"] is None
     assert [line.strip().split("  ")[0] for line in printed(main_table(report), 200)].count(
         "scripted k=4 lossy"
     ) == 1
@@ -196,6 +199,7 @@ def test_evaluation_writes_report_samples_and_plot_side_by_side(target, tmp_path
     samples = [json.loads(line) for line in lines]
     assert [sample["row"] for sample in samples] == [10, 11, 12, 13]
     assert samples[2]["reference"] is None
+    assert {sample["temperature"] for sample in samples} == {0.0}
     sample = samples[0]["outputs"]["scripted k=4 greedy"]
     emitted = [piece for round in sample["rounds"] for piece in round["emitted"]]
     assert emitted == target.tokenizer.convert_ids_to_tokens(outputs[0])

@@ -12,7 +12,6 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.language_recipes import CausalDrafterRecipe
 from drafttrain.config.reading import load_settings
 from drafttrain.models.causal_drafter import (
-    check_causal_recipe,
     chosen_layers,
     draftable_tokens,
     empty_drafter,
@@ -20,6 +19,7 @@ from drafttrain.models.causal_drafter import (
     freeze,
     start_drafter,
 )
+from drafttrain.models.causal_recipe import check_causal_recipe
 from tests.comparing import close, same_weights
 from tests.tiny_models import CAUSAL_FAMILIES, EOS, VOCAB, tiny_model
 from tests.tiny_targets import save_target

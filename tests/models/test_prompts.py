@@ -14,7 +14,7 @@ from drafttrain.config.language_recipes import CausalDrafterRecipe
 from drafttrain.config.reading import load_settings
 from drafttrain.data.distill.recipe_rows import taught_rows
 from drafttrain.export.parts import programs
-from drafttrain.models.causal_drafter import check_causal_recipe
+from drafttrain.models.causal_recipe import check_causal_recipe
 from drafttrain.models.draft_states import states_of
 from drafttrain.models.drafters import check_fit, load_drafter_beside
 from drafttrain.models.loading import check_target, load_target

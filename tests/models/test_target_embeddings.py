@@ -14,7 +14,8 @@ from drafttrain.build.drafters import drafter_for
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.language_recipes import CausalDrafterRecipe
-from drafttrain.models.causal_drafter import check_causal_recipe, start_drafter
+from drafttrain.models.causal_drafter import start_drafter
+from drafttrain.models.causal_recipe import check_causal_recipe
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
 from drafttrain.models.loading import LoadedTarget, load_target
 from drafttrain.training.run_folder import save_final

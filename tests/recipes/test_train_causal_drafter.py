@@ -122,6 +122,22 @@ def test_an_export_has_the_run_s_settings_and_all_output_rows(
     assert out(torch.tensor([[5, 6]])).logits.isfinite().all()
 
 
+def test_a_narrow_drafter_learns_drafts_exactly_and_is_exported(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Its embeddings and output, which are its own, learn too."""
+    arguments, run = make_project(tmp_path), tmp_path / "run"
+    narrow = ["initialise={width: 8, layers: [0, 3]}", "objective.frozen=[]"]
+    assert exit_code(main, *arguments, *narrow) == 0, capsys.readouterr().err
+    final, start = (AutoModelForCausalLM.from_pretrained(run / name) for name in ("final", "start"))
+    assert (final.config.hidden_size, final.config.head_dim) == (8, 4)
+    assert not torch.equal(final.lm_head.weight, start.lm_head.weight)
+    assert not torch.equal(layer(final, 1), layer(start, 1))
+    export(ExportConfig(drafter=str(run), out=tmp_path / "out"), reload=compare)
+    assert "the target's output unchanged for 3 inputs" in capsys.readouterr().out
+    assert same_weights(final, AutoModelForCausalLM.from_pretrained(tmp_path / "out"))
+
+
 def test_interrupted_training_ends_with_the_same_bits(tmp_path: Path) -> None:
     arguments = make_project(tmp_path)
     resumed_as_if_never_stopped(main, arguments, tmp_path, "final", "start")

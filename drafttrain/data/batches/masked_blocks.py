@@ -16,7 +16,13 @@ import torch
 from torch import Tensor
 
 from drafttrain.data.batches.examples import Example, pad
-from drafttrain.data.batches.packing import PADDING, DocumentBatch, known_rows, lay_out
+from drafttrain.data.batches.packing import (
+    PADDING,
+    DocumentBatch,
+    known_rows,
+    lay_out,
+    token_weights,
+)
 from drafttrain.models.spec_drafter.slots import IGNORED
 
 NO_ANCHOR = -1
@@ -122,7 +128,9 @@ class BlocksCollator:
                 parts[name].append(values)
         found = {name: pad(values, self._filler(name))[0] for name, values in parts.items()}
         found |= known_rows(sequences, self.reads_prompt)
-        return BlocksBatch(input_ids=found.pop("ids"), columns=columns, **found)
+        weights = token_weights(sequences, self.reads_prompt)
+        ids = found.pop("ids")
+        return BlocksBatch(input_ids=ids, columns=columns, weights=weights, **found)
 
     def alone(self, examples: Sequence[Example]) -> BlocksBatch:
         """A sequence for each row."""

@@ -9,6 +9,7 @@ for slot i - 1 and is again just what the token is drawn from.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.config.kinds import DrawKind, Evidence
-from drafttrain.decoding.drafters.block_along import slots_along
+from drafttrain.decoding.drafters.block_along import rows_after, slots_along
 from drafttrain.decoding.drafters.candidates import Candidates
 from drafttrain.decoding.drafters.slots import Slots, slots_to_draft
 from drafttrain.decoding.engine.batched import Batched
@@ -198,7 +199,8 @@ class BlockSession:
             return self._draw(hidden, logits, last, stop)
         count = slots_to_draft(stop, logits, hidden)
         drafted = yield Call(self.drafter.best_chains, (hidden, logits, last, count))
-        return Proposal.chain(torch.tensor(drafted, dtype=torch.long), hidden=hidden)
+        rows = partial(self._rows_along, hidden, logits, [last, *drafted])
+        return Proposal.chain(torch.tensor(drafted, dtype=torch.long), hidden=hidden, logits=rows)
 
     def slot_states(self, tokens: Tensor, slots: int) -> Steps[Tensor]:
         """Hidden states that predict what follows all committed tokens; caches the prefix.
@@ -282,7 +284,20 @@ class BlockSession:
         if not drafted:
             nothing = torch.empty(0, dtype=torch.long)
             return Proposal.chain(nothing, hidden=hidden)
-        return Proposal.chain(torch.cat(drafted).cpu(), torch.stack(rows), hidden=hidden)
+        tokens, known = torch.cat(drafted).cpu(), known[: len(drafted)]
+        return Proposal.chain(tokens, torch.stack(rows), hidden=hidden, logits=lambda: known)
+
+    def _rows_along(
+        self, hidden: Tensor, logits: Tensor, tokens: Sequence[int]
+    ) -> Sequence[Tensor]:
+        """The row of each slot after the token before it.
+
+        tokens: the last committed one and the draft. Shapes: hidden [K, D], logits [K, V] -> [V]
+        each, as many as the draft has tokens.
+        """
+        count = len(tokens) - 1
+        previous = torch.tensor(tokens[:-1], dtype=torch.long, device=self.device)
+        return rows_after(self.model, hidden[:count], previous, logits[:count]).unbind()
 
 
 def _joined(rows: Sequence[Tensor]) -> Tensor:

@@ -56,13 +56,17 @@ def what_is_read(model: SpecDrafter, source: Source) -> Tensor:
     return given_encoding([source])[0]
 
 
-def rows_after(model: SpecDrafter, states: Tensor, previous: Tensor) -> Tensor:
+def rows_after(
+    model: SpecDrafter, states: Tensor, previous: Tensor, alone: Tensor | None = None
+) -> Tensor:
     """The rows of slots as decoding has them after these tokens.
 
     With previous-token features the token before changes the scores of a slot's best candidates,
-    all others keep theirs. Shapes: states [..., D], previous [...] -> [..., V].
+    all others keep theirs. alone: the slots' rows without such features, where they are known.
+    Shapes: states [..., D], previous [...], alone [..., V] -> [..., V].
     """
-    alone = model.project(states)
+    if alone is None:
+        alone = model.project(states)
     if not model.config.previous_token_rank:
         return alone
     best = best_alone(alone.reshape(-1, alone.shape[-1]))[1]

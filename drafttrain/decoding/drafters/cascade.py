@@ -9,7 +9,7 @@ the target's own review stays exact. Which level drafts, and how much, depends o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -129,7 +129,7 @@ class ReviewedSession:
             inner, score.logits, self.sampling, self.randomness, self.drafter.leniency
         )
         reviewer.keep(state, torch.arange(len(emitted) - 1))
-        found.add(emitted, rows, list(score.logits[: len(emitted)]))
+        found.add(emitted, rows, lambda: score.logits[: len(emitted)].unbind())
         found.count({self.drafter.of: Calls(1, perf_counter() - began)}, passes=1)
 
 
@@ -207,8 +207,8 @@ class Draft:
         self.tokens: list[int] = []
         self.rows: list[Tensor | None] = []
         """[V] what each token was drawn from; None: a point mass."""
-        self.logits: list[Tensor] | None = []
-        """[V] each: rows before warping; None where some drafter has none."""
+        self.logits: list[Callable[[], Sequence[Tensor]]] | None = []
+        """Each part's rows [V] before warping; None where some drafter has none."""
         self.passes = 0
         self.calls: dict[str, Calls] = {}
 
@@ -237,7 +237,7 @@ class Draft:
         self,
         tokens: Sequence[int],
         rows: Sequence[Tensor | None],
-        logits: Sequence[Tensor] | None,
+        logits: Callable[[], Sequence[Tensor]] | None,
     ) -> None:
         """Append tokens, with the rows that they follow."""
         self.tokens += tokens
@@ -245,7 +245,7 @@ class Draft:
         if logits is None or self.logits is None:
             self.logits = None
         else:
-            self.logits += logits
+            self.logits.append(logits)
 
     def append(self, part: Proposal) -> None:
         """Append another drafter's chain."""
@@ -257,8 +257,6 @@ class Draft:
         for place, token in enumerate(self.tokens):
             if token in ends:
                 del self.tokens[place + 1 :], self.rows[place + 1 :]
-                if self.logits is not None:
-                    del self.logits[place + 1 :]
                 return True
         return False
 
@@ -273,7 +271,12 @@ class Draft:
             ]
             probs = torch.stack(rows)
         tokens = torch.tensor(self.tokens, dtype=torch.long)
-        return Proposal.chain(tokens, probs, self.passes, logits=self.logits, calls=self.calls)
+        logits = None if self.logits is None else self._rows_before_warping
+        return Proposal.chain(tokens, probs, self.passes, logits=logits, calls=self.calls)
+
+    def _rows_before_warping(self) -> list[Tensor]:
+        """Of every token that was not cut off. Shapes: [V] each."""
+        return [row for part in self.logits or () for row in part()][: len(self.tokens)]
 
 
 def _point(token: int, like: Tensor) -> Tensor:
@@ -340,7 +343,7 @@ def _leniently(inner: Proposal, place: int, token: int, logits: Tensor, leniency
     """Whether the reviewer's unwarped probability exceeds the inner drafter's over l."""
     if leniency == 1.0 or inner.logits is None:
         return False
-    own = inner.logits[place].softmax(dim=-1)[token]
+    own = inner.logits()[place].softmax(dim=-1)[token]
     return bool(logits[place].softmax(dim=-1)[token] > own.to(logits) / leniency)
 
 

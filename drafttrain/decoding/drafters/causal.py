@@ -155,7 +155,7 @@ class CausalSession:
             torch.cat(probs) if probs else None,
             passes=len(drafted),
             hidden=torch.stack(states) if states else None,
-            logits=logits,
+            logits=lambda: logits,
         )
 
     def _choose(self, row: Tensor, probs: list[Tensor]) -> Steps[int]:
@@ -172,7 +172,12 @@ def open_drafter(model: PreTrainedModel, target: PreTrainedModel | None) -> Caus
     shares = target is not None and shares_encoder(model.config)
     crossed = same_cross_layers(model, target) if shares else None
     draftable = draftable_tokens(model.config, model.get_output_embeddings().out_features)
-    return CausalDrafter(CachedModel(model, crossed, draftable))
+    return CausalDrafter(CachedModel(model, crossed, draftable, vocabulary_of(target)))
+
+
+def vocabulary_of(target: PreTrainedModel | None) -> int | None:
+    """Tokens that a target gives scores; None: the drafter's own target is not at hand."""
+    return None if target is None else target.get_output_embeddings().out_features
 
 
 @torch.inference_mode()
@@ -193,7 +198,7 @@ def rows_along(model: CachedModel, source: Source, target_ids: Tensor) -> Tensor
         rows.append(model.catch_up(state, own.prefix).logits[-1:])
     if len(fed):
         rows.append(model.feed(state, fed).logits)
-    rows = rows or [own.prefix.new_empty(0, model.vocabulary, dtype=torch.float)]
+    rows = rows or [own.prefix.new_empty(0, model.row_size, dtype=torch.float)]
     return exact_enough(torch.cat(rows)[: len(target_ids)])
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.config.kinds import DrawKind, Evidence
-from drafttrain.decoding.drafters.causal import OwnSequence
+from drafttrain.decoding.drafters.causal import OwnSequence, vocabulary_of
 from drafttrain.decoding.drafters.slots import BLOCKS_AT_ONCE, Slots, chain_of_slots
 from drafttrain.decoding.engine.cached_model import CachedModel, own_source
 from drafttrain.decoding.engine.calls import Feed, StepOutput
@@ -124,7 +124,8 @@ def feed_blocks(
 def open_drafter(model: PreTrainedModel, target: PreTrainedModel | None) -> ParallelDrafter:
     """What the kind's row opens it with."""
     draftable = draftable_tokens(model.config, model.get_output_embeddings().out_features)
-    return ParallelDrafter(CachedModel(model, draftable=draftable))
+    vocabulary = vocabulary_of(target)
+    return ParallelDrafter(CachedModel(model, draftable=draftable, vocabulary=vocabulary))
 
 
 @torch.inference_mode()

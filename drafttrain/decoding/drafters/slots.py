@@ -139,7 +139,7 @@ def chain_of_slots(
     rows = logits.unbind()
     if sampling.greedy:
         drafted = yield Call(arg_max_of_each, logits)
-        return Proposal.chain(torch.tensor(drafted), hidden=hidden, logits=rows)
+        return Proposal.chain(torch.tensor(drafted), hidden=hidden, logits=lambda: rows)
     probs = warp(logits, sampling)
     drawn = randomness.categorical(probs).cpu()
-    return Proposal.chain(drawn, probs, hidden=hidden, logits=rows)
+    return Proposal.chain(drawn, probs, hidden=hidden, logits=lambda: rows)

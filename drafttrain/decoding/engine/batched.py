@@ -78,13 +78,16 @@ class Batched:
         cross_layers: Sequence[int] | None = None,
         draftable: Tensor | None = None,
         prompt_layers: Sequence[int] = (),
+        vocabulary: int | None = None,
     ) -> Batched:
-        """A model of a known family; draftable [N]: the tokens to give scores, if not all."""
+        """A model of a known family; draftable [N]: the tokens to give scores, if not all.
+        vocabulary: of `Stack`."""
         rotary = getattr(model.get_decoder(), "rotary_emb", None)
         limit, encode = position_limit(model.config), encoder_of(model)
         stack = read_stack(model)
         if draftable is not None:
             stack = stack.drafting(draftable.to(stack.device))
+        stack = replace(stack, vocabulary=vocabulary)
         return Batched(
             stack, encode, limit, rotary, cross_layers=cross_layers, prompt_layers=prompt_layers
         )

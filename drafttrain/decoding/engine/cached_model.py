@@ -53,10 +53,13 @@ class CachedModel:
         model: PreTrainedModel,
         cross_layers: Sequence[int] | None = None,
         draftable: Tensor | None = None,
+        vocabulary: int | None = None,
     ) -> None:
         """cross_layers: of a drafter that shares the target's encoder, the target's layers whose
         keys and values of cross-attention its own layers would make again. draftable [N]: of a
-        drafter, the tokens that it drafts, if not all; a family that is not known drafts all."""
+        drafter, the tokens that it drafts, if not all; a family that is not known drafts all.
+        vocabulary: of a drafter, its target's, whose embedding may be padded otherwise
+        (`fit_scores`)."""
         check_architecture(model)
         self.model = model
         self.device = model.device
@@ -74,13 +77,19 @@ class CachedModel:
             prompt_layers=prompt_layers(model.config),
         )
         """What it reads of the target, where it drafts for one."""
+        own = model.get_output_embeddings().out_features
+        self.row_size = own if vocabulary is None else vocabulary
+        """Tokens that it gives logits for."""
+        self.vocabulary = min(own, self.row_size)
+        """Those of them that it knows: all others it never drafts."""
+        other = None if self.row_size == own else self.row_size
         known = type(model) in KNOWN
         if self.requires.prompt_layers:
             check_prompts(model.config)
         self.engine = (
-            Batched.of_model(model, cross_layers, draftable, self.requires.prompt_layers)
+            Batched.of_model(model, cross_layers, draftable, self.requires.prompt_layers, other)
             if known
-            else Whole(model)
+            else Whole(model, other)
         )
         if not known:
             ids = (
@@ -88,11 +97,6 @@ class CachedModel:
             )
             source = make_source(ids[:4], model)
             probe(self, source, torch.cat([source.prefix, ids[4:]]))
-
-    @property
-    def vocabulary(self) -> int:
-        """Tokens that it gives logits for."""
-        return self.model.get_output_embeddings().out_features
 
     @property
     def takes_branches(self) -> bool:

@@ -139,6 +139,8 @@ class Stack:
     output_scale: float = 1.0
     draftable: Tensor | None = None
     """[N] the tokens that `output` has rows of, in rising order; None: all."""
+    vocabulary: int | None = None
+    """Tokens that are fed and given scores; None: as many as there are rows (`fit_scores`)."""
 
     @property
     def heads(self) -> tuple[int, int]:
@@ -157,6 +159,8 @@ class Stack:
 
     def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Tokens where they stand. Shapes: [B, N] -> [B, N, D]."""
+        if self.vocabulary is not None:
+            ids = known_ids(ids, len(self.embedding))
         x = F.embedding(ids, self.embedding)
         if self.scale != 1.0:
             x = x * self.scale
@@ -168,7 +172,7 @@ class Stack:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every token, float32 at least; `UNDRAFTED` of those that `output` has no row
-        of. Shapes: [..., D] -> [..., V]."""
+        of, minus infinity of those that have none at all. Shapes: [..., D] -> [..., V]."""
         if self.project_out is not None:
             hidden = self.project_out(hidden)
         if self.output_scale != 1.0:
@@ -176,10 +180,10 @@ class Stack:
         assert self.output is not None, "an encoder has no output"
         logits = self.output(hidden.to(self.output.weight.dtype))
         logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-        if self.draftable is None:
-            return logits
-        every = logits.new_full((*logits.shape[:-1], len(self.embedding)), UNDRAFTED)
-        return every.index_copy_(-1, self.draftable, logits)
+        if self.draftable is not None:
+            every = logits.new_full((*logits.shape[:-1], len(self.embedding)), UNDRAFTED)
+            logits = every.index_copy_(-1, self.draftable, logits)
+        return logits if self.vocabulary is None else fit_scores(logits, self.vocabulary)
 
     def drafting(self, tokens: Tensor) -> Stack:
         """The same decoder, with output rows of these tokens alone. Shapes: [N] in rising order."""
@@ -187,6 +191,26 @@ class Stack:
         weight, bias = self.output.weight, self.output.bias
         few = Linear(column_major(weight[tokens]), None if bias is None else bias[tokens])
         return replace(self, output=few, draftable=tokens)
+
+
+def known_ids(ids: Tensor, rows: int) -> Tensor:
+    """The tokens as an embedding of so many rows can be fed them: those that it lacks as its last.
+
+    Whatever a drafter is fed, outputs stay exact.
+    """
+    return ids.clamp(max=rows - 1)
+
+
+def fit_scores(logits: Tensor, vocabulary: int) -> Tensor:
+    """Scores of so many tokens: a drafter's for a target whose embedding is padded otherwise.
+
+    Tokens that the target lacks are cut; those that the drafter lacks score minus infinity, so that
+    they are never drafted. Shapes: [..., own] -> [..., V].
+    """
+    missing = vocabulary - logits.shape[-1]
+    if missing <= 0:
+        return logits[..., :vocabulary]
+    return F.pad(logits, (0, missing), value=-torch.inf)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from drafttrain.config.commands import Compile
 from drafttrain.decoding.engine.calls import Feed, StepOutput, record
 from drafttrain.decoding.engine.compiling import enlist
 from drafttrain.decoding.engine.sequence_state import SequenceState
+from drafttrain.decoding.engine.stack import fit_scores, known_ids
 from drafttrain.decoding.types import Source
 
 
@@ -60,8 +61,9 @@ class Whole:
     takes_branches = False
     stack = None
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
+    def __init__(self, model: PreTrainedModel, vocabulary: int | None = None) -> None:
+        """vocabulary: tokens that are fed and given scores; None: its own."""
+        self.model, self._vocabulary = model, vocabulary
         self.device = model.device
         self._keeps_rows = model._supports_logits_to_keep()
         enlist(self)
@@ -90,12 +92,16 @@ class Whole:
                 logits, hidden = self._call(feed)
             if logits.dtype in (torch.float16, torch.bfloat16):
                 logits = logits.float()
+            if self._vocabulary is not None:
+                logits = fit_scores(logits, self._vocabulary)
             found.append(StepOutput(logits, hidden, kept))
         record(feeds)
         return found
 
     def _call(self, feed: Feed) -> tuple[Tensor, Tensor]:
         input_ids = torch.tensor([feed.tokens], device=self.device)
+        if self._vocabulary is not None:
+            input_ids = known_ids(input_ids, self.model.get_input_embeddings().num_embeddings)
         own, rows = feed.state.columns, feed.rows
         inputs = {"past_key_values": own.cache, "use_cache": True, "output_hidden_states": True}
         if self._keeps_rows:

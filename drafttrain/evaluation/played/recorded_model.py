@@ -104,7 +104,7 @@ class RecordedModel(OneByOne):
 
     @property
     def vocabulary(self) -> int:
-        """Tokens that it gives logits for."""
+        """Tokens that it knows."""
         return self.wrapped.vocabulary
 
     def skipping_rejected(self) -> RecordedModel:

@@ -1,8 +1,9 @@
 """What an engine cannot take, refused before anything is written: a function for each thing.
 
-Facts are of the engines' sources: vLLM compares the rows of both embeddings; SGLang checks at its
-start; TensorRT-LLM compares nothing; llama.cpp compares sizes, tokens from id 5 on, and the special
-tokens. That an id is the same token in both is asked everywhere.
+Facts are of the engines' sources: vLLM compares the rows of both embeddings; SGLang those, the
+whole vocabularies of both tokenizers, and the lengths of context; TensorRT-LLM compares nothing;
+llama.cpp compares sizes, tokens from id 5 on, and the special tokens. That an id is the same token
+in both is asked everywhere.
 """
 
 from __future__ import annotations
@@ -118,6 +119,36 @@ def same_tokens(pairing: Pairing, engine: Engine) -> None:
         check_tokenizers(pairing.target, pairing.drafter)
     except ConfigError as error:
         raise ConfigError(f"--for {engine.name}: {error}") from None
+
+
+def same_vocabulary(pairing: Pairing, engine: Engine) -> None:
+    """The same tokens with the same ids in both, none in one of them alone."""
+    theirs = load_tokenizer(pairing.target).get_vocab()
+    ours = read_tokenizer(pairing.drafter, f"drafter {pairing.drafter!r}").get_vocab()
+    strays = sorted(ours.items() ^ theirs.items(), key=lambda entry: (entry[1], entry[0]))
+    if strays:
+        token, index = strays[0]
+        owner = "the drafter" if token in ours else "the target"
+        raise ConfigError(
+            f"--for {engine.name}: {engine.title} asks for the same tokens in both tokenizers, but "
+            f"{token!r} ({index}) is {owner}'s alone, of {len(ours)} and {len(theirs)}; copy the "
+            "target's tokenizer files into the drafter's folder"
+        )
+
+
+def long_enough(pairing: Pairing, engine: Engine) -> None:
+    """As many positions as the target has, where both say how many."""
+    both = (pairing.config, pairing.target_config)
+    ours, theirs = (
+        getattr(one.get_text_config(decoder=True), "max_position_embeddings", None) for one in both
+    )
+    if ours is not None and theirs is not None and ours < theirs:
+        raise ConfigError(
+            f"--for {engine.name}: drafter {pairing.drafter!r} has max_position_embeddings = "
+            f"{ours}, target {pairing.target.path!r} {theirs}; {engine.title} starts no shorter "
+            f"drafter: give the drafter's config.json {theirs}, where its positions are rotary, "
+            f"or leave {engine.name} out"
+        )
 
 
 def same_special_tokens(pairing: Pairing, engine: Engine) -> None:

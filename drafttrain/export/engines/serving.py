@@ -86,19 +86,32 @@ def sglang_command(serving: Serving) -> str:
 
 
 def tensorrt_command(serving: Serving) -> str:
-    longest = max([serving.tokens, *(k for _, k in serving.schedule)])
+    # some PARD workers draft one length, whatever the schedule says
+    schedule = falling(serving.schedule) if serving.mask_token is None else ()
+    longest = schedule[0][1] if schedule else serving.tokens
     fields = [f"max_draft_len: {longest}", f"speculative_model: {json.dumps(serving.folder)}"]
     if serving.mask_token is None:
         before, kind = ["disable_overlap_scheduler: true"], "Draft_Target"
     else:
         before, kind = [], "PARD"
         fields.append(f"mask_token_id: {serving.mask_token}")
-    if serving.schedule and serving.mask_token is None:  # a PARD worker drafts one length
-        shown = ", ".join(f"{size}: {k}" for size, k in serving.schedule)
+    if schedule:
+        shown = ", ".join(f"{size}: {k}" for size, k in schedule)
         fields.append(f"draft_len_schedule: {{{shown}}}")
     lines = ["cat > draft.yaml <<'END'", *before, "speculative_config:"]
     lines += [f"  {field}" for field in (f"decoding_type: {kind}", *fields)]
     return "\n".join([*lines, "END", f"trtllm-serve {quote(serving.target)} --config draft.yaml"])
+
+
+def falling(schedule: Schedule) -> Schedule:
+    """A schedule that TensorRT-LLM takes: the smallest batch has `max_draft_len`, none has more.
+
+    None (one length for all) where the smallest batch is the fastest without drafts: its
+    `max_draft_len` must be positive.
+    """
+    if not schedule or schedule[0][1] == 0:
+        return ()
+    return tuple((size, min(k, schedule[0][1])) for size, k in schedule)
 
 
 def llama_command(serving: Serving) -> str:

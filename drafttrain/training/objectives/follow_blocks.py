@@ -46,11 +46,15 @@ class FollowInBlocks(FollowTarget):
 
     @torch.no_grad()
     def weights(self, batch: BlocksBatch, logits: Tensor, places: Tensor) -> Tensor:
-        """What the loss at every labelled position weighs. [N, C], [N] -> [N]."""
+        """What the loss at every labelled position weighs: what the text's token with the same
+        label does, and how often it is reached. [N, C], [N] -> [N]."""
+        found = torch.ones_like(places, dtype=torch.float)
+        if batch.weights is not None:
+            found = batch.weights[batch.same_in_text()]
         if not self.acceptance_weight:
-            return super().weights(batch, logits, places)
+            return found
         given = exact_enough(logits).softmax(-1).gather(1, places.clamp(min=0)[:, None])[:, 0]
-        return reached(batch, torch.where(places == IGNORED, 0.0, given))
+        return found * reached(batch, torch.where(places == IGNORED, 0.0, given))
 
 
 def reached(batch: BlocksBatch, given: Tensor) -> Tensor:

@@ -115,6 +115,28 @@ def test_drawn_rows_are_coupled_to_the_token_drawn_before(
     assert (proposal.draft_probs - expected).abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("rank", [0, 3])
+def test_its_rows_before_warping_are_those_that_tokens_were_chosen_from(
+    rank: int, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "CANDIDATES", 2)
+    drafter, sampling = toy_drafter(previous_token_rank=rank), Sampling(temperature)
+    randomness = SampledRandomness(torch.Generator().manual_seed(0))
+    session = drafter.open(toy_source(), sampling, randomness)
+    tokens = torch.cat((toy_source().prefix, torch.tensor([2, 3])))
+    proposal = alone(session.propose(tokens, None, FixedLength(3)))
+    with torch.inference_mode():
+        rows = torch.stack(list(proposal.logits()))
+        hidden = alone(drafter.open(toy_source(), sampling, randomness).slot_states(tokens, 3))
+        expected = drafter.project(hidden)
+        if rank:
+            previous = torch.cat((tokens[-1:], proposal.tokens[:-1]))
+            best = expected >= expected.sort(descending=True).values[:, 1:2]
+            expected = torch.where(best, drafter.model.logits(hidden, previous), expected)
+    assert (rows - expected).abs().max() < 1e-12
+
+
 @pytest.mark.parametrize("slots", ["anchored", "paper"])
 def test_sampling_stays_exact_where_only_the_best_candidates_are_coupled(
     slots: str, monkeypatch: pytest.MonkeyPatch

@@ -152,7 +152,7 @@ def test_drawn_rows_are_handed_out_with_their_tokens() -> None:
     proposal = alone(drafts.propose(torch.arange(7), state, FixedLength(10)))
     assert proposal.draw_kind == "iid" and len(proposal.tokens) == 2
     assert (proposal.draft_probs - warp(rows[1:], sampling)).abs().max() < 1e-12
-    assert (torch.stack(list(proposal.logits)) - rows[1:]).abs().max() < 1e-12
+    assert (torch.stack(list(proposal.logits())) - rows[1:]).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("place", range(3))

@@ -181,7 +181,7 @@ def test_no_more_tokens_come_than_are_asked_for_and_no_fewer(asked):
 def test_lenient_greedy_review_by_hand():
     """Reviewer's unwarped (.5, .3, .2), inner token 1 with .4: .3 > .4 / 1.5, but not .4 / 1.2."""
     logits = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]]).log()
-    inner = Proposal.chain(torch.tensor([1]), logits=[torch.tensor([0.3, 0.4, 0.3]).log()])
+    inner = Proposal.chain(torch.tensor([1]), logits=lambda: [torch.tensor([0.3, 0.4, 0.3]).log()])
     assert review(inner, logits, Sampling(), None, 1.5)[0] == [1, 2]
     assert review(inner, logits, Sampling(), None, 1.2)[0] == [0]
     assert review(inner, logits, Sampling(), None, 1.0)[0] == [0]

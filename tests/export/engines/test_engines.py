@@ -102,6 +102,19 @@ def shuffled(pair, root: Path) -> dict[str, object]:
     return {"target": target}
 
 
+def more_tokens(pair, root: Path) -> dict[str, object]:
+    target = save_target(tiny_model("llama"), root / "more")
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens(["<one more>"])
+    tokenizer.save_pretrained(target)
+    return {"target": target}
+
+
+def longer(pair, root: Path) -> dict[str, object]:
+    target = tiny_model("llama", max_position_embeddings=65)
+    return {"target": save_target(target, root / "longer")}
+
+
 def other_bos(pair, root: Path) -> dict[str, object]:
     target = save_target(tiny_model("llama"), root / "bos")
     tokenizer = tiny_tokenizer()
@@ -137,6 +150,8 @@ def nobodys(pair, root: Path) -> dict[str, object]:
         ("llama.cpp", far, "40 tokens and target .* 169; .* differ by 128 at most"),
         ("tensorrt-llm", shuffled, "different tokenizers: token 4 is 'w4'"),
         ("llama.cpp", other_bos, "has bos_token_id = 3, the target's 9"),
+        ("sglang", more_tokens, "'<one more>' .* is the target's alone, of 40 and 41; copy"),
+        ("sglang", longer, "max_position_embeddings = 64, target .* 65; .* config.json 65"),
         ("sglang", with_a_head, "hold 'acceptance_head.out.weight' .* folder of its own"),
         ("tensorrt-llm", gpt2, "has no code for 'GPT2LMHeadModel'"),
         ("llama.cpp", gpt2, "does not list 'GPT2LMHeadModel'"),
@@ -214,6 +229,24 @@ def test_schedules_are_written_as_each_engine_has_them():
             "draft_len_schedule": {1: 9, 8: 3, 32: 0},
         },
     }
+
+
+@pytest.mark.parametrize(
+    ("schedule", "longest", "written"),
+    [
+        (((1, 3), (8, 5), (32, 0)), 3, {1: 3, 8: 3, 32: 0}),
+        (((2, 4),), 4, {2: 4}),
+        (((1, 0), (8, 5)), 6, None),
+        ((), 6, None),
+    ],
+)
+def test_tensorrts_smallest_batch_has_the_longest_drafts(schedule, longest, written):
+    """Its settings refuse another `max_draft_len`, and one of 0."""
+    serving = replace(SERVING, tokens=6, schedule=schedule)
+    shown = tensorrt_command(serving).split("'END'\n")[1].split("\nEND")[0]
+    settings = yaml.safe_load(shown)["speculative_config"]
+    assert settings["max_draft_len"] == longest
+    assert settings.get("draft_len_schedule") == written
 
 
 def test_parallel_drafters_are_told_their_mask():

@@ -1,0 +1,222 @@
+"""Drafters whose embedding has more or fewer rows than their target's: exact all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from transformers import GPTJConfig, GPTJForCausalLM, PreTrainedModel
+
+from drafttrain.build.drafters import make_drafter
+from drafttrain.decoding.drafters.cascade import Level, cascade
+from drafttrain.decoding.drafters.causal import rows_along
+from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
+from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.drafters.tree import SeveralDrafters, TreeDrafter
+from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.stack import fit_scores, known_ids
+from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.roles import Drafter, StopPolicy
+from drafttrain.decoding.sampling import sequence_randomness
+from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength
+from drafttrain.decoding.trees.chosen import Fixed, Optimal, eagle_tree
+from drafttrain.decoding.trees.drawn import Beam, Branching, Paths
+from drafttrain.decoding.trees.verifiers import KSeq, MultiRound, RecursiveRejection, TargetWalk
+from drafttrain.decoding.types import Output, Sampling
+from drafttrain.decoding.verifiers import BlockVerification, GreedyMatch, RejectionSampling
+from tests.comparing import close
+from tests.decoding.enumeration import enumerate_output, replaced, total_variation
+from tests.decoding.test_batch_exactness import PROMPTS, law_of_model
+from tests.tiny_models import VOCAB, near_copy, tiny_model
+
+LONGEST = 2
+FEWER, MORE = VOCAB - 7, VOCAB + 8
+Make = Callable[[PreTrainedModel, int], Drafter]
+
+
+def with_rows(target: PreTrainedModel, rows: int, seed: int = 1) -> PreTrainedModel:
+    """A noisy copy of a llama with another number of rows; further ones are likely
+    to be drafted."""
+    torch.manual_seed(seed)
+    other = type(target)(type(target.config)(**target.config.to_dict() | {"vocab_size": rows}))
+    state = {name: value.clone() for name, value in near_copy(target, 0.3, seed).named_parameters()}
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        further = 3.0 * torch.randn(max(rows - len(state[name]), 0), state[name].shape[1])
+        state[name] = torch.cat([state[name][:rows], further.to(state[name])])
+    other = other.double().eval()
+    other.load_state_dict(state)
+    other.generation_config = target.generation_config
+    return other
+
+
+def unknown(target: PreTrainedModel, rows: int) -> PreTrainedModel:
+    """Of a family that the engine runs as a whole."""
+    torch.manual_seed(5)
+    shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "rotary_dim": 4, "n_positions": 64}
+    return GPTJForCausalLM(GPTJConfig(vocab_size=rows, eos_token_id=1, **shape)).double().eval()
+
+
+def parallel(target: PreTrainedModel, rows: int) -> Drafter:
+    """Its mask is the last row, which the target lacks where the drafter has more."""
+    model = with_rows(target, rows)
+    model.config.pard_token, model.config.k = rows - 1, 3
+    return make_drafter(model, target)
+
+
+def chain(target: PreTrainedModel, rows: int, seed: int = 1) -> Drafter:
+    return make_drafter(with_rows(target, rows, seed), target)
+
+
+def few_tokens(target: PreTrainedModel, rows: int) -> Drafter:
+    """It drafts a part of its own tokens, the last of them among these."""
+    model = with_rows(target, rows)
+    model.config.draftable_tokens = [1, rows - 1]
+    return make_drafter(model, target)
+
+
+def levels(target: PreTrainedModel, rows: int) -> Drafter:
+    """One with other rows reviews one with as many as the target, which reviews copies."""
+    several = [Level("one", chain(target, rows)), Level("two", chain(target, len_of(target), 2))]
+    return cascade([*several, Level("max-gram", MaxGramDrafter())], [[1, 1, 0], [1, 0], [1]], 1.5)
+
+
+def turned(target: PreTrainedModel, rows: int) -> Drafter:
+    several = [Level("one", chain(target, len_of(target))), Level("two", chain(target, rows, 2))]
+    return cascade(several, [[1, 1], [1]], 1.5)
+
+
+def beside(target: PreTrainedModel, rows: int) -> Drafter:
+    both = (TreeDrafter(chain(target, rows, seed), Paths(1)) for seed in (1, 2))
+    return SeveralDrafters([*both])
+
+
+def len_of(target: PreTrainedModel) -> int:
+    return target.config.vocab_size
+
+
+def tree(shape) -> Make:
+    return lambda target, rows: TreeDrafter(chain(target, rows), shape)
+
+
+SAMPLED: dict[str, tuple[Make, StopPolicy, object]] = {
+    "chain": (chain, FixedLength(2), RejectionSampling()),
+    "chain that stops, by blocks": (chain, Entropy(0.6, 2), BlockVerification()),
+    "of an unknown family": (
+        lambda target, rows: make_drafter(unknown(target, rows), target),
+        FixedLength(2),
+        RejectionSampling(),
+    ),
+    "of few tokens": (few_tokens, FixedLength(2), RejectionSampling()),
+    "block": (parallel, FixedLength(2), RejectionSampling()),
+    "cascade": (levels, FixedLength(2), RejectionSampling()),
+    "cascade, turned round": (turned, FixedLength(2), RejectionSampling()),
+    "opt-tree": (tree(Optimal(4)), FixedLength(2), TargetWalk),
+    "rsd-c": (tree(Branching((2, 1))), FixedLength(2), RecursiveRejection),
+    "paths": (tree(Paths(2)), FixedLength(2), MultiRound),
+    "paths k-seq": (tree(Paths(2)), FixedLength(1), KSeq),
+    "several drafters": (beside, FixedLength(1), MultiRound),
+}
+
+
+TOGETHER = ("chain", "block", "cascade", "rsd-c")
+"""Enumerated beside other sequences too."""
+CASES = [(name, 1) for name in SAMPLED] + [(name, 3) for name in TOGETHER]
+
+
+@pytest.mark.parametrize("rows", [3, 6], ids=["smaller", "larger"])
+@pytest.mark.parametrize(("name", "sequences"), CASES)
+def test_outputs_follow_the_target_exactly(name, rows, sequences):
+    target = tiny_model("llama", vocab_size=4)
+    target.lm_head.weight.data *= 0.3  # less sure of itself, so that all of its rows matter
+    make, stop, verifier = SAMPLED[name]
+    sampling, drafter = Sampling(1.0), make(target, rows)
+    decoder = Decoder(CachedModel(target), drafter, stop, verifier, sampling, replaced)
+    sources = [make_source(prompt, target) for prompt in PROMPTS[1:]]  # of tokens 2 and 3
+    law = enumerate_output(decoder, sources[:sequences], LONGEST, 0, sequences)
+    expected = law_of_model(target, sources[0], sampling, LONGEST)
+    assert abs(sum(law.values()) - 1.0) < 1e-12 and len(expected) > 3
+    assert any(3 in tokens[:-1] for tokens in expected)  # which the smaller one has no row of
+    assert total_variation(law, expected) < 1e-12
+
+
+GREEDY: dict[str, tuple[Make, StopPolicy, object]] = {
+    "chain": (chain, FixedLength(4), GreedyMatch()),
+    "chain that stops": (chain, Confidence(0.2, 4), GreedyMatch()),
+    "of an unknown family": SAMPLED["of an unknown family"][:2] + (GreedyMatch(),),
+    "of few tokens": (few_tokens, FixedLength(4), GreedyMatch()),
+    "block": (parallel, FixedLength(3), GreedyMatch()),
+    "cascade": (levels, FixedLength(4), GreedyMatch()),
+    "cascade, turned round": (turned, FixedLength(4), GreedyMatch()),
+    "opt-tree": (tree(Optimal(9)), FixedLength(4), TargetWalk),
+    "eagle": (tree(eagle_tree()), FixedLength(4), TargetWalk),
+    "all siblings": (
+        lambda target, rows: TreeDrafter(
+            made := chain(target, rows), Fixed(frozenset((n,) for n in range(made.vocabulary)))
+        ),
+        FixedLength(1),
+        TargetWalk,
+    ),
+}  # fmt: skip
+
+
+def decode(target: PreTrainedModel, drafter, stop, verifier, sampling, batch_size) -> list[Output]:
+    randomness = partial(sequence_randomness, 0)
+    decoder = Decoder(CachedModel(target), drafter, stop, verifier, sampling, randomness)
+    prompts = ([5, 39, 7], [38, 12], [9, 9, 30, 4, 22], [36, 37, 38])
+    return decoder.decode_all([make_source(p, target) for p in prompts], 20, batch_size)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("rows", [FEWER, MORE], ids=["smaller", "larger"])
+@pytest.mark.parametrize("name", GREEDY)
+def test_greedy_outputs_are_the_targets_own_and_no_strange_token_is_drafted(name, rows, batch_size):
+    target, plain = tiny_model("llama"), (NoDrafter(), FixedLength(1), GreedyMatch(), Sampling())
+    make, stop, verifier = GREEDY[name]
+    found = decode(target, make(target, rows), stop, verifier, Sampling(), batch_size)
+    expected = decode(target, *plain, batch_size)
+    assert [one.tokens for one in found] == [one.tokens for one in expected]
+    drafted = {token for one in found for played in one.rounds for token in played.drafted}
+    if name != "cascade":  # whose last level copies what it has read
+        assert drafted and max(drafted) < min(rows, VOCAB)
+
+
+@pytest.mark.parametrize("rows", [FEWER, MORE], ids=["smaller", "larger"])
+@pytest.mark.parametrize("shape", [None, Beam(3), Branching((3, 2)), Paths(3)], ids=str)
+def test_at_any_temperature_no_strange_token_is_drawn(rows, shape):
+    target, sampling = tiny_model("llama"), Sampling(temperature=1e5)
+    verifier = RecursiveRejection if shape is not None else RejectionSampling()
+    verifier = MultiRound if isinstance(shape, Paths) else verifier
+    drafter = chain(target, rows) if shape is None else tree(shape)(target, rows)
+    found = decode(target, drafter, FixedLength(3), verifier, sampling, 2)
+    drafted = {token for one in found for played in one.rounds for token in played.drafted}
+    assert len(drafted) > 15 and max(drafted) < min(rows, VOCAB)
+
+
+@pytest.mark.parametrize("rows", [FEWER, MORE], ids=["smaller", "larger"])
+def test_scores_are_the_drafters_own_and_nothing_is_copied(rows):
+    target = tiny_model("llama")
+    model = with_rows(target, rows)
+    fitted, own = make_drafter(model, target).model, CachedModel(model)
+    source, known = make_source([5, 6, 7], target), min(rows, VOCAB)
+    one, other = (
+        model.catch_up(model.encode(source), source.prefix).logits for model in (fitted, own)
+    )
+    assert one.shape == (1, VOCAB) and fitted.vocabulary == known
+    close(one[:, :known], other[:, :known])
+    assert (one[:, known:] == -torch.inf).all()
+    stacks = fitted.engine.stack, own.engine.stack
+    assert len({stack.embedding.data_ptr() for stack in stacks}) == 1
+    assert len({stack.output.weight.data_ptr() for stack in stacks}) == 1
+    along = rows_along(fitted, source, torch.tensor([39, 38, 5, 9]))
+    assert along.shape == (4, VOCAB)
+    assert along.argmax(-1).max() < known
+
+
+def test_scores_are_padded_or_cut_and_ids_are_held_to_the_rows():
+    row = torch.tensor([[1.0, 2.0, 3.0]])
+    assert fit_scores(row, 5).tolist() == [[1.0, 2.0, 3.0, -torch.inf, -torch.inf]]
+    assert fit_scores(row, 2).tolist() == [[1.0, 2.0]]
+    assert fit_scores(row, 3).tolist() == row.tolist()
+    assert known_ids(torch.tensor([[0, 2, 3, 9]]), 3).tolist() == [[0, 2, 2, 2]]

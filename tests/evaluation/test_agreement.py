@@ -1,0 +1,52 @@
+"""Agreement with the target: one pass in pieces, against a pass without a cache."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.sampling import SampledRandomness
+from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.types import Sampling
+from drafttrain.decoding.verifiers import GreedyMatch
+from drafttrain.evaluation import agreement
+from drafttrain.evaluation.agreement import along
+from tests.tiny_models import tiny_model
+
+OUTPUT = [5, 9, 5, 11, 7]
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 64])
+@pytest.mark.parametrize("family", ["marian", "llama"])
+def test_each_token_has_its_probability_after_those_before_it(family, chunk, monkeypatch):
+    monkeypatch.setattr(agreement, "CHUNK", chunk)
+    model = tiny_model(family)
+    source = make_source([4, 6, 8], model)
+    found = along(CachedModel(model), source, OUTPUT, Sampling(temperature=0.7), 10)
+    whole = torch.cat((source.prefix, torch.tensor(OUTPUT)))[None]
+    inputs = {"input_ids": whole}
+    if family == "marian":
+        inputs = {"input_ids": source.input_ids[None], "decoder_input_ids": whole}
+    with torch.no_grad():
+        rows = model(**inputs).logits[0, len(source.prefix) - 1 : -1]
+    for processed in model.generation_config.bad_words_ids or ():
+        rows[:, processed[0]] = -torch.inf
+    expected = (rows / 0.7).softmax(-1).gather(1, torch.tensor(OUTPUT)[:, None])[:, 0]
+    assert (found - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("family", ["marian", "llama"])
+def test_greedily_the_target_agrees_with_all_that_it_wrote_and_with_nothing_else(family):
+    model = tiny_model(family)
+    target, source = CachedModel(model), make_source([4, 6, 8], model)
+    decoder = Decoder(
+        target, NoDrafter(), FixedLength(1), GreedyMatch(), Sampling(),
+        lambda _: SampledRandomness(torch.Generator()),
+    )  # fmt: skip
+    [output] = decoder.decode_all([source], 8)
+    assert along(target, source, output.tokens, Sampling(), 8).min() == 1.0
+    changed = [*output.tokens[:-1], (output.tokens[-1] + 1) % 20]
+    assert along(target, source, changed, Sampling(), 8)[-1] == 0.0
