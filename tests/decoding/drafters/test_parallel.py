@@ -162,7 +162,7 @@ def test_slots_along_an_output_are_those_that_decoding_shows(family, prefixes, m
             proposal = alone(session.propose(tokens, None, FixedLength(3)))
             close(slots.states[block], proposal.hidden, precision)
             rows = [slots.rows(torch.tensor([block]), slot)[0] for slot in range(3)]
-            close(torch.stack(rows), torch.stack(proposal.logits), precision)
+            close(torch.stack(rows), torch.stack(proposal.logits()), precision)
             with torch.no_grad():
                 fed = torch.tensor([[*tokens, MASK, MASK]])
                 states = model(fed, output_hidden_states=True).hidden_states[-1][0, -3:]
