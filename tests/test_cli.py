@@ -164,7 +164,11 @@ def test_wrong_arguments_end_in_one_line(capsys, tmp_path, monkeypatch, argument
         (["eval", "--sweep", "k=0"], ["k", "0"]),
         (["eval", "--beta", "3"], ["beta = 3", "--verifier spec-verification"]),
         (["eval", "--verifier", "greedy", "--temperature", "1"], ["greedy", "temperature"]),
-        (["eval", "--mode", "teacher-forced", "--temperature", "1"], ["--mode decode"]),
+        (
+            ["eval", "--mode", "teacher-forced"]
+            + ["others={x: {drafter: checkpoints/tiny, stop: {k: 9}}}"],
+            ["others.x.stop.k = 9", "--mode decode"],
+        ),
         (["eval", "--mode", "teacher-forced", "--drafter", "none"], ["--mode decode"]),
         (["eval", "--mode", "teacher-forced", "--k", "9"], ["k = 9", "--mode decode"]),
         (["generate", "--text", "w5", "--data", "test.jsonl"], ["--text and --data"]),

@@ -49,6 +49,8 @@ class Method:
     """What a sweep varies: k, h, ..., and the settings of the verifier."""
     label: str | None = None
     """A name for reports. Default: those of its three parts."""
+    other: str | None = None
+    """Which of `others` it is; None: the drafter that is measured."""
     kind: str = "chain"
     """What it is called in reports (`method_kind`)."""
     sizes: Sizes = field(default_factory=dict)
@@ -56,6 +58,8 @@ class Method:
     assistant: PreTrainedModel | None = None
     """The (first) drafter's model, where it is a language model: Transformers' own assisted
     generation can draft with it."""
+    parameters: int | None = None
+    """Of all models that draft; None where it is not known."""
 
     @property
     def name(self) -> str:
@@ -119,6 +123,7 @@ def build_method(config: DecodeConfig, pair: Pair) -> Method:
         kind=method_kind(config),
         sizes=draft_sizes(config, stop),
         assistant=pair.language_model,
+        parameters=pair.parameters(other_drafters(config)),
     )
 
 

@@ -65,6 +65,13 @@ class Pair:
         ratios = [_ratio(self.drafter_model, self.target), *map(self.companion_ratio, beside)]
         return sum(ratios) / len(ratios)
 
+    def parameters(self, beside: Sequence[str] = ()) -> int | None:
+        """Parameters of the drafter and of these companions; None for plain decoding."""
+        if self.kind is not None and self.kind.drafts == "nothing":
+            return None
+        models = [self.drafter_model, *(self.models[name] for name in beside)]
+        return sum(count_parameters(model) for model in models if model is not None)
+
     def companion_ratio(self, name: str) -> float:
         """A companion's parameters over the target's; 0 for max-gram."""
         return _ratio(self.models[name], self.target)

@@ -122,14 +122,19 @@ class EvalConfig(Config):
     """A policy.json of `drafttrain tune`: the stop policy, tree or cascade to decode with, where no
     setting of these is given. Default: the one beside the drafter, if there is one."""
     mode: Literal["decode", "teacher-forced"] = "decode"
-    """How acceptance is measured: decode is the truth, teacher-forced a fast estimate. The latter
-    needs one parallel pass of the drafter along each of the target's own outputs; of a language
+    """How acceptance is measured. decode: by decoding with each method. teacher-forced: the target
+    decodes once, and each drafter, those of `others` too, is judged by parallel passes along its
+    outputs: what decoding would accept at temperature 0, the expectation of it above. Of a language
     model it also tells what vLLM, llama.cpp, Transformers and MLX-LM would accept."""
     p_min: tuple[Annotated[float, Field(ge=0.0, lt=1.0)], ...] = ()
     """teacher-forced: values of llama.cpp's --spec-draft-p-min to try, beside 0."""
+    timing_prompts: NonNegativeInt = 8
+    """teacher-forced: inputs that are decoded with every method to measure what drafting costs;
+    0: costs are not measured."""
     others: dict[str, DecodeConfig] = {}
-    """More methods by the names that reports give them, measured in the same interleaved run, with
-    the sampling of `decode`: {copied: {drafter: max-gram}, ...}."""
+    """More methods by the names that reports give them, measured in the same run, with the
+    sampling of `decode`: {copied: {drafter: max-gram}, ...}. Chains without a stop of their own are
+    measured at every k of a sweep; reports compare them with the drafter, input by input."""
     sweep: dict[str, list[float | str]] = {}
     """Values to try, for example {k: [5, 10], h: [0.5, 0.7], beta: [3], tau: [1.0, 2.0]}. Every k,
     h, entropy, confidence, cumulative, logistic, bandit and delta is a stop policy, measured with

@@ -69,9 +69,11 @@ class DrafterKind:
     must be the one that it was trained on, of a family whose projection is known."""
     exports: tuple[Program, ...] = ()
     """What can use it once it is exported; empty: it cannot be."""
-    blocks_along: str | None = None
-    """Function (what the drafter runs, source that the target has read, target ids [L], k) -> what
-    it drafts greedily at every prefix [L, k], for teacher-forced acceptance."""
+    probs_along: str | None = None
+    """Function that says how likely a drafter drafts a known output's own tokens at every prefix
+    (`decoding/drafters/along.py`), for teacher-forced acceptance."""
+    lengths_differ: bool = False
+    """Whether a draft of k tokens is not the beginning of a longer one: slots see each other."""
 
     @property
     def is_model(self) -> bool:
@@ -113,6 +115,7 @@ MAX_GRAM = DrafterKind(
     described="copies from the text itself",
     opens="drafttrain.decoding.drafters.max_gram:open_drafter",
     drafts="copies",
+    probs_along="drafttrain.decoding.drafters.along:proposed_along",
 )
 """Copies from the text itself; needs no training."""
 
@@ -126,7 +129,7 @@ CAUSAL = DrafterKind(
     provides=frozenset({"logits", "hidden"}),
     states=("drawn", "token"),
     tree_rows="drafttrain.decoding.drafters.tree:rows_of_model",
-    blocks_along="drafttrain.decoding.drafters.causal:blocks_along",
+    probs_along="drafttrain.decoding.drafters.causal:probs_along",
     exports=("custom_generate", "assisted", "servers"),
 )
 """Any language model, encoder-decoder or decoder-only."""
@@ -144,7 +147,8 @@ SPEC_DRAFTER = DrafterKind(
     states=("slot",),
     tree_rows="drafttrain.decoding.drafters.tree:rows_of_slots",
     exports=("custom_generate",),
-    blocks_along="drafttrain.decoding.drafters.block_along:blocks_along",
+    probs_along="drafttrain.decoding.drafters.slots:probs_along",
+    lengths_differ=True,
 )
 
 BLOCK_HEADS = DrafterKind(
@@ -173,7 +177,7 @@ PARALLEL = DrafterKind(
     provides=frozenset({"logits", "hidden"}),
     states=("slot",),
     tree_rows="drafttrain.decoding.drafters.tree:rows_of_masks",
-    blocks_along="drafttrain.decoding.drafters.parallel:blocks_along",
+    probs_along="drafttrain.decoding.drafters.slots:probs_along",
     exports=("custom_generate", "parallel_servers"),
 )
 """A decoder-only language model that predicts a block through masks of one token (PARD)."""

@@ -30,6 +30,17 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
     return scores.softmax(dim=-1)
 
 
+def probs_of_tokens(logits: Tensor, tokens: Tensor, sampling: Sampling) -> Tensor:
+    """The probability of one token of each row, as `warp` has it, in float64 on the CPU.
+
+    Shapes: logits [N, V], tokens [N] -> [N].
+    """
+    tokens = tokens.to(logits.device)
+    if sampling.greedy:
+        return (logits.argmax(dim=-1) == tokens).double().cpu()
+    return warp(logits, sampling).gather(-1, tokens[:, None])[:, 0].double().cpu()
+
+
 GROUP = 8
 """Scores of a group, of which `likeliest` first looks at the best alone."""
 

@@ -66,6 +66,17 @@ def estimate_quotient(above: Ratio, below: Ratio, resamples: Array) -> Estimate 
     return with_interval(float(value), resampled) if np.isfinite(value) else None
 
 
+def estimate_difference(ours: Ratio, theirs: Ratio, resamples: Array) -> Estimate | None:
+    """One ratio less another, both resampled with the same prompts; None where one is empty."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        value, resampled = (
+            (counts @ ours.numerators) / (counts @ ours.denominators)
+            - (counts @ theirs.numerators) / (counts @ theirs.denominators)
+            for counts in (np.ones(len(ours.numerators)), resamples)
+        )
+    return with_interval(float(value), resampled) if np.isfinite(value) else None
+
+
 def estimate_mean(values: Array, resamples: Array) -> Estimate | None:
     """Mean over prompts. Shapes: values [P]."""
     return estimate_ratio(Ratio(values, np.ones(len(values))), resamples)

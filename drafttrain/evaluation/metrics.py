@@ -44,10 +44,10 @@ class Counts:
     def discarded(self) -> Array:
         return self.drafted - self.accepted
 
-    def totals(self) -> dict[str, int]:
+    def totals(self) -> dict[str, int | float]:
         """Over all prompts, as reports have them."""
         names = ("tokens", "rounds", "drafted", "accepted", "discarded", "passes")
-        return {name: int(getattr(self, name).sum()) for name in names}
+        return {name: as_counted(getattr(self, name).sum()) for name in names}
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,20 @@ class PositionCounts:
 class PositionRates:
     """Acceptance by draft position, 1-based position i at index i - 1."""
 
-    drafted: list[int]
-    accepted: list[int]
-    reached: list[int]
+    drafted: list[int | float]
+    """Rounds; not whole where they are expected, not played."""
+    accepted: list[int | float]
+    reached: list[int | float]
     acceptance: list[Estimate]
     """Of the rounds that drafted the position, the share accepted up to it."""
     conditional: list[Estimate | None]
     """Of the rounds that reached the position, the share that accepted it."""
+
+
+def as_counted(value: float) -> int | float:
+    """A whole number where it is one, up to rounding; else an expectation as it is."""
+    whole = round(value)
+    return whole if abs(value - whole) < 1e-9 * max(1.0, abs(value)) else float(value)
 
 
 def accepted_tokens(round: Round) -> int:
@@ -144,6 +151,13 @@ def walltime_improvement(counts: Counts, costs: Mapping[str, float]) -> Ratio:
     return Ratio(counts.tokens, counts.rounds + drafting)
 
 
+def draft_time(counts: Counts, target_seconds: float) -> Ratio:
+    """Seconds of drafting a round over those of a target call that decodes plainly: what a draft
+    takes, in plain tokens."""
+    seconds = np.zeros_like(counts.rounds) if counts.draft_seconds is None else counts.draft_seconds
+    return Ratio(seconds, counts.rounds * target_seconds)
+
+
 def mean_target_seconds(outputs: Sequence[Output]) -> float:
     """Mean seconds of a target call."""
     rounds = [round for output in outputs for round in output.rounds]
@@ -191,9 +205,9 @@ def position_rates(counts: PositionCounts, resamples: Array) -> PositionRates | 
     if counts.drafted.shape[1] == 0:
         return None
     return PositionRates(
-        drafted=counts.drafted.sum(axis=0).astype(int).tolist(),
-        accepted=counts.accepted.sum(axis=0).astype(int).tolist(),
-        reached=counts.reached.sum(axis=0).astype(int).tolist(),
+        drafted=list(map(as_counted, counts.drafted.sum(axis=0))),
+        accepted=list(map(as_counted, counts.accepted.sum(axis=0))),
+        reached=list(map(as_counted, counts.reached.sum(axis=0))),
         acceptance=[
             rate or Estimate(0.0, 0.0, 0.0)
             for rate in _column_rates(counts.accepted, counts.drafted, resamples)

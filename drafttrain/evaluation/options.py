@@ -31,6 +31,8 @@ class EvaluationOptions:
     """Batches of prompts, at least, that a job decodes in turn at larger batch sizes."""
     repeats: int = 3
     warmup: int = 3
+    timing_prompts: int = 0
+    """Of teacher-forced acceptance: prompts that are decoded to measure costs."""
     bootstrap: int = 1000
     bleu_tokenizer: str = "13a"
     """sacrebleu's tokenizer: 13a, or zh, ja-mecab, ko-mecab, char, ... for such targets."""
@@ -43,7 +45,7 @@ class EvaluationOptions:
 def read_options(config: EvalConfig, compared_by: TreeAxis | None = None) -> EvaluationOptions:
     """The options that the settings of `drafttrain eval` hold."""
     own = ("baselines", "num_beams", "wave_batches", "repeats", "warmup", "bootstrap")
-    own += ("bleu_tokenizer", "compile")
+    own += ("timing_prompts", "bleu_tokenizer", "compile")
     return EvaluationOptions(
         **_decoding(config.decode.sampling),
         **{name: getattr(config, name) for name in own},

@@ -11,21 +11,20 @@ from drafttrain.build.cascades import other_drafters
 from drafttrain.build.method import check_method
 from drafttrain.build.pairs import Pair, check_pair, load_pair
 from drafttrain.build.trees import build_shape
-from drafttrain.build.verifiers import AUTO
 from drafttrain.config.base import ConfigError
-from drafttrain.config.commands import EvalConfig
+from drafttrain.config.commands import Baseline, EvalConfig
 from drafttrain.config.decode import DecodeConfig, TreeConfig
-from drafttrain.config.kinds import KINDS, NONE, copies_text, in_words, kind_of, named_kind
+from drafttrain.config.kinds import NONE, copies_text, named_kind
 from drafttrain.config.trees import TREES
-from drafttrain.config.verifiers import GREEDY
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.drafters.cascade import show_increments
 from drafttrain.evaluation.engines.measure import ENGINES, check_engines
+from drafttrain.evaluation.forced.checks import check_teacher_forced
+from drafttrain.evaluation.others import OtherMethod, other_methods
 from drafttrain.evaluation.report import check_new_file
 from drafttrain.evaluation.trees.rank_acceptance import needs_ranks, with_ranks
-from drafttrain.models.drafters import read_drafter_settings, read_kind
+from drafttrain.models.drafters import can_assist, read_drafter_settings
 from drafttrain.models.loading import cache_is_deep_enough, check_target
-from drafttrain.models.prompts import prompt_layers
 from drafttrain.models.speech import hears
 
 
@@ -36,8 +35,8 @@ class Plan:
     settings: EvalConfig
     variants: list[DecodeConfig]
     """The methods of the drafter itself."""
-    others: dict[str, DecodeConfig]
-    """More methods, by the names that reports give them."""
+    others: list[OtherMethod]
+    """More methods."""
     rows: Dataset
     rank_rows: Dataset | None
     """Prompts to measure acceptance by rank on, where a tree needs it."""
@@ -48,7 +47,7 @@ class Plan:
 
     @property
     def methods(self) -> list[DecodeConfig]:
-        return [*self.variants, *self.others.values()]
+        return [*self.variants, *(other.config for other in self.others)]
 
     @property
     def drafter(self) -> str:
@@ -74,8 +73,9 @@ def make_plan(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Plan:
     variants: the methods of the drafter. Raises ValueError for settings that do not go together.
     """
     check_new_file(settings.report, "report", (".json",))
+    others = other_methods(settings)
     if settings.mode == "teacher-forced":
-        check_teacher_forced(settings, variants)
+        check_teacher_forced(settings, variants, others)
     elif settings.p_min:
         shown = ", ".join(f"{value:g}" for value in settings.p_min)
         raise ConfigError(
@@ -86,11 +86,11 @@ def make_plan(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Plan:
     rows = load_inputs(settings.data, heard=heard)
     check_batch_sizes(settings, len(rows))
     rank_rows = load_rank_rows(settings, variants, heard)
-    others = {name: other_method(settings, name) for name in settings.others}
     known = variants if rank_rows is None else with_ranks(variants, (1.0,))
-    for method in [*known, *others.values()]:
+    beside = [other.config for other in others]
+    for method in [*known, *beside]:
         check_method(method)
-    methods = [*variants, *others.values()]
+    methods = [*variants, *beside]
     check_assisted(settings, methods)
     check_engines(settings)
     named = {str(method.drafter) for method in methods}.union(*map(other_drafters, methods))
@@ -130,14 +130,6 @@ def check_assisted(settings: EvalConfig, methods: Sequence[DecodeConfig]) -> Non
             )
 
 
-def can_assist(drafter: str) -> bool:
-    """Whether a drafter is a language model that reads prompts itself, as Transformers' own
-    assisted generation has it."""
-    if not read_kind(drafter).is_language_model:
-        return False
-    return not prompt_layers(read_drafter_settings(drafter))
-
-
 def _max_grams_table(methods: Sequence[DecodeConfig]) -> str | None:
     """Raises ConfigError where max-gram has a table in one method and another, or none, in
     another: there is one max-gram."""
@@ -147,22 +139,6 @@ def _max_grams_table(methods: Sequence[DecodeConfig]) -> str | None:
         shown = " and ".join(sorted(map(repr, tables)))
         raise ConfigError(f"bigrams = {shown}; give all methods with max-gram one table, or none")
     return tables.pop() if tables else None
-
-
-def other_method(settings: EvalConfig, name: str) -> DecodeConfig:
-    """Another method to measure, decoding as all do. Raises ConfigError where it would not."""
-    other = settings.others[name]
-    if "sampling" in other.model_fields_set:
-        raise ConfigError(
-            f"others.{name}.sampling is given, but all methods decode as decode.sampling says; "
-            "leave it out"
-        )
-    if other.drafter is None or named_kind(other.drafter) is NONE:
-        raise ConfigError(
-            f"others.{name}.drafter = {other.drafter!r}; give a drafter (plain decoding is "
-            "measured in any case)"
-        )
-    return other.model_copy(update={"sampling": settings.decode.sampling})
 
 
 def load_rank_rows(
@@ -185,88 +161,28 @@ def load_rank_rows(
     return load_inputs(settings.rank_data, "rank_data", heard)
 
 
-def check_teacher_forced(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> None:
-    """This mode reads acceptance off the target's own outputs; refuse what it cannot tell."""
-    remedy = "; leave it out, or use --mode decode"
-    if max(settings.batch_sizes, default=1) > 1:
-        shown = ", ".join(map(str, settings.batch_sizes))
-        raise ConfigError(f"batch_sizes = {shown}, but teacher-forced acceptance has none{remedy}")
-    if named_kind(settings.decode.drafter) is not None:
-        raise ConfigError(
-            f"drafter = {settings.decode.drafter!r} has no acceptance to estimate{remedy}"
-        )
-    if settings.others:
-        raise ConfigError(f"others = {', '.join(settings.others)} are decoded{remedy}")
-    if settings.decode.cascade is not None:
-        raise ConfigError(
-            "teacher-forced acceptance is of one drafter's blocks, but a cascade is asked for"
-            f"{remedy}"
-        )
-    drafter = read_drafter_settings(str(settings.decode.drafter))
-    kind = kind_of(drafter)
-    if kind.blocks_along is None:
-        known = in_words([kind for kind in KINDS.values() if kind.blocks_along is not None])
-        raise ConfigError(
-            f"drafter {settings.decode.drafter!r} is a {drafter.model_type!r} model, but "
-            f"teacher-forced acceptance is of blocks as those of {known}; use --mode decode"
-        )
-    if can_assist(str(settings.decode.drafter)):
-        return check_chains(variants, remedy)
-    words = kind.words
-    if prompt_layers(drafter):
-        words += " whose prompt the target reads"
-    if settings.decode.sampling.temperature > 0:
-        raise ConfigError(
-            f"temperature = {settings.decode.sampling.temperature} is sampling, but teacher-forced "
-            f"acceptance of {words} is of greedy decoding{remedy}"
-        )
-    if settings.p_min:
-        raise ConfigError(
-            f"p_min is a setting of llama.cpp, which does not draft with {words}; leave it out"
-        )
-    longest = max(variant.stop.k for variant in variants)
-    if kind.drafts == "blocks" and longest > drafter.k:
-        raise ConfigError(
-            f"k = {longest}, but teacher-forced acceptance is known up to the k = {drafter.k} that "
-            "the drafter was trained with; use --mode decode"
-        )
-    check_chains(variants, remedy)
-
-
-def check_chains(variants: Sequence[DecodeConfig], remedy: str) -> None:
-    """Refuse drafts that are no chains of a fixed length, and rules that may change the output."""
-    for variant in variants:
-        if TREES[variant.tree.kind].shape is not None:
-            raise ConfigError(
-                f"tree.kind = {variant.tree.kind!r} drafts trees, but teacher-forced acceptance is "
-                f"of chains{remedy}"
-            )
-        if variant.verifier.kind not in (AUTO.kind, GREEDY.name):
-            raise ConfigError(
-                f"verifier {variant.verifier.kind!r} accepts other tokens than the target's own, "
-                f"which teacher-forced acceptance cannot follow{remedy}"
-            )
-        if variant.stop.kind != "fixed":
-            raise ConfigError(
-                f"stop policy {variant.stop.kind!r} drafts different lengths, but teacher-forced "
-                f"acceptance is of fixed ones{remedy}"
-            )
-
-
 def plan_lines(plan: Plan) -> list[str]:
     """What would be measured, a line each."""
     settings, sampling = plan.settings, plan.settings.decode.sampling
     how = "greedy" if sampling.temperature == 0 else f"temperature {sampling.temperature:g}"
     times = f"each decoded {settings.repeats} times"
+    if settings.mode == "teacher-forced":
+        timed = min(settings.timing_prompts, len(plan.rows))
+        times = f"each decoded plainly; {timed} decoded {settings.repeats} times for costs"
     return [
         f"target    {settings.target.path} ({settings.target.dtype}), {how}, "
         f"{sampling.max_new_tokens} tokens",
         f"data      {settings.data.path}: {len(plan.rows):,} inputs, {times}",
         *[f"method    {describe(method)}" for method in plan.methods],
-        *[f"baseline  {describe_baseline(name, settings)}" for name in settings.baselines],
+        *[f"baseline  {describe_baseline(name, settings)}" for name in _baselines(settings)],
         *_batch_lines(settings),
         f"report    {settings.report}",
     ]
+
+
+def _baselines(settings: EvalConfig) -> tuple[Baseline, ...]:
+    """Those that are measured: nothing is decoded for comparison in teacher-forced mode."""
+    return settings.baselines if settings.mode == "decode" else ()
 
 
 def describe_baseline(name: str, settings: EvalConfig) -> str:

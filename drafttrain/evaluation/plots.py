@@ -86,6 +86,8 @@ def _panels_alone(report: Report) -> list[Panel]:
             panels.append(speed_against_k)
     elif timed or not runs:
         panels.append(speed_bars)
+    elif len(runs) > 1:
+        panels.append(length_bars)
     if report.data.prompts >= FEWEST_INPUTS and fastest_methods(report):
         panels.append(distribution_panel)
     if sum(run.lossy for run in runs) > 0 and quality_of(report) is not None:
@@ -179,7 +181,8 @@ def _curves_over_k(axis: Axes, report: Report, metric: str) -> None:
     runs = [run for run in _methods(report) if "k" in run.settings and metric in run.metrics]
     lines: dict[tuple[str | None, ...], list[Run]] = {}
     for run in runs:
-        lines.setdefault((run.drafter, run.method, run.verifier), []).append(run)
+        key = (run.other or run.drafter, run.method, run.verifier)
+        lines.setdefault(key, []).append(run)
     several = len({drafter for drafter, *_ in lines}) > 1
     for colour, (drafter, _, verifier), points in zip(COLOURS, lines, lines.values(), strict=False):
         points.sort(key=lambda run: run.settings["k"])
@@ -224,7 +227,7 @@ def longest_drafts(report: Report) -> list[Run]:
     runs = [run for run in _methods(report) if run.acceptance_rate_per_position]
     return _most_of_each(
         runs,
-        lambda run: (run.drafter, run.verifier),
+        lambda run: (run.other, run.drafter, run.verifier),
         lambda run: len(run.acceptance_rate_per_position.drafted),
     )
 
@@ -234,7 +237,7 @@ def fastest_methods(report: Report) -> list[Run]:
     runs = [run for run in _methods(report) if "speedup" in run.speedup_quantiles]
     return _most_of_each(
         runs,
-        lambda run: (run.drafter, rule_of(run)),
+        lambda run: (run.other, run.drafter, rule_of(run)),
         lambda run: run.metrics["speedup"].value,
     )
 

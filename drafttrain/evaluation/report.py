@@ -120,6 +120,12 @@ class Run(Part):
     """How large its drafts are: depth and nodes (most levels, most draft tokens), and k, max_draft,
     width, branching, drafters or increments, as the method goes by them; beams of beam search."""
     drafter: str | None
+    other: str | None = None
+    """Which of `others` it is; None: the drafter that is measured, plain decoding, a baseline."""
+    parameters: int | None = None
+    """Of all models that draft."""
+    compared_with: str | None = None
+    """The run of the first drafter that `..._difference` of the others is to."""
     stop: str | None
     verifier: str | None
     sampling: dict[str, float]
@@ -129,8 +135,9 @@ class Run(Part):
     metrics: dict[str, Estimate]
     acceptance_rate_per_position: PositionRates | None = None
     parity: list[Parity] = []
-    totals: dict[str, int] = {}
-    """Prompts, tokens, rounds, drafted, accepted, discarded, passes."""
+    totals: dict[str, int | float] = {}
+    """Prompts, tokens, rounds, drafted, accepted, discarded, passes; not whole where rounds are
+    expected, not played (mode teacher-forced, sampling)."""
     time: TimeShares | None = None
     costs: CallCosts | None = None
     speedup_quantiles: dict[str, list[float]] = {}
@@ -156,6 +163,7 @@ class ServedRun(Part):
     """
 
     drafter: str
+    """Its kind; what `others` calls it, if it is one of them."""
     rule: str
     """greedy, rejection, one-hot or own-sample (`served/rules.py`)."""
     k: int

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from drafttrain.build.method import Method
 from drafttrain.build.sizes import Sizes
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.types import Round
@@ -28,6 +29,7 @@ from drafttrain.evaluation.metrics import (
     accepted_tokens,
     count_positions,
     count_rounds,
+    draft_time,
     identical,
     mean_target_seconds,
     measured_costs,
@@ -91,10 +93,13 @@ def summarise_run(context: Context, index: int) -> Run:
         metrics |= acceptance_metrics(counts, context.resamples, method.parameter_ratios)
         per_position = position_rates(count_positions(run.outputs), context.resamples)
         time = time_shares(run)
-        costs = call_costs(context, run, counts)
+        target_seconds = mean_target_seconds(context.decoded[0].outputs)
+        costs = call_costs(method, counts, target_seconds)
         if costs is not None:
             swi = walltime_improvement(counts, costs.measured)
+            took = draft_time(counts, target_seconds)
             metrics["swi"] = estimate_ratio(swi, context.resamples)
+            metrics["draft_time"] = estimate_ratio(took, context.resamples)
     metrics |= speed_metrics(context, run)
     metrics |= real_time_factors(context, run)
     metrics |= text_metrics(context, index)
@@ -112,6 +117,8 @@ def summarise_run(context: Context, index: int) -> Run:
         method=run.way,
         sizes=sizes,
         drafter=None if method is None else method.drafter.name,
+        other=None if method is None else method.other,
+        parameters=None if method is None else method.parameters,
         stop=None if run.kind != "method" else method.stop.name,
         verifier=None if method is None else method.verifier.name,
         sampling=asdict(context.options.sampling),
@@ -128,12 +135,11 @@ def summarise_run(context: Context, index: int) -> Run:
     )
 
 
-def call_costs(context: Context, run: Decoded, counts: Counts) -> CallCosts | None:
+def call_costs(method: Method | None, counts: Counts, target_seconds: float) -> CallCosts | None:
     """What a call of each drafter costs, in calls of the target that decodes plainly."""
-    if run.method is None or not run.method.parameter_ratios:
+    if method is None or not method.parameter_ratios:
         return None
-    target_seconds = mean_target_seconds(context.decoded[0].outputs)
-    by_size = run.method.parameter_ratios
+    by_size = method.parameter_ratios
     return CallCosts(
         parameters=dict(by_size),
         measured=measured_costs(counts, list(by_size), target_seconds),

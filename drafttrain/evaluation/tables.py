@@ -23,6 +23,7 @@ from drafttrain.evaluation.table_style import (
 )
 from drafttrain.evaluation.trees.comparison import compared_by
 
+DRAFTER = "drafter"
 LOSSY = "lossy"
 """Mark of methods whose output is not the target's own."""
 STRICT = {rule.settings[0].name for rule in RULES.values() if rule.settings and not rule.lossless}
@@ -114,7 +115,7 @@ def markdown_trade_off(report: Report, intervals: bool = True) -> str:
     names, columns = setting_names(runs), columns_present(report, TRADE_OFF)
     header = [*names, *[column.title for column in columns]]
     rows = [
-        [_setting(run, name) for name in names]
+        [setting_cell(run, name) for name in names]
         + [plain_cell(run, column, intervals) for column in columns]
         for run in runs
     ]
@@ -167,8 +168,9 @@ def swept_runs(report: Report) -> list[Run]:
 
 
 def setting_names(runs: Sequence[Run]) -> list[str]:
-    """Settings that some run has, in the usual order."""
-    return [name for name in SWEEPABLE if any(name in run.settings for run in runs)]
+    """Settings that some run has, in the usual order; the drafter too, where there are others."""
+    several = [DRAFTER] if any(run.other for run in runs) else []
+    return several + [name for name in SWEEPABLE if any(name in run.settings for run in runs)]
 
 
 def _main_table(report: Report, intervals: bool) -> Table:
@@ -178,7 +180,7 @@ def _main_table(report: Report, intervals: bool) -> Table:
     table.add_column("method", no_wrap=True)
     add_metrics(table, columns)
     for run in report.runs:
-        table.add_row(_terminal_name(run), *metric_cells(run, columns, intervals))
+        table.add_row(terminal_name(run), *metric_cells(run, columns, intervals))
     return table
 
 
@@ -187,7 +189,7 @@ def _speech_table(report: Report, intervals: bool) -> Table:
     table.add_column("method", no_wrap=True)
     add_metrics(table, FACTORS)
     for run in report.runs:
-        table.add_row(_terminal_name(run), *metric_cells(run, FACTORS, intervals))
+        table.add_row(terminal_name(run), *metric_cells(run, FACTORS, intervals))
     return table
 
 
@@ -199,12 +201,12 @@ def _trade_off_table(report: Report, intervals: bool) -> Table:
         table.add_column(name, justify="right")
     add_metrics(table, columns)
     for run in runs:
-        settings = [_setting(run, name) for name in names]
+        settings = [setting_cell(run, name) for name in names]
         table.add_row(*settings, *metric_cells(run, columns, intervals))
     return table
 
 
-def _terminal_name(run: Run) -> Text:
+def terminal_name(run: Run) -> Text:
     """The name with its mark, a long one on several lines."""
     mark = (f" {LOSSY}", "bold yellow") if run.lossy else ""
     if len(run.name) <= 26:
@@ -215,7 +217,10 @@ def _terminal_name(run: Run) -> Text:
     return Text.assemble(first, mark, f"\n {run.verifier}")
 
 
-def _setting(run: Run, name: str) -> str:
+def setting_cell(run: Run, name: str) -> str:
+    """A setting of a run, or its drafter."""
+    if name == DRAFTER:
+        return run.other or run.drafter or "–"
     if name in run.settings:
         return shown(run.settings[name])
     return "strict" if name in STRICT and run.lossless else "–"
@@ -227,18 +232,22 @@ def shown(value: float | str) -> str:
 
 
 def _caption(report: Report, intervals: bool) -> str:
-    machine = report.environment.gpu if "cuda" in report.target.device else None
-    machine = machine or f"{report.environment.cpu}, {report.environment.threads} threads"
-    note = f"{report.target.dtype}, {machine}."
-    if intervals:
-        note = f"95 % bootstrap intervals over inputs. {note}"
-    if report.mode == "teacher-forced":
-        note += " Teacher-forced: acceptance along the target's own outputs; no speed."
-    if report.data.skipped:
-        note += f" {len(report.data.skipped)} inputs skipped."
+    note = machine_note(report, intervals)
     if any(run.lossy for run in report.runs):
         note += f" {LOSSY}: the output is not the target's own."
     alone = [run.name for run in report.runs if not run.interleaved]
     if alone:
         note += f" Alone in a process each, not interleaved: {', '.join(alone)}."
+    return note
+
+
+def machine_note(report: Report, intervals: bool) -> str:
+    """What a report was measured with, and what it left out."""
+    machine = report.environment.gpu if "cuda" in report.target.device else None
+    machine = machine or f"{report.environment.cpu}, {report.environment.threads} threads"
+    note = f"{report.target.dtype}, {machine}."
+    if intervals:
+        note = f"95 % bootstrap intervals over inputs. {note}"
+    if report.data.skipped:
+        note += f" {len(report.data.skipped)} inputs skipped."
     return note

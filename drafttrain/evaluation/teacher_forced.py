@@ -8,7 +8,7 @@ decoding exactly when the output is the target's own greedy output. No time is m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from drafttrain.data.batches.examples import Example, Examples
-from drafttrain.decoding.types import Output, Round, Source
+from drafttrain.decoding.types import Round
 from drafttrain.evaluation.metrics import first_difference
 
-PredictBlocks = Callable[[Source, Tensor], Tensor]
-"""(source, target_ids [L]) -> arg-max blocks [L, k]; row p follows target_ids[:p]."""
 ROWS_AT_ONCE = 64
 """Held-out rows that are usually read at a time while a drafter trains."""
 
@@ -69,38 +67,6 @@ def replay_rounds(
             )
         )
     return rounds
-
-
-@torch.inference_mode()
-def replay_outputs(
-    predict_blocks: PredictBlocks,
-    pairs: Iterable[tuple[Source, Sequence[int]]],
-    max_new_tokens: int | None = None,
-) -> list[Output]:
-    """Outputs with their rounds, as decoding would give, from (source, target_ids) pairs."""
-    outputs = []
-    for sequence, (source, target_ids) in enumerate(pairs):
-        if len(target_ids) == 0:
-            raise ValueError(
-                f"pair {sequence} has no target tokens; leave rows without an output out"
-            )
-        predicted = predict_blocks(source, torch.tensor(target_ids))
-        rounds = replay_rounds(predicted, target_ids, max_new_tokens, sequence)
-        outputs.append(Output(tokens=[int(token) for token in target_ids], rounds=rounds))
-    return outputs
-
-
-def plain_outputs(pairs: Iterable[tuple[Source, Sequence[int]]]) -> list[Output]:
-    """The same outputs as plain decoding makes them: one token a round."""
-    outputs = []
-    for sequence, (_, target_ids) in enumerate(pairs):
-        tokens = [int(token) for token in target_ids]
-        rounds = [
-            Round(sequence, drafted=[], path=[], emitted=[token], finished=i == len(tokens) - 1)
-            for i, token in enumerate(tokens)
-        ]
-        outputs.append(Output(tokens=tokens, rounds=rounds))
-    return outputs
 
 
 @dataclass(frozen=True)

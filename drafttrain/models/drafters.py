@@ -59,6 +59,14 @@ def read_kind(drafter: str) -> DrafterKind:
     return kind_of(read_drafter_settings(drafter)) if named is None else named
 
 
+def can_assist(drafter: str) -> bool:
+    """Whether a drafter is a language model that reads prompts itself, as other programs have it:
+    Transformers' own assisted generation, and serving engines."""
+    if not read_kind(drafter).is_language_model:
+        return False
+    return not prompt_layers(read_drafter_settings(drafter))
+
+
 def check_drafter(
     path: str, target: TargetConfig, target_settings: PretrainedConfig, padded: bool = False
 ) -> PretrainedConfig:

@@ -14,6 +14,8 @@ CACHE = "drafttrain cache --target target --drafter target --distilled shards --
 EVAL = "drafttrain eval --data rows.jsonl"
 CAUSAL = f"{EVAL} --target llama --drafter small"
 SAMPLED = f"{CAUSAL} --temperature 1"
+FORCED = f"{CAUSAL} --mode teacher-forced"
+TWICE = "'others={x: {drafter: small}, x k=4: {drafter: small, stop: {k: 1}}}'"
 GENERATE = "drafttrain generate --target llama --drafter small --text w5"
 TUNE = "drafttrain tune --heads heads"
 SEARCH = "drafttrain tune --target llama --drafter small --cascade max-gram --data rows.jsonl"
@@ -77,6 +79,32 @@ PAIRINGS = {
     f"{CAUSAL} --mode teacher-forced --batch-size 4": ("batch_sizes = 4", "--mode decode"),
     f"{CAUSAL} --mode teacher-forced --stop confidence": ("'confidence'", "--mode decode"),
     f"{CAUSAL} p_min=[0.5]": ("p_min = 0.5", "teacher-forced"),
+    f"{FORCED} others.x.drafter=small others.x.tree.kind=opt-tree": (
+        "others.x.tree.kind = 'opt-tree'",
+        "--mode decode",
+    ),
+    f"{FORCED} others.x.drafter=small others.x.cascade.drafters=max-gram": (
+        "others.x.cascade",
+        "--mode decode",
+    ),
+    f"{FORCED} others.x.drafter=small others.x.verifier.kind=spec-verification": (
+        "others.x.verifier.kind = 'spec-verification'",
+        "--mode decode",
+    ),
+    f"{FORCED} others.x.drafter=small others.x.stop.kind=entropy": (
+        "others.x.stop.kind = 'entropy'",
+        "--mode decode",
+    ),
+    f"{FORCED} others.x.drafter=narrow-blocks": ("others.x.drafter", "--mode decode"),
+    f"{FORCED} others.x.drafter=none": ("others.x.drafter = 'none'", "give a drafter"),
+    f"{FORCED} others.x.drafter=small others.x.sampling.seed=1": (
+        "others.x.sampling",
+        "leave it out",
+    ),
+    f"{FORCED} --sweep k=2,4 {TWICE}": (
+        "'x k=4'",
+        "another name",
+    ),
     f"{SAMPLED} --tree rsd-s --verifier k-seq": (
         "'k-seq'",
         "without_replacement",

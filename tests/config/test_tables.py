@@ -60,7 +60,7 @@ def test_a_drafter_draws_and_shows_what_its_kind_says(drafter):
 def test_there_is_a_kind_for_every_drafter_and_all_it_names_is_there():
     assert {drafter.name for drafter in DRAFTERS} == KINDS.keys()
     for kind in KINDS.values():
-        for name in (kind.opens, kind.model, kind.recipe, kind.tree_rows, kind.blocks_along):
+        for name in (kind.opens, kind.model, kind.recipe, kind.tree_rows, kind.probs_along):
             assert name is None or callable(resolve_name(name))
         assert kind.checks is None or callable(resolve_name(kind.checks))
         if kind.model is not None:

@@ -26,7 +26,7 @@ from drafttrain.decoding.verifiers import (
     verify_greedy,
 )
 from drafttrain.evaluation.bootstrap import draw_resamples
-from drafttrain.evaluation.evaluate import evaluate, evaluate_teacher_forced, write_evaluation
+from drafttrain.evaluation.evaluate import evaluate, write_evaluation
 from drafttrain.evaluation.options import EvaluationOptions
 from drafttrain.evaluation.parity import top_two_gap
 from drafttrain.evaluation.plots import (
@@ -338,27 +338,22 @@ def test_methods_of_one_name_and_wrong_pairings_are_refused_before_decoding(targ
         make_jobs(target, model, [strict(drafter)], [], sampled)
 
 
-def test_teacher_forced_and_decoded_acceptance_are_equal(target, report):
-    drafter, outputs = script(target)
-    pairs = [
-        (target.tokenizer(text).input_ids, tokens)
-        for text, tokens in zip(SOURCES, outputs, strict=True)
-    ]
-    forced = evaluate_teacher_forced(
-        target,
-        [("scripted", 4, lambda source, output: drafter.blocks[tuple(source)])],
-        pairs,
-        OPTIONS,
-        "data/tiny.txt",
-    )
-    decoded, run = report.run("scripted k=4 greedy"), forced.runs[1]
-    assert run.name == decoded.name
-    assert forced.runs[0].totals == report.runs[0].totals
-    assert run.totals == decoded.totals
-    assert run.acceptance_rate_per_position == decoded.acceptance_rate_per_position
-    for name in ("mean_acceptance_length", "acceptance_rate", "discard_rate"):
-        assert run.metrics[name] == decoded.metrics[name]
-    assert "speedup" not in run.metrics
+def test_others_of_a_decoded_report_are_compared_with_the_first_drafter(target):
+    drafter, _ = script(target, wrong=0.2)
+    other, _ = script(target, wrong=0.6)
+    other.name = "worse"
+    methods = [strict(drafter), strict(drafter, 2), replace(strict(other, 2), other="bad")]
+    model = CachedModel(target.model)
+    found = evaluate(target, model, methods, rows(), OPTIONS, "data/tiny.txt").report
+    same, run = found.run("scripted k=2 greedy"), found.run("worse k=2 greedy")
+    assert (run.other, run.compared_with) == ("bad", "scripted k=2 greedy")
+    for name in ("mean_acceptance_length", "mbsu"):
+        difference = run.metrics[f"{name}_difference"]
+        assert difference.value == pytest.approx(
+            run.metrics[name].value - same.metrics[name].value, abs=1e-12
+        )
+        assert difference.low <= difference.value <= difference.high
+        assert f"{name}_difference" not in same.metrics
 
 
 def test_the_trade_off_lists_every_method_with_its_settings(report):

@@ -3,13 +3,14 @@
 import pytest
 import torch
 
+from drafttrain.decoding.drafters.causal import blocks_of
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch
-from drafttrain.evaluation.teacher_forced import replay_outputs, replay_rounds
+from drafttrain.evaluation.teacher_forced import replay_rounds
 from tests.evaluation.scripted import ScriptedDrafter, noisy_blocks, plain_tokens
 
 EOS = 1
@@ -55,9 +56,8 @@ def test_replayed_rounds_equal_those_of_decoding(tiny_marian, seed, max_new_toke
         Sampling(),
         lambda _: SampledRandomness(torch.Generator()),
     ).decode_all([make_source(ids, tiny_marian)], max_new_tokens)[0]
-    replayed = replay_outputs(lambda source, target: blocks, [(ids, tokens)], max_new_tokens)[0]
-    assert replayed.tokens == decoded.tokens
-    assert facts(replayed.rounds) == facts(decoded.rounds)
+    assert tokens == decoded.tokens
+    assert facts(replay_rounds(blocks, tokens, max_new_tokens)) == facts(decoded.rounds)
 
 
 def test_blocks_must_cover_every_prefix():
@@ -65,12 +65,13 @@ def test_blocks_must_cover_every_prefix():
         replay_rounds(torch.zeros(2, 3), [5, 6, EOS])
 
 
-def test_a_row_without_output_is_refused_by_number():
-    with pytest.raises(ValueError, match="pair 1 has no target tokens"):
-        replay_outputs(lambda s, t: torch.zeros(len(t), 2), [([4], [5]), ([4], [])])
-
-
 def test_where_a_block_begins_with_no_token_nothing_is_drafted():
     first, second = replay_rounds(torch.tensor([[-1, -1], [5, 6], [-1, -1]]), [4, 5, 6])
     assert (first.drafted, first.passes, list(first.emitted)) == ([], 0, [4])
     assert (second.drafted, second.passes, list(second.emitted)) == ([5, 6], 1, [5, 6])
+
+
+def test_drafts_along_an_output_are_the_rows_that_follow_each_prefix():
+    best = torch.tensor([7, 8, 9, 3])
+    assert blocks_of(best, 4, 3).tolist() == [[7, 8, 9], [8, 9, 3], [9, 3, -1], [3, -1, -1]]
+    assert blocks_of(best[:2], 3, 2).tolist() == [[7, 8], [8, -1], [-1, -1]]

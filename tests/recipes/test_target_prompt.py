@@ -62,8 +62,10 @@ def test_one_command_leaves_a_drafter_that_eval_and_generate_take(
     found = json.loads((tmp_path / "forced.json").read_text())["runs"][-1]
     assert found["metrics"]["mean_acceptance_length"]["value"] == pytest.approx(length)
     sampled = [*forced[:-1], str(tmp_path / "sampled.json"), "decode.sampling.temperature=1"]
-    assert exit_code(drafttrain, "eval", "--drafter", str(run), *sampled) != 0
-    assert "whose prompt the target reads is of greedy decoding" in capsys.readouterr().err
+    assert exit_code(drafttrain, "eval", "--drafter", str(run), *sampled) == 0
+    found = json.loads((tmp_path / "sampled.json").read_text())["runs"][-1]
+    assert found["verifier"] == "rejection"
+    assert found["metrics"]["mean_acceptance_length"]["value"] >= 1
 
     said = []
     for name in (str(run), "none"):

@@ -31,15 +31,6 @@ def predict_blocks(
     return rows_after(model, states, previous).argmax(-1).cpu()
 
 
-def blocks_along(model: SpecDrafter, source: Source, target_ids: Tensor, k: int) -> Tensor:
-    """`predict_blocks` of a source as `CachedModel.read` gives it, their first k tokens.
-
-    Shapes: [L] -> [L, k].
-    """
-    given = source.prefix[1:].tolist()
-    return predict_blocks(model, what_is_read(model, source), target_ids, given)[:, :k]
-
-
 @torch.inference_mode()
 def slots_along(
     model: SpecDrafter, source: Source, target_ids: Tensor, prefixes: Sequence[int], k: int

@@ -9,6 +9,7 @@ it where it shares that.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -17,10 +18,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.config.kinds import DrawKind, Evidence
+from drafttrain.decoding.drafters.along import at_every_prefix
 from drafttrain.decoding.engine.cached_model import CachedModel, own_source
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.roles import Randomness, StopPolicy
-from drafttrain.decoding.sampling import exact_enough, warp
+from drafttrain.decoding.sampling import exact_enough, probs_of_tokens, warp
 from drafttrain.decoding.shared import Call, Steps, arg_max_of_each
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
@@ -200,11 +202,18 @@ def rows_along(model: CachedModel, source: Source, target_ids: Tensor) -> Tensor
     return exact_enough(torch.cat(rows)[: len(target_ids)])
 
 
-def blocks_along(model: CachedModel, source: Source, target_ids: Tensor, k: int) -> Tensor:
-    """What it drafts greedily at every prefix of a known output, up to the first miss."""
-    best = rows_along(model, source, target_ids).argmax(-1)
-    start = 1 if model.requires.prompt_layers else 0
-    return blocks_of(best, len(target_ids), k, start)
+def probs_along(
+    drafter: CausalDrafter,
+    source: Source,
+    target_ids: Tensor,
+    longest: Sequence[int],
+    sampling: Sampling,
+) -> Tensor:
+    """How likely it drafts an output's own tokens (`drafters/along.py`): one pass along it."""
+    rows = rows_along(drafter.model, source, target_ids)
+    start = 1 if drafter.requires.prompt_layers else 0
+    probs = probs_of_tokens(rows, target_ids[start : start + len(rows)], sampling)
+    return at_every_prefix(probs, len(target_ids), max(longest), start)
 
 
 def blocks_of(best: Tensor, length: int, k: int, start: int = 0) -> Tensor:

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.config.kinds import DrawKind, Evidence
 from drafttrain.decoding.drafters.causal import OwnSequence, vocabulary_of
-from drafttrain.decoding.drafters.slots import Slots, by_length, chain_of_slots
+from drafttrain.decoding.drafters.slots import BLOCKS_AT_ONCE, Slots, chain_of_slots
 from drafttrain.decoding.engine.cached_model import CachedModel, own_source
 from drafttrain.decoding.engine.calls import Feed, StepOutput
 from drafttrain.decoding.engine.sequence_state import SequenceState
@@ -28,9 +27,6 @@ from drafttrain.decoding.shared import Call, Steps
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.models.causal_drafter import draftable_tokens
-
-BLOCKS_AT_ONCE = 32
-"""Blocks along a known output whose masks are fed in one call."""
 
 
 class ParallelDrafter:
@@ -184,21 +180,3 @@ def _blocks_one_by_one(
     for end in ends:
         [found] = feed_blocks(model, [(state, text[:end], k)])
         yield found.hidden[None, -k:], found.logits[None]
-
-
-@torch.inference_mode()
-def blocks_along(model: CachedModel, source: Source, target_ids: Tensor, k: int) -> Tensor:
-    """What it drafts greedily at every prefix 0..L-1 of a known output; -1 behind its positions,
-    and at the empty prefix where the target reads the prompt. Shapes: [L] -> [L, k]."""
-    blocks, most = torch.full((len(target_ids), k), -1), np.full(len(target_ids), k)
-    if model.position_limit is not None:
-        room = model.position_limit + 1 - len(own_source(source, model.model).prefix)
-        most = np.minimum(most, room - np.arange(len(target_ids)))
-    if model.requires.prompt_layers:
-        most[0] = 0
-    for count, prefixes in by_length(most):
-        for slots in slots_along(model, source, target_ids, prefixes, count):
-            every = torch.arange(len(slots.prefixes))
-            best = [slots.rows(every, slot).argmax(-1) for slot in range(count)]
-            blocks[slots.prefixes, :count] = torch.stack(best, 1).cpu()
-    return blocks

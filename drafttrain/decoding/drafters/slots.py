@@ -1,5 +1,6 @@
 """Blocks of slots whose rows or states are there at once: how many are drafted, and what; and the
-blocks along a known output, which acceptance heads learn from and stop policies are replayed on."""
+blocks along a known output, which acceptance heads learn from, stop policies are replayed on, and
+teacher-forced acceptance is of."""
 
 from __future__ import annotations
 
@@ -11,10 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from drafttrain.decoding.drafters.along import NOT_DRAFTED
 from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy
-from drafttrain.decoding.sampling import warp
+from drafttrain.decoding.sampling import probs_of_tokens, warp
 from drafttrain.decoding.shared import Call, Steps, arg_max_of_each
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
+
+BLOCKS_AT_ONCE = 32
+"""Blocks along a known output whose masks are fed, or rows of every token scored, at once."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,10 @@ class Slots:
         """The rows of one slot of some blocks behind the output's own tokens. [N] -> [N, V]."""
         known = None if self.previous is None else self.previous[blocks, slot]
         return self.rows_after(blocks, slot, known)
+
+    def block_rows(self, blocks: Tensor) -> Tensor:
+        """The same of all slots of some blocks. Shapes: [N] -> [N, K, V]."""
+        return torch.stack([self.rows(blocks, slot) for slot in range(self.states.shape[1])], 1)
 
 
 class SlotDrafter(Drafter, Protocol):
@@ -62,6 +71,40 @@ def by_length(longest: np.ndarray) -> Iterator[tuple[int, list[int]]]:
     many. Shapes: longest [L], of the block at each prefix; none where it is not above 0."""
     for slots in sorted({*longest[longest > 0].tolist()}, reverse=True):
         yield slots, np.flatnonzero(longest == slots).tolist()
+
+
+@torch.inference_mode()
+def probs_along(
+    drafter: SlotDrafter,
+    source: Source,
+    target_ids: Tensor,
+    longest: Sequence[int],
+    sampling: Sampling,
+) -> Tensor:
+    """How likely it drafts an output's own tokens (`drafters/along.py`): its slots along it.
+
+    Blocks end where the drafter's positions do, and begin where the target has read a prompt that
+    it must read. Those of each length are others: slots may see each other.
+    """
+    length, most = len(target_ids), np.array(longest)
+    if drafter.position_limit is not None:
+        room = drafter.position_limit + 1 - len(source.prefix)
+        most = np.minimum(most, room - np.arange(length))
+    if drafter.requires.prompt_layers:
+        most[0] = 0
+    found = torch.full((length, max(longest)), NOT_DRAFTED, dtype=torch.double)
+    for count, prefixes in by_length(most):
+        for slots in drafter.slots_along(source, target_ids, prefixes, count):
+            places = torch.tensor(slots.prefixes)[:, None] + torch.arange(count)
+            tokens = target_ids.cpu()[places.clamp_max(length - 1)].split(BLOCKS_AT_ONCE)
+            every = torch.arange(len(places), device=slots.states.device).split(BLOCKS_AT_ONCE)
+            probs = [
+                probs_of_tokens(slots.block_rows(blocks).flatten(0, 1), own.flatten(), sampling)
+                for blocks, own in zip(every, tokens, strict=True)
+            ]
+            known = torch.cat(probs).view(-1, count).masked_fill(places >= length, 0.0)
+            found[slots.prefixes, :count] = known
+    return found
 
 
 def slots_to_draft(stop: StopPolicy, logits: Tensor, hidden: Tensor | None = None) -> int:

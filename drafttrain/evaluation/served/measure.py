@@ -15,8 +15,8 @@ from drafttrain.decoding.engine.cached_model import CachedModel, own_source
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import Source
 from drafttrain.evaluation.bootstrap import Array, Estimate, Ratio, estimate_ratio
+from drafttrain.evaluation.forced.rounds import Expected, expect_rounds
 from drafttrain.evaluation.report import ServedRun
-from drafttrain.evaluation.served.rounds import Expected, expect_rounds
 from drafttrain.evaluation.served.rules import RULES, Rows, confidence, rules_for
 from drafttrain.evaluation.served.synthetic import synthetic_settings
 from drafttrain.evaluation.stops.chain_trace import TraceOptions, draft_limits, judge
@@ -43,15 +43,21 @@ def judge_along(
     source: Source,
     output: Sequence[int],
     options: TraceOptions,
+    target_probs: Tensor | None = None,
 ) -> Along:
-    """Rows of both models along an output of the target, and what each rule says of them."""
-    tokens = torch.tensor(output, dtype=torch.long)
+    """Rows of both models along an output of the target, and what each rule says of them.
+
+    target_probs [L, V]: the target's, where they are known (`judge`).
+    """
+    tokens = torch.as_tensor(output, dtype=torch.long)
     logits = rows_along(drafter, source, tokens)
     known = len(logits)
     own = own_source(source, drafter.model)
-    limit = draft_limits(target, drafter, source, len(own.prefix), len(output), options)
-    target_probs = judge(target, source, tokens.to(source.prefix.device), options)[:known].cpu()
-    rows = Rows(target_probs, warp(logits, options.sampling).cpu(), tokens[:known])
+    most = drafter.position_limit
+    limit = draft_limits(target, most, source, len(own.prefix), len(output), options)
+    if target_probs is None:
+        target_probs = judge(target, source, tokens.to(source.prefix.device), options)
+    rows = Rows(target_probs[:known].cpu(), warp(logits, options.sampling).cpu(), tokens[:known])
     rules, draftable = rules_for(options.sampling.greedy), limit > 0
 
     def whole(values: Tensor) -> Array:

@@ -4,7 +4,8 @@ One pass of target and drafter along an output gives the rows of both, p and q, 
 A rule says how likely the drafted token is accepted there (its rate), and how likely it was once
 the emitted token x is known (its coin): where acceptance of x has probability a(x) in all, and x is
 emitted with probability p(x), the coin is a(x) / p(x). Rates are averages over x of coins. Rounds
-along the output are made of coins, because how a round goes on depends on x (see `rounds.py`).
+along the output are made of coins, because how a round goes on depends on x (see
+`forced/rounds.py`).
 """
 
 from __future__ import annotations

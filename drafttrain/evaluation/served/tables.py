@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from rich.table import Table
+from rich.text import Text
 
 from drafttrain.evaluation.report import Report, ServedRun
 from drafttrain.evaluation.served.rules import RULES, served_by_default
@@ -33,17 +34,25 @@ def synthetic_lines(report: Report) -> list[str]:
     """Settings for synthetic acceptance under the rule that engines go by if not told otherwise."""
     rule = served_by_default(all(run.rule == "greedy" for run in report.served)).name
     return [
-        f"synthetic, {rule}, k={run.k}, {engine}: {settings}"
+        f"synthetic, {_drafter(report, run)}{rule}, k={run.k}, {engine}: {settings}"
         for run in report.served
         if run.rule == rule
         for engine, settings in run.synthetic.items()
     ]
 
 
+def _drafter(report: Report, run: ServedRun) -> str:
+    """Whose drafts they are, where there are several drafters."""
+    return f"{run.drafter}, " if len({one.drafter for one in report.served}) > 1 else ""
+
+
 def _served_table(report: Report, intervals: bool) -> Table:
     table = new_table("As served, by the rule of acceptance")
     asked = [run.p_min > 0 for run in report.served]
     columns = [ALONE, LENGTH, *([PER_STEP] if any(asked) else []), RATE]
+    several = len({run.drafter for run in report.served}) > 1
+    if several:
+        table.add_column("drafter")
     table.add_column("rule", no_wrap=True)
     table.add_column("k", justify="right")
     if any(asked):
@@ -53,7 +62,8 @@ def _served_table(report: Report, intervals: bool) -> Table:
     for run in report.served:
         stops = [f"{run.p_min:g}"] if any(asked) else []
         cells = metric_cells(run, columns, intervals)
-        table.add_row(run.rule, str(run.k), *stops, *cells, _positions(run))
+        named = [Text(run.drafter)] if several else []
+        table.add_row(*named, run.rule, str(run.k), *stops, *cells, _positions(run))
     table.caption = _caption(report)
     return table
 

@@ -108,7 +108,7 @@ def _all_blocks(
     for count, prefixes in by_length(longest):
         for slots in drafter.slots_along(source, tokens, prefixes, count):
             every = torch.arange(len(slots.prefixes), device=slots.states.device)
-            logits = torch.stack([slots.rows(every, slot) for slot in range(count)], 1)
+            logits = slots.block_rows(every)
             places = torch.tensor(slots.prefixes)[:, None] + torch.arange(count)
             inside = (places < len(tokens)).to(device)
             places = places.clamp_max(len(tokens) - 1)

@@ -17,8 +17,11 @@ from drafttrain.data.hidden.cache import build_cache
 from drafttrain.data.inputs.hearing import hear
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import load_distilled
-from drafttrain.decoding.drafters.block_along import block_states, blocks_along, what_is_read
+from drafttrain.decoding.drafters.block import BlockDrafter
+from drafttrain.decoding.drafters.block_along import block_states, what_is_read
+from drafttrain.decoding.drafters.slots import probs_along
 from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.types import Sampling
 from drafttrain.models.identity import hash_target
 from drafttrain.models.loading import load_target
 from drafttrain.models.spec_drafter.initialise import initialise
@@ -93,10 +96,11 @@ def test_slots_are_labelled_as_the_clips_read_anew_have_them(project):
             states, _ = block_states(drafter, read, output, prefixes, 3, given)
         own = stored["hidden"][stored["rows"] == row["row"]]
         close(own[: len(output)], states[:, 0], 2e-3)  # the clips' encodings are kept in halves
-        for start, block in enumerate(blocks_along(drafter, source, output, 3)):
-            for drafted, token in zip(block.tolist(), output[start:].tolist(), strict=False):
-                expected.append(float(drafted == token))
-                if drafted != token:
+        along = probs_along(BlockDrafter(drafter), source, output, [3] * len(output), Sampling())
+        for start, block in enumerate(along.tolist()):
+            for own in block[: len(output) - start]:
+                expected.append(own)
+                if own == 0.0:
                     break
     assert sorted(stored["acceptance"].tolist()) == sorted(expected)
     assert 0 < sum(expected) < len(expected)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
-from pkgutil import resolve_name
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from transformers import PreTrainedModel
 
 from drafttrain.build.drafters import make_drafter
 from drafttrain.config.base import ConfigError
-from drafttrain.config.kinds import kind_of
 from drafttrain.config.recipes import DrafterConfig
 from drafttrain.data.hidden import slot_states as slot_blocks
 from drafttrain.data.hidden.cache import build_cache
@@ -24,6 +22,7 @@ from drafttrain.data.hidden.token_states import Labelling, Output
 from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.data.shards.states import open_cache
 from drafttrain.decoding.drafters.block_along import block_states
+from drafttrain.decoding.drafters.slots import probs_along
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.sampling import warp
@@ -178,13 +177,14 @@ def test_greedy_labels_end_at_the_first_wrong_slot(shape):
     [[labelled]] = label_slots(labelling(pair, Sampling(), k=4), [Output(0, source, output)])
     found = sorted(zip(labelled.positions.tolist(), labelled.acceptance.tolist(), strict=True))
     read = CachedModel(target).read(make_source(source, target))
-    along = resolve_name(kind_of(drafter.config).blocks_along)
-    predicted = along(make_drafter(drafter).model, read, torch.tensor(output), 4).tolist()
+    most = [4] * len(output)
+    drafts = make_drafter(drafter)
+    found_along = probs_along(drafts, read, torch.tensor(output), most, Sampling())
     expected = []
-    for prefix, block in enumerate(predicted):
-        for place, token in enumerate(block[: len(output) - prefix], prefix):
-            expected.append((place, float(token == output[place])))
-            if token != output[place]:
+    for prefix, block in enumerate(found_along.tolist()):
+        for place, own in enumerate(block[: len(output) - prefix], prefix):
+            expected.append((place, own))
+            if own == 0.0:
                 wrong += 1
                 break
             right += 1

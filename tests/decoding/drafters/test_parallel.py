@@ -15,7 +15,8 @@ from drafttrain.decoding.drafters.cascade import Level, cascade
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.drafters.parallel import ParallelDrafter, blocks_along
+from drafttrain.decoding.drafters.parallel import ParallelDrafter
+from drafttrain.decoding.drafters.slots import probs_along
 from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
@@ -161,7 +162,7 @@ def test_slots_along_an_output_are_those_that_decoding_shows(family, prefixes, m
             proposal = alone(session.propose(tokens, None, FixedLength(3)))
             close(slots.states[block], proposal.hidden, precision)
             rows = [slots.rows(torch.tensor([block]), slot)[0] for slot in range(3)]
-            close(torch.stack(rows), torch.stack(proposal.logits), precision)
+            close(torch.stack(rows), torch.stack(proposal.logits()), precision)
             with torch.no_grad():
                 fed = torch.tensor([[*tokens, MASK, MASK]])
                 states = model(fed, output_hidden_states=True).hidden_states[-1][0, -3:]
@@ -170,24 +171,49 @@ def test_slots_along_an_output_are_those_that_decoding_shows(family, prefixes, m
     assert seen == list(prefixes)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
-def test_blocks_along_an_output_are_what_is_drafted_at_each_prefix(family: str) -> None:
-    drafter = parallel(family, max_position_embeddings=len(PROMPT) + 7)
-    source = make_source(PROMPT, drafter.model.model)
-    found = blocks_along(drafter.model, source, OUTPUT, 4)
-    for place in range(len(OUTPUT)):
-        session = drafter.open(source, Sampling(), randomness())
-        tokens = torch.cat([source.prefix, OUTPUT[:place]])
-        drafted = alone(session.propose(tokens, None, FixedLength(4))).tokens.tolist()
-        assert len(drafted) == min(4, 8 - place)  # the last one needs no position
-        assert found[place].tolist() == drafted + [-1] * (4 - len(drafted))
-    assert torch.equal(blocks_along(drafter.model, source, OUTPUT, 1), found[:, :1])
-    assert len(found.unique()) > 5  # so that a wrong row is noticed
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "gptj"])
+@pytest.mark.parametrize("sampling", [Sampling(), SAMPLINGS["top-p"]], ids=["greedy", "sampled"])
+def test_probabilities_along_an_output_are_those_of_each_draft(family, sampling) -> None:
+    prompt = [*PROMPT, *PROMPT]
+    positions = {"max_position_embeddings": len(prompt) + 7}
+    drafter = unknown_family(**positions) if family == "gptj" else parallel(family, **positions)
+    source = make_source(prompt, drafter.model.model)
+    output = greedy_block(drafter, source, 4) + [30, 12, 1]  # so that some drafts are right
+    output = torch.tensor(output)
+    found = probs_along(drafter, source, output, [4] * len(output), sampling)
+    for place in range(len(output)):
+        session = drafter.open(source, sampling, randomness())
+        tokens = torch.cat([source.prefix, output[:place]])
+        proposal = alone(session.propose(tokens, None, FixedLength(4)))
+        assert len(proposal.tokens) == min(4, 8 - place)  # the last one needs no position
+        expected = proposed_probs(proposal, output[place:])
+        expected += [-1.0] * (4 - len(expected))
+        assert found[place].tolist() == pytest.approx(expected, abs=1e-6)
+    shorter = probs_along(drafter, source, output, [1] * len(output), sampling)
+    assert shorter == pytest.approx(found[:, :1], abs=1e-6)
+    assert (found > 0).sum() >= 4
+
+
+def greedy_block(drafter: ParallelDrafter, source, k: int) -> list[int]:
+    session = drafter.open(source, Sampling(), randomness())
+    return alone(session.propose(source.prefix, None, FixedLength(k))).tokens.tolist()
+
+
+def proposed_probs(proposal, output: torch.Tensor) -> list[float]:
+    """How likely a draft has the output's own tokens; 0 behind its end."""
+    count = len(proposal.tokens)
+    inside = output[:count]
+    if proposal.draft_probs is None:
+        probs = (proposal.tokens[: len(inside)] == inside).double()
+    else:
+        probs = proposal.draft_probs[: len(inside)].gather(-1, inside[:, None])[:, 0]
+    return probs.tolist() + [0.0] * (count - len(inside))
 
 
 def test_an_output_longer_than_the_positions_is_drafted_for_as_far_as_they_go() -> None:
     drafter = parallel(max_position_embeddings=len(PROMPT) + 2)
-    found = blocks_along(drafter.model, make_source(PROMPT, drafter.model.model), OUTPUT, 3)
+    source = make_source(PROMPT, drafter.model.model)
+    found = probs_along(drafter, source, OUTPUT, [3] * 6, Sampling())
     assert (found >= 0).sum(1).tolist() == [3, 2, 1, 0, 0, 0]
 
 
@@ -241,10 +267,10 @@ def test_a_stop_policy_ends_a_block_before_the_row_that_it_looks_at() -> None:
     assert drafted(Confidence(0.0, 4)) == 4
 
 
-def unknown_family() -> ParallelDrafter:
+def unknown_family(**changes: int) -> ParallelDrafter:
+    shape = {"vocab_size": 40, "n_embd": 16, "n_layer": 2, "n_head": 2, "rotary_dim": 4}
     torch.manual_seed(0)
-    model = GPTJForCausalLM(GPTJConfig(vocab_size=40, n_embd=16, n_layer=2, n_head=2, rotary_dim=4))
-    model = model.double().eval()
+    model = GPTJForCausalLM(GPTJConfig(**shape | changes)).double().eval()
     model.config.pard_token, model.config.k = MASK, 3
     return make_drafter(model)
 
@@ -259,9 +285,3 @@ def test_a_family_whose_positions_are_not_known_drafts_the_same_rows() -> None:
         probs = alone(session.propose(tokens, None, FixedLength(3))).draft_probs
         with torch.no_grad():
             close(probs, model(torch.tensor([[*tokens, MASK, MASK]])).logits[0, -3:].softmax(-1))
-    found = blocks_along(drafter.model, source, OUTPUT, 3)
-    for place in range(len(OUTPUT)):
-        tokens = torch.cat([source.prefix, OUTPUT[:place]])
-        greedy = drafter.open(source, Sampling(), randomness())
-        drafted = alone(greedy.propose(tokens, None, FixedLength(3))).tokens
-        assert torch.equal(found[place], drafted)

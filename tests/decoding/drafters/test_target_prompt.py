@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import GPTJConfig, GPTJForCausalLM, PreTrainedModel
 
 from drafttrain.build.drafters import make_drafter
-from drafttrain.decoding.drafters import causal, parallel
+from drafttrain.decoding.drafters import causal, slots
 from drafttrain.decoding.drafters.cascade import Level, cascade
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
@@ -138,32 +137,35 @@ def target_state(target: PreTrainedModel, prompt: list[int], layers: tuple[int, 
 
 
 @pytest.mark.parametrize("k", [None, K], ids=["token by token", "blocks"])
-def test_blocks_along_an_output_are_what_rounds_draft(k: int | None) -> None:
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)], ids=["greedy", "sampled"])
+def test_probabilities_along_an_output_are_those_of_each_draft(k, sampling) -> None:
     target = tiny_target()
     model = behind_prompts(target, [2, 3], k)
     drafter, cached = make_drafter(model, target), CachedModel(target)
-    along = parallel.blocks_along if k else causal.blocks_along
+    along = slots.probs_along if k else causal.probs_along
     source = cached.read(make_source(PROMPTS[1], target), drafter.requires)
-    found = along(drafter.model, source, torch.tensor(OUTPUT), K)
+    output = torch.tensor(OUTPUT)
+    found = along(drafter, source, output, [K] * len(OUTPUT), sampling)
     assert found.shape == (len(OUTPUT), K) and found[0, 0] == -1
     state = target_state(target, PROMPTS[1], (2, 3))
+
+    def drafted(place: int, count: int) -> list[float]:
+        """How likely a draft behind so many tokens has the output's own."""
+        session = drafter.open(make_source(PROMPTS[1], target), sampling, randomness())
+        tokens = torch.cat([torch.tensor(PROMPTS[1]), output[:place]])
+        proposal = alone(session.propose(tokens, state, FixedLength(count)))
+        own = output[place : place + count]
+        if proposal.draft_probs is None:
+            return (proposal.tokens[: len(own)] == own).double().tolist()
+        return proposal.draft_probs[: len(own)].gather(-1, own[:, None])[:, 0].tolist()
+
     for place in range(1, len(OUTPUT)):
-        session = drafter.open(make_source(PROMPTS[1], target), Sampling(), randomness())
-        tokens = torch.tensor(PROMPTS[1] + OUTPUT[:place])
-        drafted = alone(session.propose(tokens, state, FixedLength(K))).tokens
-        assert_same_up_to_the_first_miss(found[place], drafted, OUTPUT[place:], whole=bool(k))
-    nothing = along(drafter.model, source, torch.tensor(OUTPUT[:1]), K)
-    assert nothing.tolist() == [[-1] * K]
-
-
-def assert_same_up_to_the_first_miss(
-    found: Tensor, drafted: Tensor, output: list[int], whole: bool
-) -> None:
-    pairs = zip(found.tolist(), drafted.tolist(), [*output, *[-1] * K], strict=False)
-    for own, expected, token in pairs:
-        assert own in (expected, -1)
-        if not whole and expected != token:
-            return
+        inside = range(place, min(place + K, len(OUTPUT)))
+        expected = drafted(place, K) if k else [drafted(one, 1)[0] for one in inside]
+        expected += [0.0] * (K - len(expected))
+        assert found[place].tolist() == pytest.approx(expected, abs=1e-6)
+    nothing = along(drafter, source, output[:1], [K], sampling)
+    assert nothing[0, 0] == -1
 
 
 def test_a_prompt_that_the_target_has_not_read_is_refused() -> None:

@@ -6,12 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from drafttrain.decoding.drafters.causal import (
-    CausalDrafter,
-    blocks_along,
-    blocks_of,
-    rows_along,
-)
+from drafttrain.decoding.drafters.along import at_every_prefix
+from drafttrain.decoding.drafters.causal import CausalDrafter, rows_along
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel, make_source
 from drafttrain.decoding.loop import Decoder
@@ -23,7 +19,6 @@ from drafttrain.evaluation.bootstrap import draw_resamples
 from drafttrain.evaluation.metrics import accepted_tokens
 from drafttrain.evaluation.served.measure import judge_along, served_runs
 from drafttrain.evaluation.stops.chain_trace import TraceOptions
-from drafttrain.evaluation.teacher_forced import replay_rounds
 from tests.tiny_models import near_copy, tiny_model
 
 LENGTH = 16
@@ -49,26 +44,11 @@ def pair_and_sources(family: str):
     return CachedModel(target), CachedModel(drafter), [make_source(ids, target) for ids in texts]
 
 
-def test_drafts_along_an_output_are_the_rows_that_follow_each_prefix():
-    rows = torch.nn.functional.one_hot(torch.tensor([7, 8, 9, 3]), 10).float()
-    assert blocks_of(rows.argmax(-1), 4, 3).tolist() == [
-        [7, 8, 9],
-        [8, 9, 3],
-        [9, 3, -1],
-        [3, -1, -1],
-    ]
-    assert blocks_of(rows[:2].argmax(-1), 3, 2).tolist() == [[7, 8], [8, -1], [-1, -1]]
-
-
-@pytest.mark.parametrize("family", ["llama", "t5"])
-def test_replayed_drafts_of_a_language_model_are_accepted_as_in_decoding(family):
-    target, drafter, sources = pair_and_sources(family)
-    decoded = outputs_of(target, sources, drafter=CausalDrafter(drafter), k=3)
-    for source, output in zip(sources, decoded, strict=True):
-        blocks = blocks_along(drafter, source, torch.tensor(output.tokens), 3)
-        replayed = replay_rounds(blocks, output.tokens, LENGTH)
-        assert [list(r.emitted) for r in replayed] == [list(r.emitted) for r in output.rounds]
-        assert list(map(accepted_tokens, replayed)) == list(map(accepted_tokens, output.rounds))
+def test_probabilities_along_an_output_are_those_that_follow_each_prefix():
+    whole = at_every_prefix(torch.tensor([0.5, 0.75, 0.25, 1.0]), 4, 3)
+    assert whole.tolist() == [[0.5, 0.75, 0.25], [0.75, 0.25, 1.0], [0.25, 1.0, 0.0], [1.0, 0, 0]]
+    cut = at_every_prefix(torch.tensor([0.5, 0.75]), 4, 2, start=1)
+    assert cut.tolist() == [[-1.0, 0.5], [0.5, 0.75], [0.75, -1.0], [-1.0, 0.0]]
 
 
 @pytest.mark.parametrize("k", [2, 4])

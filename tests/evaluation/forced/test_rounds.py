@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from drafttrain.evaluation.served.rounds import expect_rounds
+from drafttrain.evaluation.forced.rounds import expect_rounds
 from drafttrain.evaluation.served.rules import ONE_HOT, OWN_SAMPLE, REJECTION, Rows
 
 LENGTH = 5
