@@ -10,6 +10,7 @@ is an ordinary model; saved again (`drafttrain export`), it is whole.
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,8 @@ def read_whole(
 
     target: where they are taken from; shared, its modules become the drafter's, which must be of
     its type. None: they are read from the files that the drafter's config.json names. `name` is
-    what messages call the drafter. Raises ConfigError where neither has the embeddings that it was
-    trained with, and for other weights that are missing.
+    what messages call the drafter. Raises ConfigError where they cannot be read or have another
+    shape, and for other weights that are missing.
     """
     drafter, found = read_weights(kind, path, name, output_loading_info=True, **settings)
     missing = sorted(set(found["missing_keys"]) - set(_names(drafter)))
@@ -65,6 +66,13 @@ def read_whole(
         raise ConfigError(
             f"{name}: its weights lack {missing[0]!r} ({len(missing)} tensors); copy them again"
         )
+    if target is not None:
+        own, theirs = (tuple(one.get_input_embeddings().weight.shape) for one in (drafter, target))
+        if own != theirs:
+            raise ConfigError(
+                f"{name} has embeddings of shape {own}, which are its target's, but those of the "
+                f"target given are {theirs}; give the target that it was trained for"
+            )
     if target is None:
         _read_embeddings(drafter, name)
     elif shared:
@@ -72,19 +80,22 @@ def read_whole(
         drafter.set_output_embeddings(target.get_output_embeddings())
     else:
         _parts(drafter).load_state_dict(_parts(target).state_dict())
-    _check_same(drafter, name)
+    _say_if_others(drafter, name)
     del drafter.config.embeddings
     return drafter
 
 
-def _check_same(drafter: PreTrainedModel, name: str) -> None:
+def _say_if_others(drafter: PreTrainedModel, name: str) -> None:
+    """A line where the target's embeddings are not those of training (a finetuned or quantised
+    sibling's): what is decoded stays exact, but fewer drafts may be accepted."""
     wanted, given = drafter.config.target.get("embeddings_sha256") or {}, _parts(drafter)
     own = str(drafter.dtype).removeprefix("torch.")
     types = sorted(wanted.keys() & set(HASHED_TYPES), key=lambda dtype: dtype != own)
     if not any(hash_weights(given, getattr(torch, dtype)) == wanted[dtype] for dtype in types):
-        raise ConfigError(
-            f"{name} has the embeddings of target {drafter.config.target.get('path')!r}, but those "
-            "of the target given are others; give that target"
+        print(
+            f"{name} was trained with other embeddings than this target's; outputs stay exact, but "
+            "fewer drafts may be accepted",
+            file=sys.stderr,
         )
 
 

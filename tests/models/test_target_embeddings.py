@@ -102,14 +102,26 @@ def test_a_target_in_half_precision_is_the_same_target(folders) -> None:
     assert drafter_of(final, half).dtype == torch.bfloat16
 
 
-def test_another_target_s_embeddings_are_refused(folders) -> None:
+def test_embeddings_of_a_sibling_are_taken_with_a_line(folders, capsys) -> None:
     target, final = folders
+    drafter_of(final, loaded(target))
+    assert "other embeddings" not in capsys.readouterr().err
     model = AutoModelForCausalLM.from_pretrained(target)
     model.get_input_embeddings().weight.data[3] += 1.0
     model.save_pretrained(target)
     for given in (None, loaded(target)):
-        with pytest.raises(ConfigError, match="those of the target given are others"):
-            drafter_of(final, given)
+        drafter = drafter_of(final, given)
+        assert "trained with other embeddings than this target's" in capsys.readouterr().err
+        assert torch.equal(
+            drafter.get_input_embeddings().weight, model.get_input_embeddings().weight
+        )
+
+
+def test_embeddings_of_another_shape_are_refused(folders, tmp_path: Path) -> None:
+    _, final = folders
+    wide = save_target(tiny_model("llama", hidden_size=32).float(), tmp_path / "wide")
+    with pytest.raises(ConfigError, match="of shape .* those of the target given are"):
+        drafter_of(final, loaded(wide))
 
 
 def test_a_target_that_is_gone_and_layers_that_are_missing_are_named(folders) -> None:
