@@ -192,8 +192,11 @@ class Connection:
     def _send(
         self, path: str, body: dict[str, Any] | None, limit: float
     ) -> tuple[float, http.client.HTTPResponse]:
-        """One question on the open line, or a new one; when it must be answered, and the answer."""
-        ends = time.monotonic() + limit
+        """One question on the open line, or a new one; when it must be answered, and the answer.
+
+        Servers hang up on lines that lie idle for some seconds: then it is asked on a new one.
+        """
+        ends, idle = time.monotonic() + limit, self._line is not None
         if self._line is None:
             kind = http.client.HTTPConnection
             if self.address.scheme == "https":
@@ -207,8 +210,14 @@ class Connection:
             headers["Authorization"] = f"Bearer {self.key}"
         content = None if body is None else json.dumps(body)
         method = "GET" if body is None else "POST"
-        line.request(method, self.address.root + path, body=content, headers=headers)
-        return ends, line.getresponse()
+        try:
+            line.request(method, self.address.root + path, body=content, headers=headers)
+            return ends, line.getresponse()
+        except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
+            if not idle:
+                raise
+            self.close()
+            return self._send(path, body, limit)
 
     def _rest(self, response: http.client.HTTPResponse, ends: float) -> bytes:
         """What is left of an answer; the line can be used again then."""

@@ -77,7 +77,7 @@ class CachedModel:
             prompt_layers=prompt_layers(model.config),
         )
         """What it reads of the target, where it drafts for one."""
-        own = model.get_output_embeddings().out_features
+        own = model.get_output_embeddings().weight.shape[0]
         self.row_size = own if vocabulary is None else vocabulary
         """Tokens that it gives logits for."""
         self.vocabulary = min(own, self.row_size)
