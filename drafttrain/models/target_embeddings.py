@@ -66,23 +66,29 @@ def read_whole(
         raise ConfigError(
             f"{name}: its weights lack {missing[0]!r} ({len(missing)} tensors); copy them again"
         )
-    if target is not None:
-        own, theirs = (tuple(one.get_input_embeddings().weight.shape) for one in (drafter, target))
-        if own != theirs:
-            raise ConfigError(
-                f"{name} has embeddings of shape {own}, which are its target's, but those of the "
-                f"target given are {theirs}; give the target that it was trained for"
-            )
     if target is None:
         _read_embeddings(drafter, name)
-    elif shared:
+    else:
+        _take_embeddings(drafter, target, shared, name)
+    _say_if_others(drafter, name)
+    del drafter.config.embeddings
+    return drafter
+
+
+def _take_embeddings(
+    drafter: PreTrainedModel, target: PreTrainedModel, shared: bool, name: str
+) -> None:
+    own, theirs = (tuple(one.get_input_embeddings().weight.shape) for one in (drafter, target))
+    if own != theirs:
+        raise ConfigError(
+            f"{name} has embeddings of shape {own}, which are its target's, but those of the "
+            f"target given are {theirs}; give the target that it was trained for"
+        )
+    if shared:
         drafter.set_input_embeddings(target.get_input_embeddings())
         drafter.set_output_embeddings(target.get_output_embeddings())
     else:
         _parts(drafter).load_state_dict(_parts(target).state_dict())
-    _say_if_others(drafter, name)
-    del drafter.config.embeddings
-    return drafter
 
 
 def _say_if_others(drafter: PreTrainedModel, name: str) -> None:
