@@ -84,6 +84,7 @@ class CachedModel:
         """Those of them that it knows: all others it never drafts."""
         other = None if self.row_size == own else self.row_size
         known = type(model) in KNOWN
+        self._trimmed = known and draftable is not None
         if self.requires.prompt_layers:
             check_prompts(model.config)
         self.engine = (
@@ -119,6 +120,14 @@ class CachedModel:
         other._settings = generation_config
         other.eos_ids = _token_ids(generation_config.eos_token_id)
         return other
+
+    def drafting_all(self) -> CachedModel:
+        """The same drafter with a score for every token, as other programs run it; itself where it
+        has them. Scores that were left out were not trained: they may win where they should not."""
+        if not self._trimmed:
+            return self
+        shared = self.requires.cross_layers or None
+        return CachedModel(self.model, shared, None, self.row_size)
 
     def max_new_tokens(self, source: Source, wanted: int) -> int:
         """Tokens that can be generated: as many as wanted, within the decoder's positions."""

@@ -59,7 +59,8 @@ class Followed:
     rounds: list[list[Expected]]
     """[methods][P]."""
     judged: dict[str, list[Along]]
-    """[P] of each language model, by what served runs call it: the rules of engines."""
+    """[P] of each language model, by what served runs call it: the rules of engines, which draft
+    from all tokens, also those that our own engine leaves out."""
 
 
 def follow_outputs(
@@ -73,7 +74,9 @@ def follow_outputs(
 
     Drafts are chains of fixed lengths; the rule is greedy match, rejection or block verification.
     """
-    models = {served_name(m): m.drafter for m in methods if m.assistant is not None}
+    models = {
+        served_name(m): m.drafter.model.drafting_all() for m in methods if m.assistant is not None
+    }
     lengths: list[int] = []
     rounds: list[list[Expected]] = [[] for _ in methods]
     judged: dict[str, list[Along]] = {name: [] for name in models}
@@ -87,9 +90,7 @@ def follow_outputs(
             rounds[place].append(found)
         for name, drafter in models.items():
             judged[name].append(
-                judge_along(
-                    target, drafter.model, own.source, own.tokens, tracing, own.target_probs
-                )
+                judge_along(target, drafter, own.source, own.tokens, tracing, own.target_probs)
             )
     return Followed(np.array(lengths, dtype=np.float64), rounds, judged)
 

@@ -78,5 +78,5 @@ def _caption(report: Report) -> str:
     named = {run.rule for run in report.served}
     where = [f"{rule.name}: {rule.engines}." for rule in RULES if rule.name in named]
     note = "Names and counts as vLLM's: the bonus token is in the length, drafts start behind the "
-    note += "first token."
+    note += "first token. Drafted from the whole vocabulary, as servers do."
     return " ".join([*where, note])

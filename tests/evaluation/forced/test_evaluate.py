@@ -135,6 +135,19 @@ def test_two_drafters_in_one_run_are_as_in_two_runs(temperature, tmp_path):
     assert read_report(tmp_path / "report.json") == together
 
 
+def test_servers_are_foretold_of_the_whole_vocabulary_though_few_tokens_are_drafted_here():
+    target, (whole, _), models = language_pair()
+    few = CausalDrafter(CachedModel(models[0], draftable=torch.arange(8, 16)))
+    options = replace(OPTIONS, timing_prompts=0)
+    ours, trimmed = (
+        report_of(target, [replace(chain(drafter), assistant=models[0])], options)
+        for drafter in (whole, few)
+    )
+    [expected], [found] = ours.served, trimmed.served
+    assert found.totals == expected.totals
+    assert ours.runs[1].totals["accepted"] > trimmed.runs[1].totals["accepted"]
+
+
 def test_greedy_acceptance_is_that_of_decoding_to_the_last_count():
     target, (first, second), _ = language_pair()
     methods = [chain(first), chain(second, name="other"), chain(MaxGramDrafter(), name="copied")]
