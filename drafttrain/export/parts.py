@@ -20,7 +20,9 @@ from drafttrain.models.acceptance_head import (
     check_head_shape,
     load_heads,
 )
+from drafttrain.models.causal_drafter import demote_undrafted
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
+from drafttrain.models.identity import hash_weights
 from drafttrain.models.loading import read_tokenizer
 from drafttrain.models.prompts import prompt_layers
 from drafttrain.models.speech import shares_encoder
@@ -104,6 +106,15 @@ def load_parts(settings: ExportConfig) -> Parts:
     drafter = load_drafter(settings.drafter, config)
     if head is not None:
         check_head_identity(head, drafter, str(head_folder))
+    undrafted = demote_undrafted(drafter)
+    if undrafted:
+        print(
+            f"drafter {settings.drafter!r}: {undrafted:,} tokens that it does not draft get output "
+            "rows that never win, wherever the export is loaded",
+            file=sys.stderr,
+        )
+        if head is not None:  # it reads states, which the output's rows do not change
+            head.config.drafter["weights_sha256"] = hash_weights(drafter)
     return Parts(drafter, tokenizer, head, policy, _assisted(settings, policy))
 
 

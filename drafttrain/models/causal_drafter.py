@@ -2,8 +2,8 @@
 
 Its config.json also names the target (`target`) and, where it drafts a part of the vocabulary, the
 tokens (`draftable_tokens`): our engine then works out no other scores. Whatever else loads the
-folder finds a language model with all its rows. With `prompt_layers` the target reads its prompts
-(`prompts.py`).
+folder finds a language model with all its rows, of which an export makes the others ones that never
+win (`demote_undrafted`). With `prompt_layers` the target reads its prompts (`prompts.py`).
 """
 
 from __future__ import annotations
@@ -187,3 +187,27 @@ def draftable_tokens(config: PretrainedConfig, vocabulary: int) -> Tensor | None
             f"{vocabulary}; delete them from its config.json, and it drafts all"
         )
     return found
+
+
+@torch.no_grad()
+def demote_undrafted(model: PreTrainedModel) -> int:
+    """Let no token that a drafter does not draft win where all have scores; how many there are.
+
+    Their rows of the output were left out of training, and win now and then: rounds in other
+    programs are shorter than ours for it. Each becomes the mean of the drafted tokens' rows. Its
+    score is the mean of theirs, which is never above the highest, so the likeliest token is one of
+    those that were trained. An output that shares the embeddings gets a matrix of its own.
+    """
+    if getattr(model.config, "draftable_tokens", None) is None:
+        return 0
+    output = model.get_output_embeddings()
+    drafted = draftable_tokens(model.config, output.out_features)
+    others = torch.ones(output.out_features, dtype=torch.bool)
+    others[drafted] = False
+    own = copy.deepcopy(output)
+    for part in (own.weight, own.bias):
+        if part is not None:
+            part[others] = part[drafted].double().mean(0).to(part.dtype)
+    model.set_output_embeddings(own)
+    model.config.tie_word_embeddings = False
+    return int(others.sum())

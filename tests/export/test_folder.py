@@ -27,7 +27,7 @@ from drafttrain.models.identity import hash_weights
 from tests.comparing import close, same_weights
 from tests.export.pairs import FEW, export_to, make_head, noisy_copy, save_drafter, save_head
 from tests.tiny_models import tiny_model
-from tests.tiny_targets import save_target
+from tests.tiny_targets import save_target, tiny_tokenizer
 
 PROMPT = torch.tensor([[3, 9, 14, 22]])
 
@@ -141,6 +141,24 @@ def test_a_run_of_heads_is_exported_with_the_one_its_policy_chose(tmp_path, draf
     assert read_policy(out / "policy.json") == Policy(**policy, drafter="llama")
     changed = export_to(tmp_path / "b", drafter=str(drafter), heads=tmp_path / "run", h=0.6)
     assert read_policy(changed / "policy.json").h == 0.6
+
+
+def test_other_programs_draft_what_our_engine_drafts_of_a_few_tokens(tmp_path, capsys):
+    few = list(range(1, 12))
+    model = noisy_copy("llama", 1.0)
+    model.config.draftable_tokens = few
+    model.save_pretrained(tmp_path / "drafter")
+    tiny_tokenizer().save_pretrained(tmp_path / "drafter")
+    head = save_head(tmp_path / "D1-w6", model)
+    out = export_to(tmp_path / "out", drafter=str(tmp_path / "drafter"), head=head)
+    assert "29 tokens that it does not draft" in capsys.readouterr().err
+    theirs = AutoModelForCausalLM.from_pretrained(out)
+    [loaded] = load_heads(out / "acceptance_head").values()
+    assert loaded.config.drafter["weights_sha256"] == hash_weights(theirs)
+    ids = torch.arange(3, 35).view(4, 8)
+    ours = model(ids).logits
+    assert (ours.argmax(-1) > 11).any()
+    assert torch.equal(theirs(ids).logits.argmax(-1), 1 + ours[..., 1:12].argmax(-1))
 
 
 def test_a_head_trained_in_float32_fits_a_drafter_stored_in_half_precision(tmp_path):

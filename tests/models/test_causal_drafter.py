@@ -13,6 +13,7 @@ from drafttrain.config.language_recipes import CausalDrafterRecipe
 from drafttrain.config.reading import load_settings
 from drafttrain.models.causal_drafter import (
     chosen_layers,
+    demote_undrafted,
     draftable_tokens,
     empty_drafter,
     fit_vocabulary,
@@ -161,3 +162,22 @@ def test_what_cannot_be_trained_is_refused_with_field_value_and_remedy(line, tmp
         check_causal_recipe(load_settings(CausalDrafterRecipe, None, [*given, *words]))
     for word in WRONG[line]:
         assert word in str(refused.value)
+
+
+@pytest.mark.parametrize("family", CAUSAL_FAMILIES)
+@pytest.mark.parametrize("tied", [False, True])
+def test_tokens_that_are_not_drafted_never_win_and_the_others_score_as_before(family, tied) -> None:
+    model = tiny_model(family, tie_word_embeddings=tied)
+    drafted = torch.tensor([EOS, 6, 7, 11, 20])
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(4, VOCAB, (8, 12), generator=generator)
+    before, embeddings = model(ids).logits, model.get_input_embeddings().weight.clone()
+    assert not torch.isin(before.argmax(-1), drafted).all()
+    assert demote_undrafted(model) == 0  # all are drafted
+    model.config.draftable_tokens = drafted.tolist()
+    assert demote_undrafted(model) == VOCAB - len(drafted)
+    after = model(ids).logits
+    close(after[..., drafted], before[..., drafted], 1e-6)
+    assert torch.equal(after.argmax(-1), drafted[before[..., drafted].argmax(-1)])
+    close(after[..., 5], before[..., drafted].mean(-1), 1e-5)
+    assert torch.equal(model.get_input_embeddings().weight, embeddings)
