@@ -73,7 +73,8 @@ def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
         data=settings.training_data,
         data_license=settings.data_license,
     )
-    plan = Plan(settings.engines, settings.p_min, lengths[1], settings.gguf)
+    schedule = parts.policy.lengths_by_batch() or lengths[1]
+    plan = Plan(settings.engines, settings.p_min, schedule, settings.gguf)
     card = Card(settings.push or str(settings.out), made_from, measured, plan)
     found = write_export(
         settings.out,

@@ -76,6 +76,22 @@ class Policy(Config):
         smaller = [size for size in self.batches if size <= batch_size]
         return self.batches[max(smaller)] if smaller else self
 
+    def lengths_by_batch(self) -> list[tuple[int, int]]:
+        """(largest batch size, draft length), sizes rising, where fixed lengths were chosen and not
+        the same one everywhere; else none. The last size is the largest that was measured."""
+        sizes = sorted(self.batches)
+        chosen = [self, *(self.batches[size] for size in sizes)]
+        if any(one.stop != "fixed" or one.k is None for one in chosen):
+            return []
+        lengths: list[tuple[int, int]] = []
+        for policy, last in zip(chosen, [*(size - 1 for size in sizes), *sizes[-1:]], strict=False):
+            assert policy.k is not None
+            if lengths and lengths[-1][1] == policy.k:
+                lengths.pop()
+            if last > 0:
+                lengths.append((last, policy.k))
+        return lengths if len(lengths) > 1 else []
+
     def method_for(self, greedy: bool) -> DraftMethod | None:
         """The tree or cascade to decode with; None for another kind of decoding than it is for."""
         return self.method if greedy == (self.sampling.get("temperature", 0.0) == 0.0) else None

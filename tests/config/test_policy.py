@@ -35,6 +35,28 @@ FASTER = {
 FASTER["batches"]["8"]["method"] = {"cascade": CASCADE, "bigrams": "table"}
 
 
+@pytest.mark.parametrize(
+    ("batches", "lengths"),
+    [
+        ({4: 3, 16: 1}, [(3, 7), (15, 3), (16, 1)]),
+        ({2: 7, 8: 2}, [(7, 7), (8, 2)]),
+        ({1: 5, 4: 2}, [(3, 5), (4, 2)]),
+        ({4: 7}, []),
+        ({}, []),
+    ],
+)
+def test_lengths_by_batch_size_hold_up_to_the_next_size_that_was_measured(batches, lengths):
+    given = {size: {"stop": "fixed", "k": k} for size, k in batches.items()}
+    policy = Policy(stop="fixed", k=7, batches=given)
+    assert policy.lengths_by_batch() == lengths
+    for last, k in lengths:
+        assert policy.at(last).k == k
+
+
+def test_stops_of_other_kinds_have_no_lengths_by_batch_size():
+    assert Policy.model_validate(CHOSEN).lengths_by_batch() == []
+
+
 @pytest.fixture
 def drafter(tmp_path: Path) -> str:
     (tmp_path / "policy.json").write_text(json.dumps(CHOSEN))

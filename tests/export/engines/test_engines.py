@@ -210,6 +210,18 @@ def test_lengths_by_batch_size_are_the_fastest_measured():
     assert fastest_length(alone) == 3 and fastest_lengths(alone) == ()
 
 
+def test_lengths_that_tune_chose_by_batch_size_are_in_the_commands(capsys, tmp_path, pair):
+    chosen = {"stop": "fixed", "k": 6, "batches": {"4": {"stop": "fixed", "k": 2}}}
+    (tmp_path / "policy.json").write_text(json.dumps(chosen))
+    export(
+        asked(pair, tmp_path / "out", "vllm,tensorrt-llm", policy=tmp_path / "policy.json"),
+        reload=compare,
+    )
+    said = capsys.readouterr().out
+    assert '"num_speculative_tokens_per_batch_size": [[1, 3, 6], [4, 4, 2]]' in said
+    assert "draft_len_schedule: {3: 6, 4: 2}" in said
+
+
 def test_schedules_are_written_as_each_engine_has_them():
     serving = replace(SERVING, schedule=((1, 9), (8, 3), (32, 0)))
     shown = vllm_command(serving).split("'")[1]
