@@ -38,8 +38,9 @@ from drafttrain.config.kinds import named_kind
 from drafttrain.config.progress import tracked
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.engine import stack
-from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.compiling import compile_calls
+from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.sampling import sequence_randomness

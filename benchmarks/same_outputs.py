@@ -23,7 +23,8 @@ import torch
 
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.data.shards.outputs import read_manifest, read_shards
-from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.sources import make_source
 from drafttrain.evaluation.metrics import first_difference
 from drafttrain.evaluation.parity import top_two_gap
 from drafttrain.models.loading import load_target

@@ -37,7 +37,7 @@ from transformers import (
     WhisperForConditionalGeneration,
 )
 
-from drafttrain.decoding.engine.cached_model import make_source
+from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.engine.speech import speech_source
 from drafttrain.decoding.types import Source
 

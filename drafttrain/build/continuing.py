@@ -14,7 +14,8 @@ from drafttrain.config.language_recipes import CausalDrafterRecipe
 from drafttrain.data.batches.drafted import BegunRow, DraftedRound
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.engine.architectures import FAMILIES, is_known
-from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.finite import on_finite_scores
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import sequence_randomness

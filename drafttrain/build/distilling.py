@@ -21,7 +21,8 @@ from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.kinds import NONE
 from drafttrain.data.distill.batches import BatchDecoder, longest_first
 from drafttrain.data.shards.outputs import Drafting, ShardRow
-from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.finite import on_finite_scores
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import sequence_randomness

@@ -27,8 +27,9 @@ from drafttrain.data.inputs.hearing import HeardRows
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.rows import CHATS
 from drafttrain.data.inputs.tokens import tokenize_prompts
-from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.compiling import compile_calls
+from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.types import Round, Sampling, Source

@@ -26,8 +26,8 @@ from drafttrain.data.inputs.clips import DIGESTS
 from drafttrain.data.inputs.hearing import hear
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.writing import say
-from drafttrain.decoding.engine.cached_model import make_source
 from drafttrain.decoding.engine.encoding import encoder_of
+from drafttrain.decoding.engine.sources import make_source
 from drafttrain.models.loading import LoadedTarget
 
 EncodeRows = Callable[[Sequence[Example]], list[Tensor]]

@@ -13,7 +13,8 @@ from drafttrain.data.inputs.hearing import hear
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.rows import CHATS
 from drafttrain.data.inputs.tokens import tokenize_prompts
-from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.types import Source
 from drafttrain.models.loading import LoadedTarget, check_target
 from drafttrain.models.speech import hears

@@ -11,7 +11,7 @@ import torch
 from benchmarks import second_pass
 from benchmarks.second_pass import SecondPass
 from drafttrain.decoding.drafters.block import BlockDrafter
-from drafttrain.decoding.engine.cached_model import make_source
+from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.shared import alone
 from drafttrain.decoding.stopping import FixedLength

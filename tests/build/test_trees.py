@@ -17,7 +17,8 @@ from drafttrain.config.filling import fill_from_run
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.reading import validate_settings
 from drafttrain.decoding.drafters.tree import SeveralDrafters, TreeDrafter
-from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength, Gain

@@ -20,7 +20,8 @@ from drafttrain.decoding.deferral import defers, mix, rows_of, verify_deferral
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import SampledRandomness, sequence_randomness, warp

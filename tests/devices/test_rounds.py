@@ -7,7 +7,8 @@ from unittest import mock
 import pytest
 import torch
 
-from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import StopPolicy, Verifier
 from drafttrain.decoding.sampling import SampledRandomness

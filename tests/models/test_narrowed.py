@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.language_recipes import CausalDrafterRecipe
-from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.sources import make_source
 from drafttrain.models.causal_drafter import start_drafter
 from drafttrain.models.causal_recipe import check_causal_recipe
 from drafttrain.models.narrowed import (

@@ -11,7 +11,8 @@ from drafttrain.data.batches.examples import Example
 from drafttrain.data.batches.masked_blocks import BlocksBatch, BlocksCollator
 from drafttrain.data.batches.packing import DocumentCollator
 from drafttrain.data.teacher import top_rows
-from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.shared import alone

@@ -48,7 +48,8 @@ from drafttrain.data.shards.states import (
     write_shard,
 )
 from drafttrain.data.shards.writing import join_processes, say
-from drafttrain.decoding.engine.cached_model import CachedModel, make_source, own_source
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.sources import make_source, own_source
 from drafttrain.decoding.types import Sampling
 from drafttrain.models.draft_states import state_size
 from drafttrain.models.drafters import load_drafter_beside

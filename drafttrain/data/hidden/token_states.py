@@ -20,9 +20,9 @@ from drafttrain.config.commands import CacheConfig
 from drafttrain.data.batches.mixing import Mixed, mix_tokens, row_uniforms
 from drafttrain.data.shards.states import Labelled
 from drafttrain.decoding.drafters.slots import SlotDrafter
-from drafttrain.decoding.engine.cached_model import make_source, own_source, start_token
 from drafttrain.decoding.engine.encoding import encoder_of
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
+from drafttrain.decoding.engine.sources import make_source, own_source, start_token
 from drafttrain.decoding.engine.teacher_forcing import Forced, forced_states, teacher_force
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import Sampling, Source

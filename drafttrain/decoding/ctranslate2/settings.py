@@ -28,8 +28,8 @@ from transformers import (
 
 from drafttrain.decoding.ctranslate2.transcribe import Transcription
 from drafttrain.decoding.ctranslate2.translate import Placement, Translation
-from drafttrain.decoding.engine.cached_model import start_token
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
+from drafttrain.decoding.engine.sources import start_token
 from drafttrain.decoding.types import Sampling
 
 HONOURED: frozenset[type[LogitsProcessor]] = frozenset(

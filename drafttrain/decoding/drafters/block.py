@@ -22,10 +22,10 @@ from drafttrain.decoding.drafters.block_along import rows_after, slots_along
 from drafttrain.decoding.drafters.candidates import Candidates
 from drafttrain.decoding.drafters.slots import Slots, slots_to_draft
 from drafttrain.decoding.engine.batched import Batched
-from drafttrain.decoding.engine.cached_model import check_length
 from drafttrain.decoding.engine.calls import Feed
 from drafttrain.decoding.engine.encoding import Encode, TextEncoder, given_encoding, pad_texts
 from drafttrain.decoding.engine.sequence_state import SequenceState
+from drafttrain.decoding.engine.sources import check_length
 from drafttrain.decoding.engine.spec_drafter import read_drafter
 from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.sampling import exact_enough, likeliest, warp

@@ -19,8 +19,9 @@ from transformers import PreTrainedModel
 
 from drafttrain.config.kinds import DrawKind, Evidence
 from drafttrain.decoding.drafters.along import at_every_prefix
-from drafttrain.decoding.engine.cached_model import CachedModel, own_source
+from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sequence_state import SequenceState
+from drafttrain.decoding.engine.sources import own_source
 from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.sampling import exact_enough, probs_of_tokens, warp
 from drafttrain.decoding.shared import Call, Steps, arg_max_of_each

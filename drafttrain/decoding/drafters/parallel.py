@@ -18,9 +18,10 @@ from transformers import PreTrainedModel
 from drafttrain.config.kinds import DrawKind, Evidence
 from drafttrain.decoding.drafters.causal import OwnSequence, vocabulary_of
 from drafttrain.decoding.drafters.slots import BLOCKS_AT_ONCE, Slots, chain_of_slots
-from drafttrain.decoding.engine.cached_model import CachedModel, own_source
+from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.calls import Feed, StepOutput
 from drafttrain.decoding.engine.sequence_state import SequenceState
+from drafttrain.decoding.engine.sources import own_source
 from drafttrain.decoding.inference import without_gradients
 from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.shared import Call, Steps

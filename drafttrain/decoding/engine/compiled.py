@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drafttrain.config.commands import Compile
+from drafttrain.decoding.engine.attention import FEW_ROWS
 from drafttrain.decoding.engine.compiling import (
     CompiledCalls,
     StackModule,
@@ -27,7 +28,7 @@ from drafttrain.decoding.engine.compiling import (
     time_share,
 )
 from drafttrain.decoding.engine.pool import Line, Pool
-from drafttrain.decoding.engine.stack import FEW_ROWS, Memory, Rotations, Rows, Stack, run_stack
+from drafttrain.decoding.engine.stack import Memory, Rotations, Rows, Stack, run_stack
 from drafttrain.decoding.inference import without_gradients
 
 Kind = Literal["calls of one row", "calls of few rows"]

@@ -17,8 +17,8 @@ from transformers import PreTrainedModel, T5ForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
 from drafttrain.decoding.engine.architectures import BART_LIKE, KNOWN, NEVER, never_given
-from drafttrain.decoding.engine.cached_model import make_source
 from drafttrain.decoding.engine.encoding import pad_texts
+from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.types import Source
 
 Given = Source | Sequence[int]

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from drafttrain.decoding.drafters.causal import rows_along
-from drafttrain.decoding.engine.cached_model import CachedModel, own_source
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.sources import own_source
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import Source
 from drafttrain.evaluation.bootstrap import Array, Estimate, Ratio, estimate_ratio

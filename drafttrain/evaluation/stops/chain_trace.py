@@ -14,7 +14,8 @@ from torch import Tensor
 
 from drafttrain.build.verifiers import AUTO, build_verifier
 from drafttrain.config.kinds import KINDS, with_states
-from drafttrain.decoding.engine.cached_model import CachedModel, own_source
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.sources import own_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, Randomness
 from drafttrain.decoding.sampling import warp

@@ -23,7 +23,8 @@ from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.data.shards.states import open_cache
 from drafttrain.decoding.drafters.block_along import block_states
 from drafttrain.decoding.drafters.slots import probs_along
-from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.shared import alone

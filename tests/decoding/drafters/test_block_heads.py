@@ -13,8 +13,9 @@ from drafttrain.decoding.drafters.block_heads import (
     predict_blocks,
 )
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.calls import StepOutput
+from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, Randomness
 from drafttrain.decoding.sampling import SampledRandomness, warp

@@ -9,7 +9,8 @@ from transformers import PreTrainedModel
 
 from drafttrain.decoding.drafters.causal import CausalDrafter, CausalSession, open_drafter
 from drafttrain.decoding.drafters.none import open_drafter as open_none
-from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import StopPolicy
 from drafttrain.decoding.sampling import SampledRandomness

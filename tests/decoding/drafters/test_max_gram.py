@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength

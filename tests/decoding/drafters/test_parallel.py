@@ -18,7 +18,8 @@ from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.parallel import ParallelDrafter
 from drafttrain.decoding.drafters.slots import probs_along
 from drafttrain.decoding.drafters.tree import TreeDrafter
-from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.sampling import SampledRandomness, warp

@@ -15,9 +15,10 @@ from transformers import PreTrainedModel
 
 from drafttrain.config.commands import EvalConfig, GenerateConfig
 from drafttrain.decoding.engine import compiled, compiling
-from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.compiled import CompiledEncoder, CompiledStep
 from drafttrain.decoding.engine.compiling import compile_calls
+from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.sampling import sequence_randomness

@@ -7,12 +7,13 @@ import torch
 from transformers import SuppressTokensAtBeginLogitsProcessor, SuppressTokensLogitsProcessor
 
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.logits_processing import (
     RowProcessors,
     TargetProcessors,
     check_generation_config,
 )
+from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.types import Sampling
 from tests.decoding.decoded import generate, run, sources_for, tokens_of
 from tests.decoding.drafts import HalfRight

@@ -12,7 +12,8 @@ from drafttrain.build.pairs import Pair
 from drafttrain.config.decode import CascadeConfig, DecodeConfig, SamplingConfig, StopConfig
 from drafttrain.config.decode import TreeConfig as Tree
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
-from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.types import Output
 from drafttrain.evaluation.played.candidates import Played
 from drafttrain.evaluation.played.increments import Increments

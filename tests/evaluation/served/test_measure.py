@@ -9,7 +9,8 @@ import torch
 from drafttrain.decoding.drafters.along import at_every_prefix
 from drafttrain.decoding.drafters.causal import CausalDrafter, rows_along
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength

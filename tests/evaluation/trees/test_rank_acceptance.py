@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from drafttrain.decoding.drafters.causal import CausalDrafter
-from drafttrain.decoding.engine.cached_model import CachedModel, make_source
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.types import Sampling
 from drafttrain.evaluation.trees.rank_acceptance import measure_acceptance_by_rank
