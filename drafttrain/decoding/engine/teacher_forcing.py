@@ -20,6 +20,8 @@ from drafttrain.decoding.engine.architectures import BART_LIKE, KNOWN, NEVER, ne
 from drafttrain.decoding.engine.encoding import pad_texts
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.types import Source
+from drafttrain.models.causal_drafter import draftable_tokens
+from drafttrain.models.spec_drafter.model import UNDRAFTED
 
 Given = Source | Sequence[int]
 """What an output was made from: a text's or prompt's tokens, or a source, whose `encoded` is read
@@ -46,17 +48,30 @@ def teacher_force(
 
     The decoder starts from decoder_start_token_id, or from the whole prompt where the model is
     decoder-only, or as a source says. The last token is fed too: it needs a position. float16 and
-    bfloat16 logits are returned as float32. Shapes: sources B x [S_b], targets B x [L_b]. Raises
-    ValueError for an empty text, and for features that have not been encoded.
+    bfloat16 logits are returned as float32; tokens that a drafter does not draft have `UNDRAFTED`.
+    Shapes: sources B x [S_b], targets B x [L_b]. Raises ValueError for an empty text, and for
+    features that have not been encoded.
     """
     lengths = [len(target) for target in targets]
     hidden, projected = _rows(model, sources, targets)
     if projected is None:
         projected = project(model, torch.cat([rows[:-1] for rows in hidden])).split(lengths)
+    drafted = None
+    if type(model) in KNOWN:  # of others the engine scores all tokens
+        drafted = draftable_tokens(model.config, model.get_output_embeddings().out_features)
     return [
-        Forced(_at_least_float32(logits), rows[1:], rows[:-1])
+        Forced(_drafted_alone(_at_least_float32(logits), drafted), rows[1:], rows[:-1])
         for logits, rows in zip(projected, hidden, strict=True)
     ]
+
+
+def _drafted_alone(logits: Tensor, drafted: Tensor | None) -> Tensor:
+    """The logits with `UNDRAFTED` at all tokens but these; None: all are drafted."""
+    if drafted is None:
+        return logits
+    drafted = drafted.to(logits.device)
+    few = torch.full_like(logits, UNDRAFTED)
+    return few.index_copy_(-1, drafted, logits.index_select(-1, drafted))
 
 
 @torch.inference_mode()

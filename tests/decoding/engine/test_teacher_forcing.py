@@ -26,6 +26,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from drafttrain.decoding.drafters.causal import rows_along
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.engine.teacher_forcing import forced_states, teacher_force
 from tests.tiny_models import BART_SHAPE, FAMILIES, VOCAB, tiny_model
 
@@ -130,3 +133,22 @@ def test_an_output_without_tokens_has_no_rows():
 def test_an_empty_source_is_refused_by_number():
     with pytest.raises(ValueError, match="source 1 of the batch holds no tokens"):
         teacher_force(causal_model("llama"), [[5], []], [[6], [7]])
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "cohere"])
+def test_rows_of_a_drafter_of_few_tokens_are_those_that_the_engine_drafts_with(family):
+    """Labels of acceptance heads are of the tokens that are drafted."""
+    model = causal_model(family)
+    everything = [forced.logits for forced in teacher_force(model, SOURCES, TARGETS)]
+    model.config.draftable_tokens = few = [1, 6, 9, 22, 33]
+    engine = CachedModel(model, draftable=torch.tensor(few))
+    for source, target, forced, whole in zip(
+        SOURCES, TARGETS, teacher_force(model, SOURCES, TARGETS), everything, strict=True
+    ):
+        ours = rows_along(engine, make_source(source, model), torch.tensor(target))
+        torch.testing.assert_close(forced.logits, ours, atol=1e-9, rtol=0)
+        if family == "cohere":  # not a family that the engine knows: it drafts all
+            assert torch.equal(forced.logits, whole)
+        else:
+            assert torch.isin(forced.logits.argmax(-1), torch.tensor(few)).all()
+            torch.testing.assert_close(forced.logits[:, few], whole[:, few])
