@@ -96,9 +96,13 @@ def play(side: Side, questions: Sequence[Question], concurrency: int) -> Wave:
         except Exception as error:
             done.put(error)
 
+    threads = [
+        threading.Thread(target=work, args=(connection,), daemon=True)
+        for connection in side.connections[: min(concurrency, len(questions))]
+    ]
     start = perf_counter()
-    for connection in side.connections[: min(concurrency, len(questions))]:
-        threading.Thread(target=work, args=(connection,), daemon=True).start()
+    for thread in threads:
+        thread.start()
     answers: dict[int, Asked] = {}
     try:
         while len(answers) < len(questions):
@@ -109,6 +113,8 @@ def play(side: Side, questions: Sequence[Question], concurrency: int) -> Wave:
         seconds = perf_counter() - start
     finally:
         stop.set()
+    for thread in threads:  # nothing is left to ask
+        thread.join()
     ordered = [answers[place] for place in range(len(questions))]
     drafted, accepted = _counted(ordered, before, _counters(side))
     return Wave(ordered, seconds, drafted, accepted)

@@ -49,6 +49,7 @@ def test_as_many_are_asked_at_once_as_is_said():
     fake.trouble = lambda number: [three.wait(), None][1]  # answered once three are asked
     with serving(fake):
         [[wave]] = measure_level([side_of(fake)], [question(n) for n in range(9)], 3)
+        assert not [one for one in threading.enumerate() if "(work)" in one.name]
     assert fake.most_at_once == 3
     assert sorted(fake.prompts) == [(4, n) for n in range(9)]
     assert len(wave.answers) == 9 and wave.draft_tokens is None

@@ -76,10 +76,13 @@ class Workers:
         stop = threading.Event()
         for place, row in enumerate(rows):
             tasks.put(_Task(place, row))
-        for server in self.servers:
-            for _ in range(0 if server.gone else min(self.concurrency, len(rows))):
-                arguments = (server, tasks, done, stop)
-                threading.Thread(target=self._work, args=arguments, daemon=True).start()
+        threads = [
+            threading.Thread(target=self._work, args=(server, tasks, done, stop), daemon=True)
+            for server in self.servers
+            for _ in range(0 if server.gone else min(self.concurrency, len(rows)))
+        ]
+        for thread in threads:
+            thread.start()
         try:
             while len(found) < len(rows):
                 item = done.get()
@@ -88,6 +91,8 @@ class Workers:
                 found[item[0]] = item[1]
         finally:
             stop.set()
+        for thread in threads:  # none is asking: one that woke while Python ends would abort it
+            thread.join()
         failed = [one.reason for one in found.values() if isinstance(one, Refused)]
         if len(failed) == len(rows) >= FEW:
             raise ServersGone(f"all of {len(rows)} rows failed, the first one: {failed[0]}")
