@@ -145,7 +145,15 @@ def test_the_best_are_decoded_beside_the_best_fixed_length(tuned: TuneReport):
         names = {one.name for one in tuned.checked if one.batch_size == choice.batch_size}
         assert names == {choice.best, choice.best_fixed}
     for one in tuned.checked:
-        assert one.decoded > 0.0 and one.error == one.predicted / one.decoded - 1.0
+        assert one.decoded > 0.0 and one.plain_decoded > 0.0
+        [plain] = [
+            choice.plain_tokens_per_second
+            for choice in tuned.batches
+            if choice.batch_size == one.batch_size
+        ]
+        assert one.plain_predicted == plain
+        predicted, decoded = one.predicted / plain, one.decoded / one.plain_decoded
+        assert one.error == pytest.approx(predicted / decoded - 1.0)
 
 
 def test_the_rule_of_the_best_policy_is_in_its_file(tuned: TuneReport, heads_run: Path):

@@ -17,7 +17,7 @@ from drafttrain.evaluation.played.halving import Halving, Searched, halve, play_
 from drafttrain.evaluation.played.player import Player
 from drafttrain.evaluation.prompts import Prompt, PromptSet
 from drafttrain.evaluation.report import data_facts
-from drafttrain.evaluation.runner import make_jobs, run_interleaved
+from drafttrain.evaluation.runner import Decoded, make_jobs, run_interleaved
 from drafttrain.evaluation.stops.costs import AnyCandidate, Prices, measure_costs
 from drafttrain.evaluation.stops.policy_results import (
     CHAINS,
@@ -158,18 +158,23 @@ def check_predictions(bench: Workbench, choice: Choice) -> list[CheckedPolicy]:
         options = timing_options(bench.sampling)
         methods = [bench.triple(one) for one in chosen]
         jobs = make_jobs(bench.pair.target, bench.target, methods, prompts, options)
-        _, *runs = run_interleaved(jobs, len(prompts), options, bench.target.device, True, size)
+        plain, *runs = run_interleaved(jobs, len(prompts), options, bench.target.device, True, size)
         for one, run in zip(chosen, runs, strict=True):
             ratio = throughput(counts, candidates.index(one), one, choice.prices, size)
-            tokens = sum(len(output.tokens) for output in run.outputs)
             checked = CheckedPolicy(
                 name=one.name,
                 batch_size=size,
                 predicted=float(ratio.numerators.sum() / ratio.denominators.sum()),
-                decoded=float(tokens / run.cost_seconds.sum()),
+                decoded=_tokens_per_second(run),
+                plain_predicted=choice.prices.rounds[size].plain_tokens_per_second,
+                plain_decoded=_tokens_per_second(plain),
             )
             found.append(checked)
     return found
+
+
+def _tokens_per_second(run: Decoded) -> float:
+    return float(sum(len(output.tokens) for output in run.outputs) / run.cost_seconds.sum())
 
 
 def all_candidates(

@@ -98,14 +98,16 @@ def _checked(report: TuneReport) -> str:
             one.name,
             [
                 str(one.batch_size),
-                f"{one.predicted:,.0f}",
                 f"{one.decoded:,.0f}",
+                f"{one.predicted_speedup:.2f}×",
+                f"{one.decoded_speedup:.2f}×",
                 f"{100 * one.error:+.1f}",
             ],
         )
         for one in report.checked
     ]
-    return _table(["candidate", "batch", "predicted tok/s", "decoded tok/s", "error %"], rows)
+    titles = ["candidate", "batch", "decoded tok/s", "× plain predicted", "× plain decoded"]
+    return _table([*titles, "error %"], rows)
 
 
 def _table(

@@ -73,11 +73,26 @@ class CheckedPolicy(Part):
     """Tokens a second by replay and the costs."""
     decoded: float
     """Tokens a second by the clock."""
+    plain_predicted: float = 1.0
+    """The same of plain decoding, when costs were measured."""
+    plain_decoded: float = 1.0
+    """The same of plain decoding, beside what was decoded: machines are not always as fast. Reports
+    of earlier versions have neither."""
+
+    @property
+    def predicted_speedup(self) -> float:
+        """Over plain decoding."""
+        return self.predicted / self.plain_predicted
+
+    @property
+    def decoded_speedup(self) -> float:
+        """Over plain decoding in the same run."""
+        return self.decoded / self.plain_decoded
 
     @property
     def error(self) -> float:
-        """Share of what was decoded by which the prediction is off."""
-        return self.predicted / self.decoded - 1.0
+        """Share of the speed-up that was decoded by which its prediction is off."""
+        return self.predicted_speedup / self.decoded_speedup - 1.0
 
 
 class HeadFacts(Part):

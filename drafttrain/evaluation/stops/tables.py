@@ -159,8 +159,9 @@ def checked_lines(report: TuneReport) -> list[str]:
     if not report.checked:
         return []
     lines = [
-        f"decoded, batch {one.batch_size}: {one.name} {one.decoded:.0f} tokens/s, predicted "
-        f"{one.predicted:.0f} ({_signed(one.error)} %)"
+        f"decoded, batch {one.batch_size}: {one.name} {one.decoded:.0f} tokens/s, "
+        f"{one.decoded_speedup:.2f}× plain, predicted {one.predicted_speedup:.2f}× "
+        f"({_signed(one.error)} %)"
         for one in report.checked
     ]
     median = statistics.median(abs(one.error) for one in report.checked)
