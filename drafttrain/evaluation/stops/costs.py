@@ -258,7 +258,7 @@ def round_costs(
     """
     timed = timed_rounds(runs, before, batch_size)
     draft, target = fit_rounds(timed, reads_each)
-    missing, measured = [], []
+    priced, measured, tokens = [], [], []
     for run in runs:
         for output, front, seconds in zip(run.outputs, before, run.cost_seconds, strict=True):
             facts = rounds_of(output, front)
@@ -266,13 +266,14 @@ def round_costs(
             reads = facts.history * (facts.computed if reads_each else facts.computed > 0)
             known = draft.total(by_computed, reads.sum())
             known += target.total(by_rows, facts.history.sum())
-            missing.append(float(seconds - known))
+            priced.append(float(known))
             measured.append(float(seconds))
+            tokens.append(len(output.tokens))
+    missing = np.array(measured) - np.array(priced)
     constant = max(0.0, float(np.median(missing)))
-    off = np.abs(np.array(missing) - constant) / np.array(measured)
-    plain = runs[0]
-    tokens = sum(len(output.tokens) for output in plain.outputs)
-    speed = float(tokens / plain.cost_seconds.sum())
+    off = np.abs(missing - constant) / np.array(measured)
+    plain = len(runs[0].outputs)
+    speed = sum(tokens[:plain]) / (sum(priced[:plain]) + constant * plain)
     return RoundCosts(batch_size, draft, target, constant, speed, float(np.median(off)))
 
 

@@ -81,6 +81,7 @@ class RoundCosts:
     constant: float
     """Seconds a sequence beside its rounds' curves: encoding, the prompt's own pass."""
     plain_tokens_per_second: float
+    """By these functions, as those of every candidate: rounds that were disturbed are in none."""
     error: float
     """Median over the timed sequences of |predicted - measured| / measured seconds."""
 

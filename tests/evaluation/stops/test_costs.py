@@ -183,6 +183,23 @@ def test_rounds_are_predicted_from_their_counts_at_a_batch_size():
     assert costs.plain_tokens_per_second == pytest.approx(38 / sum(o.seconds for o in plain))
 
 
+def test_a_disturbed_round_makes_plain_decoding_no_slower():
+    """As it makes no candidate slower: speed-ups are of the same prices."""
+    speeds = []
+    for disturbance in (0.0, 500.0):
+        runs = []
+        for k in (0, 2, 5):
+            outputs = [played(k, rounds) for rounds in (8, 11, 9)]
+            if k == 0:
+                round = outputs[1].rounds[6]
+                object.__setattr__(round, "target_seconds", round.target_seconds + disturbance)
+            extra = np.array([0.0, disturbance if k == 0 else 0.0, 0.0])
+            seconds = np.array([[output.seconds for output in outputs]]) + extra
+            runs.append(Decoded(f"k={k}", "chain", None, outputs, seconds))
+        speeds.append(round_costs(runs, [4] * 3, 2, reads_each=True).plain_tokens_per_second)
+    assert speeds[1] == pytest.approx(speeds[0])
+
+
 def test_rounds_of_batches_that_were_not_full_are_left_out():
     outputs = [played(2, 8), played(5, 8), played(2, 8, shared_by=1)]
     for round in outputs[2].rounds:
