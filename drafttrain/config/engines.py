@@ -132,12 +132,14 @@ LLAMA_CPP = Engine(
     "the `timings` of every answer; `drafttrain bench` measures both sides.",
     checks=(
         "drafttrain.export.engines.gguf:tools_are_there",
+        "drafttrain.export.engines.checks:known_heads",
         "drafttrain.export.engines.checks:close_size",
         "drafttrain.export.engines.checks:same_tokens",
         "drafttrain.export.engines.checks:same_special_tokens",
         "drafttrain.export.engines.checks:nothing_but_the_drafter",
         "drafttrain.export.engines.gguf:converter_knows",
     ),
+    fixed_heads=("Qwen2ForCausalLM",),
     makes="drafttrain.export.engines.gguf:write_gguf",
 )
 """draft-simple of llama-server."""

@@ -189,8 +189,8 @@ def known_architecture(pairing: Pairing, engine: Engine) -> None:
 
 
 def known_heads(pairing: Pairing, engine: Engine) -> None:
-    """Heads as wide as the engine takes them to be: where it does not read `head_dim`, it cuts the
-    weights of attention to what it expects, without a word."""
+    """Heads as wide as the engine takes them to be, where it does not read `head_dim`: vLLM cuts
+    the weights of attention to what it expects, without a word; llama.cpp does not load them."""
     config, [own] = pairing.config, pairing.config.architectures or ["none"]
     if own not in engine.fixed_heads:
         return

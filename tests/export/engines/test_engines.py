@@ -160,6 +160,7 @@ def nobodys(pair, root: Path) -> dict[str, object]:
         ("sglang", with_a_head, "hold 'acceptance_head.out.weight' .* folder of its own"),
         ("tensorrt-llm", gpt2, "has no code for 'GPT2LMHeadModel'"),
         ("vllm", wide_heads, "head_dim = 8, .* 'Qwen2ForCausalLM' .* = 4 wide; .*initialise.width"),
+        ("llama.cpp", wide_heads, "--for llama.cpp: .* head_dim = 8, .* = 4 wide"),
         ("llama.cpp", gpt2, "does not list 'GPT2LMHeadModel'"),
         ("vllm", seq2seq, "decoder-only language models, but .*'marian'"),
         ("vllm", nobodys, "nobody recorded; add --target MODEL"),
