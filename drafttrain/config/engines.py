@@ -36,6 +36,8 @@ class Engine:
     cannot take; asked in this order, before anything is written."""
     architectures: tuple[str, ...] = ()
     """Those of its own that it drafts with, where it has no code for others."""
+    fixed_heads: tuple[str, ...] = ()
+    """Architectures whose `head_dim` it does not read: heads share `hidden_size` evenly there."""
     makes: str | None = None
     """Function (exported folder, GgufConfig) -> None: makes the files that only it reads."""
 
@@ -70,7 +72,8 @@ VLLM = Engine(
     notes="The target's `vocab_size` must be {vocabulary} (compare the rows of both embeddings: a "
     "family may pad them differently). Drafts are greedy unless `draft_sample_method` is "
     "`probabilistic`.",
-    checks=_EQUAL,
+    checks=("drafttrain.export.engines.checks:known_heads", *_EQUAL),
+    fixed_heads=("Qwen2ForCausalLM",),
 )
 """Method draft_model. What vLLM has no code for runs in its Transformers backend."""
 
@@ -129,12 +132,14 @@ LLAMA_CPP = Engine(
     "the `timings` of every answer; `drafttrain bench` measures both sides.",
     checks=(
         "drafttrain.export.engines.gguf:tools_are_there",
+        "drafttrain.export.engines.checks:known_heads",
         "drafttrain.export.engines.checks:close_size",
         "drafttrain.export.engines.checks:same_tokens",
         "drafttrain.export.engines.checks:same_special_tokens",
         "drafttrain.export.engines.checks:nothing_but_the_drafter",
         "drafttrain.export.engines.gguf:converter_knows",
     ),
+    fixed_heads=("Qwen2ForCausalLM",),
     makes="drafttrain.export.engines.gguf:write_gguf",
 )
 """draft-simple of llama-server."""

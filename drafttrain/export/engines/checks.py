@@ -188,6 +188,22 @@ def known_architecture(pairing: Pairing, engine: Engine) -> None:
         )
 
 
+def known_heads(pairing: Pairing, engine: Engine) -> None:
+    """Heads as wide as the engine takes them to be, where it does not read `head_dim`: vLLM cuts
+    the weights of attention to what it expects, without a word; llama.cpp does not load them."""
+    config, [own] = pairing.config, pairing.config.architectures or ["none"]
+    if own not in engine.fixed_heads:
+        return
+    width = config.hidden_size // config.num_attention_heads
+    found = getattr(config, "head_dim", None) or width
+    if found != width:
+        raise ConfigError(
+            f"--for {engine.name}: drafter {pairing.drafter!r} has head_dim = {found}, but "
+            f"{engine.title} takes the heads of a {own!r} to be hidden_size / num_attention_heads "
+            f"= {width} wide; train one without initialise.width, or leave {engine.name} out"
+        )
+
+
 def nothing_but_the_drafter(pairing: Pairing, engine: Engine) -> None:
     """No tensors in the drafter's files that are not its own, such as a head's: the engines' own
     loaders stop at them, or read them silently."""

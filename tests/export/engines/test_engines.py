@@ -135,6 +135,11 @@ def gpt2(pair, root: Path) -> dict[str, object]:
     return {"drafter": save_drafter(root / "gpt2", "gpt2")}
 
 
+def wide_heads(pair, root: Path, family: str = "qwen2") -> dict[str, object]:
+    """Heads of 8 in a stream of 16 with 4 heads, as `initialise.width` leaves them."""
+    return {"drafter": save_target(tiny_model(family, head_dim=8), root / f"{family}-wide-heads")}
+
+
 def seq2seq(pair, root: Path) -> dict[str, object]:
     return {"drafter": save_drafter(root / "marian", "marian")}
 
@@ -154,6 +159,8 @@ def nobodys(pair, root: Path) -> dict[str, object]:
         ("sglang", longer, "max_position_embeddings = 64, target .* 65; .* config.json 65"),
         ("sglang", with_a_head, "hold 'acceptance_head.out.weight' .* folder of its own"),
         ("tensorrt-llm", gpt2, "has no code for 'GPT2LMHeadModel'"),
+        ("vllm", wide_heads, "head_dim = 8, .* 'Qwen2ForCausalLM' .* = 4 wide; .*initialise.width"),
+        ("llama.cpp", wide_heads, "--for llama.cpp: .* head_dim = 8, .* = 4 wide"),
         ("llama.cpp", gpt2, "does not list 'GPT2LMHeadModel'"),
         ("vllm", seq2seq, "decoder-only language models, but .*'marian'"),
         ("vllm", nobodys, "nobody recorded; add --target MODEL"),
@@ -165,6 +172,33 @@ def test_what_an_engine_cannot_take_is_refused_first(tmp_path, pair, tools, engi
     with pytest.raises(ConfigError, match=says):
         export(asked(pair, tmp_path / "out", engines, gguf=tools, **settings), reload=compare)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("engines", "family"),
+    [("vllm", "qwen3"), ("vllm", "mistral"), ("sglang,tensorrt-llm", "qwen2")],
+)
+def test_heads_of_their_own_width_are_taken_where_they_are_read(tmp_path, pair, engines, family):
+    settings = wide_heads(pair, tmp_path, family)
+    export(asked(pair, tmp_path / "out", engines, **settings), reload=compare)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["head_dim"] == 8 and config["hidden_size"] // config["num_attention_heads"] == 4
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_each_family_is_taken_by_the_servers_with_no_window(tmp_path, pair, family, tied):
+    """Transformers 4 takes 4096 for Mistral's window where its name is missing."""
+    model = tiny_model(family, tie_word_embeddings=tied)
+    if tied:
+        model.tie_weights()
+    drafter = save_target(model, tmp_path / "drafter")
+    settings = asked(pair, tmp_path / "out", "vllm,sglang,tensorrt-llm", drafter=drafter)
+    export(settings, reload=compare)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["sliding_window"] is None and config["tie_word_embeddings"] is tied
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    assert ("lm_head.weight" in weights) is not tied
 
 
 def test_a_padded_vocabulary_is_llama_cpps_alone(tmp_path, pair, tools):
