@@ -21,7 +21,8 @@ class CausalDrafterShape(Config):
     output_tokens: PositiveInt | None = None
     """Tokens that it can draft here: the ends of outputs, then those that occur most often in the
     distilled outputs. The output projection is most of what a token of a shallow drafter costs;
-    outputs stay exact. final/ holds all rows, and other programs use them. Default: all."""
+    outputs stay exact. Other programs score all tokens; an export makes the rest never win there.
+    Default: all."""
     prompt: Literal["own", "target"] = "own"
     """Who reads prompts. own: the drafter. target: the deep part is the target, whose keys and
     values of the prompt, in the layers that the drafter is made of, its own cache begins with; it
