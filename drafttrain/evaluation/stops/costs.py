@@ -40,6 +40,10 @@ from drafttrain.models.draft_states import ROW_FEATURES, drawn_states
 AnyCandidate = Candidate | Played
 
 
+TIMED = 5
+"""Fixed lengths, at most, that costs are measured with."""
+
+
 @dataclass(frozen=True)
 class Costs:
     """Seconds, fitted and by direct means."""
@@ -358,8 +362,11 @@ def example(bench: Workbench) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def timed_lengths(lengths: Sequence[int]) -> list[int]:
-    """The least, the middle and the most; a single length is timed beside twice itself."""
+    """The least, the most, and up to three between them, of which each is about as many times the
+    one before: what a few rows more cost differs most where rows are few. A single length is timed
+    beside twice itself."""
     ordered = sorted(set(lengths))
     if len(ordered) == 1:
         ordered.append(2 * ordered[0])
-    return sorted({ordered[place] for place in (0, len(ordered) // 2, -1)})
+    wanted = np.geomspace(ordered[0], ordered[-1], TIMED)
+    return sorted({min(ordered, key=lambda length: abs(length - want)) for want in wanted})

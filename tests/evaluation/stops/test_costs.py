@@ -13,6 +13,7 @@ from drafttrain.evaluation.stops.costs import (
     fit_costs,
     round_costs,
     threshold_from_costs,
+    timed_lengths,
 )
 from drafttrain.evaluation.stops.policy_results import (
     ORACLE,
@@ -198,6 +199,19 @@ def test_a_disturbed_round_makes_plain_decoding_no_slower():
             runs.append(Decoded(f"k={k}", "chain", None, outputs, seconds))
         speeds.append(round_costs(runs, [4] * 3, 2, reads_each=True).plain_tokens_per_second)
     assert speeds[1] == pytest.approx(speeds[0])
+
+
+@pytest.mark.parametrize(
+    ("lengths", "timed"),
+    [
+        (range(1, 15), [1, 2, 4, 7, 14]),
+        ([2, 3, 4, 5, 6, 7, 8, 10], [2, 3, 4, 7, 10]),
+        ([8, 2], [2, 8]),
+        ([5], [5, 10]),
+    ],
+)
+def test_timed_lengths_lie_closer_where_they_are_short(lengths, timed):
+    assert timed_lengths(list(lengths)) == timed
 
 
 def test_rounds_of_batches_that_were_not_full_are_left_out():
