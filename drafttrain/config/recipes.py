@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+)
 
 from drafttrain.config.base import Config, Precision
 from drafttrain.config.inputs import DataConfig, TargetConfig
@@ -241,7 +248,7 @@ class HeadRecipe(Config):
     """Folder of the run: checkpoints, run.yaml, metrics.jsonl and final/ with a folder a head."""
     target: TargetConfig
     drafter: str
-    """Folder or Hub name of the drafter."""
+    """Folder or Hub name of the drafter, or the run that made it (RUN is RUN/final)."""
     data: DataConfig
     """Training prompts."""
     held_out: DataConfig | None = None
@@ -252,6 +259,13 @@ class HeadRecipe(Config):
     """Settings of `drafttrain cache` (mixing, mixes, dtype, ...)."""
     heads: HeadConfig = HeadConfig()
     train: TrainConfig = TrainConfig()
+
+    @field_validator("drafter")
+    @classmethod
+    def _of_run(cls, drafter: str) -> str:
+        folder = Path(drafter)
+        is_run = (folder / "run.yaml").is_file() and (folder / "final").is_dir()
+        return str(folder / "final") if is_run else drafter
 
 
 class TargetRecipe(Config):

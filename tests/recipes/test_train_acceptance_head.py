@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -115,6 +116,17 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
         assert word in printed
     assert "4, 1,156 parameters" in printed  # 2 * 17 + 2 * (2 * 16 * 17 + 17)
     assert not run.exists()
+
+
+def test_the_drafter_may_be_given_as_the_run_that_made_it(
+    made: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    run = tmp_path / "drafter-run"
+    shutil.copytree(made.folder / "drafter", run / "final")
+    (run / "run.yaml").write_text("run: drafter-run\n")
+    given = ["--config", str(made.file), f"run={tmp_path / 'heads'}", "--dry-run"]
+    assert exit_code(main, *given, f"drafter={run}") == 0
+    assert "4, 1,156 parameters" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
