@@ -15,6 +15,8 @@ from drafttrain.evaluation.bootstrap import Array, Estimate, Ratio, estimate_rat
 from drafttrain.evaluation.options import EvaluationOptions
 from drafttrain.evaluation.prompts import Prompt
 
+Judged = dict[tuple[int, tuple[int, ...]], Tensor]
+"""What `along` found, by a prompt's place and an output: lossless methods have the same ones."""
 CHUNK = 64
 """Tokens whose rows are there at once."""
 
@@ -25,17 +27,22 @@ def target_agreement(
     outputs: Sequence[Output],
     options: EvaluationOptions,
     resamples: Array,
+    known: Judged,
 ) -> Estimate | None:
     """The target's probability of an emitted token after those before it, the mean of all tokens.
 
     By the target's rows as it decodes. In greedy decoding, where they are point masses, it is the
     share of tokens that are the target's own choice. A lossless method has 1 there, and what plain
-    decoding has where tokens are sampled, up to randomness.
+    decoding has where tokens are sampled, up to randomness. known: no output is judged twice.
     """
-    judged = [
-        along(model, prompt.source, output.tokens, options.sampling, options.max_new_tokens)
-        for prompt, output in zip(prompts, outputs, strict=True)
-    ]
+    judged = []
+    for place, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
+        key = place, tuple(output.tokens)
+        if key not in known:
+            known[key] = along(
+                model, prompt.source, output.tokens, options.sampling, options.max_new_tokens
+            )
+        judged.append(known[key])
     sums = np.array([float(probs.sum()) for probs in judged])
     counts = np.array([float(len(probs)) for probs in judged])
     return estimate_ratio(Ratio(sums, counts), resamples)

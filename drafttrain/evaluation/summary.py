@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from drafttrain.build.method import Method
 from drafttrain.build.sizes import Sizes
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.types import Round
-from drafttrain.evaluation.agreement import target_agreement
+from drafttrain.evaluation.agreement import Judged, target_agreement
 from drafttrain.evaluation.bootstrap import (
     Array,
     Estimate,
@@ -63,6 +63,8 @@ class Context:
     resamples: Array
     encode_seconds: Array | None = None
     """[P] the encoder's share of each clip's time; None where the inputs are texts."""
+    judged: Judged = field(default_factory=dict)
+    """Filled as runs are summed up."""
 
     @property
     def clip_seconds(self) -> Array:
@@ -105,7 +107,12 @@ def summarise_run(context: Context, index: int) -> Run:
     metrics |= text_metrics(context, index)
     if run.kind != "baseline" and context.compares_lossy:
         metrics["target_agreement"] = target_agreement(
-            context.model, context.prompts, run.outputs, context.options, context.resamples
+            context.model,
+            context.prompts,
+            run.outputs,
+            context.options,
+            context.resamples,
+            context.judged,
         )
     plain = context.decoded[0]
     if context.options.sampling.greedy and run is not plain:

@@ -11,10 +11,13 @@ from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import Sampling
+from drafttrain.decoding.types import Output, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.evaluation import agreement
-from drafttrain.evaluation.agreement import along
+from drafttrain.evaluation.agreement import along, target_agreement
+from drafttrain.evaluation.bootstrap import draw_resamples
+from drafttrain.evaluation.options import EvaluationOptions
+from drafttrain.evaluation.prompts import Prompt
 from tests.tiny_models import tiny_model
 
 OUTPUT = [5, 9, 5, 11, 7]
@@ -51,3 +54,29 @@ def test_greedily_the_target_agrees_with_all_that_it_wrote_and_with_nothing_else
     assert along(target, source, output.tokens, Sampling(), 8).min() == 1.0
     changed = [*output.tokens[:-1], (output.tokens[-1] + 1) % 20]
     assert along(target, source, changed, Sampling(), 8)[-1] == 0.0
+
+
+def test_outputs_that_are_the_same_are_judged_once(monkeypatch):
+    model = tiny_model("llama")
+    target = CachedModel(model)
+    sources = [make_source(ids, model) for ids in ([4, 6, 8], [9, 5])]
+    prompts = [Prompt(row, "", None, source) for row, source in enumerate(sources)]
+    asked = []
+
+    def watched(model, source, tokens, *others):
+        asked.append(tuple(tokens))
+        return along(model, source, tokens, *others)
+
+    monkeypatch.setattr(agreement, "along", watched)
+    resamples, known = draw_resamples(2, 10), {}
+
+    def judged(first, second):
+        outputs = [Output(tokens=first), Output(tokens=second)]
+        options = EvaluationOptions(max_new_tokens=10, sampling=Sampling(1.0))
+        return target_agreement(target, prompts, outputs, options, resamples, known).value
+
+    same = judged([5, 9], [5, 9])
+    assert asked == [(5, 9), (5, 9)]  # of two prompts
+    assert judged([5, 9], [5, 9]) == same and len(asked) == 2
+    other = judged([5, 9], [5, 11])
+    assert asked[2:] == [(5, 11)] and other != same
