@@ -181,16 +181,15 @@ def speed_metrics(context: Context, run: Decoded) -> dict[str, Estimate]:
 def real_time_factors(context: Context, run: Decoded) -> dict[str, Estimate]:
     """Seconds of work over seconds of audio: whole, and split into encoder and all that follows.
 
-    The encoder's are measured apart, as it is the same for all. Empty for texts.
+    The encoder's are measured apart, as it is the same for all but programs of their own, whose
+    encoder is another: of them only the whole is known. Empty for texts.
     """
     if context.encode_seconds is None:
         return {}
-    encoder = np.minimum(context.encode_seconds, run.cost_seconds)
-    parts = {
-        "rtf": run.cost_seconds,
-        "rtf_encoder": encoder,
-        "rtf_decoder": run.cost_seconds - encoder,
-    }
+    parts = {"rtf": run.cost_seconds}
+    if run.interleaved:
+        encoder = np.minimum(context.encode_seconds, run.cost_seconds)
+        parts |= {"rtf_encoder": encoder, "rtf_decoder": run.cost_seconds - encoder}
     audio = context.clip_seconds
     return {
         name: estimate_ratio(Ratio(took, audio), context.resamples) for name, took in parts.items()
