@@ -17,7 +17,7 @@ from drafttrain.config.commands import ExportConfig
 from drafttrain.config.runs import newest_run
 from drafttrain.export.reload import compare
 from recipes.train_causal_drafter import main
-from tests.comparing import same_weights
+from tests.comparing import same_but_undrafted
 from tests.recipes.tiny_recipe import exit_code, resumed_as_if_never_stopped, write_texts
 from tests.tiny_models import EOS, tiny_model
 from tests.tiny_targets import save_target, tiny_tokenizer
@@ -107,7 +107,7 @@ def layer(model, number: int) -> torch.Tensor:
     return model.model.layers[number].mlp.up_proj.weight
 
 
-def test_an_export_has_the_run_s_settings_and_all_output_rows(
+def test_an_export_has_the_run_s_settings_and_scores_of_all_tokens(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     assert exit_code(main, *make_project(tmp_path)) == 0
@@ -117,9 +117,11 @@ def test_an_export_has_the_run_s_settings_and_all_output_rows(
     settings = json.loads((tmp_path / "out" / "generation_config.json").read_text())
     assert settings["num_assistant_tokens"] == 3  # as in validation
     final, out = (AutoModelForCausalLM.from_pretrained(tmp_path / n) for n in ("run/final", "out"))
-    assert same_weights(final, out)
+    assert same_but_undrafted(final, out)
     assert out.config.draftable_tokens == final.config.draftable_tokens
-    assert out(torch.tensor([[5, 6]])).logits.isfinite().all()
+    logits = out(torch.tensor([[5, 6], [7, 8]])).logits
+    assert logits.isfinite().all()
+    assert torch.isin(logits.argmax(-1), torch.tensor(out.config.draftable_tokens)).all()
 
 
 def test_a_narrow_drafter_learns_drafts_exactly_and_is_exported(
@@ -135,7 +137,7 @@ def test_a_narrow_drafter_learns_drafts_exactly_and_is_exported(
     assert not torch.equal(layer(final, 1), layer(start, 1))
     export(ExportConfig(drafter=str(run), out=tmp_path / "out"), reload=compare)
     assert "the target's output unchanged for 3 inputs" in capsys.readouterr().out
-    assert same_weights(final, AutoModelForCausalLM.from_pretrained(tmp_path / "out"))
+    assert same_but_undrafted(final, AutoModelForCausalLM.from_pretrained(tmp_path / "out"))
 
 
 def test_interrupted_training_ends_with_the_same_bits(tmp_path: Path) -> None:
@@ -254,4 +256,6 @@ def test_a_run_without_embeddings_is_measured_and_leaves_as_a_whole_folder(
     export(ExportConfig(drafter=str(run), out=tmp_path / "out"), reload=compare)
     out = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     target = AutoModelForCausalLM.from_pretrained(tmp_path / "target")
-    assert torch.equal(out.lm_head.weight, target.lm_head.weight)
+    few = out.config.draftable_tokens
+    assert torch.equal(out.lm_head.weight[few], target.lm_head.weight[few])
+    assert torch.equal(out.model.embed_tokens.weight, target.model.embed_tokens.weight)
