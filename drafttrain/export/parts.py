@@ -103,7 +103,7 @@ def load_parts(settings: ExportConfig) -> Parts:
     if head is not None:
         check_head_shape(head, config, str(head_folder))
     tokenizer = read_tokenizer(settings.drafter, f"drafter {settings.drafter!r}")
-    drafter = load_drafter(settings.drafter, config)
+    drafter = load_drafter(settings.drafter, config, embeddings_of=settings.target)
     if head is not None:
         check_head_identity(head, drafter, str(head_folder))
     undrafted = demote_undrafted(drafter)

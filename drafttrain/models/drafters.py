@@ -210,12 +210,16 @@ def has_tokenizer(drafter: str) -> bool:
 
 
 def load_drafter(
-    path: str | Path, settings: PretrainedConfig, like: LoadedTarget | None = None
+    path: str | Path,
+    settings: PretrainedConfig,
+    like: LoadedTarget | None = None,
+    embeddings_of: str | None = None,
 ) -> PreTrainedModel:
     """The drafter's model in eval mode, of the target's type and on its device.
 
-    Without a target: on the CPU, in the type that its file holds. Raises ConfigError, also where
-    the drafter reads a target's states and was trained on another target.
+    Without a target: on the CPU, in the type that its file holds; embeddings that it lacks are read
+    from those of embeddings_of, a folder or Hub name, else of the target that it names. Raises
+    ConfigError, also where the drafter reads a target's states and was trained on another target.
     """
     kind = kind_of(settings)
     if like is not None and reads_states(settings):
@@ -225,7 +229,8 @@ def load_drafter(
     name = f"drafter {str(path)!r}"
     asked = {"dtype": dtype, "trust_remote_code": False}
     if lacks_embeddings(settings):
-        model = read_whole(loads, path, name, None if like is None else like.model, **asked)
+        target = None if like is None else like.model
+        model = read_whole(loads, path, name, target, place=embeddings_of, **asked)
     else:
         model = read_weights(loads, path, name, **asked)
     return model.eval() if like is None else ready_to_decode(model, like.model.device)

@@ -51,14 +51,16 @@ def read_whole(
     name: str,
     target: PreTrainedModel | None,
     shared: bool = True,
+    place: str | None = None,
     **settings: Any,
 ) -> PreTrainedModel:
     """A drafter from a folder without them, made whole.
 
     target: where they are taken from; shared, its modules become the drafter's, which must be of
-    its type. None: they are read from the files that the drafter's config.json names. `name` is
-    what messages call the drafter. Raises ConfigError where they cannot be read or have another
-    shape, and for other weights that are missing.
+    its type. None: they are read from the files of `place`, a folder or Hub name, or of the target
+    that the drafter's config.json names. `name` is what messages call the drafter. Raises
+    ConfigError where they cannot be read or have another shape, and for other weights that are
+    missing.
     """
     drafter, found = read_weights(kind, path, name, output_loading_info=True, **settings)
     missing = sorted(set(found["missing_keys"]) - set(_names(drafter)))
@@ -67,7 +69,7 @@ def read_whole(
             f"{name}: its weights lack {missing[0]!r} ({len(missing)} tensors); copy them again"
         )
     if target is None:
-        _read_embeddings(drafter, name)
+        _read_embeddings(drafter, name, place)
     else:
         _take_embeddings(drafter, target, shared, name)
     _say_if_others(drafter, name)
@@ -106,10 +108,11 @@ def _say_if_others(drafter: PreTrainedModel, name: str) -> None:
 
 
 @torch.no_grad()
-def _read_embeddings(drafter: PreTrainedModel, name: str) -> None:
+def _read_embeddings(drafter: PreTrainedModel, name: str, place: str | None) -> None:
     """From the target's files, by the names that they have there: target and drafter are of one
     architecture."""
-    target, wanted = drafter.config.target, _names(drafter)
+    target = drafter.config.target if place is None else {"path": place}
+    wanted = _names(drafter)
     tensors, tied = drafter.state_dict(), drafter.config.tie_word_embeddings
     try:
         for key in wanted[:1] if tied else wanted:  # of tied ones files hold the embeddings alone
@@ -120,7 +123,7 @@ def _read_embeddings(drafter: PreTrainedModel, name: str) -> None:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise ConfigError(
             f"{name} holds no embeddings: they are those of target {target.get('path')!r}, which "
-            f"cannot be read ({reason}); correct target.path in its config.json"
+            f"cannot be read ({reason}); give the target, or correct target.path in its config.json"
         ) from None
 
 

@@ -253,9 +253,11 @@ def test_a_run_without_embeddings_is_measured_and_leaves_as_a_whole_folder(
     assert exit_code(drafttrain, "eval", "--drafter", str(run), *quick) == 0
     own = json.loads((run / "report.json").read_text())["runs"][1]
     assert own["metrics"]["identical"]["value"] == 1.0
-    export(ExportConfig(drafter=str(run), out=tmp_path / "out"), reload=compare)
+    (tmp_path / "target").rename(tmp_path / "moved")
+    asked = {"drafter": str(run), "target": str(tmp_path / "moved")}
+    export(ExportConfig(**asked, out=tmp_path / "out"), reload=compare)
     out = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    target = AutoModelForCausalLM.from_pretrained(tmp_path / "target")
+    target = AutoModelForCausalLM.from_pretrained(tmp_path / "moved")
     few = out.config.draftable_tokens
     assert torch.equal(out.lm_head.weight[few], target.lm_head.weight[few])
     assert torch.equal(out.model.embed_tokens.weight, target.model.embed_tokens.weight)
