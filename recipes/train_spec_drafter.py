@@ -20,6 +20,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from drafttrain.commands.distill import checked, open_decoder
 from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
+from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import DataConfig
 from drafttrain.config.recipes import SpecDrafterRecipe
 from drafttrain.data.batches.examples import Example, Examples
@@ -37,7 +38,7 @@ from drafttrain.decoding.drafters.block_along import predict_blocks
 from drafttrain.evaluation.teacher_forced import BlockValidation
 from drafttrain.models.identity import hash_target
 from drafttrain.models.loading import LoadedTarget, check_seq2seq, load_target, load_tokenizer
-from drafttrain.models.spec_drafter.initialise import initialise
+from drafttrain.models.spec_drafter.initialise import Account, initialise
 from drafttrain.models.spec_drafter.model import SpecDrafter, SpecDrafterConfig
 from drafttrain.models.spec_drafter.shape import has_own_output, make_config
 from drafttrain.models.speech import hears
@@ -53,6 +54,7 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
     tokenizer = load_tokenizer(settings.target)
     mask_id = choose_mask(tokenizer, target_config)
     drafter_config = make_config(target_config, settings.drafter, mask_id, identity(settings))
+    check_frozen(settings, drafter_config)
     if dry_run:
         print_plan(settings, drafter_config, target_config)
         return
@@ -69,6 +71,8 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
     drafter = SpecDrafter(drafter_config)
     account = initialise(drafter, target.model, settings.drafter.initialise)
     accelerator.print(f"{drafter.num_parameters():,} parameters; {account}")
+    if settings.objective.freeze_tokens:
+        freeze_tokens(drafter, account)
     task = make_task(settings, drafter, rows, held_out, target)
     if settings.objective.copied_rate != 1.0:
         share = settings.objective.copied_rate
@@ -158,6 +162,29 @@ def freeze_embeddings(drafter: SpecDrafter) -> None:
         drafter.output.requires_grad_(False)
     if drafter.logits_bias is not None:
         drafter.logits_bias.requires_grad_(False)
+
+
+def check_frozen(settings: SpecDrafterRecipe, config: SpecDrafterConfig) -> None:
+    """Raises ConfigError for `objective.freeze_tokens` where tokens and slots cannot be told apart,
+    or what tokens are multiplied with is not the target's."""
+    if not settings.objective.freeze_tokens:
+        return
+    found = {"slot_weights": config.slot_weights, "encoder": config.encoder}
+    found["initialise"] = settings.drafter.initialise
+    needed = {"slot_weights": "own", "encoder": "target", "initialise": "both"}
+    for name, value in needed.items():
+        if found[name] != value:
+            raise ConfigError(
+                f"objective.freeze_tokens keeps the target's weights for tokens, but drafter.{name}"
+                f" = {found[name]!r}; set drafter.{name}={value}, or leave freeze_tokens out"
+            )
+
+
+def freeze_tokens(drafter: SpecDrafter, account: Account) -> None:
+    """Only what slots have to themselves is trained."""
+    for name, parameter in drafter.named_parameters():
+        if name in account.loaded and ".slots." not in name:
+            parameter.requires_grad_(False)
 
 
 def print_plan(

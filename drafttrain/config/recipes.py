@@ -58,6 +58,9 @@ class DrafterConfig(Config):
     """Tokens that it can draft (ours): those that occur most often in the distilled outputs, then
     the first of the vocabulary, which BPE orders by frequency. Fewer make a slot cheaper, most of
     all where the vocabulary is large; outputs stay exact. Default: all."""
+    slot_weights: Literal["shared", "own"] = "shared"
+    """own: the decoder multiplies masks with other weights than tokens (ours); both start from the
+    target's. A round reads twice the weights of its layers. See objective.freeze_tokens."""
     soft_copy: bool = False
     """Masked slots start from softly copied source embeddings."""
     previous_token_rank: NonNegativeInt = 128
@@ -85,6 +88,10 @@ class ObjectiveConfig(Config):
     freeze_embeddings: bool = False
     """Whether embeddings and output rows stay as they start: most weights of a large vocabulary,
     few of whose tokens occur in few rows. Needs initialise=encoder or both."""
+    freeze_tokens: bool = False
+    """Whether the weights that tokens are multiplied with stay the target's: the first slot is then
+    predicted as by the target's layers that the drafter has, and only the others are learned. Needs
+    drafter.slot_weights=own, drafter.encoder=target and drafter.initialise=both."""
     copied_rate: PositiveFloat = 1.0
     """Learning rate of the weights that start from the target's, as a share of that of the others
     (ours): they know the first slot, which much change unlearns."""

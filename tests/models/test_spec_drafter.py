@@ -39,6 +39,39 @@ def test_drafter_of_equal_depth_computes_what_its_target_computes(family: str) -
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_slots_with_weights_of_their_own_start_as_those_without(family: str) -> None:
+    alike = {"decoder_layers": 2, "previous_token_rank": 3}
+    both, own = tiny_drafter(family, **alike), tiny_drafter(family, slot_weights="own", **alike)
+    ids, targets = torch.randint(4, VOCAB, (1, 5)), torch.randint(4, VOCAB, (1, 6))
+    layout = lay_out(targets, torch.tensor([6]), torch.tensor([[2, 4]]), own.config)
+    with torch.no_grad():
+        own.embedding.weight.copy_(both.embedding.weight)  # the mask's row is drawn
+        expected = both(ids, None, layout.rows)
+        hidden = own(ids, None, layout.rows, prefix_rows=layout.prefix_rows)
+    assert (hidden - expected).abs().max() < TOLERANCE.get(family, 1e-12)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_whatever_slots_learn_a_token_predicts_as_the_target_does(family: str) -> None:
+    target = shared(family)
+    drafter = tiny_drafter(family, decoder_layers=2, slot_weights="own", previous_token_rank=3)
+    for name, parameter in drafter.named_parameters():
+        if ".slots." in name or name.startswith("previous_token"):
+            torch.nn.init.normal_(parameter)
+    ids, targets = torch.randint(4, VOCAB, (1, 5)), torch.randint(4, VOCAB, (1, 6))
+    layout = lay_out(targets, torch.tensor([6]), torch.tensor([[2]]), drafter.config)
+    start = torch.full((1, 1), drafter.config.decoder_start_token_id)
+    with torch.no_grad():
+        shifted = torch.cat((start, targets[:, :-1]), dim=1)
+        expected = target(input_ids=ids, decoder_input_ids=shifted).logits
+        hidden = drafter(ids, None, layout.rows, prefix_rows=layout.prefix_rows)
+        found = drafter.logits(hidden, layout.previous)
+    assert (layout.of_prefix(found) - expected).abs().max() < TOLERANCE.get(family, 1e-12)
+    told = drafter.logits(hidden, layout.previous.clamp(max=VOCAB - 1))
+    assert (layout.of_prefix(told) - expected).abs().max() > 1e-3  # the correction is shut off
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_parameter_is_accounted_for(family: str) -> None:
     target = shared(family)
     config = make_config(
@@ -224,6 +257,7 @@ def test_soft_copy_mixes_source_embeddings_into_masked_slots_only() -> None:
     [
         ({"prefix_attention": "bidirectional"}, "drafter.slots=paper"),
         ({"soft_copy": True, "positions": "relative"}, "drafter.soft_copy=false"),
+        ({"slot_weights": "own", "slots": "paper"}, "drafter.slots=anchored"),
     ],
 )
 def test_impossible_shapes_are_refused_with_the_remedy(settings: dict, message: str) -> None:

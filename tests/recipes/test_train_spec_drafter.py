@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from recipes.train_spec_drafter import main
 from tests.processes.launching import Launch, kill_nine_when, run
 from tests.recipes.tiny_recipe import exit_code, write_recipe
-from tests.tiny_drafters import shared
+from tests.tiny_drafters import shared, tiny_drafter
 from tests.tiny_targets import save_target
+
+FROZEN = {"encoder": "target", "decoder_layers": 2, "slot_weights": "own"}
 
 
 @pytest.fixture
@@ -46,6 +49,19 @@ def test_killed_training_ends_with_the_same_bits(arguments: list[str], tmp_path:
     assert "is finished" in run(launch())
 
 
+def test_frozen_tokens_keep_the_targets_weights(arguments: list[str], tmp_path: Path) -> None:
+    """What slots have to themselves is learned, and nothing else."""
+    own = ["drafter.slot_weights=own", "drafter.encoder=target", "objective.freeze_tokens=true"]
+    assert exit_code(main, *arguments, *own, "drafter.decoder_layers=2") == 0
+    learned = SpecDrafter.from_pretrained(tmp_path / "run/final").state_dict()
+    start = tiny_drafter("marian", **FROZEN).state_dict()
+    for name, value in start.items():
+        if name.startswith("previous_token") or name == "embedding.weight":
+            continue  # starts at random; the mask's row does
+        moved = not torch.equal(learned[name], value.float())
+        assert moved == (".slots." in name), name
+
+
 def test_dry_run_prints_the_plan_and_writes_nothing(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -63,6 +79,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
         ("target.path=/nowhere", "/nowhere"),
         ("train.learning_rat=1", "learning_rate"),
         ("train.batch_tokens=20", "train.batch_tokens=20"),
+        ("objective.freeze_tokens=true", "drafter.slot_weights=own"),
     ],
 )
 def test_wrong_settings_end_in_one_line(

@@ -68,7 +68,7 @@ class BlockDrafter:
         )
         if self.linked:  # tables, so that a pair of tokens is quickly scored
             with torch.inference_mode():
-                every = torch.arange(config.embedding_rows, device=model.device)
+                every = torch.arange(config.no_token + 1, device=model.device)
                 self.previous_token_features = model.previous_token_features(every)
                 self.previous_token_rows = model.previous_token_rows()
         ends = model.config.eos_token_id
@@ -194,7 +194,7 @@ class BlockSession:
             return Proposal.empty()
         hidden = yield from self.slot_states(tokens, slots)
         logits = yield Call(self.drafter.project_all, hidden)
-        last = int(tokens[-1])
+        last = self.told_first(tokens)
         if not self.sampling.greedy:
             return self._draw(hidden, logits, last, stop)
         count = slots_to_draft(stop, logits, hidden)
@@ -211,6 +211,11 @@ class BlockSession:
             self.state = yield Call(self.drafter.encode_all, self._source)
         masks = [self.model.config.mask_id] * (slots - 1 if self.anchored else slots)
         return (yield Call(self.drafter.slots_all, (self.state, self.prefix_of(tokens), masks)))
+
+    def told_first(self, tokens: Tensor) -> int:
+        """What the first slot is told as the token before it: the last committed one, if any."""
+        config = self.model.config
+        return int(tokens[-1]) if config.slot_weights == "shared" else config.no_token
 
     def prefix_of(self, tokens: Tensor) -> Tensor:
         """The committed tokens as the drafter's decoder is fed them. Shapes: [T] -> [P]."""

@@ -104,7 +104,7 @@ def block_states(
         sources, targets = source[None], target_ids[None]
     lengths = torch.full((len(targets),), length)
     layout = lay_out(targets, lengths, starts, config).to(device)
-    hidden = model(sources.to(device), None, layout.rows)
+    hidden = model(sources.to(device), None, layout.rows, prefix_rows=layout.prefix_rows)
     previous = layout.previous
     states = layout.of_blocks(hidden).reshape(count, config.mask_rows, config.d_model)
     before = layout.of_blocks(previous).reshape(count, config.mask_rows)

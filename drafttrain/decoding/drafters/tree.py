@@ -246,14 +246,12 @@ class SlotRows:
 
     def first(self, growth: Growth, tokens: Tensor, levels: int) -> Steps[list[int]]:
         self._states = yield from self.session.slot_states(tokens, levels)
-        self._level = 0
+        self._level, before = 0, self.session.told_first(tokens)
         self.passes = 1
         if not isinstance(growth, Choosing) or growth.likeliest is None:
-            return self._grow(growth, tokens[-1:])
+            return self._grow(growth, torch.tensor([before]))
         count, temperature = growth.likeliest
-        found = self.session.likeliest(
-            self._states, int(tokens[-1]), max(count, CANDIDATES), temperature
-        )
+        found = self.session.likeliest(self._states, before, max(count, CANDIDATES), temperature)
         self._tokens, self._log_probs = (part.cpu().numpy() for part in found)
         return growth.choose(self._tokens[:1], self._log_probs[0, :1])
 

@@ -9,6 +9,7 @@ needed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -48,6 +49,10 @@ class Linear:
         return joined
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self.weight.dtype
+
+    @property
     def width(self) -> int:
         """Numbers that it gives."""
         return self.weight.shape[0] + sum(part.width for part in self.more)
@@ -65,3 +70,41 @@ class Linear:
             rows = self.weight.contiguous()
             self.packed = torch.ops.mkldnn._reorder_linear_weight(rows, PACKED_FOR)
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+
+
+@dataclass(frozen=True)
+class Forked:
+    """Products with one matrix or with another, as each row wants. Of a few rows reading the
+    weights is what takes the time, so all rows are multiplied with both, and one is taken."""
+
+    both: Linear
+    """Side by side."""
+
+    @property
+    def width(self) -> int:
+        """Numbers that it gives."""
+        return self.both.width // 2
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.both.dtype
+
+    def choose(self, x: Tensor, second: Tensor) -> Tensor:
+        """Shapes: x [B, N, in], second [B, N, 1] true where the second matrix is wanted -> [B, N,
+        out]."""
+        of_first, of_second = self.both(x).chunk(2, dim=-1)
+        return torch.where(second, of_second, of_first)
+
+
+Product = Linear | Forked
+
+
+def multiply(product: Product, x: Tensor, slots: Tensor | None) -> Tensor:
+    """A product of rows, those of masked slots with weights of their own where there are such.
+
+    Shapes: x [B, N, in], slots [B, N, 1] -> [B, N, out].
+    """
+    if isinstance(product, Linear):
+        return product(x)
+    assert slots is not None, "which rows are slots is not said"
+    return product.choose(x, slots)

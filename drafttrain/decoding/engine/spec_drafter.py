@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from drafttrain.decoding.engine.products import Linear
+from drafttrain.decoding.engine.products import Forked, Linear, Product
 from drafttrain.decoding.engine.reading import linear
 from drafttrain.decoding.engine.stack import (
     CrossAttention,
@@ -49,6 +49,7 @@ def _part(model: SpecDrafter, part: modules.Stack) -> Stack:
         offset=offset,
         embedding_norm=None if part.embedding_norm is None else _norm(part.embedding_norm),
         final_norm=None if part.final_norm is None else _norm(part.final_norm),
+        slot_id=config.mask_id if part.layers[0].slots is not None else None,
         distance_bias=bias,
         first_distance=first,
     )
@@ -56,16 +57,25 @@ def _part(model: SpecDrafter, part: modules.Stack) -> Stack:
 
 def _layer(layer: modules.Layer) -> Layer:
     own, across, feed = layer.self_attention, layer.cross_attention, layer.feed_forward
+
+    def product(*names: str) -> Product:
+        """Of parts of the layer that read the same, with those that slots have for themselves."""
+        of_tokens = [layer.get_submodule(name) for name in names]
+        if layer.slots is None:
+            return linear(*of_tokens)
+        return Forked(linear(*of_tokens, *(layer.slots.get_submodule(name) for name in names)))
+
     cross = cross_norm = None
     if across is not None:
-        query, keys_values, out = linear(across.query), linear(across.kv), linear(across.out)
-        cross = CrossAttention(query, keys_values, out, across.heads, across.scale)
+        query, out = product("cross_attention.query"), product("cross_attention.out")
+        cross = CrossAttention(query, linear(across.kv), out, across.heads, across.scale)
         cross_norm = _norm(layer.cross_norm)
-    ups = (feed.up,) if feed.gate is None else (feed.gate, feed.up)
+    ups = ["feed_forward.up"] if feed.gate is None else ["feed_forward.gate", "feed_forward.up"]
+    qkv, mixed = product("self_attention.qkv"), product("self_attention.out")
     return Layer(
-        SelfAttention(linear(own.qkv), linear(own.out), own.heads, own.heads, own.scale),
+        SelfAttention(qkv, mixed, own.heads, own.heads, own.scale),
         _norm(layer.self_norm),
-        FeedForward(linear(*ups), linear(feed.down), feed.activation, len(ups) == 2),
+        FeedForward(product(*ups), product("feed_forward.down"), feed.activation, len(ups) == 2),
         _norm(layer.feed_forward_norm),
         layer.pre_norm,
         cross,

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drafttrain.decoding.engine.attention import attend, ready_mask, rotate
-from drafttrain.decoding.engine.products import Linear
+from drafttrain.decoding.engine.products import Linear, Product, multiply
 from drafttrain.models.layout import column_major
 from drafttrain.models.spec_drafter.model import UNDRAFTED
 
@@ -51,9 +51,9 @@ class Norm:
 
 @dataclass(frozen=True)
 class SelfAttention:
-    qkv: Linear
+    qkv: Product
     """Queries, keys and values in one product: [(heads + 2 kv_heads) head_dim, D]."""
-    out: Linear
+    out: Product
     heads: int
     kv_heads: int
     scale: float
@@ -63,30 +63,30 @@ class SelfAttention:
 
 @dataclass(frozen=True)
 class CrossAttention:
-    query: Linear
+    query: Product
     keys_values: Linear
     """[2 heads head_dim, D of the encoder]."""
-    out: Linear
+    out: Product
     heads: int
     scale: float
 
 
 @dataclass(frozen=True)
 class FeedForward:
-    up: Linear
+    up: Product
     """Where gated: gate and up in one product."""
-    down: Linear
+    down: Product
     activation: Callable[[Tensor], Tensor]
     gated: bool = False
 
-    def __call__(self, x: Tensor) -> Tensor:
-        x = self.up(x)
+    def __call__(self, x: Tensor, slots: Tensor | None = None) -> Tensor:
+        x = multiply(self.up, x, slots)
         if self.gated:
             gate, x = x.chunk(2, dim=-1)
             x = self.activation(gate) * x
         else:
             x = self.activation(x)
-        return self.down(x.to(self.down.weight.dtype))
+        return multiply(self.down, x.to(self.down.dtype), slots)
 
 
 @dataclass(frozen=True)
@@ -137,6 +137,8 @@ class Stack:
     output_scale: float = 1.0
     draftable: Tensor | None = None
     """[N] the tokens that `output` has rows of, in rising order; None: all."""
+    slot_id: int | None = None
+    """The mask, whose rows have weights of their own (`Forked`); None: no row has."""
     vocabulary: int | None = None
     """Tokens that are fed and given scores; None: as many as there are rows (`fit_scores`)."""
 
@@ -264,40 +266,42 @@ def run_stack(
     mask = rows.mask
     if stack.distance_bias is not None:
         mask = _distances(stack.distance_bias, stack.first_distance, rows)
+    slots = None if stack.slot_id is None else (rows.ids == stack.slot_id)[..., None]
     first = stack.layers[0].attention
     mask = ready_mask(mask, first.heads, first.kv_heads, x)
     for number, layer in enumerate(stack.layers):
         cross = None if memory is None else memory.keys_values[number]
         cross_mask = None if memory is None else memory.mask
         own = None if cache is None else cache[number]
-        x = _run_layer(layer, x, rows.columns, mask, own, rotary, cross, cross_mask)
+        x = _run_layer(layer, x, rows.columns, mask, own, rotary, cross, cross_mask, slots)
         if kept is not None and number in kept:
             kept[number] = x
     return x if stack.final_norm is None else stack.final_norm(x)
 
 
-def _run_layer(layer, x, columns, mask, cache, rotary, cross, cross_mask) -> Tensor:
+def _run_layer(layer, x, columns, mask, cache, rotary, cross, cross_mask, slots) -> Tensor:
+    own = (columns, mask, cache, rotary, slots)
     if layer.parallel:
-        mixed = _attend(layer.attention, layer.attention_norm(x), columns, mask, cache, rotary)
+        mixed = _attend(layer.attention, layer.attention_norm(x), *own)
         return layer.feed_forward(layer.feed_forward_norm(x)) + mixed + x
     pre = layer.pre_norm
     start = layer.attention_norm(x) if pre else x
-    x = x + _attend(layer.attention, start, columns, mask, cache, rotary)
+    x = x + _attend(layer.attention, start, *own)
     x = x if pre else layer.attention_norm(x)
     if layer.cross is not None:
         start = layer.cross_norm(x) if pre else x
-        x = x + _look_across(layer.cross, start, cross, cross_mask)
+        x = x + _look_across(layer.cross, start, cross, cross_mask, slots)
         x = x if pre else layer.cross_norm(x)
     start = layer.feed_forward_norm(x) if pre else x
-    x = x + layer.feed_forward(start)
+    x = x + layer.feed_forward(start, slots)
     return x if pre else layer.feed_forward_norm(x)
 
 
-def _attend(attention, x, columns, mask, cache, rotary) -> Tensor:
+def _attend(attention, x, columns, mask, cache, rotary, slots) -> Tensor:
     """Self-attention of new tokens over the cache, themselves included."""
     batch, new, _ = x.shape
     heads, kv_heads = attention.heads, attention.kv_heads
-    mixed = attention.qkv(x).view(batch, new, heads + 2 * kv_heads, -1)
+    mixed = multiply(attention.qkv, x, slots).view(batch, new, heads + 2 * kv_heads, -1)
     query, key, value = mixed.split((heads, kv_heads, kv_heads), dim=2)
     if attention.query_norm is not None:
         query, key = attention.query_norm(query), attention.key_norm(key)
@@ -306,7 +310,7 @@ def _attend(attention, x, columns, mask, cache, rotary) -> Tensor:
     key, value = key.transpose(1, 2), value.transpose(1, 2)
     if cache is not None:
         key, value = _remember(cache, columns, key, value)
-    return attention.out(attend(query, key, value, mask, attention.scale))
+    return multiply(attention.out, attend(query, key, value, mask, attention.scale), slots)
 
 
 def _remember(cache: KeysValues, columns: Tensor | slice, key: Tensor, value: Tensor) -> KeysValues:
@@ -320,9 +324,9 @@ def _remember(cache: KeysValues, columns: Tensor | slice, key: Tensor, value: Te
     return cache
 
 
-def _look_across(attention: CrossAttention, x, keys_values: KeysValues, mask) -> Tensor:
-    query = attention.query(x).view(*x.shape[:2], attention.heads, -1)
-    return attention.out(attend(query, *keys_values, mask, attention.scale))
+def _look_across(attention: CrossAttention, x, keys_values: KeysValues, mask, slots) -> Tensor:
+    query = multiply(attention.query, x, slots).view(*x.shape[:2], attention.heads, -1)
+    return multiply(attention.out, attend(query, *keys_values, mask, attention.scale), slots)
 
 
 def _distances(bias: Tensor, first: int, rows: Rows) -> Tensor:

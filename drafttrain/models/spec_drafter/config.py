@@ -51,6 +51,8 @@ class SpecDrafterConfig(PretrainedConfig):
     k: int = 10
     slots: Literal["anchored", "paper"] = "anchored"
     prefix_attention: Literal["causal", "bidirectional"] = "causal"
+    slot_weights: Literal["shared", "own"] = "shared"
+    """own: the decoder's products have other weights for masked slots than for tokens."""
     soft_copy: bool = False
     previous_token_rank: int = 0
     mask_id: int | None = None
@@ -83,6 +85,11 @@ class SpecDrafterConfig(PretrainedConfig):
     @property
     def embedding_rows(self) -> int:
         return max(self.vocab_size, self.mask_id + 1)
+
+    @property
+    def no_token(self) -> int:
+        """What a row is told as the token before it that is not to be corrected by one."""
+        return self.embedding_rows
 
     @property
     def mask_rows(self) -> int:

@@ -178,4 +178,6 @@ def weight_sources(own: SpecDrafterConfig, target: PretrainedConfig) -> dict[str
                 for kind in ("", ".weight", ".bias"):
                     found = [module.format(**places) + kind for module in theirs]
                     sources[name.format(**places) + kind] = found
+                    slots = places | {"own": f"{places['own']}.slots"}
+                    sources[name.format(**slots) + kind] = found
     return sources

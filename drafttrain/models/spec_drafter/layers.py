@@ -66,6 +66,9 @@ class Norm(nn.Module):
 
 
 class SelfAttention(nn.Module):
+    """slots, here and in `CrossAttention`: the same part as masked slots have it, whose weights the
+    rows are multiplied with in the place of its own."""
+
     def __init__(self, config: SpecDrafterConfig):
         super().__init__()
         inner = config.attention_heads * config.head_dim
@@ -73,30 +76,39 @@ class SelfAttention(nn.Module):
         self.qkv = nn.Linear(config.d_model, 3 * inner, bias=config.bias)
         self.out = nn.Linear(inner, config.d_model, bias=config.bias)
 
-    def forward(self, x: Tensor, mask: Tensor | None, past: Tensor | None = None):
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        past: tuple[Tensor, Tensor] | None = None,
+        slots: SelfAttention | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Shapes: x [B, T, D], mask [B, 1|H, T, S], past [2, B, H, P, C] -> [B, T, D], [2, ...].
 
         Returns the output and the new rows' keys and values.
         """
+        weights = slots or self
         batch, length, _ = x.shape
         query, key, value = (
-            self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+            weights.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         )
         new = (key, value)
         if past is not None:
             key = torch.cat((past[0], key), dim=2)
             value = torch.cat((past[1], value), dim=2)
         mixed = F.scaled_dot_product_attention(query, key, value, mask, scale=self.scale)
-        return self.out(mixed.transpose(1, 2).reshape(batch, length, -1)), new
+        return weights.out(mixed.transpose(1, 2).reshape(batch, length, -1)), new
 
 
 class CrossAttention(nn.Module):
-    def __init__(self, config: SpecDrafterConfig):
+    def __init__(self, config: SpecDrafterConfig, of_slots: bool = False):
         super().__init__()
         inner = config.attention_heads * config.head_dim
         self.heads, self.scale = config.attention_heads, config.attention_scale
         self.query = nn.Linear(config.d_model, inner, bias=config.bias)
-        self.kv = nn.Linear(config.source_width, 2 * inner, bias=config.bias)
+        self.kv = None  # slots look at the same keys and values as tokens
+        if not of_slots:
+            self.kv = nn.Linear(config.source_width, 2 * inner, bias=config.bias)
         self.out = nn.Linear(inner, config.d_model, bias=config.bias)
 
     def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,11 +117,18 @@ class CrossAttention(nn.Module):
         key, value = self.kv(memory).view(batch, length, 2, self.heads, -1).permute(2, 0, 3, 1, 4)
         return key, value
 
-    def forward(self, x: Tensor, keys_values: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        keys_values: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        slots: CrossAttention | None = None,
+    ) -> Tensor:
+        weights = slots or self
         batch, length, _ = x.shape
-        query = self.query(x).view(batch, length, self.heads, -1).transpose(1, 2)
+        query = weights.query(x).view(batch, length, self.heads, -1).transpose(1, 2)
         mixed = F.scaled_dot_product_attention(query, *keys_values, mask, scale=self.scale)
-        return self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
+        return weights.out(mixed.transpose(1, 2).reshape(batch, length, -1))
 
 
 class FeedForward(nn.Module):
@@ -127,6 +146,16 @@ class FeedForward(nn.Module):
         return self.down(self.activation(self.gate(x)) * self.up(x))
 
 
+class SlotWeights(nn.Module):
+    """What a decoder layer multiplies masked slots with, where it has weights of their own."""
+
+    def __init__(self, config: SpecDrafterConfig):
+        super().__init__()
+        self.self_attention = SelfAttention(config)
+        self.cross_attention = CrossAttention(config, of_slots=True)
+        self.feed_forward = FeedForward(config)
+
+
 class Layer(nn.Module):
     """A Transformer layer, pre- or post-norm; with cross-attention in the decoder."""
 
@@ -139,6 +168,7 @@ class Layer(nn.Module):
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = Norm(config)
         self.pre_norm = config.norm_position == "pre"
+        self.slots = SlotWeights(config) if cross and config.slot_weights == "own" else None
         self.dropout = Dropout(config.dropout)
 
     def forward(
@@ -148,14 +178,25 @@ class Layer(nn.Module):
         memory: tuple[Tensor, Tensor] | None = None,
         memory_mask: Tensor | None = None,
         past: tuple[Tensor, Tensor] | None = None,
+        are_slots: bool = False,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Shapes: x [B, T, D] -> [B, T, D], and the rows' keys and values [B, H, T, C]."""
-        mixed, new = self.self_attention(self._before(x, self.self_norm), mask, past)
+        """Rows of tokens, or of masked slots, which may have weights of their own.
+
+        Shapes: x [B, T, D] -> [B, T, D], and the rows' keys and values [B, H, T, C].
+        """
+        slots = self.slots if are_slots else None
+        own, across, feed = (
+            (None, None, self.feed_forward)
+            if slots is None
+            else (slots.self_attention, slots.cross_attention, slots.feed_forward)
+        )
+        mixed, new = self.self_attention(self._before(x, self.self_norm), mask, past, own)
         x = self._after(x, mixed, self.self_norm)
         if self.cross_attention is not None:
-            mixed = self.cross_attention(self._before(x, self.cross_norm), memory, memory_mask)
+            start = self._before(x, self.cross_norm)
+            mixed = self.cross_attention(start, memory, memory_mask, across)
             x = self._after(x, mixed, self.cross_norm)
-        mixed = self.feed_forward(self._before(x, self.feed_forward_norm))
+        mixed = feed(self._before(x, self.feed_forward_norm))
         return self._after(x, mixed, self.feed_forward_norm), new
 
     def _before(self, x: Tensor, norm: Norm) -> Tensor:

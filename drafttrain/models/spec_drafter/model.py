@@ -11,6 +11,10 @@ Two slot conventions:
 One network covers the Marian, BART, mBART, Pegasus, T5 and Whisper families: norm, positions,
 activation and scaling are settings, and `initialise.py` reads them and the weights off a target.
 
+With `slot_weights="own"` (ours) the decoder multiplies masks with other weights than tokens. Both
+start from the target's; those of tokens can then stay as they are, so that the first anchored slot,
+which a token predicts, is not unlearned for the sake of the others.
+
 With `encoder="target"` (ours) it has no encoder: its decoder attends to what the target's own
 encoder makes of the source, which is there anyway, so that a round costs the shallow decoder alone.
 """
@@ -34,6 +38,8 @@ from drafttrain.models.spec_drafter.pooling import group_means, masked_group_mea
 UNDRAFTED = -1e4
 """Score of tokens that a drafter of few cannot draft: no probability in float32 and narrower types,
 and finite, so that nothing that is reckoned from a row becomes NaN."""
+SHUT = -1e4
+"""Input at which silu is 0, and so is its slope."""
 PREFIX = -1
 """Value of `block` for rows of the prefix."""
 PADDING = -2
@@ -145,6 +151,14 @@ class SpecDrafter(PreTrainedModel):
                 "softly copied slots are addressed by position embeddings, which a target with "
                 "relative positions (T5) has not; set drafter.soft_copy=false"
             )
+        if config.slot_weights == "own" and (
+            config.prefix_attention == "bidirectional" or config.slots == "paper"
+        ):
+            raise ValueError(
+                "slots with weights of their own are anchored behind a causal prefix; set "
+                "drafter.slots=anchored and drafter.prefix_attention=causal, or "
+                "drafter.slot_weights=shared"
+            )
         if config.soft_copy and config.encoder == "target":
             raise ValueError(
                 "softly copied slots read the source's tokens, which a drafter that reads the "
@@ -241,8 +255,10 @@ class SpecDrafter(PreTrainedModel):
         visible: Tensor | None,
         memory: Memory,
         past: list[tuple[Tensor, Tensor]] | None = None,
+        are_slots: bool = False,
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """Hidden states of the given rows, and their keys and values for a cache.
+        """Hidden states of the given rows, all tokens or all slots, and their keys and values for a
+        cache.
 
         Shapes: tokens, positions [B, T]; visible [B, 1, T, P + T] (P cached rows, at positions
         0..P-1); past: per layer keys and values [B, H, P, C] -> [B, T, D].
@@ -264,6 +280,7 @@ class SpecDrafter(PreTrainedModel):
                 memory.keys_values[index],
                 memory.mask,
                 None if past is None else past[index],
+                are_slots,
             )
             new.append(keys_values)
         return self.decoder.finish(x), new
@@ -325,10 +342,13 @@ class SpecDrafter(PreTrainedModel):
         """What a token tells the slot after it: W_p E[previous], each row of E of one length.
 
         From the embedding, so that tokens tell alike what is alike from the first step on, and
-        normed, as families scale theirs differently. Shapes: [...] -> [..., rank].
+        normed, as families scale theirs differently. Those of `no_token` shut the correction off.
+        Shapes: [...] -> [..., rank].
         """
-        embedded = self.embedding(previous)
-        return self.previous_token_embedding(F.rms_norm(embedded, embedded.shape[-1:]))
+        there = (previous != self.config.no_token)[..., None]
+        embedded = self.embedding(previous.clamp(max=self.config.no_token - 1))
+        told = self.previous_token_embedding(F.rms_norm(embedded, embedded.shape[-1:]))
+        return torch.where(there, told, SHUT)
 
     def project(self, hidden: Tensor) -> Tensor:
         """Output projection, after any correction. Shapes: [..., D] -> [..., V]."""
@@ -366,22 +386,33 @@ class SpecDrafter(PreTrainedModel):
         attention_mask: Tensor | None,
         rows: Rows,
         memory: Memory | None = None,
+        prefix_rows: int | None = None,
     ) -> Tensor:
-        """Hidden states of all rows in one pass (training). Shapes: -> [B, T, D]."""
+        """Hidden states of all rows (training). Shapes: -> [B, T, D].
+
+        prefix_rows: how many of each line, the first, are the prefix's; needed where slots have
+        weights of their own.
+        """
         if memory is None:
             memory = self.encode(source, attention_mask)
-        return self.read(rows, memory).hidden
+        if self.config.slot_weights == "shared":
+            return self.read(rows, memory).hidden
+        prefix = self.read(rows.part(0, prefix_rows), memory)
+        slots = self.read(rows.part(prefix_rows), memory, prefix)
+        return torch.cat((prefix.hidden, slots.hidden), dim=1)
 
     def read(self, rows: Rows, memory: Memory, prefix: Read | None = None) -> Read:
         """Hidden states, keys and values of rows, which also see the prefix read before.
 
-        A causal prefix sees no block, so it can be read once for several passes over its blocks.
+        A causal prefix sees no block, so it can be read once for several passes over its blocks;
+        where slots have weights of their own it must be.
         """
         before = None if prefix is None else prefix.rows
         visible = rows.visible(self.config.prefix_attention == "bidirectional", before)
         visible = visible | (rows.block == PADDING)[:, None, :, None]  # no row without a key
         past = None if prefix is None else prefix.keys_values
-        return Read(rows, *self.decode(rows.tokens, rows.positions, visible, memory, past))
+        slots = prefix is not None
+        return Read(rows, *self.decode(rows.tokens, rows.positions, visible, memory, past, slots))
 
 
 AutoConfig.register("spec-drafter", SpecDrafterConfig)

@@ -28,7 +28,7 @@ class Layout:
     fill: Tensor
     """Token of the sentence at the row's own place, fed when the slot is revealed; -1: none."""
     previous: Tensor
-    """Token before the one predicted."""
+    """Token before the one predicted; `no_token` where the row is not to be told it."""
     blocks: int
     mask_rows: int
 
@@ -116,6 +116,8 @@ def lay_out(
         limit=joined(limit, block_limit),
     )
     none = torch.full_like(labels, -1)
+    if config.slot_weights == "own":  # rows of tokens predict as the target's do
+        previous = torch.full_like(previous, config.no_token)
     return Layout(
         rows,
         joined(labels, slot_labels),

@@ -48,6 +48,7 @@ class MaskPredict(nn.Module):
         causal = drafter.config.prefix_attention == "causal"
         self.prefix_apart = causal and drafter.config.mask_rows > 0
         """The prefix sees no block, so it is read once for both passes."""
+        self.prefix_weight = 0.0 if settings.freeze_tokens else settings.prefix_weight
 
     def forward(self, batch: SlotBatch, progress: float) -> LossSums:
         """`progress` runs from 0 to 1 over training; validation (eval mode) does not glance."""
@@ -151,8 +152,6 @@ class MaskPredict(nn.Module):
         slot = torch.arange(layout.mask_rows, device=labels.device).float() + self.anchored
         decay = self.settings.position_decay
         of_slot = torch.ones_like(slot) if decay is None else torch.exp(-slot / decay)
-        prefix = torch.full_like(
-            layout.of_prefix(labels), self.settings.prefix_weight, dtype=torch.float
-        )
+        prefix = torch.full_like(layout.of_prefix(labels), self.prefix_weight, dtype=torch.float)
         weights = torch.cat((prefix, of_slot.repeat(layout.blocks).expand(len(labels), -1)), dim=1)
         return weights * (labels != IGNORED)

@@ -10,6 +10,12 @@ from drafttrain.models.spec_drafter.model import SpecDrafter, SpecDrafterConfig
 CONVENTIONS = {
     "anchored": {"slots": "anchored"},
     "anchored, coupled": {"slots": "anchored", "previous_token_rank": 3},
+    "own weights": {"slots": "anchored", "slot_weights": "own"},
+    "own weights, coupled": {
+        "slots": "anchored",
+        "slot_weights": "own",
+        "previous_token_rank": 3,
+    },
     "paper": {"slots": "paper"},
     "paper, coupled": {"slots": "paper", "previous_token_rank": 3},
     "paper, bidirectional": {"slots": "paper", "prefix_attention": "bidirectional"},

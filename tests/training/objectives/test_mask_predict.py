@@ -24,6 +24,7 @@ SLOTS = [
     {"slots": "anchored"},
     {"slots": "anchored", "k": 1},
     {"slots": "anchored", "previous_token_rank": 4},
+    {"slot_weights": "own", "previous_token_rank": 4},
     {"slots": "paper"},
     {"slots": "paper", "prefix_attention": "bidirectional"},
 ]
