@@ -54,8 +54,9 @@ class Costs:
     """A target call (with its drafter pass, where one pass drafts a block)."""
     constant: float
     """A prompt, before its first round."""
-    r_squared: float
-    """Share of the variance of the prompts' seconds that the fit explains."""
+    r_squared: float | None
+    """Share of the variance of the prompts' seconds that the fit explains; None: no fit, the first
+    two are of the rounds' own clocks."""
     runs: int
     """Decoding runs fitted: prompts times methods."""
     t_slot: float = 0.0
@@ -70,7 +71,8 @@ def fit_costs(outputs: Sequence[Output], block: bool = False, constant: bool = T
     """t_draft and t_target from decoded outputs with their seconds and rounds.
 
     block: whether one pass drafts a block; then what a slot costs is fitted to the rounds' own
-    clocks. Raises ValueError where the runs do not tell the two apart, or costs come out below 0.
+    clocks. Where other work on the machine makes one of the two come out below 0, both are of the
+    rounds' own clocks instead. Raises ValueError where the runs do not tell them apart.
     """
     counts = count_rounds(outputs)
     seconds = np.array([output.seconds for output in outputs])
@@ -87,23 +89,24 @@ def fit_costs(outputs: Sequence[Output], block: bool = False, constant: bool = T
     if constant and solution[2] < 0:  # a prompt costs nothing less than nothing
         return fit_costs(outputs, block, constant=False)
     t_draft, t_target = float(solution[0]), float(solution[1])
-    if t_draft <= 0 or t_target <= 0:
-        raise ValueError(
-            f"the timed runs give t_draft = {t_draft:.2e} s and t_target = {t_target:.2e} s, which "
-            "cannot be; time more prompts (timing_prompts), with nothing else running"
-        )
+    before = float(solution[2]) if constant else 0.0
     residual = seconds - facts @ solution
     spread = ((seconds - seconds.mean()) ** 2).sum()
-    passes = float(counts.passes.sum())
+    r_squared = float(1.0 - (residual**2).sum() / spread)
+    drafting, passes = float(counts.draft_seconds.sum()), float(counts.passes.sum())
+    target_mean = mean_target_seconds(outputs)
+    if t_draft <= 0 or t_target <= 0:
+        t_draft, t_target = drafting / float(counts.drafted.sum()), target_mean
+        before, r_squared = 0.0, None
     return Costs(
         t_draft=t_draft,
         t_target=t_target,
-        constant=float(solution[2]) if constant else 0.0,
-        r_squared=float(1.0 - (residual**2).sum() / spread),
+        constant=before,
+        r_squared=r_squared,
         runs=len(outputs),
         t_slot=_slot_seconds(outputs) if block else 0.0,
-        draft_mean=float(counts.draft_seconds.sum()) / passes if passes else None,
-        target_mean=mean_target_seconds(outputs),
+        draft_mean=drafting / passes if passes else None,
+        target_mean=target_mean,
     )
 
 
@@ -183,8 +186,10 @@ class Prices:
         if isinstance(candidate, Played):
             return self.methods[candidate.way, batch_size].seconds(counts, place)
         costs, rule = self.rounds[batch_size], self.rules.get(candidate.verifier, RuleCost())
-        drafting = costs.draft.total(counts.by_computed[:, place], counts.drafter_history[:, place])
-        judging = costs.target.total(counts.by_rows[:, place], counts.history[:, place])
+        computed, judged, others = counts.by_computed, counts.by_rows, batch_size - 1
+        reads, read = counts.drafter_history[:, place], counts.history[:, place]
+        drafting = costs.draft.total(computed[:, place], reads, others)
+        judging = costs.target.total(judged[:, place], read, others)
         ruling = rule.call * counts.rounds[:, place] + rule.token * counts.drafted[:, place]
         policy = self.judging(candidate) * counts.judged[:, place]
         return drafting + judging + ruling + policy + costs.constant * counts.sequences[:, place]

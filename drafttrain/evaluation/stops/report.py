@@ -23,7 +23,9 @@ class CostFacts(Part):
     """A prompt, before its first round."""
     t_slot: float
     """A slot of a block that is computed but not submitted."""
-    r_squared: float
+    r_squared: float | None
+    """None: times on a busy machine could not be fitted, and t_draft and t_target are direct means.
+    """
     runs: int
     draft_mean: float | None
     """Direct mean of a drafter pass; the fit's t_draft also holds verifying one token more."""

@@ -59,14 +59,17 @@ class Curve:
         parts = (slope * part for slope, part in zip(self.slopes, segments, strict=True))
         return np.maximum(self.base + sum(parts), 0.0)
 
-    def total(self, by_count: Array, reads: Array) -> Array:
+    def total(self, by_count: Array, reads: Array, others: int = 0) -> Array:
         """Seconds of many rounds; those of count 0 made no call.
 
         by_count [..., K + 1]: how many have each count; reads [...]: tokens in front, summed over
-        the calls that read them.
+        the calls that read them. others: sequences decoded beside each. They share its calls, which
+        last as long as the longest of them needs; their counts are as those of all these rounds.
         """
-        each = self.at(np.arange(1, by_count.shape[-1]))
-        return by_count[..., 1:] @ each + self.per_history * reads
+        each = np.concatenate(([0.0], self.at(np.arange(1, by_count.shape[-1]))))
+        if others > 0:
+            each = _of_the_longest(each, by_count.reshape(-1, len(each)).sum(axis=0), others)
+        return by_count @ each + self.per_history * reads
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,17 @@ class RoundCosts:
     """By these functions, as those of every candidate: rounds that were disturbed are in none."""
     error: float
     """Median over the timed sequences of |predicted - measured| / measured seconds."""
+
+
+def _of_the_longest(each: Array, often: Array, others: int) -> Array:
+    """What is expected of a round by its own count, where the longest of it and others counts.
+
+    Shapes: each [K + 1] by count; often [K + 1] how many rounds have it -> [K + 1].
+    """
+    none_longer = (np.cumsum(often) / often.sum()) ** others
+    longest = each * np.diff(none_longer, prepend=0.0)
+    behind = longest[::-1].cumsum()[::-1] - longest
+    return each * none_longer + behind
 
 
 def fit_curve(count: Array, reads: Array, seconds: Array) -> Curve:

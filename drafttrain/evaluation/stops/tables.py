@@ -82,9 +82,12 @@ def head_table(report: TuneReport) -> Table:
 def cost_lines(report: TuneReport) -> list[str]:
     """t_draft and t_target with their fit (SpecDec++ Table 2), and what a head costs."""
     costs = report.costs
+    fit = "by the rounds' own clocks, as a fit gave less than nothing,"
+    if costs.r_squared is not None:
+        fit = f"R² {costs.r_squared:.3f}"
     lines = [
         f"t_draft {_ms(costs.t_draft)}, t_target {_ms(costs.t_target)} "
-        f"({costs.t_target / costs.t_draft:.1f} times), R² {costs.r_squared:.3f} over "
+        f"({costs.t_target / costs.t_draft:.1f} times), {fit} over "
         f"{costs.runs} decoding runs; plain decoding {_ms(costs.plain_target)} a token",
     ]
     if costs.draft_mean is not None and costs.target_mean is not None:

@@ -58,6 +58,15 @@ def test_one_length_does_not_tell_the_costs_apart():
         fit_costs([run_of(4, 3 + i, 0.002, 0.011, 0.0) for i in range(5)])
 
 
+def test_what_a_busy_machine_makes_impossible_is_read_from_the_rounds_own_clocks():
+    outputs = [run_of(k, 3 + i, 0.002, 0.011, 0.05) for k in (2, 6, 14) for i in range(5)]
+    for output in outputs[:5]:  # other work while the shortest drafts ran
+        output.seconds *= 9
+    costs = fit_costs(outputs)
+    assert costs.r_squared is None and costs.constant == 0.0
+    assert costs.t_draft == pytest.approx(0.002) and costs.t_target == pytest.approx(0.011)
+
+
 def test_what_a_slot_costs_is_read_from_the_rounds_own_clocks():
     outputs = [run_of(k, 3 + i, 0.002, 0.011, 0.0) for k in (2, 6) for i in range(3)]
     assert fit_costs(outputs, block=True).t_slot == pytest.approx(0.002)

@@ -13,6 +13,17 @@ def test_a_curve_by_hand():
     assert curve.total(by_count, 30.0) == pytest.approx(3.0 + 2 * 4.5 + 3.0)
 
 
+def test_a_shared_call_lasts_as_long_as_the_longest_needs():
+    """Two sequences, whose rounds count 1, 1, 0 and 3: 4, 4, none and 9 seconds alone."""
+    curve = Curve(base=4.0, knots=(1.0,), slopes=(2.5,))
+    by_count = np.array([[1.0, 1.0, 0.0, 0.0], [0.0, 1.0, 0.0, 1.0]])
+    beside = {0: 0.5 * 4 + 0.25 * 9, 1: 0.75 * 4 + 0.25 * 9, 3: 9.0}
+    expected = [beside[0] + beside[1], beside[1] + beside[3]]
+    assert curve.total(by_count, np.zeros(2), others=1) == pytest.approx(expected)
+    alone = np.array([0.0, 2.0, 0.0, 0.0])
+    assert curve.total(alone, 0.0, others=3) == pytest.approx(2 * 4.0)  # all alike: as timed
+
+
 def test_no_count_costs_less_than_nothing():
     assert Curve(1.0, (8.0,), (2.0,)).at(1.0) == 0.0
 
