@@ -69,7 +69,7 @@ class TwoPasses(BlockSession):
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
     ) -> Steps[Proposal]:
-        last = int(tokens[-1])
+        last = self.told_first(tokens)
         hidden = yield from self.slot_states(tokens, stop.longest)
         first = yield from self._arg_max(hidden, last, stop)
         kept = self.likelihoods(hidden, first, last) >= self.drafter.threshold

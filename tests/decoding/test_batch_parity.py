@@ -61,6 +61,15 @@ TREES: dict[str, Make] = {
     "rsd-c": lambda model: TreeDrafter(causal(model), Branching((2, 2))),
     "several": lambda model: SeveralDrafters([causal(model), causal(model, 2)]),
 }
+def own_weights(model: PreTrainedModel) -> BlockDrafter:
+    """Slots whose weights are others than those of tokens."""
+    drafter = tiny_drafter(previous_token_rank=3, slot_weights="own")
+    for name, parameter in drafter.named_parameters():
+        if ".slots." in name:
+            parameter.data += 0.05 * torch.randn_like(parameter)
+    return BlockDrafter(drafter)
+
+
 SLOTS: dict[str, Make] = {
     name: partial(lambda model, settings: BlockDrafter(tiny_drafter(**settings)), settings=settings)
     for name, settings in {
@@ -71,6 +80,7 @@ SLOTS: dict[str, Make] = {
     }.items()
 }
 SLOTS |= {
+    "own weights": own_weights,
     "opt-tree over slots": over_slots(Optimal(9), previous_token_rank=3),
     "rsd-s over slots": over_slots(Beam(3)),
 }
