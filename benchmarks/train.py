@@ -37,7 +37,8 @@ from drafttrain.evaluation.bootstrap import Ratio, draw_resamples, estimate_rati
 from drafttrain.evaluation.environment import describe_environment
 from drafttrain.models.loading import load_target, load_tokenizer
 from drafttrain.models.spec_drafter.initialise import initialise
-from drafttrain.models.spec_drafter.model import PADDING, SpecDrafter
+from drafttrain.models.spec_drafter.model import SpecDrafter
+from drafttrain.models.spec_drafter.rows import PADDING
 from drafttrain.models.spec_drafter.shape import has_own_output, make_config
 from drafttrain.training.loop import (
     Prepared,

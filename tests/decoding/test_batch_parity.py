@@ -61,6 +61,8 @@ TREES: dict[str, Make] = {
     "rsd-c": lambda model: TreeDrafter(causal(model), Branching((2, 2))),
     "several": lambda model: SeveralDrafters([causal(model), causal(model, 2)]),
 }
+
+
 def own_weights(model: PreTrainedModel) -> BlockDrafter:
     """Slots whose weights are others than those of tokens."""
     drafter = tiny_drafter(previous_token_rank=3, slot_weights="own")

@@ -13,7 +13,8 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import DrafterConfig
 from drafttrain.models.language_models import spread
 from drafttrain.models.spec_drafter.initialise import initialise
-from drafttrain.models.spec_drafter.model import PREFIX, Rows, SpecDrafter, SpecDrafterConfig
+from drafttrain.models.spec_drafter.model import SpecDrafter, SpecDrafterConfig
+from drafttrain.models.spec_drafter.rows import PREFIX, Rows
 from drafttrain.models.spec_drafter.shape import drafter_shape, has_own_output, make_config
 from drafttrain.models.spec_drafter.slots import lay_out
 from tests.comparing import close, same_weights

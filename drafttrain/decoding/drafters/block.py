@@ -33,7 +33,8 @@ from drafttrain.decoding.shared import Call, Steps, arg_max_of_each
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
 from drafttrain.models.layout import store_column_major
-from drafttrain.models.spec_drafter.model import Memory, SpecDrafter
+from drafttrain.models.spec_drafter.model import SpecDrafter
+from drafttrain.models.spec_drafter.rows import Memory
 
 
 class BlockDrafter:

@@ -22,7 +22,6 @@ encoder makes of the source, which is there anyway, so that a round costs the sh
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -34,16 +33,13 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 from drafttrain.models.spec_drafter.config import SpecDrafterConfig
 from drafttrain.models.spec_drafter.layers import Norm, Stack, sinusoids
 from drafttrain.models.spec_drafter.pooling import group_means, masked_group_means
+from drafttrain.models.spec_drafter.rows import PADDING, Memory, Read, Rows
 
 UNDRAFTED = -1e4
 """Score of tokens that a drafter of few cannot draft: no probability in float32 and narrower types,
 and finite, so that nothing that is reckoned from a row becomes NaN."""
 SHUT = -1e4
 """Input at which silu is 0, and so is its slope."""
-PREFIX = -1
-"""Value of `block` for rows of the prefix."""
-PADDING = -2
-"""Value of `block` for rows that are padding."""
 FORMER_NAMES = {
     "^coupling_hidden": "previous_token_hidden",
     "^coupling_previous": "previous_token_embedding",
@@ -63,61 +59,6 @@ def _take_former_names(model: nn.Module, state: dict[str, Tensor], prefix: str, 
     """Let checkpoints of unfinished runs be gone on with."""
     for name in [name for name in state if name.startswith(prefix)]:
         state[prefix + present_name(name.removeprefix(prefix))] = state.pop(name)
-
-
-@dataclass(frozen=True)
-class Memory:
-    """What the decoder keeps of one source: cross-attention keys and values of every layer."""
-
-    keys_values: list[tuple[Tensor, Tensor]]
-    mask: Tensor | None
-    """[B, 1, 1, S] true where a source token is; None: all are."""
-    source: tuple[Tensor, Tensor] | None = None
-    """Two [B, S, D], embedded source without and with positions, for softly copied slots only."""
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Decoder input rows: a prefix and masked blocks, all of one sentence in one line.
-
-    A row of the prefix (block = PREFIX) sees prefix rows up to position `limit`; a row of block b
-    sees prefix rows up to `limit` and every row of block b. Shapes: all [B, T].
-    """
-
-    tokens: Tensor
-    positions: Tensor
-    block: Tensor
-    limit: Tensor
-
-    def visible(self, bidirectional: bool, before: Rows | None = None) -> Tensor:
-        """[B, 1, T, S] true where row t may look at row s of `before` and these rows."""
-        keys = self if before is None else self.after(before)
-        is_prefix = keys.block == PREFIX
-        prefix = is_prefix[:, None, :] & (keys.positions[:, None, :] <= self.limit[:, :, None])
-        same = (keys.block[:, None, :] == self.block[:, :, None]) & (self.block >= 0)[:, :, None]
-        seen = prefix | same
-        if bidirectional:  # one block: the prefix sees it too
-            seen = seen | ((self.block == PREFIX)[:, :, None] & (keys.block == 0)[:, None, :])
-        return seen[:, None]
-
-    def part(self, start: int, end: int | None = None) -> Rows:
-        """Some of the rows, all of every line."""
-        return Rows(*(value[:, start:end] for value in vars(self).values()))
-
-    def after(self, before: Rows) -> Rows:
-        """Both, `before` first."""
-        pairs = zip(vars(before).values(), vars(self).values(), strict=True)
-        return Rows(*(torch.cat(pair, dim=1) for pair in pairs))
-
-
-@dataclass(frozen=True)
-class Read:
-    """Rows that have been read: of a causal prefix, what the blocks after it look at."""
-
-    rows: Rows
-    hidden: Tensor
-    """[B, T, D]"""
-    keys_values: list[tuple[Tensor, Tensor]]
 
 
 class SpecDrafter(PreTrainedModel):

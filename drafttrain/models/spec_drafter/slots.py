@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from drafttrain.models.spec_drafter.model import PADDING, PREFIX, Rows, SpecDrafterConfig
+from drafttrain.models.spec_drafter.model import SpecDrafterConfig
+from drafttrain.models.spec_drafter.rows import PADDING, PREFIX, Rows
 
 IGNORED = -100
 """Label of rows that predict nothing inside the sentence."""

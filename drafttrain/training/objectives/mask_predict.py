@@ -13,7 +13,8 @@ from transformers.modeling_outputs import BaseModelOutput
 from drafttrain.config.recipes import ObjectiveConfig
 from drafttrain.data.batches.glancing import choose_revealed, glancing_ratio, reveal
 from drafttrain.data.batches.slots import SlotBatch
-from drafttrain.models.spec_drafter.model import Memory, Read, Rows, SpecDrafter
+from drafttrain.models.spec_drafter.model import SpecDrafter
+from drafttrain.models.spec_drafter.rows import Memory, Read, Rows
 from drafttrain.models.spec_drafter.slots import IGNORED, Layout
 from drafttrain.training.losses import LossSums, rejection_probability, smoothed_cross_entropy
 from drafttrain.training.objective import Teacher

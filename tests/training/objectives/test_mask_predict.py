@@ -12,7 +12,8 @@ import torch
 from drafttrain.config.recipes import ObjectiveConfig
 from drafttrain.data.batches.labelled import PairCollator, TextCollator
 from drafttrain.data.batches.slots import SlotCollator
-from drafttrain.models.spec_drafter.model import PADDING, SpecDrafter
+from drafttrain.models.spec_drafter.model import SpecDrafter
+from drafttrain.models.spec_drafter.rows import PADDING
 from drafttrain.training.losses import followed_cross_entropy, smoothed_cross_entropy
 from drafttrain.training.objectives.language_modelling import NextToken, SequenceToSequence
 from drafttrain.training.objectives.mask_predict import MaskPredict
