@@ -66,9 +66,6 @@ class Norm(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """slots, here and in `CrossAttention`: the same part as masked slots have it, whose weights the
-    rows are multiplied with in the place of its own."""
-
     def __init__(self, config: SpecDrafterConfig):
         super().__init__()
         inner = config.attention_heads * config.head_dim
@@ -77,27 +74,22 @@ class SelfAttention(nn.Module):
         self.out = nn.Linear(inner, config.d_model, bias=config.bias)
 
     def forward(
-        self,
-        x: Tensor,
-        mask: Tensor | None,
-        past: tuple[Tensor, Tensor] | None = None,
-        slots: SelfAttention | None = None,
+        self, x: Tensor, mask: Tensor | None, past: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Shapes: x [B, T, D], mask [B, 1|H, T, S], past [2, B, H, P, C] -> [B, T, D], [2, ...].
 
         Returns the output and the new rows' keys and values.
         """
-        weights = slots or self
         batch, length, _ = x.shape
         query, key, value = (
-            weights.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+            self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         )
         new = (key, value)
         if past is not None:
             key = torch.cat((past[0], key), dim=2)
             value = torch.cat((past[1], value), dim=2)
         mixed = F.scaled_dot_product_attention(query, key, value, mask, scale=self.scale)
-        return weights.out(mixed.transpose(1, 2).reshape(batch, length, -1)), new
+        return self.out(mixed.transpose(1, 2).reshape(batch, length, -1)), new
 
 
 class CrossAttention(nn.Module):
@@ -117,18 +109,11 @@ class CrossAttention(nn.Module):
         key, value = self.kv(memory).view(batch, length, 2, self.heads, -1).permute(2, 0, 3, 1, 4)
         return key, value
 
-    def forward(
-        self,
-        x: Tensor,
-        keys_values: tuple[Tensor, Tensor],
-        mask: Tensor | None,
-        slots: CrossAttention | None = None,
-    ) -> Tensor:
-        weights = slots or self
+    def forward(self, x: Tensor, keys_values: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
         batch, length, _ = x.shape
-        query = weights.query(x).view(batch, length, self.heads, -1).transpose(1, 2)
+        query = self.query(x).view(batch, length, self.heads, -1).transpose(1, 2)
         mixed = F.scaled_dot_product_attention(query, *keys_values, mask, scale=self.scale)
-        return weights.out(mixed.transpose(1, 2).reshape(batch, length, -1))
+        return self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
 
 
 class FeedForward(nn.Module):
@@ -184,19 +169,14 @@ class Layer(nn.Module):
 
         Shapes: x [B, T, D] -> [B, T, D], and the rows' keys and values [B, H, T, C].
         """
-        slots = self.slots if are_slots else None
-        own, across, feed = (
-            (None, None, self.feed_forward)
-            if slots is None
-            else (slots.self_attention, slots.cross_attention, slots.feed_forward)
-        )
-        mixed, new = self.self_attention(self._before(x, self.self_norm), mask, past, own)
+        weights = self.slots if are_slots and self.slots is not None else self
+        mixed, new = weights.self_attention(self._before(x, self.self_norm), mask, past)
         x = self._after(x, mixed, self.self_norm)
         if self.cross_attention is not None:
             start = self._before(x, self.cross_norm)
-            mixed = self.cross_attention(start, memory, memory_mask, across)
+            mixed = weights.cross_attention(start, memory, memory_mask)
             x = self._after(x, mixed, self.cross_norm)
-        mixed = feed(self._before(x, self.feed_forward_norm))
+        mixed = weights.feed_forward(self._before(x, self.feed_forward_norm))
         return self._after(x, mixed, self.feed_forward_norm), new
 
     def _before(self, x: Tensor, norm: Norm) -> Tensor:
