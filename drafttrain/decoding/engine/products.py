@@ -74,37 +74,57 @@ class Linear:
 
 @dataclass(frozen=True)
 class Forked:
-    """Products with one matrix or with another, as each row wants. Of a few rows reading the
-    weights is what takes the time, so all rows are multiplied with both, and one is taken."""
+    """Products of tokens' rows with one matrix, and of masked slots' with another."""
 
-    both: Linear
-    """Side by side."""
+    tokens: Linear
+    slots: Linear
 
     @property
     def width(self) -> int:
         """Numbers that it gives."""
-        return self.both.width // 2
+        return self.tokens.width
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.both.dtype
+        return self.tokens.dtype
 
-    def choose(self, x: Tensor, second: Tensor) -> Tensor:
-        """Shapes: x [B, N, in], second [B, N, 1] true where the second matrix is wanted -> [B, N,
-        out]."""
-        of_first, of_second = self.both(x).chunk(2, dim=-1)
-        return torch.where(second, of_second, of_first)
+    def choose(self, x: Tensor, slots: Tensor | int) -> Tensor:
+        """Shapes: x [B, N, in]; slots [B, N, 1] true where a row is a slot's, or, where all behind
+        some row are, and no other, its number -> [B, N, out]."""
+        if isinstance(slots, Tensor):
+            return torch.where(slots, self.slots(x), self.tokens(x))
+        if slots == 0:
+            return self.slots(x)
+        if slots == x.shape[1]:
+            return self.tokens(x)
+        return torch.cat((self.tokens(x[:, :slots]), self.slots(x[:, slots:])), dim=1)
 
 
 Product = Linear | Forked
 
 
-def multiply(product: Product, x: Tensor, slots: Tensor | None) -> Tensor:
+def multiply(product: Product, x: Tensor, slots: Tensor | int | None) -> Tensor:
     """A product of rows, those of masked slots with weights of their own where there are such.
 
-    Shapes: x [B, N, in], slots [B, N, 1] -> [B, N, out].
+    slots: as of `Forked.choose`. Shapes: x [B, N, in] -> [B, N, out].
     """
     if isinstance(product, Linear):
         return product(x)
     assert slots is not None, "which rows are slots is not said"
     return product.choose(x, slots)
+
+
+def which_are_slots(ids: Tensor, mask_id: int | None) -> Tensor | int | None:
+    """What `Forked.choose` is told, by the tokens that are fed; None: no row has others.
+
+    On a CPU the rows of one sequence, whose slots stand behind its tokens, are multiplied apart.
+    Compiled calls cannot be, as their shapes would follow from what they are fed. Shapes: [B, N].
+    """
+    if mask_id is None:
+        return None
+    slots = ids == mask_id
+    if len(ids) == 1 and ids.device.type == "cpu" and not torch.compiler.is_compiling():
+        tokens = int((~slots).sum())
+        if bool(slots[0, tokens:].all()):
+            return tokens
+    return slots[..., None]

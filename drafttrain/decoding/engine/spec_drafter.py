@@ -63,7 +63,8 @@ def _layer(layer: modules.Layer) -> Layer:
         of_tokens = [layer.get_submodule(name) for name in names]
         if layer.slots is None:
             return linear(*of_tokens)
-        return Forked(linear(*of_tokens, *(layer.slots.get_submodule(name) for name in names)))
+        of_slots = [layer.slots.get_submodule(name) for name in names]
+        return Forked(linear(*of_tokens), linear(*of_slots))
 
     cross = cross_norm = None
     if across is not None:

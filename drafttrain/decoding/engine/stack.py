@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drafttrain.decoding.engine.attention import attend, ready_mask, rotate
-from drafttrain.decoding.engine.products import Linear, Product, multiply
+from drafttrain.decoding.engine.products import Linear, Product, multiply, which_are_slots
 from drafttrain.models.layout import column_major
 from drafttrain.models.spec_drafter.model import UNDRAFTED
 
@@ -79,7 +79,7 @@ class FeedForward:
     activation: Callable[[Tensor], Tensor]
     gated: bool = False
 
-    def __call__(self, x: Tensor, slots: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, slots: Tensor | int | None = None) -> Tensor:
         x = multiply(self.up, x, slots)
         if self.gated:
             gate, x = x.chunk(2, dim=-1)
@@ -266,7 +266,7 @@ def run_stack(
     mask = rows.mask
     if stack.distance_bias is not None:
         mask = _distances(stack.distance_bias, stack.first_distance, rows)
-    slots = None if stack.slot_id is None else (rows.ids == stack.slot_id)[..., None]
+    slots = which_are_slots(rows.ids, stack.slot_id)
     first = stack.layers[0].attention
     mask = ready_mask(mask, first.heads, first.kv_heads, x)
     for number, layer in enumerate(stack.layers):
