@@ -38,6 +38,7 @@ from drafttrain.decoding.drafters.block_along import predict_blocks
 from drafttrain.evaluation.teacher_forced import BlockValidation
 from drafttrain.models.identity import hash_target
 from drafttrain.models.loading import LoadedTarget, check_seq2seq, load_target, load_tokenizer
+from drafttrain.models.spec_drafter.families import FAMILIES
 from drafttrain.models.spec_drafter.initialise import Account, initialise
 from drafttrain.models.spec_drafter.model import SpecDrafter, SpecDrafterConfig
 from drafttrain.models.spec_drafter.shape import has_own_output, make_config
@@ -54,7 +55,7 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
     tokenizer = load_tokenizer(settings.target)
     mask_id = choose_mask(tokenizer, target_config)
     drafter_config = make_config(target_config, settings.drafter, mask_id, identity(settings))
-    check_frozen(settings, drafter_config)
+    check_frozen(settings, drafter_config, target_config)
     if dry_run:
         print_plan(settings, drafter_config, target_config)
         return
@@ -164,14 +165,17 @@ def freeze_embeddings(drafter: SpecDrafter) -> None:
         drafter.logits_bias.requires_grad_(False)
 
 
-def check_frozen(settings: SpecDrafterRecipe, config: SpecDrafterConfig) -> None:
+def check_frozen(
+    settings: SpecDrafterRecipe, config: SpecDrafterConfig, target: PretrainedConfig
+) -> None:
     """Raises ConfigError for `objective.freeze_tokens` where tokens and slots cannot be told apart,
-    or what tokens are multiplied with is not the target's."""
+    or what tokens are multiplied with is not the target's, all of it."""
     if not settings.objective.freeze_tokens:
         return
     found = {"slot_weights": config.slot_weights, "encoder": config.encoder}
-    found["initialise"] = settings.drafter.initialise
+    found |= {"initialise": settings.drafter.initialise, "decoder_layers": config.decoder_layers}
     needed = {"slot_weights": "own", "encoder": "target", "initialise": "both"}
+    needed["decoder_layers"] = getattr(target, FAMILIES[target.model_type].decoder_layers)
     for name, value in needed.items():
         if found[name] != value:
             raise ConfigError(

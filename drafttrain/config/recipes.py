@@ -90,8 +90,8 @@ class ObjectiveConfig(Config):
     few of whose tokens occur in few rows. Needs initialise=encoder or both."""
     freeze_tokens: bool = False
     """Whether the weights that tokens are multiplied with stay the target's: the first slot is then
-    predicted as by the target's layers that the drafter has, and only the others are learned. Needs
-    drafter.slot_weights=own, drafter.encoder=target and drafter.initialise=both."""
+    as right as the target, and only the others are learned. Needs drafter.slot_weights=own,
+    drafter.encoder=target, and all of the target's decoder_layers."""
     copied_rate: PositiveFloat = 1.0
     """Learning rate of the weights that start from the target's, as a share of that of the others
     (ours): they know the first slot, which much change unlearns."""

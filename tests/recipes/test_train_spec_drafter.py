@@ -80,13 +80,17 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
         ("train.learning_rat=1", "learning_rate"),
         ("train.batch_tokens=20", "train.batch_tokens=20"),
         ("objective.freeze_tokens=true", "drafter.slot_weights=own"),
+        (
+            "objective.freeze_tokens=true drafter.slot_weights=own drafter.encoder=target",
+            "drafter.decoder_layers=2",
+        ),
     ],
 )
 def test_wrong_settings_end_in_one_line(
     arguments: list[str], override: str, message: str, capsys: pytest.CaptureFixture
 ) -> None:
     capsys.readouterr()  # what the fixture wrote
-    assert exit_code(main, *arguments, override) == 2
+    assert exit_code(main, *arguments, *override.split()) == 2
     error = capsys.readouterr().err
     assert message in error
     assert len([line for line in error.splitlines() if "train_spec_drafter.py:" in line]) == 1
