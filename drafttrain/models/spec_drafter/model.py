@@ -336,7 +336,7 @@ class SpecDrafter(PreTrainedModel):
         """
         if memory is None:
             memory = self.encode(source, attention_mask)
-        if self.config.slot_weights == "shared":
+        if self.config.slot_weights == "shared" or prefix_rows == rows.tokens.shape[1]:
             return self.read(rows, memory).hidden
         prefix = self.read(rows.part(0, prefix_rows), memory)
         slots = self.read(rows.part(prefix_rows), memory, prefix)

@@ -94,6 +94,20 @@ def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass
         assert played.drafted[:first_wrong] == expected.drafted[:first_wrong]
 
 
+@pytest.mark.parametrize("settings", CONVENTIONS.values(), ids=CONVENTIONS.keys())
+def test_blocks_of_one_slot_along_an_output_are_those_that_decoding_drafts(settings: dict) -> None:
+    """Of an anchored block of one no row is a slot's own."""
+    drafter, output = toy_drafter(**settings), torch.tensor([2, 3, 1, 1])
+    prefixes = [0, 1, 3]
+    [found] = drafter.slots_along(toy_source(), output, prefixes, 1)
+    session = drafter.open(toy_source(), Sampling(), SampledRandomness(torch.Generator()))
+    with torch.inference_mode():
+        for place, prefix in enumerate(prefixes):
+            tokens = torch.cat((toy_source().prefix, output[:prefix]))
+            expected = alone(session.slot_states(tokens, 1))
+            assert (found.states[place] - expected).abs().max() < 1e-12
+
+
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("slots", ["anchored", "paper"])
 def test_drawn_rows_are_coupled_to_the_token_drawn_before(
