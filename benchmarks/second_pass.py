@@ -53,6 +53,11 @@ class SecondPass(BlockDrafter):
     """Drafts greedily in two passes."""
 
     def __init__(self, model: SpecDrafter, threshold: float):
+        if model.config.slot_weights == "own":
+            raise ValueError(
+                "this drafter multiplies masks with weights of their own, so a slot that is told "
+                "its token would be read as in no training; give one of drafter.slot_weights=shared"
+            )
         super().__init__(model)
         self.threshold = threshold
         """Least probability of a token of the first pass that the second is told."""
@@ -69,7 +74,7 @@ class TwoPasses(BlockSession):
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
     ) -> Steps[Proposal]:
-        last = self.told_first(tokens)
+        last = int(tokens[-1])
         hidden = yield from self.slot_states(tokens, stop.longest)
         first = yield from self._arg_max(hidden, last, stop)
         kept = self.likelihoods(hidden, first, last) >= self.drafter.threshold

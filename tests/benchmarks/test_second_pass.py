@@ -39,6 +39,11 @@ def propose(drafter: BlockDrafter) -> list[int]:
     return alone(session.propose(TOKENS, None, FixedLength(4))).tokens.tolist()
 
 
+def test_slots_of_own_weights_are_refused() -> None:
+    with pytest.raises(ValueError, match="drafter.slot_weights=shared"):
+        SecondPass(excited(slot_weights="own"), 0.5)
+
+
 @pytest.mark.parametrize("settings", CONVENTIONS.values(), ids=CONVENTIONS.keys())
 def test_second_pass_equals_one_pass_over_the_whole_block_that_is_told_the_kept_tokens(
     settings: dict,

@@ -214,7 +214,8 @@ class BlockSession:
         return (yield Call(self.drafter.slots_all, (self.state, self.prefix_of(tokens), masks)))
 
     def told_first(self, tokens: Tensor) -> int:
-        """What the first slot is told as the token before it: the last committed one, if any."""
+        """What the first slot is told as the token before it: the last committed one, or none,
+        where that token's own row predicts as the target's (`slot_weights`)."""
         config = self.model.config
         return int(tokens[-1]) if config.slot_weights == "shared" else config.no_token
 

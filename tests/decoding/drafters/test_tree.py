@@ -186,6 +186,23 @@ def test_trees_of_the_likeliest_tokens_are_those_of_whole_rows(shape, rank):
     assert set(paths_of(likeliest)) == set(paths_of(whole))
 
 
+@pytest.mark.parametrize("asked", [Optimal(1), WholeRows(Optimal(1))], ids=["likeliest", "rows"])
+def test_the_first_slot_of_own_weights_is_not_told_the_token_before_it(asked):
+    """A token's row is the target's; previous-token features would move it (as they do here)."""
+    drafter = toy_drafter(slot_weights="own", previous_token_rank=3)
+    randomness, told = SampledRandomness(torch.Generator()), []
+    with torch.inference_mode():
+        for last in (1, 2, 3):
+            tokens = torch.cat((toy_source().prefix, torch.tensor([last])))
+            session = TreeDrafter(drafter, asked).open(toy_source(), Sampling(), randomness)
+            proposal = alone(session.propose(tokens, None, FixedLength(3)))
+            state = alone(drafter.open(toy_source(), Sampling(), randomness).slot_states(tokens, 3))
+            assert proposal.tokens.tolist() == [int(drafter.project(state[0]).argmax())]
+            told.append(int(drafter.model.logits(state[0], torch.tensor(last)).argmax()))
+            told[-1] -= int(proposal.tokens)
+    assert any(told)
+
+
 def slots_model(rank: int) -> SpecDrafter:
     """A small drafter whose previous-token features, if any, make a difference."""
     model = tiny_drafter("marian", decoder_layers=2, previous_token_rank=rank)

@@ -145,6 +145,18 @@ def test_slots_behind_the_stop_are_paid_for():
     assert seconds == pytest.approx([10 + 10] * 2)
 
 
+def test_rounds_of_a_batch_last_as_long_as_the_longest_draft_in_it():
+    """Each prompt has a round of 1 drafted token and one of 3; half of the others' are of 3."""
+    counts = counts_of(tokens=[6], rounds=[2], drafted=[4], accepted=[4], judged=[0])
+    computed, rows = np.zeros((2, 1, 4)), np.zeros((2, 1, 5))
+    computed[..., [1, 3]], rows[..., [2, 4]] = 1.0, 1.0
+    counts = replace(counts, by_computed=computed, by_rows=rows)
+    each = Curve(0.0, (0.0,), (1.0,))  # a second a token, and a row
+    prices = Prices({size: RoundCosts(size, each, each, 0.0, 0.2, 0.0) for size in (1, 2)})
+    assert prices.seconds(counts, 0, CANDIDATES[0], 1) == pytest.approx([1 + 3 + 2 + 4] * 2)
+    assert prices.seconds(counts, 0, CANDIDATES[0], 2) == pytest.approx([2 + 3 + 3 + 4] * 2)
+
+
 def test_what_is_best_depends_on_the_batch_size():
     slow = Curve(0.0, (1.0,), (4.0,))  # a row more takes as long as a call: drafts do not pay
     many = RoundCosts(8, Curve(0.0, (0.0,), (1.0,)), slow, 0.0, 0.3, 0.0)

@@ -125,6 +125,10 @@ def test_prefix_rows_weigh_what_was_asked_and_slots_decay() -> None:
     inside = min(3, 5 - prefix)  # masks that predict y_{p+2}.. up to EOS
     expected = [math.exp(-slot / 2.0) for slot in (1, 2, 3)][:inside] + [0.0] * (3 - inside)
     assert weights[6:].tolist() == pytest.approx(expected)
+    frozen = MaskPredict(objective.model, settings.model_copy(update={"freeze_tokens": True}))
+    unlearned = frozen._weights(batch.layout.labels, batch.layout)[0]
+    assert unlearned[:6].tolist() == [0.0] * 6  # nothing that could be learned of them
+    assert unlearned[6:].tolist() == weights[6:].tolist()
 
 
 @pytest.mark.parametrize("changes", [{}, {"previous_token_rank": 8}, {"slots": "paper"}], ids=str)
