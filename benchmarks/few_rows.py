@@ -1,6 +1,7 @@
 """Products of a few rows with a matrix, by how the matrix lies in memory.
 
     python benchmarks/few_rows.py 256 1024 6000
+    python benchmarks/few_rows.py 576 49152 --dtype bfloat16
 
 Microseconds a product: rows of the matrix one behind the other, columns one behind the other, and
 oneDNN's packed layout (`decoding/engine/products.py`). So many matrices of a size are multiplied in
@@ -31,20 +32,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sizes", type=int, nargs="+", help="widths: every pair of them is measured")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     given = parser.parse_args()
+    dtype = getattr(torch, given.dtype)
     torch.set_num_threads(given.threads)
     print("| out x in | " + " | ".join(f"{rows} rows" for rows in ROWS) + " |")
     print("| --- |" + " ---: |" * len(ROWS))
     for out, inner in product(given.sizes, repeat=2):
-        figures = " | ".join(measure(out, inner, rows) for rows in ROWS)
+        figures = " | ".join(measure(out, inner, rows, dtype) for rows in ROWS)
         print(f"| {out} x {inner} | {figures} |", flush=True)
 
 
 @torch.inference_mode()
-def measure(out: int, inner: int, rows: int) -> str:
+def measure(out: int, inner: int, rows: int, dtype: torch.dtype) -> str:
     """Rows / columns / packed, in microseconds."""
-    x = torch.randn(rows, inner)
-    matrices = [torch.randn(out, inner) for _ in range(max(2, BYTES // (4 * out * inner)))]
+    x = torch.randn(rows, inner).to(dtype)
+    count = max(2, BYTES // (dtype.itemsize * out * inner))
+    matrices = [torch.randn(out, inner).to(dtype) for _ in range(count)]
     packed = [torch.ops.mkldnn._reorder_linear_weight(one, PACKED_FOR) for one in matrices]
     ways: list[list[Callable[[], Tensor]]] = [
         [partial(F.linear, x, one) for one in matrices],

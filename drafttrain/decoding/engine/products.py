@@ -1,9 +1,10 @@
 """Products of a few rows with large weights, which is what a round of decoding is made of.
 
-On a CPU in float32 two layouts of a matrix are used. A row or two is read fastest from weights that
+On a CPU two layouts of a matrix are used. In float32 a row or two is read fastest from weights that
 lie along their longer side (`models/layout.py`); from three rows on oneDNN's packed layout is up to
-three times as fast as a plain product (benchmarks/few_rows.py). It is a copy, made when it is first
-needed.
+three times as fast as a plain product (benchmarks/few_rows.py). In bfloat16, where the processor
+has products of it, the packed layout is the faster one for any number of rows. It is a copy, made
+when it is first needed.
 """
 
 from __future__ import annotations
@@ -15,13 +16,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-FEW = 2
-"""Rows up to which the plain product is the fastest."""
+FEW = {torch.float32: 2, torch.bfloat16: 0}
+"""Rows up to which the plain product is the fastest, of the types that are packed."""
 LARGE = 2**16
 """Least numbers of a matrix that is packed."""
 PACKED_FOR = 8
 """Rows that the packed layout is made for; others can be multiplied with it too."""
 CAN_PACK = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether matrices of this type are packed on this machine's CPU."""
+    if not CAN_PACK or dtype not in FEW:
+        return False
+    return dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 class Linear:
@@ -37,8 +45,8 @@ class Linear:
         self.more: tuple[Linear, ...] = ()
         self.packed: Tensor | None = None
         """The matrix as oneDNN has it, once it was needed."""
-        plain = weight.device.type == "cpu" and weight.dtype == torch.float32
-        self.packs = CAN_PACK and plain and weight.numel() >= LARGE
+        large = weight.device.type == "cpu" and weight.numel() >= LARGE
+        self.packs = large and can_pack(weight.dtype)
 
     @staticmethod
     def side_by_side(parts: Sequence[Linear]) -> Linear:
@@ -64,7 +72,7 @@ class Linear:
         return self._own(x)
 
     def _own(self, x: Tensor) -> Tensor:
-        if not self.packs or x.numel() <= FEW * x.shape[-1]:
+        if not self.packs or x.numel() <= FEW[self.dtype] * x.shape[-1]:
             return F.linear(x, self.weight, self.bias)
         if self.packed is None:
             rows = self.weight.contiguous()

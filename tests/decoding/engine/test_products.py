@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from drafttrain.decoding.engine.products import CAN_PACK, LARGE, Linear
+from drafttrain.decoding.engine.products import CAN_PACK, LARGE, Linear, can_pack
 from tests.comparing import close
 
 SIZES = (320, 256)
@@ -25,6 +25,19 @@ def test_packed_weights_give_the_plain_product(rows: int, biased: bool) -> None:
             found = layer(x[:1] if rows == 1 else x)
         close(found.double(), expected[: len(found)], 1e-4)
         assert (layer.packed is not None) == (CAN_PACK and rows > 1)
+
+
+@pytest.mark.parametrize("rows", [1, 6])
+def test_packed_weights_of_bfloat16_give_the_plain_product(rows: int) -> None:
+    torch.manual_seed(0)
+    weight, x = (torch.randn(size).bfloat16() for size in (SIZES, (rows, SIZES[1])))
+    layer = Linear(weight)
+    with torch.inference_mode():
+        found = layer(x)
+    exact = x.double() @ weight.double().t()
+    assert found.dtype == torch.bfloat16
+    close(found.double(), exact, 0.01 * float(exact.abs().max()))
+    assert (layer.packed is not None) == can_pack(torch.bfloat16)
 
 
 def test_small_and_precise_weights_stay_as_they_are() -> None:
