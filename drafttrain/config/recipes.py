@@ -163,7 +163,8 @@ class DistillingRecipe(Config):
     """Folder of what the target's encoder makes of clips, which several runs may share. Default:
     RUN/encoded."""
     distill: dict[str, Any] = {}
-    """Settings of `drafttrain distill` (method, batch_tokens, ...)."""
+    """Settings of `drafttrain distill` (method, batch_tokens, ...); target.dtype=bfloat16 has the
+    target answer in bfloat16, where that is faster, though training takes its exact weights."""
     validation_rows: PositiveInt = 500
     """Held-out rows used in validation."""
 

@@ -188,6 +188,35 @@ def test_recipes_distil_with_a_drafter_too(models, tmp_path):
     assert read_manifest(tmp_path / "run" / "distilled").drafter.path == "max-gram"
 
 
+def test_recipes_may_distil_in_another_precision_than_they_train_for(models, tmp_path):
+    exact = made(models, tmp_path, "marian", "half")
+    half = exact.target.model_copy(update={"dtype": "bfloat16"})
+    wanted = exact.model_copy(update={"target": half})
+    distil(wanted)
+    settings_of_it = {
+        "target": {"dtype": "bfloat16"},
+        "sampling": {"max_new_tokens": 12},
+        **{name: getattr(wanted, name) for name in ("max_source_tokens", "batch_tokens")},
+        "shard_rows": wanted.shard_rows,
+    }
+    recipe = SpecDrafterRecipe(
+        run=tmp_path / "run",
+        target=exact.target,
+        data=wanted.data,
+        distilled=wanted.out,
+        distill=settings_of_it,
+    )
+    target = load_target(recipe.target)
+    rows, _ = distilled_rows(recipe, target, open_decoder)
+    assert rows.to_list() == load_distilled(wanted.out).to_list()
+    assert target.model.dtype == torch.float32
+    [distillation] = distillations(recipe).values()
+    assert distillation.encoded is None
+    other = recipe.model_copy(update={"distill": {"target": {"path": "elsewhere"}}})
+    with pytest.raises(ConfigError, match=r"distill\.target: give it as target="):
+        distillations(other)
+
+
 OTHERS = {
     "backend": ({}, {"backend": "engine"}, "backend = 'transformers', .*'engine'"),
     "a drafter": ({"backend": "engine"}, {"drafter": "max-gram"}, "drafter.method = None, .*gram"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
@@ -38,11 +39,19 @@ def distillations(settings: DistillingRecipe) -> dict[str, DistillConfig]:
 def distill_settings(
     settings: DistillingRecipe | HeadRecipe, data: DataConfig, out: Path
 ) -> DistillConfig:
-    """How a recipe distils these inputs into a folder. Raises ConfigError."""
-    fixed = {"target": settings.target, "data": data, "out": out}
-    if isinstance(settings, DistillingRecipe):
+    """How a recipe distils these inputs into a folder. Raises ConfigError.
+
+    distill.target.dtype may be another than the recipe's: outputs in bfloat16, where that is
+    faster, to train on in float32. What an encoder puts out is then not left for training.
+    """
+    given, target = dict(fill_distill(settings.distill)), settings.target
+    fixed: dict[str, Any] = {"target": target, "data": data, "out": out}
+    own = given.get("target")
+    if isinstance(settings, DistillingRecipe) and isinstance(own, dict) and own.keys() == {"dtype"}:
+        fixed["target"] = {**target.model_dump(), **given.pop("target")}
+    if isinstance(settings, DistillingRecipe) and own in (None, {"dtype": target.dtype}):
         fixed["encoded"] = settings.encoded or settings.run / "encoded"
-    return settings_of_group(DistillConfig, "distill", fill_distill(settings.distill), fixed)
+    return settings_of_group(DistillConfig, "distill", given, fixed)
 
 
 def distilled_rows(
@@ -54,7 +63,8 @@ def distilled_rows(
     """
     wanted = distillations(settings)
     for distillation in wanted.values():
-        distill(distillation, target, open_decoder)
+        same = distillation.target == settings.target
+        distill(distillation, target if same else None, open_decoder)
     rows = {group: load_distilled(distillation.out) for group, distillation in wanted.items()}
     return rows["data"], rows.get("held_out")
 
