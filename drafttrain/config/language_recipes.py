@@ -105,6 +105,9 @@ class TeacherConfig(Config):
     folder: Path | None = None
     """Folder of what is kept, which several runs may share. Default: beside the distilled rows,
     DISTILLED-teacher."""
+    dtype: Precision | None = None
+    """Of weights and activations while these are worked out: bfloat16 is the faster where the
+    processor has products of it. Default: the target's."""
 
 
 class OnPolicyConfig(Config):

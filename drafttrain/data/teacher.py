@@ -45,7 +45,7 @@ from drafttrain.data.shards.teacher_rows import (
 from drafttrain.data.shards.writing import join_processes, say
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.sampling import exact_enough, likeliest
-from drafttrain.models.loading import LoadedTarget
+from drafttrain.models.loading import LoadedTarget, load_target
 
 SHARD_ROWS = 256
 """Distilled rows of a shard."""
@@ -103,6 +103,9 @@ def cache_teacher(
     state, lengths = join_processes(), row_lengths(rows)
     vocabulary = target.model.get_output_embeddings().out_features
     plan = plan_teacher(settings, vocabulary, len(rows), int(lengths[:, 1].sum()))
+    if settings.teacher.dtype not in (None, settings.target.dtype):
+        faster = settings.target.model_copy(update={"dtype": settings.teacher.dtype})
+        target = load_target(faster)
     caching = TeacherCaching(settings, target, rows, lengths, draftable, str(plan))
     fill_folder(caching, plan.folder, Share(), state)
     return open_teacher(plan.folder, lengths[:, 1])

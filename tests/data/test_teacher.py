@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from drafttrain.config.base import ConfigError
+from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.language_recipes import CausalDrafterRecipe
 from drafttrain.data import teacher
 from drafttrain.data.batches.examples import TopRows
@@ -45,6 +46,10 @@ def settings(pair: Path, **changes) -> CausalDrafterRecipe:
         "train": {"batch_tokens": 60},
     }
     return CausalDrafterRecipe.model_validate(values)
+
+
+def target_of(pair: Path, dtype: str) -> TargetConfig:
+    return TargetConfig(path=str(pair / "target"), device="cpu", dtype=dtype)
 
 
 def cached(pair: Path, draftable: torch.Tensor | None = None, **changes):
@@ -89,6 +94,25 @@ def test_the_rows_on_disk_are_those_of_the_target_at_every_token_of_an_output(pa
     plan = plan_teacher(settings(pair, top_k=5), VOCAB, len(rows), tokens)
     assert plan.bytes_a_token == 4 * (5 + 6) and "0.04 KB a token" in str(plan)
     assert 0 <= size - tokens * plan.bytes_a_token < 3 * 300  # and a header a shard
+
+
+def test_rows_may_be_worked_out_in_another_precision(pair) -> None:
+    found, rows, target = cached(pair, top_k=5, dtype="bfloat16")
+    half = load_target(target_of(pair, "bfloat16"))
+    assert target.model.dtype == torch.float32 and half.model.dtype == torch.bfloat16
+    far = []
+    for number, row in enumerate(rows):
+        exact, rounded = (
+            teacher_force(one.model, [row["source_ids"]], [row["target_ids"]])[0].logits
+            for one in (target, half)
+        )
+        own = found.read(number)
+        chosen = rounded.float().log_softmax(-1).gather(1, own.tokens)
+        close(own.log_probs[:, :5], chosen, 0.05)
+        far.append((own.log_probs[:, :5] - exact.log_softmax(-1).gather(1, own.tokens)).abs().max())
+    assert max(far) > 1e-4
+    with pytest.raises(ConfigError, match="weights_sha256"):
+        cached(pair, top_k=5)
 
 
 @pytest.mark.parametrize("draftable", [None, DRAFTABLE], ids=["all", "few"])
