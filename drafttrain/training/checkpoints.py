@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -103,7 +105,8 @@ def save_checkpoint(
     weights = trained_weights(accelerator, objective)
     try:
         with named_disk_errors(run):
-            accelerator.save_state(str(temporary / "state"), safe_serialization=True)
+            with _without_warnings("accelerate.utils.other"):  # tied weights are saved once
+                accelerator.save_state(str(temporary / "state"), safe_serialization=True)
             accelerator.wait_for_everyone()  # every process has written its part
             if accelerator.is_main_process:
                 save_file(weights, temporary / WEIGHTS)
@@ -124,6 +127,18 @@ def save_checkpoint(
             old.rename(dead)
             shutil.rmtree(dead)
     accelerator.wait_for_everyone()
+
+
+@contextmanager
+def _without_warnings(name: str) -> Iterator[None]:
+    """No warnings of this logger."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def load_checkpoint(accelerator: Accelerator, folder: Path, fingerprint: str) -> Progress:

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from pathlib import Path
 
+import pytest
 import torch
+from accelerate import Accelerator
 from safetensors.torch import save_file
 
 from drafttrain.training.checkpoints import (
     PROGRESS,
     WEIGHTS,
+    Progress,
     Schedule,
     average_weights,
     checkpoint_folders,
+    load_checkpoint,
+    save_checkpoint,
 )
+from tests.training.tiny_runs import small_drafter
 
 
 def test_a_checkpoint_written_on_request_is_not_one_of_those_that_are_due(tmp_path: Path) -> None:
@@ -41,3 +48,22 @@ def test_weights_of_checkpoints_from_before_a_renaming_are_averaged_too(tmp_path
     mean = average_weights(folders)
     assert mean.keys() == {"previous_token_out.weight"}
     assert mean["previous_token_out.weight"].tolist() == [4.5, 4.5]
+
+
+def test_tied_weights_are_saved_once_and_without_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    accelerator, objective = Accelerator(cpu=True), torch.nn.Module()
+    objective.model = small_drafter().float()
+    objective.again = objective.model.embedding
+    accelerator.prepare(objective)
+    with caplog.at_level(logging.WARNING):
+        save_checkpoint(
+            accelerator, objective, tmp_path, Progress(1, 1, "print"), Schedule(1, 1, 1)
+        )
+    assert not caplog.records
+    [folder] = checkpoint_folders(tmp_path)
+    before = objective.again.weight.detach().clone()
+    torch.nn.init.zeros_(objective.again.weight)
+    assert load_checkpoint(accelerator, folder, "print").step == 1
+    assert torch.equal(objective.again.weight, before)
