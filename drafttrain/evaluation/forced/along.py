@@ -7,7 +7,7 @@ accepted follows (`stops/trace.py`), and from these coins the rounds in expectat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from drafttrain.build.method import Method
 from drafttrain.build.verifiers import AUTO, build_verifier
 from drafttrain.config.kinds import KINDS
-from drafttrain.config.progress import tracked
+from drafttrain.config.progress import tracking
 from drafttrain.decoding.drafters.along import NOT_DRAFTED
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
@@ -34,6 +34,9 @@ from drafttrain.evaluation.prompts import Prompt
 from drafttrain.evaluation.served.measure import Along, judge_along
 from drafttrain.evaluation.stops.chain_trace import TraceOptions, judge
 from drafttrain.evaluation.stops.prefix_trace import kept_prefixes
+
+TOGETHER = 16
+"""Outputs that the target decodes at once."""
 
 
 @dataclass(frozen=True)
@@ -83,15 +86,17 @@ def follow_outputs(
     tracing = TraceOptions(options.sampling, options.max_new_tokens, depth=0)
     requires = TargetRequirements.union(method.drafter.requires for method in methods)
     needs_rows = bool(models) or not options.sampling.greedy
-    for prompt in tracked(prompts, "follow", "input", progress):
-        own = own_output(target, prompt, requires, tracing, options.seed, needs_rows)
-        lengths.append(len(own.tokens))
-        for place, found in enumerate(follow(methods, own, tracing)):
-            rounds[place].append(found)
-        for name, drafter in models.items():
-            judged[name].append(
-                judge_along(target, drafter, own.source, own.tokens, tracing, own.target_probs)
-            )
+    outputs = own_outputs(target, prompts, requires, tracing, options.seed, needs_rows)
+    with tracking(len(prompts), "follow", "input", shown=progress) as work:
+        for own in outputs:
+            lengths.append(len(own.tokens))
+            for place, found in enumerate(follow(methods, own, tracing)):
+                rounds[place].append(found)
+            for name, drafter in models.items():
+                judged[name].append(
+                    judge_along(target, drafter, own.source, own.tokens, tracing, own.target_probs)
+                )
+            work.update()
     return Followed(np.array(lengths, dtype=np.float64), rounds, judged)
 
 
@@ -101,31 +106,39 @@ def served_name(method: Method) -> str:
 
 
 @torch.inference_mode()
-def own_output(
+def own_outputs(
     target: CachedModel,
-    prompt: Prompt,
+    prompts: Sequence[Prompt],
     requires: TargetRequirements,
     tracing: TraceOptions,
     seed: int,
     needs_rows: bool,
-) -> OwnOutput:
-    """What the target makes of a prompt by plain decoding, as `drafttrain eval` decodes it."""
-    source, sampling = target.read(prompt.source, requires), tracing.sampling
-    decoder = Decoder(
-        target,
-        NoDrafter(),
-        FixedLength(1),
-        build_verifier(AUTO, sampling),
-        sampling,
-        lambda _: sequence_randomness(seed, prompt.row, target.device),
-    )
-    [output] = decoder.decode_all([source], tracing.max_new_tokens)
-    tokens = torch.tensor(output.tokens, dtype=torch.long)
-    rows = None
-    if needs_rows:
-        rows = judge(target, source, tokens.to(source.prefix.device), tracing).cpu()
-    room = target.max_new_tokens(source, tracing.max_new_tokens)
-    return OwnOutput(source, tokens, rows, np.maximum(room - 1 - np.arange(len(tokens)), 0))
+) -> Iterator[OwnOutput]:
+    """What the target makes of prompts by plain decoding, in order: the outputs that `drafttrain
+    eval` decodes one by one, here `TOGETHER` at once."""
+    sampling = tracing.sampling
+    for start in range(0, len(prompts), TOGETHER):
+        some = prompts[start : start + TOGETHER]
+        decoder = Decoder(
+            target,
+            NoDrafter(),
+            FixedLength(1),
+            build_verifier(AUTO, sampling),
+            sampling,
+            lambda index, rows=[one.row for one in some]: sequence_randomness(
+                seed, rows[index], target.device
+            ),
+        )
+        sources = [target.read(one.source, requires) for one in some]
+        outputs = decoder.decode_all(sources, tracing.max_new_tokens, TOGETHER)
+        for source, output in zip(sources, outputs, strict=True):
+            tokens = torch.tensor(output.tokens, dtype=torch.long)
+            probs = None
+            if needs_rows:
+                probs = judge(target, source, tokens.to(source.prefix.device), tracing).cpu()
+            room = target.max_new_tokens(source, tracing.max_new_tokens)
+            limit = np.maximum(room - 1 - np.arange(len(tokens)), 0)
+            yield OwnOutput(source, tokens, probs, limit)
 
 
 def follow(methods: Sequence[Method], own: OwnOutput, tracing: TraceOptions) -> list[Expected]:

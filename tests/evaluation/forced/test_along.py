@@ -22,6 +22,7 @@ from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, make_verifier
+from drafttrain.evaluation.forced import along
 from drafttrain.evaluation.forced.along import OwnOutput, follow, follow_outputs
 from drafttrain.evaluation.forced.evaluate import expected_counts
 from drafttrain.evaluation.forced.rounds import Expected
@@ -223,11 +224,28 @@ def test_the_target_decodes_and_reads_each_prompt_once_however_many_follow(monke
             Method(one, FixedLength(k), RejectionSampling()) for one in drafters for k in (2, 3)
         ]
         found = follow_outputs(target, methods, prompts, options)
-        assert calls == found.lengths.sum() + len(prompts)
+        assert calls == found.lengths.max() + len(prompts)  # all are decoded together
         seen.append(found)
     alone, together = seen
     for own, other in zip(alone.rounds, together.rounds, strict=False):
         assert [one.num_steps for one in own] == pytest.approx([one.num_steps for one in other])
+
+
+def test_how_many_outputs_are_decoded_together_changes_none(monkeypatch):
+    model, drafter = pairs("llama")
+    target, prompts = CachedModel(model), prompts_of(model)
+    method = Method(drafter, FixedLength(3), RejectionSampling())
+    options = EvaluationOptions(sampling=Sampling(1.0), max_new_tokens=LENGTH)
+    found = []
+    for together in (1, 3, 16):
+        monkeypatch.setattr(along, "TOGETHER", together)
+        found.append(follow_outputs(target, [method], prompts, options))
+    alone, *others = found
+    assert len(set(alone.lengths)) > 1 and len(prompts) > 3
+    for one in others:
+        assert one.lengths.tolist() == alone.lengths.tolist()
+        steps = [round_.num_steps for round_ in one.rounds[0]]
+        assert steps == pytest.approx([round_.num_steps for round_ in alone.rounds[0]])
 
 
 def test_a_drafter_that_is_the_target_loses_nothing(monkeypatch):
