@@ -21,7 +21,7 @@ from drafttrain.data.distill.batches import OpenDecoder
 from drafttrain.data.distill.distill import distill
 from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.decoding.engine.architectures import position_limit
-from drafttrain.models.loading import LoadedTarget
+from drafttrain.models.loading import LoadedTarget, load_target
 
 
 def distillations(settings: DistillingRecipe) -> dict[str, DistillConfig]:
@@ -46,11 +46,14 @@ def distill_settings(
     """
     given, target = dict(fill_distill(settings.distill)), settings.target
     fixed: dict[str, Any] = {"target": target, "data": data, "out": out}
-    own = given.get("target")
-    if isinstance(settings, DistillingRecipe) and isinstance(own, dict) and own.keys() == {"dtype"}:
-        fixed["target"] = {**target.model_dump(), **given.pop("target")}
-    if isinstance(settings, DistillingRecipe) and own in (None, {"dtype": target.dtype}):
-        fixed["encoded"] = settings.encoded or settings.run / "encoded"
+    if isinstance(settings, DistillingRecipe):
+        match given.get("target"):
+            case {"dtype": dtype, **others} if not others:
+                fixed["target"] = {**target.model_dump(), **given.pop("target")}
+            case _:
+                dtype = target.dtype
+        if dtype == target.dtype:
+            fixed["encoded"] = settings.encoded or settings.run / "encoded"
     return settings_of_group(DistillConfig, "distill", given, fixed)
 
 
@@ -62,9 +65,11 @@ def distilled_rows(
     open_decoder: as `distill` takes it.
     """
     wanted = distillations(settings)
+    decoding = wanted["data"].target  # that of all groups
+    if decoding != settings.target:
+        target = load_target(decoding)
     for distillation in wanted.values():
-        same = distillation.target == settings.target
-        distill(distillation, target if same else None, open_decoder)
+        distill(distillation, target, open_decoder)
     rows = {group: load_distilled(distillation.out) for group, distillation in wanted.items()}
     return rows["data"], rows.get("held_out")
 

@@ -22,14 +22,14 @@ LARGE = 2**16
 """Least numbers of a matrix that is packed."""
 PACKED_FOR = 8
 """Rows that the packed layout is made for; others can be multiplied with it too."""
-CAN_PACK = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
-def can_pack(dtype: torch.dtype) -> bool:
-    """Whether matrices of this type are packed on this machine's CPU."""
-    if not CAN_PACK or dtype not in FEW:
-        return False
-    return dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+PACKED_TYPES = frozenset(
+    dtype
+    for dtype in FEW
+    if torch.backends.mkldnn.is_available()
+    and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    and (dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
+)
+"""What is packed on this machine's CPU. Asked once: traced code cannot ask."""
 
 
 class Linear:
@@ -46,7 +46,7 @@ class Linear:
         self.packed: Tensor | None = None
         """The matrix as oneDNN has it, once it was needed."""
         large = weight.device.type == "cpu" and weight.numel() >= LARGE
-        self.packs = large and can_pack(weight.dtype)
+        self.packs = large and weight.dtype in PACKED_TYPES
 
     @staticmethod
     def side_by_side(parts: Sequence[Linear]) -> Linear:

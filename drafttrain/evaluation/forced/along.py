@@ -23,7 +23,7 @@ from drafttrain.decoding.drafters.along import NOT_DRAFTED
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.sampling import sequence_randomness
+from drafttrain.decoding.sampling import SampledRandomness, sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.target_states import TargetRequirements
 from drafttrain.decoding.types import Source
@@ -116,29 +116,36 @@ def own_outputs(
 ) -> Iterator[OwnOutput]:
     """What the target makes of prompts by plain decoding, in order: the outputs that `drafttrain
     eval` decodes one by one, here `TOGETHER` at once."""
-    sampling = tracing.sampling
     for start in range(0, len(prompts), TOGETHER):
         some = prompts[start : start + TOGETHER]
-        decoder = Decoder(
-            target,
-            NoDrafter(),
-            FixedLength(1),
-            build_verifier(AUTO, sampling),
-            sampling,
-            lambda index, rows=[one.row for one in some]: sequence_randomness(
-                seed, rows[index], target.device
-            ),
-        )
-        sources = [target.read(one.source, requires) for one in some]
-        outputs = decoder.decode_all(sources, tracing.max_new_tokens, TOGETHER)
-        for source, output in zip(sources, outputs, strict=True):
-            tokens = torch.tensor(output.tokens, dtype=torch.long)
-            probs = None
-            if needs_rows:
-                probs = judge(target, source, tokens.to(source.prefix.device), tracing).cpu()
-            room = target.max_new_tokens(source, tracing.max_new_tokens)
-            limit = np.maximum(room - 1 - np.arange(len(tokens)), 0)
-            yield OwnOutput(source, tokens, probs, limit)
+        yield from _decode_together(target, some, requires, tracing, seed, needs_rows)
+
+
+def _decode_together(
+    target: CachedModel,
+    prompts: Sequence[Prompt],
+    requires: TargetRequirements,
+    tracing: TraceOptions,
+    seed: int,
+    needs_rows: bool,
+) -> Iterator[OwnOutput]:
+    sampling = tracing.sampling
+
+    def randomness(index: int) -> SampledRandomness:
+        return sequence_randomness(seed, prompts[index].row, target.device)
+
+    verifier = build_verifier(AUTO, sampling)
+    decoder = Decoder(target, NoDrafter(), FixedLength(1), verifier, sampling, randomness)
+    sources = [target.read(prompt.source, requires) for prompt in prompts]
+    outputs = decoder.decode_all(sources, tracing.max_new_tokens, len(sources))
+    for source, output in zip(sources, outputs, strict=True):
+        tokens = torch.tensor(output.tokens, dtype=torch.long)
+        probs = None
+        if needs_rows:
+            probs = judge(target, source, tokens.to(source.prefix.device), tracing).cpu()
+        room = target.max_new_tokens(source, tracing.max_new_tokens)
+        limit = np.maximum(room - 1 - np.arange(len(tokens)), 0)
+        yield OwnOutput(source, tokens, probs, limit)
 
 
 def follow(methods: Sequence[Method], own: OwnOutput, tracing: TraceOptions) -> list[Expected]:

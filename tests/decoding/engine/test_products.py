@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from drafttrain.decoding.engine.products import CAN_PACK, LARGE, Linear, can_pack
+from drafttrain.decoding.engine.products import LARGE, Linear
 from tests.comparing import close
 
 SIZES = (320, 256)
+ONEDNN = torch.backends.mkldnn.is_available()
 assert SIZES[0] * SIZES[1] >= LARGE
 
 
@@ -24,7 +25,7 @@ def test_packed_weights_give_the_plain_product(rows: int, biased: bool) -> None:
         with torch.inference_mode():
             found = layer(x[:1] if rows == 1 else x)
         close(found.double(), expected[: len(found)], 1e-4)
-        assert (layer.packed is not None) == (CAN_PACK and rows > 1)
+        assert (layer.packed is not None) == (ONEDNN and rows > 1)
 
 
 @pytest.mark.parametrize("rows", [1, 6])
@@ -37,7 +38,24 @@ def test_packed_weights_of_bfloat16_give_the_plain_product(rows: int) -> None:
     exact = x.double() @ weight.double().t()
     assert found.dtype == torch.bfloat16
     close(found.double(), exact, 0.01 * float(exact.abs().max()))
-    assert (layer.packed is not None) == can_pack(torch.bfloat16)
+    supported = ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    assert (layer.packed is not None) == supported
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_traced_code_may_make_products(dtype: torch.dtype) -> None:
+    """Compiled calls make theirs while they are traced, which asks the processor for nothing."""
+
+    def multiply(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        product = Linear(weight)
+        product.packs = False  # as in calls left to the compiler
+        return product(x)
+
+    torch.manual_seed(0)
+    x, weight = torch.randn(1, 1, SIZES[1]).to(dtype), torch.randn(SIZES).to(dtype)
+    traced = torch.compile(multiply, backend="eager", fullgraph=True)
+    with torch.inference_mode():
+        close(traced(x, weight).double(), (x @ weight.t()).double(), 0.5)
 
 
 def test_small_and_precise_weights_stay_as_they_are() -> None:
