@@ -137,7 +137,7 @@ def make_task(
             drafter, settings.objective, target.model, continue_rows, draftable
         )
         collate = OnPolicyCollator(alone, settings.on_policy.share, settings.train.seed)
-    taught = taught_rows(settings, rows)
+    taught = taught_rows(rows, settings.drafter.prompt == "own")
     sequences = sequences_of(lengths, settings.objective.packed_tokens, taught)
     examples = training_examples(settings, rows, target, draftable)
     examples = replayed_examples(settings, examples, rows, target.tokenizer, draftable)

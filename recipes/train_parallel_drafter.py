@@ -20,24 +20,19 @@ same command again goes on where it was stopped.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import datasets
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.commands.distill import checked, open_decoder
 from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.language_recipes import ParallelDrafterRecipe
-from drafttrain.data.batches.examples import Example, Examples
-from drafttrain.data.batches.masked_blocks import (
-    BlocksCollator,
-    blocks_of_rows,
-    lengths_with_masks,
-)
+from drafttrain.data.batches.examples import Examples
+from drafttrain.data.batches.masked_blocks import BlocksCollator, lengths_with_masks
 from drafttrain.data.batches.packing import (
     PackedExamples,
     preview,
@@ -61,7 +56,7 @@ from drafttrain.decoding.engine.architectures import (
     check_masks,
     check_prompts,
 )
-from drafttrain.evaluation.teacher_forced import BlockValidation
+from drafttrain.evaluation.slots_forced import SlotValidation
 from drafttrain.models.causal_drafter import (
     draftable_tokens,
     empty_drafter,
@@ -75,9 +70,6 @@ from drafttrain.training.loop import Task, train
 from drafttrain.training.objectives.follow_blocks import FollowInBlocks
 from drafttrain.training.recipe import already_finished, begin_run, print_training
 from drafttrain.training.run_folder import save_final, save_start
-
-VALIDATED_AT_ONCE = 8
-"""Held-out rows that are read at a time, each with k times as many tokens as its output has."""
 
 
 @recipe_command(ParallelDrafterRecipe, "recipes/smollm2_parallel.yaml")
@@ -131,7 +123,8 @@ def make_task(
 ) -> Task:
     objective, k = settings.objective, settings.drafter.k
     lengths = lengths_with_masks(row_lengths(rows), k, objective.kept, objective.kept_floor)
-    sequences = sequences_of(lengths, objective.packed_tokens, taught_rows(settings, rows))
+    taught = taught_rows(rows, settings.drafter.prompt == "own")
+    sequences = sequences_of(lengths, objective.packed_tokens, taught)
     draftable = draftable_tokens(drafter.config, drafter.config.vocab_size)
     examples = training_examples(settings, rows, target, draftable)
     examples = replayed_examples(settings, examples, rows, target.tokenizer, draftable)
@@ -148,37 +141,8 @@ def make_task(
     follow = FollowInBlocks(drafter, objective, target.model, draftable)
     validate = None
     if held_out is not None:
-        validate = Validation(Examples(held_out), replace(collate, kept=1.0, floor=1.0))
+        validate = SlotValidation(Examples(held_out), replace(collate, kept=1.0, floor=1.0))
     return Task(follow, packed, sequence_lengths(lengths, sequences), collate, validate)
-
-
-@dataclass(frozen=True)
-class Validation:
-    """Acceptance on held-out outputs: in greedy rounds, and of tokens sampled behind accepted ones,
-    slot by slot."""
-
-    rows: Examples
-    collate: BlocksCollator
-    """Drops nothing."""
-
-    def __call__(self, objective: FollowInBlocks) -> dict[str, float]:
-        k = self.collate.k
-
-        def drafts(objective: FollowInBlocks, example: Example) -> Tensor:
-            batch = self.collate.alone([example]).to(objective.model.device)
-            logits, _ = objective.rows(batch)
-            found.append(objective.overlap(batch, logits).double().cpu())
-            slots.append(batch.slots().cpu())
-            tokens, length = objective.tokens(logits.argmax(-1)), len(example.target_ids)
-            return blocks_of_rows(batch, tokens, k, length).cpu()
-
-        found: list[Tensor] = []
-        slots: list[Tensor] = []
-        validation = BlockValidation(self.rows, self.collate.alone, drafts, VALIDATED_AT_ONCE)
-        values = validation(objective)
-        accepted, slot = torch.cat(found), torch.cat(slots)
-        of_slots = {f"acceptance/{n + 1}": float(accepted[slot == n].mean()) for n in slot.unique()}
-        return values | {"acceptance": float(accepted.mean())} | of_slots
 
 
 def print_plan(settings: ParallelDrafterRecipe, drafter: PreTrainedModel) -> None:

@@ -44,6 +44,7 @@ SETTINGS: dict[str, type[BaseModel]] = {
     "recipes/train_acceptance_head.py": recipes.HeadRecipe,
     "recipes/train_causal_drafter.py": language_recipes.CausalDrafterRecipe,
     "recipes/train_parallel_drafter.py": language_recipes.ParallelDrafterRecipe,
+    "recipes/train_state_drafter.py": language_recipes.StateDrafterRecipe,
     "recipes/train_target.py": recipes.TargetRecipe,
     "benchmarks/ablations.py": recipes.SpecDrafterRecipe,
     "benchmarks/opt_tree.py": verbs.EvalConfig,

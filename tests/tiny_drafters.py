@@ -17,6 +17,8 @@ from drafttrain.models.language_models import layer_stem, take_layers
 from drafttrain.models.spec_drafter.initialise import initialise
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.shape import has_own_output, make_config
+from drafttrain.models.state_drafter import StateDrafter, copy_layers, fit_start
+from drafttrain.models.state_drafter import make_config as make_state_config
 from tests.tiny_models import VOCAB, near_copy, tiny_model
 
 MASK = 3
@@ -81,3 +83,23 @@ def behind_prompts(
     if k is not None:
         drafter.config.pard_token, drafter.config.k = MASK, k
     return near_copy(drafter, noise, seed=1)
+
+
+def behind_states(
+    target: PreTrainedModel, layers: Sequence[int], drafts: str = "blocks", k: int = 4
+) -> StateDrafter:
+    """Layers of a decoder-only target behind its states, with maps fitted along random texts."""
+    config = make_state_config(target.config, layers, (0, -1), k=k, drafts=drafts)
+    torch.manual_seed(3)
+    drafter = StateDrafter(config).double().eval()
+    copy_layers(drafter, target)
+    size = target.config.vocab_size
+    texts = [(draw(3, size), draw(12, size)) for _ in range(6)]
+    fit_start(drafter, target, texts)
+    with torch.no_grad():
+        drafter.slots.normal_(std=0.3)
+    return drafter
+
+
+def draw(count: int, size: int) -> list[int]:
+    return torch.randint(2, size, (count,)).tolist()

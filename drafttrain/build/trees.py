@@ -19,7 +19,7 @@ from drafttrain.decoding.drafters.tree import SeveralDrafters, TreeDrafter, chec
 from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.trees.shapes import Judge, Shape
 from drafttrain.models.acceptance_head import AcceptanceHead
-from drafttrain.models.draft_states import drawn_states
+from drafttrain.models.draft_states import drafts_tokens, drawn_states
 from drafttrain.models.drafters import read_drafter_settings, read_kind
 
 
@@ -52,7 +52,7 @@ def check_tree(decode: DecodeConfig) -> None:
     shape = build_shape(tree, decode.stop.k)
     settings = read_drafter_settings(str(decode.drafter))
     drafter = kind_of(settings)
-    if drafter.tree_rows is None:
+    if drafter.tree_rows is None or drafts_tokens(settings):
         growing = in_words([one for one in KINDS.values() if one.tree_rows is not None])
         raise ConfigError(
             f"tree.kind = {tree.kind!r}, but drafter {decode.drafter!r} ({drafter.words}) can only "

@@ -164,6 +164,23 @@ BLOCK_HEADS = DrafterKind(
     reads_target=True,
 )
 
+STATE_DRAFTER = DrafterKind(
+    name="state-drafter",
+    words="a state drafter",
+    described="drafts behind the states of {shape}",
+    opens="drafttrain.decoding.drafters.state:open_drafter",
+    drafts="blocks",
+    model="drafttrain.models.state_drafter:StateDrafter",
+    recipe="drafttrain.config.language_recipes:StateDrafterRecipe",
+    draws=("deterministic", "iid"),
+    provides=frozenset({"logits", "hidden"}),
+    states=("slot",),
+    tree_rows="drafttrain.decoding.drafters.tree:rows_of_masks",
+    reads_target=True,
+    probs_along="drafttrain.decoding.drafters.slots:probs_along",
+)
+"""Copies of a target's layers behind its own keys, values and hidden states."""
+
 PARALLEL = DrafterKind(
     name="parallel",
     words="a parallel drafter",
@@ -183,7 +200,8 @@ PARALLEL = DrafterKind(
 """A decoder-only language model that predicts a block through masks of one token (PARD)."""
 
 KINDS: dict[str, DrafterKind] = {
-    kind.name: kind for kind in (NONE, MAX_GRAM, SPEC_DRAFTER, BLOCK_HEADS, PARALLEL, CAUSAL)
+    kind.name: kind
+    for kind in (NONE, MAX_GRAM, SPEC_DRAFTER, BLOCK_HEADS, STATE_DRAFTER, PARALLEL, CAUSAL)
 }
 """All kinds by name."""
 

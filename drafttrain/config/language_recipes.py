@@ -194,3 +194,46 @@ class ParallelDrafterRecipe(CausalDrafterRecipe):
 
     drafter: ParallelDrafterShape = ParallelDrafterShape()
     objective: FollowInBlocksConfig = FollowInBlocksConfig()
+
+
+class StateDrafterShape(Config):
+    """The shape of a drafter behind its target's own states."""
+
+    k: PositiveInt = 4
+    """Tokens drafted in a round."""
+    drafts: Literal["blocks", "tokens"] = "blocks"
+    """blocks: all of them in one call. tokens: one a call, which knows the one before it."""
+    layers: tuple[NonNegativeInt, ...] | None = None
+    """The target's layers that it is made of, counted from 0; in their places it reads the target's
+    keys and values. Default: the last two."""
+    states: tuple[int, ...] | None = None
+    """Layers of the target whose outputs it is fed, counted from 0; -1: the last hidden state.
+    Default: one at a quarter, one at two thirds of the depth, the one in front of `layers`, and -1.
+    """
+    output_tokens: PositiveInt | None = None
+    """Tokens that it can draft: the ends of outputs, then those that occur most often in the
+    distilled outputs. The output projection is most of what a block costs; outputs stay exact.
+    Default: all."""
+
+
+class StateStart(Config):
+    """What a state drafter starts from, beside the target's layers."""
+
+    tokens: PositiveInt = 60_000
+    """Tokens of the distilled outputs, at most, along which the maps of states and token to what
+    the layers are fed are fitted by least squares; the target reads them once."""
+
+
+class StateDrafterRecipe(DistillingRecipe):
+    """`recipes/train_state_drafter.py`: distil the target if need be, then train a drafter behind
+    its own states."""
+
+    drafter: StateDrafterShape = StateDrafterShape()
+    initialise: StateStart = StateStart()
+    objective: FollowInBlocksConfig = FollowInBlocksConfig()
+    reads_in: Precision | None = None
+    """Type of the target's weights and activations while it teaches: bfloat16 is the faster where
+    the processor has products of it. Default: the target's."""
+    save_dtype: Precision = "float32"
+    """Type of the weights in start/ and final/."""
+    train: TrainConfig = TrainConfig()

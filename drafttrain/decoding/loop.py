@@ -161,7 +161,8 @@ class RunningSequence:
         known = len(output.hidden) - fed  # rows in front of the draft
         rows = [*range(known), *(known + node for node in path)]
         states = {layer: output.layer(layer)[rows] for layer in wanted.layers}
-        return TargetState(self._length, states, self._prompt)
+        columns = self.state if wanted.context_layers else None
+        return TargetState(self._length, states, self._prompt, columns)
 
 
 @without_gradients

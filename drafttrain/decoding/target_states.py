@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from torch import Tensor
 
@@ -24,6 +25,14 @@ class TargetRequirements:
     prompt_layers: tuple[int, ...] = ()
     """Decoder layers whose keys and values of the prompt its own cache begins with: target states
     then hold these."""
+    context_layers: tuple[int, ...] = ()
+    """Decoder layers whose keys and values of all that is verified its own cache has: target states
+    then have them at hand."""
+
+    @property
+    def first_row(self) -> bool:
+        """Whether nothing is drafted before the target's first call."""
+        return bool(self.layers or self.prompt_layers or self.context_layers)
 
     @staticmethod
     def union(parts: Iterable[TargetRequirements]) -> TargetRequirements:
@@ -32,8 +41,19 @@ class TargetRequirements:
         layers = sorted({layer for part in parts for layer in part.layers})
         crossing = sorted({layer for part in parts for layer in part.cross_layers})
         prompts = sorted({layer for part in parts for layer in part.prompt_layers})
+        contexts = sorted({layer for part in parts for layer in part.context_layers})
         encoder = any(part.encoder for part in parts)
-        return TargetRequirements(tuple(layers), encoder, tuple(crossing), tuple(prompts))
+        found = (tuple(crossing), tuple(prompts), tuple(contexts))
+        return TargetRequirements(tuple(layers), encoder, *found)
+
+
+class VerifiedColumns(Protocol):
+    """A target's cache of one sequence, until its next call."""
+
+    def keys_values(self, layers: Sequence[int], first: int, last: int) -> Tensor:
+        """Keys and values of each layer in turn at positions first..last-1:
+        [2 L, heads, last - first, head_dim]."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -53,3 +73,6 @@ class TargetState:
     prompt: Mapping[int, Tensor] = field(default_factory=dict)
     """[2, heads, P, head_dim] keys and values of the whole prompt, in each layer where the drafter
     asked for them; the same after every call."""
+    columns: VerifiedColumns | None = None
+    """The target's cache, where the drafter asked for layers of it: of all committed tokens but the
+    last one."""

@@ -101,16 +101,21 @@ def _check_width(settings: CausalDrafterRecipe, target: PretrainedConfig) -> Non
     check_width(start.width, target)
 
 
-def _check_objective(settings: CausalDrafterRecipe) -> None:
-    """Whether something is learned, from what is asked for."""
-    objective = settings.objective
+def check_losses(objective: FollowTargetConfig) -> bool:
+    """Whether divergences from the target's rows are asked for. Raises ConfigError where nothing
+    is learned."""
     weights = objective.model_dump(include=LOSSES)
     if not any(weights.values()):
         raise ConfigError(
             f"objective: all of {', '.join(weights)} are 0, so nothing is learned; give one of "
             "them a weight"
         )
-    follows = any(weight for name, weight in weights.items() if name != "cross_entropy")
+    return any(weight for name, weight in weights.items() if name != "cross_entropy")
+
+
+def _check_objective(settings: CausalDrafterRecipe) -> None:
+    """Whether something is learned, from what is asked for."""
+    follows = check_losses(settings.objective)
     if settings.teacher.kind == "cached" and not follows:
         raise ConfigError(
             "teacher.kind = 'cached' counts for divergences from the target's rows, but "

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.kinds import StateKind, kind_of, with_states
+from drafttrain.config.kinds import STATE_DRAFTER, StateKind, kind_of, with_states
 from drafttrain.models.prompts import prompt_layers
 
 ROW_FEATURES = 6
@@ -48,6 +48,11 @@ def drawn_states(
     return torch.cat([hidden.to(logits), likely, entropy, likely[:, :2].exp()], dim=-1)
 
 
+def drafts_tokens(drafter: PretrainedConfig) -> bool:
+    """Whether it is a state drafter that drafts token by token, and so has no slots."""
+    return kind_of(drafter) is STATE_DRAFTER and drafter.drafts == "tokens"
+
+
 def states_of(drafter: PretrainedConfig) -> tuple[StateKind, ...]:
     """The kinds of states that a drafter has, the usual one first.
 
@@ -59,6 +64,12 @@ def states_of(drafter: PretrainedConfig) -> tuple[StateKind, ...]:
             f"{kind.words} whose prompt the target reads (drafter.prompt=target) shows no states "
             "that an acceptance head could be trained on; train it with drafter.prompt=own, or "
             "stop by --stop fixed, entropy or confidence"
+        )
+    if drafts_tokens(drafter):
+        raise ConfigError(
+            f"{kind.words} that drafts token by token (drafter.drafts=tokens) shows no states that "
+            "an acceptance head could be trained on; train it with drafter.drafts=blocks, or stop "
+            "by --stop fixed, entropy or confidence"
         )
     if not kind.states:
         raise ConfigError(

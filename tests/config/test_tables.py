@@ -23,6 +23,7 @@ from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.parallel import ParallelDrafter
+from drafttrain.decoding.drafters.state import StatesDrafter
 from drafttrain.decoding.types import DraftState, Sampling
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.spec_drafter.config import SpecDrafterConfig
@@ -33,6 +34,7 @@ DRAFTERS = (
     MaxGramDrafter,
     BlockDrafter,
     BlockHeadsDrafter,
+    StatesDrafter,
     ParallelDrafter,
     CausalDrafter,
 )

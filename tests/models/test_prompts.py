@@ -105,10 +105,7 @@ def test_a_drafter_that_the_target_reads_prompts_for_starts_no_other(tmp_path) -
 def test_outputs_of_one_token_teach_nothing_where_the_target_tells_it() -> None:
     columns = {"source_ids": [[5, 6]] * 3, "target_ids": [[7, 1], [1], [8, 9, 1]]}
     rows = datasets.Dataset.from_dict(columns)
-    given = ["run=run", "target.path=TARGET", "data.path=rows.jsonl"]
-    own = load_settings(CausalDrafterRecipe, None, given)
-    behind = load_settings(CausalDrafterRecipe, None, [*given, "drafter.prompt=target"])
-    assert taught_rows(own, rows).tolist() == [0, 1, 2]
-    assert taught_rows(behind, rows).tolist() == [0, 2]
+    assert taught_rows(rows, True).tolist() == [0, 1, 2]
+    assert taught_rows(rows, False).tolist() == [0, 2]
     with pytest.raises(ConfigError, match="all distilled outputs are single tokens"):
-        taught_rows(behind, rows.select([1]))
+        taught_rows(rows.select([1]), False)

@@ -84,18 +84,17 @@ def row_lengths(rows: datasets.Dataset) -> np.ndarray:
     return np.stack(sizes, axis=1)
 
 
-def taught_rows(settings: CausalDrafterRecipe, rows: datasets.Dataset) -> np.ndarray:
+def taught_rows(rows: datasets.Dataset, reads_prompt: bool) -> np.ndarray:
     """Rows of which something is learned: where the target reads prompts, and tells the first token
     of outputs with them, outputs of two tokens or more. Raises ConfigError where there is none.
 
     Shapes: -> [N], N at most the rows.
     """
-    least = 1 if settings.drafter.prompt == "own" else 2
-    found = np.flatnonzero(row_lengths(rows)[:, 1] >= least)
+    found = np.flatnonzero(row_lengths(rows)[:, 1] >= (1 if reads_prompt else 2))
     if not len(found):
         raise ConfigError(
-            "drafter.prompt = 'target': all distilled outputs are single tokens, which the target "
-            "tells with the prompt, so that nothing is learned; give longer ones "
+            "all distilled outputs are single tokens, which the target tells with the prompt, so "
+            "that a drafter behind it learns nothing; give longer ones "
             "(distill.sampling.max_new_tokens)"
         )
     return found

@@ -26,6 +26,7 @@ from drafttrain.decoding.drafters.slots import SlotDrafter, Slots
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import Sampling, Source
+from drafttrain.models.draft_states import state_size
 
 
 @torch.inference_mode()
@@ -54,9 +55,12 @@ def _label_blocks(
         row_uniforms(settings.seed, mix, output.row, len(tokens), settings.k + 1)
         for mix in range(settings.mixes)
     ]
-    chosen = [draw_prefixes(own[:, 0], settings.blocks_per_row) for own in numbers]
-    seen: list[list[Seen]] = [[] for _ in numbers]
-    prefixes = sorted({*np.concatenate(chosen).tolist()})
+    first = 1 if drafter.requires.first_row else 0
+    chosen = [draw_prefixes(own[:, 0], settings.blocks_per_row, first) for own in numbers]
+    width = state_size(labelling.drafter.config, labelling.state)
+    nothing = torch.empty(0, dtype=torch.long), torch.empty(0, width), torch.empty(0)
+    seen: list[list[Seen]] = [[nothing] for _ in numbers]
+    prefixes = sorted({prefix for own in chosen for prefix in own})
     for slots in drafter.slots_along(source, tokens, prefixes, settings.k):
         device, begun = slots.states.device, np.array(slots.prefixes)
         walk = _Walk(
@@ -112,11 +116,12 @@ def _survival(overlap: Tensor, target: Tensor) -> Tensor:
     return torch.where(target > 0, overlap / target, 0.0).squeeze(-1)
 
 
-def draw_prefixes(numbers: np.ndarray, count: int | None) -> list[int]:
+def draw_prefixes(numbers: np.ndarray, count: int | None, first: int = 0) -> list[int]:
     """Prefix lengths at which blocks start, rising: all, or those of the `count` smallest numbers.
 
-    Shapes: numbers [L], one random number for each prefix length 0..L-1.
+    first: 1 where no block starts before the target's first call. Shapes: numbers [L], one random
+    number for each prefix length 0..L-1.
     """
-    if count is None or count >= len(numbers):
-        return list(range(len(numbers)))
-    return sorted(np.argsort(numbers, kind="stable")[:count].tolist())
+    if count is None or count >= len(numbers) - first:
+        return list(range(first, len(numbers)))
+    return sorted((first + np.argsort(numbers[first:], kind="stable")[:count]).tolist())

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from transformers import PreTrainedModel
 from drafttrain.config.kinds import DrawKind, Evidence
 from drafttrain.decoding.drafters.along import at_every_prefix
 from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.calls import StepOutput
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.sources import own_source
 from drafttrain.decoding.roles import Randomness, StopPolicy
@@ -59,7 +61,37 @@ class CausalDrafter:
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> CausalSession:
         """Open a session. Raises ValueError for a source longer than the drafter's positions."""
-        return CausalSession(self.model, source, sampling, randomness)
+        return CausalSession(self.model, OwnSequence(self.model, source), sampling, randomness)
+
+
+class ChainModel(Protocol):
+    """What drafts a chain, a token a call; states are what the sequence begins with."""
+
+    eos_ids: frozenset[int]
+
+    def catch_up_all(self, asked: Sequence[tuple[Any, Tensor]]) -> list[StepOutput]:
+        """The row behind all committed tokens [T] of each sequence."""
+        ...
+
+    def feed_chains(self, asked: Sequence[tuple[Any, Tensor]]) -> list[StepOutput]:
+        """The rows behind more tokens [N] of each."""
+        ...
+
+
+class SequenceOfChain(Protocol):
+    """What such a model has of a sequence that it drafts for."""
+
+    def tokens(self, committed: Tensor) -> Tensor:
+        """The committed tokens as the model is fed them. Shapes: [T] -> [T]."""
+        ...
+
+    def longest(self, wanted: int, fed: int, target_state: TargetState | None) -> int:
+        """Most tokens of a draft behind so many."""
+        ...
+
+    def begin(self) -> Steps[Any]:
+        """What the model's calls are asked with."""
+        ...
 
 
 class OwnSequence:
@@ -116,10 +148,14 @@ class CausalSession:
     """
 
     def __init__(
-        self, model: CachedModel, source: Source, sampling: Sampling, randomness: Randomness
+        self,
+        model: ChainModel,
+        own: SequenceOfChain,
+        sampling: Sampling,
+        randomness: Randomness,
     ) -> None:
-        self.model, self.sampling, self.randomness = model, sampling, randomness
-        self.own = OwnSequence(model, source)
+        self.model, self.own = model, own
+        self.sampling, self.randomness = sampling, randomness
 
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy

@@ -90,7 +90,7 @@ def probs_along(
     if drafter.position_limit is not None:
         room = drafter.position_limit + 1 - len(source.prefix)
         most = np.minimum(most, room - np.arange(length))
-    if drafter.requires.prompt_layers:
+    if drafter.requires.first_row:
         most[0] = 0
     found = torch.full((length, max(longest)), NOT_DRAFTED, dtype=torch.double)
     for count, prefixes in by_length(most):

@@ -145,6 +145,21 @@ def check_prompts(config: PretrainedConfig) -> None:
         )
 
 
+def check_states(config: PretrainedConfig) -> None:
+    """Refuse families behind whose states no drafter can go on. Raises ValueError.
+
+    Positions must be rotary: what a state drafter feeds its layers is no embedded token.
+    """
+    kind = type(config)
+    found = MODEL_FOR_CAUSAL_LM_MAPPING[kind] if kind in MODEL_FOR_CAUSAL_LM_MAPPING else None
+    if config.is_encoder_decoder or found not in ROTARY:
+        raise ValueError(
+            f"a {config.model_type!r} model cannot have a drafter behind its states: its layers "
+            "are not known to take positions by rotation alone; use Llama, Mistral, Qwen2 or "
+            "Qwen3, or a drafter that reads texts itself (recipes/train_parallel_drafter.py)"
+        )
+
+
 def check_projection(config: PretrainedConfig) -> None:
     """Refuse families whose output projection block heads could not use. Raises ValueError."""
     if not is_known(config):

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from drafttrain.config.commands import Compile
@@ -44,7 +45,7 @@ class Batched:
     whose keys and values of cross-attention its own layers have, where sources bring them along.
     pooling: encoder states that cross-attention reads as one, their mean. prompt_layers: layers of
     the target whose keys and values of the prompt sources bring along; its own cache begins with
-    them.
+    them. embeds: feeds bring along what is fed (`Feed.embedded`).
     """
 
     takes_branches = True
@@ -59,6 +60,7 @@ class Batched:
         cross_layers: Sequence[int] | None = None,
         pooling: int = 1,
         prompt_layers: Sequence[int] = (),
+        embeds: bool = False,
     ) -> None:
         self.stack = stack
         self.device = stack.device
@@ -66,7 +68,7 @@ class Batched:
         self._encode, self._embed = encode, embed
         self._limit, self._rotary = limit, rotary
         self._cross_layers, self._pooling = cross_layers, pooling
-        self._prompt_layers = prompt_layers
+        self._prompt_layers, self._embeds = prompt_layers, embeds
         self._rotations: Rotations | None = None
         self._strip = torch.empty(STRIP, 0)
         self.compiled: CompiledStep | None = None
@@ -96,7 +98,7 @@ class Batched:
     def compile(self, how: Compile) -> str:
         """Compile the calls of one sequence (`compile_calls`); a line that says what came of it."""
         self._rotate_up_to(1)
-        given = (self._rotations, self._limit, self._embed is not None)
+        given = (self._rotations, self._limit, self._embeds or self._embed is not None)
         self.compiled = CompiledStep(self.stack, *given)
         return self.compiled.prepare(how)
 
@@ -125,10 +127,20 @@ class Batched:
             )
         assert self.pool is not None
         keys_values = torch.cat([source.prompt[layer] for layer in self._prompt_layers])
-        self.pool.begin_line(line.number, keys_values)
         state = SequenceState(line, replace(source, prompt={}))
-        state.append(source.prefix.tolist(), range(len(source.prefix)), chained=True)
+        self.take(state, source.prefix.tolist(), keys_values)
         return state
+
+    @without_gradients
+    def take(self, state: SequenceState, tokens: Sequence[int], keys_values: Tensor) -> None:
+        """Go on with what another model has made of these tokens, which follow what is cached.
+
+        Shapes: [N], keys and values of every layer in turn [2 L, heads, N, head_dim].
+        """
+        assert self.pool is not None
+        first = state.cached
+        self.pool.write(state.columns.number, first, keys_values)
+        state.append(tokens, range(first, first + len(tokens)), chained=True)
 
     def _take_crossed(self, lines: Sequence[Line], sources: Sequence[Source]) -> bool:
         """Keep keys and values of cross-attention that the target has made; whether all have."""
@@ -188,6 +200,8 @@ class Batched:
         kept: dict[int, Tensor | None] = {n % depth: None for n in layers if n != -1}
         self._know_rotations(feeds)
         embedded = None if self._embed is None else self._embed(feeds, rows.ids, rows.positions)
+        if self._embeds:
+            embedded = pad_sequence([feed.embedded for feed in feeds], batch_first=True)
         hidden = None
         if self.compiled is not None and len(feeds) == 1:
             hidden = self.compiled(rows, self.pool, self._rotations, embedded, kept)

@@ -23,6 +23,8 @@ class Feed:
     """[N, C + N] bool, which of C cached and N new columns each sees; None: they are a chain."""
     positions: Sequence[int] | None = None
     """[N] where they stand; None: they are a chain."""
+    embedded: Tensor | None = None
+    """[N, D] what is fed instead of the embedded tokens."""
 
     @property
     def places(self) -> Sequence[int]:

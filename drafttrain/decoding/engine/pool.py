@@ -134,11 +134,11 @@ class Pool:
         if columns > room:
             self._grow(columns=max(columns, 2 * room))
 
-    def begin_line(self, number: int, keys_values: Tensor) -> None:
-        """Put these into the first columns of a line: [2 L, heads, P, head_dim]."""
-        size = keys_values.shape[2]
-        self.make_room(size)
-        self.states[:, number, :, :size] = keys_values
+    def write(self, number: int, first: int, keys_values: Tensor) -> None:
+        """Put these into a line's columns from `first` on: [2 L, heads, P, head_dim]."""
+        last = first + keys_values.shape[2]
+        self.make_room(last)
+        self.states[:, number, :, first:last] = keys_values
 
     def remember_source(self, number: int, keys_values: Tensor) -> None:
         """Keep cross-attention's keys and values of a line: [2 L, heads, S, head_dim].

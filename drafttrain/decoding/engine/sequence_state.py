@@ -83,6 +83,12 @@ class SequenceState:
         size = len(self.source.prefix)
         return {layer: torch.stack(self.columns.keys_values(layer, size)) for layer in layers}
 
+    def keys_values(self, layers: Sequence[int], first: int, last: int) -> Tensor:
+        """Keys and values of each layer in turn in columns first..last-1, which are of a chain:
+        [2 L, heads, last - first, head_dim]."""
+        found = [torch.stack(self.columns.keys_values(layer, last)) for layer in layers]
+        return torch.cat(found)[:, :, first:]
+
     def positions_of(self, columns: Sequence[int]) -> list[int]:
         """Positions of some of them."""
         return [self._positions[column] for column in columns]

@@ -127,7 +127,7 @@ def test_labels_and_coins_are_the_law_of_real_rounds(shape, monkeypatch):
     pair = tiny_pair(**SHAPES[shape])
     law, coins = real_rounds(pair), []
     survival = slot_blocks._survival
-    monkeypatch.setattr(slot_blocks, "draw_prefixes", lambda numbers, count: [len(BEGUN)])
+    monkeypatch.setattr(slot_blocks, "draw_prefixes", lambda numbers, count, first: [len(BEGUN)])
     monkeypatch.setattr(slot_blocks, "row_uniforms", lambda *key: np.zeros((4, 3)))
     monkeypatch.setattr(
         slot_blocks, "_survival", lambda *rows: coins.append(survival(*rows)) or coins[-1]
@@ -217,6 +217,7 @@ def test_the_blocks_of_a_row_are_a_sample_of_its_own_numbers():
     numbers = np.array([0.4, 0.9, 0.1, 0.7])
     assert draw_prefixes(numbers, None) == draw_prefixes(numbers, 9) == [0, 1, 2, 3]
     assert draw_prefixes(numbers, 2) == [0, 2]
+    assert draw_prefixes(numbers, None, 1) == draw_prefixes(numbers, 3, 1) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("family", ["marian", "llama"])

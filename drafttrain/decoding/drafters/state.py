@@ -1,0 +1,276 @@
+"""A drafter behind the target's own states (`models/state_drafter.py`).
+
+What is verified the target has read: the drafter's cache takes the target's keys and values of it,
+and its slots are fed the target's hidden states at the row that the last committed token came from.
+It drafts a block in one call, a point mass or independent draws, or token by token; either way a
+draft depends on committed tokens and earlier draws alone, so rejection sampling stays lossless.
+Nothing is drafted before the target's first call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from drafttrain.config.kinds import DrawKind, Evidence
+from drafttrain.decoding.drafters.causal import CausalSession
+from drafttrain.decoding.drafters.slots import BLOCKS_AT_ONCE, Slots, chain_of_slots
+from drafttrain.decoding.engine.architectures import check_states, position_limit
+from drafttrain.decoding.engine.batched import Batched
+from drafttrain.decoding.engine.calls import Feed, StepOutput
+from drafttrain.decoding.engine.families import read_stack
+from drafttrain.decoding.engine.reading import linear
+from drafttrain.decoding.engine.sequence_state import SequenceState
+from drafttrain.decoding.inference import without_gradients
+from drafttrain.decoding.roles import Randomness, StopPolicy
+from drafttrain.decoding.shared import Call, Steps
+from drafttrain.decoding.target_states import TargetRequirements, TargetState
+from drafttrain.decoding.types import Proposal, Sampling, Source
+from drafttrain.models.causal_drafter import draftable_tokens
+from drafttrain.models.state_drafter import Reading, StateDrafter, read_target
+
+
+class StatesDrafter:
+    """Drafts behind the states of the target that decodes.
+
+    Raises ValueError for a target whose layers do not take positions by rotation alone.
+    """
+
+    name = "state-drafter"
+    provides: frozenset[Evidence] = frozenset({"logits", "hidden"})
+    branches = False
+    linked = False
+
+    def __init__(self, model: StateDrafter, target: PreTrainedModel) -> None:
+        check_states(target.config)
+        config = model.config
+        self.model, self.target = model.eval(), target
+        self.position_limit = position_limit(target.config)
+        """Most tokens that can be fed; None = no limit."""
+        self.requires = TargetRequirements(
+            tuple(config.state_layers), context_layers=tuple(config.context_layers)
+        )
+        ends = target.generation_config.eos_token_id
+        self.eos_ids = frozenset([ends] if isinstance(ends, int) else ends or ())
+        """Tokens that end a sequence."""
+        self.embedding = target.get_input_embeddings().weight.detach()
+        self.output = target.get_output_embeddings()
+        with torch.device("meta"):
+            shell = AutoModelForCausalLM.from_config(model.decoder.config)
+        shell.model = model.decoder
+        output = linear(self.output)
+        stack = replace(read_stack(shell), embedding=self.embedding, output=output)
+        drafted = draftable_tokens(config, self.vocabulary)
+        if drafted is not None:
+            stack = stack.drafting(drafted.to(stack.device))
+        rotary = model.decoder.rotary_emb
+        self.engine = Batched(stack, None, self.position_limit, rotary, embeds=True)
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that it has scores for."""
+        return self.output.out_features
+
+    def draw_kind(self, sampling: Sampling) -> DrawKind:
+        return "deterministic" if sampling.greedy else "iid"
+
+    def open(
+        self, source: Source, sampling: Sampling, randomness: Randomness
+    ) -> StatesSession | CausalSession:
+        own = StatesSequence(self, source)
+        if self.model.config.drafts == "tokens":
+            return CausalSession(self, own, sampling, randomness)
+        return StatesSession(self, own, sampling, randomness)
+
+    def begin_all(self, sources: Sequence[Source]) -> list[SequenceState]:
+        """States with nothing cached."""
+        return self.engine.begin(sources)
+
+    @without_gradients
+    def blocks_all(self, asked: Sequence[tuple[StatesSequence, Tensor, int]]) -> list[StepOutput]:
+        """Rows and states of so many slots behind each sequence's committed tokens [T].
+
+        Where others have drafted behind what is verified, the later slots go on.
+        """
+        feeds = []
+        for own, tokens, slots in asked:
+            own.take(tokens)
+            fed = len(tokens) - own.verified - 1 + slots
+            ids = [int(tokens[own.verified])] * fed
+            feeds.append(own.feed(ids, 0, slots))
+        return self.engine.call(feeds)
+
+    @without_gradients
+    def catch_up_all(self, asked: Sequence[tuple[StatesSequence, Tensor]]) -> list[StepOutput]:
+        """The row behind all committed tokens [T] of each sequence."""
+        feeds = []
+        for own, tokens in asked:
+            own.take(tokens)
+            feeds.append(own.feed(tokens[own.verified :].tolist(), 0, 1))
+        return self.engine.call(feeds)
+
+    @without_gradients
+    def feed_chains(self, asked: Sequence[tuple[StatesSequence, Tensor]]) -> list[StepOutput]:
+        """The rows behind more tokens [N] of each."""
+        return self.engine.call(
+            [own.feed(new.tolist(), own.drafted, len(new)) for own, new in asked]
+        )
+
+    def slots_along(
+        self, source: Source, target_ids: Tensor, prefixes: Sequence[int], k: int
+    ) -> Iterator[Slots]:
+        """The blocks of k slots at some prefix lengths of a known output (`SlotDrafter`); none
+        begins at prefix 0."""
+        reading, ids = self.read(source, target_ids)
+        length = len(source.prefix)
+        for start in range(0, len(prefixes), BLOCKS_AT_ONCE):
+            own = list(prefixes[start : start + BLOCKS_AT_ONCE])
+            anchors = torch.tensor(own, device=ids.device) + length - 1
+            states = self.states_along(reading, ids, anchors, k)
+            logits = self.engine.stack.logits(states)
+            yield Slots(own, states, None, lambda blocks, slot, _, own=logits: own[blocks, slot])
+
+    @torch.inference_mode()
+    def read(self, source: Source, target_ids: Tensor) -> tuple[Reading, Tensor]:
+        """What the target makes of a prompt and its output but the last token, and these."""
+        ids = torch.cat([source.prefix, target_ids[:-1].to(source.prefix.device)])
+        return read_target(self.target, self.model.config, ids[None]), ids
+
+    @torch.inference_mode()
+    def states_along(self, reading: Reading, ids: Tensor, anchors: Tensor, k: int) -> Tensor:
+        """Hidden states of k slots behind these tokens of a text. In slots beyond the text, of a
+        drafter that drafts token by token, stands its last token.
+
+        Shapes: ids [T], anchors [A], none 0 -> [A, k, D].
+        """
+        model, depths = self.model, torch.arange(k, device=ids.device)
+        positions = anchors[:, None] + depths
+        told = anchors[:, None].expand(-1, k)
+        if model.config.drafts == "tokens":
+            told = positions.clamp(max=len(ids) - 1)
+        said = model.of_anchors(reading.states[0, anchors - 1])
+        fed = model.fed(
+            said.repeat_interleave(k, 0),
+            F.embedding(ids[told].flatten(), self.embedding),
+            depths.repeat(len(anchors)),
+        ).view(len(anchors), k, -1)
+        places, count = torch.arange(len(ids), device=ids.device), len(anchors)
+        text = (places < anchors[:, None, None]).expand(-1, k, -1)
+        own = (depths <= depths[:, None]).expand(count, -1, -1)
+        seen = torch.cat([text, own], 2)[:, None]
+        mask = torch.zeros(seen.shape, dtype=model.dtype, device=ids.device)
+        mask = mask.masked_fill_(~seen, torch.finfo(mask.dtype).min)
+        shared = [
+            (keys.expand(count, -1, -1, -1), values.expand(count, -1, -1, -1))
+            for keys, values in reading.keys_values
+        ]
+        return model(fed, positions, mask, shared)
+
+
+class StatesSequence:
+    """What a state drafter has of one sequence: the target's columns, and its own drafts behind."""
+
+    def __init__(self, drafter: StatesDrafter, source: Source) -> None:
+        self.drafter, self._source = drafter, source
+        self.state: SequenceState | None = None
+        self.verified = 0
+        """Tokens that the target has read: the first of them not is the last committed one."""
+        self._target_state: TargetState | None = None
+        self._said = torch.empty(0)
+
+    @property
+    def drafted(self) -> int:
+        """Columns behind those of the target."""
+        assert self.state is not None
+        return self.state.cached - self.verified
+
+    def tokens(self, committed: Tensor) -> Tensor:
+        return committed
+
+    def longest(self, wanted: int, fed: int, target_state: TargetState | None) -> int:
+        """Most tokens of a draft behind so many: a block has k slots, positions end somewhere, and
+        the target must have read the prompt."""
+        if target_state is None:
+            return 0
+        self._target_state = target_state
+        most = min(wanted, self.drafter.model.config.k - (fed - target_state.committed))
+        if self.drafter.position_limit is not None:
+            most = min(most, self.drafter.position_limit + 1 - fed)
+        return max(0, most)
+
+    def begin(self) -> Steps[StatesSequence]:
+        if self.state is None:
+            self.state = yield Call(self.drafter.begin_all, self._source)
+        return self
+
+    def take(self, tokens: Tensor) -> None:
+        """Go on behind what the target has verified by now of these tokens [T]; drafts of before
+        are dropped."""
+        state, seen, drafter = self.state, self._target_state, self.drafter
+        assert state is not None and seen is not None and seen.columns is not None
+        state.settle(self.verified)
+        known = seen.committed - 1
+        if self.verified < known:
+            layers = drafter.requires.context_layers
+            found = seen.columns.keys_values(layers, self.verified, known)
+            new = tokens[self.verified : known].tolist()
+            drafter.engine.take(state, new, found.to(drafter.model.dtype))
+            self.verified = known
+        newest = [seen.hidden[layer][-1] for layer in drafter.model.config.state_layers]
+        self._said = drafter.model.of_anchors(torch.stack(newest)[None])
+
+    def feed(self, tokens: list[int], depth: int, rows: int) -> Feed:
+        """Tokens in slots from this depth on, behind what is cached."""
+        model, assigned = self.drafter.model, self.state
+        assert assigned is not None
+        ids = torch.tensor(tokens, device=self._said.device)
+        depths = torch.arange(depth, depth + len(tokens), device=ids.device)
+        embedded = F.embedding(ids, self.drafter.embedding)
+        fed = model.fed(self._said.expand(len(tokens), -1, -1), embedded, depths)
+        return Feed(assigned, tokens, rows, embedded=fed)
+
+
+class StatesSession:
+    """One sequence, drafted for in blocks."""
+
+    def __init__(
+        self,
+        drafter: StatesDrafter,
+        own: StatesSequence,
+        sampling: Sampling,
+        randomness: Randomness,
+    ) -> None:
+        self.drafter, self.own = drafter, own
+        self.sampling, self.randomness = sampling, randomness
+
+    def propose(
+        self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
+    ) -> Steps[Proposal]:
+        slots = self.longest(tokens, stop.longest, target_state)
+        if slots == 0:
+            return Proposal.empty()
+        score = yield from self.rows(tokens, slots)
+        states = score.hidden[-slots:]
+        return (
+            yield from chain_of_slots(score.logits, stop, self.sampling, self.randomness, states)
+        )
+
+    def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
+        """Most tokens of a draft, as of `StatesSequence`."""
+        return self.own.longest(wanted, len(tokens), target_state)
+
+    def rows(self, tokens: Tensor, slots: int) -> Steps[StepOutput]:
+        """The rows of so many slots behind all committed tokens [T]."""
+        own = yield from self.own.begin()
+        return (yield Call(self.drafter.blocks_all, (own, tokens, slots)))
+
+
+def open_drafter(model: StateDrafter, target: PreTrainedModel | None) -> StatesDrafter:
+    """What the kind's row opens it with; it drafts on a target only."""
+    assert target is not None
+    return StatesDrafter(model, target)

@@ -1,0 +1,109 @@
+"""A state drafter learns to go on as its target would, behind the target's own states.
+
+Blocks as in `FollowInBlocks`; the target reads every batch, and its keys, values and hidden states
+are what the drafter reads of the texts. Its rows at the labels come from the same pass.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from drafttrain.config.language_recipes import FollowInBlocksConfig
+from drafttrain.data.batches.masked_blocks import BlocksBatch
+from drafttrain.decoding.sampling import exact_enough
+from drafttrain.models.spec_drafter.slots import IGNORED
+from drafttrain.models.state_drafter import Reading, StateDrafter, read_target
+from drafttrain.training.objectives.follow_blocks import FollowInBlocks
+from drafttrain.training.text_rows import Columns
+
+
+class FollowStates(FollowInBlocks):
+    """`FollowInBlocks` of a drafter that reads its target's states.
+
+    Batches are those of `BlocksCollator` with reads_prompt=False.
+    """
+
+    model: StateDrafter
+
+    def __init__(
+        self,
+        model: StateDrafter,
+        settings: FollowInBlocksConfig,
+        target: PreTrainedModel,
+        draftable: Tensor | None = None,
+    ):
+        super().__init__(model, settings, target, draftable)
+        self._read: tuple[BlocksBatch, Reading] | None = None
+
+    def rows(self, batch: BlocksBatch) -> tuple[Tensor, Tensor]:
+        """The drafter's logits [N, C] of the tokens that it can draft, at every labelled position,
+        and the labels [N], by the target's vocabulary."""
+        target = self.teacher.on(batch.input_ids.device)
+        reading = self.reading(batch)
+        hidden = hidden_behind(self.model, target.get_input_embeddings().weight, batch, reading)
+        weight = target.get_output_embeddings().weight
+        if self.draftable is not None:
+            weight = weight[self.draftable]
+        logits = F.linear(hidden, weight.to(hidden.dtype))
+        return logits, batch.labels[batch.labels != IGNORED]
+
+    def reading(self, batch: BlocksBatch) -> Reading:
+        """What the target makes of a batch's texts; it reads each batch once."""
+        if self._read is None or self._read[0] is not batch:
+            target, text = self.teacher.on(batch.input_ids.device), batch.text
+            given = {"attention_mask": text.mask(target.dtype), "position_ids": text.positions}
+            with torch.autocast(batch.input_ids.device.type, enabled=False):
+                found = read_target(target, self.model.config, text.input_ids, **given)
+            self._read = batch, found
+        return self._read[1]
+
+    @torch.no_grad()
+    def target_log_probs(self, batch: BlocksBatch) -> Tensor:
+        """The target's row at every labelled position, as far as it can be drafted. [N, C]"""
+        target = self.teacher.on(batch.input_ids.device)
+        hidden = self.reading(batch).hidden[batch.labels[:, : batch.columns] != IGNORED]
+        with torch.autocast(hidden.device.type, enabled=False):
+            logits = exact_enough(target.get_output_embeddings()(hidden))
+        total = logits.logsumexp(-1, keepdim=True)
+        rows = logits if self.draftable is None else logits[:, self.draftable]
+        return (rows - total)[batch.same_in_text()]
+
+
+def hidden_behind(
+    model: StateDrafter, embedding: Tensor, batch: BlocksBatch, reading: Reading
+) -> Tensor:
+    """The drafter's last hidden states at every labelled position. Shapes: embedding [V, D],
+    -> [N, D]."""
+    slots = Columns.where(batch.labels != IGNORED)
+
+    def of_slots(values: Tensor) -> Tensor:
+        return values.gather(1, slots.places)
+
+    depths = of_slots(torch.where(batch.before < 0, 0, batch.positions - batch.anchors))
+    positions = of_slots(batch.positions)
+    anchors, columns = positions - depths, of_slots(batch.places) - depths
+    line = torch.arange(len(columns), device=columns.device)[:, None]
+    begun = Columns.where(batch.labels[:, : batch.columns] != IGNORED)  # a block behind each
+    said = model.of_anchors(reading.states[line, (begun.places - 1).clamp(min=0)].flatten(0, 1))
+    said = said.unflatten(0, begun.places.shape)
+    number = torch.arange(begun.places.shape[1], device=columns.device).expand_as(begun.places)
+    numbers = torch.zeros_like(batch.input_ids[:, : batch.columns])
+    numbers = numbers.scatter(1, begun.places, number.where(begun.there, 0))
+    columns = columns.clamp(0, batch.columns - 1)
+    told = of_slots(batch.places) if model.config.drafts == "tokens" else columns
+    tokens = F.embedding(batch.input_ids[line, told], embedding)
+    given = (said[line, numbers[line, columns]], tokens, depths)
+    fed = model.fed(*(part.flatten(0, 1) for part in given)).unflatten(0, columns.shape)
+    documents = of_slots(batch.documents)
+    text = batch.positions[:, None, : batch.columns] < anchors[..., None]
+    text &= batch.documents[:, None, : batch.columns] == documents[..., None]
+    own = (anchors[:, None] == anchors[..., None]) & (positions[:, None] <= positions[..., None])
+    own &= (documents[:, None] == documents[..., None]) & slots.there[:, None]
+    seen = torch.cat([text, own], 2)[:, None]
+    mask = torch.zeros(seen.shape, dtype=model.dtype, device=seen.device)
+    mask = mask.masked_fill_(~seen, torch.finfo(mask.dtype).min)
+    hidden = model(fed, positions, mask, reading.keys_values)
+    return hidden[slots.there]

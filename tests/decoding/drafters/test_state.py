@@ -1,0 +1,199 @@
+"""Drafters behind the target's states: greedy as plain, lossless, and what they are fed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import GPT2Config, PreTrainedModel
+
+from drafttrain.build.drafters import make_drafter
+from drafttrain.config.language_recipes import FollowInBlocksConfig
+from drafttrain.data.batches.examples import Example
+from drafttrain.data.batches.masked_blocks import BlocksCollator, blocks_of_rows
+from drafttrain.decoding.drafters import slots
+from drafttrain.decoding.drafters.cascade import Level, cascade
+from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
+from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.drafters.tree import TreeDrafter
+from drafttrain.decoding.engine.architectures import check_states
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.sources import make_source
+from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.roles import Drafter, Randomness
+from drafttrain.decoding.sampling import SampledRandomness
+from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.trees.chosen import Optimal
+from drafttrain.decoding.trees.verifiers import TargetWalk
+from drafttrain.decoding.types import Output, Sampling
+from drafttrain.decoding.verifiers import BlockVerification, GreedyMatch, RejectionSampling
+from drafttrain.training.objectives.follow_states import FollowStates
+from tests.decoding.enumeration import enumerate_law, enumerate_output, replaced, total_variation
+from tests.tiny_drafters import behind_states
+from tests.tiny_models import tiny_model
+
+K = 4
+MODES = ["blocks", "tokens"]
+PROMPTS = ([5, 9, 20, 7], [9, 20, 7, 30, 11, 6], [20, 7], [8, 15, 33], [21, 4])
+OUTPUT = [11, 30, 12, 8, 25, 1]
+
+
+def tiny_target(family: str = "llama", **changes: object) -> PreTrainedModel:
+    return tiny_model(family, num_hidden_layers=4, **changes)
+
+
+def randomness() -> SampledRandomness:
+    return SampledRandomness(torch.Generator().manual_seed(0))
+
+
+def decode(
+    target: PreTrainedModel, drafter: Drafter, batch: int = 1, verifier=None, k: int = K
+) -> list[Output]:
+    target.generation_config.eos_token_id = None
+    verifier, stop = verifier or GreedyMatch(), FixedLength(k)
+    decoder = Decoder(
+        CachedModel(target), drafter, stop, verifier, Sampling(), lambda _: randomness()
+    )
+    return decoder.decode_all([make_source(ids, target) for ids in PROMPTS], 14, batch)
+
+
+def tokens_of(outputs: list[Output]) -> list[list[int]]:
+    return [one.tokens for one in outputs]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
+def test_greedy_output_is_plain_output_whatever_shares_its_calls(family: str, mode: str) -> None:
+    target = tiny_target(family)
+    plain = tokens_of(decode(target, NoDrafter()))
+    drafter = make_drafter(behind_states(target, [2, 3], mode), target)
+    one, three = decode(target, drafter), decode(target, drafter, batch=3)
+    assert tokens_of(one) == tokens_of(three) == plain
+    drafts = [[list(played.drafted) for played in output.rounds] for output in one]
+    assert drafts == [[list(played.drafted) for played in output.rounds] for output in three]
+    assert all(own[0] == [] for own in drafts)  # nothing before the target's first call
+    assert sum(len(output.rounds) for output in one) < sum(map(len, plain))
+    levels = [Level("behind", drafter), Level("max-gram", MaxGramDrafter())]
+    assert tokens_of(decode(target, cascade(levels, [[2, 2], [0]], 1.0), 3)) == plain
+    levels = [Level("max-gram", MaxGramDrafter()), Level("behind", drafter)]
+    assert tokens_of(decode(target, cascade(levels, [[1, 3], [0]], 1.0), 3)) == plain
+
+
+def test_trees_over_its_slots_change_no_output() -> None:
+    target = tiny_target()
+    drafter = make_drafter(behind_states(target, [2, 3]), target)
+    tree = TreeDrafter(drafter, Optimal(6))
+    assert tokens_of(decode(target, tree, 3, TargetWalk)) == tokens_of(decode(target, NoDrafter()))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("verifier", [RejectionSampling, BlockVerification], ids=["token", "block"])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(1.0), Sampling(1.3, top_k=2)], ids=["temperature 1", "top-k"]
+)
+def test_sampling_follows_the_target_exactly(mode: str, verifier, sampling: Sampling) -> None:
+    target = tiny_target(vocab_size=4, bos_token_id=2)
+    source, model = make_source([2, 3, 2], target), CachedModel(target)
+    drafter = make_drafter(behind_states(target, [1, 3], mode, k=2), target)
+    drafted = []
+
+    def plain(choices: Randomness) -> tuple[int, ...]:
+        stop = FixedLength(1)
+        decoder = Decoder(
+            model, NoDrafter(), stop, RejectionSampling(), sampling, lambda _: choices
+        )
+        return tuple(decoder.decode_all([source], 4)[0].tokens)
+
+    def behind(choices: Randomness) -> tuple[int, ...]:
+        decoder = Decoder(model, drafter, FixedLength(2), verifier(), sampling, lambda _: choices)
+        [output] = decoder.decode_all([source], 4)
+        drafted.append(max(len(played.drafted) for played in output.rounds))
+        return tuple(output.tokens)
+
+    assert total_variation(enumerate_law(behind), enumerate_law(plain)) < 1e-12
+    assert max(drafted) == 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_sequences_beside_it_change_no_law(mode: str) -> None:
+    target, sampling = tiny_target(vocab_size=4, bos_token_id=2), Sampling(1.3, top_k=2)
+    drafter = make_drafter(behind_states(target, [1, 3], mode, k=2), target)
+    stop, verifier = FixedLength(2), RejectionSampling()
+    decoder = Decoder(CachedModel(target), drafter, stop, verifier, sampling, replaced)
+    sources = [make_source(ids, target) for ids in ([3, 2], [2, 3, 2], [3, 3])]
+    together = enumerate_output(decoder, sources, 3, place=1, batch_size=2)
+    assert total_variation(together, enumerate_output(decoder, sources[1:2], 3)) < 1e-12
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_decoding_drafts_what_one_pass_along_the_output_says(mode: str) -> None:
+    """The engine, the pass along a known output and training agree, block by block."""
+    target = tiny_target()
+    target.generation_config.eos_token_id = None
+    model = behind_states(target, [2, 3], mode)
+    drafter, prompt = make_drafter(model, target), PROMPTS[1]
+    [output] = decode_one(target, drafter, prompt)
+    tokens = torch.tensor(output.tokens)
+    longest = [K] * len(tokens)
+    source = make_source(prompt, target)
+    found = slots.probs_along(drafter, source, tokens, longest, Sampling())
+    assert (found[0] == -1).all()
+
+    batch = BlocksCollator(pad_token_id=0, mask_token=0, k=K, reads_prompt=False).alone(
+        [Example(0, 0, list(prompt), output.tokens)]
+    )
+    objective = FollowStates(model, FollowInBlocksConfig(), target)
+    with torch.no_grad():
+        logits, _ = objective.rows(batch)
+    blocks = blocks_of_rows(batch, logits.argmax(-1), K, len(tokens))
+    place = 0
+    for played in output.rounds:
+        right = [
+            token == own for token, own in zip(played.drafted, output.tokens[place:], strict=False)
+        ]
+        told = found[place, : len(right)].tolist()
+        known = right.index(False) + 1 if False in right else len(right)
+        assert told[:known] == [float(one) for one in right[:known]]
+        assert list(played.drafted[:known]) == blocks[place, :known].tolist()
+        place += len(played.emitted)
+    assert sum(len(played.path) for played in output.rounds) > 3
+
+
+def decode_one(target: PreTrainedModel, drafter: Drafter, prompt: list[int]) -> list[Output]:
+    decoder = Decoder(
+        CachedModel(target),
+        drafter,
+        FixedLength(K),
+        GreedyMatch(),
+        Sampling(),
+        lambda _: randomness(),
+    )
+    return decoder.decode_all([make_source(prompt, target)], 14)
+
+
+def test_its_cache_is_the_targets_own_after_every_round() -> None:
+    """Columns of verified tokens hold the target's keys and values, whatever was drafted there."""
+    target = tiny_target()
+    target.generation_config.eos_token_id = None
+    drafter, model = make_drafter(behind_states(target, [1, 3]), target), CachedModel(target)
+    opened = []
+    open_session = drafter.open
+    drafter.open = lambda *given: opened.append(open_session(*given)) or opened[-1]
+    decoder = Decoder(
+        model, drafter, FixedLength(K), GreedyMatch(), Sampling(), lambda _: randomness()
+    )
+    prompt, tokens = list(PROMPTS[0]), []
+    for played in decoder.decode([make_source(prompt, target)], 12):
+        if played.drafted:
+            own, text = opened[0].own, torch.tensor(prompt + tokens[:-1])
+            assert own.verified == len(text)
+            state = model.encode(make_source(prompt, target))
+            model.catch_up(state, text)
+            fresh = state.keys_values([1, 3], 0, len(text))
+            kept = own.state.keys_values([0, 1], 0, len(text))
+            assert (fresh - kept).abs().max() < 1e-12
+        tokens += played.emitted
+
+
+def test_a_family_whose_positions_are_embedded_is_refused() -> None:
+    with pytest.raises(ValueError, match="'gpt2' model cannot have a drafter behind its states"):
+        check_states(GPT2Config())

@@ -1,0 +1,77 @@
+"""What a state drafter starts from: least squares, by hand, and the target's own layers."""
+
+from __future__ import annotations
+
+import torch
+
+from drafttrain.models.state_drafter import (
+    LeastSquares,
+    StateDrafter,
+    copy_layers,
+    fit_start,
+    make_config,
+    normalised,
+    read_target,
+)
+from tests.comparing import close
+from tests.tiny_drafters import draw
+from tests.tiny_models import tiny_model
+
+
+def test_least_squares_find_a_map_that_is_there() -> None:
+    torch.manual_seed(0)
+    weights, constant = torch.randn(3, 5), torch.randn(3)
+    sums = LeastSquares.empty(5, 3)
+    for size in (40, 1, 60):
+        inputs = torch.randn(size, 5)
+        sums.add(inputs, inputs @ weights.T + constant)
+    found, own = sums.solve(1e-9)
+    assert sums.count == 101
+    assert (found - weights).abs().max() < 1e-4 and (own - constant).abs().max() < 1e-4
+
+
+def test_a_ridge_by_hand() -> None:
+    """One input 2 with output 6: products [[4, 2], [2, 1]], of mean diagonal 2.5."""
+    sums = LeastSquares.empty(1, 1)
+    sums.add(torch.tensor([[2.0]]), torch.tensor([[6.0]]))
+    weight, constant = sums.solve(0.4)  # 1 is added to the diagonal: 5 w + 2 c = 12, 2 w + 2 c = 6
+    close(weight, torch.tensor([[2.0]]), 1e-5)
+    close(constant, torch.tensor([1.0]), 1e-5)
+
+
+def test_layers_are_the_targets_and_what_it_is_told_twice_is_once_as_large() -> None:
+    target = tiny_model("llama", num_hidden_layers=4)
+    drafter = StateDrafter(make_config(target.config, (1, 3), (0, -1), k=3)).double()
+    copy_layers(drafter, target)
+    own, theirs = drafter.decoder.state_dict(), target.model.state_dict()
+    assert torch.equal(own["layers.1.mlp.up_proj.weight"], theirs["layers.3.mlp.up_proj.weight"])
+    assert torch.equal(own["layers.0.mlp.up_proj.weight"], theirs["layers.1.mlp.up_proj.weight"])
+    assert torch.equal(own["norm.weight"], theirs["norm.weight"])
+    states = torch.randn(2, 7, dtype=torch.double)
+    close(normalised(3 * states), normalised(states), 1e-6)
+
+
+def test_slots_are_fed_as_near_as_can_be_what_the_target_feeds_its_layer() -> None:
+    """Nearer than its mean, along the texts that the maps are fitted to: the first slot much, as it
+    knows the token; the second a little, as random tokens are not foreseen."""
+    target = tiny_model("llama", num_hidden_layers=4)
+    drafter = StateDrafter(make_config(target.config, (2, 3), (0, 1, -1), k=3)).double()
+    copy_layers(drafter, target)
+    torch.manual_seed(1)
+    texts = [(draw(3, 40), draw(20, 40)) for _ in range(40)]
+    assert fit_start(drafter, target, texts) == 40 * 19
+    anchors, fed, wanted = torch.arange(3, 22), [[], []], [[], []]
+    for prompt, output in texts:
+        ids = torch.tensor([[*prompt, *output[:-1]]])
+        reading = read_target(target, drafter.config, ids)
+        said = drafter.of_anchors(reading.states[0, anchors - 1])
+        embedded = target.get_input_embeddings()(ids[0, anchors])
+        for depth, places in enumerate((anchors, anchors[1:])):
+            count = len(places)
+            depths = torch.full((count,), depth)
+            fed[depth].append(drafter.fed(said[:count], embedded[:count], depths))
+            wanted[depth].append(reading.wanted[0, places])
+    for own, theirs, share in zip(fed, wanted, (0.5, 1.0), strict=True):
+        theirs = torch.cat(theirs)
+        missed = (torch.cat(own) - theirs).square().sum()
+        assert missed < share * (theirs - theirs.mean(0)).square().sum()

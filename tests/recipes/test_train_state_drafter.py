@@ -1,0 +1,141 @@
+"""Drafters behind the target's states, end to end: fitted, trained, resumed, measured, refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from drafttrain.cli import main as drafttrain
+from drafttrain.config.base import ConfigError
+from drafttrain.config.language_recipes import StateDrafterRecipe
+from drafttrain.config.reading import load_settings
+from drafttrain.models.state_drafter import StateDrafter
+from drafttrain.models.state_recipe import check_state_recipe
+from recipes import train_acceptance_head
+from recipes.train_state_drafter import main
+from tests.comparing import same_weights
+from tests.recipes.tiny_recipe import exit_code, resumed_as_if_never_stopped, write_recipe
+from tests.tiny_models import tiny_model
+from tests.tiny_targets import save_target
+
+MODES = ["blocks", "tokens"]
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+
+
+def make_project(folder: Path, drafts: str = "blocks") -> list[str]:
+    """A target of four layers, 8 prompts and 3 held-out ones, and 6 steps with a checkpoint every
+    2: arguments."""
+    save_target(tiny_model("llama", num_hidden_layers=4).float(), folder / "target")
+    settings = {
+        "distill": {"sampling": {"max_new_tokens": 8}},
+        "drafter": {"k": 3, "output_tokens": 12, "drafts": drafts},
+        "objective": {"cross_entropy": 0.5, "packed_tokens": 60},
+        "train": {"max_steps": 6, "batch_tokens": 90, "checkpoint_every": 2, "threads": 1},
+    }
+    return ["--config", str(write_recipe(folder, 8, 3, **settings))]
+
+
+@pytest.mark.parametrize("drafts", MODES)
+def test_one_command_leaves_a_drafter_that_eval_and_generate_take(
+    drafts: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    arguments, run = make_project(tmp_path, drafts), tmp_path / "run"
+    assert exit_code(main, *arguments, "--dry-run") == 0
+    plan = capsys.readouterr().out
+    for word in ("parameters", "distillation", "batches", "steps", "disk", "memory"):
+        assert word in plan
+    assert not run.exists()
+    assert exit_code(main, *arguments) == 0, capsys.readouterr().err
+    assert "maps fitted along" in capsys.readouterr().out
+    drafter, start = (StateDrafter.from_pretrained(run / name) for name in ("final", "start"))
+    assert drafter.config.context_layers == [2, 3] and drafter.config.state_layers == [1, 2, -1]
+    assert drafter.config.drafts == drafts and len(drafter.config.draftable_tokens) == 12
+    assert not same_weights(drafter, start)
+    log = [json.loads(line) for line in (run / "metrics.jsonl").open()]
+    validation = [entry for entry in log if "mean_acceptance_length" in entry][-1]
+    assert all(0 < validation[f"acceptance/{slot}"] < 1 for slot in (1, 2, 3))
+
+    quick = ["repeats=1", "warmup=0", "bootstrap=20", "baselines=[]"]
+    quick.append("decode.sampling.max_new_tokens=8")
+    others = [f"others={{start: {{drafter: {run / 'start'}}}}}"]
+    assert exit_code(drafttrain, "eval", "--drafter", str(run), *quick, *others) == 0
+    runs = json.loads((run / "report.json").read_text())["runs"]
+    assert all(one["metrics"]["identical"]["value"] == 1.0 for one in runs[1:])
+    length = runs[1]["metrics"]["mean_acceptance_length"]["value"]
+    assert length == pytest.approx(validation["mean_acceptance_length"])
+    forced = [*quick, "--mode", "teacher-forced", "--report", str(tmp_path / "forced.json")]
+    assert exit_code(drafttrain, "eval", "--drafter", str(run), *forced) == 0
+    found = json.loads((tmp_path / "forced.json").read_text())["runs"][-1]
+    assert found["metrics"]["mean_acceptance_length"]["value"] == pytest.approx(length)
+
+    said = []
+    for name in (str(run), "none"):
+        given = ["--target", str(tmp_path / "target"), "--text", "w5 w6 w7", "--drafter", name]
+        assert exit_code(drafttrain, "generate", *given, "--max-new-tokens", "5") == 0
+        said.append(capsys.readouterr().out.splitlines()[-1])
+    assert said[0] == said[1]
+
+    assert exit_code(drafttrain, "export", f"out={tmp_path / 'out'}", "--drafter", str(run)) != 0
+    assert "state drafter" in capsys.readouterr().err
+    save_target(tiny_model("llama", seed=9, num_hidden_layers=4).float(), tmp_path / "other")
+    given = ["--target", str(tmp_path / "other"), "--text", "w5", "--drafter", str(run)]
+    assert exit_code(drafttrain, "generate", *given) != 0
+    assert "other weights than the target given" in capsys.readouterr().err
+    tree = [*quick, "--tree", "opt-tree", "--drafter", str(run)]
+    if drafts == "blocks":
+        assert exit_code(drafttrain, "eval", *tree) == 0
+    else:
+        assert exit_code(drafttrain, "eval", *tree) != 0
+        assert "can only draft chains" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("drafts", MODES)
+def test_interrupted_training_ends_with_the_same_bits(drafts: str, tmp_path: Path) -> None:
+    resumed_as_if_never_stopped(main, make_project(tmp_path, drafts), tmp_path, "final", "start")
+
+
+def test_acceptance_heads_read_its_slots(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert exit_code(main, *make_project(tmp_path)) == 0
+    heads = tmp_path / "heads"
+    given = [f"run={heads}", f"target.path={tmp_path / 'target'}", f"drafter={tmp_path / 'run'}"]
+    given += [f"data.path={tmp_path / 'train.txt'}", f"held_out.path={tmp_path / 'val.txt'}"]
+    given += [
+        "distill.sampling.max_new_tokens=8",
+        "heads.depths=[1]",
+        "heads.rejection_weights=[3]",
+        "train.epochs=1",
+    ]
+    assert exit_code(train_acceptance_head.main, *given) == 0, capsys.readouterr().err
+    quick = ["repeats=1", "warmup=0", "bootstrap=20", "baselines=[]", "--temperature", "1"]
+    quick += ["decode.sampling.max_new_tokens=8", "--sweep", "h=0.5", "--head", str(heads)]
+    assert exit_code(drafttrain, "eval", "--drafter", str(tmp_path / "run"), *quick) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("drafter.layers=[4]", r"drafter.layers = \[4\]: give layers of the target's, 0 to 3"),
+        ("drafter.states=[7]", r"drafter.states = \[7\]: give layers of the target's, 0 to 3"),
+        ("drafter.output_tokens=99", "drafter.output_tokens = 99 is more than the target's 40"),
+        ("objective.forward_kl=0", "so nothing is learned"),
+    ],
+)
+def test_wrong_settings_are_named(given: str, message: str, tmp_path: Path) -> None:
+    save_target(tiny_model("llama", num_hidden_layers=4), tmp_path / "target")
+    fixed = [f"run={tmp_path}/run", f"target.path={tmp_path}/target", "data.path=rows.jsonl"]
+    with pytest.raises(ConfigError, match=message):
+        check_state_recipe(load_settings(StateDrafterRecipe, None, [*fixed, given]))
+
+
+def test_targets_of_other_families_are_refused(tmp_path: Path, capsys) -> None:
+    save_target(tiny_model("gpt2").float(), tmp_path / "target")
+    arguments = ["--config", str(write_recipe(tmp_path, 8, 3))]
+    assert exit_code(main, *arguments) != 0
+    assert "cannot have a drafter behind its states" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
