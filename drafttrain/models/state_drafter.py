@@ -70,6 +70,8 @@ class StateDrafter(PreTrainedModel):
         values = dict(config.shallow or {})
         body = AutoConfig.for_model(values.pop("model_type"), **values)
         self.decoder = AutoModel.from_config(body, dtype=torch.get_default_dtype())
+        self.decoder.get_input_embeddings().requires_grad_(False)  # of no token, never used
+        self._no_split_modules = self.decoder._no_split_modules
         width = config.hidden_size
         read = width * len(config.state_layers or ())
         self.of_states = nn.ModuleList([nn.Linear(read, width, bias=False) for _ in range(2)])

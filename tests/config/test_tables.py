@@ -17,13 +17,13 @@ from drafttrain.config.kinds import CAUSAL, KINDS, NONE, DrafterKind, in_words, 
 from drafttrain.config.stops import STOPS, StopKind
 from drafttrain.config.trees import TREES, TreeKind
 from drafttrain.config.verifiers import RULES, VerifierRule, rules_for
+from drafttrain.decoding.drafters.behind_states import BehindStatesDrafter
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.block_heads import BlockHeadsDrafter
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.parallel import ParallelDrafter
-from drafttrain.decoding.drafters.state import StatesDrafter
 from drafttrain.decoding.types import DraftState, Sampling
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.spec_drafter.config import SpecDrafterConfig
@@ -34,7 +34,7 @@ DRAFTERS = (
     MaxGramDrafter,
     BlockDrafter,
     BlockHeadsDrafter,
-    StatesDrafter,
+    BehindStatesDrafter,
     ParallelDrafter,
     CausalDrafter,
 )

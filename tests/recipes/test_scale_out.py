@@ -22,6 +22,7 @@ from tests.training.tiny_runs import logged
 
 DRAFTER, HEADS = "train_spec_drafter.py", "train_acceptance_head.py"
 CAUSAL, PARALLEL = "train_causal_drafter.py", "train_parallel_drafter.py"
+STATES = "train_state_drafter.py"
 STEPS = 8
 TRAIN = {
     "max_steps": STEPS,
@@ -68,7 +69,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     objective = {"frozen": ["embeddings"], "acceptance_weight": True, "packed_tokens": 100}
     wide = {"train": TRAIN | {"batch_tokens": 200, "clip": 2.0}}
     parallel = causal | wide | {"objective": objective}
-    recipes = {DRAFTER: drafter, HEADS: heads, CAUSAL: causal, PARALLEL: parallel}
+    states = parallel | {"objective": {"jsd": 1.0, "packed_tokens": 100}}
+    recipes = {DRAFTER: drafter, HEADS: heads, CAUSAL: causal, PARALLEL: parallel, STATES: states}
     for recipe, own in recipes.items():
         write_settings(folder, recipe, common | own)
     return folder
@@ -115,7 +117,7 @@ def test_two_processes_have_the_losses_of_every_head_of_one_run(folder: Path) ->
         assert largest_difference(one, two, f"loss/{name}") <= 1e-5
 
 
-@pytest.mark.parametrize("recipe", [CAUSAL, PARALLEL])
+@pytest.mark.parametrize("recipe", [CAUSAL, PARALLEL, STATES])
 def test_two_processes_have_the_losses_of_one_language_model_run(folder: Path, recipe: str) -> None:
     one, two = folder / f"{recipe}-alone", folder / f"{recipe}-pair"
     run(launch(folder, recipe, one.name, "train.accumulation=2"))

@@ -35,7 +35,7 @@ from drafttrain.models.causal_drafter import draftable_tokens
 from drafttrain.models.state_drafter import Reading, StateDrafter, read_target
 
 
-class StatesDrafter:
+class BehindStatesDrafter:
     """Drafts behind the states of the target that decodes.
 
     Raises ValueError for a target whose layers do not take positions by rotation alone.
@@ -81,18 +81,20 @@ class StatesDrafter:
 
     def open(
         self, source: Source, sampling: Sampling, randomness: Randomness
-    ) -> StatesSession | CausalSession:
-        own = StatesSequence(self, source)
+    ) -> BehindStatesSession | CausalSession:
+        own = BehindStatesSequence(self, source)
         if self.model.config.drafts == "tokens":
             return CausalSession(self, own, sampling, randomness)
-        return StatesSession(self, own, sampling, randomness)
+        return BehindStatesSession(self, own, sampling, randomness)
 
     def begin_all(self, sources: Sequence[Source]) -> list[SequenceState]:
         """States with nothing cached."""
         return self.engine.begin(sources)
 
     @without_gradients
-    def blocks_all(self, asked: Sequence[tuple[StatesSequence, Tensor, int]]) -> list[StepOutput]:
+    def blocks_all(
+        self, asked: Sequence[tuple[BehindStatesSequence, Tensor, int]]
+    ) -> list[StepOutput]:
         """Rows and states of so many slots behind each sequence's committed tokens [T].
 
         Where others have drafted behind what is verified, the later slots go on.
@@ -106,7 +108,9 @@ class StatesDrafter:
         return self.engine.call(feeds)
 
     @without_gradients
-    def catch_up_all(self, asked: Sequence[tuple[StatesSequence, Tensor]]) -> list[StepOutput]:
+    def catch_up_all(
+        self, asked: Sequence[tuple[BehindStatesSequence, Tensor]]
+    ) -> list[StepOutput]:
         """The row behind all committed tokens [T] of each sequence."""
         feeds = []
         for own, tokens in asked:
@@ -115,7 +119,7 @@ class StatesDrafter:
         return self.engine.call(feeds)
 
     @without_gradients
-    def feed_chains(self, asked: Sequence[tuple[StatesSequence, Tensor]]) -> list[StepOutput]:
+    def feed_chains(self, asked: Sequence[tuple[BehindStatesSequence, Tensor]]) -> list[StepOutput]:
         """The rows behind more tokens [N] of each."""
         return self.engine.call(
             [own.feed(new.tolist(), own.drafted, len(new)) for own, new in asked]
@@ -172,10 +176,10 @@ class StatesDrafter:
         return model(fed, positions, mask, shared)
 
 
-class StatesSequence:
+class BehindStatesSequence:
     """What a state drafter has of one sequence: the target's columns, and its own drafts behind."""
 
-    def __init__(self, drafter: StatesDrafter, source: Source) -> None:
+    def __init__(self, drafter: BehindStatesDrafter, source: Source) -> None:
         self.drafter, self._source = drafter, source
         self.state: SequenceState | None = None
         self.verified = 0
@@ -203,7 +207,7 @@ class StatesSequence:
             most = min(most, self.drafter.position_limit + 1 - fed)
         return max(0, most)
 
-    def begin(self) -> Steps[StatesSequence]:
+    def begin(self) -> Steps[BehindStatesSequence]:
         if self.state is None:
             self.state = yield Call(self.drafter.begin_all, self._source)
         return self
@@ -235,13 +239,13 @@ class StatesSequence:
         return Feed(assigned, tokens, rows, embedded=fed)
 
 
-class StatesSession:
+class BehindStatesSession:
     """One sequence, drafted for in blocks."""
 
     def __init__(
         self,
-        drafter: StatesDrafter,
-        own: StatesSequence,
+        drafter: BehindStatesDrafter,
+        own: BehindStatesSequence,
         sampling: Sampling,
         randomness: Randomness,
     ) -> None:
@@ -261,7 +265,7 @@ class StatesSession:
         )
 
     def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
-        """Most tokens of a draft, as of `StatesSequence`."""
+        """Most tokens of a draft, as of `BehindStatesSequence`."""
         return self.own.longest(wanted, len(tokens), target_state)
 
     def rows(self, tokens: Tensor, slots: int) -> Steps[StepOutput]:
@@ -270,7 +274,7 @@ class StatesSession:
         return (yield Call(self.drafter.blocks_all, (own, tokens, slots)))
 
 
-def open_drafter(model: StateDrafter, target: PreTrainedModel | None) -> StatesDrafter:
+def open_drafter(model: StateDrafter, target: PreTrainedModel | None) -> BehindStatesDrafter:
     """What the kind's row opens it with; it drafts on a target only."""
     assert target is not None
-    return StatesDrafter(model, target)
+    return BehindStatesDrafter(model, target)
