@@ -1,0 +1,92 @@
+"""What a state drafter learns from: every slot behind the target's states, by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from drafttrain.config.language_recipes import FollowInBlocksConfig
+from drafttrain.data.batches.examples import Example
+from drafttrain.data.batches.masked_blocks import BlocksCollator
+from drafttrain.models.state_drafter import read_target
+from drafttrain.training.objectives.follow_states import FollowStates
+from tests.comparing import close
+from tests.tiny_drafters import behind_states
+from tests.tiny_models import EOS, tiny_model
+
+ROWS = [([5, 6, 7], [8, 9, 14, EOS]), ([10], [11, 12, 20, 9, EOS]), ([4, 4], [13, EOS])]
+K = 3
+COLLATE = BlocksCollator(pad_token_id=0, mask_token=0, k=K, reads_prompt=False)
+DRAFTABLE = torch.tensor([EOS, 8, 9, 12, 14, 30])
+MODES = ["blocks", "tokens"]
+
+
+def examples() -> list[Example]:
+    return [Example(0, row, source, target) for row, (source, target) in enumerate(ROWS)]
+
+
+def objective_of(mode: str, draftable=None, **settings: object) -> FollowStates:
+    target = tiny_model("llama", num_hidden_layers=4)
+    drafter = behind_states(target, [1, 3], mode, k=K).train()
+    return FollowStates(drafter, FollowInBlocksConfig(**settings), target, draftable).train()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("draftable", [None, DRAFTABLE], ids=["all", "few"])
+def test_the_loss_is_that_of_every_slot_run_alone(mode: str, draftable) -> None:
+    objective = objective_of(mode, draftable, cross_entropy=0.5, forward_kl=2.0)
+    model, target = objective.model, objective.teacher.model
+    wanted = torch.arange(40) if draftable is None else draftable
+    embed, output = target.get_input_embeddings(), target.get_output_embeddings().weight[wanted]
+    loss, count = torch.zeros((), dtype=torch.float64), 0
+    for source, answer in ROWS:
+        text = torch.tensor([source + answer])
+        for anchor in range(len(source), text.shape[1] - 1):
+            reading = read_target(target, model.config, text[:, :anchor])
+            said = model.of_anchors(reading.states[:, -1])
+            for slot in range(min(K, text.shape[1] - 1 - anchor)):
+                depths = torch.arange(slot + 1)
+                told = text[0, anchor + depths if mode == "tokens" else [anchor] * (slot + 1)]
+                fed = model.fed(said.expand(slot + 1, -1, -1), embed(told), depths)
+                mask = torch.zeros(slot + 1, anchor + slot + 1, dtype=torch.double)
+                mask = mask.masked_fill(~torch.ones_like(mask).bool().tril(anchor), -1e9)
+                given = (fed[None], anchor + depths[None], mask[None, None], reading.keys_values)
+                own = F.linear(model(*given)[0, -1], output).log_softmax(-1)
+                place = anchor + slot + 1
+                rows = target(text[:, :place]).logits[0, -1].log_softmax(-1)[wanted].detach()
+                label = (wanted == text[0, place]).nonzero()
+                cross = 0.0 if len(label) == 0 else -0.5 * own[label[0, 0]]
+                loss = loss + cross + 2 * (rows.exp() * (rows - own)).sum()
+                count += 1
+    sums = objective(COLLATE.alone(examples()), 0.0)
+    assert float(sums.weight) == count
+    close(sums.loss, loss, 1e-6)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    ours, theirs = (torch.autograd.grad(one, trained) for one in (sums.loss, loss))
+    for one, two in zip(ours, theirs, strict=True):
+        close(one, two, 1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_packed_rows_have_the_loss_of_rows_alone(mode: str) -> None:
+    objective = objective_of(mode, total_variation=1.0, jsd=0.5)
+    one, two = examples()[:2], examples()[2:]
+    packed, alone = objective(COLLATE([one, two]), 0.0), objective(COLLATE.alone(examples()), 0.0)
+    close(packed.loss, alone.loss, 1e-6)
+    assert float(packed.weight) == float(alone.weight) > 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_it_learns_one_batch(mode: str) -> None:
+    objective = objective_of(mode, cross_entropy=1.0, forward_kl=0.0)
+    trained = [p for p in objective.model.parameters() if p.requires_grad]
+    optimizer, batch = torch.optim.Adam(trained, 2e-2), COLLATE.alone(examples())
+    losses = []
+    for _ in range(120):
+        sums = objective(batch, 0.0)
+        losses.append(float((sums.loss / sums.weight).detach()))
+        optimizer.zero_grad()
+        (sums.loss / sums.weight).backward()
+        optimizer.step()
+    assert losses[-1] < 0.02 * losses[0]
