@@ -19,7 +19,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from drafttrain.config.kinds import DrawKind, Evidence
 from drafttrain.decoding.drafters.causal import CausalSession
-from drafttrain.decoding.drafters.slots import BLOCKS_AT_ONCE, Slots, chain_of_slots
+from drafttrain.decoding.drafters.parallel import ParallelSession
+from drafttrain.decoding.drafters.slots import BLOCKS_AT_ONCE, Slots
 from drafttrain.decoding.engine.architectures import check_states, position_limit
 from drafttrain.decoding.engine.batched import Batched
 from drafttrain.decoding.engine.calls import Feed, StepOutput
@@ -27,10 +28,10 @@ from drafttrain.decoding.engine.families import read_stack
 from drafttrain.decoding.engine.reading import linear
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.inference import without_gradients
-from drafttrain.decoding.roles import Randomness, StopPolicy
+from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.shared import Call, Steps
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
-from drafttrain.decoding.types import Proposal, Sampling, Source
+from drafttrain.decoding.types import Sampling, Source
 from drafttrain.models.causal_drafter import draftable_tokens
 from drafttrain.models.state_drafter import Reading, StateDrafter, read_target
 
@@ -81,11 +82,11 @@ class BehindStatesDrafter:
 
     def open(
         self, source: Source, sampling: Sampling, randomness: Randomness
-    ) -> BehindStatesSession | CausalSession:
+    ) -> ParallelSession | CausalSession:
         own = BehindStatesSequence(self, source)
         if self.model.config.drafts == "tokens":
             return CausalSession(self, own, sampling, randomness)
-        return BehindStatesSession(self, own, sampling, randomness)
+        return ParallelSession(self, own, sampling, randomness)
 
     def begin_all(self, sources: Sequence[Source]) -> list[SequenceState]:
         """States with nothing cached."""
@@ -237,41 +238,6 @@ class BehindStatesSequence:
         embedded = F.embedding(ids, self.drafter.embedding)
         fed = model.fed(self._said.expand(len(tokens), -1, -1), embedded, depths)
         return Feed(assigned, tokens, rows, embedded=fed)
-
-
-class BehindStatesSession:
-    """One sequence, drafted for in blocks."""
-
-    def __init__(
-        self,
-        drafter: BehindStatesDrafter,
-        own: BehindStatesSequence,
-        sampling: Sampling,
-        randomness: Randomness,
-    ) -> None:
-        self.drafter, self.own = drafter, own
-        self.sampling, self.randomness = sampling, randomness
-
-    def propose(
-        self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
-    ) -> Steps[Proposal]:
-        slots = self.longest(tokens, stop.longest, target_state)
-        if slots == 0:
-            return Proposal.empty()
-        score = yield from self.rows(tokens, slots)
-        states = score.hidden[-slots:]
-        return (
-            yield from chain_of_slots(score.logits, stop, self.sampling, self.randomness, states)
-        )
-
-    def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
-        """Most tokens of a draft, as of `BehindStatesSequence`."""
-        return self.own.longest(wanted, len(tokens), target_state)
-
-    def rows(self, tokens: Tensor, slots: int) -> Steps[StepOutput]:
-        """The rows of so many slots behind all committed tokens [T]."""
-        own = yield from self.own.begin()
-        return (yield Call(self.drafter.blocks_all, (own, tokens, slots)))
 
 
 def open_drafter(model: StateDrafter, target: PreTrainedModel | None) -> BehindStatesDrafter:

@@ -78,8 +78,8 @@ class ChainModel(Protocol):
         ...
 
 
-class SequenceOfChain(Protocol):
-    """What such a model has of a sequence that it drafts for."""
+class SequenceOfDrafts(Protocol):
+    """What a model has of a sequence that it drafts for."""
 
     def tokens(self, committed: Tensor) -> Tensor:
         """The committed tokens as the model is fed them. Shapes: [T] -> [T]."""
@@ -150,7 +150,7 @@ class CausalSession:
     def __init__(
         self,
         model: ChainModel,
-        own: SequenceOfChain,
+        own: SequenceOfDrafts,
         sampling: Sampling,
         randomness: Randomness,
     ) -> None:

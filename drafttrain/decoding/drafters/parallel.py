@@ -10,13 +10,14 @@ so do the rows and states by which a stop policy ends the block.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.config.kinds import DrawKind, Evidence
-from drafttrain.decoding.drafters.causal import OwnSequence, vocabulary_of
+from drafttrain.decoding.drafters.causal import OwnSequence, SequenceOfDrafts, vocabulary_of
 from drafttrain.decoding.drafters.slots import BLOCKS_AT_ONCE, Slots, chain_of_slots
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.calls import Feed, StepOutput
@@ -58,7 +59,7 @@ class ParallelDrafter:
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> ParallelSession:
         """Open a session. Raises ValueError for a source longer than the drafter's positions."""
-        return ParallelSession(self, source, sampling, randomness)
+        return ParallelSession(self, OwnSequence(self.model, source), sampling, randomness)
 
     def blocks_all(self, asked: Sequence[tuple[SequenceState, Tensor, int]]) -> list[StepOutput]:
         """`feed_blocks` to this model."""
@@ -71,14 +72,26 @@ class ParallelDrafter:
         return slots_along(self.model, source, target_ids, prefixes, k)
 
 
+class DraftsBlocks(Protocol):
+    """What has rows of slots that do not know each other's tokens."""
+
+    def blocks_all(self, asked: Sequence[tuple[Any, Tensor, int]]) -> list[StepOutput]:
+        """Rows and states of so many slots behind each sequence's committed tokens [T]."""
+        ...
+
+
 class ParallelSession:
-    """One sequence: the committed tokens are cached, masks never are."""
+    """One sequence: the committed tokens are cached, slots never are."""
 
     def __init__(
-        self, drafter: ParallelDrafter, source: Source, sampling: Sampling, randomness: Randomness
+        self,
+        drafter: DraftsBlocks,
+        own: SequenceOfDrafts,
+        sampling: Sampling,
+        randomness: Randomness,
     ) -> None:
-        self.drafter, self.sampling, self.randomness = drafter, sampling, randomness
-        self.own = OwnSequence(drafter.model, source)
+        self.drafter, self.own = drafter, own
+        self.sampling, self.randomness = sampling, randomness
 
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
@@ -93,7 +106,7 @@ class ParallelSession:
         )
 
     def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
-        """Most tokens of a draft, as of `OwnSequence`."""
+        """Most tokens of a draft, as of `SequenceOfDrafts`."""
         return self.own.longest(wanted, len(tokens), target_state)
 
     def rows(self, tokens: Tensor, slots: int) -> Steps[StepOutput]:
