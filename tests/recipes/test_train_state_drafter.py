@@ -115,6 +115,9 @@ def test_acceptance_heads_read_its_slots(tmp_path: Path, capsys: pytest.CaptureF
     quick = ["repeats=1", "warmup=0", "bootstrap=20", "baselines=[]", "--temperature", "1"]
     quick += ["decode.sampling.max_new_tokens=8", "--sweep", "h=0.5", "--head", str(heads)]
     assert exit_code(drafttrain, "eval", "--drafter", str(tmp_path / "run"), *quick) == 0
+    capsys.readouterr()
+    assert exit_code(drafttrain, "tune", "--heads", str(heads)) != 0
+    assert "drafts behind what the target makes of the text" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

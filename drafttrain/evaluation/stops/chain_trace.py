@@ -180,10 +180,10 @@ def check_traceable(target: CachedModel, drafter: Drafter) -> None:
     kind = KINDS.get(drafter.name)
     if kind is None or not kind.states:
         raise ValueError(f"drafter {drafter.name!r} cannot be traced; give {with_states()}")
-    if drafter.requires.prompt_layers:
+    if drafter.requires.first_row:
         raise ValueError(
-            f"drafter {drafter.name!r} begins with the target's keys and values of the prompt, and "
-            "cannot be traced; compare stop policies of it with `drafttrain eval --sweep`"
+            f"drafter {drafter.name!r} drafts behind what the target makes of the text, and cannot "
+            "be traced; compare stop policies of it with `drafttrain eval --sweep`"
         )
     missing = sorted(target.eos_ids - drafter.model.eos_ids) if kind.is_language_model else []
     if missing:
