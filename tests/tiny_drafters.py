@@ -12,8 +12,7 @@ from drafttrain.build.drafters import make_drafter
 from drafttrain.config.recipes import DrafterConfig
 from drafttrain.decoding.drafters.parallel import ParallelDrafter
 from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig
-from drafttrain.models.causal_drafter import shallow_config
-from drafttrain.models.language_models import layer_stem, take_layers
+from drafttrain.models.language_models import layer_stem, shallow_config, take_layers
 from drafttrain.models.spec_drafter.initialise import initialise
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.shape import has_own_output, make_config

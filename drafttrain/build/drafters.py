@@ -9,12 +9,13 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import TargetConfig
-from drafttrain.config.kinds import DrafterKind, kind_of
+from drafttrain.config.kinds import STATE_DRAFTER, DrafterKind, kind_of
 from drafttrain.decoding.engine.architectures import (
     check_configuration,
     check_known,
     check_projection,
     check_prompts,
+    check_states,
 )
 from drafttrain.decoding.roles import Drafter
 from drafttrain.models.drafters import check_drafter, check_fit, reads_states
@@ -35,6 +36,8 @@ def check_for_target(
     kind = kind_of(settings)
     if kind.reads_target:
         check_projection(target_settings)
+    if kind is STATE_DRAFTER:
+        check_states(target_settings)
     if kind.runs_as_targets:
         check_configuration(settings)
     if prompt_layers(settings):

@@ -171,6 +171,7 @@ STATE_DRAFTER = DrafterKind(
     opens="drafttrain.decoding.drafters.behind_states:open_drafter",
     drafts="blocks",
     model="drafttrain.models.state_drafter:StateDrafter",
+    checks="drafttrain.models.state_drafter:check_own_layers",
     recipe="drafttrain.config.language_recipes:StateDrafterRecipe",
     draws=("deterministic", "iid"),
     provides=frozenset({"logits", "hidden"}),

@@ -19,15 +19,19 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.language_recipes import CausalDrafterRecipe
 from drafttrain.models.drafters import vocabulary_size
 from drafttrain.models.identity import hash_target
-from drafttrain.models.language_models import layer_stem, random_model, spread, take_layers
+from drafttrain.models.language_models import (
+    SPECIAL_TOKENS,
+    layer_stem,
+    random_model,
+    shallow_config,
+    spread,
+    take_layers,
+)
 from drafttrain.models.loading import LoadedTarget, read_config, read_tokenizer, read_weights
 from drafttrain.models.matched_tokens import Matches, adopt_tokens, match_tokens
 from drafttrain.models.narrowed import choose_directions, narrow_config, narrow_weights
 from drafttrain.models.prompts import prompt_layers
 from drafttrain.models.target_embeddings import lacks_embeddings, leave_out_embeddings, read_whole
-
-SHARED = ("bos_token_id", "eos_token_id", "pad_token_id")
-"""Tokens that a drafter has from its target."""
 
 
 def chosen_layers(settings: CausalDrafterRecipe, target: PretrainedConfig) -> list[int]:
@@ -57,21 +61,14 @@ def chosen_layers(settings: CausalDrafterRecipe, target: PretrainedConfig) -> li
     return list(range(count)) if how == "first" else list(range(depth - count, depth))
 
 
-def shallow_config(target: PretrainedConfig, layers: Sequence[int]) -> PretrainedConfig:
-    """The target's config.json with these of its layers alone."""
-    config = copy.deepcopy(target)
-    if getattr(target, "layer_types", None) is not None:  # checked against the number of layers
-        config.layer_types = [target.layer_types[layer] for layer in layers]
-    config.num_hidden_layers = len(layers)
-    return config
-
-
 def empty_drafter(settings: CausalDrafterRecipe, target: PretrainedConfig) -> PreTrainedModel:
     """The drafter with random weights, drawn from torch's generator, of its final shape."""
     start, size = settings.initialise, target.get_text_config(decoder=True).vocab_size
     if start.model is not None:
         fields = {"tie_word_embeddings": target.tie_word_embeddings} | start.model
-        given = {name: getattr(target, name, None) for name in SHARED} | {"vocab_size": size}
+        given = {name: getattr(target, name, None) for name in SPECIAL_TOKENS} | {
+            "vocab_size": size
+        }
         return random_model(AutoModelForCausalLM, fields, given, "initialise.model")
     if start.path is not None:
         config = read_config(start.path, f"initialise.path = {start.path!r}")
@@ -137,7 +134,7 @@ def start_drafter(
     drafter.config.target = of_it
     if settings.drafter.embeddings == "target":
         leave_out_embeddings(drafter, target)
-    tokens = {name: getattr(target.generation_config, name, None) for name in SHARED}
+    tokens = {name: getattr(target.generation_config, name, None) for name in SPECIAL_TOKENS}
     drafter.generation_config = GenerationConfig(**tokens)
     return drafter.eval()
 
@@ -158,7 +155,7 @@ def fit_vocabulary(model: PreTrainedModel, size: int) -> None:
 
 def forget_tokens(drafter: PretrainedConfig, target: PretrainedConfig) -> None:
     """Let a drafter's config.json name tokens as the target's does, and none of its own."""
-    for name in SHARED:
+    for name in SPECIAL_TOKENS:
         setattr(drafter, name, getattr(target, name, None))
     for name in ("draftable_tokens", "pard_token"):
         vars(drafter).pop(name, None)

@@ -24,6 +24,7 @@ from drafttrain.models.loading import (
 )
 from drafttrain.models.prompts import check_prompt_layers, prompt_layers
 from drafttrain.models.speech import ENCODER_SIZES, hears, shares_encoder
+from drafttrain.models.state_drafter import check_read_layers
 from drafttrain.models.target_embeddings import lacks_embeddings, read_whole
 from drafttrain.models.weight_files import check_weight_files
 
@@ -123,6 +124,7 @@ def check_fit(
     """
     kind = kind_of(drafter)
     check_prompt_layers(drafter, target, drafter_name, target_name)
+    check_read_layers(drafter, target, drafter_name, target_name)
     if shares_encoder(drafter):
         _check_same_encoder(drafter, target, drafter_name, target_name)
     elif drafter.is_encoder_decoder != target.is_encoder_decoder:

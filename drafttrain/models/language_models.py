@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -11,6 +12,9 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTrainedModel
 
 from drafttrain.config.base import ConfigError
+
+SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+"""What a config.json names; a drafter has these from its target."""
 
 
 def family_defaults(fields: Mapping[str, Any], name: str) -> PretrainedConfig:
@@ -90,3 +94,12 @@ def layer_stem(model: PreTrainedModel) -> str:
         f"the layers of a {model.config.model_type!r} model were not found; start from another "
         "model (initialise.path) or from random weights (initialise.model)"
     )
+
+
+def shallow_config(target: PretrainedConfig, layers: Sequence[int]) -> PretrainedConfig:
+    """The target's config.json with these of its layers alone."""
+    config = copy.deepcopy(target)
+    if getattr(target, "layer_types", None) is not None:  # checked against the number of layers
+        config.layer_types = [target.layer_types[layer] for layer in layers]
+    config.num_hidden_layers = len(layers)
+    return config

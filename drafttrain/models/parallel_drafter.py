@@ -11,8 +11,8 @@ from transformers import PretrainedConfig
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.language_recipes import ParallelDrafterRecipe
-from drafttrain.models.causal_drafter import SHARED
 from drafttrain.models.causal_recipe import check_causal_recipe
+from drafttrain.models.language_models import SPECIAL_TOKENS
 
 PARD_K = 8
 """Tokens a call that the published PARD drafters were trained for."""
@@ -38,7 +38,7 @@ def check_parallel_recipe(settings: ParallelDrafterRecipe) -> PretrainedConfig:
             f"drafter.mask_token = {mask} is no token: the target's vocabulary has "
             f"{text.vocab_size}; give a smaller one, or leave it out"
         )
-    for name in SHARED:
+    for name in SPECIAL_TOKENS:
         meant = getattr(text, name, None)
         if mask in (meant if isinstance(meant, list) else [meant]):
             raise ConfigError(

@@ -21,8 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, DynamicCache, PretrainedConfig, PreTrainedModel
 
-from drafttrain.models.causal_drafter import SHARED, shallow_config
-from drafttrain.models.language_models import layer_stem, take_layers
+from drafttrain.config.base import ConfigError
+from drafttrain.models.language_models import (
+    SPECIAL_TOKENS,
+    layer_stem,
+    shallow_config,
+    take_layers,
+)
 
 FIRST, LATER = 0, 1
 """Which of the two maps a slot is fed by: the first slot of a block, all others."""
@@ -168,6 +173,35 @@ def read_target(
     )
 
 
+def check_own_layers(config: PretrainedConfig, name: str) -> None:
+    """Whether a state drafter's config.json says what it reads; `name` is what messages call the
+    drafter. Raises ConfigError."""
+    shallow, layers, states = config.shallow, config.context_layers, config.state_layers
+    whole = isinstance(shallow, dict) and isinstance(layers, list) and isinstance(states, list)
+    if not whole or not states or len(layers) != shallow.get("num_hidden_layers"):
+        raise ConfigError(
+            f"{name} is a state drafter, but its config.json does not say what it reads: "
+            f"context_layers = {layers!r} for the layers of `shallow`, state_layers = {states!r}; "
+            "copy it again"
+        )
+
+
+def check_read_layers(
+    drafter: PretrainedConfig, target: PretrainedConfig, drafter_name: str, target_name: str
+) -> None:
+    """Whether a target has the layers that a state drafter reads; says nothing of others. Raises
+    ConfigError."""
+    if not isinstance(drafter, StateDrafterConfig):
+        return
+    depth = target.get_text_config(decoder=True).num_hidden_layers
+    strays = [n for n in (*drafter.context_layers, *drafter.state_layers) if not -1 <= n < depth]
+    if strays:
+        raise ConfigError(
+            f"{drafter_name} reads layer {strays[0]} of its target, but {target_name} has layers 0 "
+            f"to {depth - 1}; give the target that it was trained for"
+        )
+
+
 def make_config(
     target: PretrainedConfig, layers: Sequence[int], states: Sequence[int], **shape: object
 ) -> StateDrafterConfig:
@@ -177,7 +211,7 @@ def make_config(
     """
     decoder = shallow_config(target, layers)
     decoder.vocab_size = 1  # its embeddings are the target's
-    for name in SHARED:
+    for name in SPECIAL_TOKENS:
         setattr(decoder, name, None)
     return StateDrafterConfig(
         **shape,

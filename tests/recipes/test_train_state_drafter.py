@@ -87,6 +87,15 @@ def test_one_command_leaves_a_drafter_that_eval_and_generate_take(
     given = ["--target", str(tmp_path / "other"), "--text", "w5", "--drafter", str(run)]
     assert exit_code(drafttrain, "generate", *given) != 0
     assert "other weights than the target given" in capsys.readouterr().err
+    shallow = save_target(tiny_model("llama", num_hidden_layers=2).float(), tmp_path / "shallow")
+    given = ["--target", str(shallow), "--text", "w5", "--drafter", str(run)]
+    assert exit_code(drafttrain, "generate", *given) == 2
+    assert "reads layer 2 of its target, but" in capsys.readouterr().err
+    file = run / "start" / "config.json"
+    file.write_text(file.read_text().replace('"context_layers"', '"other_layers"'))
+    given = ["--target", str(tmp_path / "target"), "--text", "w5", "--drafter", str(run / "start")]
+    assert exit_code(drafttrain, "generate", *given) == 2
+    assert "does not say what it reads: context_layers = None" in capsys.readouterr().err
     tree = [*quick, "--tree", "opt-tree", "--drafter", str(run)]
     if drafts == "blocks":
         assert exit_code(drafttrain, "eval", *tree) == 0
