@@ -51,6 +51,8 @@ class BehindStatesDrafter:
         check_states(target.config)
         config = model.config
         self.model, self.target = model.eval(), target
+        self.longest_block: int = config.k
+        """Most tokens of a draft: so many slots were trained."""
         self.position_limit = position_limit(target.config)
         """Most tokens that can be fed; None = no limit."""
         self.requires = TargetRequirements(
@@ -130,7 +132,12 @@ class BehindStatesDrafter:
         self, source: Source, target_ids: Tensor, prefixes: Sequence[int], k: int
     ) -> Iterator[Slots]:
         """The blocks of k slots at some prefix lengths of a known output (`SlotDrafter`); none
-        begins at prefix 0."""
+        begins at prefix 0. Raises ValueError for more slots than were trained."""
+        if k > self.longest_block:
+            raise ValueError(
+                f"blocks of k = {k} slots, but this state drafter has k = {self.longest_block} in "
+                "its config.json; ask for as many or fewer"
+            )
         reading, ids = self.read(source, target_ids)
         length = len(source.prefix)
         for start in range(0, len(prefixes), BLOCKS_AT_ONCE):
@@ -203,7 +210,7 @@ class BehindStatesSequence:
         if target_state is None:
             return 0
         self._target_state = target_state
-        most = min(wanted, self.drafter.model.config.k - (fed - target_state.committed))
+        most = min(wanted, self.drafter.longest_block - (fed - target_state.committed))
         if self.drafter.position_limit is not None:
             most = min(most, self.drafter.position_limit + 1 - fed)
         return max(0, most)

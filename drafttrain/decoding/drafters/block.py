@@ -43,6 +43,7 @@ class BlockDrafter:
     name = "spec-drafter"
     provides: frozenset[Evidence] = frozenset({"logits", "hidden"})
     branches = False
+    longest_block = None
 
     def __init__(self, model: SpecDrafter):
         self.model = model.eval()

@@ -38,6 +38,7 @@ class ParallelDrafter:
     provides: frozenset[Evidence] = frozenset({"logits", "hidden"})
     branches = False
     linked = False
+    longest_block = None
 
     def __init__(self, model: CachedModel) -> None:
         self.model = model

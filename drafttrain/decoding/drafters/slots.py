@@ -55,6 +55,9 @@ class SlotDrafter(Drafter, Protocol):
     """Most tokens and masks that its decoder takes, but for the last one drafted; None: no
     limit."""
 
+    longest_block: int | None
+    """Most slots of a block; None: as many as are asked for."""
+
     def slots_along(
         self, source: Source, target_ids: Tensor, prefixes: Sequence[int], k: int
     ) -> Iterator[Slots]:
@@ -92,6 +95,8 @@ def probs_along(
         most = np.minimum(most, room - np.arange(length))
     if drafter.requires.first_row:
         most[0] = 0
+    if drafter.longest_block is not None:
+        most = np.minimum(most, drafter.longest_block)
     found = torch.full((length, max(longest)), NOT_DRAFTED, dtype=torch.double)
     for count, prefixes in by_length(most):
         for slots in drafter.slots_along(source, target_ids, prefixes, count):

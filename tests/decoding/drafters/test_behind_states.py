@@ -137,6 +137,10 @@ def test_decoding_drafts_what_one_pass_along_the_output_says(mode: str) -> None:
     source = make_source(prompt, target)
     found = slots.probs_along(drafter, source, tokens, longest, Sampling())
     assert (found[0] == -1).all()
+    longer = slots.probs_along(drafter, source, tokens, [K + 2] * len(tokens), Sampling())
+    assert torch.equal(longer[:, :K], found) and (longer[:, K:] == -1).all()  # no such slots
+    with pytest.raises(ValueError, match=f"blocks of k = {K + 1} slots, but .* k = {K} in its"):
+        next(drafter.slots_along(source, tokens, [1], K + 1))
 
     batch = BlocksCollator(pad_token_id=0, mask_token=0, k=K, reads_prompt=False).alone(
         [Example(0, 0, list(prompt), output.tokens)]
