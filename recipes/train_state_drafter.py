@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import datasets
+import numpy as np
 import torch
-from torch import Tensor
 
 from drafttrain.commands.distill import checked, open_decoder
 from drafttrain.commands.options import DryRun
@@ -105,7 +105,7 @@ def main(settings: StateDrafterRecipe, dry_run: DryRun = False) -> None:
 
 
 def first_texts(
-    rows: datasets.Dataset, taught: Tensor, tokens: int
+    rows: datasets.Dataset, taught: np.ndarray, tokens: int
 ) -> Iterator[tuple[list[int], list[int]]]:
     """Prompts and outputs, drawn without replacement, until their outputs have so many tokens."""
     order = torch.randperm(len(taught), generator=torch.Generator().manual_seed(FITTED_SEED))
@@ -121,7 +121,7 @@ def make_task(
     settings: StateDrafterRecipe,
     drafter: StateDrafter,
     rows: datasets.Dataset,
-    taught: Tensor,
+    taught: np.ndarray,
     held_out: datasets.Dataset | None,
     teacher: LoadedTarget,
 ) -> Task:
@@ -152,11 +152,8 @@ def print_plan(settings: StateDrafterRecipe, config: StateDrafterConfig) -> None
         drafter = StateDrafter(config)
     plan = plan_distillation(checked(distillations(settings))["data"])
     output, objective = plan.target_tokens // max(plan.rows, 1), settings.objective
-    masks = (settings.drafter.k - 1) * output
-    if plan.rows:
-        kept = (objective.kept, objective.kept_floor)
-        columns = lengths_with_masks(torch.tensor([[1, output]]).numpy(), settings.drafter.k, *kept)
-        masks = int(columns[0]) - output
+    lengths, kept = np.array([[1, output]]), (objective.kept, objective.kept_floor)
+    masks = int(lengths_with_masks(lengths, settings.drafter.k, *kept)[0]) - output
     print_training(plan, settings.train, drafter, more_tokens=masks)
 
 

@@ -138,7 +138,8 @@ def test_decoding_drafts_what_one_pass_along_the_output_says(mode: str) -> None:
     found = slots.probs_along(drafter, source, tokens, longest, Sampling())
     assert (found[0] == -1).all()
     longer = slots.probs_along(drafter, source, tokens, [K + 2] * len(tokens), Sampling())
-    assert torch.equal(longer[:, :K], found) and (longer[:, K:] == -1).all()  # no such slots
+    assert longer[:, :K].tolist() == found.tolist()  # right or wrong: greedy, 1 or 0
+    assert (longer[:, K:] == -1).all()  # no such slots
     with pytest.raises(ValueError, match=f"blocks of k = {K + 1} slots, but .* k = {K} in its"):
         next(drafter.slots_along(source, tokens, [1], K + 1))
 
