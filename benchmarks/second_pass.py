@@ -30,7 +30,7 @@ from drafttrain.decoding.drafters.block import BlockDrafter, BlockSession
 from drafttrain.decoding.drafters.slots import slots_to_draft
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.roles import Randomness, StopPolicy
-from drafttrain.decoding.shared import Call, Steps
+from drafttrain.decoding.shared import Call, Steps, arg_max_of_each
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import Proposal, Sampling, Source
@@ -90,8 +90,11 @@ class TwoPasses(BlockSession):
     def _arg_max(self, hidden: Tensor, last: int, stop: StopPolicy) -> Steps[Tensor]:
         logits = self.drafter.project(hidden)
         count = slots_to_draft(stop, logits, hidden)
-        [drafted] = self.drafter.best_chains([(hidden, logits, last, count)])
-        yield from ()
+        hidden, logits = hidden[:count], logits[:count]
+        if self.link is None:
+            drafted = yield Call(arg_max_of_each, logits)
+        else:
+            drafted = yield Call(self.link.chains, (hidden, logits, last))
         return torch.tensor(drafted)
 
     def likelihoods(self, hidden: Tensor, drafted: Tensor, last: int) -> Tensor:

@@ -85,10 +85,15 @@ def behind_prompts(
 
 
 def behind_states(
-    target: PreTrainedModel, layers: Sequence[int], drafts: str = "blocks", k: int = 4
+    target: PreTrainedModel, layers: Sequence[int], mode: str = "blocks", k: int = 4
 ) -> StateDrafter:
-    """Layers of a decoder-only target behind its states, with maps fitted along random texts."""
-    config = make_state_config(target.config, layers, (0, -1), k=k, drafts=drafts)
+    """Layers of a decoder-only target behind its states, with maps fitted along random texts.
+
+    mode: blocks, linked (blocks whose slots are told the token before them) or tokens.
+    """
+    shape = {"k": k, "drafts": "tokens" if mode == "tokens" else "blocks"}
+    rank = 5 if mode == "linked" else 0
+    config = make_state_config(target.config, layers, (0, -1), **shape, previous_token_rank=rank)
     torch.manual_seed(3)
     drafter = StateDrafter(config).double().eval()
     copy_layers(drafter, target)
@@ -97,6 +102,8 @@ def behind_states(
     fit_start(drafter, target, texts)
     with torch.no_grad():
         drafter.slots.normal_(std=0.3)
+        if drafter.previous_token is not None:
+            drafter.previous_token.out.weight.normal_()
     return drafter
 
 

@@ -176,7 +176,7 @@ STATE_DRAFTER = DrafterKind(
     draws=("deterministic", "iid"),
     provides=frozenset({"logits", "hidden"}),
     states=("slot",),
-    tree_rows="drafttrain.decoding.drafters.tree:rows_of_masks",
+    tree_rows="drafttrain.decoding.drafters.tree:rows_of_slots",
     reads_target=True,
     probs_along="drafttrain.decoding.drafters.slots:probs_along",
 )
@@ -194,7 +194,7 @@ PARALLEL = DrafterKind(
     draws=("deterministic", "iid"),
     provides=frozenset({"logits", "hidden"}),
     states=("slot",),
-    tree_rows="drafttrain.decoding.drafters.tree:rows_of_masks",
+    tree_rows="drafttrain.decoding.drafters.tree:rows_of_slots",
     probs_along="drafttrain.decoding.drafters.slots:probs_along",
     exports=("custom_generate", "parallel_servers"),
 )

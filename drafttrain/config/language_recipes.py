@@ -203,6 +203,9 @@ class StateDrafterShape(Config):
     """Tokens drafted in a round."""
     drafts: Literal["blocks", "tokens"] = "blocks"
     """blocks: all of them in one call. tokens: one a call, which knows the one before it."""
+    previous_token_rank: NonNegativeInt = 256
+    """Rank of the features by which a slot of a block is told the token drafted before it; 0: it
+    is told none. Drafts of tokens know theirs without."""
     layers: tuple[NonNegativeInt, ...] | None = None
     """The target's layers that it is made of, counted from 0; in their places it reads the target's
     keys and values. Default: the last two."""

@@ -28,6 +28,7 @@ from drafttrain.models.language_models import (
     shallow_config,
     take_layers,
 )
+from drafttrain.models.previous_token import PreviousToken
 
 FIRST, LATER = 0, 1
 """Which of the two maps a slot is fed by: the first slot of a block, all others."""
@@ -42,6 +43,9 @@ class StateDrafterConfig(PretrainedConfig):
     drafts: Literal["blocks", "tokens"] = "blocks"
     """blocks: k tokens in one call, whose slots are fed the token that the block stands behind.
     tokens: one a call, each fed the token before it."""
+    previous_token_rank: int = 0
+    """Rank of the features by which the slots of a block are told the token before them; 0: none
+    are."""
     shallow: dict[str, Any] | None = None
     """config.json of its layers: the target's, with fewer of them and no vocabulary."""
     context_layers: list[int] | None = None
@@ -60,6 +64,11 @@ class StateDrafterConfig(PretrainedConfig):
             raise ValueError(f"k = {self.k!r}: a block has one token at least")
         if self.drafts not in ("blocks", "tokens"):
             raise ValueError(f"drafts = {self.drafts!r}: give blocks or tokens")
+        if self.drafts == "tokens" and self.previous_token_rank:
+            raise ValueError(
+                f"previous_token_rank = {self.previous_token_rank}: drafts of tokens are fed the "
+                "token before them; give 0"
+            )
         super().__post_init__(**kwargs)
 
 
@@ -82,7 +91,12 @@ class StateDrafter(PreTrainedModel):
         self.of_states = nn.ModuleList([nn.Linear(read, width, bias=False) for _ in range(2)])
         self.of_token = nn.ModuleList([nn.Linear(width, width) for _ in range(2)])
         self.slots = nn.Parameter(torch.zeros(config.k, width))
+        self.previous_token = None
+        if rank := config.previous_token_rank:
+            self.previous_token = PreviousToken(width, rank)
         self.post_init()
+        if self.previous_token is not None:
+            nn.init.zeros_(self.previous_token.out.weight)
 
     def of_anchors(self, states: Tensor) -> Tensor:
         """What the target's states say to the slots of blocks, of which one stands behind each of A
@@ -207,7 +221,7 @@ def make_config(
 ) -> StateDrafterConfig:
     """The shape of a drafter of these layers of a target, which reads the outputs of others.
 
-    shape: k, drafts.
+    shape: k, drafts, previous_token_rank.
     """
     decoder = shallow_config(target, layers)
     decoder.vocab_size = 1  # its embeddings are the target's

@@ -49,7 +49,9 @@ def check_state_recipe(settings: StateDrafterRecipe) -> tuple[PretrainedConfig, 
             f"drafter.output_tokens = {asked.output_tokens} is more than the target's "
             f"{target.vocab_size} tokens; give fewer, or leave it out"
         )
-    config = make_config(target, layers, states, k=asked.k, drafts=asked.drafts)
+    rank = asked.previous_token_rank if asked.drafts == "blocks" else 0
+    shape = {"k": asked.k, "drafts": asked.drafts, "previous_token_rank": rank}
+    config = make_config(target, layers, states, **shape)
     config.target = {"path": settings.target.path, "revision": settings.target.revision}
     config.drafttrain_version = version("drafttrain")
     return target, config

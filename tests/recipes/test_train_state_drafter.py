@@ -20,7 +20,12 @@ from tests.recipes.tiny_recipe import exit_code, resumed_as_if_never_stopped, wr
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target
 
-MODES = ["blocks", "tokens"]
+SHAPES = {
+    "blocks": {"previous_token_rank": 0},
+    "linked": {"previous_token_rank": 5},
+    "tokens": {"drafts": "tokens"},
+}
+MODES = list(SHAPES)
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +39,7 @@ def make_project(folder: Path, drafts: str = "blocks") -> list[str]:
     save_target(tiny_model("llama", num_hidden_layers=4).float(), folder / "target")
     settings = {
         "distill": {"sampling": {"max_new_tokens": 8}},
-        "drafter": {"k": 3, "output_tokens": 12, "drafts": drafts},
+        "drafter": {"k": 3, "output_tokens": 12, **SHAPES[drafts]},
         "objective": {"cross_entropy": 0.5, "packed_tokens": 60},
         "train": {"max_steps": 6, "batch_tokens": 90, "checkpoint_every": 2, "threads": 1},
     }
@@ -55,7 +60,9 @@ def test_one_command_leaves_a_drafter_that_eval_and_generate_take(
     assert "maps fitted along" in capsys.readouterr().out
     drafter, start = (StateDrafter.from_pretrained(run / name) for name in ("final", "start"))
     assert drafter.config.context_layers == [2, 3] and drafter.config.state_layers == [1, 2, -1]
-    assert drafter.config.drafts == drafts and len(drafter.config.draftable_tokens) == 12
+    assert drafter.config.drafts == SHAPES[drafts].get("drafts", "blocks")
+    assert drafter.config.previous_token_rank == (5 if drafts == "linked" else 0)
+    assert len(drafter.config.draftable_tokens) == 12
     assert not same_weights(drafter, start)
     log = [json.loads(line) for line in (run / "metrics.jsonl").open()]
     validation = [entry for entry in log if "mean_acceptance_length" in entry][-1]
@@ -97,7 +104,7 @@ def test_one_command_leaves_a_drafter_that_eval_and_generate_take(
     assert exit_code(drafttrain, "generate", *given) == 2
     assert "does not say what it reads: context_layers = None" in capsys.readouterr().err
     tree = [*quick, "--tree", "opt-tree", "--drafter", str(run)]
-    if drafts == "blocks":
+    if drafts != "tokens":
         assert exit_code(drafttrain, "eval", *tree) == 0
     else:
         assert exit_code(drafttrain, "eval", *tree) != 0

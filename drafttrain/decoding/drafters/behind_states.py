@@ -2,8 +2,9 @@
 
 What is verified the target has read: the drafter's cache takes the target's keys and values of it,
 and its slots are fed the target's hidden states at the row that the last committed token came from.
-It drafts a block in one call, a point mass or independent draws, or token by token; either way a
-draft depends on committed tokens and earlier draws alone, so rejection sampling stays lossless.
+It drafts a block in one call, whose later slots may be told the token drafted before them, or token
+by token; either way a draft depends on committed tokens and earlier draws alone, so rejection
+sampling stays lossless.
 Nothing is drafted before the target's first call.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +20,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from drafttrain.config.kinds import DrawKind, Evidence
+from drafttrain.decoding.drafters.candidates import Link
 from drafttrain.decoding.drafters.causal import CausalSession
 from drafttrain.decoding.drafters.parallel import ParallelSession
 from drafttrain.decoding.drafters.slots import BLOCKS_AT_ONCE, Slots
@@ -33,6 +36,7 @@ from drafttrain.decoding.shared import Call, Steps
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.models.causal_drafter import draftable_tokens
+from drafttrain.models.spec_drafter.model import SHUT
 from drafttrain.models.state_drafter import Reading, StateDrafter, read_target
 
 
@@ -45,7 +49,6 @@ class BehindStatesDrafter:
     name = "state-drafter"
     provides: frozenset[Evidence] = frozenset({"logits", "hidden"})
     branches = False
-    linked = False
 
     def __init__(self, model: StateDrafter, target: PreTrainedModel) -> None:
         check_states(target.config)
@@ -73,6 +76,22 @@ class BehindStatesDrafter:
             stack = stack.drafting(drafted.to(stack.device))
         rotary = model.decoder.rotary_emb
         self.engine = Batched(stack, None, self.position_limit, rotary, embeds=True)
+        self.linked = model.previous_token is not None
+        self.link = self._make_link() if self.linked else None
+        """What later slots of a block are told of the token before them."""
+
+    @torch.inference_mode()
+    def _make_link(self) -> Link:
+        """Features of every token, and of none behind them."""
+        told = self.model.previous_token
+        rows = self.output.weight.to(told.out.weight.dtype) @ told.out.weight
+        features = F.pad(told.features(self.embedding), (0, 0, 0, 1), value=SHUT)
+        return Link(told.hidden, rows * self.engine.stack.output_scale, features)
+
+    @property
+    def no_token(self) -> int:
+        """Stands for the token before a block, which its first slot is fed."""
+        return len(self.embedding)
 
     @property
     def vocabulary(self) -> int:
@@ -84,11 +103,11 @@ class BehindStatesDrafter:
 
     def open(
         self, source: Source, sampling: Sampling, randomness: Randomness
-    ) -> ParallelSession | CausalSession:
+    ) -> BehindStatesSession | CausalSession:
         own = BehindStatesSequence(self, source)
         if self.model.config.drafts == "tokens":
             return CausalSession(self, own, sampling, randomness)
-        return ParallelSession(self, own, sampling, randomness)
+        return BehindStatesSession(self, own, sampling, randomness, self.link)
 
     def begin_all(self, sources: Sequence[Source]) -> list[SequenceState]:
         """States with nothing cached."""
@@ -145,7 +164,22 @@ class BehindStatesDrafter:
             anchors = torch.tensor(own, device=ids.device) + length - 1
             states = self.states_along(reading, ids, anchors, k)
             logits = self.engine.stack.logits(states)
-            yield Slots(own, states, None, lambda blocks, slot, _, own=logits: own[blocks, slot])
+            previous = None
+            if self.linked:
+                places = torch.tensor(own)[:, None] + torch.arange(-1, k - 1)
+                previous = target_ids.cpu()[places.clamp(max=len(target_ids) - 1)]
+                previous[:, 0] = self.no_token
+                previous = previous.to(states.device)
+            yield Slots(own, states, previous, partial(self._rows_after, states, logits))
+
+    def _rows_after(
+        self, states: Tensor, logits: Tensor, blocks: Tensor, slot: int, previous: Tensor | None
+    ) -> Tensor:
+        """`Slots.rows_after` of states [A, K, D] and rows [A, K, V]."""
+        states, logits = states[blocks, slot], logits[blocks, slot]
+        if self.link is None or previous is None:
+            return logits
+        return self.link.after(states, logits, previous)
 
     @torch.inference_mode()
     def read(self, source: Source, target_ids: Tensor) -> tuple[Reading, Tensor]:
@@ -182,6 +216,15 @@ class BehindStatesDrafter:
             for keys, values in reading.keys_values
         ]
         return model(fed, positions, mask, shared)
+
+
+class BehindStatesSession(ParallelSession):
+    """Blocks of one sequence."""
+
+    drafter: BehindStatesDrafter
+
+    def told_first(self, tokens: Tensor) -> int:
+        return self.drafter.no_token
 
 
 class BehindStatesSequence:

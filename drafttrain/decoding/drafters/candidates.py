@@ -1,15 +1,16 @@
-"""The best tokens of each slot of a block, scored again with the token before them."""
+"""Previous-token features in decoding: the best tokens of each slot of a block, scored again once
+the token before them is known."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from drafttrain.decoding.sampling import likeliest
+from drafttrain.decoding.sampling import exact_enough, likeliest
 
 CANDIDATES = 64
 """Tokens a slot that are scored again with the token before them; all others keep their scores."""
@@ -20,13 +21,88 @@ def best_alone(logits: Tensor) -> tuple[Tensor, Tensor]:
     return likeliest(logits, CANDIDATES)
 
 
+class Link:
+    """What a slot's row becomes once the token before it is known.
+
+    Of each token it has what its scores (rows), and what those after it (features), are made of, so
+    that a pair of tokens is quickly scored. from_hidden: what a slot's state adds to the features.
+    Shapes: from_hidden [N, D] -> [N, R]; rows [V, R], features [V or more, R].
+    """
+
+    def __init__(
+        self, from_hidden: Callable[[Tensor], Tensor], rows: Tensor, features: Tensor
+    ) -> None:
+        self.from_hidden, self.rows, self.features = from_hidden, rows, features
+
+    def candidates(self, states: Sequence[Tensor], logits: Sequence[Tensor]) -> Candidates:
+        """The best tokens of slots, to be scored after the token before, of several sequences.
+        Shapes: [K, D], [K, V] each."""
+        return Candidates(
+            _joined(logits),
+            self.from_hidden(_joined(states)),
+            [len(own) for own in states],
+            self.rows,
+            self.features,
+        )
+
+    def chains(self, asked: Sequence[tuple[Tensor, Tensor, int]]) -> list[list[int]]:
+        """Likeliest tokens left to right, among the best candidates of each slot alone.
+
+        Of each sequence its slots' states [K, D] and rows [K, V], and the token before the first.
+        """
+        states, logits, last = zip(*asked, strict=True)
+        if not any(len(own) for own in states):
+            return [[] for _ in asked]
+        found = self.candidates(states, logits).likeliest_chains(last)
+        return [own[: len(rows)] for own, rows in zip(found, logits, strict=True)]
+
+    def after(self, states: Tensor, logits: Tensor, previous: Tensor) -> Tensor:
+        """Rows of slots after these tokens. Shapes: [N, D], [N, V], [N] -> [N, V]."""
+        scores, tokens = best_alone(logits)
+        gate = F.silu(self.from_hidden(states) + F.embedding(previous, self.features))
+        directions = F.embedding(tokens, self.rows).to(scores.dtype)
+        scores = torch.baddbmm(scores[..., None], directions, gate.to(scores.dtype)[..., None])
+        return logits.scatter(-1, tokens, scores[..., 0].to(logits.dtype))
+
+    def after_each(self, states: Tensor, candidates: Tensor, last: int) -> Tensor:
+        """What the token before adds to the score of each candidate.
+
+        Shapes: states [K, D], candidates [K, C] -> [K, C, C]: of slot i, after candidate j of slot
+        i - 1 (of slot 0, after the token before the block in every line), candidate c.
+        """
+        before = candidates.roll(1, dims=0)
+        before[0] = last
+        gate = F.silu(self.from_hidden(states)[:, None] + F.embedding(before, self.features))
+        return gate @ F.embedding(candidates, self.rows).transpose(1, 2)
+
+
+def likeliest_of_slots(
+    states: Tensor, logits: Tensor, count: int, temperature: float, link: Link | None, last: int
+) -> tuple[Tensor, Tensor]:
+    """The likeliest tokens of every slot at once, and their log-probabilities.
+
+    With a link they are the likeliest without the token before, and that token moves probability
+    among them only: all others keep their scores. Shapes: states [K, D], logits [K, V] -> tokens
+    [K, C], log-probabilities [K, C, C] as in `Link.after_each`; [K, 1, C] without a link.
+    """
+    logits = exact_enough(logits) / temperature
+    total = logits.logsumexp(-1)
+    scores, tokens = likeliest(logits, count)
+    if link is None:
+        return tokens, (scores - total[:, None])[:, None]
+    share = (scores.logsumexp(-1) - total).exp().clamp(max=1.0)
+    others = total + torch.log1p(-share)
+    after = scores[:, None] + link.after_each(states, tokens, last).to(scores) / temperature
+    totals = torch.logaddexp(after.logsumexp(-1), others[:, None])
+    return tokens, after - totals[..., None]
+
+
 class Candidates:
     """The best tokens of each slot alone; their scores, once the token before is known.
 
-    Scoring them takes a small part of a projection's time. rows, features: of every token what its
-    scores, and what those after it, are made of (`SpecDrafter.previous_token_rows` and
-    `.previous_token_features`). Shapes: logits [N, V] and from_hidden [N, R] of the slots of all
-    sequences, which have these lengths; those of fewer slots are filled up.
+    Scoring them takes a small part of a projection's time. rows, features: as of `Link`. Shapes:
+    logits [N, V] and from_hidden [N, R] of the slots of all sequences, which have these lengths;
+    those of fewer slots are filled up.
     """
 
     def __init__(
@@ -67,3 +143,7 @@ def _in_lines(rows: Tensor, lengths: Sequence[int]) -> Tensor:
     if len(lengths) == 1:
         return rows[None]
     return pad_sequence(rows.split(list(lengths)), batch_first=True)
+
+
+def _joined(rows: Sequence[Tensor]) -> Tensor:
+    return rows[0] if len(rows) == 1 else torch.cat(list(rows))

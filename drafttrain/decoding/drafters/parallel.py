@@ -17,17 +17,18 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.config.kinds import DrawKind, Evidence
+from drafttrain.decoding.drafters.candidates import Link
 from drafttrain.decoding.drafters.causal import OwnSequence, SequenceOfDrafts, vocabulary_of
-from drafttrain.decoding.drafters.slots import BLOCKS_AT_ONCE, Slots, chain_of_slots
+from drafttrain.decoding.drafters.slots import BLOCKS_AT_ONCE, Slots, SlotSession
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.calls import Feed, StepOutput
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.sources import own_source
 from drafttrain.decoding.inference import without_gradients
-from drafttrain.decoding.roles import Randomness, StopPolicy
+from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.shared import Call, Steps
 from drafttrain.decoding.target_states import TargetState
-from drafttrain.decoding.types import Proposal, Sampling, Source
+from drafttrain.decoding.types import Sampling, Source
 from drafttrain.models.causal_drafter import draftable_tokens
 
 
@@ -74,14 +75,14 @@ class ParallelDrafter:
 
 
 class DraftsBlocks(Protocol):
-    """What has rows of slots that do not know each other's tokens."""
+    """What has rows of slots, before they know each other's tokens."""
 
     def blocks_all(self, asked: Sequence[tuple[Any, Tensor, int]]) -> list[StepOutput]:
         """Rows and states of so many slots behind each sequence's committed tokens [T]."""
         ...
 
 
-class ParallelSession:
+class ParallelSession(SlotSession):
     """One sequence: the committed tokens are cached, slots never are."""
 
     def __init__(
@@ -90,30 +91,18 @@ class ParallelSession:
         own: SequenceOfDrafts,
         sampling: Sampling,
         randomness: Randomness,
+        link: Link | None = None,
     ) -> None:
         self.drafter, self.own = drafter, own
-        self.sampling, self.randomness = sampling, randomness
-
-    def propose(
-        self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
-    ) -> Steps[Proposal]:
-        slots = self.longest(tokens, stop.longest, target_state)
-        if slots == 0:
-            return Proposal.empty()
-        score = yield from self.rows(tokens, slots)
-        states = score.hidden[-slots:]
-        return (
-            yield from chain_of_slots(score.logits, stop, self.sampling, self.randomness, states)
-        )
+        self.sampling, self.randomness, self.link = sampling, randomness, link
 
     def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
-        """Most tokens of a draft, as of `SequenceOfDrafts`."""
         return self.own.longest(wanted, len(tokens), target_state)
 
-    def rows(self, tokens: Tensor, slots: int) -> Steps[StepOutput]:
-        """The rows of so many slots behind all committed tokens [T]."""
+    def slot_rows(self, tokens: Tensor, slots: int) -> Steps[tuple[Tensor, Tensor]]:
         state = yield from self.own.begin()
-        return (yield Call(self.drafter.blocks_all, (state, tokens, slots)))
+        score = yield Call(self.drafter.blocks_all, (state, tokens, slots))
+        return score.hidden[-slots:], score.logits
 
 
 @without_gradients

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -13,9 +14,11 @@ import torch
 from torch import Tensor
 
 from drafttrain.decoding.drafters.along import NOT_DRAFTED
+from drafttrain.decoding.drafters.candidates import Link
 from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy
 from drafttrain.decoding.sampling import probs_of_tokens, warp
 from drafttrain.decoding.shared import Call, Steps, arg_max_of_each
+from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
 
 BLOCKS_AT_ONCE = 32
@@ -148,3 +151,87 @@ def chain_of_slots(
     probs = warp(logits, sampling)
     drawn = randomness.categorical(probs).cpu()
     return Proposal.chain(drawn, probs, hidden=hidden, logits=lambda: rows)
+
+
+def linked_chain(
+    hidden: Tensor,
+    logits: Tensor,
+    link: Link,
+    last: int,
+    stop: StopPolicy,
+    sampling: Sampling,
+    randomness: Randomness,
+) -> Steps[Proposal]:
+    """The draft of slots whose rows depend on the token before them, `last` in front of the block.
+
+    Greedy drafts are the likeliest tokens left to right, and a policy is shown the rows without the
+    token before; under sampling each token is drawn from its row after the one before it, which the
+    policy is shown. Shapes: hidden [K, D], logits [K, V].
+    """
+    if sampling.greedy:
+        count = slots_to_draft(stop, logits, hidden)
+        states, alone = hidden[:count], logits[:count]
+        drafted = yield Call(link.chains, (states, alone, last))
+        before = torch.tensor([last, *drafted[:-1]], dtype=torch.long, device=logits.device)
+        tokens = torch.tensor(drafted, dtype=torch.long)
+        rows = partial(_rows_after, link, states, alone, before)
+        return Proposal.chain(tokens, hidden=hidden, logits=rows)
+    candidates = link.candidates([hidden], [logits])
+    states, known = hidden.unbind(), list(logits.unbind())
+    drawn: list[Tensor] = []
+    probs: list[Tensor] = []
+    notes: dict[str, list[float]] = {}
+    previous = torch.tensor([last], device=logits.device)
+    for depth in range(len(states)):
+        [after], best = candidates.after(depth, previous), candidates.tokens[0, depth]
+        known[depth] = known[depth].index_copy(0, best, after.to(logits.dtype))
+        if not stop.should_draft(DraftState(depth, known[: depth + 1], states, notes)):
+            break
+        row = warp(known[depth], sampling)
+        drawn.append(randomness.categorical(row[None]))
+        previous = drawn[-1]
+        probs.append(row)
+    if not drawn:
+        return Proposal.chain(torch.empty(0, dtype=torch.long), hidden=hidden)
+    tokens, known = torch.cat(drawn).cpu(), known[: len(drawn)]
+    return Proposal.chain(tokens, torch.stack(probs), hidden=hidden, logits=lambda: known)
+
+
+def _rows_after(link: Link, states: Tensor, alone: Tensor, before: Tensor) -> Sequence[Tensor]:
+    return link.after(states, alone, before[: len(states)]).unbind()
+
+
+class SlotSession:
+    """One sequence of a drafter whose slots' rows are there at once: chains of them, and what draft
+    trees grow over."""
+
+    link: Link | None = None
+    """Where a slot's row depends on the token before it."""
+    sampling: Sampling
+    randomness: Randomness
+
+    def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
+        """Most tokens of a draft behind all committed tokens [T]."""
+        return wanted
+
+    def told_first(self, tokens: Tensor) -> int:
+        """What the first slot is told as the token before it."""
+        return int(tokens[-1])
+
+    def slot_rows(self, tokens: Tensor, slots: int) -> Steps[tuple[Tensor, Tensor]]:
+        """States and rows, without the token before, of so many slots behind all committed tokens.
+        Shapes: tokens [T] -> [slots, D], [slots, V]."""
+        raise NotImplementedError
+
+    def propose(
+        self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
+    ) -> Steps[Proposal]:
+        slots = self.longest(tokens, stop.longest, target_state)
+        if slots == 0:
+            return Proposal.empty()
+        hidden, logits = yield from self.slot_rows(tokens, slots)
+        drawing = stop, self.sampling, self.randomness
+        if self.link is None:
+            return (yield from chain_of_slots(logits, *drawing, hidden))
+        last = self.told_first(tokens)
+        return (yield from linked_chain(hidden, logits, self.link, last, *drawing))

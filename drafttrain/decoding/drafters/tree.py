@@ -1,7 +1,7 @@
 """Draft trees: a shape says which children a level gets, a source of rows says what follows them.
 
-Rows come from a language model with its own tree cache, one call a level, or from the slots of a
-Spec-Drafter, one pass for the whole tree. Nothing else differs between RSD, SpecTr, SpecInfer,
+Rows come from a language model with its own tree cache, one call a level, or from slots whose rows
+are there at once, one pass for the whole tree. Nothing else differs between RSD, SpecTr, SpecInfer,
 OPT-Tree and fixed trees over either of them.
 """
 
@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from drafttrain.config.kinds import KINDS, DrawKind, Evidence
-from drafttrain.decoding.drafters.block import BlockDrafter, BlockSession
-from drafttrain.decoding.drafters.candidates import CANDIDATES
+from drafttrain.decoding.drafters.candidates import CANDIDATES, likeliest_of_slots
 from drafttrain.decoding.drafters.causal import CausalDrafter, OwnSequence
-from drafttrain.decoding.drafters.parallel import ParallelDrafter, ParallelSession
+from drafttrain.decoding.drafters.slots import SlotSession
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.roles import Drafter, DraftSession, Randomness, StopPolicy
@@ -54,6 +53,12 @@ class GrowingDrafter(Drafter, Protocol):
 
     vocabulary: int
     eos_ids: frozenset[int]
+
+
+class DraftsSlots(Protocol):
+    """A drafter whose slots' rows are there at once."""
+
+    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> SlotSession: ...
 
 
 class TreeDrafter:
@@ -152,15 +157,9 @@ def rows_of_model(
 
 
 def rows_of_slots(
-    drafter: BlockDrafter, source: Source, sampling: Sampling, randomness: Randomness
+    drafter: DraftsSlots, source: Source, sampling: Sampling, randomness: Randomness
 ) -> SlotRows:
     return SlotRows(drafter.open(source, sampling, randomness))
-
-
-def rows_of_masks(
-    drafter: ParallelDrafter, source: Source, sampling: Sampling, randomness: Randomness
-) -> MaskRows:
-    return MaskRows(drafter.open(source, sampling, randomness))
 
 
 class ModelRows:
@@ -226,32 +225,35 @@ class ModelRows:
 
 
 class SlotRows:
-    """Rows of a Spec-Drafter's slots: one pass, whatever the depth.
+    """Rows of slots that are there at once: one pass, whatever the depth.
 
-    Level l is predicted by slot l; with previous-token features,
-    each node's row follows from the token before it.
-    A growth that chooses gets the likeliest tokens of all slots, worked out at once.
+    Level l is predicted by slot l; where slots are linked, each node's row follows from the token
+    before it. A growth that chooses gets the likeliest tokens of all slots, worked out at once.
     """
 
-    def __init__(self, session: BlockSession) -> None:
+    def __init__(self, session: SlotSession) -> None:
         self.session = session
         self.passes = 0
-        self._states = torch.empty(0)
+        self._states = self._logits = torch.empty(0)
         self._level = 0
         self._tokens = self._log_probs = np.empty(0)
         """[K, C] and [K, C or 1, C]; empty where whole rows are wanted."""
 
     def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
-        return wanted
+        return self.session.longest(tokens, wanted, target_state)
 
     def first(self, growth: Growth, tokens: Tensor, levels: int) -> Steps[list[int]]:
-        self._states = yield from self.session.slot_states(tokens, levels)
-        self._level, before = 0, self.session.told_first(tokens)
-        self.passes = 1
+        session, self._level, self.passes = self.session, 0, 1
+        self._states, self._logits = yield from session.slot_rows(tokens, levels)
+        before = session.told_first(tokens)
         if not isinstance(growth, Choosing) or growth.likeliest is None:
-            return self._grow(growth, torch.tensor([before]))
+            return self._grow(growth, [before])
         count, temperature = growth.likeliest
-        found = self.session.likeliest(self._states, before, max(count, CANDIDATES), temperature)
+        if session.link is not None:
+            count = max(count, CANDIDATES)
+        found = likeliest_of_slots(
+            self._states, self._logits, count, temperature, session.link, before
+        )
         self._tokens, self._log_probs = (part.cpu().numpy() for part in found)
         return growth.choose(self._tokens[:1], self._log_probs[0, :1])
 
@@ -260,45 +262,20 @@ class SlotRows:
         self._level += 1
         previous = [growth.tree.tokens[node] for node in nodes]
         if not isinstance(growth, Choosing) or growth.likeliest is None:
-            return self._grow(growth, torch.tensor(previous))
+            return self._grow(growth, previous)
         level, tokens = self._level, self._tokens
         places = {token: place for place, token in enumerate(tokens[level - 1].tolist())}
         lines = [places[token] % self._log_probs.shape[1] for token in previous]
         below = np.broadcast_to(tokens[level], (len(nodes), tokens.shape[1]))
         return growth.choose(below, self._log_probs[level, lines])
 
-    def _grow(self, growth: Growth, previous: Tensor) -> list[int]:
-        state = self._states[self._level]
-        logits = self.session.slot_logits(state, previous)
-        return growth.grow(logits, state.expand(len(previous), -1))
-
-
-class MaskRows:
-    """Rows of a language model behind its masks: one pass, level l is predicted by slot l, whatever
-    the token before."""
-
-    def __init__(self, session: ParallelSession) -> None:
-        self.session = session
-        self.passes = 0
-
-    def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
-        return self.session.longest(tokens, wanted, target_state)
-
-    def first(self, growth: Growth, tokens: Tensor, levels: int) -> Steps[list[int]]:
-        self._score = yield from self.session.rows(tokens, levels)
-        self._level = 0
-        self.passes = 1
-        return self._grow(growth, 1)
-
-    def below(self, growth: Growth, nodes: Sequence[int]) -> Steps[list[int]]:
-        yield from ()  # the rows are there already
-        self._level += 1
-        return self._grow(growth, len(nodes))
-
-    def _grow(self, growth: Growth, nodes: int) -> list[int]:
-        logits, level = self._score.logits, self._level
-        hidden = self._score.hidden[-len(logits) :]
-        return growth.grow(logits[level].expand(nodes, -1), hidden[level].expand(nodes, -1))
+    def _grow(self, growth: Growth, previous: list[int]) -> list[int]:
+        nodes, link = len(previous), self.session.link
+        states = self._states[self._level].expand(nodes, -1)
+        logits = self._logits[self._level].expand(nodes, -1)
+        if link is not None:
+            logits = link.after(states, logits, torch.tensor(previous, device=logits.device))
+        return growth.grow(logits, states)
 
 
 class SeveralDrafters:

@@ -43,7 +43,12 @@ class FollowStates(FollowInBlocks):
         and the labels [N], by the target's vocabulary."""
         target = self.teacher.on(batch.input_ids.device)
         reading = self.reading(batch)
-        hidden = hidden_behind(self.model, target.get_input_embeddings().weight, batch, reading)
+        embedding = target.get_input_embeddings().weight
+        hidden = hidden_behind(self.model, embedding, batch, reading)
+        if self.model.previous_token is not None:
+            before = batch.input_ids.gather(1, batch.places)[batch.labels != IGNORED]
+            embedded = F.embedding(before, embedding)
+            hidden = self.model.previous_token(hidden, embedded, batch.slots() > 0)
         weight = target.get_output_embeddings().weight
         if self.draftable is not None:
             weight = weight[self.draftable]

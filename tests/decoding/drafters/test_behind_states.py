@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from transformers import GPT2Config, PreTrainedModel
 
 from drafttrain.build.drafters import make_drafter
 from drafttrain.config.language_recipes import FollowInBlocksConfig
 from drafttrain.data.batches.examples import Example
 from drafttrain.data.batches.masked_blocks import BlocksCollator, blocks_of_rows
-from drafttrain.decoding.drafters import slots
+from drafttrain.decoding.drafters import candidates, slots
 from drafttrain.decoding.drafters.cascade import Level, cascade
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
@@ -20,7 +21,7 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, Randomness
-from drafttrain.decoding.sampling import SampledRandomness
+from drafttrain.decoding.sampling import SampledRandomness, warp
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.verifiers import TargetWalk
@@ -32,7 +33,7 @@ from tests.tiny_drafters import behind_states
 from tests.tiny_models import tiny_model
 
 K = 4
-MODES = ["blocks", "tokens"]
+MODES = ["blocks", "linked", "tokens"]
 PROMPTS = ([5, 9, 20, 7], [9, 20, 7, 30, 11, 6], [20, 7], [8, 15, 33], [21, 4])
 OUTPUT = [11, 30, 12, 8, 25, 1]
 
@@ -78,11 +79,47 @@ def test_greedy_output_is_plain_output_whatever_shares_its_calls(family: str, mo
     assert tokens_of(decode(target, cascade(levels, [[1, 3], [0]], 1.0), 3)) == plain
 
 
-def test_trees_over_its_slots_change_no_output() -> None:
+@pytest.mark.parametrize("mode", ["blocks", "linked"])
+def test_trees_over_its_slots_change_no_output(mode: str) -> None:
     target = tiny_target()
-    drafter = make_drafter(behind_states(target, [2, 3]), target)
+    drafter = make_drafter(behind_states(target, [2, 3], mode), target)
     tree = TreeDrafter(drafter, Optimal(6))
     assert tokens_of(decode(target, tree, 3, TargetWalk)) == tokens_of(decode(target, NoDrafter()))
+
+
+@pytest.mark.parametrize("count", [2, 6])
+def test_drawn_rows_know_the_token_drawn_before(count: int, monkeypatch) -> None:
+    """Exactness cannot see this. The best tokens of each slot are scored again, by hand; the first
+    slot is told nothing."""
+    monkeypatch.setattr(candidates, "CANDIDATES", count)
+    target, sampling = tiny_target(), Sampling(1.0)
+    drafter = make_drafter(behind_states(target, [2, 3], "linked"), target)
+    told, rows = drafter.model.previous_token, []
+    stop, verifier = FixedLength(K), RejectionSampling()
+    decoder = Decoder(
+        CachedModel(target), drafter, stop, verifier, sampling, lambda _: randomness()
+    )
+    linked_chain = slots.linked_chain
+
+    def kept(hidden, logits, *rest):
+        proposal = yield from linked_chain(hidden, logits, *rest)
+        rows.append((hidden, logits, proposal))
+        return proposal
+
+    monkeypatch.setattr(slots, "linked_chain", kept)
+    decoder.decode_all([make_source(PROMPTS[1], target)], 8)
+    assert len(rows) > 1
+    embedding, moved = target.get_input_embeddings().weight, 0.0
+    for hidden, alone, proposal in rows:
+        with torch.no_grad():
+            before = F.embedding(proposal.tokens[:-1], embedding)
+            found = told.embedding(before / before.square().mean(-1, keepdim=True).sqrt())
+            change = told.out(F.silu(told.hidden(hidden[1:]) + found)) @ drafter.output.weight.T
+        best = alone >= alone.sort(descending=True).values[:, count - 1 : count]
+        expected = alone + torch.where(best, F.pad(change, (0, 0, 1, 0)), 0.0)
+        assert (warp(expected, sampling) - proposal.draft_probs).abs().max() < 1e-6
+        moved = max(moved, float((warp(alone, sampling) - proposal.draft_probs).abs().max()))
+    assert moved > 1e-3
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from drafttrain.decoding.drafters.block import BlockDrafter
+from drafttrain.decoding.drafters.candidates import likeliest_of_slots
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.tree import ModelRows, SeveralDrafters, TreeDrafter
@@ -138,15 +139,19 @@ def test_the_likeliest_tokens_of_all_slots_have_the_probabilities_of_their_rows(
     session = drafter.open(source, Sampling(), SampledRandomness(torch.Generator()))
     states, last = alone(session.slot_states(source.prefix, 4)), int(source.prefix[-1])
     vocabulary = drafter.vocabulary
-    tokens, log_probs = session.likeliest(states, last, vocabulary, temperature=0.7)
+    rows = drafter.project(states)
+    asked = {"temperature": 0.7, "link": session.link, "last": last}
+    tokens, log_probs = likeliest_of_slots(states, rows, vocabulary, **asked)
     assert log_probs.shape[1] == (vocabulary if rank else 1)
     for slot in range(4):
         before = tokens[slot - 1] if slot else torch.tensor([last])
-        rows = (session.slot_logits(states[slot], before) / 0.7).log_softmax(-1)
-        expected = rows.gather(1, tokens[slot].expand(len(before), -1))
+        after = rows[slot].expand(len(before), -1)
+        if rank:
+            after = drafter.model.logits(states[slot].expand(len(before), -1), before)
+        expected = (after / 0.7).log_softmax(-1).gather(1, tokens[slot].expand(len(before), -1))
         found = log_probs[slot].expand(vocabulary, -1)[: len(before)]
         assert torch.allclose(found, expected, rtol=0, atol=1e-9)
-    few_tokens, few = session.likeliest(states, last, 5, temperature=0.7)
+    few_tokens, few = likeliest_of_slots(states, rows, 5, **asked)
     assert torch.equal(few_tokens, tokens[:, :5])
     outside = 1 - few.exp().sum(-1)
     assert (outside > 0).all(), "tokens beyond the likeliest keep some probability"

@@ -19,7 +19,7 @@ ROWS = [([5, 6, 7], [8, 9, 14, EOS]), ([10], [11, 12, 20, 9, EOS]), ([4, 4], [13
 K = 3
 COLLATE = BlocksCollator(pad_token_id=0, mask_token=0, k=K, reads_prompt=False)
 DRAFTABLE = torch.tensor([EOS, 8, 9, 12, 14, 30])
-MODES = ["blocks", "tokens"]
+MODES = ["blocks", "linked", "tokens"]
 
 
 def examples() -> list[Example]:
@@ -52,7 +52,13 @@ def test_the_loss_is_that_of_every_slot_run_alone(mode: str, draftable) -> None:
                 mask = torch.zeros(slot + 1, anchor + slot + 1, dtype=torch.double)
                 mask = mask.masked_fill(~torch.ones_like(mask).bool().tril(anchor), -1e9)
                 given = (fed[None], anchor + depths[None], mask[None, None], reading.keys_values)
-                own = F.linear(model(*given)[0, -1], output).log_softmax(-1)
+                hidden = model(*given)[0, -1]
+                if mode == "linked" and slot > 0:
+                    told = model.previous_token
+                    before = embed(text[0, anchor + slot])
+                    features = told.embedding(before / before.square().mean().sqrt())
+                    hidden = hidden + told.out(F.silu(told.hidden(hidden) + features))
+                own = F.linear(hidden, output).log_softmax(-1)
                 place = anchor + slot + 1
                 rows = target(text[:, :place]).logits[0, -1].log_softmax(-1)[wanted].detach()
                 label = (wanted == text[0, place]).nonzero()
