@@ -131,9 +131,22 @@ def test_acceptance_heads_read_its_slots(tmp_path: Path, capsys: pytest.CaptureF
     quick = ["repeats=1", "warmup=0", "bootstrap=20", "baselines=[]", "--temperature", "1"]
     quick += ["decode.sampling.max_new_tokens=8", "--sweep", "h=0.5", "--head", str(heads)]
     assert exit_code(drafttrain, "eval", "--drafter", str(tmp_path / "run"), *quick) == 0
+    quick = ["replicates=1", "timing_prompts=2", "bootstrap=20", "--max-new-tokens", "8"]
+    quick += ["trees=[opt-tree]", "nodes=[4]", f"report={tmp_path / 'tune.json'}"]
+    assert exit_code(drafttrain, "tune", "--heads", str(heads), *quick) == 0
+    report = json.loads((tmp_path / "tune.json").read_text())
+    assert [one["name"] for one in report["head_facts"]] == ["D1-w3"]
+    said = capsys.readouterr().out
+    for policy in ("D1-w3 head(", "cumulative(", "k=2", "opt-tree"):
+        assert policy in said
+
+
+def test_drafts_of_single_tokens_are_not_replayed(tmp_path: Path, capsys) -> None:
+    assert exit_code(main, *make_project(tmp_path, "tokens")) == 0
     capsys.readouterr()
-    assert exit_code(drafttrain, "tune", "--heads", str(heads)) != 0
-    assert "drafts behind what the target makes of the text" in capsys.readouterr().err
+    given = ["--drafter", str(tmp_path / "run"), "--data", str(tmp_path / "val.txt"), "trees=[]"]
+    assert exit_code(drafttrain, "tune", *given) != 0
+    assert "drafts token by token behind what the target makes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

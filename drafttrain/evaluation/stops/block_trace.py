@@ -51,6 +51,10 @@ def log_block_trace(
     limit = draft_limits(
         target, drafter.position_limit, source, len(source.prefix), length, options
     )
+    if drafter.requires.first_row:  # nothing is drafted before the target's first call
+        limit[0] = 0
+    if drafter.longest_block is not None:
+        limit = np.minimum(limit, drafter.longest_block)
     longest = np.minimum(depth, limit)
     target_probs = judge(target, source, tokens.to(source.prefix.device), options)
     run = np.zeros((tosses, length), dtype=np.int32)

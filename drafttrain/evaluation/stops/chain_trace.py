@@ -42,7 +42,7 @@ from drafttrain.evaluation.stops.trace import (
     join,
     run_lengths,
 )
-from drafttrain.models.draft_states import StateKind, drawn_states
+from drafttrain.models.draft_states import StateKind, drafts_tokens, drawn_states
 
 TEXT_DRAFT = 4
 """Draft length with which outputs are decoded; any gives the same output (in law)."""
@@ -180,10 +180,12 @@ def check_traceable(target: CachedModel, drafter: Drafter) -> None:
     kind = KINDS.get(drafter.name)
     if kind is None or not kind.states:
         raise ValueError(f"drafter {drafter.name!r} cannot be traced; give {with_states()}")
-    if drafter.requires.first_row:
+    if drafter.requires.first_row and (
+        kind.drafts == "tokens" or drafts_tokens(drafter.model.config)
+    ):
         raise ValueError(
-            f"drafter {drafter.name!r} drafts behind what the target makes of the text, and cannot "
-            "be traced; compare stop policies of it with `drafttrain eval --sweep`"
+            f"drafter {drafter.name!r} drafts token by token behind what the target makes of the "
+            "text, and cannot be traced; compare stop policies of it with `drafttrain eval --sweep`"
         )
     missing = sorted(target.eos_ids - drafter.model.eos_ids) if kind.is_language_model else []
     if missing:

@@ -254,8 +254,8 @@ def learned_lengths(trace: Trace, candidate: Candidate) -> Array:
 
 def _drafted(trace: Trace, candidate: Candidate, stop: Any, toss: int, at: int) -> int:
     """Tokens of a round from a position: the policy is asked before each of them."""
-    rows = [RowFacts(*row) for row in trace.rows[trace.index[toss, at]].tolist()]
     longest = min(candidate.max_draft, int(trace.longest[toss, at]))
+    rows = [RowFacts(*row) for row in trace.rows[trace.index[toss, at, :longest]].tolist()]
     for depth in range(longest):
         if not stop.goes_on(rows[: depth + trace.block], candidate.value):
             return depth

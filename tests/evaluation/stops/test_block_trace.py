@@ -34,7 +34,7 @@ from tests.decoding.drafters.toy_blocks import CONVENTIONS, toy_drafter
 from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.decoding.toys import ToyTarget, toy_prompt, toy_source
 from tests.evaluation.stops.replays import decoded_rounds, random_head, replayed_rounds
-from tests.tiny_drafters import MASK, noisy, parallel, shared, tiny_drafter
+from tests.tiny_drafters import MASK, behind_states, noisy, parallel, shared, tiny_drafter
 from tests.tiny_models import VOCAB, tiny_model, tiny_source
 
 GREEDY = Sampling()
@@ -42,6 +42,9 @@ GREEDY = Sampling()
 
 MASKS = {"masks": True}
 """A drafter through masks instead of a Spec-Drafter."""
+STATES = {"behind": "blocks"}
+LINKED_STATES = {"behind": "linked"}
+"""Drafters behind the target's states."""
 SHARED = {"target's encoder": {"encoder": "target"}, "whisper": {"encoder": "target"}}
 
 
@@ -70,6 +73,16 @@ def test_greedy_replay_of_masks_equals_decoding_up_to_the_last_position():
     copy.config.max_position_embeddings = 15  # the longer prompt's last blocks have fewer slots
     drafter = make_drafter(copy)
     sources = [make_source(ids, model) for ids in ([5, 9, 20, 7], [8, 30])]
+    check_greedy_replay(CachedModel(model), drafter, sources)
+
+
+@pytest.mark.parametrize("mode", ["blocks", "linked"])
+def test_greedy_replay_behind_the_targets_states_equals_decoding(mode, monkeypatch):
+    monkeypatch.setattr(candidates, "CANDIDATES", VOCAB)
+    model = tiny_model("llama", num_hidden_layers=4)
+    model.generation_config.eos_token_id = None
+    drafter = make_drafter(behind_states(model, [2, 3], mode), model)
+    sources = [make_source(ids, model) for ids in ([5, 9, 20, 7], [8, 30], [21, 4, 11])]
     check_greedy_replay(CachedModel(model), drafter, sources)
 
 
@@ -105,7 +118,14 @@ def check_greedy_replay(target: CachedModel, drafter: SlotDrafter, sources: Sequ
 
 @pytest.mark.parametrize("kind", ["fixed", "entropy", "head"])
 @pytest.mark.parametrize(
-    "settings", [{"slots": "anchored"}, {"slots": "paper", "previous_token_rank": 3}, MASKS]
+    "settings",
+    [
+        {"slots": "anchored"},
+        {"slots": "paper", "previous_token_rank": 3},
+        MASKS,
+        STATES,
+        LINKED_STATES,
+    ],
 )
 def test_replayed_blocks_have_the_law_of_decoding(settings, kind):
     law, replayed = laws(settings, kind, "rejection")
@@ -122,6 +142,8 @@ def test_replayed_blocks_have_the_law_of_decoding(settings, kind):
         ({"slots": "paper", "previous_token_rank": 3}, "head"),
         (MASKS, "entropy"),
         (MASKS, "head"),
+        (STATES, "entropy"),
+        (LINKED_STATES, "head"),
     ],
 )
 def test_replayed_blocks_of_block_verification_have_its_law(settings, kind):
@@ -131,12 +153,16 @@ def test_replayed_blocks_of_block_verification_have_its_law(settings, kind):
 
 def laws(settings, kind, rule):
     """Outputs and rounds together, of decoding under a rule and of its replay."""
-    if settings == MASKS:
+    target = ToyTarget(vocabulary=4, seed=1)
+    if "behind" in settings:
+        model = tiny_model("llama", num_hidden_layers=4, vocab_size=4, bos_token_id=2)
+        drafter = make_drafter(behind_states(model, [1, 3], settings["behind"], k=3), model)
+        source, head, target = make_source([2, 3, 2], model), random_head(16), CachedModel(model)
+    elif settings == MASKS:
         drafter = parallel(seed=3, vocab_size=4, bos_token_id=2, eos_token_id=1)
         source, head = toy_prompt(), random_head(16)
     else:
         drafter, source, head = toy_drafter(**settings), toy_source(), random_head(8)
-    target = ToyTarget(vocabulary=4, seed=1)
     sampling, max_new_tokens, slots = Sampling(1.0, top_k=2), 4, 3
     options = TraceOptions(sampling, max_new_tokens, slots, verifier=rule)
     seeded = SampledRandomness(torch.Generator().manual_seed(0))
