@@ -190,7 +190,9 @@ def some_inputs(settings: ExportConfig, run: Run | None, parts: Parts) -> list[l
 def summary(settings: ExportConfig, parts: Parts, found: Verification) -> str:
     """What was written, one thing a line."""
     out, drafter = settings.out, parts.drafter
-    checked = f"every part equal to the original, drafts for {found.drafted} inputs too"
+    checked = "every part equal to the original"
+    if found.drafted:
+        checked += f", drafts for {found.drafted} inputs too"
     if found.decoded:
         checked += f"; the target's output unchanged for {found.decoded} inputs"
     use = (

@@ -178,6 +178,7 @@ STATE_DRAFTER = DrafterKind(
     states=("slot",),
     tree_rows="drafttrain.decoding.drafters.tree:rows_of_slots",
     reads_target=True,
+    exports=("custom_generate",),
     probs_along="drafttrain.decoding.drafters.slots:probs_along",
 )
 """Copies of a target's layers behind its own keys, values and hidden states."""

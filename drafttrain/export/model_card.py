@@ -83,7 +83,7 @@ def write_card(card: Card, parts: Parts, found: Verification) -> str:
         _what(card, parts),
         _measured(card.measured),
         _verified(card, parts, found),
-        _uses(card, parts) if runs_as_targets else _uses_of_our_own(card),
+        _uses(card, parts) if runs_as_targets else _uses_of_our_own(card, parts),
         origin(card.made_from),
     ]
     return hide_folders("\n\n".join(section.strip() for section in sections)) + "\n"
@@ -93,7 +93,10 @@ def _what(card: Card, parts: Parts) -> str:
     drafter = parts.drafter
     target = f"`{card.target}`" if card.target else "a target with the same tokenizer"
     shape = "encoder-decoder" if drafter.config.is_encoder_decoder else "decoder-only"
-    if kind_of(drafter.config).drafts == "blocks":
+    kind = kind_of(drafter.config)
+    if kind.reads_target:
+        shape = kind.described.format(shape="this target alone")
+    elif kind.drafts == "blocks":
         shape = "mask-predict drafter of blocks"
     elif shares_encoder(drafter.config):
         shape = "decoder that reads its target's encoder"
@@ -191,8 +194,9 @@ def _verified(card: Card, parts: Parts, found: Verification) -> str:
         "Loaded again in a fresh process, and compared with what was exported:",
         "",
         "- weights, logits, tokenizer, vocabulary, policy and generation settings are the same",
-        f"- the drafts for {found.drafted} inputs are the same",
     ]
+    if found.drafted:
+        lines.append(f"- the drafts for {found.drafted} inputs are the same")
     if found.decoded:
         ties = f"; {found.ties} of them but for ties of the target's logits" if found.ties else ""
         inputs, how = "inputs", "custom_generate and the lossless rule"
@@ -315,18 +319,19 @@ drafttrain generate --target {target} --drafter {card.folder} --data clips.jsonl
 ```"""
 
 
-def _uses_of_our_own(card: Card) -> str:
-    target = card.target or UNKNOWN_TARGET
+def _uses_of_our_own(card: Card, parts: Parts) -> str:
+    target, auto = card.target or UNKNOWN_TARGET, _auto_class(parts.drafter)
+    module, own = kind_of(parts.drafter.config).model.split(":")
     return f"""## Use
 
 Only drafttrain knows this kind of drafter (`pip install drafttrain`). It decodes with it in
 Transformers; `trust_remote_code` runs `custom_generate/generate.py`, a few lines that call it:
 
 ```python
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import {auto}, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("{target}")
-target = AutoModelForSeq2SeqLM.from_pretrained("{target}")
+target = {auto}.from_pretrained("{target}")
 inputs = tokenizer("...", return_tensors="pt", return_token_type_ids=False)
 output = target.generate(
     **inputs, max_new_tokens=128, num_beams=1,
@@ -335,7 +340,7 @@ output = target.generate(
 ```
 
 Should the folder have moved, load the drafter with
-`from drafttrain.models.spec_drafter import SpecDrafter; SpecDrafter.from_pretrained(...)` and pass
+`from {module} import {own}; {own}.from_pretrained(...)` and pass
 it as `assistant_model`.
 
 or on the command line:

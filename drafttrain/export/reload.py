@@ -33,11 +33,13 @@ from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.shared import alone
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.export.heard import gaps_on_noise, made_up_encoding
+from drafttrain.export.made_up_target import states_behind_made_up
 from drafttrain.models.acceptance_head import AcceptanceHead, load_heads
 from drafttrain.models.drafters import load_drafter, read_drafter_settings, reads_encoder
 from drafttrain.models.identity import hash_tokenizer, hash_weights
 from drafttrain.models.loading import cache_for_generate, load_target
 from drafttrain.models.speech import shares_encoder
+from drafttrain.models.state_drafter import StateDrafter
 
 TOKENS = 8
 """Length of the input on which logits are compared; every model takes as many."""
@@ -207,8 +209,11 @@ def same_numbers(ours: Tensor, theirs: Tensor) -> bool:
 
 @torch.inference_mode()
 def some_logits(drafter: PreTrainedModel) -> Tensor:
-    """Logits on tokens spread over the vocabulary, as source and as output. [T, V]"""
+    """Logits on tokens spread over the vocabulary, as source and as output; of a drafter that
+    projects by its target's output, the states in front of it. [T, V]"""
     ids = torch.arange(TOKENS) * (vocabulary_size(drafter) - 1) // TOKENS + 1
+    if isinstance(drafter, StateDrafter):
+        return states_behind_made_up(drafter, TOKENS)
     if not kind_of(drafter.config).runs_as_targets:
         source = ids
         if drafter.config.encoder == "target":
@@ -233,7 +238,10 @@ def some_predictions(head: AcceptanceHead) -> Tensor:
 def some_drafts(
     model: PreTrainedModel, stop: StopPolicy, inputs: Sequence[Sequence[int]]
 ) -> list[list[int]]:
-    """What is drafted for each input when everything is accepted, round after round."""
+    """What is drafted for each input when everything is accepted, round after round; nothing of a
+    drafter that needs its target for it."""
+    if kind_of(model.config).reads_target:
+        return []
     drafter = make_drafter(model)
     return [_draft(drafter, stop, _source(model, ids)) for ids in inputs]
 

@@ -88,8 +88,16 @@ def test_one_command_leaves_a_drafter_that_eval_and_generate_take(
         said.append(capsys.readouterr().out.splitlines()[-1])
     assert said[0] == said[1]
 
-    assert exit_code(drafttrain, "export", f"out={tmp_path / 'out'}", "--drafter", str(run)) != 0
-    assert "state drafter" in capsys.readouterr().err
+    assert exit_code(drafttrain, "export", f"out={tmp_path / 'out'}", "--drafter", str(run)) == 0
+    told = capsys.readouterr().out
+    assert "every part equal to the original; the target's output unchanged for 3 inputs" in told
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "target = AutoModelForCausalLM.from_pretrained(" in card
+    assert "`from drafttrain.models.state_drafter import StateDrafter; StateDrafter.from" in card
+    assert "drafts behind the states of this target alone" in card and "drafts for" not in card
+    given = ["export", f"out={tmp_path / 'served'}", "--drafter", str(run), "--for", "vllm"]
+    assert exit_code(drafttrain, *given) == 2
+    assert "is a state drafter" in capsys.readouterr().err
     save_target(tiny_model("llama", seed=9, num_hidden_layers=4).float(), tmp_path / "other")
     given = ["--target", str(tmp_path / "other"), "--text", "w5", "--drafter", str(run)]
     assert exit_code(drafttrain, "generate", *given) != 0
