@@ -75,6 +75,11 @@ def arg_max_of_each(scores: Sequence[Tensor]) -> list[list[int]]:
     return [best[end - len(rows) : end] for end, rows in zip(ends, scores, strict=True)]
 
 
+def joined(rows: Sequence[Tensor]) -> Tensor:
+    """The rows of several sequences in one tensor; not copied where there is one."""
+    return rows[0] if len(rows) == 1 else torch.cat(list(rows))
+
+
 def _go_on(
     place: int, work: Any, result: Any, results: list, asked: list[tuple[int, Call]]
 ) -> None:

@@ -26,7 +26,7 @@ from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.sources import check_length
 from drafttrain.decoding.engine.spec_drafter import read_drafter
 from drafttrain.decoding.roles import Randomness
-from drafttrain.decoding.shared import Call, Steps
+from drafttrain.decoding.shared import Call, Steps, joined
 from drafttrain.decoding.target_states import TargetRequirements
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.models.layout import store_column_major
@@ -76,7 +76,7 @@ class BlockDrafter:
 
     def project_all(self, states: Sequence[Tensor]) -> list[Tensor]:
         """`project` of several sequences' slots, in one product."""
-        return list(self.project(_joined(states)).split([len(own) for own in states]))
+        return list(self.project(joined(states)).split([len(own) for own in states]))
 
     def _embed(self, feeds: Sequence[Feed], tokens: Tensor, positions: Tensor) -> Tensor:
         """Tokens where they stand, slots softly copied from the source. Shapes: -> [B, N, D]."""
@@ -186,10 +186,6 @@ def link_of(model: SpecDrafter) -> Link:
     every = torch.arange(model.config.no_token + 1, device=model.device)
     features, rows = model.previous_token_features(every), model.previous_token_rows()
     return Link(model.previous_token_hidden, rows, features)
-
-
-def _joined(rows: Sequence[Tensor]) -> Tensor:
-    return rows[0] if len(rows) == 1 else torch.cat(list(rows))
 
 
 def open_drafter(model: SpecDrafter, target: PreTrainedModel | None) -> BlockDrafter:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from drafttrain.decoding.sampling import exact_enough, likeliest
+from drafttrain.decoding.shared import joined
 
 CANDIDATES = 64
 """Tokens a slot that are scored again with the token before them; all others keep their scores."""
@@ -38,8 +39,8 @@ class Link:
         """The best tokens of slots, to be scored after the token before, of several sequences.
         Shapes: [K, D], [K, V] each."""
         return Candidates(
-            _joined(logits),
-            self.from_hidden(_joined(states)),
+            joined(logits),
+            self.from_hidden(joined(states)),
             [len(own) for own in states],
             self.rows,
             self.features,
@@ -143,7 +144,3 @@ def _in_lines(rows: Tensor, lengths: Sequence[int]) -> Tensor:
     if len(lengths) == 1:
         return rows[None]
     return pad_sequence(rows.split(list(lengths)), batch_first=True)
-
-
-def _joined(rows: Sequence[Tensor]) -> Tensor:
-    return rows[0] if len(rows) == 1 else torch.cat(list(rows))
