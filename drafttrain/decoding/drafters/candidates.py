@@ -86,13 +86,11 @@ def likeliest_of_slots(
     among them only: all others keep their scores. Shapes: states [K, D], logits [K, V] -> tokens
     [K, C], log-probabilities [K, C, C] as in `Link.after_each`; [K, 1, C] without a link.
     """
-    logits = exact_enough(logits) / temperature
-    total = logits.logsumexp(-1)
-    scores, tokens = likeliest(logits, count)
+    log_probs = (exact_enough(logits) / temperature).log_softmax(-1)
+    scores, tokens = likeliest(log_probs, count)
     if link is None:
-        return tokens, (scores - total[:, None])[:, None]
-    share = (scores.logsumexp(-1) - total).exp().clamp(max=1.0)
-    others = total + torch.log1p(-share)
+        return tokens, scores[:, None]
+    others = torch.log1p(-scores.exp().sum(-1).clamp(max=1.0))
     after = scores[:, None] + link.after_each(states, tokens, last).to(scores) / temperature
     totals = torch.logaddexp(after.logsumexp(-1), others[:, None])
     return tokens, after - totals[..., None]
