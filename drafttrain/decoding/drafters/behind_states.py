@@ -76,6 +76,7 @@ class BehindStatesDrafter:
             stack = stack.drafting(drafted.to(stack.device))
         rotary = model.decoder.rotary_emb
         self.engine = Batched(stack, None, self.position_limit, rotary, embeds=True)
+        self._read: tuple[Reading, Tensor] | None = None
         self.linked = model.previous_token is not None
         self.link = self._make_link() if self.linked else None
         """What later slots of a block are told of the token before them."""
@@ -183,9 +184,12 @@ class BehindStatesDrafter:
 
     @torch.inference_mode()
     def read(self, source: Source, target_ids: Tensor) -> tuple[Reading, Tensor]:
-        """What the target makes of a prompt and its output but the last token, and these."""
+        """What the target makes of a prompt and its output but the last token, and these; kept for
+        the next call, as blocks of other lengths are often asked for."""
         ids = torch.cat([source.prefix, target_ids[:-1].to(source.prefix.device)])
-        return read_target(self.target, self.model.config, ids[None]), ids
+        if self._read is None or not torch.equal(self._read[1], ids):
+            self._read = read_target(self.target, self.model.config, ids[None]), ids
+        return self._read
 
     @torch.inference_mode()
     def states_along(self, reading: Reading, ids: Tensor, anchors: Tensor, k: int) -> Tensor:

@@ -142,16 +142,20 @@ def _rows_of(
     if sampling.greedy:
         alone = [slots.rows_after(every, slot, None) for slot in range(logits.shape[1])]
         return row_facts(torch.stack(alone, 1))
-    found = row_facts(logits)
-    for block, start in enumerate(slots.prefixes):
-        accepted = int(runs[block])
-        row = logits[block, min(accepted, logits.shape[1] - 1)]
-        for slot in range(accepted + 1, logits.shape[1]):
-            law = warp(row[None], sampling)
-            place = start + slot - 1
-            if slot == accepted + 1 and place < len(target_probs):
-                law = rejected_law(law, target_probs[place][None].to(law.device))
-            previous = torch.tensor(draw(law, sampling, randomness), device=row.device)
-            row = slots.rows_after(every[block, None], slot, previous)[0]
-            found[block, slot] = row_facts(row)
+    found, accepted = row_facts(logits), torch.from_numpy(runs).to(logits.device)
+    rows, starts = logits[:, 0].clone(), torch.tensor(slots.prefixes, device=logits.device)
+    for slot in range(1, logits.shape[1]):  # `rows` are those of the slot before
+        at_rejection = accepted == slot - 1
+        rows[at_rejection] = logits[at_rejection, slot - 1]
+        wrong = every[accepted < slot]
+        if len(wrong) == 0:
+            continue
+        law, places = warp(rows[wrong], sampling), starts[wrong] + slot - 1
+        judged = at_rejection[wrong] & (places < len(target_probs))
+        if judged.any():
+            theirs = target_probs[places[judged].to(target_probs.device)].to(law.device)
+            law[judged] = rejected_law(law[judged], theirs)
+        previous = torch.tensor(draw(law, sampling, randomness), device=logits.device)
+        rows[wrong] = slots.rows_after(wrong, slot, previous)
+        found[wrong, slot] = row_facts(rows[wrong])
     return found

@@ -150,7 +150,10 @@ def replay(
         return np.where(rounds, fact, 0).sum(axis=(1, 2), dtype=np.float64)[None]
 
     emitted, accepted = emit(trace, lengths)
-    computed = np.broadcast_to(trace.longest, lengths.shape) if trace.block else lengths
+    computed = lengths
+    if trace.block:  # as many slots as the policy may draft, whatever it drafts of them
+        most = np.array([trace.depth if c.kind == "oracle" else _most(c) for c in candidates])
+        computed = np.minimum(trace.longest, most[:, None, None])
     passes = (computed > 0).astype(np.int64) if trace.block else lengths
     front = trace.before + np.arange(trace.tokens)
     return PolicyCounts(
@@ -190,7 +193,7 @@ def _judged(trace: Trace, candidate: Candidate, lengths: Array) -> Array:
         return np.maximum(asked - lag, 0)
     if candidate.kind == "head":  # all slots at once
         return (trace.longest > 0).astype(lengths.dtype)
-    return np.minimum(lengths + 1, trace.depth)
+    return np.minimum(lengths + 1, candidate.max_draft)
 
 
 def draft_lengths(

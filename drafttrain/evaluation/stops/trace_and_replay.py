@@ -34,8 +34,9 @@ def _replay_prompt(
     text: Sequence[int],
     randomness: SampledRandomness,
 ) -> PolicyCounts:
-    """One output under every policy, on a trace for each rule. Of blocks also one for each number
-    of slots: a fixed length is a block of that many, other policies cut blocks of max_draft."""
+    """One output under every policy, on a trace for each rule. Where slots see those behind them
+    (`DrafterKind.lengths_differ`) also one for each number of slots: a fixed length is a block of
+    that many, other policies cut blocks of max_draft."""
     drafter = bench.pair.drafter
     log = log_block_trace if bench.block else log_trace
     drafts = drafter if bench.block else drafter.model
@@ -53,7 +54,7 @@ def _replay_prompt(
 def _trace_options(bench: Workbench, candidate: Candidate) -> TraceOptions:
     """What the candidate's trace is logged with."""
     options = replace(bench.trace_options(), verifier=candidate.verifier)
-    if not bench.block:
+    if bench.pair.kind is None or not bench.pair.kind.lengths_differ:
         return options
     fixed = candidate.kind == "fixed"
     return replace(options, depth=int(candidate.value) if fixed else bench.settings.max_draft)

@@ -28,8 +28,8 @@ from drafttrain.decoding.stopping import (
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, make_verifier
 from drafttrain.evaluation.stops.block_trace import log_block_trace
-from drafttrain.evaluation.stops.chain_trace import TraceOptions
-from drafttrain.evaluation.stops.replay import Candidate
+from drafttrain.evaluation.stops.chain_trace import TraceOptions, decode_text
+from drafttrain.evaluation.stops.replay import Candidate, replay
 from tests.decoding.drafters.toy_blocks import CONVENTIONS, toy_drafter
 from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.decoding.toys import ToyTarget, toy_prompt, toy_source
@@ -84,6 +84,37 @@ def test_greedy_replay_behind_the_targets_states_equals_decoding(mode, monkeypat
     drafter = make_drafter(behind_states(model, [2, 3], mode), model)
     sources = [make_source(ids, model) for ids in ([5, 9, 20, 7], [8, 30], [21, 4, 11])]
     check_greedy_replay(CachedModel(model), drafter, sources)
+
+
+@pytest.mark.parametrize("mode", ["masks", "linked"])
+def test_shorter_blocks_are_priced_as_such_on_the_trace_of_longer_ones(mode, monkeypatch):
+    """Where slots see none behind them, one trace serves blocks of every length."""
+    monkeypatch.setattr(candidates, "CANDIDATES", VOCAB)
+    model = tiny_model("llama", **({} if mode == "masks" else {"num_hidden_layers": 4}))
+    model.generation_config.eos_token_id = None
+    if mode == "masks":
+        drafter = noisy(model, "llama", 0.05)
+        drafter.config.pard_token, drafter.config.k = MASK, 4
+        drafter = make_drafter(drafter)
+    else:
+        drafter = make_drafter(behind_states(model, [2, 3], mode), model)
+    source, randomness = make_source([5, 9, 20, 7], model), SampledRandomness(torch.Generator())
+    target = CachedModel(model)
+    text = decode_text(target, drafter, source, TraceOptions(GREEDY, 15, 4), randomness)
+    policies = [Candidate("fixed", 2), Candidate("entropy", 2.0, max_draft=2)]
+    short, long = (
+        replay(
+            log_block_trace(
+                target, drafter, source, text, TraceOptions(GREEDY, 15, depth), randomness
+            ),
+            {},
+            policies,
+        )
+        for depth in (2, 4)
+    )
+    assert (short.drafted > 0).all()
+    for name, fact in vars(short).items():
+        assert np.array_equal(fact, getattr(long, name)), name
 
 
 def check_greedy_replay(target: CachedModel, drafter: SlotDrafter, sources: Sequence[Source]):
