@@ -106,7 +106,7 @@ def load_parts(settings: ExportConfig) -> Parts:
     drafter = load_drafter(settings.drafter, config, embeddings_of=settings.target)
     if head is not None:
         check_head_identity(head, drafter, str(head_folder))
-    undrafted = demote_undrafted(drafter) if kind.is_language_model else 0
+    undrafted = demote_undrafted(drafter) if kind.runs_as_targets else 0
     if undrafted:
         print(
             f"drafter {settings.drafter!r}: {undrafted:,} tokens that it does not draft get output "
