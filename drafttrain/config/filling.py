@@ -181,6 +181,9 @@ def fill_from_heads(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> 
         if _group(values, "target").get("path") is None:
             values["target"] = _recorded(run.recipe.target) | values["target"]
         _fill_prompts(values, run.recipe)
+    own = run_of(str(values.get("drafter")))
+    if own is not None:
+        values["drafter"] = str(own.drafter)
     folders = head_folders(Path(values["heads"]))
     if not folders:
         raise ConfigError(

@@ -141,6 +141,7 @@ def test_acceptance_heads_read_its_slots(tmp_path: Path, capsys: pytest.CaptureF
     assert exit_code(drafttrain, "eval", "--drafter", str(tmp_path / "run"), *quick) == 0
     quick = ["replicates=1", "timing_prompts=2", "bootstrap=20", "--max-new-tokens", "8"]
     quick += ["trees=[opt-tree]", "nodes=[4]", f"report={tmp_path / 'tune.json'}"]
+    quick += ["--drafter", str(tmp_path / "run")]
     assert exit_code(drafttrain, "tune", "--heads", str(heads), *quick) == 0
     report = json.loads((tmp_path / "tune.json").read_text())
     assert [one["name"] for one in report["head_facts"]] == ["D1-w3"]
