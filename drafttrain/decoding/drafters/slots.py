@@ -4,6 +4,7 @@ teacher-forced acceptance is of."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -201,7 +202,7 @@ def _rows_after(link: Link, states: Tensor, alone: Tensor, before: Tensor) -> Se
     return link.after(states, alone, before[: len(states)]).unbind()
 
 
-class SlotSession:
+class SlotSession(ABC):
     """One sequence of a drafter whose slots' rows are there at once: chains of them, and what draft
     trees grow over."""
 
@@ -218,10 +219,10 @@ class SlotSession:
         """What the first slot is told as the token before it."""
         return int(tokens[-1])
 
+    @abstractmethod
     def slot_rows(self, tokens: Tensor, slots: int) -> Steps[tuple[Tensor, Tensor]]:
         """States and rows, without the token before, of so many slots behind all committed tokens.
         Shapes: tokens [T] -> [slots, D], [slots, V]."""
-        raise NotImplementedError
 
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
