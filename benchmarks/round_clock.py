@@ -9,9 +9,10 @@ from typing import Any
 from unittest.mock import patch
 
 from drafttrain.decoding import loop, verifiers
-from drafttrain.decoding.drafters import block, causal
+from drafttrain.decoding.drafters import causal, slots
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.block_heads import BlockHeadsDrafter
+from drafttrain.decoding.drafters.candidates import Link
 from drafttrain.decoding.engine.batched import Batched
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.logits_processing import RowProcessors
@@ -103,10 +104,11 @@ def causes_timed(clock: Clock, decoder: Decoder) -> Iterator[Any]:
     yield clock.phased(loop, "play_round", "drafting", "between rounds")
     yield clock.phased(CachedModel, "score", "laying out the draft", "verification", target)
     yield clock.phased(CachedModel, "keep", "commit", "commit", target)
-    yield clock.timed(BlockDrafter, "best_chains", "choosing draft tokens")
-    yield clock.timed(causal, "arg_max_of_each", "choosing draft tokens")
+    yield clock.timed(Link, "chains", "choosing draft tokens")
+    for module in (slots, causal):
+        yield clock.timed(module, "arg_max_of_each", "choosing draft tokens")
     yield clock.timed(verifiers, "arg_max_of_each", "the target's arg-max")
-    for module in (block, causal, verifiers):
+    for module in (slots, causal, verifiers):
         yield clock.timed(module, "warp", "warping")
     for name in ("categorical", "accept_run"):
         yield clock.timed(SampledRandomness, name, "random draws")
