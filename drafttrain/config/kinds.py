@@ -72,8 +72,6 @@ class DrafterKind:
     probs_along: str | None = None
     """Function that says how likely a drafter drafts a known output's own tokens at every prefix
     (`decoding/drafters/along.py`), for teacher-forced acceptance."""
-    lengths_differ: bool = False
-    """Whether a draft of k tokens is not the beginning of a longer one: slots see each other."""
 
     @property
     def is_model(self) -> bool:
@@ -148,7 +146,6 @@ SPEC_DRAFTER = DrafterKind(
     tree_rows="drafttrain.decoding.drafters.tree:rows_of_slots",
     exports=("custom_generate",),
     probs_along="drafttrain.decoding.drafters.slots:probs_along",
-    lengths_differ=True,
 )
 
 BLOCK_HEADS = DrafterKind(

@@ -52,6 +52,11 @@ class DrafterConfig(Config):
     prefix_attention: Literal["causal", "bidirectional"] = "causal"
     """causal: the prefix sees itself only, so its keys and values are cached between rounds.
     bidirectional (the paper): prefix and masks see each other; every round recomputes both."""
+    slot_attention: Literal["bidirectional", "causal"] = "bidirectional"
+    """bidirectional (the paper): the slots of a block see each other, so all k are fed in training,
+    also those behind the sentence's end. causal (ours): they see those before them, so a shorter
+    draft is the beginning of a longer one, and training fills the places of slots behind the end
+    with further blocks."""
     initialise: Literal["none", "encoder", "both"] = "both"
     """Which parts start from the target's weights."""
     output_tokens: PositiveInt | None = None

@@ -76,6 +76,7 @@ SLOTS: dict[str, Make] = {
     name: partial(lambda model, settings: BlockDrafter(tiny_drafter(**settings)), settings=settings)
     for name, settings in {
         "anchored": {"previous_token_rank": 3},
+        "causal slots": {"previous_token_rank": 3, "slot_attention": "causal"},
         "paper": {"slots": "paper"},
         "bidirectional": {"slots": "paper", "prefix_attention": "bidirectional"},
         "soft copy": {"soft_copy": True, "slots": "paper"},

@@ -38,7 +38,11 @@ class SlotBatch(Batch):
 
 @dataclass(frozen=True)
 class SlotCollator:
-    """Draws prefix lengths and priorities afresh for each (seed, epoch, row)."""
+    """Draws prefix lengths and priorities afresh for each (seed, epoch, row).
+
+    Where slots are causal, those behind a sentence's end are left out, and further blocks drawn
+    until as many rows are filled as `blocks` whole ones have; the last one is cut there.
+    """
 
     config: SpecDrafterConfig
     blocks: int
@@ -51,17 +55,36 @@ class SlotCollator:
         )
         targets, lengths = pad([[*one.given_ids, *one.target_ids] for one in examples], 0)
         given = torch.tensor([len(example.given_ids) for example in examples])
-        prefixes = torch.full((len(examples), self.blocks), -1)
-        priority = np.empty((len(examples), self.blocks, self.config.mask_rows), np.float32)
-        for i, example in enumerate(examples):
+        drawn, priorities = [], []
+        for example in examples:
             random = np.random.default_rng((self.seed, 1, example.epoch, example.row))
-            length = len(example.target_ids)
-            count = min(self.blocks, length)
-            drawn = random.choice(length, size=count, replace=False)
-            prefixes[i, :count] = torch.from_numpy(drawn) + given[i]
-            priority[i] = random.random(priority.shape[1:], dtype=np.float32)
+            drawn.append(self._draw(len(example.target_ids), random))
+            shape = len(drawn[-1]), self.config.mask_rows
+            priorities.append(random.random(shape, dtype=np.float32))
+        most = max(self.blocks, *map(len, drawn))
+        prefixes = torch.full((len(examples), most), -1)
+        priority = np.ones((len(examples), most, self.config.mask_rows), np.float32)
+        for i, (own, of_slots) in enumerate(zip(drawn, priorities, strict=True)):
+            prefixes[i, : len(own)] = torch.from_numpy(own) + given[i]
+            priority[i, : len(own)] = of_slots
         layout = lay_out(targets, lengths, prefixes, self.config, given)
+        if self._leaves_out:
+            layout = layout.only_learned(self.blocks * self.config.mask_rows)
         mask, encoded = padding_mask(source_lengths), None
         if self.config.encoder == "target":
             encoded, mask = pad_encoded(examples)
         return SlotBatch(input_ids, mask, layout, torch.from_numpy(priority), targets, encoded)
+
+    @property
+    def _leaves_out(self) -> bool:
+        return self.config.slot_attention == "causal" and self.config.mask_rows > 0
+
+    def _draw(self, length: int, random: np.random.Generator) -> np.ndarray:
+        """Prefix lengths of the blocks of an output of this length, each once."""
+        if not self._leaves_out:
+            return random.choice(length, size=min(self.blocks, length), replace=False)
+        drawn = random.permutation(length)
+        masks = self.config.mask_rows
+        learned = length - drawn - (1 if self.config.slots == "anchored" else 0)
+        filled = np.minimum(learned, masks).cumsum()
+        return drawn[: 1 + np.searchsorted(filled, self.blocks * masks)]

@@ -49,6 +49,7 @@ class BehindStatesDrafter:
     name = "state-drafter"
     provides: frozenset[Evidence] = frozenset({"logits", "hidden"})
     branches = False
+    lengths_differ = False
 
     def __init__(self, model: StateDrafter, target: PreTrainedModel) -> None:
         check_states(target.config)

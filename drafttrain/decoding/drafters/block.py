@@ -49,6 +49,7 @@ class BlockDrafter:
         limit = None if config.positions == "relative" else config.max_positions
         self.position_limit = limit
         self.linked = bool(config.previous_token_rank)
+        self.lengths_differ = config.slot_attention == "bidirectional"
         embed = self._embed if config.soft_copy else None
         encoder, decoder = read_drafter(model)
         encode: Encode = given_encoding
@@ -96,11 +97,12 @@ class BlockDrafter:
         Of each sequence its state, the tokens of its prefix [P], and what stands in the slots
         behind it (masks): anchored slots have their first row at the last token of the prefix.
 
-        Slots are fed as branches: they see the prefix and each other, and only the prefix stays
-        cached.
+        Slots are fed as branches: they see the prefix and each other (causal ones those before
+        them), and only the prefix stays cached.
         """
         config, feeds = self.model.config, []
         anchored, causal = config.slots == "anchored", config.prefix_attention == "causal"
+        causal_slots = config.slot_attention == "causal"
         for state, prefix, slot_ids in asked:
             if not causal:
                 state.forget(0)
@@ -108,7 +110,7 @@ class BlockDrafter:
             ids = missing + slot_ids
             visible = np.ones((len(ids), state.cached + len(ids)), dtype=bool)
             if causal:
-                for row in range(len(missing)):
+                for row in range(len(ids) if causal_slots else len(missing)):
                     visible[row, state.cached + row + 1 :] = False
             feeds.append(Feed(state, ids, 0, torch.from_numpy(visible)))
         outputs = self.engine.call(feeds)

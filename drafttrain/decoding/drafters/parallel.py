@@ -38,6 +38,7 @@ class ParallelDrafter:
     name = "parallel"
     provides: frozenset[Evidence] = frozenset({"logits", "hidden"})
     branches = False
+    lengths_differ = False
     linked = False
     longest_block = None
 

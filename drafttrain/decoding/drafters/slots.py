@@ -50,6 +50,12 @@ class Slots:
         return torch.stack([self.rows(blocks, slot) for slot in range(self.states.shape[1])], 1)
 
 
+def lengths_differ(drafter: Drafter) -> bool:
+    """Whether a draft of k tokens is not the beginning of a longer one; of slots alone it can be
+    so."""
+    return getattr(drafter, "lengths_differ", False)
+
+
 class SlotDrafter(Drafter, Protocol):
     """A drafter of a kind whose states are those of slots."""
 
@@ -61,6 +67,8 @@ class SlotDrafter(Drafter, Protocol):
 
     longest_block: int | None
     """Most slots of a block; None: as many as are asked for."""
+    lengths_differ: bool
+    """Whether a block of k slots is not the beginning of a longer one: they see each other."""
 
     def slots_along(
         self, source: Source, target_ids: Tensor, prefixes: Sequence[int], k: int

@@ -21,6 +21,7 @@ from drafttrain.config.kinds import KINDS
 from drafttrain.config.progress import tracking
 from drafttrain.decoding.drafters.along import NOT_DRAFTED
 from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.drafters.slots import lengths_differ
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledRandomness, sequence_randomness
@@ -168,7 +169,7 @@ def follow(methods: Sequence[Method], own: OwnOutput, tracing: TraceOptions) -> 
 def _pass_of(method: Method) -> tuple[int, int]:
     """Methods for which this is equal get their drafts from one pass: those of one drafter, unless
     its drafts of another length are others."""
-    differ = KINDS[method.drafter.name].lengths_differ
+    differ = lengths_differ(method.drafter)
     return id(method.drafter), method.stop.longest if differ else 0
 
 
@@ -177,7 +178,8 @@ def draft_along(method: Method, own: OwnOutput, k: int, tracing: TraceOptions) -
     kind, most = KINDS[method.drafter.name], np.minimum(own.limit, k)
     if most.max() == 0:
         return torch.zeros(len(own.tokens), 0, dtype=torch.double)
-    if not kind.lengths_differ:  # one length is one pass; rounds cut what they have no room for
+    if not lengths_differ(method.drafter):
+        # one length is one pass; rounds cut what they have no room for
         most = np.where(most > 0, most.max(), 0)
     along = resolve_name(kind.probs_along)
     return along(method.drafter, own.source, own.tokens, most.tolist(), tracing.sampling)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from drafttrain.config.progress import tracked
+from drafttrain.decoding.drafters.slots import lengths_differ
 from drafttrain.decoding.sampling import SampledRandomness, sequence_randomness
 from drafttrain.evaluation.prompts import Prompt
 from drafttrain.evaluation.stops.block_trace import log_block_trace
@@ -35,7 +36,7 @@ def _replay_prompt(
     randomness: SampledRandomness,
 ) -> PolicyCounts:
     """One output under every policy, on a trace for each rule. Where slots see those behind them
-    (`DrafterKind.lengths_differ`) also one for each number of slots: a fixed length is a block of
+    (`lengths_differ`) also one for each number of slots: a fixed length is a block of
     that many, other policies cut blocks of max_draft."""
     drafter = bench.pair.drafter
     log = log_block_trace if bench.block else log_trace
@@ -54,7 +55,7 @@ def _replay_prompt(
 def _trace_options(bench: Workbench, candidate: Candidate) -> TraceOptions:
     """What the candidate's trace is logged with."""
     options = replace(bench.trace_options(), verifier=candidate.verifier)
-    if bench.pair.kind is None or not bench.pair.kind.lengths_differ:
+    if not lengths_differ(bench.pair.drafter):
         return options
     fixed = candidate.kind == "fixed"
     return replace(options, depth=int(candidate.value) if fixed else bench.settings.max_draft)

@@ -51,6 +51,8 @@ class SpecDrafterConfig(PretrainedConfig):
     k: int = 10
     slots: Literal["anchored", "paper"] = "anchored"
     prefix_attention: Literal["causal", "bidirectional"] = "causal"
+    slot_attention: Literal["bidirectional", "causal"] = "bidirectional"
+    """causal: slots see those before them in their block alone."""
     slot_weights: Literal["shared", "own"] = "shared"
     """own: the decoder's products have other weights for masked slots than for tokens."""
     soft_copy: bool = False

@@ -100,6 +100,11 @@ class SpecDrafter(PreTrainedModel):
                 "drafter.slots=anchored and drafter.prefix_attention=causal, or "
                 "drafter.slot_weights=shared"
             )
+        if config.slot_attention == "causal" and config.prefix_attention == "bidirectional":
+            raise ValueError(
+                "slots that see a prefix which sees them all are not causal; set "
+                "drafter.prefix_attention=causal or drafter.slot_attention=bidirectional"
+            )
         if config.soft_copy and config.encoder == "target":
             raise ValueError(
                 "softly copied slots read the source's tokens, which a drafter that reads the "
@@ -349,7 +354,11 @@ class SpecDrafter(PreTrainedModel):
         where slots have weights of their own it must be.
         """
         before = None if prefix is None else prefix.rows
-        visible = rows.visible(self.config.prefix_attention == "bidirectional", before)
+        visible = rows.visible(
+            self.config.prefix_attention == "bidirectional",
+            before,
+            self.config.slot_attention == "causal",
+        )
         visible = visible | (rows.block == PADDING)[:, None, :, None]  # no row without a key
         past = None if prefix is None else prefix.keys_values
         slots = prefix is not None

@@ -29,7 +29,8 @@ class Rows:
     """Decoder input rows: a prefix and masked blocks, all of one sentence in one line.
 
     A row of the prefix (block = PREFIX) sees prefix rows up to position `limit`; a row of block b
-    sees prefix rows up to `limit` and every row of block b. Shapes: all [B, T].
+    sees prefix rows up to `limit` and every row of block b, or those up to itself where slots are
+    causal. Shapes: all [B, T].
     """
 
     tokens: Tensor
@@ -37,12 +38,16 @@ class Rows:
     block: Tensor
     limit: Tensor
 
-    def visible(self, bidirectional: bool, before: Rows | None = None) -> Tensor:
+    def visible(
+        self, bidirectional: bool, before: Rows | None = None, causal_slots: bool = False
+    ) -> Tensor:
         """[B, 1, T, S] true where row t may look at row s of `before` and these rows."""
         keys = self if before is None else self.after(before)
         is_prefix = keys.block == PREFIX
         prefix = is_prefix[:, None, :] & (keys.positions[:, None, :] <= self.limit[:, :, None])
         same = (keys.block[:, None, :] == self.block[:, :, None]) & (self.block >= 0)[:, :, None]
+        if causal_slots:
+            same &= keys.positions[:, None, :] <= self.positions[:, :, None]
         seen = prefix | same
         if bidirectional:  # one block: the prefix sees it too
             seen = seen | ((self.block == PREFIX)[:, :, None] & (keys.block == 0)[:, None, :])
@@ -51,6 +56,10 @@ class Rows:
     def part(self, start: int, end: int | None = None) -> Rows:
         """Some of the rows, all of every line."""
         return Rows(*(value[:, start:end] for value in vars(self).values()))
+
+    def at(self, columns: Tensor) -> Rows:
+        """The rows in these columns of each line. Shapes: [B, R]."""
+        return Rows(*(value.gather(1, columns) for value in vars(self).values()))
 
     def after(self, before: Rows) -> Rows:
         """Both, `before` first."""

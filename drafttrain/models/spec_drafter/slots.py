@@ -7,7 +7,7 @@ one pass trains (or predicts) many blocks (SpecDec trains one a sentence).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -32,11 +32,47 @@ class Layout:
     """Token before the one predicted; `no_token` where the row is not to be told it."""
     blocks: int
     mask_rows: int
+    columns: Tensor | None = None
+    """[B, R] which block rows are fed, counted from the first of them; None: all."""
 
     def to(self, device: torch.device) -> Layout:
         rows = Rows(*(x.to(device) for x in vars(self.rows).values()))
         moved = (x.to(device) for x in (self.labels, self.fill, self.previous))
-        return Layout(rows, *moved, self.blocks, self.mask_rows)
+        columns = None if self.columns is None else self.columns.to(device)
+        return Layout(rows, *moved, self.blocks, self.mask_rows, columns)
+
+    def only_learned(self, most: int) -> Layout:
+        """The same, fed only the slots that predict something, of each sentence the first `most`.
+
+        For causal slots: none of those left out was seen by one that is fed.
+        """
+        labels = self.labels[:, self.prefix_rows :]
+        learned = labels != IGNORED
+        learned &= learned.cumsum(1) <= most
+        width = int(learned.sum(1).max())
+        columns = learned.int().argsort(dim=1, descending=True, stable=True)[:, :width]
+        stays = torch.ones_like(self.labels, dtype=torch.bool)
+        stays[:, self.prefix_rows :] = learned
+        return replace(
+            self,
+            rows=replace(self.rows, block=self.rows.block.where(stays, PADDING)),
+            labels=self.labels.where(stays, IGNORED),
+            fill=self.fill.where(stays, -1),
+            columns=columns,
+        )
+
+    def fed(self) -> Rows:
+        """The block rows that are fed."""
+        rows = self.rows.part(self.prefix_rows)
+        return rows if self.columns is None else rows.at(self.columns)
+
+    def spread(self, hidden: Tensor) -> Tensor:
+        """What was made of the rows that are fed, where they stand among all block rows; the others
+        are 0. Shapes: [B, R, D] -> [B, blocks * mask rows, D]."""
+        if self.columns is None:
+            return hidden
+        every = hidden.new_zeros(len(hidden), self.blocks * self.mask_rows, hidden.shape[-1])
+        return every.scatter(1, self.columns[..., None].expand_as(hidden), hidden)
 
     def of_blocks(self, x: Tensor) -> Tensor:
         """The block rows of [B, T, ...], as [B, A, M, ...]."""

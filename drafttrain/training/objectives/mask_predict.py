@@ -56,10 +56,10 @@ class MaskPredict(nn.Module):
         layout, rows = batch.layout, batch.layout.rows
         memory = self.model.encode(batch.source, batch.attention_mask)
         tokens, labels = rows.tokens, layout.labels
-        prefix, start = None, 0
+        prefix = None
         if self.prefix_apart:
-            start = layout.prefix_rows
-            prefix, rows = self.model.read(rows.part(0, start), memory), rows.part(start)
+            prefix = self.model.read(rows.part(0, layout.prefix_rows), memory)
+            rows = layout.fed()
         ratio = glancing_ratio(self.settings.glancing_start, self.settings.glancing_end, progress)
         if self.training and ratio > 0:
             with torch.no_grad(), record_function("glancing"):
@@ -67,10 +67,12 @@ class MaskPredict(nn.Module):
             revealable = layout.of_blocks(layout.fill) >= 0
             revealed = choose_revealed(wrong, revealable, batch.priority, ratio)
             tokens, labels = reveal(layout, revealed, self.anchored)
-        fed = replace(rows, tokens=tokens[:, start:])
+        fed = replace(layout.rows, tokens=tokens)
+        if prefix is not None:
+            fed = replace(layout, rows=fed).fed()
         hidden = self.model.read(fed, memory, prefix).hidden
         if prefix is not None:
-            hidden = torch.cat((prefix.hidden, hidden), dim=1)
+            hidden = torch.cat((prefix.hidden, layout.spread(hidden)), dim=1)
         target_rows = None
         if self.training and self.settings.total_variation > 0:
             known = self.model.draftable_labels(labels, IGNORED)
@@ -90,7 +92,7 @@ class MaskPredict(nn.Module):
             hidden = self.model.read(rows, memory, prefix).hidden
         if prefix is None:
             hidden = hidden[:, layout.prefix_rows :]
-        hidden = hidden.unflatten(1, (layout.blocks, layout.mask_rows))
+        hidden = layout.spread(hidden).unflatten(1, (layout.blocks, layout.mask_rows))
         labels = self.model.draftable_labels(layout.of_blocks(layout.labels), IGNORED)
         inside = labels != IGNORED
         previous = layout.of_blocks(layout.previous)[inside]

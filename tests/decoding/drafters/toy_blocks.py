@@ -16,6 +16,12 @@ CONVENTIONS = {
         "slot_weights": "own",
         "previous_token_rank": 3,
     },
+    "causal slots": {
+        "slots": "anchored",
+        "slot_attention": "causal",
+        "slot_weights": "own",
+        "previous_token_rank": 3,
+    },
     "paper": {"slots": "paper"},
     "paper, coupled": {"slots": "paper", "previous_token_rank": 3},
     "paper, bidirectional": {"slots": "paper", "prefix_attention": "bidirectional"},

@@ -12,7 +12,7 @@ from drafttrain.build.drafters import make_drafter
 from drafttrain.decoding.drafters import candidates
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.drafters.slots import SlotDrafter
+from drafttrain.decoding.drafters.slots import SlotDrafter, lengths_differ
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
@@ -49,7 +49,7 @@ SHARED = {"target's encoder": {"encoder": "target"}, "whisper": {"encoder": "tar
 
 
 @pytest.mark.parametrize(
-    "convention", ["anchored, coupled", "paper", "paper, bidirectional", *SHARED]
+    "convention", ["anchored, coupled", "causal slots", "paper", "paper, bidirectional", *SHARED]
 )
 def test_greedy_replay_equals_decoding_round_for_round(convention, monkeypatch):
     monkeypatch.setattr(candidates, "CANDIDATES", VOCAB)  # coupled slots look at every token
@@ -86,20 +86,27 @@ def test_greedy_replay_behind_the_targets_states_equals_decoding(mode, monkeypat
     check_greedy_replay(CachedModel(model), drafter, sources)
 
 
-@pytest.mark.parametrize("mode", ["masks", "linked"])
+@pytest.mark.parametrize("mode", ["masks", "linked", "causal slots"])
 def test_shorter_blocks_are_priced_as_such_on_the_trace_of_longer_ones(mode, monkeypatch):
     """Where slots see none behind them, one trace serves blocks of every length."""
     monkeypatch.setattr(candidates, "CANDIDATES", VOCAB)
-    model = tiny_model("llama", **({} if mode == "masks" else {"num_hidden_layers": 4}))
+    family = "marian" if mode == "causal slots" else "llama"
+    model = tiny_model(family, **({"num_hidden_layers": 4} if mode == "linked" else {}))
     model.generation_config.eos_token_id = None
-    if mode == "masks":
+    if mode == "causal slots":
+        drafter = tiny_drafter(family, decoder_layers=2, **CONVENTIONS[mode])
+        for parameter in drafter.parameters():
+            parameter.data += 0.02 * torch.randn_like(parameter)
+        drafter = BlockDrafter(drafter)
+    elif mode == "masks":
         drafter = noisy(model, "llama", 0.05)
         drafter.config.pard_token, drafter.config.k = MASK, 4
         drafter = make_drafter(drafter)
     else:
         drafter = make_drafter(behind_states(model, [2, 3], mode), model)
-    source, randomness = make_source([5, 9, 20, 7], model), SampledRandomness(torch.Generator())
-    target = CachedModel(model)
+    assert not lengths_differ(drafter)
+    target, randomness = CachedModel(model), SampledRandomness(torch.Generator())
+    source = target.read(make_source(torch.tensor([5, 9, 20, 7]), model))
     text = decode_text(target, drafter, source, TraceOptions(GREEDY, 15, 4), randomness)
     policies = [Candidate("fixed", 2), Candidate("entropy", 2.0, max_draft=2)]
     short, long = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from drafttrain.data.batches.labelled import PairCollator, TextCollator
 from drafttrain.data.batches.slots import SlotCollator
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.rows import PADDING
+from drafttrain.models.spec_drafter.slots import IGNORED
 from drafttrain.training.losses import followed_cross_entropy, smoothed_cross_entropy
 from drafttrain.training.objectives.language_modelling import NextToken, SequenceToSequence
 from drafttrain.training.objectives.mask_predict import MaskPredict
@@ -26,9 +28,12 @@ SLOTS = [
     {"slots": "anchored", "k": 1},
     {"slots": "anchored", "previous_token_rank": 4},
     {"slot_weights": "own", "previous_token_rank": 4},
+    {"slot_attention": "causal", "slot_weights": "own", "previous_token_rank": 4},
+    {"slot_attention": "causal", "slots": "paper"},
     {"slots": "paper"},
     {"slots": "paper", "prefix_attention": "bidirectional"},
 ]
+CAUSAL = [slots for slots in SLOTS if "slot_attention" in slots]
 
 
 @pytest.mark.parametrize("changes", SLOTS, ids=str)
@@ -106,6 +111,42 @@ def test_slots_past_the_end_carry_no_loss_but_are_fed() -> None:
     batch = SlotCollator(objective.model.config, 1, seed=0)([(0, 0, [5, 1], [1])])
     assert batch.layout.of_blocks(batch.layout.rows.tokens).shape[-1] == 4  # k masks, always
     assert objective(batch, 0.0).weight == 1
+
+
+@pytest.mark.parametrize("changes", CAUSAL, ids=str)
+def test_causal_slots_behind_the_end_give_way_to_further_blocks(changes: dict) -> None:
+    config = small_drafter(**changes).config
+    masks, paper = config.mask_rows, config.slots == "paper"
+    rows = examples()
+    layout = SlotCollator(config, 2, seed=0)(rows).layout
+    learned = layout.of_blocks(layout.labels) != IGNORED
+    for own, (_, _, _, target) in zip(learned, rows, strict=True):
+        behind = [min(masks, len(target) - p - (0 if paper else 1)) for p in range(len(target))]
+        assert int(own.sum()) == min(2 * masks, sum(behind))  # no row is wasted while there are any
+        lengths = own.sum(-1)
+        assert (own == (torch.arange(masks) < lengths[:, None])).all()  # none without those before
+    prefixes = layout.of_blocks(layout.rows.limit)[:, :, 0]
+    for own, has in zip(prefixes, learned.any(-1), strict=True):
+        assert len(set(own[has].tolist())) == int(has.sum())  # no block twice
+
+
+@pytest.mark.parametrize("changes", CAUSAL, ids=str)
+def test_slots_that_are_left_out_were_seen_by_none(changes: dict) -> None:
+    """Fed whole, the same blocks have the same loss and gradients."""
+    found = []
+    for whole in (False, True):
+        objective = MaskPredict(small_drafter(**changes), ObjectiveConfig()).train()
+        batch = SlotCollator(objective.model.config, 2, seed=0)(examples())
+        if whole:
+            batch = replace(batch, layout=replace(batch.layout, columns=None))
+        sums = objective(batch, 0.5)
+        sums.loss.backward()
+        found.append((sums, [p.grad for p in objective.parameters() if p.grad is not None]))
+    (few, few_grads), (all_sums, all_grads) = found
+    assert few.counted == all_sums.counted and few.weight == all_sums.weight
+    assert abs(few.loss - all_sums.loss) < 1e-9
+    for one, other in zip(few_grads, all_grads, strict=True):
+        assert (one - other).abs().max() < 1e-10
 
 
 def test_unknown_word_in_the_output_is_a_token_like_any_other() -> None:
