@@ -90,6 +90,9 @@ class ObjectiveConfig(Config):
     """Weight of the next-token loss on prefix positions (anchored slots only)."""
     position_decay: PositiveFloat | None = None
     """Slot i weighs exp(-(i - 1) / position_decay); None: all alike, as in the paper."""
+    acceptance_weight: bool = False
+    """Whether a slot's loss weighs what the drafter gives the tokens before it among its block's
+    masks, multiplied: how often it will be reached (ours, after PARD-2)."""
     freeze_embeddings: bool = False
     """Whether embeddings and output rows stay as they start: most weights of a large vocabulary,
     few of whose tokens occur in few rows. Needs initialise=encoder or both."""
