@@ -10,6 +10,9 @@ acceptance min(1, target / draft) depends on, need not be guessed from a hidden 
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig
@@ -35,10 +38,10 @@ def drawn_states(
     Shapes: hidden [R, D] (each row was computed from), logits [R, V], tokens [N], rows [N] (None:
     token i has row i) -> [N, D + ROW_FEATURES], float32 at least.
     """
-    log_probs, tokens = logits.log_softmax(dim=-1), tokens.to(logits.device)
+    tokens = tokens.to(logits.device)
+    log_probs = logits.log_softmax(dim=-1).clamp_min(LEAST)  # excluded tokens count nothing
     highest = log_probs.topk(2, dim=-1).values
-    finite = log_probs.clamp_min(LEAST)  # excluded tokens count nothing
-    entropy = -(log_probs.exp() * finite).sum(dim=-1, keepdim=True)
+    entropy = -(log_probs.exp() * log_probs).sum(dim=-1, keepdim=True)
     if rows is None:
         of_token = log_probs.gather(-1, tokens[:, None])
     else:
@@ -46,6 +49,31 @@ def drawn_states(
         hidden, highest, entropy = hidden[rows], highest[rows], entropy[rows]
     likely = torch.cat([of_token, highest], dim=-1)
     return torch.cat([hidden.to(logits), likely, entropy, likely[:, :2].exp()], dim=-1)
+
+
+def drawn_state(hidden: Tensor, logits: Tensor, token: int) -> Tensor:
+    """The `drawn` state of one token: drafting works it out before each next one.
+
+    On the CPU by NumPy on the tensors' own memory, since at this size calls are all that counts,
+    and there they cost a quarter. Shapes: hidden [D], logits [V] -> [D + ROW_FEATURES].
+    """
+    if logits.device.type != "cpu" or logits.dtype not in (torch.float32, torch.float64):
+        return drawn_states(hidden[None], logits[None], torch.tensor([token]))[0]
+    row, width = logits.detach().numpy(), len(hidden)
+    best = int(row.argmax())
+    below = row - row[best]
+    np.maximum(below, LEAST, out=below)  # excluded tokens count nothing
+    shares = np.exp(below)
+    total = float(shares.sum())
+    norm = math.log(total)
+    entropy = norm - float(shares @ below) / total
+    of_token = max(float(below[token]) - norm, LEAST)
+    below[best] = -math.inf
+    second = max(float(below.max()) - norm, LEAST)
+    state = np.empty(width + ROW_FEATURES, row.dtype)
+    state[:width] = hidden.detach().to(logits.dtype).numpy()
+    state[width:] = of_token, -norm, second, entropy, math.exp(of_token), 1.0 / total
+    return torch.from_numpy(state)
 
 
 def drafts_tokens(drafter: PretrainedConfig) -> bool:

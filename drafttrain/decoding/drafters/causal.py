@@ -30,7 +30,7 @@ from drafttrain.decoding.shared import Call, Steps, arg_max_of_each
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
 from drafttrain.models.causal_drafter import draftable_tokens
-from drafttrain.models.draft_states import drawn_states
+from drafttrain.models.draft_states import drawn_state
 from drafttrain.models.shallow_decoder import same_cross_layers
 from drafttrain.models.speech import shares_encoder
 
@@ -179,7 +179,7 @@ class CausalSession:
             depth = len(drafted)
             newest = torch.tensor([token])
             if stop.state_kind == "drawn":
-                states += drawn_states(score.hidden[-1:], row[None], newest)
+                states.append(drawn_state(score.hidden[-1], row, token))
             if depth == longest or token in ends:
                 break
             if not stop.should_draft(DraftState(depth, logits, states, notes)):

@@ -35,7 +35,7 @@ from drafttrain.evaluation.stops.report import CostFacts
 from drafttrain.evaluation.stops.round_costs import RoundCosts, TimedRounds, fit_rounds
 from drafttrain.evaluation.stops.workbench import Workbench
 from drafttrain.models.acceptance_head import AcceptanceHead
-from drafttrain.models.draft_states import ROW_FEATURES, drawn_states
+from drafttrain.models.draft_states import ROW_FEATURES, drawn_state
 
 AnyCandidate = Candidate | Played
 
@@ -331,8 +331,8 @@ def head_seconds(bench: Workbench, head: AcceptanceHead) -> float:
     judging = decision_seconds(policy, hidden.expand(slots, -1), logits)
     if bench.state_kind != "drawn":
         return judging
-    rows, token = logits[None].float(), torch.zeros(1, dtype=torch.long)
-    return judging + median_seconds(lambda: drawn_states(hidden[:, :-ROW_FEATURES], rows, token))
+    row, state = logits.float(), hidden[0, :-ROW_FEATURES]
+    return judging + median_seconds(lambda: drawn_state(state, row, 0))
 
 
 def rule_cost(bench: Workbench, name: str, longest: int) -> RuleCost:

@@ -25,7 +25,7 @@ from drafttrain.data.shards.states import open_cache, read_cache_manifest
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import Sampling
-from drafttrain.models.draft_states import drawn_states
+from drafttrain.models.draft_states import drawn_state, drawn_states
 from drafttrain.models.loading import load_target
 from tests.data.hidden.tiny_cache import MODELS, columns, make_pair, settings, tiny_llama
 from tests.processes.launching import Launch, kill_nine_when
@@ -109,6 +109,20 @@ def test_what_a_drawn_state_holds_by_hand():
     assert state[0].tolist() == pytest.approx(
         [5, 6, np.log(low), np.log(high), np.log(low), entropy, low, high]
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_a_state_drawn_alone_is_that_of_many(dtype):
+    torch.manual_seed(0)
+    hidden, logits = torch.randn(4, 3).to(dtype), (3 * torch.randn(4, 9)).to(dtype)
+    logits[0, 1:4], logits[1, 1:] = -torch.inf, -torch.inf  # of the second only one can be drawn
+    logits[2] = logits[2, 0]  # the likeliest twice
+    tokens = torch.tensor([5, 2, 0, int(logits[3].argmax())])
+    alone = [drawn_state(*one) for one in zip(hidden, logits, tokens.tolist(), strict=True)]
+    expected = drawn_states(hidden, logits, tokens)
+    exact = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.0}[dtype]
+    assert alone[0].dtype == expected.dtype and expected.isfinite().all()
+    assert (torch.stack(alone) - expected).abs().max() <= exact
 
 
 def test_acceptance_is_a_known_function_of_the_token(tmp_path):
