@@ -57,6 +57,9 @@ class DrafterConfig(Config):
     also those behind the sentence's end. causal (ours): they see those before them, so a shorter
     draft is the beginning of a longer one, and training fills the places of slots behind the end
     with further blocks."""
+    feeds_first: bool = False
+    """Whether a draft takes two calls (ours): the first reads the prefix and drafts a token, the
+    second is fed that token and k - 2 masks, so that they know it in every layer."""
     initialise: Literal["none", "encoder", "both"] = "both"
     """Which parts start from the target's weights."""
     output_tokens: PositiveInt | None = None

@@ -63,9 +63,9 @@ TREES: dict[str, Make] = {
 }
 
 
-def own_weights(model: PreTrainedModel) -> BlockDrafter:
+def own_weights(model: PreTrainedModel, **settings) -> BlockDrafter:
     """Slots whose weights are others than those of tokens."""
-    drafter = tiny_drafter(previous_token_rank=3, slot_weights="own")
+    drafter = tiny_drafter(previous_token_rank=3, slot_weights="own", **settings)
     for name, parameter in drafter.named_parameters():
         if ".slots." in name:
             parameter.data += 0.05 * torch.randn_like(parameter)
@@ -77,6 +77,7 @@ SLOTS: dict[str, Make] = {
     for name, settings in {
         "anchored": {"previous_token_rank": 3},
         "causal slots": {"previous_token_rank": 3, "slot_attention": "causal"},
+        "first fed": {"slot_attention": "causal", "feeds_first": True},
         "paper": {"slots": "paper"},
         "bidirectional": {"slots": "paper", "prefix_attention": "bidirectional"},
         "soft copy": {"soft_copy": True, "slots": "paper"},
@@ -84,6 +85,7 @@ SLOTS: dict[str, Make] = {
 }
 SLOTS |= {
     "own weights": own_weights,
+    "own weights, first fed": partial(own_weights, slot_attention="causal", feeds_first=True),
     "opt-tree over slots": over_slots(Optimal(9), previous_token_rank=3),
     "rsd-s over slots": over_slots(Beam(3)),
 }

@@ -259,6 +259,7 @@ def test_soft_copy_mixes_source_embeddings_into_masked_slots_only() -> None:
         ({"prefix_attention": "bidirectional"}, "drafter.slots=paper"),
         ({"soft_copy": True, "positions": "relative"}, "drafter.soft_copy=false"),
         ({"slot_weights": "own", "slots": "paper"}, "drafter.slots=anchored"),
+        ({"feeds_first": True}, "drafter.slot_attention=causal"),
         (
             {"slot_attention": "causal", "prefix_attention": "bidirectional", "slots": "paper"},
             "drafter.slot_attention=bidirectional",

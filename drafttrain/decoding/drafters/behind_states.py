@@ -50,6 +50,7 @@ class BehindStatesDrafter:
     provides: frozenset[Evidence] = frozenset({"logits", "hidden"})
     branches = False
     lengths_differ = False
+    feeds_first = False
 
     def __init__(self, model: StateDrafter, target: PreTrainedModel) -> None:
         check_states(target.config)

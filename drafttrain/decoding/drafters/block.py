@@ -8,7 +8,7 @@ for slot i - 1 and is again just what the token is drawn from.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.sources import check_length
 from drafttrain.decoding.engine.spec_drafter import read_drafter
 from drafttrain.decoding.roles import Randomness
+from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.shared import Call, Steps, joined
 from drafttrain.decoding.target_states import TargetRequirements
 from drafttrain.decoding.types import Sampling, Source
@@ -50,6 +51,7 @@ class BlockDrafter:
         self.position_limit = limit
         self.linked = bool(config.previous_token_rank)
         self.lengths_differ = config.slot_attention == "bidirectional"
+        self.feeds_first = config.feeds_first
         embed = self._embed if config.soft_copy else None
         encoder, decoder = read_drafter(model)
         encode: Encode = given_encoding
@@ -122,6 +124,25 @@ class BlockDrafter:
             for output, (*_, slot_ids) in zip(outputs, asked, strict=True)
         ]
 
+    def behind_first(self, asked: Sequence[tuple[SequenceState, int, int]]) -> list[Tensor]:
+        """Hidden states of slots behind a block's first token, which stands in the first of them:
+        they predict what follows that token (`feeds_first`).
+
+        Of each sequence its state, whose prefix has been read, that token, and how many slots.
+        Shapes: -> [slots, D] each.
+        """
+        config, feeds = self.model.config, []
+        own_weights = config.slot_weights == "own"
+        for state, first, slots in asked:
+            token = first + len(self.engine.stack.embedding) if own_weights else first
+            visible = torch.ones(slots, state.cached + slots, dtype=torch.bool)
+            ids = [token, *[config.mask_id] * (slots - 1)]
+            feeds.append(Feed(state, ids, 0, visible.tril(state.cached)))
+        outputs = self.engine.call(feeds)
+        for state, *_ in asked:
+            state.settle(state.chain)
+        return [output.hidden for output in outputs]
+
     @property
     def vocabulary(self) -> int:
         """Tokens that it can draft."""
@@ -158,18 +179,60 @@ class BlockSession(SlotSession):
         self.state: SequenceState | None = None
 
     def slot_rows(self, tokens: Tensor, slots: int) -> Steps[tuple[Tensor, Tensor]]:
-        hidden = yield from self.slot_states(tokens, slots)
-        return hidden, (yield Call(self.drafter.project_all, hidden))
+        if not self.model.config.feeds_first:
+            hidden = yield from self.slot_states(tokens, slots)
+            return hidden, (yield Call(self.drafter.project_all, hidden))
+        return (yield from self._rows_behind(tokens, slots, self._likeliest_first))
+
+    def chain_rows(self, tokens: Tensor, slots: int) -> Steps[tuple[Tensor, Tensor, Tensor | None]]:
+        """A first token that is fed is the one drafted: under sampling the one drawn."""
+        if self.sampling.greedy or not self.model.config.feeds_first:
+            return (*(yield from self.slot_rows(tokens, slots)), None)
+        drawn: list[Tensor] = []
+
+        def draw(row: Tensor) -> int:
+            drawn.append(self.randomness.categorical(warp(row, self.sampling)))
+            return int(drawn[0])
+
+        hidden, logits = yield from self._rows_behind(tokens, slots, draw)
+        return hidden, logits, (drawn[0] if drawn else None)
 
     def slot_states(self, tokens: Tensor, slots: int) -> Steps[Tensor]:
         """Hidden states that predict what follows all committed tokens; caches the prefix.
 
         Before previous-token features. Shapes: tokens [T] -> [slots, D].
         """
+        if self.model.config.feeds_first:
+            hidden, _ = yield from self.slot_rows(tokens, slots)
+            return hidden
+        masks = [self.model.config.mask_id] * (slots - 1 if self.anchored else slots)
+        return (yield from self._read(tokens, masks))
+
+    def _read(self, tokens: Tensor, slot_ids: list[int]) -> Steps[Tensor]:
+        """As `BlockDrafter.slots_all`."""
         if self.state is None:
             self.state = yield Call(self.drafter.encode_all, self._source)
-        masks = [self.model.config.mask_id] * (slots - 1 if self.anchored else slots)
-        return (yield Call(self.drafter.slots_all, (self.state, self.prefix_of(tokens), masks)))
+        return (yield Call(self.drafter.slots_all, (self.state, self.prefix_of(tokens), slot_ids)))
+
+    def _rows_behind(
+        self, tokens: Tensor, slots: int, choose: Callable[[Tensor], int]
+    ) -> Steps[tuple[Tensor, Tensor]]:
+        """As `slot_rows`, with the block's first token fed, as chosen by its row [1, V]."""
+        hidden = yield from self._read(tokens, [])
+        logits = yield Call(self.drafter.project_all, hidden)
+        if slots == 1:
+            return hidden, logits
+        row = logits
+        if self.link is not None:
+            told = torch.tensor([self.told_first(tokens)], device=self.device)
+            row = self.link.after(hidden, logits, told)
+        behind = yield Call(self.drafter.behind_first, (self.state, choose(row), slots - 1))
+        logits_behind = yield Call(self.drafter.project_all, behind)
+        return torch.cat((hidden, behind)), torch.cat((logits, logits_behind))
+
+    @staticmethod
+    def _likeliest_first(row: Tensor) -> int:
+        return int(row.argmax())
 
     def told_first(self, tokens: Tensor) -> int:
         """The last committed token, or none, where that token's own row predicts as the target's

@@ -39,13 +39,23 @@ def slots_along(
     given = source.prefix[1:].tolist()
     read = what_is_read(model, source)
     states, previous = block_states(model, read, target_ids, prefixes, k, given)
+    known = previous if model.config.previous_token_rank else None
 
-    def after(blocks: Tensor, slot: int, tokens: Tensor | None) -> Tensor:
-        chosen = states[blocks, slot]
-        return model.project(chosen) if tokens is None else rows_after(model, chosen, tokens)
+    def blocks_of(states: Tensor) -> Slots:
+        def after(blocks: Tensor, slot: int, tokens: Tensor | None) -> Tensor:
+            chosen = states[blocks, slot]
+            return model.project(chosen) if tokens is None else rows_after(model, chosen, tokens)
 
-    linked = bool(model.config.previous_token_rank)
-    yield Slots(prefixes, states, previous if linked else None, after)
+        fed = behind if model.config.feeds_first and k > 1 else None
+        return Slots(prefixes, states, known, after, fed)
+
+    @torch.inference_mode()
+    def behind(blocks: Tensor, first: Tensor) -> Slots:
+        own = [prefixes[block] for block in blocks.tolist()]
+        found, _ = block_states(model, read, target_ids, own, k, given, first)
+        return blocks_of(states.index_copy(0, blocks, found))
+
+    yield blocks_of(states)
 
 
 def what_is_read(model: SpecDrafter, source: Source) -> Tensor:
@@ -83,13 +93,15 @@ def block_states(
     prefixes: Sequence[int],
     k: int,
     given: Sequence[int] = (),
+    first: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The slots of blocks at some prefix lengths of a known output, in one pass.
 
     Hidden states before previous-token features, and the token of the output before each one
     predicted. source: token ids, or what the target's encoder put out, where the drafter reads
-    that. given: tokens between the decoder start token and the output.
-    Shapes: [S] or [S, E], [L], A prefix lengths in 0..L-1 -> [A, k, D], [A, k].
+    that. given: tokens between the decoder start token and the output. first: what stands in each
+    block's first slot, instead of the output's token, where the first token is fed.
+    Shapes: [S] or [S, E], [L], A prefix lengths in 0..L-1, [A] -> [A, k, D], [A, k].
     """
     config, device = copy.copy(model.config), model.embedding.weight.device
     config.k = k
@@ -104,6 +116,8 @@ def block_states(
         sources, targets = source[None], target_ids[None]
     lengths = torch.full((len(targets),), length)
     layout = lay_out(targets, lengths, starts, config).to(device)
+    if first is not None:
+        layout.of_blocks(layout.rows.tokens)[0, :, 0] = first.to(device)
     hidden = model(sources.to(device), None, layout.rows, prefix_rows=layout.prefix_rows)
     previous = layout.previous
     states = layout.of_blocks(hidden).reshape(count, config.mask_rows, config.d_model)

@@ -39,6 +39,7 @@ class ParallelDrafter:
     provides: frozenset[Evidence] = frozenset({"logits", "hidden"})
     branches = False
     lengths_differ = False
+    feeds_first = False
     linked = False
     longest_block = None
 

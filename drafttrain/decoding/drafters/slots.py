@@ -39,6 +39,9 @@ class Slots:
     rows_after: Callable[[Tensor, int, Tensor | None], Tensor]
     """(blocks [N], slot, token in front of it [N], or None where a policy is shown the rows before
     it is known) -> rows [N, V]."""
+    behind: Callable[[Tensor, Tensor], Slots] | None = None
+    """(blocks [N], other first tokens of theirs [N]) -> all blocks, of which these are fed those;
+    None: slots are fed no token that is drafted."""
 
     def rows(self, blocks: Tensor, slot: int) -> Tensor:
         """The rows of one slot of some blocks behind the output's own tokens. [N] -> [N, V]."""
@@ -69,6 +72,8 @@ class SlotDrafter(Drafter, Protocol):
     """Most slots of a block; None: as many as are asked for."""
     lengths_differ: bool
     """Whether a block of k slots is not the beginning of a longer one: they see each other."""
+    feeds_first: bool
+    """Whether slots are fed the first token that is drafted."""
 
     def slots_along(
         self, source: Source, target_ids: Tensor, prefixes: Sequence[int], k: int
@@ -140,12 +145,14 @@ def chain_of_slots(
     sampling: Sampling,
     randomness: Randomness,
     hidden: Tensor | None = None,
+    first: Tensor | None = None,
 ) -> Steps[Proposal]:
     """The draft of slots that do not depend on each other's tokens, as far as the policy drafts.
 
     The arg-max of every row, or a token drawn from each. Whether a slot is drafted depends on rows
-    and states alone, which are there before any token is drawn. Shapes: logits [K, V], hidden
-    [K, D], where the drafter shows states.
+    and states alone, which are there before any token is drawn; but for the first, where that has
+    been drawn from its row already. Shapes: logits [K, V], hidden [K, D], where the drafter shows
+    states, first [1].
     """
     if len(logits) == 0:
         return Proposal.empty()
@@ -158,7 +165,11 @@ def chain_of_slots(
         drafted = yield Call(arg_max_of_each, logits)
         return Proposal.chain(torch.tensor(drafted), hidden=hidden, logits=lambda: rows)
     probs = warp(logits, sampling)
-    drawn = randomness.categorical(probs).cpu()
+    if first is None:
+        drawn = randomness.categorical(probs).cpu()
+    else:
+        later = randomness.categorical(probs[1:]).cpu() if count > 1 else first[:0].cpu()
+        drawn = torch.cat((first.cpu(), later))
     return Proposal.chain(drawn, probs, hidden=hidden, logits=lambda: rows)
 
 
@@ -170,12 +181,14 @@ def linked_chain(
     stop: StopPolicy,
     sampling: Sampling,
     randomness: Randomness,
+    first: Tensor | None = None,
 ) -> Steps[Proposal]:
     """The draft of slots whose rows depend on the token before them, `last` in front of the block.
 
     Greedy drafts are the likeliest tokens left to right, and a policy is shown the rows without the
     token before; under sampling each token is drawn from its row after the one before it, which the
-    policy is shown. Shapes: hidden [K, D], logits [K, V].
+    policy is shown, but for the first, where that has been drawn so already. Shapes: hidden [K, D],
+    logits [K, V], first [1].
     """
     if sampling.greedy:
         count = slots_to_draft(stop, logits, hidden)
@@ -197,7 +210,8 @@ def linked_chain(
         if not stop.should_draft(DraftState(depth, known[: depth + 1], states, notes)):
             break
         row = warp(known[depth], sampling)
-        drawn.append(randomness.categorical(row[None]))
+        begun = first if depth == 0 else None
+        drawn.append(randomness.categorical(row[None]) if begun is None else begun)
         previous = drawn[-1]
         probs.append(row)
     if not drawn:
@@ -232,15 +246,19 @@ class SlotSession(ABC):
         """States and rows, without the token before, of so many slots behind all committed tokens.
         Shapes: tokens [T] -> [slots, D], [slots, V]."""
 
+    def chain_rows(self, tokens: Tensor, slots: int) -> Steps[tuple[Tensor, Tensor, Tensor | None]]:
+        """The same for a chain, and its first token [1], where that has been drawn already."""
+        return (*(yield from self.slot_rows(tokens, slots)), None)
+
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
     ) -> Steps[Proposal]:
         slots = self.longest(tokens, stop.longest, target_state)
         if slots == 0:
             return Proposal.empty()
-        hidden, logits = yield from self.slot_rows(tokens, slots)
+        hidden, logits, first = yield from self.chain_rows(tokens, slots)
         drawing = stop, self.sampling, self.randomness
         if self.link is None:
-            return (yield from chain_of_slots(logits, *drawing, hidden))
+            return (yield from chain_of_slots(logits, *drawing, hidden, first))
         last = self.told_first(tokens)
-        return (yield from linked_chain(hidden, logits, self.link, last, *drawing))
+        return (yield from linked_chain(hidden, logits, self.link, last, *drawing, first))

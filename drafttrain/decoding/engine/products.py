@@ -122,15 +122,16 @@ def multiply(product: Product, x: Tensor, slots: Tensor | int | None) -> Tensor:
     return product.choose(x, slots)
 
 
-def which_are_slots(ids: Tensor, mask_id: int | None) -> Tensor | int | None:
+def which_are_slots(ids: Tensor, mask_id: int | None, embedded: int) -> Tensor | int | None:
     """What `Forked.choose` is told, by the tokens that are fed; None: no row has others.
 
+    embedded: rows of the embedding; tokens that stand in slots are counted on from there.
     On a CPU the rows of one sequence, whose slots stand behind its tokens, are multiplied apart.
     Compiled calls cannot be, as their shapes would follow from what they are fed. Shapes: [B, N].
     """
     if mask_id is None:
         return None
-    slots = ids == mask_id
+    slots = (ids == mask_id) | (ids >= embedded)
     if len(ids) == 1 and ids.device.type == "cpu" and not torch.compiler.is_compiling():
         tokens = int((~slots).sum())
         if bool(slots[0, tokens:].all()):

@@ -138,7 +138,8 @@ class Stack:
     draftable: Tensor | None = None
     """[N] the tokens that `output` has rows of, in rising order; None: all."""
     slot_id: int | None = None
-    """The mask, whose rows have weights of their own (`Forked`); None: no row has."""
+    """The mask, whose rows have weights of their own (`Forked`); None: no row has. A token is fed
+    with these weights as the one that lies `len(embedding)` behind it."""
     vocabulary: int | None = None
     """Tokens that are fed and given scores; None: as many as there are rows (`fit_scores`)."""
 
@@ -159,6 +160,8 @@ class Stack:
 
     def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Tokens where they stand. Shapes: [B, N] -> [B, N, D]."""
+        if self.slot_id is not None:
+            ids = ids % len(self.embedding)
         if self.vocabulary is not None:
             ids = known_ids(ids, len(self.embedding))
         x = F.embedding(ids, self.embedding)
@@ -266,7 +269,7 @@ def run_stack(
     mask = rows.mask
     if stack.distance_bias is not None:
         mask = _distances(stack.distance_bias, stack.first_distance, rows)
-    slots = which_are_slots(rows.ids, stack.slot_id)
+    slots = which_are_slots(rows.ids, stack.slot_id, len(stack.embedding))
     first = stack.layers[0].attention
     mask = ready_mask(mask, first.heads, first.kv_heads, x)
     for number, layer in enumerate(stack.layers):

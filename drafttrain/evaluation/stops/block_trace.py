@@ -1,8 +1,10 @@
 """Traces of a drafter that drafts a block of slots in one pass and shows their states.
 
 A slot's state does not depend on the tokens drawn for earlier slots, so the states of every block
-are known before any coin is tossed: one pass along the output has them all. It may depend on how
-many slots the block has, so fixed lengths are replayed on traces of their own. See `trace.py`.
+are known before any coin is tossed: one pass along the output has them all. (Where slots are fed
+the first token that is drafted, those of blocks whose first token is wrong come from another pass.)
+It may depend on how many slots the block has, so fixed lengths are replayed on traces of their own.
+See `trace.py`.
 """
 
 from __future__ import annotations
@@ -42,9 +44,9 @@ def log_block_trace(
 ) -> Trace:
     """The trace of blocks of options.depth slots (fewer near the maximal length).
 
-    source: as `CachedModel.read` of the target gives it. With previous-token features, rows behind
-    wrong tokens are those of rejection, whatever the rule: under block verification only policies
-    that look at no row are replayed in law (`Workbench.replays`).
+    source: as `CachedModel.read` of the target gives it. Where they depend on the tokens drafted,
+    rows and states behind wrong ones are those of rejection, whatever the rule: under block
+    verification only policies that look at none are replayed in law (`Workbench.replays`).
     """
     tokens = torch.tensor(output, dtype=torch.long)
     length, depth, tosses = len(tokens), options.depth, options.tosses
@@ -60,16 +62,16 @@ def log_block_trace(
     run = np.zeros((tosses, length), dtype=np.int32)
     index = np.full((tosses, length, depth), NOTHING, dtype=np.int32)
     states, rows, total = [], [], 0
-    own_pool = drafter.linked and not options.sampling.greedy
+    own_pool = (drafter.linked or drafter.feeds_first) and not options.sampling.greedy
     for blocks in _all_blocks(drafter, source, tokens, target_probs, longest, options):
         starts, slots = np.array(blocks.slots.prefixes), blocks.logits.shape[1]
         for toss in range(tosses):
             for block, start in enumerate(starts):
                 run[toss, start] = randomness.accept_run(blocks.kept[block])
             if toss == 0 or own_pool:  # else what was drawn in front of a slot changes no row
-                states.append(blocks.slots.states.flatten(0, 1).float().cpu())
                 runs = run[toss, starts]
-                found = _rows_of(blocks, runs, target_probs, options.sampling, randomness)
+                found, shown = _rows_of(blocks, runs, target_probs, options.sampling, randomness)
+                states.append(shown.flatten(0, 1).float().cpu())
                 rows.append(found.flatten(0, 1).double().cpu().numpy())
                 first, total = total, total + found[..., 0].numel()
             places = first + np.arange(len(starts) * slots).reshape(-1, slots)
@@ -129,33 +131,47 @@ def _rows_of(
     target_probs: Tensor,
     sampling: Sampling,
     randomness: Randomness,
-) -> Tensor:
-    """`RowFacts` of every slot's row. [A, K, 2].
+) -> tuple[Tensor, Tensor]:
+    """`RowFacts` of every slot's row, and its state. [A, K, 2], [A, K, D].
 
-    Where rows have previous-token features, those behind wrong tokens. In greedy drafting a policy
-    is shown the rows without them (see the drafter).
+    Where rows or states depend on the tokens before them, those behind wrong tokens. In greedy
+    drafting a policy is shown the rows without previous-token features (see the drafter).
     """
     slots, logits = blocks.slots, blocks.logits
-    if slots.previous is None:
-        return row_facts(logits)
     every = torch.arange(len(logits), device=logits.device)
-    if sampling.greedy:
+    accepted = torch.from_numpy(runs).to(logits.device)
+    starts = torch.tensor(slots.prefixes, device=logits.device)
+
+    def draw_wrong(wrong: Tensor, slot: int, rows: Tensor) -> Tensor:
+        """The tokens of one slot of blocks in which it is not accepted. [N], [N, V] -> [N]."""
+        law, places = warp(rows, sampling), starts[wrong] + slot
+        judged = (accepted[wrong] == slot) & (places < len(target_probs))
+        if judged.any():
+            theirs = target_probs[places[judged].to(target_probs.device)].to(law.device)
+            law[judged] = rejected_law(law[judged], theirs)
+        return torch.tensor(draw(law, sampling, randomness), device=logits.device)
+
+    wrong, first = every[accepted == 0], None
+    if slots.behind is not None and len(wrong) > 0:
+        first = draw_wrong(wrong, 0, logits[wrong, 0])
+        slots = slots.behind(wrong, first)
+    if sampling.greedy and slots.previous is not None:
         alone = [slots.rows_after(every, slot, None) for slot in range(logits.shape[1])]
-        return row_facts(torch.stack(alone, 1))
-    found, accepted = row_facts(logits), torch.from_numpy(runs).to(logits.device)
-    rows, starts = logits[:, 0].clone(), torch.tensor(slots.prefixes, device=logits.device)
+        return row_facts(torch.stack(alone, 1)), slots.states
+    found = row_facts(logits)
+    if slots.previous is None:
+        if first is not None:
+            found[wrong] = row_facts(slots.block_rows(wrong))
+        return found, slots.states
+    rows = logits[:, 0].clone()
     for slot in range(1, logits.shape[1]):  # `rows` are those of the slot before
         at_rejection = accepted == slot - 1
         rows[at_rejection] = logits[at_rejection, slot - 1]
         wrong = every[accepted < slot]
         if len(wrong) == 0:
             continue
-        law, places = warp(rows[wrong], sampling), starts[wrong] + slot - 1
-        judged = at_rejection[wrong] & (places < len(target_probs))
-        if judged.any():
-            theirs = target_probs[places[judged].to(target_probs.device)].to(law.device)
-            law[judged] = rejected_law(law[judged], theirs)
-        previous = torch.tensor(draw(law, sampling, randomness), device=logits.device)
+        known = slot == 1 and first is not None
+        previous = first if known else draw_wrong(wrong, slot - 1, rows[wrong])
         rows[wrong] = slots.rows_after(wrong, slot, previous)
         found[wrong, slot] = row_facts(rows[wrong])
-    return found
+    return found, slots.states

@@ -99,12 +99,16 @@ class Workbench:
         return self.block or (beside and self.pair.drafter.model.takes_branches)
 
     def replays(self, candidate: Candidate) -> bool:
-        """Whether the trace of its rule shows the policy what decoding would: of the rows behind
-        rejected slots of a block only rejection's are known, where they depend on the token before.
+        """Whether the trace of its rule shows the policy what decoding would: of rows and states
+        behind rejected slots of a block only rejection's are known, where they depend on the tokens
+        drafted.
         """
-        if candidate.verifier == "rejection" or candidate.kind not in OF_ROWS or not self.block:
+        if candidate.verifier == "rejection" or not self.block:
             return True
-        return not self.pair.drafter.linked
+        drafter = self.pair.drafter
+        if candidate.kind in OF_ROWS:
+            return not (drafter.linked or drafter.feeds_first)
+        return candidate.kind == "fixed" or not drafter.feeds_first
 
     def method(self, k: int, state_kind: StateKind | None = None) -> Method:
         """Fixed length k, which shows states of a kind if asked to."""

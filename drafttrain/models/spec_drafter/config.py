@@ -53,6 +53,9 @@ class SpecDrafterConfig(PretrainedConfig):
     prefix_attention: Literal["causal", "bidirectional"] = "causal"
     slot_attention: Literal["bidirectional", "causal"] = "bidirectional"
     """causal: slots see those before them in their block alone."""
+    feeds_first: bool = False
+    """A draft takes two calls: one drafts the first token, which stands in the first of the slots
+    of the other."""
     slot_weights: Literal["shared", "own"] = "shared"
     """own: the decoder's products have other weights for masked slots than for tokens."""
     soft_copy: bool = False

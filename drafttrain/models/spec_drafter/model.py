@@ -15,6 +15,10 @@ With `slot_weights="own"` (ours) the decoder multiplies masks with other weights
 start from the target's; those of tokens can then stay as they are, so that the first anchored slot,
 which a token predicts, is not unlearned for the sake of the others.
 
+With `feeds_first` (ours) a draft takes two calls. The first drafts a token, and the second is fed
+it in place of its first mask, so that what it says is known to the others in every layer, not only
+when their tokens are chosen. With slots of own weights no weight is read more often than before.
+
 With `encoder="target"` (ours) it has no encoder: its decoder attends to what the target's own
 encoder makes of the source, which is there anyway, so that a round costs the shallow decoder alone.
 """
@@ -104,6 +108,14 @@ class SpecDrafter(PreTrainedModel):
             raise ValueError(
                 "slots that see a prefix which sees them all are not causal; set "
                 "drafter.prefix_attention=causal or drafter.slot_attention=bidirectional"
+            )
+        if config.feeds_first and (
+            config.slots == "paper" or config.slot_attention == "bidirectional"
+        ):
+            raise ValueError(
+                "a first token that is fed stands in front of causal slots, behind an anchor; set "
+                "drafter.slots=anchored and drafter.slot_attention=causal, or "
+                "drafter.feeds_first=false"
             )
         if config.soft_copy and config.encoder == "target":
             raise ValueError(

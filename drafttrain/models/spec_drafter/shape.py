@@ -79,7 +79,7 @@ def make_config(
         depth = getattr(target, FAMILIES[target.model_type].decoder_layers)
         shape["cross_layers"] = spread(settings.decoder_layers, depth)
     given = {"decoder_layers", "dropout", "k", "slots", "prefix_attention", "soft_copy"}
-    given |= {"output_tokens", "source_pooling", "slot_weights", "slot_attention"}
+    given |= {"output_tokens", "source_pooling", "slot_weights", "slot_attention", "feeds_first"}
     return SpecDrafterConfig(
         **shape,
         **settings.model_dump(include=given | {"previous_token_rank"}),

@@ -142,6 +142,10 @@ def lay_out(
     number = torch.where(exists, torch.arange(blocks)[:, None], PADDING)
     block_limit = (after if anchored else after - 1).expand_as(exists)
     slot_tokens = torch.full_like(slot_labels, config.mask_id)
+    if config.feeds_first and masks:  # the block's first token is known, its slot no mask
+        first = fill[..., 0].clone()
+        slot_tokens[..., 0] = first.where(first >= 0, config.mask_id)
+        fill[..., 0] = -1  # nothing left to reveal there
 
     def joined(prefix: Tensor, slots: Tensor) -> Tensor:
         return torch.cat((prefix, slots.flatten(1)), dim=1)

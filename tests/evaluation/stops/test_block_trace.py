@@ -49,7 +49,16 @@ SHARED = {"target's encoder": {"encoder": "target"}, "whisper": {"encoder": "tar
 
 
 @pytest.mark.parametrize(
-    "convention", ["anchored, coupled", "causal slots", "paper", "paper, bidirectional", *SHARED]
+    "convention",
+    [
+        "anchored, coupled",
+        "causal slots",
+        "first fed",
+        "first fed, coupled",
+        "paper",
+        "paper, bidirectional",
+        *SHARED,
+    ],
 )
 def test_greedy_replay_equals_decoding_round_for_round(convention, monkeypatch):
     monkeypatch.setattr(candidates, "CANDIDATES", VOCAB)  # coupled slots look at every token
@@ -160,6 +169,8 @@ def check_greedy_replay(target: CachedModel, drafter: SlotDrafter, sources: Sequ
     [
         {"slots": "anchored"},
         {"slots": "paper", "previous_token_rank": 3},
+        CONVENTIONS["first fed"],
+        CONVENTIONS["first fed, coupled"],
         MASKS,
         STATES,
         LINKED_STATES,
@@ -178,6 +189,7 @@ def test_replayed_blocks_have_the_law_of_decoding(settings, kind):
         ({"slots": "anchored"}, "head"),
         ({"slots": "paper", "previous_token_rank": 3}, "fixed"),
         ({"slots": "paper", "previous_token_rank": 3}, "head"),
+        (CONVENTIONS["first fed, coupled"], "fixed"),
         (MASKS, "entropy"),
         (MASKS, "head"),
         (STATES, "entropy"),
@@ -205,8 +217,8 @@ def laws(settings, kind, rule):
     options = TraceOptions(sampling, max_new_tokens, slots, verifier=rule)
     seeded = SampledRandomness(torch.Generator().manual_seed(0))
     seen = log_block_trace(target, drafter, source, [2, 3, 2, 3], options, seeded)
-    # so that the entropy policy stops now and then; off the median, where rounding would decide
-    nats = float(np.median(seen.rows[:, 0])) + 1e-9
+    # so that the entropy policy stops now and then; off the quantile, where rounding would decide
+    nats = float(np.quantile(seen.rows[:, 0], 0.7)) + 1e-9
     stop, candidate = {
         "fixed": (FixedLength(3), Candidate("fixed", 3)),
         "entropy": (Entropy(nats, 3), Candidate("entropy", nats, max_draft=3)),

@@ -30,6 +30,7 @@ SLOTS = [
     {"slot_weights": "own", "previous_token_rank": 4},
     {"slot_attention": "causal", "slot_weights": "own", "previous_token_rank": 4},
     {"slot_attention": "causal", "slots": "paper"},
+    {"slot_attention": "causal", "feeds_first": True, "previous_token_rank": 4},
     {"slots": "paper"},
     {"slots": "paper", "prefix_attention": "bidirectional"},
 ]
