@@ -50,6 +50,7 @@ SHAPES = {
     "paper": {"slots": "paper"},
     "bidirectional": {"slots": "paper", "prefix_attention": "bidirectional"},
     "target's encoder": {"encoder": "target", "previous_token_rank": 3},
+    "first fed": {"feeds_first": True, "slot_attention": "causal", "previous_token_rank": 3},
     "masks": {"masks": True},
 }
 
