@@ -145,7 +145,14 @@ def test_sampled_rows_do_not_depend_on_how_many_are_decoded_at_once(assistant):
     assert torch.equal(sample(2), sample(1))
 
 
-@pytest.mark.parametrize("shape", [{}, {"encoder": "target", "output_tokens": 30}])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"encoder": "target", "output_tokens": 30},
+        {"slot_attention": "causal", "feeds_first": True, "slot_weights": "own"},
+    ],
+)
 def test_an_exported_spec_drafter_equals_greedy_generate(tmp_path, shape):
     target = tiny_model("marian")
     drafter = save_spec_drafter(tmp_path / "drafter", target, tmp_path, **shape)
