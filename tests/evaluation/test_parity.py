@@ -21,7 +21,7 @@ from drafttrain.decoding.trees.verifiers import RecursiveRejection
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import RejectionSampling
 from drafttrain.evaluation.options import EvaluationOptions
-from drafttrain.evaluation.parity import compare_draws, draw_bound
+from drafttrain.evaluation.parity import compare_draws, draw_bound, tie_bound
 from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.evaluation.report import Parity
 from drafttrain.evaluation.runner import decode_by, make_waves
@@ -102,6 +102,12 @@ def test_an_engine_that_is_wrong_in_batches_is_found_out(kind, batch_size):
     model = Shaky(tiny_model("llama").float(), 1e-2)
     parity = compare(model, method_of(kind, "llama", torch.float32), batch_size, repeated=8)
     assert parity.unexplained > 0 and not parity.holds
+
+
+def test_ties_are_as_coarse_as_the_targets_type():
+    assert tie_bound(torch.float32, [20.0, -31.0]) == tie_bound(torch.bfloat16, []) == 1e-4
+    assert tie_bound(torch.bfloat16, [3.0, -20.0]) == 2 * 2**-7 * 20
+    assert tie_bound(torch.float16, [20.0]) == 2 * 2**-10 * 20
 
 
 def test_a_difference_that_is_not_seen_again_is_not_explained():
