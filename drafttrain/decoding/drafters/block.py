@@ -67,6 +67,7 @@ class BlockDrafter:
             embed=embed,
             cross_layers=config.cross_layers,
             pooling=config.source_pooling,
+            apart=config.feeds_first,
         )
         self.link = link_of(model) if self.linked else None
         ends = model.config.eos_token_id

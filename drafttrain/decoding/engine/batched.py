@@ -19,6 +19,7 @@ from drafttrain.decoding.engine.compiling import enlist
 from drafttrain.decoding.engine.encoding import Encode, encoder_of
 from drafttrain.decoding.engine.families import read_stack
 from drafttrain.decoding.engine.pool import Line, Pool
+from drafttrain.decoding.engine.products import one_side
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.stack import Rotations, Rows, Stack, run_stack
 from drafttrain.decoding.inference import without_gradients
@@ -45,7 +46,8 @@ class Batched:
     whose keys and values of cross-attention its own layers have, where sources bring them along.
     pooling: encoder states that cross-attention reads as one, their mean. prompt_layers: layers of
     the target whose keys and values of the prompt sources bring along; its own cache begins with
-    them. embeds: feeds bring along what is fed (`Feed.embedded`).
+    them. embeds: feeds bring along what is fed (`Feed.embedded`). apart: no call feeds tokens and
+    slots, which have weights of their own; each is then a stack that multiplies with its own alone.
     """
 
     takes_branches = True
@@ -61,8 +63,16 @@ class Batched:
         pooling: int = 1,
         prompt_layers: Sequence[int] = (),
         embeds: bool = False,
+        apart: bool = False,
     ) -> None:
         self.stack = stack
+        self._sides: dict[bool, Stack] = {}
+        """The stack of tokens and the one of slots, by whether it is that of slots; none where one
+        is for all."""
+        if apart and stack.slot_id is not None:
+            tokens = replace(one_side(stack, False), slot_id=None)
+            self._sides = {False: tokens, True: one_side(stack, True)}
+        self._compiled_sides: dict[bool, CompiledStep] = {}
         self.device = stack.device
         self.pool: Pool | None = None
         self._encode, self._embed = encode, embed
@@ -99,6 +109,12 @@ class Batched:
         """Compile the calls of one sequence (`compile_calls`); a line that says what came of it."""
         self._rotate_up_to(1)
         given = (self._rotations, self._limit, self._embeds or self._embed is not None)
+        if self._sides:
+            told = []
+            for slots, side in self._sides.items():
+                step = self._compiled_sides[slots] = CompiledStep(side, *given)
+                told.append(f"{'slots' if slots else 'tokens'} of a {step.prepare(how)}")
+            return "; ".join(told)
         self.compiled = CompiledStep(self.stack, *given)
         return self.compiled.prepare(how)
 
@@ -202,13 +218,13 @@ class Batched:
         embedded = None if self._embed is None else self._embed(feeds, rows.ids, rows.positions)
         if self._embeds:
             embedded = pad_sequence([feed.embedded for feed in feeds], batch_first=True)
-        hidden = None
-        if self.compiled is not None and len(feeds) == 1:
-            hidden = self.compiled(rows, self.pool, self._rotations, embedded, kept)
+        hidden, (stack, compiled) = None, self._side(feeds)
+        if compiled is not None and len(feeds) == 1:
+            hidden = compiled(rows, self.pool, self._rotations, embedded, kept)
         if hidden is None:
             cache = self.pool.columns(lines, total)
             memory = self.pool.memory(lines, numbers)
-            hidden = run_stack(self.stack, rows, cache, self._rotations, memory, embedded, kept)
+            hidden = run_stack(stack, rows, cache, self._rotations, memory, embedded, kept)
             if not together:
                 self._write_back(lines, rows.columns, cache)
         logits = self.stack.logits(_asked(hidden, feeds, sizes))
@@ -223,6 +239,13 @@ class Batched:
                 zip(logits.split([feed.rows for feed in feeds]), sizes, strict=True)
             )
         ]
+
+    def _side(self, feeds: Sequence[Feed]) -> tuple[Stack, CompiledStep | None]:
+        """What runs a call, and what runs it compiled."""
+        if not self._sides:
+            return self.stack, self.compiled
+        slots = self.stack.is_slot(feeds[0].tokens[0])
+        return self._sides[slots], self._compiled_sides.get(slots)
 
     def _rows(
         self, feeds: Sequence[Feed], starts: list[int], sizes: list[int], total: int, lines

@@ -9,8 +9,10 @@ when it is first needed.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -109,6 +111,20 @@ class Forked:
 
 
 Product = Linear | Forked
+
+
+def one_side(part: Any, slots: bool) -> Any:
+    """The same layers, dataclasses and lists of them, whose forked products are those of slots
+    alone, or of tokens alone."""
+    if isinstance(part, Forked):
+        return part.slots if slots else part.tokens
+    if isinstance(part, list):
+        return [one_side(one, slots) for one in part]
+    if dataclasses.is_dataclass(part):
+        values = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+        changed = {name: one_side(value, slots) for name, value in values.items()}
+        return dataclasses.replace(part, **changed)
+    return part
 
 
 def multiply(product: Product, x: Tensor, slots: Tensor | int | None) -> Tensor:

@@ -158,6 +158,10 @@ class Stack:
     def device(self) -> torch.device:
         return self.embedding.device
 
+    def is_slot(self, token: int) -> bool:
+        """Whether it is fed with the weights of slots."""
+        return token == self.slot_id or token >= len(self.embedding)
+
     def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Tokens where they stand. Shapes: [B, N] -> [B, N, D]."""
         if self.slot_id is not None:

@@ -83,6 +83,7 @@ def decode_compiled(model: PreTrainedModel, name: str) -> list[list[int]]:
     ("family", "name", "layers"),
     [
         ("marian", "soft copy", {"decoder_layers": 1}),
+        ("marian", "own weights, first fed", {"decoder_layers": 1}),
         ("t5", "plain", {"num_decoder_layers": 1}),
         ("llama", "opt-tree", {"num_hidden_layers": 1}),
     ],
