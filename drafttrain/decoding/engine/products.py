@@ -1,10 +1,11 @@
 """Products of a few rows with large weights, which is what a round of decoding is made of.
 
 On a CPU two layouts of a matrix are used. In float32 a row or two is read fastest from weights that
-lie along their longer side (`models/layout.py`); from three rows on oneDNN's packed layout is up to
-three times as fast as a plain product (benchmarks/few_rows.py). In bfloat16, where the processor
-has products of it, the packed layout is the faster one for any number of rows. It is a copy, made
-when it is first needed.
+lie along their longer side (`models/layout.py`); for more rows oneDNN's packed layout is up to
+three times as fast as a plain product, or slower: from how many rows on depends on the processor
+and on the matrix (benchmarks/few_rows.py), so both are timed once for each size. In bfloat16, where
+the processor has products of it, the packed layout is the faster one for any number of rows. It is
+a copy, made when it is first needed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -19,7 +22,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 FEW = {torch.float32: 2, torch.bfloat16: 0}
-"""Rows up to which the plain product is the fastest, of the types that are packed."""
+"""Rows up to which the plain product is the fastest on every processor, of the types that are
+packed."""
+TIMED = {torch.float32: (4, 8, 16), torch.bfloat16: ()}
+"""Rows that both are timed with, where it depends on the processor; the plain product is taken up
+to the last of them, from the first on, for which it is the faster one, and never for more."""
+TIMED_UP_TO = 2**22
+"""Most numbers of a matrix that is timed: copies of output layers take long to make."""
+TIMINGS = 5
+"""Of each, in turn; the shortest counts."""
+ELSEWHERE = 2**21
+"""Numbers that are read before each timing, so that weights come from where they do in a model:
+not from the caches nearest to the processor."""
 LARGE = 2**16
 """Least numbers of a matrix that is packed."""
 PACKED_FOR = 8
@@ -40,7 +54,7 @@ class Linear:
     Shapes: weight [out, in], bias [out] or None.
     """
 
-    __slots__ = ("bias", "more", "packed", "packs", "weight")
+    __slots__ = ("bias", "few", "more", "packed", "packs", "weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight, self.bias = weight, bias
@@ -49,6 +63,8 @@ class Linear:
         """The matrix as oneDNN has it, once it was needed."""
         large = weight.device.type == "cpu" and weight.numel() >= LARGE
         self.packs = large and weight.dtype in PACKED_TYPES
+        self.few = FEW[weight.dtype] if self.packs else 0
+        """Rows up to which the plain product is taken; known once more were multiplied."""
 
     @staticmethod
     def side_by_side(parts: Sequence[Linear]) -> Linear:
@@ -74,12 +90,59 @@ class Linear:
         return self._own(x)
 
     def _own(self, x: Tensor) -> Tensor:
-        if not self.packs or x.numel() <= FEW[self.dtype] * x.shape[-1]:
+        if not self.packs or x.numel() <= self.few * x.shape[-1]:
             return F.linear(x, self.weight, self.bias)
         if self.packed is None:
-            rows = self.weight.contiguous()
-            self.packed = torch.ops.mkldnn._reorder_linear_weight(rows, PACKED_FOR)
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+            strides = tuple(self.weight.stride())
+            shape = tuple(self.weight.shape)
+            self.few = rows_of_plain(shape, strides, self.dtype, torch.get_num_threads())
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(
+                self.weight.contiguous(), PACKED_FOR
+            )
+            return self._own(x)
+        return by_packed(x, self.packed, self.bias)
+
+
+def by_packed(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+
+
+@cache
+def rows_of_plain(
+    shape: tuple[int, int], strides: tuple[int, int], dtype: torch.dtype, threads: int
+) -> int:
+    """Rows up to which the plain product with a matrix that lies so is the faster one here, timed
+    with one made up."""
+    if not TIMED[dtype] or shape[0] * shape[1] > TIMED_UP_TO:
+        return FEW[dtype]
+    weight = torch.empty_strided(shape, strides, dtype=dtype).fill_(1)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR)
+    elsewhere = torch.ones(ELSEWHERE)
+    plain_seconds, packed_seconds = [], []
+    for rows in TIMED[dtype]:
+        x = torch.ones(rows, shape[1], dtype=dtype)
+        shortest = [float("inf")] * 2
+        for _ in range(TIMINGS):
+            for way in range(2):
+                elsewhere.sum()
+                began = perf_counter()
+                _ = by_packed(x, packed, None) if way else F.linear(x, weight)
+                shortest[way] = min(shortest[way], perf_counter() - began)
+        plain_seconds.append(shortest[0])
+        packed_seconds.append(shortest[1])
+    return crossover(TIMED[dtype], plain_seconds, packed_seconds, FEW[dtype])
+
+
+def crossover(
+    rows: Sequence[int], plain: Sequence[float], packed: Sequence[float], few: int
+) -> int:
+    """The last of these numbers of rows before the first for which the packed layout is no slower;
+    `few` where there is none. Shapes: [N] each."""
+    for count, one, other in zip(rows, plain, packed, strict=True):
+        if other <= one:
+            break
+        few = count
+    return few
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from drafttrain.decoding.engine.products import LARGE, Linear
+from drafttrain.decoding.engine import products
+from drafttrain.decoding.engine.products import LARGE, Linear, crossover
 from tests.comparing import close
 
 SIZES = (320, 256)
@@ -26,6 +28,41 @@ def test_packed_weights_give_the_plain_product(rows: int, biased: bool) -> None:
             found = layer(x[:1] if rows == 1 else x)
         close(found.double(), expected[: len(found)], 1e-4)
         assert (layer.packed is not None) == (ONEDNN and rows > 1)
+
+
+@pytest.mark.parametrize("few", [2, 8])
+def test_as_many_rows_as_the_processor_says_are_multiplied_plainly(few, monkeypatch) -> None:
+    monkeypatch.setattr(products, "rows_of_plain", lambda *_: few)
+    ways, plain = [], F.linear
+    monkeypatch.setattr(F, "linear", lambda *given: ways.append("plain") or plain(*given))
+    torch.manual_seed(0)
+    layer = Linear(torch.randn(SIZES))
+    with torch.inference_mode():
+        for rows in (2, 3, 8, 9):
+            x = torch.randn(1, rows, SIZES[1])
+            ways.append(rows)
+            close(layer(x).double(), (x.double() @ layer.weight.double().t()), 1e-4)
+    packed = {2: [2, "plain", 3, 8, 9], 8: [2, "plain", 3, "plain", 8, "plain", 9]}
+    if ONEDNN:
+        assert ways == packed[few]
+
+
+def test_the_plain_product_is_taken_up_to_where_it_is_slower() -> None:
+    rows, plain = (4, 8, 16), [1.0, 2.0, 3.0]
+    assert crossover(rows, plain, [0.9, 3.0, 4.0], 2) == 2
+    assert crossover(rows, plain, [1.1, 2.0, 4.0], 2) == 4
+    assert crossover(rows, plain, [1.1, 2.1, 3.1], 2) == 16
+    assert crossover((), [], [], 0) == 0
+
+
+@pytest.mark.skipif(not ONEDNN, reason="this torch has no oneDNN to time")
+def test_a_size_is_timed_once() -> None:
+    products.rows_of_plain.cache_clear()
+    for _ in range(2):
+        found = products.rows_of_plain(SIZES, (SIZES[1], 1), torch.float32, 1)
+        assert found in (2, 4, 8, 16)
+    assert products.rows_of_plain.cache_info().misses == 1
+    assert products.rows_of_plain(SIZES, (SIZES[1], 1), torch.bfloat16, 1) == 0
 
 
 @pytest.mark.parametrize("rows", [1, 6])
