@@ -33,7 +33,7 @@ from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from tests.comparing import close
-from tests.decoding.drafters.toy_blocks import toy_drafter
+from tests.decoding.drafters.toy_blocks import CONVENTIONS, toy_drafter
 from tests.decoding.drafters.watched import Watched
 from tests.decoding.engine.fresh import close_caches, fresh
 from tests.decoding.enumeration import alone_and_together, enumerate_output, replaced
@@ -116,7 +116,11 @@ def test_several_drafters_side_by_side_are_exact():
         assert distance(law, expected) < 1e-12
 
 
-SLOTS = {"plain": {"slots": "anchored"}, "coupled": {"slots": "paper", "previous_token_rank": 3}}
+SLOTS = {
+    "plain": {"slots": "anchored"},
+    "coupled": {"slots": "paper", "previous_token_rank": 3},
+    "first fed": CONVENTIONS["first fed, coupled"],
+}
 
 
 @pytest.mark.parametrize("settings", SLOTS.values(), ids=SLOTS.keys())
