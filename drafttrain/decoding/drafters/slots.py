@@ -129,12 +129,19 @@ def probs_along(
     return found
 
 
-def slots_to_draft(stop: StopPolicy, logits: Tensor, hidden: Tensor | None = None) -> int:
-    """How many slots of a block a stop policy drafts. Shapes: logits [K, V], hidden [K, D]."""
+def slots_to_draft(
+    stop: StopPolicy, logits: Tensor, hidden: Tensor | None = None, later: bool = True
+) -> int:
+    """How many slots of a block a stop policy drafts. Shapes: logits [K, V], hidden [K, D].
+
+    later: whether it is shown the states behind the slot it is asked about; not where they depend
+    on that slot's token, which it must not see.
+    """
     rows, states = logits.unbind(), () if hidden is None else hidden.unbind()
     notes: dict[str, list[float]] = {}
     for depth in range(len(rows)):
-        if not stop.should_draft(DraftState(depth, rows[: depth + 1], states, notes)):
+        shown = states if later else states[: depth + 1]
+        if not stop.should_draft(DraftState(depth, rows[: depth + 1], shown, notes)):
             return depth
     return len(rows)
 
@@ -156,7 +163,7 @@ def chain_of_slots(
     """
     if len(logits) == 0:
         return Proposal.empty()
-    count = slots_to_draft(stop, logits, hidden)
+    count = slots_to_draft(stop, logits, hidden, later=first is None)
     if count == 0:
         return Proposal.chain(torch.empty(0, dtype=torch.long), hidden=hidden)
     logits = logits[:count]
@@ -207,7 +214,8 @@ def linked_chain(
     for depth in range(len(states)):
         [after], best = candidates.after(depth, previous), candidates.tokens[0, depth]
         known[depth] = known[depth].index_copy(0, best, after.to(logits.dtype))
-        if not stop.should_draft(DraftState(depth, known[: depth + 1], states, notes)):
+        shown = states if first is None else states[: depth + 1]
+        if not stop.should_draft(DraftState(depth, known[: depth + 1], shown, notes)):
             break
         row = warp(known[depth], sampling)
         begun = first if depth == 0 else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from drafttrain.config.stops import STOPS
 from drafttrain.decoding.drafters import candidates
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.block_along import predict_blocks
@@ -12,10 +13,11 @@ from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.roles import StopPolicy
 from drafttrain.decoding.sampling import SampledRandomness, warp
 from drafttrain.decoding.shared import alone
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import Sampling
+from drafttrain.decoding.types import DraftState, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.evaluation.teacher_forced import replay_rounds
 from tests.decoding.drafters.toy_blocks import CONVENTIONS, toy_drafter
@@ -55,6 +57,23 @@ def test_sampling_from_slots_follows_the_target_exactly(
     expected = autoregressive_law(target, sampling, 3)
     assert total_variation(law, expected) < 1e-12
     assert max(abs(law[x] - expected[x]) for x in expected) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["anchored, coupled", "first fed", "first fed, coupled"])
+def test_a_policy_that_looks_at_every_state_it_is_shown_is_exact(name: str) -> None:
+    """States that depend on a token are not shown before it is decided about."""
+
+    def looks(state: DraftState, digits: float) -> bool:
+        return int(state.hidden[-1].sum() * 10**digits) % 2 == 0  # as good as a coin of its own
+
+    for digits in (2.0, 3.0, 4.0):
+        target, drafter = ToyTarget(vocabulary=4, seed=1), toy_drafter(**CONVENTIONS[name])
+        stop = StopPolicy(STOPS["head"], looks, digits, 3, "slot")
+        sampling = Sampling(temperature=1.0, top_k=3)
+        decoder = Decoder(target, drafter, stop, RejectionSampling(), sampling, replaced)
+        law = enumerate_output(decoder, toys_together(toy_source, 1), 3)
+        expected = autoregressive_law(target, sampling, 3)
+        assert total_variation(law, expected) < 1e-12
 
 
 @pytest.mark.parametrize("settings", CONVENTIONS.values(), ids=CONVENTIONS.keys())
