@@ -64,7 +64,8 @@ class Linear:
         large = weight.device.type == "cpu" and weight.numel() >= LARGE
         self.packs = large and weight.dtype in PACKED_TYPES
         self.few = FEW[weight.dtype] if self.packs else 0
-        """Rows up to which the plain product is taken; known once more were multiplied."""
+        """Rows up to which the plain product is taken; timed when there are more for the first time.
+        """
 
     @staticmethod
     def side_by_side(parts: Sequence[Linear]) -> Linear:
@@ -93,14 +94,17 @@ class Linear:
         if not self.packs or x.numel() <= self.few * x.shape[-1]:
             return F.linear(x, self.weight, self.bias)
         if self.packed is None:
-            strides = tuple(self.weight.stride())
-            shape = tuple(self.weight.shape)
-            self.few = rows_of_plain(shape, strides, self.dtype, torch.get_num_threads())
-            self.packed = torch.ops.mkldnn._reorder_linear_weight(
-                self.weight.contiguous(), PACKED_FOR
-            )
-            return self._own(x)
+            laid_out = tuple(self.weight.shape), tuple(self.weight.stride())
+            self.few = rows_of_plain(*laid_out, self.dtype, torch.get_num_threads())
+            if x.numel() <= self.few * x.shape[-1]:
+                return F.linear(x, self.weight, self.bias)
+            self.packed = pack(self.weight)
         return by_packed(x, self.packed, self.bias)
+
+
+def pack(weight: Tensor) -> Tensor:
+    """A copy in oneDNN's layout."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR)
 
 
 def by_packed(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
@@ -116,7 +120,7 @@ def rows_of_plain(
     if not TIMED[dtype] or shape[0] * shape[1] > TIMED_UP_TO:
         return FEW[dtype]
     weight = torch.empty_strided(shape, strides, dtype=dtype).fill_(1)
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR)
+    packed = pack(weight)
     elsewhere = torch.ones(ELSEWHERE)
     plain_seconds, packed_seconds = [], []
     for rows in TIMED[dtype]:
