@@ -64,8 +64,7 @@ class Linear:
         large = weight.device.type == "cpu" and weight.numel() >= LARGE
         self.packs = large and weight.dtype in PACKED_TYPES
         self.few = FEW[weight.dtype] if self.packs else 0
-        """Rows up to which the plain product is taken; timed when there are more for the first time.
-        """
+        """Rows up to which the plain product is taken; timed when more come for the first time."""
 
     @staticmethod
     def side_by_side(parts: Sequence[Linear]) -> Linear:
