@@ -55,7 +55,7 @@ def drawn_state(hidden: Tensor, logits: Tensor, token: int) -> Tensor:
     """The `drawn` state of one token: drafting works it out before each next one.
 
     On the CPU by NumPy on the tensors' own memory, since at this size calls are all that counts,
-    and there they cost a quarter. Shapes: hidden [D], logits [V] -> [D + ROW_FEATURES].
+    and there they cost less. Shapes: hidden [D], logits [V] -> [D + ROW_FEATURES].
     """
     if logits.device.type != "cpu" or logits.dtype not in (torch.float32, torch.float64):
         return drawn_states(hidden[None], logits[None], torch.tensor([token]))[0]

@@ -81,6 +81,12 @@ SLOTS: dict[str, Make] = {
         "paper": {"slots": "paper"},
         "bidirectional": {"slots": "paper", "prefix_attention": "bidirectional"},
         "soft copy": {"soft_copy": True, "slots": "paper"},
+        "soft copy, first fed": {
+            "soft_copy": True,
+            "slot_attention": "causal",
+            "feeds_first": True,
+            "slot_weights": "own",
+        },
     }.items()
 }
 SLOTS |= {

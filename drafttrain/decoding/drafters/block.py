@@ -87,6 +87,7 @@ class BlockDrafter:
         model, sources = self.model, [feed.state.source for feed in feeds]
         ids, mask = pad_texts(sources, model.config.pad_token_id, self.engine.device)
         memory = Memory([], mask.bool()[:, None, None], model.copied_source(ids))
+        tokens = tokens % model.config.embedding_rows  # one in a slot (`Stack.slot_id`)
         copied = model.copy_source(model.embed(tokens), tokens, positions, memory)
         return model.decoder.start(copied, positions)
 

@@ -145,7 +145,7 @@ class Candidates:
 
     def _likeliest_chain(self, previous: int) -> list[int]:
         """`likeliest_chains` of one sequence, by NumPy: of products so small calls are most of the
-        time, and there they cost a third."""
+        time, and there they cost a quarter."""
         tokens, scores = self.tokens[0].numpy(), self._scores[0].numpy()
         directions, from_hidden = self._directions[0].numpy(), self._from_hidden[0].numpy()
         features, drafted = self._features.numpy(), []
