@@ -109,7 +109,7 @@ class TwoPasses(BlockSession):
         """States of the slots, with the kept tokens in their masks' place. Shapes: -> [K, D]."""
         own = slice(None, -1) if self.anchored else slice(None)
         slot_ids = torch.where(kept, drafted, self.model.config.mask_id)[own].tolist()
-        asked = (self.state, self.prefix_of(tokens), slot_ids)
+        asked = (self.state, self.prefix_of(tokens), slot_ids, self.said)
         again = yield Call(self.drafter.slots_all, asked)
         return torch.cat((hidden[:1], again[1:])) if self.anchored else again
 

@@ -35,7 +35,10 @@ from drafttrain.data.distill.recipe_rows import (
 from drafttrain.data.encoded import EncodedExamples, heard_examples, text_encoding
 from drafttrain.data.encodings import encoded_bytes
 from drafttrain.decoding.drafters.block_along import predict_blocks
+from drafttrain.decoding.engine.sources import make_source
+from drafttrain.decoding.engine.teacher_forcing import states_before
 from drafttrain.evaluation.teacher_forced import BlockValidation
+from drafttrain.models.drafters import reads_states
 from drafttrain.models.identity import hash_target
 from drafttrain.models.loading import LoadedTarget, check_seq2seq, load_target, load_tokenizer
 from drafttrain.models.spec_drafter.families import FAMILIES
@@ -66,7 +69,7 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
     rows, held_out = distilled_rows(settings, target, open_decoder)
     torch.manual_seed(settings.train.seed)
     drafter_config.untied_output = has_own_output(target.model)
-    if drafter_config.encoder == "target":
+    if reads_states(drafter_config):
         of_it = {"weights_sha256": hash_target(target.model), "hears": hears(target_config)}
         drafter_config.target |= of_it
     drafter = SpecDrafter(drafter_config)
@@ -117,7 +120,8 @@ def make_task(
     """The target is kept only where its distributions or its encoder are looked at."""
     choose_draftable(drafter, rows)
     collate = SlotCollator(drafter.config, settings.objective.blocks, settings.train.seed)
-    teacher = target.model if settings.objective.total_variation > 0 else None
+    asked = settings.objective.total_variation > 0 or settings.drafter.target_states
+    teacher = target.model if asked else None
     if settings.objective.freeze_embeddings:
         freeze_embeddings(drafter)
     objective = MaskPredict(drafter, settings.objective, teacher)
@@ -151,9 +155,13 @@ def examples_for(
 def blocks_along(objective: MaskPredict, example: Example) -> Tensor:
     """What validation compares with the output."""
     encoded, ids = example.encoded, torch.tensor(example.source_ids)
-    output = torch.tensor(example.target_ids)
+    output, before = torch.tensor(example.target_ids), None
     source = ids if encoded is None else encoded
-    return predict_blocks(objective.model, source, output, example.given_ids)
+    if objective.model.config.state_width is not None:
+        teacher = objective.teacher.on(objective.model.device)
+        read = make_source(example.source_ids, teacher, example.given_ids)
+        before = states_before(teacher, [replace(read, encoded=encoded)], [example.target_ids])[0]
+    return predict_blocks(objective.model, source, output, example.given_ids, before)
 
 
 def freeze_embeddings(drafter: SpecDrafter) -> None:

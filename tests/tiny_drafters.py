@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from drafttrain.build.drafters import make_drafter
 from drafttrain.config.recipes import DrafterConfig
+from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.parallel import ParallelDrafter
 from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig
 from drafttrain.models.language_models import layer_stem, shallow_config, take_layers
@@ -37,6 +38,17 @@ def tiny_drafter(family: str = "marian", parts: str = "both", **settings) -> Spe
     drafter = SpecDrafter(config).double().eval()
     initialise(drafter, target, parts)
     return drafter
+
+
+def fed_states(target: PreTrainedModel, family: str = "marian", **settings) -> BlockDrafter:
+    """A Spec-Drafter that is fed the target's states, with a noisy start."""
+    drafter = tiny_drafter(family, target_states=True, **settings)
+    torch.manual_seed(4)
+    for name, parameter in drafter.named_parameters():
+        if parameter.requires_grad:  # cross-attention may be the target's
+            own = 0.3 if name == "of_state.weight" else 0.02
+            parameter.data += own * torch.randn_like(parameter)
+    return make_drafter(drafter, target)
 
 
 def block_heads(k: int = 4, std: float | None = 0.5, **settings) -> BlockHeads:

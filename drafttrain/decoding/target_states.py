@@ -28,11 +28,8 @@ class TargetRequirements:
     context_layers: tuple[int, ...] = ()
     """Decoder layers whose keys and values of all that is verified its own cache has: target states
     then have them at hand."""
-
-    @property
-    def first_row(self) -> bool:
-        """Whether nothing is drafted before the target's first call."""
-        return bool(self.layers or self.prompt_layers or self.context_layers)
+    first_row: bool = False
+    """Whether nothing is drafted before the target's first call."""
 
     @staticmethod
     def union(parts: Iterable[TargetRequirements]) -> TargetRequirements:
@@ -44,7 +41,8 @@ class TargetRequirements:
         contexts = sorted({layer for part in parts for layer in part.context_layers})
         encoder = any(part.encoder for part in parts)
         found = (tuple(crossing), tuple(prompts), tuple(contexts))
-        return TargetRequirements(tuple(layers), encoder, *found)
+        waits = any(part.first_row for part in parts)
+        return TargetRequirements(tuple(layers), encoder, *found, waits)
 
 
 class VerifiedColumns(Protocol):

@@ -151,9 +151,10 @@ def check_fit(
             f"{kind.words} for this target, or give the target it was trained on"
         )
     width = state_size(target, "token")
-    if kind.reads_target and drafter.hidden_size != width:
+    reads = drafter.hidden_size if kind.reads_target else getattr(drafter, "state_width", None)
+    if reads not in (None, width):
         raise ConfigError(
-            f"{drafter_name} ({kind.words}) reads {drafter.hidden_size} numbers a token, but the "
+            f"{drafter_name} ({kind.words}) reads {reads} numbers a token, but the "
             f"last hidden state of {target_name} has {width}; train {kind.words} for this target, "
             "or give the target they were trained on"
         )
@@ -241,7 +242,8 @@ def load_drafter(
 def reads_states(drafter: PretrainedConfig) -> bool:
     """Whether it drafts from states of the target that it was trained on, and of no other."""
     reads = kind_of(drafter).reads_target or reads_encoder(drafter)
-    return reads or bool(prompt_layers(drafter))
+    fed = getattr(drafter, "state_width", None) is not None
+    return reads or fed or bool(prompt_layers(drafter))
 
 
 def reads_encoder(drafter: PretrainedConfig) -> bool:

@@ -21,7 +21,7 @@ class Objective(Protocol[B]):
 
     The loop calls it on every batch, adds the sums up over accumulation steps and processes, and
     divides the loss by the weight once. In eval mode (validation) it neither smooths nor glances
-    nor asks its teacher, but for what a measure asks of it by name.
+    nor asks its teacher, but for what a measure asks of it by name and for what a drafter is fed.
     """
 
     model: nn.Module

@@ -29,6 +29,8 @@ from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
 
 START, EOS = 0, 1
+TARGET_WIDTH = 3
+"""Numbers of a `ToyTarget`'s hidden state."""
 
 
 class LogitsTable:
@@ -65,10 +67,14 @@ class ToyState(list):
 
 
 class ToyTarget(OneByOne):
-    """Scores trees from a table. A state is the tokens that `keep` left in the cache."""
+    """Scores trees from a table. A state is the tokens that `keep` left in the cache.
+
+    Hidden states are of a table too, so that drafts depend on which one a drafter is shown.
+    """
 
     def __init__(self, seed: int, vocabulary: int = 3, excluded: float = 0.0) -> None:
         self.table = LogitsTable(seed, vocabulary, excluded)
+        self.hidden = LogitsTable(seed + 2000, TARGET_WIDTH)
         self.eos_ids = frozenset([EOS])
 
     def check_branches(self) -> None:
@@ -102,7 +108,8 @@ class ToyTarget(OneByOne):
             rows = [self.table[path] for path in paths]
             state += proposal.tokens.tolist()
             state.append(-1 - len(proposal.tokens))  # how many of the last are drafts
-            scores.append(StepOutput(torch.stack(rows), torch.zeros(len(rows), 1)))
+            hidden = torch.stack([self.hidden[path] for path in paths])
+            scores.append(StepOutput(torch.stack(rows), hidden))
         return scores
 
     def keep(self, state: ToyState, path: Tensor) -> None:

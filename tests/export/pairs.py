@@ -16,6 +16,7 @@ from drafttrain.export.provenance import Provenance
 from drafttrain.export.reload import compare
 from drafttrain.export.verify import Check
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
+from drafttrain.models.drafters import reads_states
 from drafttrain.models.identity import hash_target, hash_weights
 from drafttrain.models.spec_drafter.initialise import initialise
 from drafttrain.models.spec_drafter.model import SpecDrafter
@@ -83,7 +84,7 @@ def save_spec_drafter(
     """A Spec-Drafter that starts from the target, which lies at `path`."""
     config = make_config(target.config, DrafterConfig(k=k, decoder_layers=2, **shape), 3)
     config.target = {"path": str(path)}
-    if config.encoder == "target":
+    if reads_states(config):
         config.target |= {"weights_sha256": hash_target(target), "hears": hears(target.config)}
     drafter = SpecDrafter(config)
     initialise(drafter, target, "both")

@@ -151,6 +151,7 @@ def test_sampled_rows_do_not_depend_on_how_many_are_decoded_at_once(assistant):
         {},
         {"encoder": "target", "output_tokens": 30},
         {"slot_attention": "causal", "feeds_first": True, "slot_weights": "own"},
+        {"target_states": True},
     ],
 )
 def test_an_exported_spec_drafter_equals_greedy_generate(tmp_path, shape):

@@ -27,6 +27,8 @@ class SlotBatch(Batch):
     """[B, A, M] uniform numbers that choose which slots glancing reveals."""
     targets: Tensor
     """[B, L] whole outputs, padded with 0; what decoding starts from stands in front."""
+    given: Tensor
+    """[B] how many tokens of each decoding starts from, behind the decoder start token."""
     encoded: Tensor | None = None
     """[B, S, E] what the target's encoder made of the sources, for drafters that read that."""
 
@@ -73,7 +75,8 @@ class SlotCollator:
         mask, encoded = padding_mask(source_lengths), None
         if self.config.encoder == "target":
             encoded, mask = pad_encoded(examples)
-        return SlotBatch(input_ids, mask, layout, torch.from_numpy(priority), targets, encoded)
+        numbers = torch.from_numpy(priority)
+        return SlotBatch(input_ids, mask, layout, numbers, targets, given, encoded)
 
     @property
     def _leaves_out(self) -> bool:

@@ -61,7 +61,9 @@ class BehindStatesDrafter:
         self.position_limit = position_limit(target.config)
         """Most tokens that can be fed; None = no limit."""
         self.requires = TargetRequirements(
-            tuple(config.state_layers), context_layers=tuple(config.context_layers)
+            tuple(config.state_layers),
+            context_layers=tuple(config.context_layers),
+            first_row=True,
         )
         ends = target.generation_config.eos_token_id
         self.eos_ids = frozenset([ends] if isinstance(ends, int) else ends or ())

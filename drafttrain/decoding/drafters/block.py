@@ -4,15 +4,22 @@ Greedy decoding proposes the arg-max of every slot, a point mass. Under sampling
 from its own slot's row: given the accepted prefix that is the distribution it follows, so rejection
 sampling stays lossless. With previous-token features, slot i's row is computed from the token drawn
 for slot i - 1 and is again just what the token is drawn from.
+
+A drafter that is fed the target's states (`SpecDrafterConfig.state_width`) is given those of the
+rows that committed tokens came from. They follow from committed tokens alone, so what is drafted
+from them is as lossless as any draft.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from drafttrain.config.kinds import DrawKind, Evidence
@@ -25,10 +32,11 @@ from drafttrain.decoding.engine.encoding import Encode, TextEncoder, given_encod
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.sources import check_length
 from drafttrain.decoding.engine.spec_drafter import read_drafter
+from drafttrain.decoding.engine.teacher_forcing import states_before
 from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.shared import Call, Steps, joined
-from drafttrain.decoding.target_states import TargetRequirements
+from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.models.layout import store_column_major
 from drafttrain.models.spec_drafter.model import SpecDrafter
@@ -43,8 +51,8 @@ class BlockDrafter:
     branches = False
     longest_block = None
 
-    def __init__(self, model: SpecDrafter):
-        self.model = model.eval()
+    def __init__(self, model: SpecDrafter, target: PreTrainedModel | None = None):
+        self.model, self.target = model.eval(), target
         store_column_major(model)
         config = model.config
         limit = None if config.positions == "relative" else config.max_positions
@@ -52,13 +60,16 @@ class BlockDrafter:
         self.linked = bool(config.previous_token_rank)
         self.lengths_differ = config.slot_attention == "bidirectional"
         self.feeds_first = config.feeds_first
-        embed = self._embed if config.soft_copy else None
+        self.fed_states = config.state_width is not None
+        embed = self._embed if config.soft_copy or self.fed_states else None
         encoder, decoder = read_drafter(model)
         encode: Encode = given_encoding
         if encoder is not None:
             encode = TextEncoder(encoder, config.pad_token_id)
         self.requires = TargetRequirements(
-            encoder=encoder is None, cross_layers=tuple(config.cross_layers or ())
+            layers=(-1,) if self.fed_states else (),
+            encoder=encoder is None,
+            cross_layers=tuple(config.cross_layers or ()),
         )
         self.engine = Batched(
             decoder,
@@ -83,11 +94,17 @@ class BlockDrafter:
         return list(self.project(joined(states)).split([len(own) for own in states]))
 
     def _embed(self, feeds: Sequence[Feed], tokens: Tensor, positions: Tensor) -> Tensor:
-        """Tokens where they stand, slots softly copied from the source. Shapes: -> [B, N, D]."""
-        model, sources = self.model, [feed.state.source for feed in feeds]
+        """Tokens where they stand, with the target's states or slots softly copied from the source.
+        Shapes: -> [B, N, D]."""
+        model = self.model
+        tokens = tokens % model.config.embedding_rows  # one in a slot (`Stack.slot_id`)
+        if self.fed_states:
+            said = [feed.states for feed in feeds if feed.states is not None]
+            states = pad_sequence(said, batch_first=True) if said else None
+            return model.decoder.start(model.embed(tokens, states), positions)
+        sources = [feed.state.source for feed in feeds]
         ids, mask = pad_texts(sources, model.config.pad_token_id, self.engine.device)
         memory = Memory([], mask.bool()[:, None, None], model.copied_source(ids))
-        tokens = tokens % model.config.embedding_rows  # one in a slot (`Stack.slot_id`)
         copied = model.copy_source(model.embed(tokens), tokens, positions, memory)
         return model.decoder.start(copied, positions)
 
@@ -95,11 +112,14 @@ class BlockDrafter:
         """States with nothing cached; encodes the sources."""
         return self.engine.begin(sources)
 
-    def slots_all(self, asked: Sequence[tuple[SequenceState, Tensor, list[int]]]) -> list[Tensor]:
+    def slots_all(
+        self, asked: Sequence[tuple[SequenceState, Tensor, list[int], Said | None]]
+    ) -> list[Tensor]:
         """Hidden states that predict what follows, before previous-token features: [slots, D] each.
 
-        Of each sequence its state, the tokens of its prefix [P], and what stands in the slots
-        behind it (masks): anchored slots have their first row at the last token of the prefix.
+        Of each sequence its state, the tokens of its prefix [P], what stands in the slots behind it
+        (masks), and what the tokens are fed with: anchored slots have their first row at the last
+        token of the prefix.
 
         Slots are fed as branches: they see the prefix and each other (causal ones those before
         them), and only the prefix stays cached.
@@ -107,7 +127,7 @@ class BlockDrafter:
         config, feeds = self.model.config, []
         anchored, causal = config.slots == "anchored", config.prefix_attention == "causal"
         causal_slots = config.slot_attention == "causal"
-        for state, prefix, slot_ids in asked:
+        for state, prefix, slot_ids, said in asked:
             if not causal:
                 state.forget(0)
             missing = state.align(prefix) if len(prefix) else []
@@ -116,14 +136,15 @@ class BlockDrafter:
             if causal:
                 for row in range(len(ids) if causal_slots else len(missing)):
                     visible[row, state.cached + row + 1 :] = False
-            feeds.append(Feed(state, ids, 0, torch.from_numpy(visible)))
+            states = None if said is None else said.at(state.cached, len(prefix))
+            feeds.append(Feed(state, ids, 0, torch.from_numpy(visible), states=states))
         outputs = self.engine.call(feeds)
-        for state, prefix, _ in asked:
+        for state, prefix, *_ in asked:
             state.settle(len(prefix))
         first = 1 if anchored else 0
         return [
             output.hidden[len(output.hidden) - len(slot_ids) - first :]
-            for output, (*_, slot_ids) in zip(outputs, asked, strict=True)
+            for output, (_, _, slot_ids, _) in zip(outputs, asked, strict=True)
         ]
 
     def behind_first(self, asked: Sequence[tuple[SequenceState, int, int]]) -> list[Tensor]:
@@ -160,7 +181,36 @@ class BlockDrafter:
         self, source: Source, target_ids: Tensor, prefixes: Sequence[int], k: int
     ) -> Iterator[Slots]:
         """The blocks of k slots at some prefix lengths of a known output (`SlotDrafter`)."""
-        return slots_along(self.model, source, target_ids, prefixes, k)
+        before = None
+        if self.fed_states:
+            assert self.target is not None
+            before = states_before(self.target, [source], [target_ids.tolist()])[0]
+        return slots_along(self.model, source, target_ids, prefixes, k, before)
+
+
+@dataclass(frozen=True)
+class Said:
+    """The target's hidden states that tokens were predicted from, which were committed since the
+    sequence's last round."""
+
+    first: int
+    """Place of the first of these tokens, the decoder prefix counted."""
+    states: Tensor
+    """[R, E]"""
+
+    @staticmethod
+    def of(target_state: TargetState, given: int) -> Said:
+        """Those that a target state has, but for tokens that decoding starts from, so many."""
+        states, end = target_state.hidden[-1], target_state.committed
+        first = max(end - len(states), given)
+        return Said(first, states[len(states) - (end - first) :])
+
+    def at(self, start: int, end: int) -> Tensor:
+        """Those of the tokens at places start..end-1; zeros where there is none: before them, and
+        with others' drafts behind them. Shapes: -> [end - start, E]."""
+        known = self.states[max(start - self.first, 0) : max(end - self.first, 0)]
+        before = min(max(self.first - start, 0), end - start)
+        return F.pad(known, (0, 0, before, end - start - before - len(known)))
 
 
 class BlockSession(SlotSession):
@@ -179,6 +229,17 @@ class BlockSession(SlotSession):
             check_length(len(source.input_ids), None)
         self._source = source
         self.state: SequenceState | None = None
+        self.said: Said | None = None
+        self._verified = len(source.prefix)
+        """Tokens, the first ones, whose states are known by now, or will never be."""
+        self._settled = 0
+        """Those of them that have been fed with theirs."""
+
+    def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
+        if self.drafter.fed_states and target_state is not None:
+            self.said = Said.of(target_state, len(self._source.prefix))
+            self._verified = target_state.committed
+        return wanted
 
     def slot_rows(self, tokens: Tensor, slots: int) -> Steps[tuple[Tensor, Tensor]]:
         if not self.model.config.feeds_first:
@@ -214,7 +275,11 @@ class BlockSession(SlotSession):
         """As `BlockDrafter.slots_all`."""
         if self.state is None:
             self.state = yield Call(self.drafter.encode_all, self._source)
-        return (yield Call(self.drafter.slots_all, (self.state, self.prefix_of(tokens), slot_ids)))
+        if self.drafter.fed_states:  # others' drafts were fed with none
+            self.state.forget(min(self.state.cached, self._settled))
+            self._settled = min(self._verified, len(tokens))
+        asked = self.state, self.prefix_of(tokens), slot_ids, self.said
+        return (yield Call(self.drafter.slots_all, asked))
 
     def _rows_behind(
         self, tokens: Tensor, slots: int, choose: Callable[[Tensor], int]
@@ -257,4 +322,4 @@ def link_of(model: SpecDrafter) -> Link:
 
 def open_drafter(model: SpecDrafter, target: PreTrainedModel | None) -> BlockDrafter:
     """What the kind's row opens it with."""
-    return BlockDrafter(model)
+    return BlockDrafter(model, target)

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from drafttrain.decoding.drafters.candidates import best_alone
@@ -18,27 +19,38 @@ from drafttrain.models.spec_drafter.slots import lay_out
 
 @torch.inference_mode()
 def predict_blocks(
-    model: SpecDrafter, source: Tensor, target_ids: Tensor, given: Sequence[int] = ()
+    model: SpecDrafter,
+    source: Tensor,
+    target_ids: Tensor,
+    given: Sequence[int] = (),
+    before: Tensor | None = None,
 ) -> Tensor:
     """Greedy blocks at every prefix length 0..L-1 of a known output, in one pass.
 
     With previous-token features slot i is given y_{i-1}: a slot counts only where all earlier ones
-    were right, so this is what decoding would have drafted there. given: see `block_states`.
-    Shapes: [S] or [S, E], [L] -> [L, k].
+    were right, so this is what decoding would have drafted there. given, before: see
+    `block_states`. Shapes: [S] or [S, E], [L] -> [L, k].
     """
     prefixes = range(len(target_ids))
-    states, previous = block_states(model, source, target_ids, prefixes, model.config.k, given)
+    states, previous = block_states(
+        model, source, target_ids, prefixes, model.config.k, given, before=before
+    )
     return rows_after(model, states, previous).argmax(-1).cpu()
 
 
 @torch.inference_mode()
 def slots_along(
-    model: SpecDrafter, source: Source, target_ids: Tensor, prefixes: Sequence[int], k: int
+    model: SpecDrafter,
+    source: Source,
+    target_ids: Tensor,
+    prefixes: Sequence[int],
+    k: int,
+    before: Tensor | None = None,
 ) -> Iterator[Slots]:
-    """`SlotDrafter.slots_along`, of all blocks at once."""
+    """`SlotDrafter.slots_along`, of all blocks at once. before: see `block_states`."""
     given = source.prefix[1:].tolist()
     read = what_is_read(model, source)
-    states, previous = block_states(model, read, target_ids, prefixes, k, given)
+    states, previous = block_states(model, read, target_ids, prefixes, k, given, before=before)
     known = previous if model.config.previous_token_rank else None
 
     def blocks_of(states: Tensor) -> Slots:
@@ -52,7 +64,7 @@ def slots_along(
     @torch.inference_mode()
     def behind(blocks: Tensor, first: Tensor) -> Slots:
         own = [prefixes[block] for block in blocks.tolist()]
-        found, _ = block_states(model, read, target_ids, own, k, given, first)
+        found, _ = block_states(model, read, target_ids, own, k, given, first, before)
         return blocks_of(states.index_copy(0, blocks, found))
 
     yield blocks_of(states)
@@ -94,14 +106,17 @@ def block_states(
     k: int,
     given: Sequence[int] = (),
     first: Tensor | None = None,
+    before: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The slots of blocks at some prefix lengths of a known output, in one pass.
 
     Hidden states before previous-token features, and the token of the output before each one
     predicted. source: token ids, or what the target's encoder put out, where the drafter reads
     that. given: tokens between the decoder start token and the output. first: what stands in each
-    block's first slot, instead of the output's token, where the first token is fed.
-    Shapes: [S] or [S, E], [L], A prefix lengths in 0..L-1, [A] -> [A, k, D], [A, k].
+    block's first slot, instead of the output's token, where the first token is fed. before: the
+    target's hidden states that the output's tokens were predicted from (`Forced.before`), where the
+    drafter is fed them.
+    Shapes: [S] or [S, E], [L], A prefix lengths in 0..L-1, [A], [L, E] -> [A, k, D], [A, k].
     """
     config, device = copy.copy(model.config), model.embedding.weight.device
     config.k = k
@@ -118,7 +133,12 @@ def block_states(
     layout = lay_out(targets, lengths, starts, config).to(device)
     if first is not None:
         layout.of_blocks(layout.rows.tokens)[0, :, 0] = first.to(device)
-    hidden = model(sources.to(device), None, layout.rows, prefix_rows=layout.prefix_rows)
+    fed_with = None
+    if before is not None:  # none with the start token, what is given, and the output's last token
+        fed_with = F.pad(before[None, :-1].to(device), (0, 0, 1 + len(given), 0))
+    hidden = model(
+        sources.to(device), None, layout.rows, prefix_rows=layout.prefix_rows, states=fed_with
+    )
     previous = layout.previous
     states = layout.of_blocks(hidden).reshape(count, config.mask_rows, config.d_model)
     before = layout.of_blocks(previous).reshape(count, config.mask_rows)

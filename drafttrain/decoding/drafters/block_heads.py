@@ -33,7 +33,7 @@ class BlockHeadsDrafter:
 
     name = "block-heads"
     provides: frozenset[Evidence] = frozenset({"logits"})
-    requires = TargetRequirements(layers=(-1,))
+    requires = TargetRequirements(layers=(-1,), first_row=True)
     branches = False
 
     def __init__(self, heads: BlockHeads, target: PreTrainedModel):

@@ -72,10 +72,12 @@ class CachedModel:
         self._settings: GenerationConfig | None = None  # the model's own, as they are when decoding
         self.eos_ids = _token_ids(model.generation_config.eos_token_id)
         """Tokens that end a sequence."""
+        of_prompt = prompt_layers(model.config)
         self.requires = TargetRequirements(
             encoder=shares_encoder(model.config),
             cross_layers=tuple(cross_layers or ()),
-            prompt_layers=prompt_layers(model.config),
+            prompt_layers=of_prompt,
+            first_row=bool(of_prompt),
         )
         """What it reads of the target, where it drafts for one."""
         own = model.get_output_embeddings().weight.shape[0]

@@ -25,6 +25,8 @@ class Feed:
     """[N] where they stand; None: they are a chain."""
     embedded: Tensor | None = None
     """[N, D] what is fed instead of the embedded tokens."""
+    states: Tensor | None = None
+    """[M, E] the target's states that the first M are fed with (`Batched`, embed)."""
 
     @property
     def places(self) -> Sequence[int]:

@@ -56,6 +56,9 @@ class SpecDrafterConfig(PretrainedConfig):
     feeds_first: bool = False
     """A draft takes two calls: one drafts the first token, which stands in the first of the slots
     of the other."""
+    state_width: int | None = None
+    """Width of the target's last hidden states, which committed tokens are fed with: each with the
+    one that it was predicted from. None: they are fed alone."""
     slot_weights: Literal["shared", "own"] = "shared"
     """own: the decoder's products have other weights for masked slots than for tokens."""
     soft_copy: bool = False

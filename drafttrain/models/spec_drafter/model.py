@@ -19,6 +19,11 @@ With `feeds_first` (ours) a draft takes two calls. The first drafts a token, and
 it in place of its first mask, so that what it says is known to the others in every layer, not only
 when their tokens are chosen. With slots of own weights no weight is read more often than before.
 
+With `state_width` (ours, after EAGLE, arXiv 2401.15077) each committed token is fed with the hidden
+state of the target's that it was predicted from, which knows more of what follows than the shallow
+decoder can work out. The target's rows are there anyway; before its first call, and of the tokens
+that decoding starts from, there are none, and nothing is added.
+
 With `encoder="target"` (ours) it has no encoder: its decoder attends to what the target's own
 encoder makes of the source, which is there anyway, so that a round costs the shallow decoder alone.
 """
@@ -65,6 +70,54 @@ def _take_former_names(model: nn.Module, state: dict[str, Tensor], prefix: str, 
         state[prefix + present_name(name.removeprefix(prefix))] = state.pop(name)
 
 
+def check_shape(config: SpecDrafterConfig) -> None:
+    """Raises ValueError for settings that do not go together."""
+    if config.prefix_attention == "bidirectional" and config.slots == "anchored":
+        raise ValueError(
+            "anchored slots need a causal prefix (a prefix that sees the slots would see its "
+            "own labels); set drafter.slots=paper or drafter.prefix_attention=causal"
+        )
+    if config.soft_copy and config.positions == "relative":
+        raise ValueError(
+            "softly copied slots are addressed by position embeddings, which a target with "
+            "relative positions (T5) has not; set drafter.soft_copy=false"
+        )
+    if config.slot_weights == "own" and (
+        config.prefix_attention == "bidirectional" or config.slots == "paper"
+    ):
+        raise ValueError(
+            "slots with weights of their own are anchored behind a causal prefix; set "
+            "drafter.slots=anchored and drafter.prefix_attention=causal, or "
+            "drafter.slot_weights=shared"
+        )
+    if config.slot_attention == "causal" and config.prefix_attention == "bidirectional":
+        raise ValueError(
+            "slots that see a prefix which sees them all are not causal; set "
+            "drafter.prefix_attention=causal or drafter.slot_attention=bidirectional"
+        )
+    if config.feeds_first and (config.slots == "paper" or config.slot_attention == "bidirectional"):
+        raise ValueError(
+            "a first token that is fed stands in front of causal slots, behind an anchor; set "
+            "drafter.slots=anchored and drafter.slot_attention=causal, or "
+            "drafter.feeds_first=false"
+        )
+    if config.state_width is not None and config.slots == "paper":
+        raise ValueError(
+            "the target's states are fed with tokens behind a causal prefix; set "
+            "drafter.slots=anchored, or drafter.target_states=false"
+        )
+    if config.soft_copy and config.state_width is not None:
+        raise ValueError(
+            "softly copied slots and the target's states are not fed together; set "
+            "drafter.soft_copy=false or drafter.target_states=false"
+        )
+    if config.soft_copy and config.encoder == "target":
+        raise ValueError(
+            "softly copied slots read the source's tokens, which a drafter that reads the "
+            "target's encoder is not given; set drafter.soft_copy=false or drafter.encoder=own"
+        )
+
+
 class SpecDrafter(PreTrainedModel):
     """The drafter of SpecDec. `encode` once a source, `decode` once a round, `logits` on slots.
 
@@ -86,42 +139,7 @@ class SpecDrafter(PreTrainedModel):
 
     def __init__(self, config: SpecDrafterConfig):
         super().__init__(config)
-        if config.prefix_attention == "bidirectional" and config.slots == "anchored":
-            raise ValueError(
-                "anchored slots need a causal prefix (a prefix that sees the slots would see its "
-                "own labels); set drafter.slots=paper or drafter.prefix_attention=causal"
-            )
-        if config.soft_copy and config.positions == "relative":
-            raise ValueError(
-                "softly copied slots are addressed by position embeddings, which a target with "
-                "relative positions (T5) has not; set drafter.soft_copy=false"
-            )
-        if config.slot_weights == "own" and (
-            config.prefix_attention == "bidirectional" or config.slots == "paper"
-        ):
-            raise ValueError(
-                "slots with weights of their own are anchored behind a causal prefix; set "
-                "drafter.slots=anchored and drafter.prefix_attention=causal, or "
-                "drafter.slot_weights=shared"
-            )
-        if config.slot_attention == "causal" and config.prefix_attention == "bidirectional":
-            raise ValueError(
-                "slots that see a prefix which sees them all are not causal; set "
-                "drafter.prefix_attention=causal or drafter.slot_attention=bidirectional"
-            )
-        if config.feeds_first and (
-            config.slots == "paper" or config.slot_attention == "bidirectional"
-        ):
-            raise ValueError(
-                "a first token that is fed stands in front of causal slots, behind an anchor; set "
-                "drafter.slots=anchored and drafter.slot_attention=causal, or "
-                "drafter.feeds_first=false"
-            )
-        if config.soft_copy and config.encoder == "target":
-            raise ValueError(
-                "softly copied slots read the source's tokens, which a drafter that reads the "
-                "target's encoder is not given; set drafter.soft_copy=false or drafter.encoder=own"
-            )
+        check_shape(config)
         width, vocabulary = config.d_model, config.vocab_size
         linear = partial(nn.Linear, bias=False)
         self.embedding = nn.Embedding(config.embedding_rows, width)
@@ -133,6 +151,8 @@ class SpecDrafter(PreTrainedModel):
             for layer in self.decoder.layers:
                 layer.cross_attention.kv.requires_grad_(False)
         self.soft_copy = linear(width, width) if config.soft_copy else None
+        fed = config.state_width
+        self.of_state = None if fed is None else linear(fed, width)
         if config.output_tokens is not None:
             self.register_buffer("draftable", torch.arange(config.output_tokens))
         if rank := config.previous_token_rank:
@@ -159,14 +179,25 @@ class SpecDrafter(PreTrainedModel):
         elif isinstance(module, SpecDrafter):
             if module.logits_bias is not None:
                 nn.init.zeros_(module.logits_bias)
+            if module.of_state is not None:  # starts as if it were not there
+                nn.init.zeros_(module.of_state.weight)
             if self.config.previous_token_rank:  # starts as no correction at all
                 nn.init.zeros_(module.previous_token_out.weight)
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.embedding
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        return self.embedding(tokens) * self.config.embedding_scale
+    def embed(self, tokens: Tensor, states: Tensor | None = None) -> Tensor:
+        """Embedded tokens; the first, with the target's states that they were predicted from.
+
+        Shapes: tokens [..., T], states [..., N, state_width], N at most T, zeros where there is
+        none -> [..., T, D].
+        """
+        embedded = self.embedding(tokens) * self.config.embedding_scale
+        if states is None or self.of_state is None:
+            return embedded
+        said = self.of_state(states.to(embedded.dtype))
+        return embedded + F.pad(said, (0, 0, 0, tokens.shape[-1] - states.shape[-2]))
 
     def encode(self, source: Tensor, attention_mask: Tensor | None = None) -> Memory:
         """Encoder, where it has one, and cross-attention projections, once a source.
@@ -214,14 +245,15 @@ class SpecDrafter(PreTrainedModel):
         memory: Memory,
         past: list[tuple[Tensor, Tensor]] | None = None,
         are_slots: bool = False,
+        states: Tensor | None = None,
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """Hidden states of the given rows, all tokens or all slots, and their keys and values for a
         cache.
 
         Shapes: tokens, positions [B, T]; visible [B, 1, T, P + T] (P cached rows, at positions
-        0..P-1); past: per layer keys and values [B, H, P, C] -> [B, T, D].
+        0..P-1); past: per layer keys and values [B, H, P, C]; states: of `embed` -> [B, T, D].
         """
-        embedded = self.embed(tokens)
+        embedded = self.embed(tokens, states)
         if self.soft_copy is not None:
             embedded = self.copy_source(embedded, tokens, positions, memory)
         x = self.decoder.start(embedded, positions)
@@ -345,8 +377,9 @@ class SpecDrafter(PreTrainedModel):
         rows: Rows,
         memory: Memory | None = None,
         prefix_rows: int | None = None,
+        states: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states of all rows (training). Shapes: -> [B, T, D].
+        """Hidden states of all rows (training). Shapes: states of `embed` -> [B, T, D].
 
         prefix_rows: how many of each line, the first, are the prefix's; needed where slots have
         weights of their own.
@@ -354,13 +387,20 @@ class SpecDrafter(PreTrainedModel):
         if memory is None:
             memory = self.encode(source, attention_mask)
         if self.config.slot_weights == "shared" or prefix_rows == rows.tokens.shape[1]:
-            return self.read(rows, memory).hidden
-        prefix = self.read(rows.part(0, prefix_rows), memory)
+            return self.read(rows, memory, states=states).hidden
+        prefix = self.read(rows.part(0, prefix_rows), memory, states=states)
         slots = self.read(rows.part(prefix_rows), memory, prefix)
         return torch.cat((prefix.hidden, slots.hidden), dim=1)
 
-    def read(self, rows: Rows, memory: Memory, prefix: Read | None = None) -> Read:
-        """Hidden states, keys and values of rows, which also see the prefix read before.
+    def read(
+        self,
+        rows: Rows,
+        memory: Memory,
+        prefix: Read | None = None,
+        states: Tensor | None = None,
+    ) -> Read:
+        """Hidden states, keys and values of rows, which also see the prefix read before; the first
+        ones are fed with the target's states (`embed`).
 
         A causal prefix sees no block, so it can be read once for several passes over its blocks;
         where slots have weights of their own it must be.
@@ -374,7 +414,8 @@ class SpecDrafter(PreTrainedModel):
         visible = visible | (rows.block == PADDING)[:, None, :, None]  # no row without a key
         past = None if prefix is None else prefix.keys_values
         slots = prefix is not None
-        return Read(rows, *self.decode(rows.tokens, rows.positions, visible, memory, past, slots))
+        fed = rows.tokens, rows.positions, visible, memory, past, slots, states
+        return Read(rows, *self.decode(*fed))
 
 
 AutoConfig.register("spec-drafter", SpecDrafterConfig)

@@ -10,6 +10,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import DrafterConfig
+from drafttrain.models.draft_states import state_size
 from drafttrain.models.language_models import spread
 from drafttrain.models.spec_drafter.config import SpecDrafterConfig
 from drafttrain.models.spec_drafter.families import FAMILIES
@@ -80,6 +81,8 @@ def make_config(
         shape["cross_layers"] = spread(settings.decoder_layers, depth)
     given = {"decoder_layers", "dropout", "k", "slots", "prefix_attention", "soft_copy"}
     given |= {"output_tokens", "source_pooling", "slot_weights", "slot_attention", "feeds_first"}
+    if settings.target_states:
+        shape["state_width"] = state_size(target, "token")
     return SpecDrafterConfig(
         **shape,
         **settings.model_dump(include=given | {"previous_token_rank"}),

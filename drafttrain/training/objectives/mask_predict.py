@@ -45,6 +45,8 @@ class MaskPredict(nn.Module):
                 f"total_variation = {settings.total_variation:g} compares with the target's rows; "
                 "give the target as teacher"
             )
+        if drafter.config.state_width is not None and teacher is None:
+            raise ValueError("the drafter is fed the target's states; give the target as teacher")
         self.teacher = None if teacher is None else Teacher(teacher)
         causal = drafter.config.prefix_attention == "causal"
         self.prefix_apart = causal and drafter.config.mask_rows > 0
@@ -56,21 +58,21 @@ class MaskPredict(nn.Module):
         layout, rows = batch.layout, batch.layout.rows
         memory = self.model.encode(batch.source, batch.attention_mask)
         tokens, labels = rows.tokens, layout.labels
-        prefix = None
+        prefix, states = None, self.target_states(batch)
         if self.prefix_apart:
-            prefix = self.model.read(rows.part(0, layout.prefix_rows), memory)
-            rows = layout.fed()
+            prefix = self.model.read(rows.part(0, layout.prefix_rows), memory, states=states)
+            rows, states = layout.fed(), None
         ratio = glancing_ratio(self.settings.glancing_start, self.settings.glancing_end, progress)
         if self.training and ratio > 0:
             with torch.no_grad(), record_function("glancing"):
-                wrong = self._count_wrong(batch, rows, memory, prefix)
+                wrong = self._count_wrong(batch, rows, memory, prefix, states)
             revealable = layout.of_blocks(layout.fill) >= 0
             revealed = choose_revealed(wrong, revealable, batch.priority, ratio)
             tokens, labels = reveal(layout, revealed, self.anchored)
         fed = replace(layout.rows, tokens=tokens)
         if prefix is not None:
             fed = replace(layout, rows=fed).fed()
-        hidden = self.model.read(fed, memory, prefix).hidden
+        hidden = self.model.read(fed, memory, prefix, states).hidden
         if prefix is not None:
             hidden = torch.cat((prefix.hidden, layout.spread(hidden)), dim=1)
         target_rows = None
@@ -80,7 +82,12 @@ class MaskPredict(nn.Module):
         return self._loss(hidden, labels, layout, target_rows)
 
     def _count_wrong(
-        self, batch: SlotBatch, rows: Rows, memory: Memory, prefix: Read | None
+        self,
+        batch: SlotBatch,
+        rows: Rows,
+        memory: Memory,
+        prefix: Read | None,
+        states: Tensor | None,
     ) -> Tensor:
         """Masked slots of each block that the first pass gets wrong, [B, A].
 
@@ -89,7 +96,7 @@ class MaskPredict(nn.Module):
         layout = batch.layout
         device = batch.targets.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            hidden = self.model.read(rows, memory, prefix).hidden
+            hidden = self.model.read(rows, memory, prefix, states).hidden
         if prefix is None:
             hidden = hidden[:, layout.prefix_rows :]
         hidden = layout.spread(hidden).unflatten(1, (layout.blocks, layout.mask_rows))
@@ -100,6 +107,38 @@ class MaskPredict(nn.Module):
         wrong = torch.zeros_like(inside)
         wrong[inside] = predicted != labels[inside]
         return wrong.sum(-1)
+
+    @torch.no_grad()
+    def target_states(self, batch: SlotBatch) -> Tensor | None:
+        """The target's hidden state that each token of the prefix was predicted from, for drafters
+        that are fed it; zeros with the start token and those that decoding starts from.
+
+        Shapes: -> [B, L, state_width].
+        """
+        if self.model.config.state_width is None:
+            return None
+        teacher = self.teacher.on(batch.targets.device)
+        read, encoded = {}, batch.encoded
+        if batch.attention_mask is not None:
+            read["encoder_attention_mask"] = batch.attention_mask
+        with torch.autocast(batch.targets.device.type, enabled=False):
+            if encoded is None:
+                encoder = teacher.get_encoder()
+                encoded = encoder(batch.input_ids, attention_mask=batch.attention_mask)[0]
+            hidden = teacher.get_decoder()(
+                self._shifted(batch.targets),
+                encoder_hidden_states=encoded.to(teacher.dtype),
+                use_cache=False,
+                **read,
+            )[0]
+        places = torch.arange(hidden.shape[1], device=hidden.device)
+        known = (places > batch.given[:, None])[..., None]
+        return hidden.roll(1, dims=1).where(known, 0.0)
+
+    def _shifted(self, targets: Tensor) -> Tensor:
+        """Outputs as the target's decoder reads them. Shapes: [B, L] -> [B, L]."""
+        start = torch.full_like(targets[:, :1], self.model.config.decoder_start_token_id)
+        return torch.cat((start, targets[:, :-1]), dim=1)
 
     @torch.no_grad()
     def _target_rows(self, batch: SlotBatch, counted: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,10 +155,9 @@ class MaskPredict(nn.Module):
             read = {"encoder_outputs": BaseModelOutput(last_hidden_state=states)}
             if batch.attention_mask is not None:
                 read["attention_mask"] = batch.attention_mask
-        start = torch.full_like(batch.targets[:, :1], self.model.config.decoder_start_token_id)
         logits = teacher(
             **read,
-            decoder_input_ids=torch.cat((start, batch.targets[:, :-1]), dim=1),
+            decoder_input_ids=self._shifted(batch.targets),
             use_cache=False,
         ).logits
         highest, ids = logits.float().topk(min(LIKELIEST, logits.shape[-1]), dim=-1)

@@ -25,10 +25,11 @@ from drafttrain.decoding.drafters.block_along import block_states
 from drafttrain.decoding.drafters.slots import probs_along
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.engine.teacher_forcing import teacher_force
+from drafttrain.decoding.engine.teacher_forcing import states_before, teacher_force
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.shared import alone
 from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import RejectionSampling
 from drafttrain.models.spec_drafter.initialise import initialise
@@ -51,6 +52,7 @@ SHAPES = {
     "bidirectional": {"slots": "paper", "prefix_attention": "bidirectional"},
     "target's encoder": {"encoder": "target", "previous_token_rank": 3},
     "first fed": {"feeds_first": True, "slot_attention": "causal", "previous_token_rank": 3},
+    "states fed": {"target_states": True, "previous_token_rank": 3},
     "masks": {"masks": True},
 }
 
@@ -66,6 +68,8 @@ def tiny_pair(vocab: int = WORDS, **shape):
     torch.manual_seed(1)
     drafter = SpecDrafter(config).double().eval()
     initialise(drafter, target, "both" if config.slots == "anchored" else "encoder")
+    if config.state_width is not None:
+        torch.nn.init.normal_(drafter.of_state.weight, std=0.3)
     if config.previous_token_rank:
         torch.nn.init.normal_(drafter.previous_token_out.weight, std=0.5)
     return target, drafter
@@ -90,7 +94,7 @@ def labelling(pair, sampling: Sampling = SAMPLING, **changes) -> Labelling:
         mixing=0.0,
         settings=settings(Path(), seed=0, **({"k": 2, "batch_tokens": 64} | changes)),
         places=None,
-        slots=make_drafter(drafter),
+        slots=make_drafter(drafter, target),
     )
 
 
@@ -103,12 +107,14 @@ def judge(target, drafted: list[int]) -> Tensor:
 def real_rounds(pair) -> dict[tuple[int, ...], float]:
     """Probability of each accepted path after BEGUN, by drafter, policy and verifier."""
     target, drafter = pair
-    source, drafts = CachedModel(target).read(make_source(SOURCE, target)), make_drafter(drafter)
+    source = CachedModel(target).read(make_source(SOURCE, target))
+    drafts = make_drafter(drafter, target)
     tokens = torch.cat([source.prefix, torch.tensor(BEGUN)])
+    shown = TargetState(len(tokens), {-1: states_before(target, [source], [BEGUN])[0]})
 
     def one_round(randomness) -> tuple[int, ...]:
         session = drafts.open(source, SAMPLING, randomness)
-        proposal = alone(session.propose(tokens, None, FixedLength(2)))
+        proposal = alone(session.propose(tokens, shown, FixedLength(2)))
         drafted = proposal.tokens.tolist()
         verdict = RejectionSampling().verify(proposal, judge(target, drafted), SAMPLING, randomness)
         return tuple(drafted[: len(verdict.path)])
@@ -180,7 +186,7 @@ def test_greedy_labels_end_at_the_first_wrong_slot(shape):
     found = sorted(zip(labelled.positions.tolist(), labelled.acceptance.tolist(), strict=True))
     read = CachedModel(target).read(make_source(source, target))
     most = [4] * len(output)
-    drafts = make_drafter(drafter)
+    drafts = make_drafter(drafter, target)
     found_along = probs_along(drafts, read, torch.tensor(output), most, Sampling())
     expected = []
     for prefix, block in enumerate(found_along.tolist()):

@@ -8,28 +8,36 @@ import torch
 from drafttrain.config.stops import STOPS
 from drafttrain.decoding.drafters import candidates
 from drafttrain.decoding.drafters.block import BlockDrafter
-from drafttrain.decoding.drafters.block_along import predict_blocks
+from drafttrain.decoding.drafters.block_along import block_states, predict_blocks
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
+from drafttrain.decoding.engine.teacher_forcing import states_before
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import StopPolicy
 from drafttrain.decoding.sampling import SampledRandomness, warp
 from drafttrain.decoding.shared import alone
 from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import DraftState, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.evaluation.teacher_forced import replay_rounds
-from tests.decoding.drafters.toy_blocks import CONVENTIONS, toy_drafter
+from tests.decoding.drafters.toy_blocks import CONVENTIONS, FED_STATES, toy_drafter
 from tests.decoding.enumeration import (
     alone_and_together,
     enumerate_output,
     replaced,
     total_variation,
 )
-from tests.decoding.toys import ToyTarget, autoregressive_law, toy_source, toys_together
-from tests.tiny_drafters import shared, tiny_drafter
-from tests.tiny_models import VOCAB
+from tests.decoding.toys import (
+    TARGET_WIDTH,
+    ToyTarget,
+    autoregressive_law,
+    toy_source,
+    toys_together,
+)
+from tests.tiny_drafters import fed_states, shared, tiny_drafter
+from tests.tiny_models import VOCAB, tiny_source
 
 SAMPLINGS = {
     "temperature 1": Sampling(temperature=1.0),
@@ -43,10 +51,11 @@ FEW = {
     "few, coupled": {"output_tokens": 3, "previous_token_rank": 3},
 }
 """Drafters that cannot draft every token: no less exact."""
+SETTINGS = CONVENTIONS | FEW | FED_STATES
 
 
 @pytest.mark.parametrize(("sampling", "together"), alone_and_together(SAMPLINGS))
-@pytest.mark.parametrize("settings", (CONVENTIONS | FEW).values(), ids=(CONVENTIONS | FEW).keys())
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
 def test_sampling_from_slots_follows_the_target_exactly(
     settings: dict, sampling: Sampling, together: int
 ) -> None:
@@ -202,3 +211,82 @@ def test_a_session_whose_sequence_changed_drafts_as_a_fresh_one(settings: dict) 
                 alone(fresh.slot_states(tokens, 3)),
             )
         assert (seen - expected).abs().max() < 1e-12
+
+
+SHOWN = [
+    ([], (0, 0)),
+    ([2, 3, 3], (0, 0)),  # others' drafts, before the target's first call
+    ([2], (0, 1)),
+    ([2, 3, 1, 3], (1, 4)),
+    ([2, 3, 1, 3, 2, 2], (1, 4)),  # the same state, and others' drafts behind what is verified
+    ([2, 3, 1, 3, 3], (1, 4)),
+    ([2, 3, 1, 3, 1], (4, 5)),
+]
+"""Rounds of a session: tokens, and of which of them the target has shown rows, first to last."""
+
+
+@pytest.mark.parametrize("settings", FED_STATES.values(), ids=FED_STATES.keys())
+def test_every_committed_token_is_fed_with_the_state_that_it_was_predicted_from(
+    settings: dict,
+) -> None:
+    """Whatever was shown before: others' drafts, which no state is known of, are fed without."""
+    drafter, randomness = toy_drafter(**settings), SampledRandomness(torch.Generator())
+    said = torch.randn(8, TARGET_WIDTH, dtype=torch.float64)  # row r: at token r of them all
+    session = drafter.open(toy_source(), Sampling(), randomness)
+    for output, (first, verified) in SHOWN:
+        tokens = torch.cat((toy_source().prefix, torch.tensor(output, dtype=torch.long)))
+        state = TargetState(1 + verified, {-1: said[first:verified]}) if verified else None
+        before = said[: len(output)].clone()
+        before[verified:] = 0.0
+        with torch.inference_mode():
+            session.longest(tokens, 3, state)
+            seen = alone(session.slot_states(tokens, 3))
+            likeliest = alone(session.slot_rows(tokens, 1))[1].argmax(-1)
+            expected = behind(drafter, output, before, likeliest)
+        assert (seen - expected).abs().max() < 1e-12, output
+
+
+def behind(
+    drafter: BlockDrafter, output: list[int], before: torch.Tensor, first: torch.Tensor
+) -> torch.Tensor:
+    """The slots behind a whole output, of which no token comes next. Shapes: -> [3, D]."""
+    follows = [*output, 2]  # a token that no row sees
+    states, _ = block_states(
+        drafter.model,
+        toy_source().input_ids,
+        torch.tensor(follows),
+        [len(output)],
+        3,
+        first=first if drafter.feeds_first else None,
+        before=torch.cat((before, torch.full((1, TARGET_WIDTH), 9.0, dtype=torch.float64))),
+    )
+    return states[0]
+
+
+@pytest.mark.parametrize("family", ["marian", "bart", "t5", "whisper"])
+def test_greedy_rounds_behind_states_are_those_of_one_parallel_pass(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "CANDIDATES", VOCAB)
+    target = CachedModel(shared(family))
+    target.model.generation_config.min_new_tokens = 10
+    drafter = fed_states(target.model, family, decoder_layers=2, previous_token_rank=3)
+    source = tiny_source([5, 9, 20, 7, 1], target.model)
+    randomness = SampledRandomness(torch.Generator())
+
+    def decode(drafter, k: int):
+        return Decoder(
+            target, drafter, FixedLength(k), GreedyMatch(), Sampling(), lambda _: randomness
+        ).decode_all([source], 24)[0]
+
+    plain, drafted = decode(NoDrafter(), 1), decode(drafter, 4)
+    assert drafted.tokens == plain.tokens
+    read = target.read(source)
+    before = states_before(target.model, [read], [plain.tokens])[0]
+    given = read.prefix[1:].tolist()
+    seen = read.input_ids if drafter.model.config.encoder == "own" else read.encoded
+    blocks = predict_blocks(drafter.model, seen, torch.tensor(plain.tokens), given, before)
+    replayed = replay_rounds(blocks, plain.tokens, 24)
+    assert [round.emitted for round in drafted.rounds] == [round.emitted for round in replayed]
+    unfed = predict_blocks(drafter.model, seen, torch.tensor(plain.tokens), given)
+    assert not torch.equal(unfed, blocks), "what is fed counts"

@@ -6,6 +6,7 @@ import torch
 
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.models.spec_drafter.model import SpecDrafter, SpecDrafterConfig
+from tests.decoding.toys import TARGET_WIDTH
 
 CONVENTIONS = {
     "anchored": {"slots": "anchored"},
@@ -34,6 +35,17 @@ CONVENTIONS = {
     "paper, coupled": {"slots": "paper", "previous_token_rank": 3},
     "paper, bidirectional": {"slots": "paper", "prefix_attention": "bidirectional"},
 }
+
+FED_STATES = {
+    "states fed": {"state_width": TARGET_WIDTH, "previous_token_rank": 3},
+    "states and first fed": {
+        "state_width": TARGET_WIDTH,
+        "slot_attention": "causal",
+        "feeds_first": True,
+        "slot_weights": "own",
+    },
+}
+"""Conventions of drafters that are fed the target's states, which go along with targets only."""
 
 
 def excite(drafter: SpecDrafter) -> SpecDrafter:

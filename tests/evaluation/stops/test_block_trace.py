@@ -34,7 +34,15 @@ from tests.decoding.drafters.toy_blocks import CONVENTIONS, toy_drafter
 from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.decoding.toys import ToyTarget, toy_prompt, toy_source
 from tests.evaluation.stops.replays import decoded_rounds, random_head, replayed_rounds
-from tests.tiny_drafters import MASK, behind_states, noisy, parallel, shared, tiny_drafter
+from tests.tiny_drafters import (
+    MASK,
+    behind_states,
+    fed_states,
+    noisy,
+    parallel,
+    shared,
+    tiny_drafter,
+)
 from tests.tiny_models import VOCAB, tiny_model, tiny_source
 
 GREEDY = Sampling()
@@ -46,6 +54,16 @@ STATES = {"behind": "blocks"}
 LINKED_STATES = {"behind": "linked"}
 """Drafters behind the target's states."""
 SHARED = {"target's encoder": {"encoder": "target"}, "whisper": {"encoder": "target"}}
+FED_STATES = {
+    "states fed": {"previous_token_rank": 3},
+    "states and first fed": {
+        "encoder": "target",
+        "slot_attention": "causal",
+        "feeds_first": True,
+        "slot_weights": "own",
+    },
+}
+"""Spec-Drafters that are fed the target's states."""
 
 
 @pytest.mark.parametrize(
@@ -58,6 +76,7 @@ SHARED = {"target's encoder": {"encoder": "target"}, "whisper": {"encoder": "tar
         "paper",
         "paper, bidirectional",
         *SHARED,
+        *FED_STATES,
     ],
 )
 def test_greedy_replay_equals_decoding_round_for_round(convention, monkeypatch):
@@ -65,12 +84,16 @@ def test_greedy_replay_equals_decoding_round_for_round(convention, monkeypatch):
     family = "whisper" if convention == "whisper" else "marian"
     target = CachedModel(shared(family))
     target.model.generation_config.min_new_tokens = 10
-    drafter = tiny_drafter(family, decoder_layers=2, **(CONVENTIONS | SHARED)[convention])
+    shape = {"decoder_layers": 2} | (CONVENTIONS | SHARED | FED_STATES)[convention]
+    sources = [tiny_source(ids, target.model) for ids in ([5, 9, 20, 7, 1], [8, 30, 1])]
+    if convention in FED_STATES:
+        check_greedy_replay(target, fed_states(target.model, family, **shape), sources)
+        return
+    drafter = tiny_drafter(family, **shape)
     torch.manual_seed(0)
     for parameter in drafter.parameters():
         if parameter.requires_grad:  # cross-attention may be the target's
             parameter.data += 0.02 * torch.randn_like(parameter)
-    sources = [tiny_source(ids, target.model) for ids in ([5, 9, 20, 7, 1], [8, 30, 1])]
     check_greedy_replay(target, BlockDrafter(drafter), sources)
 
 
