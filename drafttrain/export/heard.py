@@ -23,6 +23,16 @@ def made_up_encoding(drafter: PreTrainedModel, ids: Tensor) -> Tensor:
     return drawn.to(drafter.device, drafter.dtype)
 
 
+def made_up_states(drafter: PreTrainedModel, ids: Tensor) -> Tensor | None:
+    """What a target might say along a text, where the drafter is fed that, the same for the same
+    ids. Shapes: [T] -> [T, E]."""
+    width = getattr(drafter.config, "state_width", None)
+    if width is None:
+        return None
+    generator = torch.Generator().manual_seed(int(ids.sum()))
+    return torch.randn(len(ids), width, generator=generator).to(drafter.device, drafter.dtype)
+
+
 def gaps_on_noise(
     target: WhisperForConditionalGeneration, drafter: WhisperForCausalLM, max_new_tokens: int
 ) -> list[float | None]:

@@ -32,7 +32,7 @@ from drafttrain.decoding.roles import Drafter, StopPolicy
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.shared import alone
 from drafttrain.decoding.types import Sampling, Source
-from drafttrain.export.heard import gaps_on_noise, made_up_encoding
+from drafttrain.export.heard import gaps_on_noise, made_up_encoding, made_up_states
 from drafttrain.export.made_up_target import states_behind_made_up
 from drafttrain.models.acceptance_head import AcceptanceHead, load_heads
 from drafttrain.models.drafters import load_drafter, read_drafter_settings, reads_encoder
@@ -218,7 +218,14 @@ def some_logits(drafter: PreTrainedModel) -> Tensor:
         source = ids
         if drafter.config.encoder == "target":
             source = made_up_encoding(drafter, ids)
-        states, previous = block_states(drafter, source, ids, range(TOKENS), drafter.config.k)
+        states, previous = block_states(
+            drafter,
+            source,
+            ids,
+            range(TOKENS),
+            drafter.config.k,
+            before=made_up_states(drafter, ids),
+        )
         return drafter.logits(states, previous).flatten(0, 1)
     if drafter.config.is_encoder_decoder:
         return drafter(input_ids=ids[None], decoder_input_ids=ids[None]).logits[0]

@@ -99,8 +99,9 @@ class BlockDrafter:
         model = self.model
         tokens = tokens % model.config.embedding_rows  # one in a slot (`Stack.slot_id`)
         if self.fed_states:
-            said = [feed.states for feed in feeds if feed.states is not None]
-            states = pad_sequence(said, batch_first=True) if said else None
+            none = model.of_state.weight.new_empty(0, model.config.state_width)
+            said = [none if feed.states is None else feed.states.to(none.dtype) for feed in feeds]
+            states = pad_sequence(said, batch_first=True)
             return model.decoder.start(model.embed(tokens, states), positions)
         sources = [feed.state.source for feed in feeds]
         ids, mask = pad_texts(sources, model.config.pad_token_id, self.engine.device)

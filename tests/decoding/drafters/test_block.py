@@ -16,7 +16,7 @@ from drafttrain.decoding.engine.teacher_forcing import states_before
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import StopPolicy
 from drafttrain.decoding.sampling import SampledRandomness, warp
-from drafttrain.decoding.shared import alone
+from drafttrain.decoding.shared import alone, together
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import DraftState, Sampling
@@ -261,6 +261,25 @@ def behind(
         before=torch.cat((before, torch.full((1, TARGET_WIDTH), 9.0, dtype=torch.float64))),
     )
     return states[0]
+
+
+def test_a_sequence_that_begins_shares_calls_with_those_that_have_states() -> None:
+    drafter = toy_drafter(**FED_STATES["states fed"])
+    said = torch.randn(3, TARGET_WIDTH)  # of a target in another precision
+    shown = [([2, 3, 1], TargetState(4, {-1: said})), ([], None)]
+
+    def slots_of(order: list[int]) -> list[torch.Tensor]:
+        works = []
+        for number in order:
+            output, state = shown[number]
+            session = drafter.open(toy_source(), Sampling(), SampledRandomness(torch.Generator()))
+            tokens = torch.cat((toy_source().prefix, torch.tensor(output, dtype=torch.long)))
+            session.longest(tokens, 3, state)
+            works.append(session.slot_states(tokens, 3))
+        return together(works)
+
+    alike = zip(slots_of([0, 1]), [*slots_of([0]), *slots_of([1])], strict=True)
+    assert all((one - other).abs().max() < 1e-12 for one, other in alike)
 
 
 @pytest.mark.parametrize("family", ["marian", "bart", "t5", "whisper"])
