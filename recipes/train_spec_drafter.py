@@ -10,6 +10,7 @@ outputs are made first. Running the same command again goes on where it was stop
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import datasets
@@ -44,12 +45,18 @@ from drafttrain.models.loading import LoadedTarget, check_seq2seq, load_target, 
 from drafttrain.models.spec_drafter.families import FAMILIES
 from drafttrain.models.spec_drafter.initialise import Account, initialise
 from drafttrain.models.spec_drafter.model import SpecDrafter, SpecDrafterConfig
+from drafttrain.models.spec_drafter.rows import PREFIX
 from drafttrain.models.spec_drafter.shape import has_own_output, make_config
+from drafttrain.models.spec_drafter.told import Fitted, fit_told
 from drafttrain.models.speech import hears
 from drafttrain.training.loop import Task, train
 from drafttrain.training.objectives.mask_predict import MaskPredict
 from drafttrain.training.recipe import already_finished, begin_run, print_training
 from drafttrain.training.run_folder import save_final
+
+FITTED_TOKENS = 30_000
+"""Of outputs, which the map of the target's states is fitted along."""
+FITTED_AT_ONCE, FITTED_SEED = 32, 1
 
 
 @recipe_command(SpecDrafterRecipe, "recipes/quickstart.yaml")
@@ -81,6 +88,9 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
     if settings.objective.copied_rate != 1.0:
         share = settings.objective.copied_rate
         task = replace(task, slowed={f"model.{name}": share for name in account.loaded})
+    if drafter_config.told_layer is not None:
+        fitted = fit_told(drafter, target.model, first_outputs(task))
+        accelerator.print(f"the map of the target's states fitted along {fitted:,} tokens")
     del target
     train(accelerator, task, settings.train, settings.run)
     if accelerator.is_main_process:
@@ -132,6 +142,22 @@ def make_task(
     masks = settings.objective.blocks * drafter.config.mask_rows
     examples = examples_for(settings, drafter.config, rows, settings.data, target)
     return Task(objective, examples, row_lengths(rows) + [0, masks], collate, validate)
+
+
+def first_outputs(task: Task) -> Iterator[Fitted]:
+    """Outputs, drawn without replacement, until they have `FITTED_TOKENS` tokens."""
+    config, left = task.objective.model.config, FITTED_TOKENS
+    generator = torch.Generator().manual_seed(FITTED_SEED)
+    for chosen in torch.randperm(len(task.rows), generator=generator).split(FITTED_AT_ONCE):
+        batch = task.collate(task.rows.__getitems__([(0, row) for row in chosen.tolist()]))
+        batch = batch.to(task.objective.model.device)
+        lengths = (batch.layout.of_prefix(batch.layout.rows.block) == PREFIX).sum(1)
+        start = torch.full_like(batch.targets[:, :1], config.decoder_start_token_id)
+        tokens = torch.cat((start, batch.targets[:, :-1]), dim=1)
+        yield Fitted(batch.source, batch.attention_mask, tokens, lengths, batch.given)
+        left -= int(lengths.sum())
+        if left <= 0:
+            return
 
 
 def examples_for(

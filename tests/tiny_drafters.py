@@ -40,13 +40,13 @@ def tiny_drafter(family: str = "marian", parts: str = "both", **settings) -> Spe
     return drafter
 
 
-def fed_states(target: PreTrainedModel, family: str = "marian", **settings) -> BlockDrafter:
-    """A Spec-Drafter that is fed the target's states, with a noisy start."""
+def told_states(target: PreTrainedModel, family: str = "marian", **settings) -> BlockDrafter:
+    """A Spec-Drafter that is told the target's states, with a noisy start."""
     drafter = tiny_drafter(family, target_states=True, **settings)
     torch.manual_seed(4)
     for name, parameter in drafter.named_parameters():
         if parameter.requires_grad:  # cross-attention may be the target's
-            own = 0.3 if name == "of_state.weight" else 0.02
+            own = 0.3 if name.startswith("told.") else 0.02
             parameter.data += own * torch.randn_like(parameter)
     return make_drafter(drafter, target)
 

@@ -61,9 +61,9 @@ class DrafterConfig(Config):
     """Whether a draft takes two calls (ours): the first reads the prefix and drafts a token, the
     second is fed that token and k - 2 masks, so that they know it in every layer."""
     target_states: bool = False
-    """Whether each committed token is fed with the target's last hidden state that it was predicted
-    from (ours, after EAGLE): the target's decoder reads every batch too. The drafter is then for
-    this target alone."""
+    """Whether committed tokens are told the target's last hidden state that they were predicted
+    from (ours, after EAGLE). In training the target's decoder reads every batch too; the drafter is
+    for this target alone."""
     initialise: Literal["none", "encoder", "both"] = "both"
     """Which parts start from the target's weights."""
     output_tokens: PositiveInt | None = None

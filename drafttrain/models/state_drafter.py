@@ -13,7 +13,6 @@ token, and least squares give the one that comes nearest to what the target feed
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -28,6 +27,7 @@ from drafttrain.models.language_models import (
     shallow_config,
     take_layers,
 )
+from drafttrain.models.least_squares import RIDGE, LeastSquares
 from drafttrain.models.previous_token import PreviousToken
 
 FIRST, LATER = 0, 1
@@ -248,40 +248,6 @@ def copy_layers(drafter: StateDrafter, target: PreTrainedModel) -> None:
     embedding = "embed_tokens.weight"  # of no token
     weights[embedding] = drafter.decoder.state_dict()[embedding]
     drafter.decoder.load_state_dict(weights)
-
-
-@dataclass
-class LeastSquares:
-    """Sums from which the linear map of inputs to outputs with the least squared error follows."""
-
-    products: Tensor
-    """[I + 1, I + 1] of inputs, a constant 1 behind them."""
-    wanted: Tensor
-    """[I + 1, D] of inputs with outputs."""
-    count: int = 0
-
-    @staticmethod
-    def empty(inputs: int, outputs: int) -> LeastSquares:
-        size = inputs + 1
-        return LeastSquares(torch.zeros(size, size), torch.zeros(size, outputs))
-
-    def add(self, inputs: Tensor, outputs: Tensor) -> None:
-        """Shapes: [N, I], [N, D]."""
-        rows = F.pad(inputs.float(), (0, 1), value=1.0)
-        self.products += rows.T @ rows
-        self.wanted += rows.T @ outputs.float()
-        self.count += len(rows)
-
-    def solve(self, ridge: float) -> tuple[Tensor, Tensor]:
-        """The map [D, I] and its constant [D]. ridge: what each squared weight costs, as a share of
-        the inputs' mean square."""
-        size = len(self.products)
-        scale = self.products.diagonal().mean() * ridge
-        found = torch.linalg.solve(self.products + scale * torch.eye(size), self.wanted)
-        return found[:-1].T, found[-1]
-
-
-RIDGE = 1e-2
 
 
 @torch.no_grad()

@@ -27,7 +27,7 @@ from drafttrain.decoding.trees.verifiers import MultiRound, RecursiveRejection, 
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from tests.decoding.decoded import generate, sources_for, tokens_of
-from tests.tiny_drafters import block_heads, fed_states, shared, tiny_drafter
+from tests.tiny_drafters import block_heads, shared, tiny_drafter, told_states
 from tests.tiny_models import CAUSAL_FAMILIES, FAMILIES, SPEECH_FAMILIES, near_copy, tiny_model
 
 Make = Callable[[PreTrainedModel], Drafter]
@@ -90,15 +90,15 @@ SLOTS: dict[str, Make] = {
     }.items()
 }
 SLOTS |= {
-    "states fed": partial(fed_states, previous_token_rank=3),
+    "states told": partial(told_states, previous_token_rank=3),
     "states and first fed": partial(
-        fed_states,
+        told_states,
         encoder="target",
         slot_attention="causal",
         feeds_first=True,
         slot_weights="own",
     ),
-    "opt-tree over slots, states fed": lambda model: TreeDrafter(fed_states(model), Optimal(9)),
+    "opt-tree over slots, states told": lambda model: TreeDrafter(told_states(model), Optimal(9)),
     "own weights": own_weights,
     "own weights, first fed": partial(own_weights, slot_attention="causal", feeds_first=True),
     "opt-tree over slots": over_slots(Optimal(9), previous_token_rank=3),

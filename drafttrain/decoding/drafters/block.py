@@ -5,9 +5,9 @@ from its own slot's row: given the accepted prefix that is the distribution it f
 sampling stays lossless. With previous-token features, slot i's row is computed from the token drawn
 for slot i - 1 and is again just what the token is drawn from.
 
-A drafter that is fed the target's states (`SpecDrafterConfig.state_width`) is given those of the
-rows that committed tokens came from. They follow from committed tokens alone, so what is drafted
-from them is as lossless as any draft.
+A drafter that is told the target's states (`SpecDrafterConfig.state_width`) gets those of the rows
+that committed tokens came from. They follow from committed tokens alone, so what is drafted from
+them is as lossless as any draft.
 """
 
 from __future__ import annotations
@@ -60,14 +60,16 @@ class BlockDrafter:
         self.linked = bool(config.previous_token_rank)
         self.lengths_differ = config.slot_attention == "bidirectional"
         self.feeds_first = config.feeds_first
-        self.fed_states = config.state_width is not None
-        embed = self._embed if config.soft_copy or self.fed_states else None
+        self.told_states = config.state_width is not None
+        self.nothing_said = Said(0, torch.empty(0, config.state_width or 0, device=model.device))
+        """What sequences that begin are told."""
+        embed = self._embed if config.soft_copy or self.told_states else None
         encoder, decoder = read_drafter(model)
         encode: Encode = given_encoding
         if encoder is not None:
             encode = TextEncoder(encoder, config.pad_token_id)
         self.requires = TargetRequirements(
-            layers=(-1,) if self.fed_states else (),
+            layers=(-1,) if self.told_states else (),
             encoder=encoder is None,
             cross_layers=tuple(config.cross_layers or ()),
         )
@@ -94,15 +96,17 @@ class BlockDrafter:
         return list(self.project(joined(states)).split([len(own) for own in states]))
 
     def _embed(self, feeds: Sequence[Feed], tokens: Tensor, positions: Tensor) -> Tensor:
-        """Tokens where they stand, with the target's states or slots softly copied from the source.
+        """Tokens where they stand, and what they are told, or slots softly copied from the source.
         Shapes: -> [B, N, D]."""
         model = self.model
         tokens = tokens % model.config.embedding_rows  # one in a slot (`Stack.slot_id`)
-        if self.fed_states:
-            none = model.of_state.weight.new_empty(0, model.config.state_width)
-            said = [none if feed.states is None else feed.states.to(none.dtype) for feed in feeds]
-            states = pad_sequence(said, batch_first=True)
-            return model.decoder.start(model.embed(tokens, states), positions)
+        if self.told_states:
+            said = [feed.states for feed in feeds if feed.states is not None]  # of all, or none
+            states = pad_sequence(said, batch_first=True) if said else None
+            counts = None
+            if len(said) > 1:
+                counts = torch.tensor([len(own) for own in said], device=positions.device)
+            return model.start(model.embed(tokens), positions, states, counts)
         sources = [feed.state.source for feed in feeds]
         ids, mask = pad_texts(sources, model.config.pad_token_id, self.engine.device)
         memory = Memory([], mask.bool()[:, None, None], model.copied_source(ids))
@@ -119,8 +123,8 @@ class BlockDrafter:
         """Hidden states that predict what follows, before previous-token features: [slots, D] each.
 
         Of each sequence its state, the tokens of its prefix [P], what stands in the slots behind it
-        (masks), and what the tokens are fed with: anchored slots have their first row at the last
-        token of the prefix.
+        (masks), and what the target has said: anchored slots have their first row at the last token
+        of the prefix.
 
         Slots are fed as branches: they see the prefix and each other (causal ones those before
         them), and only the prefix stays cached.
@@ -137,7 +141,9 @@ class BlockDrafter:
             if causal:
                 for row in range(len(ids) if causal_slots else len(missing)):
                     visible[row, state.cached + row + 1 :] = False
-            states = None if said is None else said.at(state.cached, len(prefix))
+            states = None
+            if self.told_states:
+                states = (said or self.nothing_said).at(state.cached, len(prefix))
             feeds.append(Feed(state, ids, 0, torch.from_numpy(visible), states=states))
         outputs = self.engine.call(feeds)
         for state, prefix, *_ in asked:
@@ -183,7 +189,7 @@ class BlockDrafter:
     ) -> Iterator[Slots]:
         """The blocks of k slots at some prefix lengths of a known output (`SlotDrafter`)."""
         before = None
-        if self.fed_states:
+        if self.told_states:
             assert self.target is not None
             before = states_before(self.target, [source], [target_ids.tolist()])[0]
         return slots_along(self.model, source, target_ids, prefixes, k, before)
@@ -237,7 +243,7 @@ class BlockSession(SlotSession):
         """Those of them that have been fed with theirs."""
 
     def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
-        if self.drafter.fed_states and target_state is not None:
+        if self.drafter.told_states and target_state is not None:
             self.said = Said.of(target_state, len(self._source.prefix))
             self._verified = target_state.committed
         return wanted
@@ -276,7 +282,7 @@ class BlockSession(SlotSession):
         """As `BlockDrafter.slots_all`."""
         if self.state is None:
             self.state = yield Call(self.drafter.encode_all, self._source)
-        if self.drafter.fed_states:  # others' drafts were fed with none
+        if self.drafter.told_states:  # others' drafts were fed with none
             self.state.forget(min(self.state.cached, self._settled))
             self._settled = min(self._verified, len(tokens))
         asked = self.state, self.prefix_of(tokens), slot_ids, self.said

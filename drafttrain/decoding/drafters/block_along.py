@@ -115,7 +115,7 @@ def block_states(
     that. given: tokens between the decoder start token and the output. first: what stands in each
     block's first slot, instead of the output's token, where the first token is fed. before: the
     target's hidden states that the output's tokens were predicted from (`Forced.before`), where the
-    drafter is fed them.
+    drafter is told them; None: as before the target's first call.
     Shapes: [S] or [S, E], [L], A prefix lengths in 0..L-1, [A], [L, E] -> [A, k, D], [A, k].
     """
     config, device = copy.copy(model.config), model.embedding.weight.device
@@ -133,11 +133,14 @@ def block_states(
     layout = lay_out(targets, lengths, starts, config).to(device)
     if first is not None:
         layout.of_blocks(layout.rows.tokens)[0, :, 0] = first.to(device)
-    fed_with = None
-    if before is not None:  # none with the start token, what is given, and the output's last token
-        fed_with = F.pad(before[None, :-1].to(device), (0, 0, 1 + len(given), 0))
+    states = None
+    if config.state_width is not None:
+        if before is None:
+            before = torch.zeros(length - len(given), config.state_width)
+        # none of the start token and of what is given; the last token is fed to no row
+        states = F.pad(before[None, :-1].to(device), (0, 0, 1 + len(given), 0))
     hidden = model(
-        sources.to(device), None, layout.rows, prefix_rows=layout.prefix_rows, states=fed_with
+        sources.to(device), None, layout.rows, prefix_rows=layout.prefix_rows, states=states
     )
     previous = layout.previous
     states = layout.of_blocks(hidden).reshape(count, config.mask_rows, config.d_model)

@@ -57,8 +57,11 @@ class SpecDrafterConfig(PretrainedConfig):
     """A draft takes two calls: one drafts the first token, which stands in the first of the slots
     of the other."""
     state_width: int | None = None
-    """Width of the target's last hidden states, which committed tokens are fed with: each with the
-    one that it was predicted from. None: they are fed alone."""
+    """Width of the target's last hidden states: each committed token is told the one that it was
+    predicted from (`told.py`). None: it is told none."""
+    told_layer: int | None = None
+    """Layer of the target that its first layer is a copy of, and whose input the map of states is
+    fitted to. None: the first one, whose input is the tokens, or none."""
     slot_weights: Literal["shared", "own"] = "shared"
     """own: the decoder's products have other weights for masked slots than for tokens."""
     soft_copy: bool = False

@@ -156,17 +156,23 @@ FAMILIES = dict.fromkeys(("marian", "bart", "mbart", "pegasus"), _BART)
 FAMILIES |= dict.fromkeys(("t5", "mt5"), _T5) | {"whisper": _WHISPER}
 
 
+def decoder_sources(layers: int, target: PretrainedConfig) -> list[int]:
+    """The target's layers that a decoder of so many starts from."""
+    return spread(layers, getattr(target, FAMILIES[target.model_type].decoder_layers))
+
+
 def weight_sources(own: SpecDrafterConfig, target: PretrainedConfig) -> dict[str, list[str]]:
     """Drafter parameter -> target parameters that it starts from, one after the other.
 
     Of all that models of the family may have; each lacks some.
     """
     family = FAMILIES[target.model_type]
-    decoder = ("decoder", 2, own.decoder_layers, getattr(target, family.decoder_layers))
-    encoder = ("encoder", 1, own.encoder_layers, target.num_hidden_layers)
+    parts = [("decoder", 2, decoder_sources(own.decoder_layers, target))]
+    if own.encoder == "own":
+        parts.append(("encoder", 1, spread(own.encoder_layers, target.num_hidden_layers)))
     sources = {}
-    for part, last, depth, target_depth in (decoder, encoder)[: 1 + (own.encoder == "own")]:
-        for i, number in enumerate(spread(depth, target_depth)):
+    for part, last, numbers in parts:
+        for i, number in enumerate(numbers):
             places = {
                 "part": part,
                 "own": f"{part}.layers.{i}",

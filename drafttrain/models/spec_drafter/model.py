@@ -19,10 +19,10 @@ With `feeds_first` (ours) a draft takes two calls. The first drafts a token, and
 it in place of its first mask, so that what it says is known to the others in every layer, not only
 when their tokens are chosen. With slots of own weights no weight is read more often than before.
 
-With `state_width` (ours, after EAGLE, arXiv 2401.15077) each committed token is fed with the hidden
-state of the target's that it was predicted from, which knows more of what follows than the shallow
-decoder can work out. The target's rows are there anyway; before its first call, and of the tokens
-that decoding starts from, there are none, and nothing is added.
+With `state_width` (ours, after EAGLE, arXiv 2401.15077) each committed token comes with the hidden
+state of the target's that it was predicted from, which knows more of what follows than a shallow
+decoder can work out (`told.py`). The target's rows are there anyway; before its first call, and of
+the tokens that decoding starts from, there are none.
 
 With `encoder="target"` (ours) it has no encoder: its decoder attends to what the target's own
 encoder makes of the source, which is there anyway, so that a round costs the shallow decoder alone.
@@ -43,6 +43,7 @@ from drafttrain.models.spec_drafter.config import SpecDrafterConfig
 from drafttrain.models.spec_drafter.layers import Norm, Stack, sinusoids
 from drafttrain.models.spec_drafter.pooling import group_means, masked_group_means
 from drafttrain.models.spec_drafter.rows import PADDING, Memory, Read, Rows
+from drafttrain.models.spec_drafter.told import Told
 
 UNDRAFTED = -1e4
 """Score of tokens that a drafter of few cannot draft: no probability in float32 and narrower types,
@@ -152,7 +153,7 @@ class SpecDrafter(PreTrainedModel):
                 layer.cross_attention.kv.requires_grad_(False)
         self.soft_copy = linear(width, width) if config.soft_copy else None
         fed = config.state_width
-        self.of_state = None if fed is None else linear(fed, width)
+        self.told = None if fed is None else Told(fed, width)
         if config.output_tokens is not None:
             self.register_buffer("draftable", torch.arange(config.output_tokens))
         if rank := config.previous_token_rank:
@@ -179,25 +180,17 @@ class SpecDrafter(PreTrainedModel):
         elif isinstance(module, SpecDrafter):
             if module.logits_bias is not None:
                 nn.init.zeros_(module.logits_bias)
-            if module.of_state is not None:  # starts as if it were not there
-                nn.init.zeros_(module.of_state.weight)
             if self.config.previous_token_rank:  # starts as no correction at all
                 nn.init.zeros_(module.previous_token_out.weight)
+            if module.told is not None:
+                nn.init.zeros_(module.told.of_state.weight)
+                nn.init.zeros_(module.told.of_token.weight)
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.embedding
 
-    def embed(self, tokens: Tensor, states: Tensor | None = None) -> Tensor:
-        """Embedded tokens; the first, with the target's states that they were predicted from.
-
-        Shapes: tokens [..., T], states [..., N, state_width], N at most T, zeros where there is
-        none -> [..., T, D].
-        """
-        embedded = self.embedding(tokens) * self.config.embedding_scale
-        if states is None or self.of_state is None:
-            return embedded
-        said = self.of_state(states.to(embedded.dtype))
-        return embedded + F.pad(said, (0, 0, 0, tokens.shape[-1] - states.shape[-2]))
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.embedding(tokens) * self.config.embedding_scale
 
     def encode(self, source: Tensor, attention_mask: Tensor | None = None) -> Memory:
         """Encoder, where it has one, and cross-attention projections, once a source.
@@ -251,12 +244,12 @@ class SpecDrafter(PreTrainedModel):
         cache.
 
         Shapes: tokens, positions [B, T]; visible [B, 1, T, P + T] (P cached rows, at positions
-        0..P-1); past: per layer keys and values [B, H, P, C]; states: of `embed` -> [B, T, D].
+        0..P-1); past: per layer keys and values [B, H, P, C]; states: of `start` -> [B, T, D].
         """
-        embedded = self.embed(tokens, states)
+        embedded = self.embed(tokens)
         if self.soft_copy is not None:
             embedded = self.copy_source(embedded, tokens, positions, memory)
-        x = self.decoder.start(embedded, positions)
+        x = self.start(embedded, positions, states)
         key_positions = positions
         if past is not None and self.decoder.relative_bias is not None:
             cached = torch.arange(past[0][0].shape[2], device=tokens.device)[None]
@@ -274,6 +267,29 @@ class SpecDrafter(PreTrainedModel):
             )
             new.append(keys_values)
         return self.decoder.finish(x), new
+
+    def start(
+        self,
+        embedded: Tensor,
+        positions: Tensor,
+        states: Tensor | None,
+        tokens: Tensor | None = None,
+    ) -> Tensor:
+        """What the decoder's first layer reads: rows with their positions, and, of the first ones,
+        what they are told.
+
+        Shapes: embedded [B, T, D], positions [B, T], states [B, L, E] of the target's that the
+        tokens in the first L rows were predicted from, zeros where there is none; tokens [B], of
+        how many of these rows, if not of all -> [B, T, D].
+        """
+        x = self.decoder.start(embedded, positions)
+        if self.told is None or states is None:
+            return x
+        told = self.told(states, embedded[:, : states.shape[1]])
+        if tokens is not None:
+            places = torch.arange(told.shape[1], device=told.device)
+            told = told.where((places < tokens[:, None])[..., None], 0.0)
+        return x + F.pad(told, (0, 0, 0, x.shape[1] - told.shape[1]))
 
     def copy_source(
         self, embedded: Tensor, tokens: Tensor, positions: Tensor, memory: Memory
@@ -379,7 +395,7 @@ class SpecDrafter(PreTrainedModel):
         prefix_rows: int | None = None,
         states: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states of all rows (training). Shapes: states of `embed` -> [B, T, D].
+        """Hidden states of all rows (training). Shapes: states of `start` -> [B, T, D].
 
         prefix_rows: how many of each line, the first, are the prefix's; needed where slots have
         weights of their own.
@@ -399,8 +415,9 @@ class SpecDrafter(PreTrainedModel):
         prefix: Read | None = None,
         states: Tensor | None = None,
     ) -> Read:
-        """Hidden states, keys and values of rows, which also see the prefix read before; the first
-        ones are fed with the target's states (`embed`).
+        """Hidden states, keys and values of rows, which also see the prefix read before.
+
+        states: of `start`, where these rows are the prefix's, or begin with them.
 
         A causal prefix sees no block, so it can be read once for several passes over its blocks;
         where slots have weights of their own it must be.

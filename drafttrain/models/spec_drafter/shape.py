@@ -11,9 +11,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import DrafterConfig
 from drafttrain.models.draft_states import state_size
-from drafttrain.models.language_models import spread
 from drafttrain.models.spec_drafter.config import SpecDrafterConfig
-from drafttrain.models.spec_drafter.families import FAMILIES
+from drafttrain.models.spec_drafter.families import FAMILIES, decoder_sources
 from drafttrain.models.speech import hears
 
 
@@ -76,13 +75,15 @@ def make_config(
             f"drafter.output_tokens = {settings.output_tokens} is more than the target's "
             f"{shape['vocab_size']} tokens; give fewer, or leave it out"
         )
+    taken = decoder_sources(settings.decoder_layers, target)
     if shape["encoder"] == "target" and settings.initialise == "both":
-        depth = getattr(target, FAMILIES[target.model_type].decoder_layers)
-        shape["cross_layers"] = spread(settings.decoder_layers, depth)
+        shape["cross_layers"] = taken
     given = {"decoder_layers", "dropout", "k", "slots", "prefix_attention", "soft_copy"}
     given |= {"output_tokens", "source_pooling", "slot_weights", "slot_attention", "feeds_first"}
     if settings.target_states:
         shape["state_width"] = state_size(target, "token")
+        if settings.initialise == "both":
+            shape["told_layer"] = taken[0] or None
     return SpecDrafterConfig(
         **shape,
         **settings.model_dump(include=given | {"previous_token_rank"}),

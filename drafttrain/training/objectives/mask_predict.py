@@ -16,6 +16,7 @@ from drafttrain.data.batches.slots import SlotBatch
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.rows import Memory, Read, Rows
 from drafttrain.models.spec_drafter.slots import IGNORED, Layout
+from drafttrain.models.spec_drafter.told import read_outputs, states_in_front
 from drafttrain.training.losses import LossSums, rejection_probability, smoothed_cross_entropy
 from drafttrain.training.objective import Teacher
 
@@ -46,7 +47,7 @@ class MaskPredict(nn.Module):
                 "give the target as teacher"
             )
         if drafter.config.state_width is not None and teacher is None:
-            raise ValueError("the drafter is fed the target's states; give the target as teacher")
+            raise ValueError("the drafter is told the target's states; give the target as teacher")
         self.teacher = None if teacher is None else Teacher(teacher)
         causal = drafter.config.prefix_attention == "causal"
         self.prefix_apart = causal and drafter.config.mask_rows > 0
@@ -111,29 +112,13 @@ class MaskPredict(nn.Module):
     @torch.no_grad()
     def target_states(self, batch: SlotBatch) -> Tensor | None:
         """The target's hidden state that each token of the prefix was predicted from, for drafters
-        that are fed it; zeros with the start token and those that decoding starts from.
-
-        Shapes: -> [B, L, state_width].
-        """
+        that are told it (`states_in_front`). Shapes: -> [B, L, state_width]."""
         if self.model.config.state_width is None:
             return None
         teacher = self.teacher.on(batch.targets.device)
-        read, encoded = {}, batch.encoded
-        if batch.attention_mask is not None:
-            read["encoder_attention_mask"] = batch.attention_mask
-        with torch.autocast(batch.targets.device.type, enabled=False):
-            if encoded is None:
-                encoder = teacher.get_encoder()
-                encoded = encoder(batch.input_ids, attention_mask=batch.attention_mask)[0]
-            hidden = teacher.get_decoder()(
-                self._shifted(batch.targets),
-                encoder_hidden_states=encoded.to(teacher.dtype),
-                use_cache=False,
-                **read,
-            )[0]
-        places = torch.arange(hidden.shape[1], device=hidden.device)
-        known = (places > batch.given[:, None])[..., None]
-        return hidden.roll(1, dims=1).where(known, 0.0)
+        tokens = self._shifted(batch.targets)
+        read = read_outputs(teacher, batch.source, batch.attention_mask, tokens, layers=False)
+        return states_in_front(read[0], batch.given)
 
     def _shifted(self, targets: Tensor) -> Tensor:
         """Outputs as the target's decoder reads them. Shapes: [B, L] -> [B, L]."""

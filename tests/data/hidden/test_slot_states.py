@@ -52,7 +52,7 @@ SHAPES = {
     "bidirectional": {"slots": "paper", "prefix_attention": "bidirectional"},
     "target's encoder": {"encoder": "target", "previous_token_rank": 3},
     "first fed": {"feeds_first": True, "slot_attention": "causal", "previous_token_rank": 3},
-    "states fed": {"target_states": True, "previous_token_rank": 3},
+    "states told": {"target_states": True, "previous_token_rank": 3},
     "masks": {"masks": True},
 }
 
@@ -69,7 +69,7 @@ def tiny_pair(vocab: int = WORDS, **shape):
     drafter = SpecDrafter(config).double().eval()
     initialise(drafter, target, "both" if config.slots == "anchored" else "encoder")
     if config.state_width is not None:
-        torch.nn.init.normal_(drafter.of_state.weight, std=0.3)
+        torch.nn.init.normal_(drafter.told.of_state.weight, std=0.05)
     if config.previous_token_rank:
         torch.nn.init.normal_(drafter.previous_token_out.weight, std=0.5)
     return target, drafter

@@ -22,7 +22,7 @@ from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import DraftState, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.evaluation.teacher_forced import replay_rounds
-from tests.decoding.drafters.toy_blocks import CONVENTIONS, FED_STATES, toy_drafter
+from tests.decoding.drafters.toy_blocks import CONVENTIONS, TOLD_STATES, toy_drafter
 from tests.decoding.enumeration import (
     alone_and_together,
     enumerate_output,
@@ -36,7 +36,7 @@ from tests.decoding.toys import (
     toy_source,
     toys_together,
 )
-from tests.tiny_drafters import fed_states, shared, tiny_drafter
+from tests.tiny_drafters import shared, tiny_drafter, told_states
 from tests.tiny_models import VOCAB, tiny_source
 
 SAMPLINGS = {
@@ -51,7 +51,7 @@ FEW = {
     "few, coupled": {"output_tokens": 3, "previous_token_rank": 3},
 }
 """Drafters that cannot draft every token: no less exact."""
-SETTINGS = CONVENTIONS | FEW | FED_STATES
+SETTINGS = CONVENTIONS | FEW | TOLD_STATES
 
 
 @pytest.mark.parametrize(("sampling", "together"), alone_and_together(SAMPLINGS))
@@ -216,38 +216,54 @@ def test_a_session_whose_sequence_changed_drafts_as_a_fresh_one(settings: dict) 
 SHOWN = [
     ([], (0, 0)),
     ([2, 3, 3], (0, 0)),  # others' drafts, before the target's first call
-    ([2], (0, 1)),
-    ([2, 3, 1, 3], (1, 4)),
-    ([2, 3, 1, 3, 2, 2], (1, 4)),  # the same state, and others' drafts behind what is verified
-    ([2, 3, 1, 3, 3], (1, 4)),
-    ([2, 3, 1, 3, 1], (4, 5)),
+    ([2, 3], (0, 2)),  # both accepted: fed again, with their states
+    ([2, 3, 1, 3], (2, 4)),
+    ([2, 3, 1, 3, 3, 2], (2, 4)),  # the same state, and others' drafts behind what is verified
+    ([2, 3, 1, 3, 2, 2], (2, 4)),
+    ([2, 3, 1, 3, 2, 2, 1], (4, 7)),
 ]
 """Rounds of a session: tokens, and of which of them the target has shown rows, first to last."""
 
 
-@pytest.mark.parametrize("settings", FED_STATES.values(), ids=FED_STATES.keys())
+@pytest.mark.parametrize("given", [[], [3, 2]])
+@pytest.mark.parametrize("settings", TOLD_STATES.values(), ids=TOLD_STATES.keys())
 def test_every_committed_token_is_fed_with_the_state_that_it_was_predicted_from(
-    settings: dict,
+    settings: dict, given: list[int]
 ) -> None:
-    """Whatever was shown before: others' drafts, which no state is known of, are fed without."""
+    """Whatever was shown before: others' drafts, which no state is known of, are fed without, as is
+    what decoding starts from, though the target's first call shows rows of that too."""
     drafter, randomness = toy_drafter(**settings), SampledRandomness(torch.Generator())
-    said = torch.randn(8, TARGET_WIDTH, dtype=torch.float64)  # row r: at token r of them all
-    session = drafter.open(toy_source(), Sampling(), randomness)
+    source = toy_source(*given)
+    prefix = source.prefix
+    shown_first = torch.randn(len(given), TARGET_WIDTH, dtype=torch.float64)
+    said = torch.randn(8, TARGET_WIDTH, dtype=torch.float64)  # row r is what y_{r+1} came from
+    session = drafter.open(source, Sampling(), randomness)
     for output, (first, verified) in SHOWN:
-        tokens = torch.cat((toy_source().prefix, torch.tensor(output, dtype=torch.long)))
-        state = TargetState(1 + verified, {-1: said[first:verified]}) if verified else None
+        tokens = torch.cat((prefix, torch.tensor(output, dtype=torch.long)))
+        every = torch.cat((shown_first, said[:verified]))
+        shown = every if first == 0 else said[first:verified]
+        committed = len(prefix) + verified
+        state = TargetState(committed, {-1: shown}) if verified else None
         before = said[: len(output)].clone()
         before[verified:] = 0.0
         with torch.inference_mode():
             session.longest(tokens, 3, state)
             seen = alone(session.slot_states(tokens, 3))
             likeliest = alone(session.slot_rows(tokens, 1))[1].argmax(-1)
-            expected = behind(drafter, output, before, likeliest)
+            expected = behind(drafter, output, before, likeliest, given)
+            late = drafter.open(source, Sampling(), randomness)
+            late.longest(tokens, 3, TargetState(committed, {-1: every}))
+            seen_late = alone(late.slot_states(tokens, 3))
         assert (seen - expected).abs().max() < 1e-12, output
+        assert (seen_late - expected).abs().max() < 1e-12, output
 
 
 def behind(
-    drafter: BlockDrafter, output: list[int], before: torch.Tensor, first: torch.Tensor
+    drafter: BlockDrafter,
+    output: list[int],
+    before: torch.Tensor,
+    first: torch.Tensor,
+    given: list[int],
 ) -> torch.Tensor:
     """The slots behind a whole output, of which no token comes next. Shapes: -> [3, D]."""
     follows = [*output, 2]  # a token that no row sees
@@ -257,6 +273,7 @@ def behind(
         torch.tensor(follows),
         [len(output)],
         3,
+        given,
         first=first if drafter.feeds_first else None,
         before=torch.cat((before, torch.full((1, TARGET_WIDTH), 9.0, dtype=torch.float64))),
     )
@@ -264,7 +281,7 @@ def behind(
 
 
 def test_a_sequence_that_begins_shares_calls_with_those_that_have_states() -> None:
-    drafter = toy_drafter(**FED_STATES["states fed"])
+    drafter = toy_drafter(**TOLD_STATES["states told"])
     said = torch.randn(3, TARGET_WIDTH)  # of a target in another precision
     shown = [([2, 3, 1], TargetState(4, {-1: said})), ([], None)]
 
@@ -289,7 +306,7 @@ def test_greedy_rounds_behind_states_are_those_of_one_parallel_pass(
     monkeypatch.setattr(candidates, "CANDIDATES", VOCAB)
     target = CachedModel(shared(family))
     target.model.generation_config.min_new_tokens = 10
-    drafter = fed_states(target.model, family, decoder_layers=2, previous_token_rank=3)
+    drafter = told_states(target.model, family, decoder_layers=2, previous_token_rank=3)
     source = tiny_source([5, 9, 20, 7, 1], target.model)
     randomness = SampledRandomness(torch.Generator())
 

@@ -36,8 +36,8 @@ CONVENTIONS = {
     "paper, bidirectional": {"slots": "paper", "prefix_attention": "bidirectional"},
 }
 
-FED_STATES = {
-    "states fed": {"state_width": TARGET_WIDTH, "previous_token_rank": 3},
+TOLD_STATES = {
+    "states told": {"state_width": TARGET_WIDTH, "previous_token_rank": 3},
     "states and first fed": {
         "state_width": TARGET_WIDTH,
         "slot_attention": "causal",
@@ -45,7 +45,7 @@ FED_STATES = {
         "slot_weights": "own",
     },
 }
-"""Conventions of drafters that are fed the target's states, which go along with targets only."""
+"""Conventions of drafters that are told the target's states, which go along with targets only."""
 
 
 def excite(drafter: SpecDrafter) -> SpecDrafter:

@@ -37,11 +37,11 @@ from tests.evaluation.stops.replays import decoded_rounds, random_head, replayed
 from tests.tiny_drafters import (
     MASK,
     behind_states,
-    fed_states,
     noisy,
     parallel,
     shared,
     tiny_drafter,
+    told_states,
 )
 from tests.tiny_models import VOCAB, tiny_model, tiny_source
 
@@ -54,8 +54,8 @@ STATES = {"behind": "blocks"}
 LINKED_STATES = {"behind": "linked"}
 """Drafters behind the target's states."""
 SHARED = {"target's encoder": {"encoder": "target"}, "whisper": {"encoder": "target"}}
-FED_STATES = {
-    "states fed": {"previous_token_rank": 3},
+TOLD_STATES = {
+    "states told": {"previous_token_rank": 3},
     "states and first fed": {
         "encoder": "target",
         "slot_attention": "causal",
@@ -76,7 +76,7 @@ FED_STATES = {
         "paper",
         "paper, bidirectional",
         *SHARED,
-        *FED_STATES,
+        *TOLD_STATES,
     ],
 )
 def test_greedy_replay_equals_decoding_round_for_round(convention, monkeypatch):
@@ -84,10 +84,10 @@ def test_greedy_replay_equals_decoding_round_for_round(convention, monkeypatch):
     family = "whisper" if convention == "whisper" else "marian"
     target = CachedModel(shared(family))
     target.model.generation_config.min_new_tokens = 10
-    shape = {"decoder_layers": 2} | (CONVENTIONS | SHARED | FED_STATES)[convention]
+    shape = {"decoder_layers": 2} | (CONVENTIONS | SHARED | TOLD_STATES)[convention]
     sources = [tiny_source(ids, target.model) for ids in ([5, 9, 20, 7, 1], [8, 30, 1])]
-    if convention in FED_STATES:
-        check_greedy_replay(target, fed_states(target.model, family, **shape), sources)
+    if convention in TOLD_STATES:
+        check_greedy_replay(target, told_states(target.model, family, **shape), sources)
         return
     drafter = tiny_drafter(family, **shape)
     torch.manual_seed(0)

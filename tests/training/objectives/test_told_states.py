@@ -1,6 +1,8 @@
-"""Spec-Drafters that are fed the target's states: which ones training feeds, and with what."""
+"""Spec-Drafters that are told the target's states: which ones, in training, and how that starts."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,9 +13,11 @@ from drafttrain.data.batches.slots import SlotCollator
 from drafttrain.decoding.drafters.block_along import block_states
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.engine.teacher_forcing import states_before
-from drafttrain.models.spec_drafter.model import SpecDrafter
+from drafttrain.models.least_squares import RIDGE
+from drafttrain.models.spec_drafter.model import SpecDrafter, SpecDrafterConfig
+from drafttrain.models.spec_drafter.told import Fitted, fit_told
 from drafttrain.training.objectives.mask_predict import MaskPredict
-from tests.tiny_drafters import fed_states, shared
+from tests.tiny_drafters import shared, tiny_drafter, told_states
 from tests.tiny_models import EOS
 
 ROWS = [([5, 9, 7, EOS], [8, 4, 6, EOS], []), ([4, EOS], [9, 3, 7, 5, 6, EOS], [11, 12])]
@@ -27,7 +31,7 @@ SHAPES = {
 
 def objective(family: str = "marian", **shape: object) -> MaskPredict:
     target = shared(family)
-    drafter = fed_states(target, family, decoder_layers=2, dropout=0.0, **shape)
+    drafter = told_states(target, family, decoder_layers=2, dropout=0.0, **shape)
     return MaskPredict(drafter.model, ObjectiveConfig(label_smoothing=0.0), target).train()
 
 
@@ -57,7 +61,8 @@ def test_training_reads_a_prefix_as_drafting_along_an_output_does(shape: dict) -
     rows = layout.rows.part(0, layout.prefix_rows)
     memory = model.encode(batch.source, batch.attention_mask)
     read = model.read(rows, memory, states=ours.target_states(batch)).hidden
-    unfed = model.read(rows, memory).hidden
+    states = ours.target_states(batch)
+    untold = model.read(rows, memory, states=torch.zeros_like(states)).hidden
     for line, (source, output, given) in enumerate(ROWS):
         target = ours.teacher.model
         [before] = states_before(target, [make_source(source, target, given)], [output])
@@ -67,7 +72,7 @@ def test_training_reads_a_prefix_as_drafting_along_an_output_does(shape: dict) -
         )
         own = slice(len(given), len(given) + len(output))
         assert (read[line, own] - expected[:, 0]).abs().max() < 1e-12
-        assert (unfed[line, own][1:] - expected[1:, 0]).abs().max() > 1e-3
+        assert (untold[line, own][1:] - expected[1:, 0]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
@@ -79,18 +84,55 @@ def test_sums_do_not_depend_on_the_batch_and_states_are_learned_from(shape: dict
     for total, *apart in zip(whole, *parts, strict=True):
         assert abs(total - sum(apart)) < 1e-9
     whole.loss.backward()
-    assert ours.model.of_state.weight.grad.abs().max() > 0
+    assert ours.model.told.of_state.weight.grad.abs().max() > 0
 
 
-def test_a_drafter_starts_as_if_no_state_were_fed() -> None:
-    """Its map of them is zero, so that the target's weights start as they would without."""
-    ours = objective()
-    fresh = SpecDrafter(ours.model.config)
-    assert fresh.of_state.weight.count_nonzero() == 0
+def test_a_drafter_that_was_not_fitted_is_told_nothing() -> None:
+    fresh = SpecDrafter(objective().model.config)
+    assert all(parameter.count_nonzero() == 0 for parameter in fresh.told.parameters())
+
+
+@pytest.mark.parametrize("family", ["marian", "bart", "t5"])
+def test_the_map_is_fitted_to_what_the_target_hands_the_copied_layer(family: str) -> None:
+    """Of squared errors and a share of squared weights the least: the gradient is zero."""
+    target = shared(family)
+    drafter = tiny_drafter(family, decoder_layers=1, target_states=True)
+    config, inputs, wanted = drafter.config, [], []
+    assert config.told_layer == 1  # the last of two
+    for source, output, given in ROWS:
+        tokens = torch.tensor([[config.decoder_start_token_id, *given, *output[:-1]]])
+        read = target(
+            input_ids=torch.tensor([source]), decoder_input_ids=tokens, output_hidden_states=True
+        ).decoder_hidden_states
+        fed = drafter.decoder.start(drafter.embed(tokens), torch.arange(tokens.shape[1])[None])
+        for place in range(tokens.shape[1]):
+            state = read[-1][0, place - 1] if place > len(given) else torch.zeros(16)
+            embedded = drafter.embed(tokens)[0, place]
+            if place > len(given):  # as long as the token's own embedding
+                state = state * (embedded.square().mean() / state.square().mean()).sqrt()
+            inputs.append(torch.cat((state.double(), embedded, torch.ones(1))))
+            wanted.append(read[config.told_layer][0, place] - fed[0, place])
+    fit_told(drafter, target, fitted(config))
+    told = drafter.told
+    parts = told.of_state.weight, told.of_token.weight, told.of_token.bias[:, None]
+    weights, inputs, wanted = torch.cat(parts, 1).T, torch.stack(inputs), torch.stack(wanted)
+    products = inputs.T @ inputs
+    ridge = RIDGE * products.diagonal().mean() * weights
+    gradient = products @ weights + ridge - inputs.T @ wanted
+    assert gradient.abs().max() < 1e-3 * (inputs.T @ wanted).abs().max()
+
+
+def fitted(config: SpecDrafterConfig) -> Iterator[Fitted]:
+    """Both rows in one batch."""
+    batch = SlotCollator(config, 1, seed=0)(examples())
+    start = torch.full((2, 1), config.decoder_start_token_id)
+    tokens = torch.cat((start, batch.targets[:, :-1]), 1)
+    lengths = torch.tensor([len(output) + len(given) for _, output, given in ROWS])
+    yield Fitted(batch.source, batch.attention_mask, tokens, lengths, batch.given)
 
 
 def test_the_target_is_asked_for() -> None:
-    with pytest.raises(ValueError, match="fed the target's states; give the target"):
+    with pytest.raises(ValueError, match="told the target's states; give the target"):
         MaskPredict(objective().model, ObjectiveConfig())
 
 
@@ -104,4 +146,4 @@ def test_the_target_is_asked_for() -> None:
 def test_what_does_not_go_with_states_is_named(shape: dict, remedy: str) -> None:
     settings = DrafterConfig(target_states=True, **shape)
     with pytest.raises(ValueError, match=remedy):
-        fed_states(shared("marian"), **settings.model_dump(exclude={"target_states"}))
+        told_states(shared("marian"), **settings.model_dump(exclude={"target_states"}))
