@@ -15,6 +15,7 @@ from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import Entropy, FixedLength
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
+from tests import tiny_drafters
 from tests.decoding import test_batch_parity as parity
 from tests.devices.pretended import DEVICE, moved, pretended_gpu
 from tests.tiny_drafters import block_heads, shared, tiny_drafter
@@ -31,6 +32,7 @@ WAITS = {
     "paper": 2,
     "bidirectional": 2,
     "soft copy": 2,
+    "states told": 2,
 }
 """Times that a greedy round of a batch waits for the device: for every call whose tokens the next
 one is fed, and for the verdict."""
@@ -58,6 +60,9 @@ def on_the_gpu(name: str, sampling: Sampling, verifier: Verifier | None, stop: S
     with (
         mock.patch.object(parity, "near_copy", lambda *_, **__: moved(shared("marian"))),
         mock.patch.object(parity, "tiny_drafter", lambda *a, **k: moved(tiny_drafter(*a, **k))),
+        mock.patch.object(
+            tiny_drafters, "tiny_drafter", lambda *a, **k: moved(tiny_drafter(*a, **k))
+        ),
         mock.patch.object(parity, "block_heads", lambda: moved(block_heads())),
     ):
         drafter = EVERY[name](target)
