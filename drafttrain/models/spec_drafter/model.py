@@ -39,7 +39,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
-from drafttrain.models.spec_drafter.config import SpecDrafterConfig
+from drafttrain.models.spec_drafter.config import SpecDrafterConfig, check_shape
 from drafttrain.models.spec_drafter.layers import Norm, Stack, sinusoids
 from drafttrain.models.spec_drafter.pooling import group_means, masked_group_means
 from drafttrain.models.spec_drafter.rows import PADDING, Memory, Read, Rows
@@ -69,54 +69,6 @@ def _take_former_names(model: nn.Module, state: dict[str, Tensor], prefix: str, 
     """Let checkpoints of unfinished runs be gone on with."""
     for name in [name for name in state if name.startswith(prefix)]:
         state[prefix + present_name(name.removeprefix(prefix))] = state.pop(name)
-
-
-def check_shape(config: SpecDrafterConfig) -> None:
-    """Raises ValueError for settings that do not go together."""
-    if config.prefix_attention == "bidirectional" and config.slots == "anchored":
-        raise ValueError(
-            "anchored slots need a causal prefix (a prefix that sees the slots would see its "
-            "own labels); set drafter.slots=paper or drafter.prefix_attention=causal"
-        )
-    if config.soft_copy and config.positions == "relative":
-        raise ValueError(
-            "softly copied slots are addressed by position embeddings, which a target with "
-            "relative positions (T5) has not; set drafter.soft_copy=false"
-        )
-    if config.slot_weights == "own" and (
-        config.prefix_attention == "bidirectional" or config.slots == "paper"
-    ):
-        raise ValueError(
-            "slots with weights of their own are anchored behind a causal prefix; set "
-            "drafter.slots=anchored and drafter.prefix_attention=causal, or "
-            "drafter.slot_weights=shared"
-        )
-    if config.slot_attention == "causal" and config.prefix_attention == "bidirectional":
-        raise ValueError(
-            "slots that see a prefix which sees them all are not causal; set "
-            "drafter.prefix_attention=causal or drafter.slot_attention=bidirectional"
-        )
-    if config.feeds_first and (config.slots == "paper" or config.slot_attention == "bidirectional"):
-        raise ValueError(
-            "a first token that is fed stands in front of causal slots, behind an anchor; set "
-            "drafter.slots=anchored and drafter.slot_attention=causal, or "
-            "drafter.feeds_first=false"
-        )
-    if config.state_width is not None and config.slots == "paper":
-        raise ValueError(
-            "the target's states are fed with tokens behind a causal prefix; set "
-            "drafter.slots=anchored, or drafter.target_states=false"
-        )
-    if config.soft_copy and config.state_width is not None:
-        raise ValueError(
-            "softly copied slots and the target's states are not fed together; set "
-            "drafter.soft_copy=false or drafter.target_states=false"
-        )
-    if config.soft_copy and config.encoder == "target":
-        raise ValueError(
-            "softly copied slots read the source's tokens, which a drafter that reads the "
-            "target's encoder is not given; set drafter.soft_copy=false or drafter.encoder=own"
-        )
 
 
 class SpecDrafter(PreTrainedModel):
