@@ -146,14 +146,13 @@ def make_task(
 
 def first_outputs(task: Task) -> Iterator[Fitted]:
     """Outputs, drawn without replacement, until they have `FITTED_TOKENS` tokens."""
-    config, left = task.objective.model.config, FITTED_TOKENS
+    left = FITTED_TOKENS
     generator = torch.Generator().manual_seed(FITTED_SEED)
     for chosen in torch.randperm(len(task.rows), generator=generator).split(FITTED_AT_ONCE):
         batch = task.collate(task.rows.__getitems__([(0, row) for row in chosen.tolist()]))
         batch = batch.to(task.objective.model.device)
         lengths = (batch.layout.of_prefix(batch.layout.rows.block) == PREFIX).sum(1)
-        start = torch.full_like(batch.targets[:, :1], config.decoder_start_token_id)
-        tokens = torch.cat((start, batch.targets[:, :-1]), dim=1)
+        tokens = task.objective.decoder_inputs(batch.targets)
         yield Fitted(batch.source, batch.attention_mask, tokens, lengths, batch.given)
         left -= int(lengths.sum())
         if left <= 0:

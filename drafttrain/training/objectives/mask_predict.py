@@ -116,11 +116,11 @@ class MaskPredict(nn.Module):
         if self.model.config.state_width is None:
             return None
         teacher = self.teacher.on(batch.targets.device)
-        tokens = self._shifted(batch.targets)
+        tokens = self.decoder_inputs(batch.targets)
         read = read_outputs(teacher, batch.source, batch.attention_mask, tokens, layers=False)
         return states_in_front(read[0], batch.given)
 
-    def _shifted(self, targets: Tensor) -> Tensor:
+    def decoder_inputs(self, targets: Tensor) -> Tensor:
         """Outputs as the target's decoder reads them. Shapes: [B, L] -> [B, L]."""
         start = torch.full_like(targets[:, :1], self.model.config.decoder_start_token_id)
         return torch.cat((start, targets[:, :-1]), dim=1)
@@ -142,7 +142,7 @@ class MaskPredict(nn.Module):
                 read["attention_mask"] = batch.attention_mask
         logits = teacher(
             **read,
-            decoder_input_ids=self._shifted(batch.targets),
+            decoder_input_ids=self.decoder_inputs(batch.targets),
             use_cache=False,
         ).logits
         highest, ids = logits.float().topk(min(LIKELIEST, logits.shape[-1]), dim=-1)
