@@ -64,7 +64,9 @@ def measure_methods(
     if settings.mode == "decode":
         evaluation = evaluate(*given, progress=True)
     else:
-        report = evaluate_teacher_forced(*given, settings.p_min, progress=True)
+        report = evaluate_teacher_forced(
+            *given, settings.p_min, progress=True, served=settings.served
+        )
         evaluation = Evaluation(report, [])
     write_evaluation(evaluation, settings.report)
     report = evaluation.report

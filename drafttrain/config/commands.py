@@ -126,6 +126,9 @@ class EvalConfig(Config):
     decodes once, and each drafter, those of `others` too, is judged by parallel passes along its
     outputs: what decoding would accept at temperature 0, the expectation of it above. Of a language
     model it also tells what vLLM, llama.cpp, Transformers and MLX-LM would accept."""
+    served: bool = True
+    """teacher-forced: whether that is told. It takes each language model's rows of all its tokens,
+    most of a run's time where drafters are small and the vocabulary is large."""
     p_min: tuple[Annotated[float, Field(ge=0.0, lt=1.0)], ...] = ()
     """teacher-forced: values of llama.cpp's --spec-draft-p-min to try, beside 0."""
     timing_prompts: NonNegativeInt = 8

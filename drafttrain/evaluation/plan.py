@@ -82,6 +82,11 @@ def make_plan(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Plan:
             f"p_min = {shown} counts for mode teacher-forced only, where nothing is decoded; leave "
             "it out, or give --mode teacher-forced (here: --stop confidence)"
         )
+    elif not settings.served:
+        raise ConfigError(
+            "served = false counts for mode teacher-forced only, where nothing is decoded; leave "
+            "it out, or give --mode teacher-forced"
+        )
     heard = hears(check_target(settings.target))
     rows = load_inputs(settings.data, heard=heard)
     check_batch_sizes(settings, len(rows))

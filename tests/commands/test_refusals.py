@@ -79,6 +79,8 @@ PAIRINGS = {
     f"{CAUSAL} --mode teacher-forced --batch-size 4": ("batch_sizes = 4", "--mode decode"),
     f"{CAUSAL} --mode teacher-forced --stop confidence": ("'confidence'", "--mode decode"),
     f"{CAUSAL} p_min=[0.5]": ("p_min = 0.5", "teacher-forced"),
+    f"{CAUSAL} served=false": ("served = false", "teacher-forced"),
+    f"{FORCED} served=false p_min=[0.5]": ("p_min", "served = false"),
     f"{FORCED} others.x.drafter=small others.x.tree.kind=opt-tree": (
         "others.x.tree.kind = 'opt-tree'",
         "--mode decode",

@@ -73,17 +73,19 @@ def follow_outputs(
     prompts: Sequence[Prompt],
     options: EvaluationOptions,
     progress: bool = False,
+    served: bool = True,
 ) -> Followed:
     """Decode every prompt plainly, and let every method follow the output.
 
     Drafts are chains of fixed lengths; the rule is greedy match, rejection or block verification.
+    served: whether the rules of engines are followed too.
     """
-    models = {
-        served_name(m): m.drafter.model.drafting_all() for m in methods if m.assistant is not None
-    }
+    assisted = [m for m in methods if served and m.assistant is not None]
+    models = {id(m.drafter): m.drafter.model.drafting_all() for m in assisted}
+    named = {served_name(m): id(m.drafter) for m in assisted}
     lengths: list[int] = []
     rounds: list[list[Expected]] = [[] for _ in methods]
-    judged: dict[str, list[Along]] = {name: [] for name in models}
+    judged: dict[int, list[Along]] = {key: [] for key in models}
     tracing = TraceOptions(options.sampling, options.max_new_tokens, depth=0)
     requires = TargetRequirements.union(method.drafter.requires for method in methods)
     needs_rows = bool(models) or not options.sampling.greedy
@@ -93,12 +95,13 @@ def follow_outputs(
             lengths.append(len(own.tokens))
             for place, found in enumerate(follow(methods, own, tracing)):
                 rounds[place].append(found)
-            for name, drafter in models.items():
-                judged[name].append(
+            for key, drafter in models.items():
+                judged[key].append(
                     judge_along(target, drafter, own.source, own.tokens, tracing, own.target_probs)
                 )
             work.update()
-    return Followed(np.array(lengths, dtype=np.float64), rounds, judged)
+    by_name = {name: judged[key] for name, key in named.items()}
+    return Followed(np.array(lengths, dtype=np.float64), rounds, by_name)
 
 
 def served_name(method: Method) -> str:

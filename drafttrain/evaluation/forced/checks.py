@@ -34,6 +34,11 @@ def check_teacher_forced(
     for prefix, method in named:
         check_drafter(prefix, method)
         check_chain(prefix, method)
+    if settings.p_min and not settings.served:
+        raise ConfigError(
+            "p_min is a setting of llama.cpp, but served = false leaves out what engines would "
+            "accept; leave either out"
+        )
     drafters = dict.fromkeys(str(method.drafter) for _, method in named)
     if settings.p_min and not any(map(can_assist, drafters)):
         words = in_words([read_kind(drafter) for drafter in drafters])

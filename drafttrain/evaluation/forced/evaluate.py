@@ -56,16 +56,18 @@ def evaluate_teacher_forced(
     data_name: str,
     p_min: Sequence[float] = (),
     progress: bool = False,
+    served: bool = True,
 ) -> Report:
     """What every method would accept along the target's own outputs; no speed, no texts.
 
-    rows: with columns row, source and reference. p_min: of llama.cpp, to try beside 0. The report's
-    first run is plain decoding. Raises ValueError where no row can be decoded, and as `make_jobs`.
+    rows: with columns row, source and reference. served: whether engines' rules are followed too;
+    p_min: of llama.cpp, to try beside 0. The report's first run is plain decoding. Raises
+    ValueError where no row can be decoded, and as `make_jobs`.
     """
     prompts, skipped = read_prompts(target, model, rows)
     resamples = draw_resamples(len(prompts), options.bootstrap, options.seed)
     costs = measure_costs(target, model, methods, prompts, options, progress)
-    followed = follow_outputs(model, methods, prompts, options, progress)
+    followed = follow_outputs(model, methods, prompts, options, progress, served)
     plain = plain_counts(followed.lengths)
     counts = [expected_counts(*one) for one in zip(methods, followed.rounds, strict=True)]
     runs = [_plain_run(plain, resamples, options)]
@@ -206,7 +208,7 @@ def _served(
     """What engines would accept of every language model's drafts, at each of its lengths."""
     lengths: dict[str, list[int]] = {}
     for method in methods:
-        if method.assistant is not None:
+        if served_name(method) in followed.judged:
             lengths.setdefault(served_name(method), []).append(method.stop.longest)
     return [
         run

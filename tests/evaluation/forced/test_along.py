@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from drafttrain.evaluation.forced.rounds import Expected
 from drafttrain.evaluation.metrics import Counts, count_positions, count_rounds
 from drafttrain.evaluation.options import EvaluationOptions
 from drafttrain.evaluation.prompts import Prompt
+from drafttrain.evaluation.served.measure import judge_along
 from drafttrain.evaluation.stops.chain_trace import TraceOptions, judge
 from tests.decoding.drafters.toy_blocks import toy_drafter
 from tests.decoding.enumeration import enumerate_law
@@ -246,6 +248,30 @@ def test_how_many_outputs_are_decoded_together_changes_none(monkeypatch):
         assert one.lengths.tolist() == alone.lengths.tolist()
         steps = [round_.num_steps for round_ in one.rounds[0]]
         assert steps == pytest.approx([round_.num_steps for round_ in alone.rounds[0]])
+
+
+def test_rules_of_engines_are_followed_once_for_a_drafter_and_only_where_asked_for(monkeypatch):
+    model, drafter = pairs("llama")
+    target, prompts = CachedModel(model), prompts_of(model)
+    method = Method(drafter, FixedLength(2), GreedyMatch(), assistant=drafter.model.model)
+    methods = [method, replace(method, stop=FixedLength(3), other="longer")]
+    options = EvaluationOptions(max_new_tokens=LENGTH)
+    judged = []
+
+    def counted(*given):
+        judged.append(given)
+        return judge_along(*given)
+
+    monkeypatch.setattr(along, "judge_along", counted)
+    found = follow_outputs(target, methods, prompts, options)
+    assert len(judged) == len(prompts)
+    assert list(found.judged) == [drafter.name, "longer"]
+    assert found.judged["longer"] is found.judged[drafter.name]
+    judged.clear()
+    without = follow_outputs(target, methods, prompts, options, served=False)
+    assert not judged and not without.judged
+    for own, other in zip(found.rounds, without.rounds, strict=True):
+        assert [one.num_steps for one in own] == [one.num_steps for one in other]
 
 
 def test_a_drafter_that_is_the_target_loses_nothing(monkeypatch):
