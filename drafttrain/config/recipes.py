@@ -174,6 +174,8 @@ class DistillingRecipe(Config):
     """Inputs for validation and for a bare `drafttrain eval`."""
     distilled: Path | None = None
     """Folder of distilled shards; default RUN/distilled."""
+    held_out_distilled: Path | None = None
+    """Folder of the held-out inputs' shards, which several runs may share; default RUN/held_out."""
     encoded: Path | None = None
     """Folder of what the target's encoder makes of clips, which several runs may share. Default:
     RUN/encoded."""

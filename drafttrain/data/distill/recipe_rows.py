@@ -32,7 +32,8 @@ def distillations(settings: DistillingRecipe) -> dict[str, DistillConfig]:
         most = settings.validation_rows
         limit = min(settings.held_out.limit or most, most)
         data = settings.held_out.model_copy(update={"limit": limit})
-        found["held_out"] = distill_settings(settings, data, settings.run / "held_out")
+        out = settings.held_out_distilled or settings.run / "held_out"
+        found["held_out"] = distill_settings(settings, data, out)
     return found
 
 
