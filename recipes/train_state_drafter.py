@@ -27,6 +27,7 @@ from drafttrain.commands.distill import checked, open_decoder
 from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.language_recipes import StateDrafterRecipe
+from drafttrain.config.progress import tracked
 from drafttrain.data.batches.examples import Examples
 from drafttrain.data.batches.masked_blocks import BlocksCollator, lengths_with_masks
 from drafttrain.data.batches.packing import (
@@ -88,9 +89,9 @@ def main(settings: StateDrafterRecipe, dry_run: DryRun = False) -> None:
     teacher = target
     if settings.reads_in not in (None, settings.target.dtype):
         teacher = load_target(settings.target.model_copy(update={"dtype": settings.reads_in}))
-    fitted = fit_start(
-        drafter, teacher.model, first_texts(rows, taught, settings.initialise.tokens)
-    )
+    texts = list(first_texts(rows, taught, settings.initialise.tokens))
+    shown = accelerator.is_main_process
+    fitted = fit_start(drafter, teacher.model, tracked(texts, "fit", "text", shown))
     kept = getattr(torch, settings.save_dtype)
     if accelerator.is_main_process:
         save_start(settings.run, copy.deepcopy(drafter).to(kept), target.tokenizer)
