@@ -146,13 +146,8 @@ def test_the_best_are_decoded_beside_the_best_fixed_length(tuned: TuneReport):
         assert names == {choice.best, choice.best_fixed}
     for one in tuned.checked:
         assert one.decoded > 0.0 and one.plain_decoded > 0.0
-        [plain] = [
-            choice.plain_tokens_per_second
-            for choice in tuned.batches
-            if choice.batch_size == one.batch_size
-        ]
-        assert one.plain_predicted == plain
-        predicted, decoded = one.predicted / plain, one.decoded / one.plain_decoded
+        assert one.predicted > 0.0 and one.plain_predicted > 0.0
+        predicted, decoded = one.predicted / one.plain_predicted, one.decoded / one.plain_decoded
         assert one.error == pytest.approx(predicted / decoded - 1.0)
 
 

@@ -7,8 +7,8 @@ curve by rows and tokens in front, as for chains (`round_costs`), of the method'
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from drafttrain.evaluation.played.counts import DRAFTING, PlayedRounds, count_ou
 from drafttrain.evaluation.runner import Decoded
 from drafttrain.evaluation.stops.replay import PolicyCounts
 from drafttrain.evaluation.stops.round_costs import Curve, fit_curve, fit_without_disturbed
+from drafttrain.evaluation.stops.waves import per_sequence
 
 Array = np.ndarray
 
@@ -51,11 +52,13 @@ def method_costs(
     drafters: Sequence[str],
     way: str,
     batch_size: int,
+    smaller: Mapping[int, MethodCosts] | None = None,
+    waves: Sequence[Sequence[int]] | None = None,
 ) -> MethodCosts:
     """The functions of one way and batch size, from methods of several sizes.
 
-    before: tokens in front of each prompt's output. drafters: whose calls are counted apart. Raises
-    ValueError where nothing was drafted.
+    before: tokens in front of each prompt's output. drafters: whose calls are counted apart.
+    smaller, waves: as in `stops.costs.round_costs`. Raises ValueError where nothing was drafted.
     """
     outputs = [
         (output, front) for run in runs for output, front in zip(run.outputs, before, strict=True)
@@ -65,9 +68,21 @@ def method_costs(
     drafting = _fit_drafting(timed, way, drafters)
     target = fit_curve(timed.rows, timed.history, timed.target_seconds)
     without = MethodCosts(way, batch_size, drafting, target, 0.0, 0.0)
-    measured = np.concatenate([run.cost_seconds for run in runs])
-    known = [without.seconds(count_output(*one, drafters), 0)[0] for one in outputs]
-    missing = measured - np.array(known)
+    known = {size: replace(costs, constant=0.0) for size, costs in (smaller or {}).items()}
+    known[batch_size] = without
+    waves = waves or [[prompt] for prompt in range(len(before))]
+    found = []
+    for run in runs:
+        counts = PolicyCounts.stack(
+            [
+                count_output(output, front, drafters)
+                for output, front in zip(run.outputs, before, strict=True)
+            ]
+        )
+        shares = {size: costs.seconds(counts, 0) for size, costs in known.items()}
+        rounds = counts.rounds[:, 0]
+        found.append(per_sequence(run.cost_seconds, shares, rounds, waves, batch_size))
+    missing, measured = (np.concatenate(parts) for parts in zip(*found, strict=True))
     constant = max(0.0, float(np.median(missing)))
     error = float(np.median(np.abs(missing - constant) / measured))
     return MethodCosts(way, batch_size, drafting, target, constant, error)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from drafttrain.config.commands import TuneConfig
 from drafttrain.evaluation.options import timing_options
 from drafttrain.evaluation.played.candidates import Played, near
@@ -17,7 +19,7 @@ from drafttrain.evaluation.played.halving import Halving, Searched, halve, play_
 from drafttrain.evaluation.played.player import Player
 from drafttrain.evaluation.prompts import Prompt, PromptSet
 from drafttrain.evaluation.report import data_facts
-from drafttrain.evaluation.runner import Decoded, make_jobs, run_interleaved
+from drafttrain.evaluation.runner import Decoded, make_jobs, make_waves, run_interleaved
 from drafttrain.evaluation.stops.costs import AnyCandidate, Prices, measure_costs
 from drafttrain.evaluation.stops.policy_results import (
     CHAINS,
@@ -147,10 +149,13 @@ def beside(chains: PolicyCounts, played: Sequence[PolicyCounts]) -> PolicyCounts
 
 
 def check_predictions(bench: Workbench, choice: Choice) -> list[CheckedPolicy]:
-    """The best few and the best fixed length, decoded for real at every batch size."""
-    settings = bench.settings
+    """The best few and the best fixed length, decoded for real at every batch size, beside what
+    decoding just these prompts was to take."""
+    settings, prices = bench.settings, choice.prices
     prompts = bench.choosing.prompts[: settings.timing_prompts]
     counts, candidates, found = choice.counts.first(len(prompts)), choice.candidates, []
+    tokens = counts.tokens / counts.sequences
+    before = np.array([len(prompt.source.prefix) for prompt in prompts], dtype=np.float64)
     for size in bench.batch_sizes if settings.finalists else ():
         best = ranked(choice.counts, candidates, choice.prices, CHOSEN, size)
         fixed = best_of(choice.counts, candidates, choice.prices, ("fixed",), size)
@@ -159,14 +164,18 @@ def check_predictions(bench: Workbench, choice: Choice) -> list[CheckedPolicy]:
         methods = [bench.triple(one) for one in chosen]
         jobs = make_jobs(bench.pair.target, bench.target, methods, prompts, options)
         plain, *runs = run_interleaved(jobs, len(prompts), options, bench.target.device, True, size)
+        waves = make_waves(len(prompts), size, options.wave_batches)
+        alone = float(tokens[:, 0].sum())
+        alone /= prices.plain_list_seconds(tokens[:, 0], before, size, waves)
         for one, run in zip(chosen, runs, strict=True):
-            ratio = throughput(counts, candidates.index(one), one, choice.prices, size)
+            place = candidates.index(one)
+            seconds = prices.list_seconds(counts, place, one, size, waves)
             checked = CheckedPolicy(
                 name=one.name,
                 batch_size=size,
-                predicted=float(ratio.numerators.sum() / ratio.denominators.sum()),
+                predicted=float(tokens[:, place].sum()) / seconds,
                 decoded=_tokens_per_second(run),
-                plain_predicted=choice.prices.rounds[size].plain_tokens_per_second,
+                plain_predicted=alone,
                 plain_decoded=_tokens_per_second(plain),
             )
             found.append(checked)

@@ -29,10 +29,11 @@ from drafttrain.evaluation.metrics import count_rounds, mean_target_seconds
 from drafttrain.evaluation.options import timing_options
 from drafttrain.evaluation.played.candidates import CASCADE, Played, timed_of
 from drafttrain.evaluation.played.costs import MethodCosts, check_asked, method_costs
-from drafttrain.evaluation.runner import Decoded, make_jobs, run_interleaved
+from drafttrain.evaluation.runner import Decoded, make_jobs, make_waves, run_interleaved
 from drafttrain.evaluation.stops.replay import OF_ROWS, Candidate, PolicyCounts
 from drafttrain.evaluation.stops.report import CostFacts
-from drafttrain.evaluation.stops.round_costs import RoundCosts, TimedRounds, fit_rounds
+from drafttrain.evaluation.stops.round_costs import Curve, RoundCosts, TimedRounds, fit_rounds
+from drafttrain.evaluation.stops.waves import per_sequence, seconds_of_wave
 from drafttrain.evaluation.stops.workbench import Workbench
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.draft_states import ROW_FEATURES, drawn_state
@@ -194,6 +195,51 @@ class Prices:
         policy = self.judging(candidate) * counts.judged[:, place]
         return drafting + judging + ruling + policy + costs.constant * counts.sequences[:, place]
 
+    def list_seconds(
+        self,
+        counts: PolicyCounts,
+        place: int,
+        candidate: AnyCandidate,
+        batch_size: int,
+        waves: Sequence[Sequence[int]],
+    ) -> float:
+        """Predicted seconds of decoding these prompts once, in waves whose last batches are not
+        full; where a prompt's outputs were played several times, of their mean."""
+        sequences = counts.sequences[:, place]
+        constants = {
+            size: self.constant(candidate, size) for size in self.rounds if size <= batch_size
+        }
+        shares = {
+            size: self.seconds(counts, place, candidate, size) / sequences - constant
+            for size, constant in constants.items()
+        }
+        rounds = counts.rounds[:, place] / sequences
+        known = sum(seconds_of_wave(shares, rounds, wave, batch_size) for wave in waves)
+        return known + constants[batch_size] * len(sequences)
+
+    def constant(self, candidate: AnyCandidate, batch_size: int) -> float:
+        """Seconds of a sequence beside its rounds."""
+        if isinstance(candidate, Played):
+            return self.methods[candidate.way, batch_size].constant
+        return self.rounds[batch_size].constant
+
+    def plain_list_seconds(
+        self, tokens: Array, before: Array, batch_size: int, waves: Sequence[Sequence[int]]
+    ) -> float:
+        """The same of plain decoding: a round a token, with so many tokens in front of them.
+
+        Shapes: tokens [P], before [P].
+        """
+        read = tokens * before + tokens * (tokens - 1.0) / 2.0
+        by_rows = np.stack([np.zeros_like(tokens), tokens], axis=-1)
+        shares = {
+            size: costs.target.total(by_rows, read)
+            for size, costs in self.rounds.items()
+            if size <= batch_size
+        }
+        known = sum(seconds_of_wave(shares, tokens, wave, batch_size) for wave in waves)
+        return known + self.rounds[batch_size].constant * len(tokens)
+
     def judging(self, candidate: Candidate) -> float:
         """Seconds that the policy itself takes for a token."""
         if candidate.head is not None:
@@ -215,10 +261,11 @@ def measure_costs(bench: Workbench) -> tuple[Prices, CostFacts]:
     }
     before = [len(prompt.source.prefix) for prompt in prompts]
     timed = {size: runs[: 1 + len(lengths)] for size, runs in ran.items()}
-    rounds = {
-        size: round_costs(runs, before, size, reads_each=not bench.block)
-        for size, runs in timed.items()
-    }
+    waves = {size: make_waves(len(prompts), size, options.wave_batches) for size in sorted(ran)}
+    rounds: dict[int, RoundCosts] = {}
+    for size, own in waves.items():
+        each = not bench.block
+        rounds[size] = round_costs(timed[size], before, size, each, rounds, own)
     plain, *drafted = timed[1]
     outputs = [output for decoded in drafted for output in decoded.outputs]
     costs = fit_costs(outputs, bench.block)
@@ -228,11 +275,12 @@ def measure_costs(bench: Workbench) -> tuple[Prices, CostFacts]:
     rules = {name: rule_cost(bench, name, max(lengths)) for name in others}
     used = sorted(frozenset().union(*(one.uses for one in played)))
     check_asked([bench.drafters[level] for level in used], ran[1][1 + len(lengths) :])
-    methods = {
-        (way, size): method_costs(own, before, bench.drafters if way == CASCADE else (), way, size)
-        for size, runs in ran.items()
-        for way, own in by_way(played, runs[1 + len(lengths) :]).items()
-    }
+    methods: dict[tuple[str, int], MethodCosts] = {}
+    for size, own in waves.items():
+        for way, found in by_way(played, ran[size][1 + len(lengths) :]).items():
+            names = bench.drafters if way == CASCADE else ()
+            smaller = {less: methods[way, less] for less in waves if less < size}
+            methods[way, size] = method_costs(found, before, names, way, size, smaller, own)
     prices = Prices(rounds, heads, entropy, rules, methods)
     slower = costs.t_target > costs.t_draft
     facts = CostFacts(
@@ -259,31 +307,48 @@ def by_way(played: Sequence[Played], runs: Sequence[Decoded]) -> dict[str, list[
 
 
 def round_costs(
-    runs: Sequence[Decoded], before: Sequence[int], batch_size: int, reads_each: bool
+    runs: Sequence[Decoded],
+    before: Sequence[int],
+    batch_size: int,
+    reads_each: bool,
+    smaller: Mapping[int, RoundCosts] | None = None,
+    waves: Sequence[Sequence[int]] | None = None,
 ) -> RoundCosts:
     """The functions of one batch size, from plain decoding and methods of fixed lengths.
 
     before: tokens in front of each prompt's output. reads_each: whether a drafted token is a call.
+    smaller: the functions of smaller batches, which a wave ends with; waves: the prompts of each
+    (default: one each).
     """
     timed = timed_rounds(runs, before, batch_size)
     draft, target = fit_rounds(timed, reads_each)
-    priced, measured, tokens = [], [], []
+    curves = {size: (costs.draft, costs.target) for size, costs in (smaller or {}).items()}
+    curves[batch_size] = draft, target
+    waves = waves or [[prompt] for prompt in range(len(before))]
+    found, of_plain = [], None
     for run in runs:
-        for output, front, seconds in zip(run.outputs, before, run.cost_seconds, strict=True):
-            facts = rounds_of(output, front)
-            by_computed, by_rows = np.bincount(facts.computed), np.bincount(facts.rows)
-            reads = facts.history * (facts.computed if reads_each else facts.computed > 0)
-            known = draft.total(by_computed, reads.sum())
-            known += target.total(by_rows, facts.history.sum())
-            priced.append(float(known))
-            measured.append(float(seconds))
-            tokens.append(len(output.tokens))
-    missing = np.array(measured) - np.array(priced)
+        facts = [rounds_of(*one) for one in zip(run.outputs, before, strict=True)]
+        shares = {
+            size: np.array([_seconds(own, *both, reads_each) for own in facts])
+            for size, both in curves.items()
+        }
+        rounds = np.array([len(own.rows) for own in facts])
+        found.append(per_sequence(run.cost_seconds, shares, rounds, waves, batch_size))
+        of_plain = float(shares[batch_size].sum()) if of_plain is None else of_plain
+    missing, measured = (np.concatenate(parts) for parts in zip(*found, strict=True))
     constant = max(0.0, float(np.median(missing)))
-    off = np.abs(missing - constant) / np.array(measured)
-    plain = len(runs[0].outputs)
-    speed = sum(tokens[:plain]) / (sum(priced[:plain]) + constant * plain)
+    off = np.abs(missing - constant) / measured
+    plain = runs[0].outputs
+    tokens = sum(len(output.tokens) for output in plain)
+    speed = tokens / (of_plain + constant * len(plain))
     return RoundCosts(batch_size, draft, target, constant, speed, float(np.median(off)))
+
+
+def _seconds(facts: TimedRounds, draft: Curve, target: Curve, reads_each: bool) -> float:
+    """What the rounds of one output take by these functions."""
+    reads = facts.history * (facts.computed if reads_each else facts.computed > 0)
+    known = draft.total(np.bincount(facts.computed), reads.sum())
+    return float(known + target.total(np.bincount(facts.rows), facts.history.sum()))
 
 
 def timed_rounds(runs: Sequence[Decoded], before: Sequence[int], batch_size: int) -> TimedRounds:

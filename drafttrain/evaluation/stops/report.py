@@ -72,11 +72,11 @@ class CheckedPolicy(Part):
     name: str
     batch_size: int
     predicted: float
-    """Tokens a second by replay and the costs."""
+    """Tokens a second by replay and the costs; the last batches of these prompts are not full."""
     decoded: float
     """Tokens a second by the clock."""
     plain_predicted: float = 1.0
-    """The same of plain decoding, when costs were measured."""
+    """The same of plain decoding."""
     plain_decoded: float = 1.0
     """The same of plain decoding, beside what was decoded: machines are not always as fast. Reports
     of earlier versions have neither."""

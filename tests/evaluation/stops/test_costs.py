@@ -222,6 +222,49 @@ def test_a_disturbed_round_makes_plain_decoding_no_slower():
     assert speeds[1] == pytest.approx(speeds[0])
 
 
+def test_what_a_sequence_takes_beside_its_rounds_is_not_what_a_wave_ends_with():
+    """Two sequences of plain decoding, 4 and 6 rounds: of a shared round each takes 1 s, of one
+    alone 1.5 s; 2 s before the first round of each."""
+    outputs = []
+    for rounds in (4, 6):
+        clocks = [(1.0, 2)] * 4 + [(1.5, 1)] * (rounds - 4)
+        played = [
+            Round(0, range(0), range(1), range(1), 0, 0.0, took, shared_by=together)
+            for took, together in clocks
+        ]
+        seconds = sum(one.target_seconds for one in played) + 2.0
+        outputs.append(Output(list(range(rounds)), played, seconds))
+    seconds = np.array([[output.seconds for output in outputs]])
+    drafts = [[run_of(1, 8, 1.0, 1.0, 2.0), run_of(1, 8, 1.0, 1.0, 2.0)]]
+    for own in drafts[0]:
+        for round in own.rounds:
+            object.__setattr__(round, "shared_by", 2)
+    runs = [
+        Decoded("plain", "plain", None, outputs, seconds),
+        Decoded("k=1", "chain", None, drafts[0], np.array([[18.0, 18.0]])),
+    ]
+    alone, nothing = Curve(1.5, (1.0,), (0.0,)), Curve(0.0, (0.0,), (1.0,))
+    one = {1: RoundCosts(1, nothing, alone, 2.0, 0.5, 0.0)}
+    costs = round_costs(runs, [0, 0], 2, True, one, waves=[[0, 1]])
+    assert costs.target.at(1) == pytest.approx(1.0)
+    assert costs.constant == pytest.approx(2.0)
+    assert costs.error == pytest.approx(0.0, abs=1e-9)
+    prices = Prices(one | {2: costs})
+    # 4 rounds of both, 2 of the longer one alone; a list of its own for each: none together
+    tokens, before = np.array([4.0, 6.0]), np.zeros(2)
+    assert prices.plain_list_seconds(tokens, before, 2, [[0, 1]]) == pytest.approx(8 + 3 + 4)
+    assert prices.plain_list_seconds(tokens, before, 2, [[0], [1]]) == pytest.approx(15 + 4)
+    assert prices.plain_list_seconds(tokens, before, 1, [[0], [1]]) == pytest.approx(15 + 4)
+
+
+def test_a_list_of_one_at_a_time_takes_what_its_prompts_take():
+    prices = prices_of(1.0, 5.0, constant=7.0, heads={"D": 0.5})
+    for place, candidate in enumerate(CANDIDATES):
+        each = prices.seconds(COUNTS, place, candidate)
+        found = prices.list_seconds(COUNTS, place, candidate, 1, [[0], [1]])
+        assert found == pytest.approx(each.sum())
+
+
 @pytest.mark.parametrize(
     ("lengths", "timed"),
     [
