@@ -76,8 +76,9 @@ class FollowTargetConfig(Config):
     total_variation: NonNegativeFloat = 0.0
     """Weight of 1 - sum min(p, q): how often rejection sampling rejects a drafted token."""
     lk: NonNegativeFloat = 0.0
-    """Weight of -log sum min(p, q) (LK losses). Its gradients are small where p and q hardly
-    overlap: begin with forward_kl."""
+    """Weight of -log sum min(p, q) (LK losses): of what rejection sampling accepts. From layers of
+    the target it learns as fast as forward_kl; where p and q share next to nothing, as from random
+    weights, its gradients are small."""
     lk_adaptive: NonNegativeFloat = 0.0
     """Weight of a KL(p || q) + (1 - a) (1 - sum min(p, q)) with a = exp(-lk_rate sum min(p, q)):
     the KL divergence where p and q hardly overlap, total variation where they do (LK losses)."""
