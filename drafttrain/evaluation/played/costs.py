@@ -17,7 +17,7 @@ from drafttrain.evaluation.played.counts import DRAFTING, PlayedRounds, count_ou
 from drafttrain.evaluation.runner import Decoded
 from drafttrain.evaluation.stops.replay import PolicyCounts
 from drafttrain.evaluation.stops.round_costs import Curve, fit_curve, fit_without_disturbed
-from drafttrain.evaluation.stops.waves import per_sequence
+from drafttrain.evaluation.stops.waves import beside_rounds
 
 Array = np.ndarray
 
@@ -70,7 +70,6 @@ def method_costs(
     without = MethodCosts(way, batch_size, drafting, target, 0.0, 0.0)
     known = {size: replace(costs, constant=0.0) for size, costs in (smaller or {}).items()}
     known[batch_size] = without
-    waves = waves or [[prompt] for prompt in range(len(before))]
     found = []
     for run in runs:
         counts = PolicyCounts.stack(
@@ -80,11 +79,8 @@ def method_costs(
             ]
         )
         shares = {size: costs.seconds(counts, 0) for size, costs in known.items()}
-        rounds = counts.rounds[:, 0]
-        found.append(per_sequence(run.cost_seconds, shares, rounds, waves, batch_size))
-    missing, measured = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    constant = max(0.0, float(np.median(missing)))
-    error = float(np.median(np.abs(missing - constant) / measured))
+        found.append((run.cost_seconds, shares, counts.rounds[:, 0]))
+    constant, error = beside_rounds(found, batch_size, waves)
     return MethodCosts(way, batch_size, drafting, target, constant, error)
 
 

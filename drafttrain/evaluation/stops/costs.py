@@ -33,7 +33,7 @@ from drafttrain.evaluation.runner import Decoded, make_jobs, make_waves, run_int
 from drafttrain.evaluation.stops.replay import OF_ROWS, Candidate, PolicyCounts
 from drafttrain.evaluation.stops.report import CostFacts
 from drafttrain.evaluation.stops.round_costs import Curve, RoundCosts, TimedRounds, fit_rounds
-from drafttrain.evaluation.stops.waves import per_sequence, seconds_of_wave
+from drafttrain.evaluation.stops.waves import beside_rounds, seconds_of_wave
 from drafttrain.evaluation.stops.workbench import Workbench
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.draft_states import ROW_FEATURES, drawn_state
@@ -324,8 +324,7 @@ def round_costs(
     draft, target = fit_rounds(timed, reads_each)
     curves = {size: (costs.draft, costs.target) for size, costs in (smaller or {}).items()}
     curves[batch_size] = draft, target
-    waves = waves or [[prompt] for prompt in range(len(before))]
-    found, of_plain = [], None
+    found = []
     for run in runs:
         facts = [rounds_of(*one) for one in zip(run.outputs, before, strict=True)]
         shares = {
@@ -333,15 +332,12 @@ def round_costs(
             for size, both in curves.items()
         }
         rounds = np.array([len(own.rows) for own in facts])
-        found.append(per_sequence(run.cost_seconds, shares, rounds, waves, batch_size))
-        of_plain = float(shares[batch_size].sum()) if of_plain is None else of_plain
-    missing, measured = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    constant = max(0.0, float(np.median(missing)))
-    off = np.abs(missing - constant) / measured
-    plain = runs[0].outputs
+        found.append((run.cost_seconds, shares, rounds))
+    constant, error = beside_rounds(found, batch_size, waves)
+    plain, of_plain = runs[0].outputs, float(found[0][1][batch_size].sum())
     tokens = sum(len(output.tokens) for output in plain)
     speed = tokens / (of_plain + constant * len(plain))
-    return RoundCosts(batch_size, draft, target, constant, speed, float(np.median(off)))
+    return RoundCosts(batch_size, draft, target, constant, speed, error)
 
 
 def _seconds(facts: TimedRounds, draft: Curve, target: Curve, reads_each: bool) -> float:

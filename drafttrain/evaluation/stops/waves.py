@@ -50,18 +50,25 @@ def seconds_of_wave(shares: Shares, rounds: Array, wave: Sequence[int], batch_si
     return total
 
 
-def per_sequence(
-    measured: Array, shares: Shares, rounds: Array, waves: Sequence[Sequence[int]], batch_size: int
-) -> tuple[Array, Array]:
-    """What each wave took beyond its rounds, a sequence of it; and what it took, likewise.
+def beside_rounds(
+    runs: Sequence[tuple[Array, Shares, Array]],
+    batch_size: int,
+    waves: Sequence[Sequence[int]] | None = None,
+) -> tuple[float, float]:
+    """What a sequence takes beside its rounds, the median over waves, and how far off that is: the
+    median of |predicted - measured| / measured.
 
-    measured [P]: seconds of the inputs; those of a wave sum to its seconds. Shapes: [W], [W].
+    runs: of each, the inputs' measured seconds [P] (those of a wave sum to its seconds), what their
+    rounds take, and how many they are [P]. waves: the inputs of each (default: one each).
     """
-    found = []
-    for wave in waves:
-        own = list(wave)
-        took = float(measured[own].sum())
-        known = seconds_of_wave(shares, rounds, own, batch_size)
-        found.append(((took - known) / len(own), took / len(own)))
-    missing, each = np.array(found).T
-    return missing, each
+    missing, took = [], []
+    for measured, shares, rounds in runs:
+        for wave in waves or [[one] for one in range(len(measured))]:
+            own = list(wave)
+            seconds = float(measured[own].sum())
+            known = seconds_of_wave(shares, rounds, own, batch_size)
+            missing.append((seconds - known) / len(own))
+            took.append(seconds / len(own))
+    constant = max(0.0, float(np.median(missing)))
+    off = np.abs(np.array(missing) - constant) / np.array(took)
+    return constant, float(np.median(off))

@@ -265,6 +265,16 @@ def test_a_list_of_one_at_a_time_takes_what_its_prompts_take():
         assert found == pytest.approx(each.sum())
 
 
+def test_a_list_of_two_together_shares_its_rounds():
+    draft, target = Curve(0.0, (0.0,), (1.0,)), Curve(3.0, (1.0,), (0.0,))
+    prices = prices_of(1.0, 5.0, constant=1.0)
+    prices = Prices({**prices.rounds, 2: RoundCosts(2, draft, target, 7.0, 0.3, 0.0)})
+    # of each prompt 12 drafted tokens and 6 rounds: 12 + 18 together, 12 + 30 alone; 7 beside
+    for waves, seconds in (([[0, 1]], 30 + 30 + 14), ([[0], [1]], 42 + 42 + 14)):
+        found = prices.list_seconds(COUNTS, 0, CANDIDATES[0], 2, waves)
+        assert found == pytest.approx(seconds)
+
+
 @pytest.mark.parametrize(
     ("lengths", "timed"),
     [

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from drafttrain.evaluation.stops.waves import per_sequence, seconds_of_wave, seconds_together
+from drafttrain.evaluation.stops.waves import beside_rounds, seconds_of_wave, seconds_together
 
 ROUNDS = np.array([2.0, 4.0, 2.0])
 
@@ -41,8 +41,12 @@ def test_one_at_a_time_is_the_sum():
     assert seconds_of_wave(shares(b1=1.0), ROUNDS, [2, 0, 1], 1) == pytest.approx(8.0)
 
 
-def test_what_waves_took_beyond_their_rounds():
+def test_what_sequences_took_beyond_their_rounds():
     measured = np.array([5.0, 2.4, 3.0])
-    missing, each = per_sequence(measured, shares(b1=1.0, b2=0.6), ROUNDS, [[0, 1], [2]], 2)
-    assert missing == pytest.approx([(7.4 - 4.4) / 2, 3.0 - 2.0])
-    assert each == pytest.approx([3.7, 3.0])
+    run = measured, shares(b1=1.0, b2=0.6), ROUNDS
+    # 7.4 - 4.4 for two sequences, 3 - 2 for one: 1.5 and 1, of 3.7 and 3 s a sequence
+    constant, error = beside_rounds([run], 2, [[0, 1], [2]])
+    assert constant == pytest.approx(1.25)
+    assert error == pytest.approx((0.25 / 3.7 + 0.25 / 3.0) / 2)
+    constant, _ = beside_rounds([run], 2)  # one each: 3, -1.6 and 1
+    assert constant == pytest.approx(1.0)
