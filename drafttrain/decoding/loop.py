@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from time import perf_counter
 
 import torch
@@ -53,8 +54,13 @@ class Decoder:
         check_pairing(self.drafter, self.stop, self.verifier, self.sampling)
         if self.drafter.branches:
             self.target.check_branches()
-        processors = self.target.processors(self.sampling)
-        return _rounds(self, processors, sources, max_new_tokens, batch_size)
+        return _rounds(self, self.processors, sources, max_new_tokens, batch_size)
+
+    @cached_property
+    def processors(self) -> TargetProcessors:
+        """The target's own, as its `generation_config` asks for them when they are first wanted:
+        to make them takes as long as a round or two of a small model."""
+        return self.target.processors(self.sampling)
 
     def decode_all(
         self, sources: Sequence[Source], max_new_tokens: int, batch_size: int = 1

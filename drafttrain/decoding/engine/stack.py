@@ -37,7 +37,7 @@ class Norm:
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.kind == "layer":
-            return F.layer_norm(x, (self.width,), self.weight, self.bias, self.eps)
+            return torch.layer_norm(x, (self.width,), self.weight, self.bias, self.eps)
         if self.kind == "rms" or x.dtype == torch.float32 == self.weight.dtype:
             return F.rms_norm(x, (self.width,), self.weight, self.eps)
         if self.kind == "rms-float32":
@@ -309,7 +309,7 @@ def _attend(attention, x, columns, mask, cache, rotary, slots) -> Tensor:
     batch, new, _ = x.shape
     heads, kv_heads = attention.heads, attention.kv_heads
     mixed = multiply(attention.qkv, x, slots).view(batch, new, heads + 2 * kv_heads, -1)
-    query, key, value = mixed.split((heads, kv_heads, kv_heads), dim=2)
+    query, key, value = torch.split_with_sizes(mixed, (heads, kv_heads, kv_heads), dim=2)
     if attention.query_norm is not None:
         query, key = attention.query_norm(query), attention.key_norm(key)
     if rotary is not None:

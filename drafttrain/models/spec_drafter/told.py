@@ -13,12 +13,14 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from drafttrain.models.least_squares import RIDGE, LeastSquares
+
+SHORTEST = 1e-12
+"""Length that a state is taken to have at least: where there is none it stays 0."""
 
 
 class Told(nn.Module):
@@ -46,9 +48,11 @@ class Told(nn.Module):
 def as_long(states: Tensor, embedded: Tensor) -> Tensor:
     """States at the length of the embedded tokens: families differ in both by orders of magnitude,
     and what is learned at one rate must not drown what is there. Shapes: [..., E], [..., D]."""
-    root_mean_square = embedded.square().mean(-1, keepdim=True).sqrt()
-    unit = F.normalize(states.to(embedded.dtype), dim=-1)
-    return unit * states.shape[-1] ** 0.5 * root_mean_square
+    states = states.to(embedded.dtype)
+    share = (states.shape[-1] / embedded.shape[-1]) ** 0.5  # of lengths, where numbers are as large
+    wanted = share * torch.linalg.vector_norm(embedded, dim=-1, keepdim=True)
+    length = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
+    return states * (wanted / length.clamp_min(SHORTEST))
 
 
 class Fitted(NamedTuple):
