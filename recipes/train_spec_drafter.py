@@ -28,6 +28,7 @@ from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.data.batches.slots import SlotCollator
 from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.distill.recipe_rows import (
+    count_used_tokens,
     distillations,
     distilled_rows,
     frequent_tokens,
@@ -76,6 +77,10 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
     rows, held_out = distilled_rows(settings, target, open_decoder)
     torch.manual_seed(settings.train.seed)
     drafter_config.untied_output = has_own_output(target.model)
+    if settings.drafter.output_tokens == "used":
+        used = count_used_tokens(rows, drafter_config.eos_token_id)
+        drafter_config.output_tokens = used
+        accelerator.print(f"{used:,} of {drafter_config.vocab_size:,} tokens can be drafted")
     if reads_states(drafter_config):
         of_it = {"weights_sha256": hash_target(target.model), "hears": hears(target_config)}
         drafter_config.target |= of_it

@@ -66,10 +66,11 @@ class DrafterConfig(Config):
     for this target alone."""
     initialise: Literal["none", "encoder", "both"] = "both"
     """Which parts start from the target's weights."""
-    output_tokens: PositiveInt | None = None
+    output_tokens: PositiveInt | Literal["used"] | None = None
     """Tokens that it can draft (ours): those that occur most often in the distilled outputs, then
-    the first of the vocabulary, which BPE orders by frequency. Fewer make a slot cheaper, most of
-    all where the vocabulary is large; outputs stay exact. Default: all."""
+    the first of the vocabulary, which BPE orders by frequency; used: all that occur there. Fewer
+    make training and slots cheaper, most of all where the vocabulary is large; outputs stay exact.
+    Default: all."""
     slot_weights: Literal["shared", "own"] = "shared"
     """own: the decoder multiplies masks with other weights than tokens (ours); both start from the
     target's. A round reads twice the weights of its layers. See objective.freeze_tokens."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from recipes.train_spec_drafter import main
 from tests.processes.launching import Launch, kill_nine_when, run
@@ -60,6 +61,22 @@ def test_frozen_tokens_keep_the_targets_weights(arguments: list[str], tmp_path: 
             continue  # starts at random; the mask's row does
         moved = not torch.equal(learned[name], value.float())
         assert moved == (".slots." in name), name
+
+
+def test_tokens_that_outputs_use_can_be_drafted(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Those of the distilled outputs and their end, and no others."""
+    assert exit_code(main, *arguments, "drafter.output_tokens=used", "train.max_steps=1") == 0
+    run = tmp_path / "run"
+    outputs = load_distilled(run / "distilled")["target_ids"]
+    used = {token for tokens in outputs for token in tokens}
+    drafter = SpecDrafter.from_pretrained(run / "final")
+    used.add(drafter.config.eos_token_id)
+    assert drafter.draftable.tolist() == sorted(used)
+    assert 1 < len(used) < drafter.config.vocab_size
+    told = f"{len(used)} of {drafter.config.vocab_size} tokens can be drafted"
+    assert told in capsys.readouterr().out
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(

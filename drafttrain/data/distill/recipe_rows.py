@@ -171,6 +171,13 @@ def frequent_tokens(
     return np.sort(np.argsort(-counts, kind="stable")[:count])
 
 
+def count_used_tokens(rows: datasets.Dataset, ends: int | Sequence[int] | None) -> int:
+    """How many different tokens outputs have, their ends among them: as many `frequent_tokens` are
+    just these."""
+    also = [] if ends is None else np.atleast_1d(ends)
+    return len(np.union1d(_tokens(rows, "target_ids"), also))
+
+
 def _tokens(rows: datasets.Dataset, name: str) -> np.ndarray:
     """The tokens of a column, one row behind the other."""
     return rows.with_format("arrow")[:][name].combine_chunks().flatten().to_numpy()

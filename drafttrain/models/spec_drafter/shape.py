@@ -54,6 +54,7 @@ def make_config(
 ) -> SpecDrafterConfig:
     """The drafter's configuration for a target. `identity` records which target it is for.
 
+    With `output_tokens=used` it has none yet: they are counted when the outputs are there.
     untied_output is read off the target's configuration where it is not given; `has_own_output`
     reads it off the weights. Raises ConfigError for a width that is not the target's but is to
     start from its weights, and for one that its heads do not fit in.
@@ -70,16 +71,12 @@ def make_config(
     shape |= _resized(shape, settings)
     if shape["encoder"] == "own":
         shape["source_width"] = shape["d_model"]
-    if (settings.output_tokens or 1) > shape["vocab_size"]:
-        raise ConfigError(
-            f"drafter.output_tokens = {settings.output_tokens} is more than the target's "
-            f"{shape['vocab_size']} tokens; give fewer, or leave it out"
-        )
+    shape["output_tokens"] = _count_draftable(settings, shape["vocab_size"])
     taken = decoder_sources(settings.decoder_layers, target)
     if shape["encoder"] == "target" and settings.initialise == "both":
         shape["cross_layers"] = taken
     given = {"decoder_layers", "dropout", "k", "slots", "prefix_attention", "soft_copy"}
-    given |= {"output_tokens", "source_pooling", "slot_weights", "slot_attention", "feeds_first"}
+    given |= {"source_pooling", "slot_weights", "slot_attention", "feeds_first"}
     if settings.target_states:
         shape["state_width"] = state_size(target, "token")
         if settings.initialise == "both":
@@ -93,6 +90,20 @@ def make_config(
         decoder_start_token_id=target.decoder_start_token_id,
         target=identity,
     )
+
+
+def _count_draftable(settings: DrafterConfig, vocabulary: int) -> int | None:
+    """How many tokens can be drafted, of a drafter of few; of those that are used, none yet.
+    Raises ConfigError for more than there are."""
+    asked = settings.output_tokens
+    if asked is None or asked == "used":
+        return None
+    if asked > vocabulary:
+        raise ConfigError(
+            f"drafter.output_tokens = {asked} is more than the target's {vocabulary} tokens; give "
+            "fewer, or leave it out"
+        )
+    return asked
 
 
 def _choose_encoder(target: PretrainedConfig, settings: DrafterConfig) -> str:
