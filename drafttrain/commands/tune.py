@@ -31,10 +31,11 @@ from drafttrain.evaluation.stops.choice import (
     count_on,
     replayed,
 )
-from drafttrain.evaluation.stops.costs import Prices, timed_lengths
+from drafttrain.evaluation.stops.measuring import timed_lengths
 from drafttrain.evaluation.stops.page import tune_page
 from drafttrain.evaluation.stops.plots import plot_tune
 from drafttrain.evaluation.stops.policy_file import default_policy_file, write_policy_file
+from drafttrain.evaluation.stops.prices import Prices
 from drafttrain.evaluation.stops.report import HeadFacts, TuneReport
 from drafttrain.evaluation.stops.tables import cost_lines, head_table, policy_table, verdict_lines
 from drafttrain.evaluation.stops.workbench import (

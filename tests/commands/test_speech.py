@@ -84,7 +84,7 @@ def test_trees_and_cascades_are_tuned_with_a_shallow_decoder(inside, monkeypatch
     asked += ["finalists=0", "bootstrap=20", "sampling.max_new_tokens=12", "local=false"]
     asked += ["lengths=[2,5]", "nodes=[6]", "delta=[0.2]", "timing_prompts=4"]
     known = Costs(0.002, 0.011, 0.0, 1.0, 8)  # so few and short outputs tell no costs apart
-    monkeypatch.setattr("drafttrain.evaluation.stops.costs.fit_costs", lambda *_: known)
+    monkeypatch.setattr("drafttrain.evaluation.stops.measuring.fit_costs", lambda *_: known)
     assert ended("tune", *ON, *asked, "--report", "tune.json") == 0
     report = json.loads(Path("tune.json").read_text())
     ways = {one["way"]: set(one["drafting"]) for one in report["costs"]["methods"]}

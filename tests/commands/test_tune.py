@@ -93,7 +93,7 @@ def fit_known_times(outputs: list[Output], block: bool) -> Costs:
 def tuned(heads_run: Path) -> TuneReport:
     test = heads_run.parent / "test.txt"
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as leaving:
-        patch.setattr("drafttrain.evaluation.stops.costs.fit_costs", fit_known_times)
+        patch.setattr("drafttrain.evaluation.stops.measuring.fit_costs", fit_known_times)
         main(["tune", "--heads", str(heads_run), "--report-data", str(test), *SMALL])
     assert not leaving.value.code
     return read_tune_report(heads_run / "tune.json")
@@ -193,7 +193,7 @@ def test_a_drafter_without_heads_is_tuned_and_its_policy_is_found(
     arguments = ("--target", str(folder / "target"), "--drafter", str(folder / "drafter"))
     arguments += ("--data", str(folder / "val.txt"), "sampling.max_new_tokens=12")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("drafttrain.evaluation.stops.costs.fit_costs", fit_known_times)
+        patch.setattr("drafttrain.evaluation.stops.measuring.fit_costs", fit_known_times)
         report = ("--report", str(folder / "alone.json"))
         code, out, err = run("tune", *arguments, *report, *SMALL, capsys=capsys)
     assert code == 0, err

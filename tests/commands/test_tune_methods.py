@@ -40,7 +40,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def tuned(*arguments: str) -> TuneReport:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("drafttrain.evaluation.stops.costs.fit_costs", fit_known_times)
+        patch.setattr("drafttrain.evaluation.stops.measuring.fit_costs", fit_known_times)
         asked = [*PAIR, *SMALL, *SHORT, "--report", "tune.json", *arguments]
         assert ended("tune", *asked) == 0
     return read_tune_report(Path("tune.json"))
@@ -93,7 +93,7 @@ def test_generate_decodes_with_what_the_policy_names(
     inside: Path, method: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
     """As if chains, and the other method, were very slow."""
-    from drafttrain.evaluation.stops.costs import Prices
+    from drafttrain.evaluation.stops.prices import Prices
 
     priced = Prices.seconds
 

@@ -77,7 +77,7 @@ def test_a_head_is_trained_tuned_measured_and_exported(
     small = [one for one in SMALL if not one.startswith(("lengths", "max_draft", "batch"))]
     small += ["sampling.max_new_tokens=10", "local=false"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("drafttrain.evaluation.stops.costs.fit_costs", fit_known_times)
+        patch.setattr("drafttrain.evaluation.stops.measuring.fit_costs", fit_known_times)
         code = exit_code(drafttrain, "tune", "--heads", str(run), *small)
     assert code == 0, capsys.readouterr().err
     tuned = json.loads((run / "tune.json").read_text())

@@ -58,7 +58,7 @@ def method_costs(
     """The functions of one way and batch size, from methods of several sizes.
 
     before: tokens in front of each prompt's output. drafters: whose calls are counted apart.
-    smaller, waves: as in `stops.costs.round_costs`. Raises ValueError where nothing was drafted.
+    smaller, waves: as in `round_costs` of chains. Raises ValueError where nothing was drafted.
     """
     outputs = [
         (output, front) for run in runs for output, front in zip(run.outputs, before, strict=True)

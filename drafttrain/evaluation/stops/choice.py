@@ -20,7 +20,7 @@ from drafttrain.evaluation.played.player import Player
 from drafttrain.evaluation.prompts import Prompt, PromptSet
 from drafttrain.evaluation.report import data_facts
 from drafttrain.evaluation.runner import Decoded, make_jobs, make_waves, run_interleaved
-from drafttrain.evaluation.stops.costs import AnyCandidate, Prices, measure_costs
+from drafttrain.evaluation.stops.measuring import measure_costs
 from drafttrain.evaluation.stops.policy_results import (
     CHAINS,
     CHOSEN,
@@ -31,6 +31,7 @@ from drafttrain.evaluation.stops.policy_results import (
     ranked,
     throughput,
 )
+from drafttrain.evaluation.stops.prices import AnyCandidate, Prices
 from drafttrain.evaluation.stops.replay import Candidate, PolicyCounts, VerifierOfChains
 from drafttrain.evaluation.stops.report import BatchChoice, CheckedPolicy, CostFacts, Replayed
 from drafttrain.evaluation.stops.trace_and_replay import replay_prompts

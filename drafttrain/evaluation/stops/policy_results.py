@@ -16,7 +16,7 @@ from drafttrain.evaluation.bootstrap import (
     with_interval,
 )
 from drafttrain.evaluation.metrics import acceptance_metrics
-from drafttrain.evaluation.stops.costs import AnyCandidate, Prices
+from drafttrain.evaluation.stops.prices import AnyCandidate, Prices
 from drafttrain.evaluation.stops.replay import (
     OF_ROWS,
     Candidate,

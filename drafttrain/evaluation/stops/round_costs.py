@@ -9,11 +9,15 @@ counts then, whoever drafted it and whatever stopped it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import nnls
+
+from drafttrain.decoding.types import Output
+from drafttrain.evaluation.runner import Decoded
+from drafttrain.evaluation.stops.waves import beside_rounds
 
 Array = np.ndarray
 MOST_KNOTS = 8
@@ -155,3 +159,80 @@ def _segments(count: Array, knots: Sequence[float]) -> list[Array]:
         np.clip(count, knot, end) - knot if place else np.minimum(count, end) - knot
         for place, (knot, end) in enumerate(zip(knots, ends, strict=True))
     ]
+
+
+def round_costs(
+    runs: Sequence[Decoded],
+    before: Sequence[int],
+    batch_size: int,
+    reads_each: bool,
+    smaller: Mapping[int, RoundCosts] | None = None,
+    waves: Sequence[Sequence[int]] | None = None,
+) -> RoundCosts:
+    """The functions of one batch size, from plain decoding and methods of fixed lengths.
+
+    before: tokens in front of each prompt's output. reads_each: whether a drafted token is a call.
+    smaller: the functions of smaller batches, which a wave ends with; waves: the prompts of each
+    (default: one each).
+    """
+    timed = timed_rounds(runs, before, batch_size)
+    draft, target = fit_rounds(timed, reads_each)
+    curves = {size: (costs.draft, costs.target) for size, costs in (smaller or {}).items()}
+    curves[batch_size] = draft, target
+    found = []
+    for run in runs:
+        facts = [rounds_of(*one) for one in zip(run.outputs, before, strict=True)]
+        shares = {
+            size: np.array([_seconds(own, *both, reads_each) for own in facts])
+            for size, both in curves.items()
+        }
+        rounds = np.array([len(own.rows) for own in facts])
+        found.append((run.cost_seconds, shares, rounds))
+    constant, error = beside_rounds(found, batch_size, waves)
+    plain, of_plain = runs[0].outputs, float(found[0][1][batch_size].sum())
+    tokens = sum(len(output.tokens) for output in plain)
+    speed = tokens / (of_plain + constant * len(plain))
+    return RoundCosts(batch_size, draft, target, constant, speed, error)
+
+
+def _seconds(facts: TimedRounds, draft: Curve, target: Curve, reads_each: bool) -> float:
+    """What the rounds of one output take by these functions."""
+    reads = facts.history * (facts.computed if reads_each else facts.computed > 0)
+    known = draft.total(np.bincount(facts.computed), reads.sum())
+    return float(known + target.total(np.bincount(facts.rows), facts.history.sum()))
+
+
+def timed_rounds(runs: Sequence[Decoded], before: Sequence[int], batch_size: int) -> TimedRounds:
+    """The rounds that a full batch shared, but the first of each sequence, whose call also reads
+    the prompt; where batches were never full, all but the first."""
+    found = [
+        (facts, np.array([round.shared_by for round in output.rounds]))
+        for run in runs
+        for output, front in zip(run.outputs, before, strict=True)
+        for facts in [rounds_of(output, front)]
+    ]
+    full = max(int(shared[1:].max(initial=1)) for _, shared in found)
+    least = min(batch_size, full)
+    kept = [(np.arange(len(shared)) > 0) & (shared >= least) for _, shared in found]
+    names = TimedRounds.__dataclass_fields__
+    return TimedRounds(
+        **{
+            name: np.concatenate(
+                [getattr(facts, name)[own] for (facts, _), own in zip(found, kept, strict=True)]
+            )
+            for name in names
+        }
+    )
+
+
+def rounds_of(output: Output, before: int) -> TimedRounds:
+    """The rounds of one output of a fixed draft length, in order."""
+    drafted = np.array([len(round.drafted) for round in output.rounds])
+    emitted = np.array([len(round.emitted) for round in output.rounds])
+    return TimedRounds(
+        computed=drafted,
+        rows=drafted + 1,
+        history=before + np.cumsum(emitted) - emitted,
+        draft_seconds=np.array([round.draft_seconds for round in output.rounds]),
+        target_seconds=np.array([round.target_seconds for round in output.rounds]),
+    )

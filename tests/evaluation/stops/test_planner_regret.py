@@ -10,8 +10,8 @@ from drafttrain.evaluation.played.counts import DRAFTING, count_output
 from drafttrain.evaluation.played.halving import Halving, halve
 from drafttrain.evaluation.played.increments import Increments
 from drafttrain.evaluation.stops.choice import rank_played
-from drafttrain.evaluation.stops.costs import AnyCandidate, Prices
 from drafttrain.evaluation.stops.policy_results import CHOSEN, best_of, candidates_of, throughput
+from drafttrain.evaluation.stops.prices import AnyCandidate, Prices
 from drafttrain.evaluation.stops.replay import PolicyCounts, replay
 from drafttrain.evaluation.stops.round_costs import Curve, RoundCosts
 from drafttrain.evaluation.stops.trace import AcceptedPath, Trace, WrongBranch, join, run_lengths

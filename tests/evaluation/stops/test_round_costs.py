@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from drafttrain.evaluation.stops.round_costs import Curve, TimedRounds, fit_curve, fit_rounds
+from drafttrain.evaluation.runner import Decoded
+from drafttrain.evaluation.stops.round_costs import (
+    Curve,
+    TimedRounds,
+    fit_curve,
+    fit_rounds,
+    round_costs,
+)
+from tests.evaluation.stops.timed import played
 
 
 def test_a_curve_by_hand():
@@ -57,3 +65,47 @@ def test_rounds_without_drafts_tell_nothing_of_drafting():
     timed = TimedRounds(nothing, nothing + 1.0, nothing, nothing, nothing + 1.0)
     with pytest.raises(ValueError, match="no timed round drafted anything; give longer outputs"):
         fit_rounds(timed, reads_each=True)
+
+
+def test_rounds_are_predicted_from_their_counts_at_a_batch_size():
+    runs = []
+    for k in (0, 2, 5, 9):
+        outputs = [played(k, rounds) for rounds in (8, 11)]
+        seconds = np.array([[output.seconds for output in outputs]])
+        runs.append(Decoded(f"k={k}", "chain", None, outputs, seconds))
+    costs = round_costs(runs, [4, 4], 2, reads_each=True)
+    assert costs.draft.at(7) == pytest.approx(14.0)
+    assert costs.draft.per_history == pytest.approx(0.001)
+    assert costs.target.at(np.array([1, 8])) == pytest.approx([3.0, 10.0])
+    assert costs.target.per_history == pytest.approx(0.01)
+    assert costs.constant == pytest.approx(9.0)
+    assert costs.error == pytest.approx(0.0, abs=1e-9)
+    plain = runs[0].outputs
+    assert costs.plain_tokens_per_second == pytest.approx(38 / sum(o.seconds for o in plain))
+
+
+def test_a_disturbed_round_makes_plain_decoding_no_slower():
+    """As it makes no candidate slower: speed-ups are of the same prices."""
+    speeds = []
+    for disturbance in (0.0, 500.0):
+        runs = []
+        for k in (0, 2, 5):
+            outputs = [played(k, rounds) for rounds in (8, 11, 9)]
+            if k == 0:
+                round = outputs[1].rounds[6]
+                object.__setattr__(round, "target_seconds", round.target_seconds + disturbance)
+            extra = np.array([0.0, disturbance if k == 0 else 0.0, 0.0])
+            seconds = np.array([[output.seconds for output in outputs]]) + extra
+            runs.append(Decoded(f"k={k}", "chain", None, outputs, seconds))
+        speeds.append(round_costs(runs, [4] * 3, 2, reads_each=True).plain_tokens_per_second)
+    assert speeds[1] == pytest.approx(speeds[0])
+
+
+def test_rounds_of_batches_that_were_not_full_are_left_out():
+    outputs = [played(2, 8), played(5, 8), played(2, 8, shared_by=1)]
+    for round in outputs[2].rounds:
+        object.__setattr__(round, "target_seconds", 100.0)
+    runs = [
+        Decoded("k", "chain", None, [output], np.array([[output.seconds]])) for output in outputs
+    ]
+    assert round_costs(runs, [4], 2, reads_each=True).target.at(3) == pytest.approx(5.0)
