@@ -287,6 +287,20 @@ def test_a_drafter_that_ignores_the_stop_policy_is_refused():
         ).decode_all([toy_source()], 3)
 
 
+def test_processors_are_made_once_for_all_that_is_decoded(monkeypatch):
+    """Inputs that are decoded one by one do not pay for them again."""
+    model, made = tiny_model("bart"), []
+    target = CachedModel(model)
+    monkeypatch.setattr(target, "processors", lambda sampling: made.append(sampling) or real())
+    real = partial(CachedModel.processors, target, GREEDY)
+    randomness = partial(sequence_randomness, 0)
+    decoder = Decoder(target, NoDrafter(), FixedLength(1), GreedyMatch(), GREEDY, randomness)
+    sources = sources_for(model)
+    outputs = [output for source in sources for output in decoder.decode_all([source], 5)]
+    assert tokens_of(outputs) == generate(model, sources, 5)
+    assert made == [GREEDY]
+
+
 def test_no_sources_give_no_outputs():
     assert run(tiny_model("marian"), [], NoDrafter()) == []
 
