@@ -17,6 +17,7 @@ from drafttrain.models.spec_drafter.model import SpecDrafter, SpecDrafterConfig
 from drafttrain.models.spec_drafter.rows import PREFIX, Rows
 from drafttrain.models.spec_drafter.shape import drafter_shape, has_own_output, make_config
 from drafttrain.models.spec_drafter.slots import lay_out
+from drafttrain.models.spec_drafter.told import as_long
 from tests.comparing import close, same_weights
 from tests.tiny_drafters import shared, tiny_drafter
 from tests.tiny_models import FAMILIES, VOCAB, tiny_model
@@ -333,6 +334,19 @@ def test_weights_saved_under_former_names_are_found(tmp_path: Path) -> None:
         assert same_weights(other, drafter)
     loaded.save_pretrained(tmp_path)
     assert load_file(tmp_path / "model.safetensors").keys() == drafter.state_dict().keys()
+
+
+def test_states_are_as_long_as_what_they_stand_beside() -> None:
+    """Numbers of the same root mean square, however large a family's are; nothing stays nothing."""
+    states, embedded = torch.randn(2, 3, 12).double(), 0.1 * torch.randn(2, 3, 5).double()
+    states[0, 1] = 0.0
+    found = as_long(states, embedded)
+    assert not found[0, 1].any()
+    shares = [one.square().mean(-1).sqrt() for one in (found, embedded)]
+    there = states.abs().sum(-1) > 0
+    assert torch.allclose(*(share[there] for share in shares))
+    assert torch.allclose(as_long(1000.0 * states, embedded), found)
+    assert (torch.nn.functional.cosine_similarity(found, states, dim=-1)[there] > 0.999).all()
 
 
 def test_a_drafter_of_few_tokens_scores_those_as_one_of_all_does(tmp_path: Path) -> None:
