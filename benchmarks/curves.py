@@ -1,10 +1,9 @@
-"""How runs learn: a measure of their held-out inputs by steps and by time, in one picture.
+"""How runs learn: a measure of their held-out inputs by steps, in one picture.
 
     python -m benchmarks.curves "29,000 inputs=checkpoints/a" "145,000 inputs=checkpoints/b" \\
         --out curves.png
 
-Each is a name and the folder of a run; its metrics.jsonl is read. Time is the run's own `seconds`,
-validations included: compare runs of one machine that was as busy for both.
+Each is a name and the folder of a run; its metrics.jsonl is read.
 """
 
 from __future__ import annotations
@@ -17,9 +16,6 @@ from matplotlib.figure import Figure
 
 from drafttrain.data.shards.writing import renamed_when_whole
 from drafttrain.evaluation.plot_style import COLOURS, draw_legend
-
-AXES = {"step": ("steps", 1.0), "seconds": ("minutes", 1 / 60)}
-"""What a picture has on its horizontal axis: field of a row, its name there, and its scale."""
 
 
 def read_curve(run: Path, measure: str) -> list[dict[str, float]]:
@@ -36,23 +32,19 @@ def read_curve(run: Path, measure: str) -> list[dict[str, float]]:
 
 
 def draw_curves(runs: dict[str, Path], measure: str) -> Figure:
-    """A line a run, by steps and, where all runs say how long they took, by minutes."""
-    curves = {name: read_curve(run, measure) for name, run in runs.items()}
-    timed = all("seconds" in row for rows in curves.values() for row in rows)
-    fields = [field for field in AXES if timed or field != "seconds"]
-    figure = Figure(figsize=(4.6 * len(fields), 3.4), layout="constrained")
-    for axis, field in zip(figure.subplots(1, len(fields), squeeze=False)[0], fields, strict=True):
-        label, scale = AXES[field]
-        for index, (name, rows) in enumerate(curves.items()):
-            places = [scale * row[field] for row in rows]
-            values = [row[measure] for row in rows]
-            colour = COLOURS[index % len(COLOURS)]
-            axis.plot(places, values, marker="o", markersize=3, color=colour, label=name)
-        axis.set_xlabel(label)
-        axis.set_ylabel(measure.replace("_", " "))
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.25)
-        draw_legend(axis)
+    """A line a run."""
+    figure = Figure(figsize=(5.4, 3.6), layout="constrained")
+    axis = figure.subplots()
+    for index, (name, run) in enumerate(runs.items()):
+        rows = read_curve(run, measure)
+        steps, values = [row["step"] for row in rows], [row[measure] for row in rows]
+        colour = COLOURS[index % len(COLOURS)]
+        axis.plot(steps, values, marker="o", markersize=3, color=colour, label=name)
+    axis.set_xlabel("steps")
+    axis.set_ylabel(measure.replace("_", " "))
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(alpha=0.25)
+    draw_legend(axis)
     return figure
 
 

@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 
 from accelerate import Accelerator
 from torch import Tensor
@@ -40,29 +39,21 @@ class Meter:
 
 
 class MetricsLog:
-    """metrics.jsonl in the run folder, and the trackers asked for.
-
-    Each row says how many seconds the run has taken to its step, validation and checkpoints
-    included, and those of earlier launches up to the step that a launch goes on from.
-    """
+    """metrics.jsonl in the run folder, and the trackers asked for."""
 
     def __init__(self, accelerator: Accelerator, run: Path, step: int, settings: TrainConfig):
         self.accelerator, self.file = accelerator, run / "metrics.jsonl"
-        self.began, self.before = perf_counter(), 0.0
         if settings.trackers:
             accelerator.init_trackers("drafttrain", config={"run": run.name})
         if accelerator.is_main_process and self.file.exists():  # drop what a resumed run repeats
             lines = self.file.read_text(encoding="utf-8").splitlines()
             kept = [x for x in lines if x.endswith("}") and json.loads(x)["step"] <= step]
-            if kept:
-                self.before = json.loads(kept[-1]).get("seconds", 0.0)  # older logs have none
             with renamed_when_whole(self.file) as temporary:
                 temporary.write_text("".join(f"{x}\n" for x in kept), encoding="utf-8")
 
     def write(self, step: int, values: dict[str, float]) -> None:
         self.accelerator.log(values, step=step)
         if self.accelerator.is_main_process and values:
-            seconds = round(self.before + perf_counter() - self.began, 2)
-            line = json.dumps({"step": step, "seconds": seconds} | values) + "\n"
+            line = json.dumps({"step": step} | values) + "\n"
             with named_disk_errors(self.file.parent), self.file.open("a", encoding="utf-8") as file:
                 file.write(line)
