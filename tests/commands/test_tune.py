@@ -15,6 +15,7 @@ from drafttrain.cli import main
 from drafttrain.decoding.types import Output
 from drafttrain.evaluation.stops.costs import Costs, fit_costs
 from drafttrain.evaluation.stops.report import TuneReport, read_tune_report
+from drafttrain.evaluation.stops.tables import checked_lines
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.identity import hash_weights
 from tests.tiny_models import tiny_model
@@ -149,6 +150,13 @@ def test_the_best_are_decoded_beside_the_best_fixed_length(tuned: TuneReport):
         assert one.predicted > 0.0 and one.plain_predicted > 0.0
         predicted, decoded = one.predicted / one.plain_predicted, one.decoded / one.plain_decoded
         assert one.error == pytest.approx(predicted / decoded - 1.0)
+
+
+def test_sampled_answers_are_said_to_be_other_draws(tuned: TuneReport):
+    """What a prediction is off by is then not of the costs alone."""
+    greedy = tuned.model_copy(update={"sampling": tuned.sampling | {"temperature": 0.0}})
+    assert f"{tuned.costs.prompts} answers decoded are other draws" in checked_lines(tuned)[-1]
+    assert checked_lines(greedy)[-1].endswith("% in the median")
 
 
 def test_the_rule_of_the_best_policy_is_in_its_file(tuned: TuneReport, heads_run: Path):
