@@ -5,7 +5,7 @@ its time. Compiled, what lies between two products becomes one piece, and weight
 Each decoder has two kinds of calls that are compiled: of one row, which is plain decoding and
 drafting token by token, and of a few, which is what verifies a draft; encoders have those of one
 text. All are compiled for any length of history and source, before anything is timed. Longer calls
-and those of several sequences run as they are: compiled, they were slower (docs/results.md).
+and those of several sequences run as they are: compiled, they were slower (docs/results/engine.md).
 """
 
 from __future__ import annotations
