@@ -19,7 +19,11 @@ from drafttrain.config import commands as verbs
 from drafttrain.config import language_recipes, recipes, serving
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("[!.]*/README.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted(ROOT.glob("docs/**/*.md")),
+    *sorted(ROOT.glob("[!.]*/README.md")),
+]
 
 
 def over(pages: list[Path]) -> pytest.MarkDecorator:

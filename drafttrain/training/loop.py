@@ -33,6 +33,7 @@ from drafttrain.config.relaunch import launch_command
 from drafttrain.data.batches.batch_plan import BatchPlan
 from drafttrain.data.batches.examples import Batch, Example, Examples
 from drafttrain.data.shards.writing import join_processes
+from drafttrain.decoding.engine.products import PACKED_TYPES
 from drafttrain.training.checkpoints import (
     Progress,
     Schedule,
@@ -54,6 +55,11 @@ from drafttrain.training.sharding import (
 )
 from drafttrain.training.stop_signal import StopSignal
 from drafttrain.training.threads import choose_threads
+
+SLOW_BF16 = (
+    "train.precision=bf16: this processor has no products of bfloat16, so that steps take several "
+    "times as long as in float32; stop, and start again with train.precision=fp32"
+)
 
 
 @dataclass(frozen=True)
@@ -114,9 +120,16 @@ def make_accelerator(settings: TrainConfig, run: Path) -> Accelerator:
         threads = choose_threads(settings.threads)
         torch.set_num_threads(threads.count)
         accelerator.print(f"each process trains on {threads}")
+        if is_slow(settings.precision):
+            accelerator.print(SLOW_BF16)
     check_sharding(accelerator, settings)
     load_models_whole(accelerator)
     return accelerator
+
+
+def is_slow(precision: str) -> bool:
+    """Whether this processor, where it is one that trains, has no products of this precision."""
+    return precision == "bf16" and torch.bfloat16 not in PACKED_TYPES
 
 
 def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from drafttrain.config.recipes import TrainConfig
+from drafttrain.training import loop
 from drafttrain.training.checkpoints import CheckpointError, average_weights, checkpoint_folders
 from drafttrain.training.loop import Interrupted, count_steps, learning_rate, make_plan
 from tests.comparing import same_weights
@@ -136,3 +137,14 @@ def test_steps_follow_from_epochs_and_processes() -> None:
 def test_learning_rates_by_hand(schedule: str, step: int, expected: float) -> None:
     settings = TrainConfig(learning_rate=1.0, warmup=4, schedule=schedule)
     assert learning_rate(settings, step, 20) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("precision", "has", "slow"),
+    [("bf16", set(), True), ("bf16", {torch.bfloat16}, False), ("fp32", set(), False)],
+)
+def test_bfloat16_is_slow_where_the_processor_has_no_products_of_it(
+    precision: str, has: set, slow: bool, monkeypatch
+) -> None:
+    monkeypatch.setattr(loop, "PACKED_TYPES", frozenset(has))
+    assert loop.is_slow(precision) is slow
