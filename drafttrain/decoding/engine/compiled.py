@@ -37,6 +37,8 @@ ROWS: dict[Kind, int] = {"calls of one row": 1, "calls of few rows": 6}
 """Rows of the call that each kind is compiled and timed with."""
 HISTORY, SOURCE = 41, 17
 """Tokens before it, and of its source."""
+LEAST_COLUMNS = 2
+"""Columns of the cache that any call has before it."""
 
 
 class CompiledEncoder:
@@ -103,9 +105,9 @@ class CompiledStep:
         return hidden
 
     def _kind_of(self, rows: Rows, pool: Pool) -> Kind | None:
-        """Sizes of nought and one are left out: torch compiles them apart from others."""
-        assert isinstance(rows.columns, slice)
-        if pool.states.shape[1] != 1 or rows.columns.start < 2 or pool.lengths[0] == 1:
+        """A source of one token is left out: torch compiles sizes of nought and one apart from
+        others."""
+        if pool.states.shape[1] != 1 or pool.lengths[0] == 1:
             return None
         new = rows.ids.shape[1]
         if new == 1:
@@ -163,15 +165,24 @@ class CompiledStep:
 def _given(
     rows: Rows, pool: Pool, rotations: Rotations | None, embedded: Tensor | None
 ) -> tuple[Any, ...]:
-    """What `_DecoderModule` is called with: tensors laid out alike, whatever the call."""
+    """What `_DecoderModule` is called with: tensors laid out alike, whatever the call.
+
+    At the very start columns that nobody sees stand in front, as torch compiles sizes of nought and
+    one apart from others.
+    """
     assert isinstance(rows.columns, slice)
-    mask = rows.mask
+    start, mask = rows.columns.start, None if rows.mask is None else rows.mask[0, 0]
     if mask is None:  # a single token sees all
-        mask = torch.ones(1, 1, 1, rows.columns.stop, dtype=torch.bool, device=rows.ids.device)
+        mask = torch.ones(1, rows.columns.stop, dtype=torch.bool, device=rows.ids.device)
     keys = None if rows.key_positions is None else rows.key_positions[0]
+    unseen = max(0, LEAST_COLUMNS - start)
+    if unseen:
+        mask = torch.cat((mask[:, :start], mask.new_zeros(len(mask), unseen), mask[:, start:]), 1)
+        if keys is not None:
+            keys = torch.cat((keys[:start], keys.new_zeros(unseen), keys[start:]))
     length = pool.lengths[0] if len(pool.sources) else None
     rotary = None if rotations is None else (rotations.cos, rotations.sin)
-    layout = (rows.ids[0], rows.positions[0], mask[0, 0].contiguous(), keys)
+    layout = (rows.ids[0], rows.positions[0], mask.contiguous(), keys)
     return (*layout, pool.states, pool.sources, length, rotary, embedded)
 
 
