@@ -28,6 +28,7 @@ from drafttrain.decoding.drafters.candidates import Link
 from drafttrain.decoding.drafters.slots import Slots, SlotSession
 from drafttrain.decoding.engine.batched import Batched
 from drafttrain.decoding.engine.calls import Feed
+from drafttrain.decoding.engine.compiled import ROWS
 from drafttrain.decoding.engine.encoding import Encode, TextEncoder, given_encoding, pad_texts
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.sources import check_length
@@ -81,6 +82,7 @@ class BlockDrafter:
             cross_layers=config.cross_layers,
             pooling=config.source_pooling,
             apart=config.feeds_first,
+            often=[*ROWS] if config.feeds_first else ["calls of few rows"],
         )
         self.link = link_of(model) if self.linked else None
         ends = model.config.eos_token_id

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from drafttrain.config.commands import Compile
 from drafttrain.decoding.engine.architectures import position_limit
 from drafttrain.decoding.engine.calls import Feed, StepOutput, record
-from drafttrain.decoding.engine.compiled import CompiledStep
+from drafttrain.decoding.engine.compiled import ROWS, CompiledStep, Kind
 from drafttrain.decoding.engine.compiling import enlist
 from drafttrain.decoding.engine.encoding import Encode, encoder_of
 from drafttrain.decoding.engine.families import read_stack
@@ -48,6 +48,7 @@ class Batched:
     the target whose keys and values of the prompt sources bring along; its own cache begins with
     them. embeds: feeds bring along what is fed (`Feed.embedded`). apart: no call feeds tokens and
     slots, which have weights of their own; each is then a stack that multiplies with its own alone.
+    often: kinds of calls that are made often enough to be compiled.
     """
 
     takes_branches = True
@@ -64,6 +65,7 @@ class Batched:
         prompt_layers: Sequence[int] = (),
         embeds: bool = False,
         apart: bool = False,
+        often: Collection[Kind] = ROWS.keys(),
     ) -> None:
         self.stack = stack
         self._sides: dict[bool, Stack] = {}
@@ -79,6 +81,7 @@ class Batched:
         self._limit, self._rotary = limit, rotary
         self._cross_layers, self._pooling = cross_layers, pooling
         self._prompt_layers, self._embeds = prompt_layers, embeds
+        self._often = often
         self._rotations: Rotations | None = None
         self._strip = torch.empty(STRIP, 0)
         self.compiled: CompiledStep | None = None
@@ -108,7 +111,7 @@ class Batched:
     def compile(self, how: Compile) -> str:
         """Compile the calls of one sequence (`compile_calls`); a line that says what came of it."""
         self._rotate_up_to(1)
-        given = (self._rotations, self._limit, self._embeds or self._embed is not None)
+        given = (self._rotations, self._limit, self._embeds or self._embed is not None, self._often)
         if self._sides:
             told = []
             for slots, side in self._sides.items():

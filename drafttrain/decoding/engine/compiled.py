@@ -2,15 +2,15 @@
 
 A call of a small model on a CPU is hundreds of operations, and starting them takes a good part of
 its time. Compiled, what lies between two products becomes one piece, and weights are constants.
-Each decoder has two kinds of calls that are compiled: of one row, which is plain decoding and
-drafting token by token, and of a few, which is what verifies a draft; encoders have those of one
-text. All are compiled for any length of history and source, before anything is timed. Longer calls
+Two kinds of a decoder's calls are compiled, where it makes them often: of one row, which is plain
+decoding and drafting token by token, and of a few, which is what drafts a block and verifies a
+draft; encoders have those of one text. All are compiled for any length of history and source, before anything is timed. Longer calls
 and those of several sequences run as they are: compiled, they were slower (docs/results/engine.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from time import perf_counter
 from typing import Any, Literal
@@ -74,13 +74,20 @@ class CompiledStep:
     """`run_stack` for the only line of a pool: one row, or a few."""
 
     def __init__(
-        self, stack: Stack, rotations: Rotations | None, limit: int | None, embeds: bool
+        self,
+        stack: Stack,
+        rotations: Rotations | None,
+        limit: int | None,
+        embeds: bool,
+        kinds: Collection[Kind] = ROWS.keys(),
     ) -> None:
-        """limit: positions that there are. embeds: calls are given embedded tokens."""
+        """limit: positions that there are. embeds: calls are given embedded tokens. kinds: those
+        that are made often."""
         self._stack, self._rotations, self._embeds = stack, rotations, embeds
         self._positions = HISTORY + FEW_ROWS if limit is None else limit
         attention = stack.layers[0].attention
         self._most = FEW_ROWS * attention.kv_heads // attention.heads
+        self._often = kinds
         self._kinds: dict[Kind, CompiledCalls] = {}
 
     def __call__(
@@ -115,15 +122,15 @@ class CompiledStep:
         return "calls of few rows" if new <= self._most else None
 
     def prepare(self, how: Compile) -> str:
-        """Compile both kinds; with `auto`, keep those that pay. What came of it, in words."""
+        """Compile all kinds; with `auto`, keep those that pay. What came of it, in words."""
         module = _DecoderModule(self._stack)
-        self._kinds = {kind: CompiledCalls(module, self._stack, kind) for kind in ROWS}
+        self._kinds = {kind: CompiledCalls(module, self._stack, kind) for kind in self._often}
         whole, told = prepare(
             how,
             self._stack,
             [
-                (self._kinds[kind], _given(*self._made_up(new)), partial(self.share, new))
-                for kind, new in ROWS.items()
+                (calls, _given(*self._made_up(ROWS[kind])), partial(self.share, ROWS[kind]))
+                for kind, calls in self._kinds.items()
             ],
         )
         self._kinds = self._kinds if whole else {}

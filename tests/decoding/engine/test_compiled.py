@@ -97,6 +97,12 @@ def test_compiled_calls_decode_as_others_do(family, name, layers, traced, capsys
     assert said and all(": compiled; " in line for line in said)
 
 
+def test_blocks_are_no_calls_of_one_row(traced):
+    drafter = SLOTS["soft copy"](shared("marian"))
+    compile_calls("on")
+    assert [*drafter.engine.compiled._kinds] == ["calls of few rows"]
+
+
 def test_machine_code_decodes_as_others_do(monkeypatch, capsys):
     reason = compiling.missing_compiler()
     if reason is not None:
