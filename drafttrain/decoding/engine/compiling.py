@@ -85,8 +85,11 @@ def compile_calls(how: Compile, most: int = 1) -> None:
     if reason is not None:
         say(f"{reason}; all calls run uncompiled")
         return
-    for engine in list(ENLISTED.values()):
-        say(engine.compile(how))
+    parts = list(ENLISTED.values())
+    if known := sum(part.stack is not None for part in parts):
+        say(f"encoders and decoders to compile: {known}; each takes a minute or two")
+    for part in parts:
+        say(part.compile(how))
 
 
 def say(what: str) -> None:
