@@ -4,8 +4,9 @@ A call of a small model on a CPU is hundreds of operations, and starting them ta
 its time. Compiled, what lies between two products becomes one piece, and weights are constants.
 Two kinds of a decoder's calls are compiled, where it makes them often: of one row, which is plain
 decoding and drafting token by token, and of a few, which is what drafts a block and verifies a
-draft; encoders have those of one text. All are compiled for any length of history and source, before anything is timed. Longer calls
-and those of several sequences run as they are: compiled, they were slower (docs/results/engine.md).
+draft; encoders have those of one text. All are compiled for any length of history and source,
+before anything is timed. Longer calls and those of several sequences run as they are: compiled,
+they were slower (docs/results/engine.md).
 """
 
 from __future__ import annotations
