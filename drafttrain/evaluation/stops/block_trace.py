@@ -30,7 +30,7 @@ from drafttrain.evaluation.stops.chain_trace import (
     row_facts,
 )
 from drafttrain.evaluation.stops.prefix_trace import kept_prefixes
-from drafttrain.evaluation.stops.trace import NOTHING, Trace
+from drafttrain.evaluation.stops.trace import NOTHING, Array, Trace
 
 
 @torch.inference_mode()
@@ -50,13 +50,7 @@ def log_block_trace(
     """
     tokens = torch.tensor(output, dtype=torch.long)
     length, depth, tosses = len(tokens), options.depth, options.tosses
-    limit = draft_limits(
-        target, drafter.position_limit, source, len(source.prefix), length, options
-    )
-    if drafter.requires.first_row:  # nothing is drafted before the target's first call
-        limit[0] = 0
-    if drafter.longest_block is not None:
-        limit = np.minimum(limit, drafter.longest_block)
+    limit = block_limits(target, drafter, source, length, options)
     longest = np.minimum(depth, limit)
     target_probs = judge(target, source, tokens.to(source.prefix.device), options)
     run = np.zeros((tosses, length), dtype=np.int32)
@@ -88,6 +82,20 @@ def log_block_trace(
         limit=longest.astype(np.int32),
         before=len(source.prefix),
     )
+
+
+def block_limits(
+    target: CachedModel, drafter: SlotDrafter, source: Source, length: int, options: TraceOptions
+) -> Array:
+    """Most tokens that may be drafted from each position of an output (`Trace.limit`). [L]."""
+    limit = draft_limits(
+        target, drafter.position_limit, source, len(source.prefix), length, options
+    )
+    if drafter.requires.first_row:  # nothing is drafted before the target's first call
+        limit[0] = 0
+    if drafter.longest_block is not None:
+        limit = np.minimum(limit, drafter.longest_block)
+    return limit
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from drafttrain.config.commands import TuneConfig
+from drafttrain.decoding.types import Output
 from drafttrain.evaluation.options import timing_options
 from drafttrain.evaluation.played.candidates import Played, near
 from drafttrain.evaluation.played.counts import count_output
@@ -20,6 +21,7 @@ from drafttrain.evaluation.played.player import Player
 from drafttrain.evaluation.prompts import Prompt, PromptSet
 from drafttrain.evaluation.report import data_facts
 from drafttrain.evaluation.runner import Decoded, make_jobs, make_waves, run_interleaved
+from drafttrain.evaluation.stops.decoded import count_chain
 from drafttrain.evaluation.stops.measuring import measure_costs
 from drafttrain.evaluation.stops.policy_results import (
     CHAINS,
@@ -150,37 +152,52 @@ def beside(chains: PolicyCounts, played: Sequence[PolicyCounts]) -> PolicyCounts
 
 
 def check_predictions(bench: Workbench, choice: Choice) -> list[CheckedPolicy]:
-    """The best few and the best fixed length, decoded for real at every batch size, beside what
-    decoding just these prompts was to take."""
+    """The best few and the best fixed length, decoded for real at every batch size, beside what the
+    rounds that they took should have cost."""
     settings, prices = bench.settings, choice.prices
     prompts = bench.choosing.prompts[: settings.timing_prompts]
-    counts, candidates, found = choice.counts.first(len(prompts)), choice.candidates, []
-    tokens = counts.tokens / counts.sequences
+    found = []
     before = np.array([len(prompt.source.prefix) for prompt in prompts], dtype=np.float64)
     for size in bench.batch_sizes if settings.finalists else ():
-        best = ranked(choice.counts, candidates, choice.prices, CHOSEN, size)
-        fixed = best_of(choice.counts, candidates, choice.prices, ("fixed",), size)
+        best = ranked(choice.counts, choice.candidates, prices, CHOSEN, size)
+        fixed = best_of(choice.counts, choice.candidates, prices, ("fixed",), size)
         chosen = list(dict.fromkeys([*best[: settings.finalists], fixed]))
         options = timing_options(bench.sampling)
         methods = [bench.triple(one) for one in chosen]
         jobs = make_jobs(bench.pair.target, bench.target, methods, prompts, options)
         plain, *runs = run_interleaved(jobs, len(prompts), options, bench.target.device, True, size)
         waves = make_waves(len(prompts), size, options.wave_batches)
-        alone = float(tokens[:, 0].sum())
-        alone /= prices.plain_list_seconds(tokens[:, 0], before, size, waves)
+        tokens = np.array([len(output.tokens) for output in plain.outputs], dtype=np.float64)
+        alone = prices.plain_list_seconds(tokens, before, size, waves)
         for one, run in zip(chosen, runs, strict=True):
-            place = candidates.index(one)
-            seconds = prices.list_seconds(counts, place, one, size, waves)
+            counts = PolicyCounts.stack(
+                [
+                    count_decoded(bench, one, prompt, output)
+                    for prompt, output in zip(prompts, run.outputs, strict=True)
+                ]
+            )
+            seconds = prices.list_seconds(counts, 0, one, size, waves)
             checked = CheckedPolicy(
                 name=one.name,
                 batch_size=size,
-                predicted=float(tokens[:, place].sum()) / seconds,
+                predicted=float(counts.tokens.sum()) / seconds,
                 decoded=_tokens_per_second(run),
-                plain_predicted=alone,
+                plain_predicted=float(tokens.sum()) / alone,
                 plain_decoded=_tokens_per_second(plain),
             )
             found.append(checked)
     return found
+
+
+def count_decoded(
+    bench: Workbench, candidate: AnyCandidate, prompt: Prompt, output: Output
+) -> PolicyCounts:
+    """What a candidate spent on a prompt that it decoded, [1, 1] each."""
+    before = len(prompt.source.prefix)
+    if isinstance(candidate, Played):
+        return count_output(output, before, bench.drafters)
+    limit = bench.limits(prompt.source, len(output.tokens))
+    return count_chain(output, before, limit, candidate, bench.drafting)
 
 
 def _tokens_per_second(run: Decoded) -> float:

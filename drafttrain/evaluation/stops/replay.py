@@ -144,7 +144,12 @@ def replay(
     """
     lengths = draft_lengths(trace, acceptance, candidates)
     rounds = play(trace, lengths)
-    judged = np.stack([_judged(trace, c, own) for c, own in zip(candidates, lengths, strict=True)])
+    judged = np.stack(
+        [
+            times_judged(candidate, own, trace.longest, trace.block, trace.lag)
+            for candidate, own in zip(candidates, lengths, strict=True)
+        ]
+    )
 
     def total(fact: Array) -> Array:
         return np.where(rounds, fact, 0).sum(axis=(1, 2), dtype=np.float64)[None]
@@ -152,7 +157,9 @@ def replay(
     emitted, accepted = emit(trace, lengths)
     computed = lengths
     if trace.block:  # as many slots as the policy may draft, whatever it drafts of them
-        most = np.array([trace.depth if c.kind == "oracle" else _most(c) for c in candidates])
+        most = np.array(
+            [trace.depth if c.kind == "oracle" else most_drafted(c) for c in candidates]
+        )
         computed = np.minimum(trace.longest, most[:, None, None])
     passes = (computed > 0).astype(np.int64) if trace.block else lengths
     front = trace.before + np.arange(trace.tokens)
@@ -182,17 +189,23 @@ def _by_count(counts: Array, rounds: Array) -> Array:
     return np.stack(played).astype(np.float64)[None]
 
 
-def _judged(trace: Trace, candidate: Candidate, lengths: Array) -> Array:
-    """How often a policy works something out in a round from each position. [R, L] -> [R, L]."""
+def times_judged(
+    candidate: Candidate, lengths: Array, longest: Array, block: bool, lag: int
+) -> Array:
+    """How often a policy works something out in rounds that draft so many tokens.
+
+    longest: of each as if no policy had stopped it. block, lag: as of `Trace`. Shapes: any, the
+    same.
+    """
     if candidate.kind not in ("head", *OF_ROWS):
         return np.zeros_like(lengths)
-    if not trace.block:
-        lag = trace.lag if candidate.kind == "head" else 0
-        most = np.minimum(trace.longest, candidate.max_draft)  # there it stops without being asked
+    if not block:
+        lag = lag if candidate.kind == "head" else 0
+        most = np.minimum(longest, candidate.max_draft)  # there it stops without being asked
         asked = np.where(lengths < most, lengths, lengths - 1)
         return np.maximum(asked - lag, 0)
     if candidate.kind == "head":  # all slots at once
-        return (trace.longest > 0).astype(lengths.dtype)
+        return (longest > 0).astype(lengths.dtype)
     return np.minimum(lengths + 1, candidate.max_draft)
 
 
@@ -200,11 +213,12 @@ def draft_lengths(
     trace: Trace, acceptance: dict[str, Array], candidates: Sequence[Candidate]
 ) -> Array:
     """Tokens that each policy drafts in a round from each position. [C, R, L]."""
-    too_long = [c for c in candidates if c.kind != "oracle" and _most(c) > trace.depth]
+    too_long = [c for c in candidates if c.kind != "oracle" and most_drafted(c) > trace.depth]
     if too_long:
+        name, most = too_long[0].name, most_drafted(too_long[0])
         raise ValueError(
-            f"policy {too_long[0].name} may draft {_most(too_long[0])} tokens, but the trace was "
-            f"logged for {trace.depth}; log it with a depth of {_most(too_long[0])}"
+            f"policy {name} may draft {most} tokens, but the trace was logged for {trace.depth}; "
+            f"log it with a depth of {most}"
         )
     survival = {
         name: np.cumprod(np.append(probs, 1.0)[trace.index], axis=-1)
@@ -288,5 +302,6 @@ def play(trace: Trace, lengths: Array) -> Array:
     return starts
 
 
-def _most(candidate: Candidate) -> int:
+def most_drafted(candidate: Candidate) -> int:
+    """Most tokens of a round."""
     return int(candidate.value) if candidate.kind == "fixed" else candidate.max_draft

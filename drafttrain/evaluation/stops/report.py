@@ -72,7 +72,8 @@ class CheckedPolicy(Part):
     name: str
     batch_size: int
     predicted: float
-    """Tokens a second by replay and the costs; the last batches of these prompts are not full."""
+    """Tokens a second by the costs, of the rounds that were decoded; the last batches of these
+    prompts are not full."""
     decoded: float
     """Tokens a second by the clock."""
     plain_predicted: float = 1.0

@@ -168,14 +168,7 @@ def checked_lines(report: TuneReport) -> list[str]:
         for one in report.checked
     ]
     median = statistics.median(abs(one.error) for one in report.checked)
-    off = f"predictions are off by {100 * median:.1f} % in the median"
-    if (
-        report.sampling["temperature"] > 0
-    ):  # how easily an answer is drafted differs from draw to draw
-        off += (
-            f"; the {report.costs.prompts} answers decoded are other draws than those traced: "
-            "more prompts (timing_prompts) part what costs are off by from that"
-        )
+    off = f"of the rounds decoded, predictions are off by {100 * median:.1f} % in the median"
     return [*lines, off]
 
 

@@ -14,11 +14,16 @@ from drafttrain.config.commands import TuneConfig
 from drafttrain.config.decode import CascadeConfig, DecodeConfig, SamplingConfig, VerifierConfig
 from drafttrain.config.kinds import kind_of, named_kind
 from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.sources import own_source
 from drafttrain.decoding.stopping import FixedLength, HeadPolicy, make_policy
+from drafttrain.decoding.types import Source
+from drafttrain.evaluation.bootstrap import Array
 from drafttrain.evaluation.played.candidates import Played, cascades_of, trees_of
 from drafttrain.evaluation.prompts import PromptSet, load_both, read_both
 from drafttrain.evaluation.report import check_new_file
-from drafttrain.evaluation.stops.chain_trace import TraceOptions, check_traceable
+from drafttrain.evaluation.stops.block_trace import block_limits
+from drafttrain.evaluation.stops.chain_trace import TraceOptions, check_traceable, draft_limits
+from drafttrain.evaluation.stops.decoded import Drafting
 from drafttrain.evaluation.stops.replay import OF_ROWS, Candidate, VerifierOfChains
 from drafttrain.models.acceptance_head import (
     AcceptanceHead,
@@ -64,6 +69,23 @@ class Workbench:
     def block(self) -> bool:
         """Whether one pass drafts a block."""
         return self.pair.kind is not None and self.pair.kind.drafts == "blocks"
+
+    @property
+    def drafting(self) -> Drafting:
+        """How the pair drafts."""
+        if self.block:
+            return Drafting(block=True, lag=0, ends=frozenset())
+        lag = 1 if self.state_kind == "token" else 0
+        return Drafting(block=False, lag=lag, ends=self.pair.drafter.eos_ids)
+
+    def limits(self, source: Source, length: int) -> Array:
+        """Most tokens that may be drafted from each position of an output. [L]."""
+        drafter, options = self.pair.drafter, self.trace_options()
+        if self.block:
+            return block_limits(self.target, drafter, source, length, options)
+        prefix = len(own_source(source, drafter.model.model).prefix)
+        positions = drafter.model.position_limit
+        return draft_limits(self.target, positions, source, prefix, length, options)
 
     @property
     def verifiers(self) -> tuple[VerifierOfChains, ...]:

@@ -6,12 +6,15 @@ import numpy as np
 import torch
 
 from drafttrain.decoding.types import Output
+from drafttrain.evaluation.stops.decoded import Drafting, count_chain
 from drafttrain.evaluation.stops.replay import (
     Candidate,
+    PolicyCounts,
     draft_lengths,
     emit,
     play,
     predicted_acceptance,
+    replay,
 )
 from drafttrain.evaluation.stops.trace import Trace
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
@@ -44,3 +47,15 @@ def decoded_rounds(output: Output):
         rounds.append((start, len(played.drafted), accepted))
         start += len(played.emitted)
     return rounds
+
+
+def check_counts(
+    trace: Trace, candidate: Candidate, head: AcceptanceHead, output: Output, ends=()
+) -> None:
+    """What costs go by is the same of a decoded output as of its replay."""
+    replayed = replay(trace, predicted_acceptance(trace, {"D": head}), [candidate])
+    drafting = Drafting(trace.block, trace.lag, frozenset(ends))
+    decoded = count_chain(output, trace.before, trace.limit, candidate, drafting)
+    both = PolicyCounts.stack([replayed, decoded])  # as long as the longer one
+    for name, fact in vars(both).items():
+        np.testing.assert_array_equal(fact[0], fact[1], err_msg=f"{name} of {candidate.name}")

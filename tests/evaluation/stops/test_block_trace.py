@@ -33,7 +33,12 @@ from drafttrain.evaluation.stops.replay import Candidate, replay
 from tests.decoding.drafters.toy_blocks import CONVENTIONS, toy_drafter
 from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.decoding.toys import ToyTarget, toy_prompt, toy_source
-from tests.evaluation.stops.replays import decoded_rounds, random_head, replayed_rounds
+from tests.evaluation.stops.replays import (
+    check_counts,
+    decoded_rounds,
+    random_head,
+    replayed_rounds,
+)
 from tests.tiny_drafters import (
     MASK,
     behind_states,
@@ -182,6 +187,7 @@ def check_greedy_replay(target: CachedModel, drafter: SlotDrafter, sources: Sequ
             assert output.tokens == text
             rounds = decoded_rounds(output)
             assert replayed_rounds(trace, candidate, head) == rounds, candidate.name
+            check_counts(trace, candidate, head, output)
             found |= {(drafted, accepted) for _, drafted, accepted in rounds}
     assert len(found) > 4, "the pair is too simple to show anything"
 

@@ -27,7 +27,12 @@ from drafttrain.evaluation.stops.chain_trace import TraceOptions, check_traceabl
 from drafttrain.evaluation.stops.replay import Candidate
 from drafttrain.models.acceptance_head import AcceptanceHead
 from tests.decoding.enumeration import enumerate_law, total_variation
-from tests.evaluation.stops.replays import decoded_rounds, random_head, replayed_rounds
+from tests.evaluation.stops.replays import (
+    check_counts,
+    decoded_rounds,
+    random_head,
+    replayed_rounds,
+)
 from tests.tiny_models import near_copy, tiny_model
 
 GREEDY = Sampling()
@@ -79,6 +84,7 @@ def test_greedy_replay_equals_decoding_round_for_round(family, max_new_tokens, s
             assert output.tokens == text
             found = replayed_rounds(trace, candidate, head)
             assert found == decoded_rounds(output), (seed, candidate.name)
+            check_counts(trace, candidate, head, output, drafter.eos_ids)
             rejections += sum(drafted > accepted for _, drafted, accepted in found)
     assert rejections > 5, "too few rejections to show anything"
 
