@@ -15,5 +15,7 @@ step "2/3 One sentence, round by round" \
   drafttrain generate --drafter "$run" --data "$test" --limit 1 --show-rounds
 step "3/3 Measure it on sentences it has never seen" \
   drafttrain eval --drafter "$run" --data "$test" --report "$run/report.json" \
-  repeats=1 compile=auto "baselines=[generate]"
+  repeats=1 "baselines=[generate]"
 printf '\nDone in %d s: %s, samples.jsonl and report.png\n' "$SECONDS" "$run/report.json"
+printf 'With calls compiled for this processor, which takes minutes first:\n  %s\n' \
+  "drafttrain eval --drafter $run --data $test repeats=1 compile=auto 'baselines=[generate]'"
