@@ -10,7 +10,6 @@ from unittest.mock import patch
 
 from drafttrain.decoding import loop, verifiers
 from drafttrain.decoding.drafters import causal, slots
-from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.block_heads import BlockHeadsDrafter
 from drafttrain.decoding.drafters.candidates import Link
 from drafttrain.decoding.engine.batched import Batched
@@ -94,7 +93,6 @@ def models_timed(clock: Clock, decoder: Decoder) -> Iterator[Any]:
 
     yield clock.timed(Batched, "call", whose)
     yield clock.timed(Batched, "begin", "encoders")
-    yield clock.timed(BlockDrafter, "project_all", "drafter calls")
     yield clock.timed(BlockHeadsDrafter, "rows_all", "drafter calls")
 
 

@@ -75,20 +75,21 @@ class TwoPasses(BlockSession):
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
     ) -> Steps[Proposal]:
         last = int(tokens[-1])
-        hidden = yield from self.slot_states(tokens, stop.longest)
-        first = yield from self._arg_max(hidden, last, stop)
+        hidden, logits = yield from self.slot_rows(tokens, stop.longest)
+        first = yield from self._arg_max(hidden, logits, last, stop)
         kept = self.likelihoods(hidden, first, last) >= self.drafter.threshold
         self.drafter.blocks += 1
         fed = kept[:-1] if self.anchored else kept  # a last anchored slot has no row of its own
         if fed.any() and not kept.all():
             self.drafter.second_passes += 1
             hidden = yield from self.read_again(tokens, hidden, first, kept)
-            again = yield from self._arg_max(hidden, last, stop)
+            again = yield from self._arg_max(hidden, self.drafter.project(hidden), last, stop)
             first = torch.where(kept, first, again)
         return Proposal.chain(first, hidden=hidden)
 
-    def _arg_max(self, hidden: Tensor, last: int, stop: StopPolicy) -> Steps[Tensor]:
-        logits = self.drafter.project(hidden)
+    def _arg_max(
+        self, hidden: Tensor, logits: Tensor, last: int, stop: StopPolicy
+    ) -> Steps[Tensor]:
         count = slots_to_draft(stop, logits, hidden)
         hidden, logits = hidden[:count], logits[:count]
         if self.link is None:
@@ -110,7 +111,7 @@ class TwoPasses(BlockSession):
         own = slice(None, -1) if self.anchored else slice(None)
         slot_ids = torch.where(kept, drafted, self.model.config.mask_id)[own].tolist()
         asked = (self.state, self.prefix_of(tokens), slot_ids, self.said)
-        again = yield Call(self.drafter.slots_all, asked)
+        again, _ = yield Call(self.drafter.slots_all, asked)
         return torch.cat((hidden[:1], again[1:])) if self.anchored else again
 
 

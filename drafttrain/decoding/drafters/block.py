@@ -19,7 +19,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from drafttrain.config.kinds import DrawKind, Evidence
@@ -27,7 +26,7 @@ from drafttrain.decoding.drafters.block_along import slots_along
 from drafttrain.decoding.drafters.candidates import Link
 from drafttrain.decoding.drafters.slots import Slots, SlotSession
 from drafttrain.decoding.engine.batched import Batched
-from drafttrain.decoding.engine.calls import Feed
+from drafttrain.decoding.engine.calls import Feed, StepOutput
 from drafttrain.decoding.engine.compiled import ROWS
 from drafttrain.decoding.engine.encoding import Encode, TextEncoder, given_encoding, pad_texts
 from drafttrain.decoding.engine.sequence_state import SequenceState
@@ -36,12 +35,15 @@ from drafttrain.decoding.engine.spec_drafter import read_drafter
 from drafttrain.decoding.engine.teacher_forcing import states_before
 from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import warp
-from drafttrain.decoding.shared import Call, Steps, joined
+from drafttrain.decoding.shared import Call, Steps
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.models.layout import store_column_major
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.rows import Memory
+
+OfSlots = tuple[Tensor, Tensor]
+"""Of slots: hidden states [slots, D] and scores without the token before [slots, V]."""
 
 
 class BlockDrafter:
@@ -64,7 +66,7 @@ class BlockDrafter:
         self.told_states = config.state_width is not None
         self.nothing_said = Said(0, torch.empty(0, config.state_width or 0, device=model.device))
         """What sequences that begin are told."""
-        embed = self._embed if config.soft_copy or self.told_states else None
+        embed = self._embed if config.soft_copy else None
         encoder, decoder = read_drafter(model)
         encode: Encode = given_encoding
         if encoder is not None:
@@ -90,25 +92,13 @@ class BlockDrafter:
         """Tokens that end a sequence."""
 
     def project(self, hidden: Tensor) -> Tensor:
-        """Scores of every token. Shapes: [..., D] -> [..., V]."""
-        return self.model.spread(self.engine.stack.logits(hidden))
-
-    def project_all(self, states: Sequence[Tensor]) -> list[Tensor]:
-        """`project` of several sequences' slots, in one product."""
-        return list(self.project(joined(states)).split([len(own) for own in states]))
+        """Scores of every token, before previous-token features. Shapes: [..., D] -> [..., V]."""
+        return self.engine.stack.logits(hidden)
 
     def _embed(self, feeds: Sequence[Feed], tokens: Tensor, positions: Tensor) -> Tensor:
-        """Tokens where they stand, and what they are told, or slots softly copied from the source.
-        Shapes: -> [B, N, D]."""
+        """Tokens where they stand, slots softly copied from the source. Shapes: -> [B, N, D]."""
         model = self.model
         tokens = tokens % model.config.embedding_rows  # one in a slot (`Stack.slot_id`)
-        if self.told_states:
-            said = [feed.states for feed in feeds if feed.states is not None]  # of all, or none
-            states = pad_sequence(said, batch_first=True) if said else None
-            counts = None
-            if len(said) > 1:
-                counts = torch.tensor([len(own) for own in said], device=positions.device)
-            return model.start(model.embed(tokens), positions, states, counts)
         sources = [feed.state.source for feed in feeds]
         ids, mask = pad_texts(sources, model.config.pad_token_id, self.engine.device)
         memory = Memory([], mask.bool()[:, None, None], model.copied_source(ids))
@@ -121,8 +111,8 @@ class BlockDrafter:
 
     def slots_all(
         self, asked: Sequence[tuple[SequenceState, Tensor, list[int], Said | None]]
-    ) -> list[Tensor]:
-        """Hidden states that predict what follows, before previous-token features: [slots, D] each.
+    ) -> list[OfSlots]:
+        """Hidden states that predict what follows, and scores, before previous-token features.
 
         Of each sequence its state, the tokens of its prefix [P], what stands in the slots behind it
         (masks), and what the target has said: anchored slots have their first row at the last token
@@ -133,7 +123,7 @@ class BlockDrafter:
         """
         config, feeds = self.model.config, []
         anchored, causal = config.slots == "anchored", config.prefix_attention == "causal"
-        causal_slots = config.slot_attention == "causal"
+        causal_slots, first = config.slot_attention == "causal", 1 if anchored else 0
         for state, prefix, slot_ids, said in asked:
             if not causal:
                 state.forget(0)
@@ -146,22 +136,18 @@ class BlockDrafter:
             states = None
             if self.told_states:
                 states = (said or self.nothing_said).at(state.cached, len(prefix))
-            feeds.append(Feed(state, ids, 0, torch.from_numpy(visible), states=states))
+            rows = len(slot_ids) + first
+            feeds.append(Feed(state, ids, rows, torch.from_numpy(visible), states=states))
         outputs = self.engine.call(feeds)
         for state, prefix, *_ in asked:
             state.settle(len(prefix))
-        first = 1 if anchored else 0
-        return [
-            output.hidden[len(output.hidden) - len(slot_ids) - first :]
-            for output, (_, _, slot_ids, _) in zip(outputs, asked, strict=True)
-        ]
+        return [_last_rows(output) for output in outputs]
 
-    def behind_first(self, asked: Sequence[tuple[SequenceState, int, int]]) -> list[Tensor]:
-        """Hidden states of slots behind a block's first token, which stands in the first of them:
-        they predict what follows that token (`feeds_first`).
+    def behind_first(self, asked: Sequence[tuple[SequenceState, int, int]]) -> list[OfSlots]:
+        """The same of slots behind a block's first token, which stands in the first of them: they
+        predict what follows that token (`feeds_first`).
 
         Of each sequence its state, whose prefix has been read, that token, and how many slots.
-        Shapes: -> [slots, D] each.
         """
         config, feeds = self.model.config, []
         own_weights = config.slot_weights == "own"
@@ -169,11 +155,11 @@ class BlockDrafter:
             token = first + len(self.engine.stack.embedding) if own_weights else first
             visible = torch.ones(slots, state.cached + slots, dtype=torch.bool)
             ids = [token, *[config.mask_id] * (slots - 1)]
-            feeds.append(Feed(state, ids, 0, visible.tril(state.cached)))
+            feeds.append(Feed(state, ids, slots, visible.tril(state.cached)))
         outputs = self.engine.call(feeds)
         for state, *_ in asked:
             state.settle(state.chain)
-        return [output.hidden for output in outputs]
+        return [_last_rows(output) for output in outputs]
 
     @property
     def vocabulary(self) -> int:
@@ -195,6 +181,10 @@ class BlockDrafter:
             assert self.target is not None
             before = states_before(self.target, [source], [target_ids.tolist()])[0]
         return slots_along(self.model, source, target_ids, prefixes, k, before)
+
+
+def _last_rows(output: StepOutput) -> OfSlots:
+    return output.hidden[len(output.hidden) - len(output.logits) :], output.logits
 
 
 @dataclass(frozen=True)
@@ -250,10 +240,10 @@ class BlockSession(SlotSession):
             self._verified = target_state.committed
         return wanted
 
-    def slot_rows(self, tokens: Tensor, slots: int) -> Steps[tuple[Tensor, Tensor]]:
+    def slot_rows(self, tokens: Tensor, slots: int) -> Steps[OfSlots]:
         if not self.model.config.feeds_first:
-            hidden = yield from self.slot_states(tokens, slots)
-            return hidden, (yield Call(self.drafter.project_all, hidden))
+            masks = [self.model.config.mask_id] * (slots - 1 if self.anchored else slots)
+            return (yield from self._read(tokens, masks))
         return (yield from self._rows_behind(tokens, slots, self._likeliest_first))
 
     def chain_rows(self, tokens: Tensor, slots: int) -> Steps[tuple[Tensor, Tensor, Tensor | None]]:
@@ -269,19 +259,8 @@ class BlockSession(SlotSession):
         hidden, logits = yield from self._rows_behind(tokens, slots, draw)
         return hidden, logits, (drawn[0] if drawn else None)
 
-    def slot_states(self, tokens: Tensor, slots: int) -> Steps[Tensor]:
-        """Hidden states that predict what follows all committed tokens; caches the prefix.
-
-        Before previous-token features. Shapes: tokens [T] -> [slots, D].
-        """
-        if self.model.config.feeds_first:
-            hidden, _ = yield from self.slot_rows(tokens, slots)
-            return hidden
-        masks = [self.model.config.mask_id] * (slots - 1 if self.anchored else slots)
-        return (yield from self._read(tokens, masks))
-
-    def _read(self, tokens: Tensor, slot_ids: list[int]) -> Steps[Tensor]:
-        """As `BlockDrafter.slots_all`."""
+    def _read(self, tokens: Tensor, slot_ids: list[int]) -> Steps[OfSlots]:
+        """As `BlockDrafter.slots_all`; caches the prefix."""
         if self.state is None:
             self.state = yield Call(self.drafter.encode_all, self._source)
         if self.drafter.told_states:  # others' drafts were fed with none
@@ -292,18 +271,17 @@ class BlockSession(SlotSession):
 
     def _rows_behind(
         self, tokens: Tensor, slots: int, choose: Callable[[Tensor], int]
-    ) -> Steps[tuple[Tensor, Tensor]]:
+    ) -> Steps[OfSlots]:
         """As `slot_rows`, with the block's first token fed, as chosen by its row [1, V]."""
-        hidden = yield from self._read(tokens, [])
-        logits = yield Call(self.drafter.project_all, hidden)
+        hidden, logits = yield from self._read(tokens, [])
         if slots == 1:
             return hidden, logits
         row = logits
         if self.link is not None:
             told = torch.tensor([self.told_first(tokens)], device=self.device)
             row = self.link.after(hidden, logits, told)
-        behind = yield Call(self.drafter.behind_first, (self.state, choose(row), slots - 1))
-        logits_behind = yield Call(self.drafter.project_all, behind)
+        fed = self.state, choose(row), slots - 1
+        behind, logits_behind = yield Call(self.drafter.behind_first, fed)
         return torch.cat((hidden, behind)), torch.cat((logits, logits_behind))
 
     @staticmethod

@@ -21,7 +21,7 @@ from drafttrain.decoding.engine.families import read_stack
 from drafttrain.decoding.engine.pool import Line, Pool
 from drafttrain.decoding.engine.products import one_side
 from drafttrain.decoding.engine.sequence_state import SequenceState
-from drafttrain.decoding.engine.stack import Rotations, Rows, Stack, run_stack
+from drafttrain.decoding.engine.stack import Rotations, Rows, Stack, ToldStates, run_stack
 from drafttrain.decoding.inference import without_gradients
 from drafttrain.decoding.types import Source
 from drafttrain.models.spec_drafter.pooling import group_means
@@ -221,16 +221,18 @@ class Batched:
         embedded = None if self._embed is None else self._embed(feeds, rows.ids, rows.positions)
         if self._embeds:
             embedded = pad_sequence([feed.embedded for feed in feeds], batch_first=True)
-        hidden, (stack, compiled) = None, self._side(feeds)
+        found, (stack, compiled) = None, self._side(feeds)
         if compiled is not None and len(feeds) == 1:
-            hidden = compiled(rows, self.pool, self._rotations, embedded, kept)
-        if hidden is None:
+            found = compiled(rows, self.pool, self._rotations, embedded, kept)
+        if found is not None:
+            hidden, logits = found[0], found[1][0, sizes[0] - feeds[0].rows :]
+        else:
             cache = self.pool.columns(lines, total)
             memory = self.pool.memory(lines, numbers)
             hidden = run_stack(stack, rows, cache, self._rotations, memory, embedded, kept)
             if not together:
                 self._write_back(lines, rows.columns, cache)
-        logits = self.stack.logits(_asked(hidden, feeds, sizes))
+            logits = self.stack.logits(_asked(hidden, feeds, sizes))
         states = {n: kept[n % depth] for n in layers if n != -1}
         return [
             StepOutput(
@@ -279,7 +281,20 @@ class Batched:
                 [[*f.places, *[0] * (new - len(f.tokens))] for f in feeds], device=device
             )
         keys = self._remember_positions(lines, columns, positions, total)
-        return Rows(ids, positions, columns, mask, keys)
+        return Rows(ids, positions, columns, mask, keys, self._told(feeds, new))
+
+    def _told(self, feeds: Sequence[Feed], new: int) -> ToldStates | None:
+        """What feeds tell, where tokens are told anything."""
+        if self.stack.told is None:
+            return None
+        width, dtype = self.stack.told.of_state.weight.shape[1], self.stack.dtype
+        states = torch.zeros(len(feeds), new, width, dtype=dtype, device=self.device)
+        there = torch.zeros(len(feeds), new, 1, dtype=torch.bool, device=self.device)
+        for line, feed in enumerate(feeds):
+            if feed.states is not None:
+                states[line, : len(feed.states)] = feed.states
+                there[line, : len(feed.states)] = True
+        return ToldStates(states, there)
 
     def _remember_positions(self, lines, columns, positions: Tensor, total: int) -> Tensor | None:
         """Where the tokens of all columns stand, where distances between them are wanted."""

@@ -26,7 +26,7 @@ class Feed:
     embedded: Tensor | None = None
     """[N, D] what is fed instead of the embedded tokens."""
     states: Tensor | None = None
-    """[M, E] states of the target's that the first M tokens are told (`Batched`, embed)."""
+    """[M, E] states of the target's that the first M tokens are told (`Stack.told`)."""
 
     @property
     def places(self) -> Sequence[int]:

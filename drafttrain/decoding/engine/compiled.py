@@ -2,6 +2,7 @@
 
 A call of a small model on a CPU is hundreds of operations, and starting them takes a good part of
 its time. Compiled, what lies between two products becomes one piece, and weights are constants.
+All of a call is compiled as one: what tokens are told, the layers, and the scores of its rows.
 Two kinds of a decoder's calls are compiled, where it makes them often: of one row, which is plain
 decoding and drafting token by token, and of a few, which is what drafts a block and verifies a
 draft; encoders have those of one text. All are compiled for any length of history and source,
@@ -29,7 +30,14 @@ from drafttrain.decoding.engine.compiling import (
     time_share,
 )
 from drafttrain.decoding.engine.pool import Line, Pool
-from drafttrain.decoding.engine.stack import Memory, Rotations, Rows, Stack, run_stack
+from drafttrain.decoding.engine.stack import (
+    Memory,
+    Rotations,
+    Rows,
+    Stack,
+    ToldStates,
+    run_stack,
+)
 from drafttrain.decoding.inference import without_gradients
 
 Kind = Literal["calls of one row", "calls of few rows"]
@@ -72,7 +80,7 @@ class CompiledEncoder:
 
 
 class CompiledStep:
-    """`run_stack` for the only line of a pool: one row, or a few."""
+    """`run_stack` for the only line of a pool, and its scores: one row, or a few."""
 
     def __init__(
         self,
@@ -98,19 +106,20 @@ class CompiledStep:
         rotations: Rotations | None,
         embedded: Tensor | None,
         kept: dict[int, Tensor | None],
-    ) -> Tensor | None:
-        """Hidden states, as of `run_stack`; None: such a call is not compiled."""
+    ) -> tuple[Tensor, Tensor] | None:
+        """Hidden states, as of `run_stack`, and the scores of all rows, [1, N, V]; None: such a
+        call is not compiled."""
         kind = self._kind_of(rows, pool)
         if kind is None or kind not in self._kinds:
             return None
         found = self._kinds[kind](_given(rows, pool, rotations, embedded))
         if found is None:
             return None
-        written, hidden, *of_layers = found
+        written, hidden, logits, *of_layers = found
         pool.states[:, :, :, rows.columns] = written
         for number in kept:
             kept[number] = of_layers[number]
-        return hidden
+        return hidden, logits
 
     def _kind_of(self, rows: Rows, pool: Pool) -> Kind | None:
         """A source of one token is left out: torch compiles sizes of nought and one apart from
@@ -146,7 +155,8 @@ class CompiledStep:
         def eagerly() -> None:
             cache = pool.columns(slice(0, 1), places.stop)
             memory = pool.memory(slice(0, 1), [0])
-            run_stack(self._stack, rows, cache, rotations, memory, embedded)
+            hidden = run_stack(self._stack, rows, cache, rotations, memory, embedded)
+            self._stack.logits(hidden)
 
         return time_share(lambda: self(rows, pool, rotations, embedded, {}), eagerly, now)
 
@@ -165,7 +175,11 @@ class CompiledStep:
         mask = None if new == 1 else (places <= places[HISTORY:, None])[None, None]
         keys = None if pool.positions is None else places[None]
         ids = torch.zeros_like(positions)
-        rows = Rows(ids, positions, slice(HISTORY, total), mask, keys)
+        told = None
+        if stack.told is not None:
+            states = torch.zeros(1, new, stack.told.of_state.weight.shape[1], device=stack.device)
+            told = ToldStates(states, torch.ones_like(states[..., :1], dtype=torch.bool))
+        rows = Rows(ids, positions, slice(HISTORY, total), mask, keys, told)
         embedded = stack.embed(ids, positions) if self._embeds else None
         return rows, pool, self._rotations, embedded
 
@@ -190,7 +204,8 @@ def _given(
             keys = torch.cat((keys[:start], keys.new_zeros(unseen), keys[start:]))
     length = pool.lengths[0] if len(pool.sources) else None
     rotary = None if rotations is None else (rotations.cos, rotations.sin)
-    layout = (rows.ids[0], rows.positions[0], mask.contiguous(), keys)
+    told = None if rows.told is None else (rows.told.states, rows.told.there)
+    layout = (rows.ids[0], rows.positions[0], mask.contiguous(), keys, told)
     return (*layout, pool.states, pool.sources, length, rotary, embedded)
 
 
@@ -219,14 +234,15 @@ class _DecoderModule(StackModule):
         positions: Tensor,
         mask: Tensor,
         key_positions: Tensor | None,
+        told: tuple[Tensor, Tensor] | None,
         states: Tensor,
         sources: Tensor,
         length: int | None,
         rotary: tuple[Tensor, Tensor] | None,
         embedded: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        """New columns of the cache [2 L, 1, heads, N, head_dim], hidden states, and the outputs of
-        all layers.
+        """New columns of the cache [2 L, 1, heads, N, head_dim], hidden states, the scores of all
+        rows, and the outputs of all layers.
 
         which: of what is compiled, a name of its own, by which it is found again.
         """
@@ -241,10 +257,11 @@ class _DecoderModule(StackModule):
             memory = Memory(list(zip(read[::2], read[1::2], strict=True)), None)
         columns = slice(total - new, total)
         keys = None if key_positions is None else key_positions[None]
-        rows = Rows(ids[None], positions[None], columns, mask[None, None], keys)
+        said = None if told is None else ToldStates(*told)
+        rows = Rows(ids[None], positions[None], columns, mask[None, None], keys, said)
         stack = self.rebuild()
         kept: dict[int, Tensor | None] = dict.fromkeys(range(len(stack.layers)))
         rotations = None if rotary is None else Rotations(*rotary)
         hidden = run_stack(stack, rows, cache, rotations, memory, embedded, kept)
         written = torch.stack([one[:, :, total - new :] for one in grown])
-        return (written, hidden, *kept.values())
+        return (written, hidden, stack.logits(hidden), *kept.values())

@@ -16,6 +16,7 @@ from drafttrain.decoding.engine.stack import (
     Norm,
     SelfAttention,
     Stack,
+    Told,
 )
 from drafttrain.models.layout import column_major
 from drafttrain.models.spec_drafter import layers as modules
@@ -27,8 +28,14 @@ def read_drafter(model: SpecDrafter) -> tuple[Stack | None, Stack]:
     """Its encoder, where it has one, and its decoder."""
     weight, bias = model.output_rows()
     output = Linear(column_major(weight.detach()), bias)
+    told, few = model.told, model.config.output_tokens is not None
     decoder = replace(
-        _part(model, model.decoder), output=output, output_scale=model.config.logit_scale
+        _part(model, model.decoder),
+        output=output,
+        output_scale=model.config.logit_scale,
+        draftable=model.draftable if few else None,
+        vocabulary=model.config.vocab_size if few else None,
+        told=None if told is None else Told(linear(told.of_state), linear(told.of_token)),
     )
     return None if model.encoder is None else _part(model, model.encoder), decoder
 

@@ -20,6 +20,7 @@ from drafttrain.decoding.engine.attention import attend, ready_mask, rotate
 from drafttrain.decoding.engine.products import Linear, Product, multiply, which_are_slots
 from drafttrain.models.layout import column_major
 from drafttrain.models.spec_drafter.model import UNDRAFTED
+from drafttrain.models.spec_drafter.told import as_long
 
 KeysValues = tuple[Tensor, Tensor]
 """Two [B, heads, C, head_dim]: a cache's columns, one a token."""
@@ -103,6 +104,19 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Told:
+    """What tokens are told of the states that they were predicted from
+    (`models/spec_drafter/told.py`)."""
+
+    of_state: Linear
+    of_token: Linear
+
+    def __call__(self, states: Tensor, embedded: Tensor) -> Tensor:
+        """Shapes: [..., E], zeros where there is none, [..., D] -> [..., D]."""
+        return self.of_state(as_long(states, embedded)) + self.of_token(embedded)
+
+
+@dataclass(frozen=True)
 class Rotations:
     """Rotary positions: cosines and sines [P, R], of the first R numbers of each head."""
 
@@ -142,6 +156,8 @@ class Stack:
     with these weights as the one that lies `len(embedding)` behind it."""
     vocabulary: int | None = None
     """Tokens that are fed and given scores; None: as many as there are rows (`fit_scores`)."""
+    told: Told | None = None
+    """Where tokens are told another model's states."""
 
     @property
     def heads(self) -> tuple[int, int]:
@@ -162,8 +178,8 @@ class Stack:
         """Whether it is fed with the weights of slots."""
         return token == self.slot_id or token >= len(self.embedding)
 
-    def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """Tokens where they stand. Shapes: [B, N] -> [B, N, D]."""
+    def embed(self, ids: Tensor, positions: Tensor, states: ToldStates | None = None) -> Tensor:
+        """Tokens where they stand, and what they are told. Shapes: [B, N] -> [B, N, D]."""
         if self.slot_id is not None:
             ids = ids % len(self.embedding)
         if self.vocabulary is not None:
@@ -173,9 +189,14 @@ class Stack:
             x = x * self.scale
         if self.project_in is not None:
             x = self.project_in(x)
+        alone = x
         if self.positions is not None:
             x = x + F.embedding(positions + self.offset, self.positions)
-        return x if self.embedding_norm is None else self.embedding_norm(x)
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
+        if self.told is None or states is None:
+            return x
+        return x + self.told(states.states, alone).where(states.there, 0.0)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every token, float32 at least; `UNDRAFTED` of those that `output` has no row
@@ -221,6 +242,16 @@ def fit_scores(logits: Tensor, vocabulary: int) -> Tensor:
 
 
 @dataclass(frozen=True)
+class ToldStates:
+    """What the tokens of a call are told."""
+
+    states: Tensor
+    """[B, N, E], zeros where there is none."""
+    there: Tensor
+    """[B, N, 1] true of tokens that are told something, if only that there is no state."""
+
+
+@dataclass(frozen=True)
 class Rows:
     """What a call feeds: N tokens of each of B sequences, those at the end of a line padding."""
 
@@ -235,6 +266,7 @@ class Rows:
     """[B, 1, N, C] true where a token sees a column; None: each sees all."""
     key_positions: Tensor | None = None
     """[B, C] position of each column, where distances are wanted."""
+    told: ToldStates | None = None
 
 
 @dataclass(frozen=True)
@@ -263,7 +295,7 @@ def run_stack(
     embedded tokens; in `kept` the outputs of the layers that it has numbers of are put, [B, N, D]
     each. Shapes: -> [B, N, D].
     """
-    x = stack.embed(rows.ids, rows.positions) if embedded is None else embedded
+    x = stack.embed(rows.ids, rows.positions, rows.told) if embedded is None else embedded
     rotary = None
     if rotations is not None:
         rotary = (

@@ -220,27 +220,17 @@ class SpecDrafter(PreTrainedModel):
             new.append(keys_values)
         return self.decoder.finish(x), new
 
-    def start(
-        self,
-        embedded: Tensor,
-        positions: Tensor,
-        states: Tensor | None,
-        tokens: Tensor | None = None,
-    ) -> Tensor:
+    def start(self, embedded: Tensor, positions: Tensor, states: Tensor | None) -> Tensor:
         """What the decoder's first layer reads: rows with their positions, and, of the first ones,
         what they are told.
 
         Shapes: embedded [B, T, D], positions [B, T], states [B, L, E] of the target's that the
-        tokens in the first L rows were predicted from, zeros where there is none; tokens [B], of
-        how many of these rows, if not of all -> [B, T, D].
+        tokens in the first L rows were predicted from, zeros where there is none -> [B, T, D].
         """
         x = self.decoder.start(embedded, positions)
         if self.told is None or states is None:
             return x
         told = self.told(states, embedded[:, : states.shape[1]])
-        if tokens is not None:
-            places = torch.arange(told.shape[1], device=told.device)
-            told = told.where((places < tokens[:, None])[..., None], 0.0)
         return x + F.pad(told, (0, 0, 0, x.shape[1] - told.shape[1]))
 
     def copy_source(

@@ -134,7 +134,7 @@ def test_blocks_of_one_slot_along_an_output_are_those_that_decoding_drafts(setti
     with torch.inference_mode():
         for place, prefix in enumerate(prefixes):
             tokens = torch.cat((toy_source().prefix, output[:prefix]))
-            expected = alone(session.slot_states(tokens, 1))
+            expected = alone(session.slot_rows(tokens, 1))[0]
             assert (found.states[place] - expected).abs().max() < 1e-12
 
 
@@ -152,7 +152,7 @@ def test_drawn_rows_are_coupled_to_the_token_drawn_before(
     proposal = alone(session.propose(tokens, None, FixedLength(3)))
     fresh = drafter.open(toy_source(), sampling, randomness)
     with torch.inference_mode():
-        hidden = alone(fresh.slot_states(tokens, 3))
+        hidden = alone(fresh.slot_rows(tokens, 3))[0]
         previous = torch.cat((tokens[-1:], proposal.tokens[:-1]))
         coupled, uncoupled = drafter.model.logits(hidden, previous), drafter.project(hidden)
         best = uncoupled >= uncoupled.sort(descending=True).values[:, count - 1 : count]
@@ -173,7 +173,7 @@ def test_its_rows_before_warping_are_those_that_tokens_were_chosen_from(
     proposal = alone(session.propose(tokens, None, FixedLength(3)))
     with torch.inference_mode():
         rows = torch.stack(list(proposal.logits()))
-        hidden = alone(drafter.open(toy_source(), sampling, randomness).slot_states(tokens, 3))
+        hidden = alone(drafter.open(toy_source(), sampling, randomness).slot_rows(tokens, 3))[0]
         expected = drafter.project(hidden)
         if rank:
             previous = torch.cat((tokens[-1:], proposal.tokens[:-1]))
@@ -207,8 +207,8 @@ def test_a_session_whose_sequence_changed_drafts_as_a_fresh_one(settings: dict) 
         fresh = drafter.open(toy_source(), Sampling(), randomness)
         with torch.inference_mode():
             seen, expected = (
-                alone(session.slot_states(tokens, 3)),
-                alone(fresh.slot_states(tokens, 3)),
+                alone(session.slot_rows(tokens, 3))[0],
+                alone(fresh.slot_rows(tokens, 3))[0],
             )
         assert (seen - expected).abs().max() < 1e-12
 
@@ -248,12 +248,12 @@ def test_every_committed_token_is_fed_with_the_state_that_it_was_predicted_from(
         before[verified:] = 0.0
         with torch.inference_mode():
             session.longest(tokens, 3, state)
-            seen = alone(session.slot_states(tokens, 3))
+            seen = alone(session.slot_rows(tokens, 3))[0]
             likeliest = alone(session.slot_rows(tokens, 1))[1].argmax(-1)
             expected = behind(drafter, output, before, likeliest, given)
             late = drafter.open(source, Sampling(), randomness)
             late.longest(tokens, 3, TargetState(committed, {-1: every}))
-            seen_late = alone(late.slot_states(tokens, 3))
+            seen_late = alone(late.slot_rows(tokens, 3))[0]
         assert (seen - expected).abs().max() < 1e-12, output
         assert (seen_late - expected).abs().max() < 1e-12, output
 
@@ -292,8 +292,8 @@ def test_a_sequence_that_begins_shares_calls_with_those_that_have_states() -> No
             session = drafter.open(toy_source(), Sampling(), SampledRandomness(torch.Generator()))
             tokens = torch.cat((toy_source().prefix, torch.tensor(output, dtype=torch.long)))
             session.longest(tokens, 3, state)
-            works.append(session.slot_states(tokens, 3))
-        return together(works)
+            works.append(session.slot_rows(tokens, 3))
+        return [hidden for hidden, _ in together(works)]
 
     alike = zip(slots_of([0, 1]), [*slots_of([0]), *slots_of([1])], strict=True)
     assert all((one - other).abs().max() < 1e-12 for one, other in alike)

@@ -141,7 +141,7 @@ def test_the_likeliest_tokens_of_all_slots_have_the_probabilities_of_their_rows(
     drafter = BlockDrafter(slots_model(rank))
     source = make_source([5, 9, 20, 7, 1], shared("marian"))
     session = drafter.open(source, Sampling(), SampledRandomness(torch.Generator()))
-    states, last = alone(session.slot_states(source.prefix, 4)), int(source.prefix[-1])
+    states, last = alone(session.slot_rows(source.prefix, 4))[0], int(source.prefix[-1])
     vocabulary = drafter.vocabulary
     rows = drafter.project(states)
     asked = {"temperature": 0.7, "link": session.link, "last": last}
@@ -205,9 +205,10 @@ def test_the_first_slot_of_own_weights_is_not_told_the_token_before_it(asked):
             tokens = torch.cat((toy_source().prefix, torch.tensor([last])))
             session = TreeDrafter(drafter, asked).open(toy_source(), Sampling(), randomness)
             proposal = alone(session.propose(tokens, None, FixedLength(3)))
-            state = alone(drafter.open(toy_source(), Sampling(), randomness).slot_states(tokens, 3))
-            assert proposal.tokens.tolist() == [int(drafter.project(state[0]).argmax())]
-            told.append(int(drafter.model.logits(state[0], torch.tensor(last)).argmax()))
+            fresh = drafter.open(toy_source(), Sampling(), randomness)
+            states, rows = alone(fresh.slot_rows(tokens, 3))
+            assert proposal.tokens.tolist() == [int(rows[0].argmax())]
+            told.append(int(drafter.model.logits(states[0], torch.tensor(last)).argmax()))
             told[-1] -= int(proposal.tokens)
     assert any(told)
 

@@ -23,12 +23,12 @@ from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import Proposal, Sampling
+from drafttrain.decoding.types import Output, Proposal, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch
 from tests.comparing import close
 from tests.decoding.decoded import generate, sources_for, tokens_of
 from tests.decoding.test_batch_parity import ANY, NEW, SLOTS, TREES
-from tests.tiny_drafters import shared
+from tests.tiny_drafters import shared, told_states
 from tests.tiny_models import tiny_model
 
 
@@ -62,6 +62,10 @@ def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def decode(target: CachedModel, drafter: Drafter) -> list[list[int]]:
+    return tokens_of(play(target, drafter))
+
+
+def play(target: CachedModel, drafter: Drafter) -> list[Output]:
     decoder = Decoder(
         target,
         drafter,
@@ -70,7 +74,7 @@ def decode(target: CachedModel, drafter: Drafter) -> list[list[int]]:
         Sampling(),
         lambda number: sequence_randomness(4, number),
     )
-    return tokens_of(decoder.decode_all(sources_for(target.model, 8), NEW))
+    return decoder.decode_all(sources_for(target.model, 8), NEW)
 
 
 def decode_compiled(model: PreTrainedModel, name: str) -> list[list[int]]:
@@ -96,6 +100,26 @@ def test_compiled_calls_decode_as_others_do(family, name, layers, traced, capsys
     first, *said = capsys.readouterr().err.splitlines()
     assert f"to compile: {len(said)}; each takes" in first
     assert said and all(": compiled; " in line for line in said)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"previous_token_rank": 3},
+        {"encoder": "target", "output_tokens": 20},
+        {"slot_attention": "causal", "feeds_first": True, "slot_weights": "own"},
+    ],
+    ids=["told", "few tokens", "first fed"],
+)
+def test_blocks_are_drafted_by_compiled_calls_as_by_others(settings, traced):
+    """Whatever is drafted, outputs are the target's: so the drafts themselves are compared."""
+    model, drafts = shared("marian"), []
+    for how in ("off", "on"):
+        target, drafter = CachedModel(model), told_states(model, decoder_layers=1, **settings)
+        compile_calls(how)
+        played = play(target, drafter)
+        drafts.append([round.drafted for output in played for round in output.rounds])
+    assert drafts[0] == drafts[1] and any(traced)
 
 
 def test_blocks_are_no_calls_of_one_row(traced):
