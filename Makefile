@@ -30,7 +30,7 @@ lint: $(STAMP)  ## Check style
 test: lint  ## Check style and run all tests, one process a core
 	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 
-quickstart: $(STAMP)  ## Distil, train and measure a small drafter on the embedded data (7 to 20 min)
+quickstart: $(STAMP)  ## Distil, train and measure a small drafter on the embedded data (10 to 20 min)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash launch/quickstart.sh
 
 quickstart-heads: $(STAMP)  ## Train acceptance heads for the embedded code pair, measure (10 min)
