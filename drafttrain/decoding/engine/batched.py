@@ -223,9 +223,9 @@ class Batched:
             embedded = pad_sequence([feed.embedded for feed in feeds], batch_first=True)
         found, (stack, compiled) = None, self._side(feeds)
         if compiled is not None and len(feeds) == 1:
-            found = compiled(rows, self.pool, self._rotations, embedded, kept)
+            found = compiled(rows, self.pool, self._rotations, embedded, kept, feeds[0].rows)
         if found is not None:
-            hidden, logits = found[0], found[1][0, sizes[0] - feeds[0].rows :]
+            hidden, logits = found
         else:
             cache = self.pool.columns(lines, total)
             memory = self.pool.memory(lines, numbers)

@@ -106,20 +106,21 @@ class CompiledStep:
         rotations: Rotations | None,
         embedded: Tensor | None,
         kept: dict[int, Tensor | None],
+        scored: int,
     ) -> tuple[Tensor, Tensor] | None:
-        """Hidden states, as of `run_stack`, and the scores of all rows, [1, N, V]; None: such a
-        call is not compiled."""
+        """Hidden states, as of `run_stack`, and the scores of the last rows, so many, [scored, V];
+        None: such a call is not compiled."""
         kind = self._kind_of(rows, pool)
         if kind is None or kind not in self._kinds:
             return None
-        found = self._kinds[kind](_given(rows, pool, rotations, embedded))
+        found = self._kinds[kind](_given(rows, pool, rotations, embedded, scored))
         if found is None:
             return None
         written, hidden, logits, *of_layers = found
         pool.states[:, :, :, rows.columns] = written
         for number in kept:
             kept[number] = of_layers[number]
-        return hidden, logits
+        return hidden, logits[0, logits.shape[1] - scored :]
 
     def _kind_of(self, rows: Rows, pool: Pool) -> Kind | None:
         """A source of one token is left out: torch compiles sizes of nought and one apart from
@@ -139,7 +140,11 @@ class CompiledStep:
             how,
             self._stack,
             [
-                (calls, _given(*self._made_up(ROWS[kind])), partial(self.share, ROWS[kind]))
+                (
+                    calls,
+                    _given(*self._made_up(ROWS[kind]), ROWS[kind]),
+                    partial(self.share, ROWS[kind]),
+                )
                 for kind, calls in self._kinds.items()
             ],
         )
@@ -158,7 +163,7 @@ class CompiledStep:
             hidden = run_stack(self._stack, rows, cache, rotations, memory, embedded)
             self._stack.logits(hidden)
 
-        return time_share(lambda: self(rows, pool, rotations, embedded, {}), eagerly, now)
+        return time_share(lambda: self(rows, pool, rotations, embedded, {}, new), eagerly, now)
 
     @without_gradients
     def _made_up(self, new: int) -> tuple[Rows, Pool, Rotations | None, Tensor | None]:
@@ -177,20 +182,22 @@ class CompiledStep:
         ids = torch.zeros_like(positions)
         told = None
         if stack.told is not None:
-            states = torch.zeros(1, new, stack.told.of_state.weight.shape[1], device=stack.device)
-            told = ToldStates(states, torch.ones_like(states[..., :1], dtype=torch.bool))
+            width = stack.told.of_state.weight.shape[1]
+            states = torch.zeros(1, new, width, dtype=stack.dtype, device=stack.device)
+            there = torch.ones(1, new, 1, dtype=torch.bool, device=stack.device)
+            told = ToldStates(states, there)
         rows = Rows(ids, positions, slice(HISTORY, total), mask, keys, told)
         embedded = stack.embed(ids, positions) if self._embeds else None
         return rows, pool, self._rotations, embedded
 
 
 def _given(
-    rows: Rows, pool: Pool, rotations: Rotations | None, embedded: Tensor | None
+    rows: Rows, pool: Pool, rotations: Rotations | None, embedded: Tensor | None, scored: int
 ) -> tuple[Any, ...]:
     """What `_DecoderModule` is called with: tensors laid out alike, whatever the call.
 
-    At the very start columns that nobody sees stand in front, as torch compiles sizes of nought and
-    one apart from others.
+    At the very start columns that nobody sees stand in front, and of several rows two are scored at
+    least, as torch compiles sizes of nought and one apart from others.
     """
     assert isinstance(rows.columns, slice)
     start, mask = rows.columns.start, None if rows.mask is None else rows.mask[0, 0]
@@ -205,7 +212,9 @@ def _given(
     length = pool.lengths[0] if len(pool.sources) else None
     rotary = None if rotations is None else (rotations.cos, rotations.sin)
     told = None if rows.told is None else (rows.told.states, rows.told.there)
-    layout = (rows.ids[0], rows.positions[0], mask.contiguous(), keys, told)
+    new = rows.ids.shape[1]
+    last = torch.arange(new - max(scored, min(new, 2)), new, device=rows.ids.device)
+    layout = (rows.ids[0], rows.positions[0], mask.contiguous(), keys, told, last)
     return (*layout, pool.states, pool.sources, length, rotary, embedded)
 
 
@@ -235,14 +244,15 @@ class _DecoderModule(StackModule):
         mask: Tensor,
         key_positions: Tensor | None,
         told: tuple[Tensor, Tensor] | None,
+        scored: Tensor,
         states: Tensor,
         sources: Tensor,
         length: int | None,
         rotary: tuple[Tensor, Tensor] | None,
         embedded: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        """New columns of the cache [2 L, 1, heads, N, head_dim], hidden states, the scores of all
-        rows, and the outputs of all layers.
+        """New columns of the cache [2 L, 1, heads, N, head_dim], hidden states, the scores of
+        these rows, and the outputs of all layers.
 
         which: of what is compiled, a name of its own, by which it is found again.
         """
@@ -264,4 +274,4 @@ class _DecoderModule(StackModule):
         rotations = None if rotary is None else Rotations(*rotary)
         hidden = run_stack(stack, rows, cache, rotations, memory, embedded, kept)
         written = torch.stack([one[:, :, total - new :] for one in grown])
-        return (written, hidden, stack.logits(hidden), *kept.values())
+        return (written, hidden, stack.logits(hidden[:, scored]), *kept.values())

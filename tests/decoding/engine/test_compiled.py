@@ -119,7 +119,8 @@ def test_blocks_are_drafted_by_compiled_calls_as_by_others(settings, traced):
         compile_calls(how)
         played = play(target, drafter)
         drafts.append([round.drafted for output in played for round in output.rounds])
-    assert drafts[0] == drafts[1] and any(traced)
+    assert drafts[0] == drafts[1]
+    assert traced.count(True) > 3 * traced.count(False)  # those of a source of one token
 
 
 def test_blocks_are_no_calls_of_one_row(traced):
