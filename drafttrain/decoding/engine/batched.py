@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from drafttrain.config.commands import Compile
 from drafttrain.decoding.engine.architectures import position_limit
-from drafttrain.decoding.engine.calls import Feed, StepOutput, record
+from drafttrain.decoding.engine.calls import Feed, StepOutput, record, told_by
 from drafttrain.decoding.engine.compiled import ROWS, CompiledStep, Kind
 from drafttrain.decoding.engine.compiling import enlist
 from drafttrain.decoding.engine.encoding import Encode, encoder_of
@@ -21,7 +21,7 @@ from drafttrain.decoding.engine.families import read_stack
 from drafttrain.decoding.engine.pool import Line, Pool
 from drafttrain.decoding.engine.products import one_side
 from drafttrain.decoding.engine.sequence_state import SequenceState
-from drafttrain.decoding.engine.stack import Rotations, Rows, Stack, ToldStates, run_stack
+from drafttrain.decoding.engine.stack import Rotations, Rows, Stack, run_stack
 from drafttrain.decoding.inference import without_gradients
 from drafttrain.decoding.types import Source
 from drafttrain.models.spec_drafter.pooling import group_means
@@ -281,20 +281,8 @@ class Batched:
                 [[*f.places, *[0] * (new - len(f.tokens))] for f in feeds], device=device
             )
         keys = self._remember_positions(lines, columns, positions, total)
-        return Rows(ids, positions, columns, mask, keys, self._told(feeds, new))
-
-    def _told(self, feeds: Sequence[Feed], new: int) -> ToldStates | None:
-        """What feeds tell, where tokens are told anything."""
-        if self.stack.told is None:
-            return None
-        width, dtype = self.stack.told.of_state.weight.shape[1], self.stack.dtype
-        states = torch.zeros(len(feeds), new, width, dtype=dtype, device=self.device)
-        there = torch.zeros(len(feeds), new, 1, dtype=torch.bool, device=self.device)
-        for line, feed in enumerate(feeds):
-            if feed.states is not None:
-                states[line, : len(feed.states)] = feed.states
-                there[line, : len(feed.states)] = True
-        return ToldStates(states, there)
+        told = None if self.stack.told is None else told_by(feeds, new, self.stack)
+        return Rows(ids, positions, columns, mask, keys, told)
 
     def _remember_positions(self, lines, columns, positions: Tensor, total: int) -> Tensor | None:
         """Where the tokens of all columns stand, where distances between them are wanted."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from drafttrain.decoding.engine.sequence_state import SequenceState
+from drafttrain.decoding.engine.stack import Stack, ToldStates
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,18 @@ class StepOutput:
     def layer(self, number: int) -> Tensor:
         """[F, D] what `TargetRequirements` calls this layer."""
         return self.hidden if number == -1 else self.layers[number]
+
+
+def told_by(feeds: Sequence[Feed], new: int, stack: Stack) -> ToldStates:
+    """What the feeds of a call of so many tokens tell a stack whose tokens are told something."""
+    assert stack.told is not None
+    states = torch.zeros(len(feeds), new, stack.told.width, dtype=stack.dtype, device=stack.device)
+    there = torch.zeros(len(feeds), new, 1, dtype=torch.bool, device=stack.device)
+    for line, feed in enumerate(feeds):
+        if feed.states is not None:
+            states[line, : len(feed.states)] = feed.states
+            there[line, : len(feed.states)] = True
+    return ToldStates(states, there)
 
 
 def record(feeds: Sequence[Feed]) -> None:

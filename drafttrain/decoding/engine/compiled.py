@@ -182,8 +182,7 @@ class CompiledStep:
         ids = torch.zeros_like(positions)
         told = None
         if stack.told is not None:
-            width = stack.told.of_state.weight.shape[1]
-            states = torch.zeros(1, new, width, dtype=stack.dtype, device=stack.device)
+            states = torch.zeros(1, new, stack.told.width, dtype=stack.dtype, device=stack.device)
             there = torch.ones(1, new, 1, dtype=torch.bool, device=stack.device)
             told = ToldStates(states, there)
         rows = Rows(ids, positions, slice(HISTORY, total), mask, keys, told)

@@ -111,6 +111,11 @@ class Told:
     of_state: Linear
     of_token: Linear
 
+    @property
+    def width(self) -> int:
+        """Numbers of a state."""
+        return self.of_state.weight.shape[1]
+
     def __call__(self, states: Tensor, embedded: Tensor) -> Tensor:
         """Shapes: [..., E], zeros where there is none, [..., D] -> [..., D]."""
         return self.of_state(as_long(states, embedded)) + self.of_token(embedded)
