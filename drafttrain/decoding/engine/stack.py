@@ -272,6 +272,7 @@ class Rows:
     key_positions: Tensor | None = None
     """[B, C] position of each column, where distances are wanted."""
     told: ToldStates | None = None
+    """What they are told, where they are told anything."""
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ def decision_seconds(policy: StopPolicy, hidden: torch.Tensor, logits: torch.Ten
 @torch.inference_mode()
 def median_seconds(work: Callable[[], object], repeats: int = 50) -> float:
     """Median time of some work, as decoding would do it: right behind other work, which has taken
-    the caches. Again and again by itself a head's judgement takes two thirds of that."""
+    the caches. Again and again by itself it would take less."""
     times, elsewhere = [], torch.ones(ELSEWHERE)
     for _ in range(repeats):
         elsewhere.sum()
