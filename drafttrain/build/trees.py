@@ -49,6 +49,11 @@ def check_tree(decode: DecodeConfig) -> None:
             f"tree.kind = {tree.kind!r} draws its tokens, but at temperature 0 all draws are the "
             "same; set tree.draft_temperature=1, or use opt-tree or a fixed tree"
         )
+    if kind.drawn and isinstance(tree.draft_temperature, tuple):
+        raise ConfigError(
+            f"tree.draft_temperature = {list(tree.draft_temperature)} has one for each level, but "
+            f"the tokens of a {tree.kind!r} tree are all drawn at one; give one number"
+        )
     shape = build_shape(tree, decode.stop.k)
     settings = read_drafter_settings(str(decode.drafter))
     drafter = kind_of(settings)
@@ -116,13 +121,12 @@ def build_drafter(decode: DecodeConfig, pair: Pair) -> Drafter:
     if TREES[tree.kind].shape is None:
         return drafter
     shape = build_shape(tree, decode.stop.k, _open_judge(decode, pair))
-    first = TreeDrafter(drafter, shape, tree.draft_temperature)
+    drawn_at = tree.draft_temperature if TREES[tree.kind].drawn else None
+    first = TreeDrafter(drafter, shape, drawn_at)
     if not tree.drafters:
         return first
     others = [pair.companions[name] for name in tree.drafters]
-    return SeveralDrafters(
-        [first, *(TreeDrafter(other, shape, tree.draft_temperature) for other in others)]
-    )
+    return SeveralDrafters([first, *(TreeDrafter(other, shape, drawn_at) for other in others)])
 
 
 def _find_judge(decode: DecodeConfig, drafter: PretrainedConfig) -> None:

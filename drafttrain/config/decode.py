@@ -120,11 +120,13 @@ class TreeConfig(Config):
     kind: TreeName = "none"
     """Which tree the tokens of a round make. none: chains. paths: independent paths (SpecTr,
     SpecInfer). rsd-c, rsd-s: without replacement, by branching factors or stochastic beam search
-    (RSD). opt-tree: the tree that expects the most accepted tokens (OPT-Tree). binary, eagle: fixed
-    trees. sequoia: the best fixed tree for measured acceptance by rank. At temperature 0 use
-    opt-tree or a fixed tree: drawn trees are chains there, unless draft_temperature is set."""
+    (RSD). opt-tree: the tree that expects the most accepted tokens (OPT-Tree). opt-chain: of all
+    chains the one that does. binary, eagle: fixed trees. sequoia: the best fixed tree for measured
+    acceptance by rank. At temperature 0 use opt-tree, opt-chain or a fixed tree: drawn trees are
+    chains there, unless draft_temperature is set."""
     width: PositiveInt = 3
-    """paths: how many. rsd-s: sequences a level."""
+    """paths: how many. rsd-s: sequences a level. opt-chain: of each level, the likeliest paths that
+    the best is sought among."""
     branching: tuple[PositiveInt, ...] = Field(default=(2, 2, 2), min_length=1)
     """rsd-c: siblings below every node of each level."""
     nodes: PositiveInt = 25
@@ -135,10 +137,11 @@ class TreeConfig(Config):
     drafters: tuple[str, ...] = ()
     """paths: more drafters, each with `width` paths beside those of the first (SpecInfer)."""
     head: str | None = None
-    """opt-tree: folder of an acceptance head that scores nodes."""
-    draft_temperature: PositiveFloat | None = None
-    """Temperature of the drafter's rows that tokens are drawn from, or an opt-tree is scored by.
-    Default: the target's; 0.5 for an opt-tree where the target is greedy."""
+    """opt-tree, opt-chain: folder of an acceptance head that scores nodes."""
+    draft_temperature: PositiveFloat | tuple[PositiveFloat, ...] | None = None
+    """Temperature of the drafter's rows that tokens are drawn from, or an opt-tree or opt-chain is
+    scored by; for these also one of each level, the last one's of all below it: 0.1,0.9. Default:
+    the target's; 0.5 for an opt-tree or opt-chain where the target is greedy."""
 
 
 class CascadeConfig(Config):

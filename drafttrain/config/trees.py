@@ -83,7 +83,16 @@ TREES: dict[str, TreeKind] = {
             lambda tree, depth: tree.nodes,
             frozenset({"nodes", "head", "draft_temperature"}),
             "drafttrain.decoding.trees.chosen:Optimal",
-            ("nodes", "judge"),
+            ("nodes", "judge", "draft_temperature"),
+            provides=frozenset({"expected"}),
+        ),
+        TreeKind(
+            "opt-chain",
+            "target-walk",
+            lambda tree, depth: depth,
+            frozenset({"width", "head", "draft_temperature"}),
+            "drafttrain.decoding.trees.chosen:OptimalChain",
+            ("width", "judge", "draft_temperature"),
             provides=frozenset({"expected"}),
         ),
         TreeKind(

@@ -22,7 +22,7 @@ from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength, Gain
-from drafttrain.decoding.trees.chosen import Fixed, Optimal
+from drafttrain.decoding.trees.chosen import Fixed, Optimal, OptimalChain
 from drafttrain.decoding.trees.drawn import Beam, Branching, Paths
 from drafttrain.decoding.types import Output
 from drafttrain.models.acceptance_head import AcceptanceHead
@@ -95,6 +95,12 @@ TREES = {
     "rsd-c": ({"kind": "rsd-c", "branching": (3, 1)}, Branching((3, 1)), "recursive"),
     "rsd-s": ({"kind": "rsd-s", "width": 5}, Beam(5), "recursive"),
     "opt-tree": ({"kind": "opt-tree", "nodes": 9}, Optimal(9), "target-walk"),
+    "opt-tree, levels apart": (
+        {"kind": "opt-tree", "nodes": 9, "draft_temperature": (0.2, 0.8)},
+        Optimal(9, draft_temperature=(0.2, 0.8)),
+        "target-walk",
+    ),
+    "opt-chain": ({"kind": "opt-chain", "width": 4}, OptimalChain(4), "target-walk"),
     "binary": (
         {"kind": "binary", "nodes": 3},
         Fixed(frozenset({(0,), (1,), (0, 0)}), "binary"),
@@ -120,7 +126,7 @@ def test_a_tree_is_of_the_shape_asked_for_and_gets_its_own_rule(folders, kind):
 
 
 def test_greedy_decoding_matches_the_trees_that_are_chosen(folders):
-    for kind in ("opt-tree", "binary", "eagle"):
+    for kind in ("opt-tree", "opt-chain", "binary", "eagle"):
         decode = folders.decode({"kind": kind})
         assert build_method(decode, folders.pair(decode)).verifier.name == "greedy"
 
@@ -249,13 +255,18 @@ def test_several_drafters_draft_side_by_side_and_run_to_the_end(folders):
 @pytest.mark.parametrize(
     ("tree", "groups", "message"),
     [
-        ({"width": 3}, {}, "tree.width = 3 counts for paths or rsd-s only, but the tree is 'none'"),
+        (
+            {"width": 3},
+            {},
+            "tree.width = 3 counts for paths or rsd-s or opt-chain only, but the tree",
+        ),
         ({"kind": "rsd-s", "nodes": 9}, {}, "tree.nodes = 9 counts for opt-tree or binary"),
         ({"kind": "eagle", "nodes": 9}, {}, "the tree is 'eagle'; leave it out"),
         ({"kind": "binary", "draft_temperature": 1.0}, {}, "tree.draft_temperature = 1.0 counts"),
         ({"kind": "opt-tree"}, {"drafter": "none"}, "has no rows to grow a tree"),
         ({"kind": "paths"}, {"sampling": {}}, "at temperature 0 all draws are the same"),
         ({"kind": "rsd-c"}, {"sampling": {}}, "set tree.draft_temperature=1, or use opt-tree"),
+        ({"kind": "rsd-s", "draft_temperature": (0.5, 1.0)}, {}, "all drawn at one; give one"),
         ({"kind": "rsd-s", "width": 41}, {}, "asks for 41 siblings, .* has 40 tokens"),
         ({"kind": "sequoia"}, {}, "tree.by_rank is missing for a sequoia tree"),
         ({"kind": "sequoia", "by_rank": (0.7, 0.4)}, {}, "sum to 1 at most"),

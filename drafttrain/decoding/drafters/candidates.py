@@ -13,9 +13,14 @@ from torch.nn.utils.rnn import pad_sequence
 
 from drafttrain.decoding.sampling import exact_enough, likeliest
 from drafttrain.decoding.shared import joined
+from drafttrain.decoding.trees.shapes import of_level
 
 CANDIDATES = 64
 """Tokens a slot that are scored again with the token before them; all others keep their scores."""
+CANDIDATES_OF_TREES = 256
+"""The same below the nodes of a tree, which may come after tokens that are not a slot's first
+choice, and whose level is scored at once: a tree of 30 nodes has 4 % more of its tokens accepted
+than with 64, a chain 2 %, and takes more time to choose than that saves."""
 
 
 def best_alone(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,35 +71,66 @@ class Link:
         scores = torch.baddbmm(scores[..., None], directions, gate.to(scores.dtype)[..., None])
         return logits.scatter(-1, tokens, scores[..., 0].to(logits.dtype))
 
-    def after_each(self, states: Tensor, candidates: Tensor, last: int) -> Tensor:
-        """What the token before adds to the score of each candidate.
 
-        Shapes: states [K, D], candidates [K, C] -> [K, C, C]: of slot i, after candidate j of slot
-        i - 1 (of slot 0, after the token before the block in every line), candidate c.
-        """
-        before = candidates.roll(1, dims=0)
-        before[0] = last
-        gate = F.silu(self.from_hidden(states)[:, None] + F.embedding(before, self.features))
-        return gate @ F.embedding(candidates, self.rows).transpose(1, 2)
+class LikelyTokens:
+    """The likeliest tokens of every slot of a block, and what a tree is chosen by: their
+    log-probabilities once the token before them is known.
 
-
-def likeliest_of_slots(
-    states: Tensor, logits: Tensor, count: int, temperature: float, link: Link | None, last: int
-) -> tuple[Tensor, Tensor]:
-    """The likeliest tokens of every slot at once, and their log-probabilities.
-
-    With a link they are the likeliest without the token before, and that token moves probability
-    among them only: all others keep their scores. Shapes: states [K, D], logits [K, V] -> tokens
-    [K, C], log-probabilities [K, C, C] as in `Link.after_each`; [K, 1, C] without a link.
+    They are the likeliest without the token before, and that token moves probability among them
+    only: all others keep their scores. All is fetched from the device at once, and of each slot
+    only what stands below the nodes of a tree is scored. temperatures: of each slot's rows, the
+    last one's of all behind it. Shapes: states [K, D], logits [K, V].
     """
-    log_probs = (exact_enough(logits) / temperature).log_softmax(-1)
-    scores, tokens = likeliest(log_probs, count)
-    if link is None:
-        return tokens, scores[:, None]
-    others = torch.log1p(-scores.exp().sum(-1).clamp(max=1.0))
-    after = scores[:, None] + link.after_each(states, tokens, last).to(scores) / temperature
-    totals = torch.logaddexp(after.logsumexp(-1), others[:, None])
-    return tokens, after - totals[..., None]
+
+    def __init__(
+        self,
+        states: Tensor,
+        logits: Tensor,
+        count: int,
+        temperatures: Sequence[float],
+        link: Link | None,
+        last: int,
+    ) -> None:
+        self._linked = link is not None
+        of_slots = [of_level(temperatures, slot) for slot in range(len(logits))]
+        exact = exact_enough(logits)
+        scale = exact.new_tensor(of_slots)[:, None]
+        log_probs = (exact / scale).log_softmax(-1)
+        scores, tokens = likeliest(log_probs, count)
+        self.tokens, self._scores = tokens.cpu().numpy(), scores.cpu().numpy()  # [K, C] each
+        if link is None:
+            return
+        others = torch.log1p(-scores.exp().sum(-1).clamp(max=1.0))
+        rows = F.embedding(tokens, link.rows).to(scores) / scale[..., None]
+        before = F.embedding(tokens.new_tensor([last]), link.features)
+        parts = others, rows, link.from_hidden(states), F.embedding(tokens[:-1], link.features)
+        self._others, self._rows, self._from_hidden, self._features = (
+            part.to(scores).cpu().numpy() for part in parts
+        )
+        self._before = before.to(scores).cpu().numpy()
+        self._places: list[dict[int, int]] = [{last: 0}]
+        """Where each token that a slot may come after stands among the features of them."""
+
+    def after(self, slot: int, previous: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """A slot's tokens below nodes of the slot before, whose tokens these are, or below the last
+        committed token, and their log-probabilities. Shapes: [N] -> [N, C] each."""
+        shape = len(previous), self.tokens.shape[1]
+        tokens, scores = (np.broadcast_to(own[slot], shape) for own in (self.tokens, self._scores))
+        if not self._linked:
+            return tokens, scores
+        if slot == len(self._places):
+            above = self.tokens[slot - 1].tolist()
+            self._places.append({token: place for place, token in enumerate(above)})
+        features = self._before if slot == 0 else self._features[slot - 1]
+        told = features[[self._places[slot][token] for token in previous]]
+        after = scores + _silu(self._from_hidden[slot] + told) @ self._rows[slot].T
+        best = after.max(-1, keepdims=True)
+        total = np.log(np.exp(after - best).sum(-1, keepdims=True)) + best
+        return tokens, after - np.logaddexp(total, self._others[slot])
+
+
+def _silu(x: np.ndarray) -> np.ndarray:
+    return x * (0.5 * np.tanh(0.5 * x) + 0.5)  # tanh cannot overflow
 
 
 class Candidates:
@@ -150,8 +186,7 @@ class Candidates:
         directions, from_hidden = self._directions[0].numpy(), self._from_hidden[0].numpy()
         features, drafted = self._features.numpy(), []
         for slot in range(len(tokens)):
-            x = from_hidden[slot] + features[previous]
-            gate = x * (0.5 * np.tanh(0.5 * x) + 0.5)  # SiLU; tanh cannot overflow
+            gate = _silu(from_hidden[slot] + features[previous])
             best = int((scores[slot] + directions[slot] @ gate).argmax())
             previous = int(tokens[slot, best])
             drafted.append(previous)

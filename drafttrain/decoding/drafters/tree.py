@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from drafttrain.config.kinds import KINDS, DrawKind, Evidence
-from drafttrain.decoding.drafters.candidates import CANDIDATES, likeliest_of_slots
+from drafttrain.decoding.drafters.candidates import CANDIDATES_OF_TREES, LikelyTokens
 from drafttrain.decoding.drafters.causal import CausalDrafter, OwnSequence
 from drafttrain.decoding.drafters.slots import SlotSession
 from drafttrain.decoding.engine.cached_model import CachedModel
@@ -64,9 +64,9 @@ class DraftsSlots(Protocol):
 class TreeDrafter:
     """Drafts trees of one shape, with a drafter of a kind that has rows for them.
 
-    draft_temperature: that of the rows tokens are drawn from; None: the target's. Raises ValueError
-    for a model that cannot be given branches, and for a tree with more siblings than the vocabulary
-    has tokens.
+    draft_temperature: that of the rows tokens are drawn from; None: the target's. Shapes that
+    choose have their own. Raises ValueError for a model that cannot be given branches, and for a
+    tree with more siblings than the vocabulary has tokens.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class SlotRows:
     """Rows of slots that are there at once: one pass, whatever the depth.
 
     Level l is predicted by slot l; where slots are linked, each node's row follows from the token
-    before it. A growth that chooses gets the likeliest tokens of all slots, worked out at once.
+    before it. A growth that chooses gets the likeliest tokens of its slots.
     """
 
     def __init__(self, session: SlotSession) -> None:
@@ -236,8 +236,8 @@ class SlotRows:
         self.passes = 0
         self._states = self._logits = torch.empty(0)
         self._level = 0
-        self._tokens = self._log_probs = np.empty(0)
-        """[K, C] and [K, C or 1, C]; empty where whole rows are wanted."""
+        self._likely: LikelyTokens | None = None
+        """None where whole rows are wanted."""
 
     def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
         return self.session.longest(tokens, wanted, target_state)
@@ -245,31 +245,25 @@ class SlotRows:
     def first(self, growth: Growth, tokens: Tensor, levels: int) -> Steps[list[int]]:
         session, self._level, self.passes = self.session, 0, 1
         self._states, self._logits = yield from session.slot_rows(tokens, levels)
-        before = session.told_first(tokens)
-        if not isinstance(growth, Choosing) or growth.likeliest is None:
-            return self._grow(growth, [before])
-        count, temperature = growth.likeliest
-        if session.link is not None:
-            count = max(count, CANDIDATES)
-        found = likeliest_of_slots(
-            self._states, self._logits, count, temperature, session.link, before
-        )
-        self._tokens, self._log_probs = (part.cpu().numpy() for part in found)
-        return growth.choose(self._tokens[:1], self._log_probs[0, :1])
+        before, self._likely = session.told_first(tokens), None
+        if isinstance(growth, Choosing) and growth.likeliest is not None:
+            count, temperatures = growth.likeliest
+            if session.link is not None:
+                count = max(count, CANDIDATES_OF_TREES)
+            self._likely = LikelyTokens(
+                self._states, self._logits, count, temperatures, session.link, before
+            )
+        return self._grow(growth, [before])
 
     def below(self, growth: Growth, nodes: Sequence[int]) -> Steps[list[int]]:
         yield from ()  # the rows are there already
         self._level += 1
-        previous = [growth.tree.tokens[node] for node in nodes]
-        if not isinstance(growth, Choosing) or growth.likeliest is None:
-            return self._grow(growth, previous)
-        level, tokens = self._level, self._tokens
-        places = {token: place for place, token in enumerate(tokens[level - 1].tolist())}
-        lines = [places[token] % self._log_probs.shape[1] for token in previous]
-        below = np.broadcast_to(tokens[level], (len(nodes), tokens.shape[1]))
-        return growth.choose(below, self._log_probs[level, lines])
+        return self._grow(growth, [growth.tree.tokens[node] for node in nodes])
 
     def _grow(self, growth: Growth, previous: list[int]) -> list[int]:
+        if self._likely is not None:
+            assert isinstance(growth, Choosing)
+            return growth.choose(*self._likely.after(self._level, previous))
         nodes, link = len(previous), self.session.link
         states = self._states[self._level].expand(nodes, -1)
         logits = self._logits[self._level].expand(nodes, -1)

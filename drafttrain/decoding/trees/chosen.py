@@ -1,9 +1,11 @@
-"""Tree shapes whose nodes are chosen by the drafter's probabilities: OPT-Trees and fixed trees."""
+"""Tree shapes whose nodes are chosen by the drafter's probabilities: OPT-Trees, the best chain, and
+fixed trees."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,8 +14,20 @@ from torch import Tensor
 from drafttrain.config.kinds import DrawKind
 from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import exact_enough, warp
-from drafttrain.decoding.trees.shapes import ROOT, Array, Growth, Judge, Tree, check_positive
+from drafttrain.decoding.trees.shapes import (
+    ROOT,
+    Array,
+    Growth,
+    Judge,
+    Tree,
+    check_positive,
+    of_level,
+)
 from drafttrain.decoding.types import Proposal, Sampling
+
+Temperatures = float | tuple[float, ...] | None
+"""Of the rows that nodes are scored by: one of all, or of each level, the last one's of all below
+it; None: the target's, or `GREEDY_SCORES`."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +42,7 @@ class Optimal:
 
     nodes: int
     judge: Judge | None = None
+    draft_temperature: Temperatures = None
     draw_kind: DrawKind = "deterministic"
     estimates = True
     widest = 1
@@ -45,60 +60,102 @@ class Optimal:
         return self.nodes > 1
 
     def plant(self, sampling: Sampling, randomness: Randomness, ends: Collection[int]) -> Growth:
-        return OptimalGrowth(self.nodes, sampling, ends, self.judge)
+        return OptimalGrowth(self.nodes, sampling, ends, self.judge, self.draft_temperature)
 
 
-class OptimalGrowth:
-    """Levels of the best children; a node is fed only while it is among the n best of all.
+@dataclass(frozen=True)
+class OptimalChain:
+    """The chain that expects to have the most accepted, of those that a beam finds (ours).
 
-    No child scores more than its parent, so nothing below the others could enter the tree: it is
-    the same as if all were fed (the paper's), for fewer drafter rows.
+    A chain of tokens whose paths have the products q_1, q_2, ... expects sum_i q_i accepted ones,
+    as the nodes of `Optimal` do; the chain of the likeliest token after each is often not the best,
+    as a token that is a little less likely may be followed by surer ones. A level keeps the `width`
+    likeliest paths; with all of them the chain would be the best of all.
+    """
+
+    width: int
+    judge: Judge | None = None
+    draft_temperature: Temperatures = None
+    draw_kind: DrawKind = "deterministic"
+    estimates = True
+    branches = False
+    widest = 1
+    deepest = None
+
+    def __post_init__(self) -> None:
+        check_positive("width", self.width)
+
+    @property
+    def name(self) -> str:
+        return f"opt-chain({self.width}{',head' if self.judge else ''})"
+
+    def plant(self, sampling: Sampling, randomness: Randomness, ends: Collection[int]) -> Growth:
+        return ChainGrowth(self.width, sampling, ends, self.judge, self.draft_temperature)
+
+
+class ScoredGrowth(ABC):
+    """A tree under way whose nodes are scored by the log-probabilities of their paths.
+
+    most: how many children of all nodes of a level can be of use.
     """
 
     def __init__(
-        self, nodes: int, sampling: Sampling, ends: Collection[int], judge: Judge | None
+        self,
+        most: int,
+        sampling: Sampling,
+        ends: Collection[int],
+        judge: Judge | None,
+        temperatures: Temperatures,
     ) -> None:
-        self.nodes, self.ends, self.judge = nodes, ends, judge
-        self.sampling = Sampling(GREEDY_SCORES) if sampling.greedy else sampling
+        self.most, self.ends, self.judge = most, ends, judge
+        if temperatures is None:
+            temperatures = GREEDY_SCORES if sampling.greedy else sampling.temperature
+        if isinstance(temperatures, float):
+            temperatures = (temperatures,)
+        self.sampling, self.temperatures = sampling, temperatures
         self.tree, self.expected = Tree(), []
+        self._level = 0
         self._fed = [ROOT]
         self._above = np.zeros(1)
-        """Scores (log-probabilities of paths) of the nodes that were fed."""
-        self._best = np.empty(0, dtype=np.int64)
-        """At most n nodes, by falling score; a child that ties its parent comes after it."""
-        self._scores = np.empty(0)
-        """Theirs."""
-        whole = judge is not None or sampling.top_k != 0 or sampling.top_p != 1.0
-        self.likeliest = None if whole else (nodes, self.sampling.temperature)
+        """Scores of the nodes that were fed."""
+        self.whole = judge is not None or sampling.top_k != 0 or sampling.top_p != 1.0
+        self.likeliest = None if self.whole else (most, temperatures)
 
     def grow(self, logits: Tensor, hidden: Tensor) -> list[int]:
-        return self._add(*self._candidates(logits, hidden))
+        return self._add_level(*self._candidates(logits, hidden))
 
     def choose(self, tokens: Array, log_probs: Array) -> list[int]:
-        return self._add(*self._best_children(*self._likely_children(log_probs, tokens)))
+        return self._add_level(*self._best_children(*self._likely_children(log_probs, tokens)))
 
-    def _add(self, rows: Array, tokens: Array, scores: Array) -> list[int]:
+    def _add_level(self, rows: Array, tokens: Array, scores: Array) -> list[int]:
         """Let children into the tree, best first; those of them that are to be fed."""
         first, tree, fed = len(self.tree), self.tree, self._fed
         tree.add_level(tokens.tolist(), [fed[row] for row in rows.tolist()])
-        nodes = np.concatenate([self._best, np.arange(first, len(tree))])
-        scores = np.concatenate([self._scores, scores])
-        order = np.argsort(-scores, kind="stable")[: self.nodes]
-        self._best, self._scores = nodes[order], scores[order]
-        self.expected.append(float(np.exp(self._scores).sum()))
-        fresh = (self._best >= first) & (self._scores > self._least())  # a child scores no more
-        alive = zip(self._best[fresh].tolist(), self._scores[fresh].tolist(), strict=True)
+        self._level += 1
+        nodes, scores = self._add(first, rows, scores)
+        alive = zip(nodes.tolist(), scores.tolist(), strict=True)
         growing = [(node, score) for node, score in alive if tree.tokens[node] not in self.ends]
         self._fed = [node for node, _ in growing]
         self._above = np.array([score for _, score in growing])
         return self._fed
 
+    @abstractmethod
+    def _add(self, first: int, rows: Array, scores: Array) -> tuple[Array, Array]:
+        """Which of a level's nodes, counted from `first`, may be fed, and their scores.
+
+        Shapes: rows [N] of the nodes that were fed last, scores [N].
+        """
+
+    @abstractmethod
+    def _least(self) -> float:
+        """What a child must score more than, to enter the tree."""
+
     def _candidates(self, logits: Tensor, hidden: Tensor) -> list[Array]:
         """Rows, tokens and scores of the children that enter the tree, best first: at most n."""
         rows, tokens, scores = self._likely_children(*self._log_probs(logits))
         if self.judge is not None:
-            if len(scores) > CANDIDATES * self.nodes:
-                likely = np.argsort(-scores, kind="stable")[: CANDIDATES * self.nodes]
+            if len(scores) > CANDIDATES * self.most:
+                likely = np.argsort(-scores, kind="stable")[: CANDIDATES * self.most]
                 rows, tokens, scores = rows[likely], tokens[likely], scores[likely]
             on_device = (torch.from_numpy(part).to(logits.device) for part in (rows, tokens))
             accepted = self.judge(hidden, logits, *on_device)
@@ -117,31 +174,98 @@ class OptimalGrowth:
 
     def _best_children(self, rows: Array, tokens: Array, scores: Array) -> list[Array]:
         """At most n of them, best first."""
-        order = np.argsort(-scores, kind="stable")[: self.nodes]
+        order = np.argsort(-scores, kind="stable")[: self.most]
         return [rows[order], tokens[order], scores[order]]
-
-    def _least(self) -> float:
-        """What a child must score more than, to enter the tree."""
-        return self._scores[-1] if len(self._best) == self.nodes else -np.inf
 
     def _log_probs(self, logits: Tensor) -> tuple[Array, Array | None]:
         """Log-probabilities as NumPy has them, [F, C], and their tokens where C is less than V.
 
         From another device only the n most likely of each row are copied.
         """
+        temperature = of_level(self.temperatures, self._level)
         if self.sampling.top_k == 0 and self.sampling.top_p == 1.0:
-            logits = exact_enough(logits)
-            log_probs = (logits / self.sampling.temperature).log_softmax(dim=-1)
+            log_probs = (exact_enough(logits) / temperature).log_softmax(dim=-1)
         else:
-            log_probs = warp(logits, self.sampling).log()
-        few = CANDIDATES * self.nodes
-        if log_probs.shape[-1] > few and (log_probs.device.type != "cpu" or len(self._best) == 0):
+            log_probs = warp(logits, replace(self.sampling, temperature=temperature)).log()
+        few = CANDIDATES * self.most
+        if log_probs.shape[-1] > few and (log_probs.device.type != "cpu" or self._level == 0):
             best = log_probs.topk(few, dim=-1)
             return best.values.cpu().numpy(), best.indices.cpu().numpy()
         return log_probs.numpy(), None
 
+    @abstractmethod
+    def proposal(self, passes: int) -> Proposal:
+        """The tree as grown so far, by so many drafter calls."""
+
+
+class OptimalGrowth(ScoredGrowth):
+    """Levels of the best children; a node is fed only while it is among the n best of all.
+
+    No child scores more than its parent, so nothing below the others could enter the tree: it is
+    the same as if all were fed (the paper's), for fewer drafter rows.
+    """
+
+    def __init__(
+        self,
+        nodes: int,
+        sampling: Sampling,
+        ends: Collection[int],
+        judge: Judge | None,
+        temperatures: Temperatures = None,
+    ) -> None:
+        super().__init__(nodes, sampling, ends, judge, temperatures)
+        self._best = np.empty(0, dtype=np.int64)
+        """At most n nodes, by falling score; a child that ties its parent comes after it."""
+        self._scores = np.empty(0)
+        """Theirs."""
+
+    def _add(self, first: int, rows: Array, scores: Array) -> tuple[Array, Array]:
+        nodes = np.concatenate([self._best, np.arange(first, len(self.tree))])
+        scores = np.concatenate([self._scores, scores])
+        order = np.argsort(-scores, kind="stable")[: self.most]
+        self._best, self._scores = nodes[order], scores[order]
+        self.expected.append(float(np.exp(self._scores).sum()))
+        fresh = (self._best >= first) & (self._scores > self._least())  # a child scores no more
+        return self._best[fresh], self._scores[fresh]
+
+    def _least(self) -> float:
+        return self._scores[-1] if len(self._best) == self.most else -np.inf
+
     def proposal(self, passes: int) -> Proposal:
         return self.tree.chosen(np.sort(self._best).tolist(), passes, self.expected[-1])
+
+
+class ChainGrowth(ScoredGrowth):
+    """A beam of paths, each with what it expects to have accepted."""
+
+    def __init__(
+        self,
+        width: int,
+        sampling: Sampling,
+        ends: Collection[int],
+        judge: Judge | None,
+        temperatures: Temperatures = None,
+    ) -> None:
+        super().__init__(width, sampling, ends, judge, temperatures)
+        self._values = np.empty(0)
+        """Of every node: what the chain down to it expects to have accepted."""
+
+    def _add(self, first: int, rows: Array, scores: Array) -> tuple[Array, Array]:
+        above = np.append(self._values, 0.0)  # the last is the root's
+        values = above[[self._fed[row] for row in rows]] + np.exp(scores)
+        self._values = np.append(self._values, values)
+        self.expected.append(float(self._values.max()))
+        return np.arange(first, len(self.tree)), scores
+
+    def _least(self) -> float:
+        return -np.inf
+
+    def proposal(self, passes: int) -> Proposal:
+        node, path = int(self._values.argmax()), []
+        while node != ROOT:
+            path.append(node)
+            node = self.tree.parents[node]
+        return self.tree.chosen(path[::-1], passes, self.expected[-1])
 
 
 GREEDY_SCORES = 0.5
@@ -207,7 +331,7 @@ class FixedGrowth:
         for path in sorted(paths):
             self._below.setdefault(path[:-1], []).append(path[-1])
         self._fed: list[tuple[int, tuple[int, ...]]] = [(ROOT, ())]
-        self.likeliest = (1 + max(ranks[-1] for ranks in self._below.values()), 1.0)
+        self.likeliest = (1 + max(ranks[-1] for ranks in self._below.values()), (1.0,))
 
     def grow(self, logits: Tensor, hidden: Tensor) -> list[int]:
         widest = 1 + max(self._below[path][-1] for _, path in self._fed)

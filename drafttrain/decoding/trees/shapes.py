@@ -132,12 +132,18 @@ class Shape(Protocol):
 class Choosing(Protocol):
     """A growth that may be given the likeliest tokens alone, in place of whole rows."""
 
-    likeliest: tuple[int, float] | None
-    """How many of each row, and the temperature of their log-probabilities; None: whole rows."""
+    likeliest: tuple[int, Sequence[float]] | None
+    """How many of each row, and the temperatures of their log-probabilities by level (`of_level`);
+    None: whole rows."""
 
     def choose(self, tokens: Array, log_probs: Array) -> list[int]:
         """As `grow`. Shapes: tokens [F, C], log_probs [F, C] below each node that was fed."""
         ...
+
+
+def of_level(temperatures: Sequence[float], level: int) -> float:
+    """That of a level, counted from 0; the last one's of all below it."""
+    return temperatures[min(level, len(temperatures) - 1)]
 
 
 def check_positive(name: str, value: int) -> None:

@@ -53,7 +53,8 @@ class Played:
     def nodes(self) -> int:
         """Most tokens of a draft."""
         stop = method_stop(self.decode)
-        return int(tree_settings(self.decode.tree, stop.k)["nodes"])
+        levels = getattr(stop, STOPS[stop.kind].settings[-1])
+        return int(tree_settings(self.decode.tree, levels)["nodes"])
 
     @property
     def uses(self) -> frozenset[int]:
@@ -113,9 +114,10 @@ def _sized(
     """A kind of tree at every size, with what ends its growth."""
     for nodes in settings.nodes:
         if kind.provides:
+            sized = {"nodes": nodes} if "nodes" in kind.settings else {}
             for delta in settings.delta:
                 stop = StopConfig(kind="gain", delta=delta, max_draft=deepest)
-                yield TreeConfig(kind=kind.name, nodes=nodes), stop
+                yield TreeConfig(kind=kind.name, **sized), stop
             continue
         for levels in settings.levels:
             tree = _shaped(kind, nodes, levels)

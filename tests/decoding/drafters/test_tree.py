@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from drafttrain.decoding.drafters.block import BlockDrafter
-from drafttrain.decoding.drafters.candidates import likeliest_of_slots
+from drafttrain.decoding.drafters.candidates import LikelyTokens
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.tree import ModelRows, SeveralDrafters, TreeDrafter
@@ -19,7 +19,7 @@ from drafttrain.decoding.roles import Drafter, StopPolicy, Verifier
 from drafttrain.decoding.sampling import SampledRandomness, warp
 from drafttrain.decoding.shared import Steps, alone
 from drafttrain.decoding.stopping import Entropy, FixedLength, Gain
-from drafttrain.decoding.trees.chosen import Optimal, binary_tree, eagle_tree
+from drafttrain.decoding.trees.chosen import Optimal, OptimalChain, binary_tree, eagle_tree
 from drafttrain.decoding.trees.drawn import Beam, Branching, Paths
 from drafttrain.decoding.trees.shapes import Shape
 from drafttrain.decoding.trees.verifiers import (
@@ -91,6 +91,12 @@ PAIRS = {
     "rsd-c traversal": (Branching((2, 1)), Traversal, FixedLength(2)),
     "rsd-c walk": (Branching((2, 2)), TargetWalk, FixedLength(2)),
     "opt-tree": (Optimal(4), TargetWalk, Gain(0.1, 2)),
+    "opt-tree, levels apart": (
+        Optimal(4, draft_temperature=(0.3, 1.0)),
+        TargetWalk,
+        FixedLength(2),
+    ),
+    "opt-chain": (OptimalChain(2), TargetWalk, Gain(0.1, 2)),
     "binary": (binary_tree(6), TargetWalk, FixedLength(2)),
 }
 
@@ -125,7 +131,16 @@ SLOTS = {
 
 @pytest.mark.parametrize("settings", SLOTS.values(), ids=SLOTS.keys())
 @pytest.mark.parametrize(
-    "name", ["paths multi-round", "rsd-c", "rsd-c traversal", "opt-tree", "opt-tree of all"]
+    "name",
+    [
+        "paths multi-round",
+        "rsd-c",
+        "rsd-c traversal",
+        "opt-tree",
+        "opt-tree of all",
+        "opt-chain",
+        "opt-chain of all",
+    ],
 )
 def test_trees_over_the_slots_of_a_block_are_exact(name, settings):
     shape, verifier, stop = PAIRS[name.removesuffix(" of all")]
@@ -144,23 +159,26 @@ def test_the_likeliest_tokens_of_all_slots_have_the_probabilities_of_their_rows(
     states, last = alone(session.slot_rows(source.prefix, 4))[0], int(source.prefix[-1])
     vocabulary = drafter.vocabulary
     rows = drafter.project(states)
-    asked = {"temperature": 0.7, "link": session.link, "last": last}
-    tokens, log_probs = likeliest_of_slots(states, rows, vocabulary, **asked)
-    assert log_probs.shape[1] == (vocabulary if rank else 1)
+    temperatures = (0.7, 0.4)
+    asked = {"temperatures": temperatures, "link": session.link, "last": last}
+    every, few = (LikelyTokens(states, rows, count, **asked) for count in (vocabulary, 5))
     for slot in range(4):
-        before = tokens[slot - 1] if slot else torch.tensor([last])
-        after = rows[slot].expand(len(before), -1)
+        previous = every.tokens[slot - 1].tolist() if slot else [last]
+        after = rows[slot].expand(len(previous), -1)
         if rank:
-            after = drafter.model.logits(states[slot].expand(len(before), -1), before)
-        expected = (after / 0.7).log_softmax(-1).gather(1, tokens[slot].expand(len(before), -1))
-        found = log_probs[slot].expand(vocabulary, -1)[: len(before)]
-        assert torch.allclose(found, expected, rtol=0, atol=1e-9)
-    few_tokens, few = likeliest_of_slots(states, rows, 5, **asked)
-    assert torch.equal(few_tokens, tokens[:, :5])
-    outside = 1 - few.exp().sum(-1)
-    assert (outside > 0).all(), "tokens beyond the likeliest keep some probability"
-    if not rank:
-        assert torch.allclose(few, log_probs[:, :, :5], rtol=0, atol=1e-9)
+            after = drafter.model.logits(
+                states[slot].expand(len(previous), -1), torch.tensor(previous)
+            )
+        tokens, log_probs = map(torch.tensor, every.after(slot, previous))
+        expected = (after / temperatures[min(slot, 1)]).log_softmax(-1).gather(1, tokens)
+        assert torch.allclose(log_probs, expected, rtol=0, atol=1e-9)
+        previous = few.tokens[slot - 1, [4, 0]].tolist() if slot else [last]
+        few_tokens, of_few = map(torch.tensor, few.after(slot, previous))
+        assert torch.equal(few_tokens, tokens[: len(previous), :5])
+        outside = 1 - of_few.exp().sum(-1)
+        assert (outside > 0).all(), "tokens beyond the likeliest keep some probability"
+        if not rank:
+            assert torch.allclose(of_few, log_probs[: len(previous), :5], rtol=0, atol=1e-9)
 
 
 class WholeRows:
@@ -179,7 +197,15 @@ class WholeRows:
 
 
 @pytest.mark.parametrize(
-    ("shape", "rank"), [(Optimal(60), 0), (Optimal(60), 3), (Optimal(9), 0), (binary_tree(14), 0)]
+    ("shape", "rank"),
+    [
+        (Optimal(60), 0),
+        (Optimal(60), 3),
+        (Optimal(60, draft_temperature=(0.2, 1.0)), 3),
+        (Optimal(9), 0),
+        (OptimalChain(60), 3),
+        (binary_tree(14), 0),
+    ],
 )
 def test_trees_of_the_likeliest_tokens_are_those_of_whole_rows(shape, rank):
     """60 tokens are more than the vocabulary has, so that previous-token features reach all."""
@@ -229,6 +255,7 @@ SHAPES: dict[str, Shape] = {
     "rsd-c": Branching((3, 2, 1)),
     "rsd-s": Beam(4),
     "opt-tree": Optimal(12),
+    "opt-chain": OptimalChain(3),
     "binary": binary_tree(10),
     "eagle": eagle_tree(),
 }

@@ -16,19 +16,21 @@ def settings(temperature: float = 0.0, **changes: object) -> TuneConfig:
 
 
 def test_greedy_decoding_tries_chosen_trees_at_every_size_once():
-    found = trees_of(settings(trees=("opt-tree", "rsd-s", "binary", "eagle")), 12)
+    found = trees_of(settings(trees=("opt-tree", "opt-chain", "rsd-s", "binary", "eagle")), 12)
     assert [one.name for one in found] == [
         "opt-tree(4) gain(0.1,12)",
         "opt-tree(4) gain(0.3,12)",
         "opt-tree(8) gain(0.1,12)",
         "opt-tree(8) gain(0.3,12)",
+        "opt-chain(3) gain(0.1,12)",
+        "opt-chain(3) gain(0.3,12)",
         "binary(4) k=2",  # it has no more levels
         "binary(8) k=2",
         "binary(8) k=3",
         "eagle(25) k=2",
         "eagle(25) k=4",
     ]
-    assert [one.nodes for one in found][:4] == [4, 4, 8, 8] and found[-1].nodes == 25
+    assert [one.nodes for one in found][:5] == [4, 4, 8, 8, 12] and found[-1].nodes == 25
 
 
 def test_drawn_trees_spread_their_tokens_over_the_levels():
