@@ -201,9 +201,9 @@ class DraftState:
     hidden: Sequence[Tensor] = ()
     """[D] each: states of the kind that the policy reads, as far as they are known, in order: of
     each drafted token, or of each slot."""
-    expected: Sequence[float] = ()
+    expected: Sequence[float] = field(default=(), kw_only=True)
     """How many tokens the drafter expects to be accepted, after each level of its tree."""
-    notes: dict[str, list[float]] = field(default_factory=dict)
+    notes: dict[str, list[float]] = field(default_factory=dict, kw_only=True)
     """What the policy has worked out in this round so far: a drafter hands the same notes back at
     every question of a round, so that nothing is worked out twice."""
 

@@ -59,8 +59,8 @@ def drawn_state(hidden: Tensor, logits: Tensor, token: int) -> Tensor:
     """
     if logits.device.type != "cpu" or logits.dtype not in (torch.float32, torch.float64):
         return drawn_states(hidden[None], logits[None], torch.tensor([token]))[0]
-    row, width = logits.detach().numpy(), len(hidden)
-    best = int(row.argmax())
+    row, width = logits.numpy(), len(hidden)
+    best = row.argmax()
     below = row - row[best]
     np.maximum(below, LEAST, out=below)  # excluded tokens count nothing
     shares = np.exp(below)
@@ -71,7 +71,7 @@ def drawn_state(hidden: Tensor, logits: Tensor, token: int) -> Tensor:
     below[best] = -math.inf
     second = max(float(below.max()) - norm, LEAST)
     state = np.empty(width + ROW_FEATURES, row.dtype)
-    state[:width] = hidden.detach().to(logits.dtype).numpy()
+    state[:width] = hidden.numpy() if hidden.dtype == logits.dtype else hidden.to(logits.dtype)
     state[width:] = of_token, -norm, second, entropy, math.exp(of_token), 1.0 / total
     return torch.from_numpy(state)
 

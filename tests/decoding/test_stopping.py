@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from drafttrain.config.stops import STOPS
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.roles import StopPolicy
 from drafttrain.decoding.sampling import SampledRandomness, warp
 from drafttrain.decoding.shared import alone
 from drafttrain.decoding.stopping import (
@@ -30,7 +32,8 @@ from drafttrain.decoding.verifiers import (
     check_pairing,
 )
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
-from tests.decoding.toys import EOS, ToyModel, ToyTarget, toy_prompt
+from tests.decoding.drafters.toy_blocks import CONVENTIONS, toy_drafter
+from tests.decoding.toys import EOS, ToyModel, ToyTarget, toy_prompt, toy_source
 
 ACCEPTANCE = {1: 1.0, 2: 0.9, 3: 0.5, 4: 1.0}
 """Probability that the target accepts each token of the pair below, whatever came before."""
@@ -289,3 +292,41 @@ def test_drafts_end_where_the_drafters_positions_do(committed, wanted):
     )
     assert len(proposal.tokens) == proposal.passes == wanted
     assert session.own.state is None or len(session.own.state) <= 4
+
+
+def endless() -> CausalDrafter:
+    model = ToyModel(2, vocabulary=4)
+    model.eos_ids = frozenset()
+    return CausalDrafter(model)
+
+
+DRAFTERS = {
+    "token by token": endless,
+    "slots": toy_drafter,
+    "linked slots": lambda: toy_drafter(previous_token_rank=3),
+    "first fed": lambda: toy_drafter(**CONVENTIONS["first fed, coupled"]),
+}
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_a_policy_gets_its_notes_back_until_the_round_is_over(kind, sampling):
+    """Exactness cannot see this: without them every state is judged again at every question."""
+    asked: list[tuple[int, int]] = []
+
+    def counts(state: DraftState, value: float) -> bool:
+        notes = state.notes.setdefault("asked", [])
+        asked.append((state.depth, len(notes)))
+        notes.append(0.0)
+        return True
+
+    stop = StopPolicy(STOPS["entropy"], counts, 1.0, 3)
+    randomness = SampledRandomness(torch.Generator().manual_seed(0))
+    session = DRAFTERS[kind]().open(toy_source(), sampling, randomness)
+    for committed in ([2], [2, 3, 2]):
+        tokens = torch.cat((toy_source().prefix, torch.tensor(committed)))
+        asked.clear()
+        alone(session.propose(tokens, None, stop))
+        of_round = [(depth, notes) for depth, notes in asked if depth or kind != "token by token"]
+        assert len(of_round) > 1
+        assert [notes for _, notes in of_round] == list(range(len(of_round)))

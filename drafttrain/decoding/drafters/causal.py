@@ -182,7 +182,7 @@ class CausalSession:
                 states.append(drawn_state(score.hidden[-1], row, token))
             if depth == longest or token in ends:
                 break
-            if not stop.should_draft(DraftState(depth, logits, states, notes)):
+            if not stop.should_draft(DraftState(depth, logits, states, notes=notes)):
                 break
             score = yield Call(self.model.feed_chains, (state, newest))
             if stop.state_kind == "token":

@@ -141,7 +141,7 @@ def slots_to_draft(
     notes: dict[str, list[float]] = {}
     for depth in range(len(rows)):
         shown = states if later else states[: depth + 1]
-        if not stop.should_draft(DraftState(depth, rows[: depth + 1], shown, notes)):
+        if not stop.should_draft(DraftState(depth, rows[: depth + 1], shown, notes=notes)):
             return depth
     return len(rows)
 
@@ -215,7 +215,7 @@ def linked_chain(
         [after], best = candidates.after(depth, previous), candidates.tokens[0, depth]
         known[depth] = known[depth].index_copy(0, best, after.to(logits.dtype))
         shown = states if first is None else states[: depth + 1]
-        if not stop.should_draft(DraftState(depth, known[: depth + 1], shown, notes)):
+        if not stop.should_draft(DraftState(depth, known[: depth + 1], shown, notes=notes)):
             break
         row = warp(known[depth], sampling)
         begun = first if depth == 0 else None
