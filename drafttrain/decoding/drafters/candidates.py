@@ -77,9 +77,9 @@ class LikelyTokens:
     log-probabilities once the token before them is known.
 
     They are the likeliest without the token before, and that token moves probability among them
-    only: all others keep their scores. All is fetched from the device at once, and of each slot
-    only what stands below the nodes of a tree is scored. temperatures: of each slot's rows, the
-    last one's of all behind it. Shapes: states [K, D], logits [K, V].
+    only: all others keep their scores. On a CPU only what stands below the nodes of a tree is
+    looked up; from another device all is fetched at once. temperatures: by slot (`of_level`).
+    Shapes: states [K, D], logits [K, V].
     """
 
     def __init__(
@@ -91,25 +91,22 @@ class LikelyTokens:
         link: Link | None,
         last: int,
     ) -> None:
-        self._linked = link is not None
-        of_slots = [of_level(temperatures, slot) for slot in range(len(logits))]
+        self._temperatures = [of_level(temperatures, slot) for slot in range(len(logits))]
         exact = exact_enough(logits)
-        scale = exact.new_tensor(of_slots)[:, None]
-        log_probs = (exact / scale).log_softmax(-1)
+        log_probs = (exact / exact.new_tensor(self._temperatures)[:, None]).log_softmax(-1)
         scores, tokens = likeliest(log_probs, count)
         self.tokens, self._scores = tokens.cpu().numpy(), scores.cpu().numpy()  # [K, C] each
+        self._linked = link is not None
         if link is None:
             return
         others = torch.log1p(-scores.exp().sum(-1).clamp(max=1.0))
-        rows = F.embedding(tokens, link.rows).to(scores) / scale[..., None]
-        before = F.embedding(tokens.new_tensor([last]), link.features)
-        parts = others, rows, link.from_hidden(states), F.embedding(tokens[:-1], link.features)
-        self._others, self._rows, self._from_hidden, self._features = (
-            part.to(scores).cpu().numpy() for part in parts
+        self._others, self._from_hidden = (
+            part.to(scores).cpu().numpy() for part in (others, link.from_hidden(states))
         )
-        self._before = before.to(scores).cpu().numpy()
-        self._places: list[dict[int, int]] = [{last: 0}]
-        """Where each token that a slot may come after stands among the features of them."""
+        self._rows = _lines(link.rows, tokens)
+        self._features = _lines(
+            link.features, torch.cat((tokens[:-1].flatten(), tokens.new_tensor([last])))
+        )
 
     def after(self, slot: int, previous: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """A slot's tokens below nodes of the slot before, whose tokens these are, or below the last
@@ -118,15 +115,21 @@ class LikelyTokens:
         tokens, scores = (np.broadcast_to(own[slot], shape) for own in (self.tokens, self._scores))
         if not self._linked:
             return tokens, scores
-        if slot == len(self._places):
-            above = self.tokens[slot - 1].tolist()
-            self._places.append({token: place for place, token in enumerate(above)})
-        features = self._before if slot == 0 else self._features[slot - 1]
-        told = features[[self._places[slot][token] for token in previous]]
-        after = scores + _silu(self._from_hidden[slot] + told) @ self._rows[slot].T
+        gate = _silu(self._from_hidden[slot] + self._features(np.array(previous)))
+        after = scores + gate @ self._rows(self.tokens[slot]).T / self._temperatures[slot]
         best = after.max(-1, keepdims=True)
         total = np.log(np.exp(after - best).sum(-1, keepdims=True)) + best
         return tokens, after - np.logaddexp(total, self._others[slot])
+
+
+def _lines(table: Tensor, tokens: Tensor) -> Callable[[np.ndarray], np.ndarray]:
+    """Looks up lines of a table, for NumPy: the table's own on a CPU, else those of these tokens,
+    which are fetched now. Shapes: table [V, R] -> of tokens [N] their lines [N, R]."""
+    if table.device.type == "cpu" and table.dtype in (torch.float32, torch.float64):
+        return table.numpy().__getitem__
+    known = tokens.unique()
+    fetched, places = exact_enough(F.embedding(known, table)).cpu().numpy(), known.cpu().numpy()
+    return lambda tokens: fetched[np.searchsorted(places, tokens)]
 
 
 def _silu(x: np.ndarray) -> np.ndarray:

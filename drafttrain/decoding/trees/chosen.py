@@ -257,6 +257,17 @@ class ChainGrowth(ScoredGrowth):
         self.expected.append(float(self._values.max()))
         return np.arange(first, len(self.tree)), scores
 
+    def _likely_children(
+        self, log_probs: Array, columns: Array | None
+    ) -> tuple[Array, Array, Array]:
+        """As many of each node's children as the level keeps, the likeliest."""
+        choices = log_probs.shape[1]
+        if choices > self.most:
+            best = np.argpartition(log_probs, choices - self.most, axis=1)[:, -self.most :]
+            log_probs = np.take_along_axis(log_probs, best, axis=1)
+            columns = best if columns is None else np.take_along_axis(columns, best, axis=1)
+        return super()._likely_children(log_probs, columns)
+
     def _least(self) -> float:
         return -np.inf
 
