@@ -36,9 +36,10 @@ from drafttrain.data.distill.recipe_rows import (
 )
 from drafttrain.data.encoded import EncodedExamples, heard_examples, text_encoding
 from drafttrain.data.encodings import encoded_bytes
-from drafttrain.decoding.drafters.block_along import predict_blocks
+from drafttrain.decoding.drafters.block_along import block_rows, predict_blocks
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.engine.teacher_forcing import states_before
+from drafttrain.evaluation.slot_temperatures import fit_slot_temperatures
 from drafttrain.evaluation.teacher_forced import BlockValidation
 from drafttrain.models.drafters import reads_states
 from drafttrain.models.identity import hash_target
@@ -99,7 +100,11 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
     del target
     train(accelerator, task, settings.train, settings.run)
     if accelerator.is_main_process:
-        print(f"saved {save_final(settings.run, drafter.cpu(), tokenizer)}")
+        drafter.cpu()
+        if task.validate is not None and distillations(settings)["data"].method == "greedy":
+            drafter.config.slot_temperatures = fit_slot_temperatures(known_blocks(task))
+            print(f"temperatures of its slots, for trees: {drafter.config.slot_temperatures}")
+        print(f"saved {save_final(settings.run, drafter, tokenizer)}")
 
 
 def choose_mask(tokenizer: PreTrainedTokenizerBase, target: PretrainedConfig) -> int | None:
@@ -184,6 +189,23 @@ def examples_for(
 
 def blocks_along(objective: MaskPredict, example: Example) -> Tensor:
     """What validation compares with the output."""
+    return predict_blocks(objective.model, *what_is_known(objective, example))
+
+
+def known_blocks(task: Task) -> Iterator[tuple[Tensor, Tensor]]:
+    """The rows of blocks along held-out outputs, and the outputs."""
+    objective = task.objective.eval()
+    for row in range(len(task.validate.rows)):
+        [example] = task.validate.rows.__getitems__([(0, row)])
+        known = what_is_known(objective, example)
+        yield block_rows(objective.model, *known), known[1]
+
+
+def what_is_known(
+    objective: MaskPredict, example: Example
+) -> tuple[Tensor, Tensor, list[int], Tensor | None]:
+    """Source, output, what was given of it, and the states that its tokens were predicted from,
+    where the drafter is told them."""
     encoded, ids = example.encoded, torch.tensor(example.source_ids)
     output, before = torch.tensor(example.target_ids), None
     source = ids if encoded is None else encoded
@@ -191,7 +213,7 @@ def blocks_along(objective: MaskPredict, example: Example) -> Tensor:
         teacher = objective.teacher.on(objective.model.device)
         read = make_source(example.source_ids, teacher, example.given_ids)
         before = states_before(teacher, [replace(read, encoded=encoded)], [example.target_ids])[0]
-    return predict_blocks(objective.model, source, output, example.given_ids, before)
+    return source, output, example.given_ids, before
 
 
 def freeze_embeddings(drafter: SpecDrafter) -> None:

@@ -120,6 +120,8 @@ def build_drafter(decode: DecodeConfig, pair: Pair) -> Drafter:
     tree, drafter = decode.tree, pair.drafter
     if TREES[tree.kind].shape is None:
         return drafter
+    if decode.sampling.temperature == 0 and pair.drafter_model is not None:
+        tree = _scored_as_fitted(tree, pair.drafter_model.config)
     shape = build_shape(tree, decode.stop.k, _open_judge(decode, pair))
     drawn_at = tree.draft_temperature if TREES[tree.kind].drawn else None
     first = TreeDrafter(drafter, shape, drawn_at)
@@ -127,6 +129,17 @@ def build_drafter(decode: DecodeConfig, pair: Pair) -> Drafter:
         return first
     others = [pair.companions[name] for name in tree.drafters]
     return SeveralDrafters([first, *(TreeDrafter(other, shape, drawn_at) for other in others)])
+
+
+def _scored_as_fitted(tree: TreeConfig, drafter: PretrainedConfig) -> TreeConfig:
+    """The same, scored at the temperatures that were fitted to the drafter's slots, if any, unless
+    others are asked for."""
+    kind, fitted = TREES[tree.kind], getattr(drafter, "slot_temperatures", None)
+    if not fitted or tree.draft_temperature is not None:
+        return tree
+    if kind.drawn or "draft_temperature" not in kind.settings:
+        return tree
+    return tree.model_copy(update={"draft_temperature": tuple(fitted)})
 
 
 def _find_judge(decode: DecodeConfig, drafter: PretrainedConfig) -> None:

@@ -141,7 +141,8 @@ class TreeConfig(Config):
     draft_temperature: PositiveFloat | tuple[PositiveFloat, ...] | None = None
     """Temperature of the drafter's rows that tokens are drawn from, or an opt-tree or opt-chain is
     scored by; for these also one of each level, the last one's of all below it: 0.1,0.9. Default:
-    the target's; 0.5 for an opt-tree or opt-chain where the target is greedy."""
+    the target's; for an opt-tree or opt-chain where the target is greedy those that training
+    fitted to a Spec-Drafter's slots, and 0.5 where it fitted none."""
 
 
 class CascadeConfig(Config):

@@ -138,6 +138,22 @@ def test_a_drawn_tree_keeps_its_own_temperature(folders):
     assert method.verifier.name == "greedy"
 
 
+def test_trees_over_slots_are_scored_as_training_fitted_them(folders):
+    """Where the target is greedy, and nothing else is asked for."""
+    fitted = [0.1, 0.8, 0.9]
+    asked = {
+        "as fitted": ({"kind": "opt-tree"}, {}, tuple(fitted)),
+        "a chain": ({"kind": "opt-chain"}, {}, tuple(fitted)),
+        "as asked": ({"kind": "opt-tree", "draft_temperature": 0.6}, {}, 0.6),
+        "sampled": ({"kind": "opt-tree"}, {"sampling": SAMPLED}, None),
+    }
+    for tree, sampling, expected in asked.values():
+        decode = folders.decode(tree, drafter=str(folders.root / "slots"), **sampling)
+        pair = folders.pair(decode)
+        pair.drafter_model.config.slot_temperatures = fitted
+        assert build_method(decode, pair).drafter.shape.draft_temperature == expected
+
+
 def test_an_opt_tree_stops_by_gain_unless_a_length_or_a_policy_is_given(folders):
     def stop(tree: dict, **given: object):
         decode = folders.decode(tree, stop=given)

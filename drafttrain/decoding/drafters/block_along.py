@@ -31,11 +31,23 @@ def predict_blocks(
     were right, so this is what decoding would have drafted there. given, before: see
     `block_states`. Shapes: [S] or [S, E], [L] -> [L, k].
     """
+    return block_rows(model, source, target_ids, given, before).argmax(-1).cpu()
+
+
+@torch.inference_mode()
+def block_rows(
+    model: SpecDrafter,
+    source: Tensor,
+    target_ids: Tensor,
+    given: Sequence[int] = (),
+    before: Tensor | None = None,
+) -> Tensor:
+    """The rows that `predict_blocks` chooses from. Shapes: [S] or [S, E], [L] -> [L, k, V]."""
     prefixes = range(len(target_ids))
     states, previous = block_states(
         model, source, target_ids, prefixes, model.config.k, given, before=before
     )
-    return rows_after(model, states, previous).argmax(-1).cpu()
+    return rows_after(model, states, previous)
 
 
 @torch.inference_mode()

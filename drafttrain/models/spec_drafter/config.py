@@ -66,6 +66,9 @@ class SpecDrafterConfig(PretrainedConfig):
     """own: the decoder's products have other weights for masked slots than for tokens."""
     soft_copy: bool = False
     previous_token_rank: int = 0
+    slot_temperatures: list[float] | None = None
+    """Temperature of each slot's rows under which a greedy target's tokens are likeliest: what
+    trees are scored by where the target is greedy. None: it was not fitted."""
     mask_id: int | None = None
     """The tokenizer's mask, an unused id, or vocab_size: one more row, inside the drafter only."""
     pad_token_id: int | None = None
