@@ -2,7 +2,12 @@
 
 import torch
 
-from drafttrain.decoding.drafters.candidates import CANDIDATES, Candidates
+from drafttrain.decoding.drafters.candidates import (
+    CANDIDATES,
+    Candidates,
+    LikelyTokens,
+    Link,
+)
 
 VOCABULARY, RANK = 5 * CANDIDATES, 6
 
@@ -32,3 +37,19 @@ def test_the_token_before_decides_among_candidates() -> None:
         logits[0, first] = 2.0
         candidates = Candidates(logits, torch.zeros(2, 2), [2], rows, features)
         assert candidates.likeliest_chains([0]) == [[first, second]]
+
+
+def test_what_is_fetched_from_elsewhere_scores_as_what_lies_in_reach() -> None:
+    """Tables in a type that NumPy does not know take the way of those on another device."""
+    torch.manual_seed(0)
+    rows, features = torch.randn(2, VOCABULARY, RANK).bfloat16()
+    states, logits = torch.randn(3, RANK), torch.randn(3, VOCABULARY)
+    found = []
+    for tables in ((rows.float(), features.float()), (rows, features)):
+        link = Link(lambda hidden: 2 * hidden, *tables)
+        likely = LikelyTokens(states, logits, 20, (0.7, 1.0), link, last=5)
+        above = likely.tokens[0, [7, 0, 3]].tolist()
+        found.append([likely.after(0, [5]), likely.after(1, above), likely.after(2, [above[0]])])
+    for (tokens, log_probs), (others, fetched) in zip(*found, strict=True):
+        assert (tokens == others).all()
+        assert abs(log_probs - fetched).max() < 1e-5
