@@ -116,7 +116,9 @@ class LikelyTokens:
         if not self._linked:
             return tokens, scores
         gate = _silu(self._from_hidden[slot] + self._features(np.array(previous)))
-        after = scores + gate @ self._rows(self.tokens[slot]).T / self._temperatures[slot]
+        rows = torch.from_numpy(self._rows(self.tokens[slot]))
+        moved = torch.from_numpy(gate) @ rows.T  # threads of NumPy's own would get in PyTorch's way
+        after = scores + moved.numpy() / self._temperatures[slot]
         best = after.max(-1, keepdims=True)
         total = np.log(np.exp(after - best).sum(-1, keepdims=True)) + best
         return tokens, after - np.logaddexp(total, self._others[slot])
