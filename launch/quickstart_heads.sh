@@ -11,6 +11,8 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(getconf _NPROCESSORS_ONLN)}"
 
 step "1/3 Sample the target, cache the drafter's states, train the heads" \
   "${launch[@]}" recipes/train_acceptance_head.py --config recipes/functions_heads.yaml
+# Models so small are decoded fastest by one thread: waking a second takes longer than it saves.
+export OMP_NUM_THREADS=1
 step "2/3 Replay held-out prompts under every policy, choose, report on unseen ones" \
   drafttrain tune --heads "$run" --limit 50 --report-data "$test" report_data.limit=50 \
   replicates=2 timing_prompts=6 "lengths=[1,2,3,4,5,6,8]"

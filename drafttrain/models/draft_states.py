@@ -64,12 +64,12 @@ def drawn_state(hidden: Tensor, logits: Tensor, token: int) -> Tensor:
     below = row - row[best]
     np.maximum(below, LEAST, out=below)  # excluded tokens count nothing
     shares = np.exp(below)
-    total = float(shares.sum())
+    total = float(np.add.reduce(shares))
     norm = math.log(total)
-    entropy = norm - float(shares @ below) / total
+    entropy = norm - float(shares.dot(below)) / total
     of_token = max(float(below[token]) - norm, LEAST)
     below[best] = -math.inf
-    second = max(float(below.max()) - norm, LEAST)
+    second = max(float(np.maximum.reduce(below)) - norm, LEAST)
     state = np.empty(width + ROW_FEATURES, row.dtype)
     state[:width] = hidden.numpy() if hidden.dtype == logits.dtype else hidden.to(logits.dtype)
     state[width:] = of_token, -norm, second, entropy, math.exp(of_token), 1.0 / total
