@@ -33,8 +33,10 @@ def check_tree(decode: DecodeConfig) -> None:
     tree, kind = decode.tree, TREES[decode.tree.kind]
     for name in sorted(tree.model_fields_set - kind.settings - {"kind"}):
         kinds = [one.name for one in TREES.values() if name in one.settings]
+        value = getattr(tree, name)
+        shown = list(value) if isinstance(value, tuple) else value
         raise ConfigError(
-            f"tree.{name} = {getattr(tree, name)} counts for {' or '.join(kinds)} only, but the "
+            f"tree.{name} = {shown} counts for {' or '.join(kinds)} only, but the "
             f"tree is {tree.kind!r}; leave it out, or set tree.kind={kinds[0]}"
         )
     if kind.shape is None:
@@ -49,7 +51,7 @@ def check_tree(decode: DecodeConfig) -> None:
             f"tree.kind = {tree.kind!r} draws its tokens, but at temperature 0 all draws are the "
             "same; set tree.draft_temperature=1, or use opt-tree or a fixed tree"
         )
-    if kind.drawn and isinstance(tree.draft_temperature, tuple):
+    if kind.drawn and len(tree.draft_temperature or ()) > 1:
         raise ConfigError(
             f"tree.draft_temperature = {list(tree.draft_temperature)} has one for each level, but "
             f"the tokens of a {tree.kind!r} tree are all drawn at one; give one number"
@@ -123,7 +125,9 @@ def build_drafter(decode: DecodeConfig, pair: Pair) -> Drafter:
     if decode.sampling.temperature == 0 and pair.drafter_model is not None:
         tree = _scored_as_fitted(tree, pair.drafter_model.config)
     shape = build_shape(tree, decode.stop.k, _open_judge(decode, pair))
-    drawn_at = tree.draft_temperature if TREES[tree.kind].drawn else None
+    drawn_at = None
+    if TREES[tree.kind].drawn and tree.draft_temperature is not None:
+        [drawn_at] = tree.draft_temperature
     first = TreeDrafter(drafter, shape, drawn_at)
     if not tree.drafters:
         return first

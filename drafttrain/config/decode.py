@@ -138,11 +138,13 @@ class TreeConfig(Config):
     """paths: more drafters, each with `width` paths beside those of the first (SpecInfer)."""
     head: str | None = None
     """opt-tree, opt-chain: folder of an acceptance head that scores nodes."""
-    draft_temperature: PositiveFloat | tuple[PositiveFloat, ...] | None = None
+    draft_temperature: tuple[PositiveFloat, ...] | None = Field(default=None, min_length=1)
     """Temperature of the drafter's rows that tokens are drawn from, or an opt-tree or opt-chain is
     scored by; for these also one of each level, the last one's of all below it: 0.1,0.9. Default:
     the target's; for an opt-tree or opt-chain where the target is greedy those that training
     fitted to a Spec-Drafter's slots, and 0.5 where it fitted none."""
+
+    _split = field_validator("draft_temperature", mode="before")(split_at_commas)
 
 
 class CascadeConfig(Config):

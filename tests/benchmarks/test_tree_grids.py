@@ -135,7 +135,7 @@ def test_greedy_decoding_has_one_verifier_so_that_spectr_and_specinfer_are_the_s
         *[("rsd-s", "auto")] * 2,
         ("opt-tree", "auto"),
     ]
-    assert [config.tree.draft_temperature for config in found] == [0.7] * 5
+    assert [config.tree.draft_temperature for config in found] == [(0.7,)] * 5
 
 
 def test_sampling_and_drafter_are_everywhere_those_given():

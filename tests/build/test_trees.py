@@ -144,7 +144,7 @@ def test_trees_over_slots_are_scored_as_training_fitted_them(folders):
     asked = {
         "as fitted": ({"kind": "opt-tree"}, {}, tuple(fitted)),
         "a chain": ({"kind": "opt-chain"}, {}, tuple(fitted)),
-        "as asked": ({"kind": "opt-tree", "draft_temperature": 0.6}, {}, 0.6),
+        "as asked": ({"kind": "opt-tree", "draft_temperature": 0.6}, {}, (0.6,)),
         "sampled": ({"kind": "opt-tree"}, {"sampling": SAMPLED}, None),
     }
     for tree, sampling, expected in asked.values():
@@ -278,7 +278,11 @@ def test_several_drafters_draft_side_by_side_and_run_to_the_end(folders):
         ),
         ({"kind": "rsd-s", "nodes": 9}, {}, "tree.nodes = 9 counts for opt-tree or binary"),
         ({"kind": "eagle", "nodes": 9}, {}, "the tree is 'eagle'; leave it out"),
-        ({"kind": "binary", "draft_temperature": 1.0}, {}, "tree.draft_temperature = 1.0 counts"),
+        (
+            {"kind": "binary", "draft_temperature": 1.0},
+            {},
+            r"tree.draft_temperature = \[1.0\] counts",
+        ),
         ({"kind": "opt-tree"}, {"drafter": "none"}, "has no rows to grow a tree"),
         ({"kind": "paths"}, {"sampling": {}}, "at temperature 0 all draws are the same"),
         ({"kind": "rsd-c"}, {"sampling": {}}, "set tree.draft_temperature=1, or use opt-tree"),

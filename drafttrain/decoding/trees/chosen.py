@@ -25,9 +25,9 @@ from drafttrain.decoding.trees.shapes import (
 )
 from drafttrain.decoding.types import Proposal, Sampling
 
-Temperatures = float | tuple[float, ...] | None
-"""Of the rows that nodes are scored by: one of all, or of each level, the last one's of all below
-it; None: the target's, or `GREEDY_SCORES`."""
+Temperatures = tuple[float, ...] | None
+"""Of the rows that nodes are scored by, of each level, the last one's of all below it; None: the
+target's, or `GREEDY_SCORES`."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,7 @@ class ScoredGrowth(ABC):
     ) -> None:
         self.most, self.ends, self.judge = most, ends, judge
         if temperatures is None:
-            temperatures = GREEDY_SCORES if sampling.greedy else sampling.temperature
-        if isinstance(temperatures, float):
-            temperatures = (temperatures,)
+            temperatures = (GREEDY_SCORES if sampling.greedy else sampling.temperature,)
         self.sampling, self.temperatures = sampling, temperatures
         self.tree, self.expected = Tree(), []
         self._level = 0
