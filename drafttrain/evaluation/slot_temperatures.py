@@ -7,11 +7,9 @@ that makes the output's own tokens likeliest mends that (temperature scaling, Gu
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from drafttrain.decoding.sampling import exact_enough
@@ -19,6 +17,9 @@ from drafttrain.models.spec_drafter.model import UNDRAFTED
 
 COOLEST, HOTTEST = 0.1, 4.0
 """Between these it is sought: a slot that is always right would have none."""
+STEPS = 24
+TEMPERATURES = [COOLEST * (HOTTEST / COOLEST) ** (step / STEPS) for step in range(STEPS + 1)]
+"""Those that rows are looked at under; the best lies on a parabola through three of them."""
 ROWS_ENOUGH = 400
 """Rows of a slot that it is fitted to."""
 
@@ -31,34 +32,41 @@ def fit_slot_temperatures(blocks: Iterable[tuple[Tensor, Tensor]]) -> list[float
     blocks: of each output the rows behind its own tokens at every prefix [L, K, V], before
     temperature, and its tokens [L].
     """
-    rows: list[list[Tensor]] = []
-    labels: list[list[Tensor]] = []
+    slots: list[Surprise] = []
     for logits, output in blocks:
-        for slot in range(logits.shape[1]):
-            if slot == len(rows):
-                rows.append([])
-                labels.append([])
-            own, tokens = logits[: max(len(output) - slot, 0), slot].cpu(), output[slot:].cpu()
-            draftable = own.gather(1, tokens[:, None])[:, 0] > UNDRAFTED
-            rows[slot].append(own[draftable])
-            labels[slot].append(tokens[draftable])
-        if all(sum(map(len, own)) >= ROWS_ENOUGH for own in rows):
+        slots += [Surprise() for _ in range(len(slots), logits.shape[1])]
+        for slot, surprise in enumerate(slots):
+            reached = max(len(output) - slot, 0)
+            surprise.add(logits[:reached, slot], output[slot:].to(logits.device))
+        if all(surprise.rows >= ROWS_ENOUGH for surprise in slots):
             break
     found: list[float] = []
-    for own, tokens in zip(rows, labels, strict=True):
-        known = torch.cat(own)[:ROWS_ENOUGH], torch.cat(tokens)[:ROWS_ENOUGH]
-        found.append(_likeliest(*known) if len(known[1]) else (found or [1.0])[-1])
+    for surprise in slots:
+        found.append(surprise.least() if surprise.rows else (found or [1.0])[-1])
     return found
 
 
-def _likeliest(rows: Tensor, labels: Tensor) -> float:
-    """The temperature under which rows [N, V] make tokens [N] likeliest, to two places."""
-    rows = exact_enough(rows)
+class Surprise:
+    """How unlikely one slot's rows find the tokens of outputs, under each of `TEMPERATURES`."""
 
-    def surprise(log_temperature: float) -> float:
-        log_probs = (rows / math.exp(log_temperature)).log_softmax(-1)
-        return -float(log_probs.gather(1, labels[:, None]).mean())
+    def __init__(self) -> None:
+        self.rows = 0
+        self._sums = torch.zeros(len(TEMPERATURES), dtype=torch.double)
 
-    bounds = (math.log(COOLEST), math.log(HOTTEST))
-    best = minimize_scalar(surprise, bounds=bounds, method="bounded", options={"xatol": 0.01})
-    return round(math.exp(best.x), 2)
+    def add(self, rows: Tensor, tokens: Tensor) -> None:
+        """Take note of rows [N, V] and of the output's tokens where they predict [N]."""
+        drafted = rows.gather(1, tokens[:, None])[:, 0] > UNDRAFTED / 2
+        missing = ROWS_ENOUGH - self.rows
+        rows, tokens = exact_enough(rows[drafted][:missing]), tokens[drafted][:missing, None]
+        for place, temperature in enumerate(TEMPERATURES):
+            self._sums[place] -= float((rows / temperature).log_softmax(-1).gather(1, tokens).sum())
+        self.rows += len(rows)
+
+    def least(self) -> float:
+        """The temperature under which it is least, to two places."""
+        best = int(self._sums.argmin())
+        if best in (0, STEPS):
+            return round(TEMPERATURES[best], 2)
+        below, at, above = self._sums[best - 1 : best + 2].tolist()
+        shift = 0.5 * (below - above) / (below - 2 * at + above)
+        return round(TEMPERATURES[best] * (HOTTEST / COOLEST) ** (shift / STEPS), 2)

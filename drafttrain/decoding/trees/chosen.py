@@ -110,14 +110,15 @@ class ScoredGrowth(ABC):
         self.most, self.ends, self.judge = most, ends, judge
         if temperatures is None:
             temperatures = (GREEDY_SCORES if sampling.greedy else sampling.temperature,)
-        self.sampling, self.temperatures = sampling, temperatures
+        self.sampling = Sampling(temperatures[0]) if sampling.greedy else sampling
+        self.temperatures = temperatures
         self.tree, self.expected = Tree(), []
         self._level = 0
         self._fed = [ROOT]
         self._above = np.zeros(1)
         """Scores of the nodes that were fed."""
-        self.whole = judge is not None or sampling.top_k != 0 or sampling.top_p != 1.0
-        self.likeliest = None if self.whole else (most, temperatures)
+        whole = judge is not None or sampling.top_k != 0 or sampling.top_p != 1.0
+        self.likeliest = None if whole else (most, temperatures)
 
     def grow(self, logits: Tensor, hidden: Tensor) -> list[int]:
         return self._add_level(*self._candidates(logits, hidden))
