@@ -93,7 +93,8 @@ class LikelyTokens:
     ) -> None:
         self._temperatures = [of_level(temperatures, slot) for slot in range(len(logits))]
         exact = exact_enough(logits)
-        log_probs = (exact / exact.new_tensor(self._temperatures)[:, None]).log_softmax(-1)
+        scale = torch.tensor(self._temperatures, dtype=exact.dtype, device=exact.device)
+        log_probs = (exact / scale[:, None]).log_softmax(-1)
         scores, tokens = likeliest(log_probs, count)
         self.tokens, self._scores = tokens.cpu().numpy(), scores.cpu().numpy()  # [K, C] each
         self._linked = link is not None
@@ -104,9 +105,8 @@ class LikelyTokens:
             part.to(scores).cpu().numpy() for part in (others, link.from_hidden(states))
         )
         self._rows = _lines(link.rows, tokens)
-        self._features = _lines(
-            link.features, torch.cat((tokens[:-1].flatten(), tokens.new_tensor([last])))
-        )
+        before = torch.cat((tokens[:-1].flatten(), torch.tensor([last], device=tokens.device)))
+        self._features = _lines(link.features, before)
 
     def after(self, slot: int, previous: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """A slot's tokens below nodes of the slot before, whose tokens these are, or below the last
@@ -129,8 +129,9 @@ def _lines(table: Tensor, tokens: Tensor) -> Callable[[np.ndarray], np.ndarray]:
     which are fetched now. Shapes: table [V, R] -> of tokens [N] their lines [N, R]."""
     if table.device.type == "cpu" and table.dtype in (torch.float32, torch.float64):
         return table.numpy().__getitem__
-    known = tokens.unique()
-    fetched, places = exact_enough(F.embedding(known, table)).cpu().numpy(), known.cpu().numpy()
+    places = np.unique(tokens.cpu().numpy())
+    known = torch.from_numpy(places).to(table.device)
+    fetched = exact_enough(F.embedding(known, table)).cpu().numpy()
     return lambda tokens: fetched[np.searchsorted(places, tokens)]
 
 
