@@ -11,6 +11,7 @@ acceptance min(1, target / draft) depends on, need not be guessed from a hidden 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -60,20 +61,27 @@ def drawn_state(hidden: Tensor, logits: Tensor, token: int) -> Tensor:
     if logits.device.type != "cpu" or logits.dtype not in (torch.float32, torch.float64):
         return drawn_states(hidden[None], logits[None], torch.tensor([token]))[0]
     row, width = logits.numpy(), len(hidden)
-    best = row.argmax()
-    below = row - row[best]
-    np.maximum(below, LEAST, out=below)  # excluded tokens count nothing
-    shares = np.exp(below)
-    total = float(np.add.reduce(shares))
-    norm = math.log(total)
-    entropy = norm - float(shares.dot(below)) / total
-    of_token = max(float(below[token]) - norm, LEAST)
-    below[best] = -math.inf
-    second = max(float(np.maximum.reduce(below)) - norm, LEAST)
     state = np.empty(width + ROW_FEATURES, row.dtype)
     state[:width] = hidden.numpy() if hidden.dtype == logits.dtype else hidden.to(logits.dtype)
+    best = row.argmax()
+    below = row - row[best]
+    if below[below.argmin()] < LEAST:
+        np.maximum(below, LEAST, out=below)  # excluded tokens count nothing
+    shares = np.exp(below)
+    total, weighted = float(shares.dot(_ones(len(row), row.dtype))), float(shares.dot(below))
+    norm = math.log(total)
+    of_token = max(float(below[token]) - norm, LEAST)
+    below[best] = -math.inf
+    second = max(float(below[below.argmax()]) - norm, LEAST)
+    entropy = norm - weighted / total
     state[width:] = of_token, -norm, second, entropy, math.exp(of_token), 1.0 / total
     return torch.from_numpy(state)
+
+
+@lru_cache(maxsize=4)
+def _ones(size: int, dtype: np.dtype) -> np.ndarray:
+    """A dot product with these sums in half the time of `sum`."""
+    return np.ones(size, dtype)
 
 
 def drafts_tokens(drafter: PretrainedConfig) -> bool:
