@@ -104,8 +104,8 @@ class Proposal:
     """[N] i.i.d. paths through the node; None = one each."""
     passes: int = 0
     """Sequential calls of models that this draft cost."""
-    hidden: Tensor | None = None
-    """[M, D] the states that the stop policy reads, or could have read, of this draft
+    hidden: Sequence[Tensor] | None = None
+    """[D] each, M of them: the states that the stop policy reads, or could have read, of this draft
     (`DraftState`), for logs; None where it reads none."""
     logits: Callable[[], Sequence[Tensor]] | None = None
     """Gives the N rows [V] of a chain before warping, where the drafter has them, to what goes by
@@ -126,7 +126,7 @@ class Proposal:
         tokens: Tensor,
         draft_probs: Tensor | None = None,
         passes: int = 1,
-        hidden: Tensor | None = None,
+        hidden: Sequence[Tensor] | None = None,
         logits: Callable[[], Sequence[Tensor]] | None = None,
         calls: Mapping[str, Calls] | None = None,
     ) -> Proposal:

@@ -191,7 +191,7 @@ class CausalSession:
             torch.tensor(drafted),
             torch.cat(probs) if probs else None,
             passes=len(drafted),
-            hidden=torch.stack(states) if states else None,
+            hidden=states or None,
             logits=lambda: logits,
         )
 

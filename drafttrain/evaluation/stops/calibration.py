@@ -77,7 +77,7 @@ class AcceptanceRecorder:
         )
         if proposal.hidden is not None and len(proposal.tokens) > 0:
             known = min(len(proposal.hidden), len(proposal.tokens))
-            self.hidden.append(proposal.hidden[:known].float().cpu())
+            self.hidden.append(torch.stack(tuple(proposal.hidden[:known])).float().cpu())
             likely = _acceptance(proposal, target_logits, sampling, self.slots)
             self.acceptance.append(likely[:known])
             self.rejected_before.append(torch.arange(known) > len(verdict.path))

@@ -89,7 +89,7 @@ def check_states(
     else:
         assert proposal.hidden is None
         return
-    torch.testing.assert_close(proposal.hidden, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(torch.stack(proposal.hidden), expected, rtol=1e-9, atol=1e-9)
 
 
 def rows_before(
