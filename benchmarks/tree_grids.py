@@ -13,7 +13,7 @@ from typing import Any
 from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.trees import EAGLE_NODES, TREES
-from drafttrain.decoding.trees.chosen import binary_tree
+from drafttrain.decoding.trees.fixed import binary_tree
 
 METHODS = (
     "sd",

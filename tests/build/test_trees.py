@@ -22,8 +22,9 @@ from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength, Gain
-from drafttrain.decoding.trees.chosen import Fixed, Optimal, OptimalChain
+from drafttrain.decoding.trees.chosen import Optimal, OptimalChain
 from drafttrain.decoding.trees.drawn import Beam, Branching, Paths
+from drafttrain.decoding.trees.fixed import Fixed
 from drafttrain.decoding.types import Output
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.drafters import load_drafter, read_drafter_settings

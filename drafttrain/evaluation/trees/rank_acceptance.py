@@ -19,7 +19,7 @@ from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.trees.chosen import Fixed
+from drafttrain.decoding.trees.fixed import Fixed
 from drafttrain.decoding.trees.verifiers import TargetWalk
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.evaluation.prompts import read_prompts

@@ -22,8 +22,9 @@ from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, StopPolicy
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength
-from drafttrain.decoding.trees.chosen import Fixed, Optimal, eagle_tree
+from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.drawn import Beam, Branching, Paths
+from drafttrain.decoding.trees.fixed import Fixed, eagle_tree
 from drafttrain.decoding.trees.verifiers import KSeq, MultiRound, RecursiveRejection, TargetWalk
 from drafttrain.decoding.types import Output, Sampling
 from drafttrain.decoding.verifiers import BlockVerification, GreedyMatch, RejectionSampling

@@ -19,8 +19,9 @@ from drafttrain.decoding.roles import Drafter, StopPolicy, Verifier
 from drafttrain.decoding.sampling import SampledRandomness, warp
 from drafttrain.decoding.shared import Steps, alone
 from drafttrain.decoding.stopping import Entropy, FixedLength, Gain
-from drafttrain.decoding.trees.chosen import Optimal, OptimalChain, binary_tree, eagle_tree
+from drafttrain.decoding.trees.chosen import Optimal, OptimalChain
 from drafttrain.decoding.trees.drawn import Beam, Branching, Paths
+from drafttrain.decoding.trees.fixed import binary_tree, eagle_tree
 from drafttrain.decoding.trees.shapes import Shape
 from drafttrain.decoding.trees.verifiers import (
     KSeq,
