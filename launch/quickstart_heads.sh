@@ -1,24 +1,24 @@
 #!/usr/bin/env bash
-# Train acceptance heads for the embedded code pair, choose one, measure it against fixed lengths.
+# Train acceptance heads for the embedded GSM8K pair, choose one, measure it against fixed lengths.
 # Run by `make quickstart-heads`. Running it again continues: what is finished is not done twice.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source launch/step.sh
 
 run=checkpoints/quickstart-heads
-test=data/functions/test.jsonl.gz
+test=data/gsm8k/test.jsonl.gz
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(getconf _NPROCESSORS_ONLN)}"
 
 step "1/3 Sample the target, cache the drafter's states, train the heads" \
-  "${launch[@]}" recipes/train_acceptance_head.py --config recipes/functions_heads.yaml
+  "${launch[@]}" recipes/train_acceptance_head.py --config recipes/quickstart_heads.yaml
 # Models so small are decoded fastest by one thread: waking a second takes longer than it saves.
 export OMP_NUM_THREADS=1
 step "2/3 Replay held-out prompts under every policy, choose, report on unseen ones" \
   drafttrain tune --heads "$run" --limit 50 --report-data "$test" report_data.limit=50 \
   replicates=2 timing_prompts=6 "lengths=[1,2,3,4,5,6,8]"
 step "3/3 Decode unseen prompts with the chosen head and with fixed lengths, interleaved" \
-  drafttrain eval --target checkpoints/functions-target --drafter checkpoints/functions-drafter \
-  --head "$run" --stop head --sweep k=2,3,4 --temperature 1 decode.sampling.top_k=50 \
-  decode.sampling.max_new_tokens=128 --data "$test" --limit 40 --report "$run/report.json" \
-  repeats=1 "baselines=[generate]"
+  drafttrain eval --target checkpoints/gsm8k-target --drafter checkpoints/gsm8k-drafter \
+  --head "$run" --stop head --sweep k=3,4,6 --temperature 1 decode.sampling.top_k=50 \
+  decode.sampling.max_new_tokens=128 decode.verifier.kind=block --data "$test" --limit 60 \
+  --report "$run/report.json" repeats=1 "baselines=[generate]"
 printf '\nDone in %d s: %s, tune.json and plots\n' "$SECONDS" "$run/report.json"

@@ -51,7 +51,7 @@ ROWS_AT_ONCE = 64
 """Held-out rows that validation reads at a time."""
 
 
-@recipe_command(HeadRecipe, "recipes/functions_heads.yaml")
+@recipe_command(HeadRecipe, "recipes/quickstart_heads.yaml")
 def main(settings: HeadRecipe, dry_run: DryRun = False) -> None:
     drafter = check_settings(settings)
     if dry_run:
