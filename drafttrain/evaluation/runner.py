@@ -9,9 +9,7 @@ others end. Tokenisation is not timed; encoding the source is.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from time import perf_counter
@@ -122,8 +120,7 @@ def run_interleaved(
             job.decode(wave, batch_size)
     clocks = [_Clock(waves, options.repeats) for _ in jobs]
     what = "decode" if batch_size == 1 else f"decode, batch {batch_size}"
-    progress_bar = tracking(options.repeats * prompts, what, "input", shown=progress)
-    with as_in_a_new_process(), progress_bar as work:
+    with tracking(options.repeats * prompts, what, "input", shown=progress) as work:
         for repeat, place in product(range(options.repeats), range(len(waves))):
             for turn in range(len(jobs)):
                 job = (turn + place + repeat) % len(jobs)
@@ -142,18 +139,6 @@ def run_interleaved(
         )
         for job, clock in zip(jobs, clocks, strict=True)
     ]
-
-
-@contextmanager
-def as_in_a_new_process() -> Iterator[None]:
-    """What is in memory already, a search's traces, say, is not looked through for garbage
-    meanwhile, which would be counted as time of whatever is being decoded."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def make_waves(prompts: int, batch_size: int, wave_batches: int) -> list[list[int]]:
