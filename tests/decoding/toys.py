@@ -134,6 +134,7 @@ class ToyModel(OneByOne):
         self.source_limit: int | None = None
         self.position_limit: int | None = None
         self.eos_ids = frozenset([EOS])
+        self.draftable = None
         self.vocabulary = vocabulary
         self.table = LogitsTable(seed, vocabulary, excluded)
         self.hidden = LogitsTable(seed + 1000, width)

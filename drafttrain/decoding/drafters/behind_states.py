@@ -79,6 +79,8 @@ class BehindStatesDrafter:
         if drafted is not None:
             stack = stack.drafting(drafted.to(stack.device))
         rotary = model.decoder.rotary_emb
+        self.draftable = drafted
+        """The tokens that it drafts, in rising order; None: all."""
         self.engine = Batched(stack, None, self.position_limit, rotary, embeds=True)
         self._read: tuple[Reading, Tensor] | None = None
         self.linked = model.previous_token is not None

@@ -68,6 +68,8 @@ class ChainModel(Protocol):
     """What drafts a chain, a token a call; states are what the sequence begins with."""
 
     eos_ids: frozenset[int]
+    draftable: Tensor | None
+    """The tokens that it drafts, in rising order; None: all."""
 
     def catch_up_all(self, asked: Sequence[tuple[Any, Tensor]]) -> list[StepOutput]:
         """The row behind all committed tokens [T] of each sequence."""
@@ -140,6 +142,23 @@ class OwnSequence:
         return wanted if self.limit is None else max(0, min(wanted, self.limit + 1 - fed))
 
 
+class RowsOf(Sequence[Tensor]):
+    """Rows with the scores of some tokens alone, taken when they are looked at: those of tokens
+    that are never drafted would cost a policy more than all the rest."""
+
+    def __init__(self, tokens: Tensor, rows: Sequence[Tensor]) -> None:
+        """tokens [N], rows [V] each; more may come."""
+        self.tokens, self.rows = tokens, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, place):
+        if isinstance(place, slice):
+            return [row.index_select(0, self.tokens) for row in self.rows[place]]
+        return self.rows[place].index_select(0, self.tokens)
+
+
 class CausalSession:
     """One sequence: what the drafter has cached of the committed tokens and its own drafts.
 
@@ -156,6 +175,7 @@ class CausalSession:
     ) -> None:
         self.model, self.own = model, own
         self.sampling, self.randomness = sampling, randomness
+        self.drafted = model.draftable
 
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
@@ -168,6 +188,7 @@ class CausalSession:
         drafted: list[int] = []
         probs: list[Tensor] = []
         logits: list[Tensor] = []
+        rows = logits if self.drafted is None else RowsOf(self.drafted, logits)
         states: list[Tensor] = []
         notes: dict[str, list[float]] = {}
         score = yield Call(self.model.catch_up_all, (state, tokens))
@@ -179,10 +200,10 @@ class CausalSession:
             depth = len(drafted)
             newest = torch.tensor([token])
             if stop.state_kind == "drawn":
-                states.append(drawn_state(score.hidden[-1], row, token))
+                states.append(drawn_state(score.hidden[-1], rows[-1], self._place(token)))
             if depth == longest or token in ends:
                 break
-            if not stop.should_draft(DraftState(depth, logits, states, notes=notes)):
+            if not stop.should_draft(DraftState(depth, rows, states, notes=notes)):
                 break
             score = yield Call(self.model.feed_chains, (state, newest))
             if stop.state_kind == "token":
@@ -194,6 +215,10 @@ class CausalSession:
             hidden=states or None,
             logits=lambda: logits,
         )
+
+    def _place(self, token: int) -> int:
+        """Where a drafted token stands in the rows that policies see."""
+        return token if self.drafted is None else int(torch.searchsorted(self.drafted, token))
 
     def _choose(self, row: Tensor, probs: list[Tensor]) -> Steps[int]:
         """The next token of the draft; the row it is drawn from is put into probs. Shape: [V]."""

@@ -99,7 +99,7 @@ class RecordedModel(OneByOne):
         self.record = Record() if record is None else record
         self.model, self.device, self.eos_ids = model.model, model.device, model.eos_ids
         self.is_encoder_decoder = model.is_encoder_decoder
-        self.requires = model.requires
+        self.requires, self.draftable = model.requires, model.draftable
         self.source_limit, self.position_limit = model.source_limit, model.position_limit
 
     @property

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from drafttrain.build.method import build_sampling
+from drafttrain.decoding.drafters.causal import RowsOf
 from drafttrain.decoding.engine.products import ELSEWHERE
 from drafttrain.decoding.roles import StopPolicy
 from drafttrain.decoding.sampling import SampledRandomness
@@ -56,7 +57,8 @@ def measure_costs(bench: Workbench) -> tuple[Prices, CostFacts]:
     outputs = [output for decoded in drafted for output in decoded.outputs]
     costs = fit_costs(outputs, bench.block)
     heads = {name: head_seconds(bench, head) for name, head in bench.heads.items()}
-    entropy = decision_seconds(Entropy(1e9, 100), *example(bench))
+    hidden, logits = example(bench)
+    entropy = decision_seconds(Entropy(1e9, 100), hidden, as_seen(bench, logits))
     others = [name for name in bench.verifiers if name != "rejection"]
     rules = {name: rule_cost(bench, name, max(lengths)) for name in others}
     used = sorted(frozenset().union(*(one.uses for one in played)))
@@ -98,11 +100,12 @@ def head_seconds(bench: Workbench, head: AcceptanceHead) -> float:
     hidden, logits = example(bench)
     slots = bench.settings.max_draft if bench.block else 1
     policy = HeadPolicy(head, 1.0 - 1e-9, 100)
-    judging = decision_seconds(policy, hidden.expand(slots, -1), logits)
+    rows = as_seen(bench, logits)
+    judging = decision_seconds(policy, hidden.expand(slots, -1), rows)
     if bench.state_kind != "drawn":
         return judging
-    row, state = logits.float(), hidden[0, :-ROW_FEATURES]
-    return judging + median_seconds(lambda: drawn_state(state, row, 0))
+    state = hidden[0, :-ROW_FEATURES]
+    return judging + median_seconds(lambda: drawn_state(state, rows[-1], 0))
 
 
 def rule_cost(bench: Workbench, name: str, longest: int) -> RuleCost:
@@ -136,6 +139,13 @@ def example(bench: Workbench) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.zeros(1, width, **like), torch.zeros(vocabulary, **like)
 
 
+def as_seen(bench: Workbench, logits: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Two rows as policies see them. [V] -> [V] each, or the scores of what is drafted alone."""
+    rows = [logits.float()] * 2
+    drafted = None if bench.block else bench.pair.drafter.model.draftable
+    return rows if drafted is None else RowsOf(drafted, rows)
+
+
 def timed_lengths(lengths: Sequence[int]) -> list[int]:
     """The least, the most, and up to three between them, of which each is about as many times the
     one before: what a few rows more cost differs most where rows are few. A single length is timed
@@ -147,15 +157,17 @@ def timed_lengths(lengths: Sequence[int]) -> list[int]:
     return sorted({min(ordered, key=lambda length: abs(length - want)) for want in wanted})
 
 
-def decision_seconds(policy: StopPolicy, hidden: torch.Tensor, logits: torch.Tensor) -> float:
+def decision_seconds(
+    policy: StopPolicy, hidden: torch.Tensor, rows: Sequence[torch.Tensor]
+) -> float:
     """Seconds that a policy takes to judge what is new to it, the median of several.
 
-    Shapes: hidden [N, D], one more token's state or those of all slots; logits [V].
+    Shapes: hidden [N, D], one more token's state or those of all slots; rows as policies see them.
     """
     states = hidden.unbind()
     # states before the newest were judged at earlier questions (`DraftState.notes`)
     return median_seconds(
-        lambda: policy.should_draft(DraftState(depth=2, logits=(logits,) * 2, hidden=states))
+        lambda: policy.should_draft(DraftState(depth=2, logits=rows, hidden=states))
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -16,7 +18,7 @@ from drafttrain.decoding.roles import StopPolicy
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.shared import Steps, alone
 from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength, HeadPolicy
-from drafttrain.decoding.types import Output, Proposal, Sampling, Source
+from drafttrain.decoding.types import DraftState, Output, Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.draft_states import ROW_FEATURES, drawn_states
@@ -242,3 +244,31 @@ def test_a_drafter_of_few_tokens_scores_these_alone_and_changes_no_output(family
     assert drafted and drafted <= {*tokens}
     if sampling.greedy:
         assert [one.tokens for one in outputs[0]] == [one.tokens for one in outputs[1]]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0)], ids=["greedy", "T 1"])
+def test_policies_see_the_scores_of_drafted_tokens_alone(sampling) -> None:
+    target = tiny_model("llama")
+    few = noisy(target, "llama")
+    tokens = few.config.draftable_tokens = list(range(6, VOCAB, 3))
+    drafter = open_drafter(few, target)
+    seen: list[list[Tensor]] = []
+
+    def look(state: DraftState, value: float) -> bool:
+        seen.append(list(state.logits))
+        return True
+
+    stop = replace(FixedLength(4, state_kind="drawn"), goes_on=look)
+    randomness = SampledRandomness(torch.Generator().manual_seed(0))
+    source = make_source(torch.tensor([5, 6, 7]), target)
+    session = drafter.open(source, sampling, randomness)
+    proposal = alone(session.propose(source.prefix, None, stop))
+    whole = torch.stack(list(proposal.logits()))
+    assert whole.shape == (4, VOCAB) and [len(rows) for rows in seen] == [0, 1, 2, 3]
+    for row, of_all in zip(seen[-1], whole, strict=False):
+        assert row.tolist() == of_all[tokens].tolist()
+    path = source.prefix.tolist() + proposal.tokens.tolist()[:-1]
+    with torch.no_grad():
+        hidden, _ = rows_before(drafter.model, source, path, len(whole))
+    expected = drawn_states(hidden, whole, proposal.tokens)
+    close(torch.stack(proposal.hidden), expected, 1e-6)
