@@ -140,6 +140,7 @@ def policy_results(
         for candidate, ratio in zip(candidates, ratios, strict=True)
     }
     fixed, oracle = rates[best_fixed], rates[ORACLE]
+    to_gain = oracle.compare(fixed, lambda most, length: most / length - 1.0).low > 0.0
     results = []
     for place, candidate in enumerate(candidates):
         own, seen = rates[candidate], counts.of(place)
@@ -151,7 +152,7 @@ def policy_results(
             "gain": own.compare(fixed, lambda mine, theirs: mine / theirs - 1.0),
             "regret": own.compare(oracle, lambda mine, theirs: 1.0 - mine / theirs),
         }
-        if candidate not in (best_fixed, ORACLE):
+        if to_gain and candidate not in (best_fixed, ORACLE):
             metrics["oracle_share"] = own.share(fixed, oracle)
         results.append(
             PolicyResult(
@@ -183,11 +184,12 @@ class _Rate:
         return with_interval(by(self.value, other.value), by(self.resampled, other.resampled))
 
     def share(self, fixed: _Rate, oracle: _Rate) -> Estimate:
-        """How much of the way from the best fixed length to the oracle is gone."""
+        """How much of the way from the best fixed length to the oracle is gone; of use where the
+        oracle is the faster one, beyond its interval."""
         with np.errstate(divide="ignore", invalid="ignore"):
             resampled = (self.resampled - fixed.resampled) / (oracle.resampled - fixed.resampled)
         way = oracle.value - fixed.value
-        return with_interval((self.value - fixed.value) / way if way else 0.0, resampled)
+        return with_interval((self.value - fixed.value) / way, resampled)
 
 
 def _scaled(estimate: Estimate, factor: float) -> Estimate:

@@ -64,6 +64,16 @@ def test_gains_regret_and_share_by_hand():
     assert "oracle_share" not in fixed.metrics and "oracle_share" not in oracle.metrics
 
 
+def test_no_share_where_the_oracle_gains_nothing():
+    slow = counts_of(
+        tokens=[12] * 3, rounds=[6, 4, 6], drafted=[12, 10, 12], accepted=[6, 8, 6], judged=[0] * 3
+    )
+    prices = prices_of(1.0, 5.0, heads={"D": 0.0})
+    found = policy_results(slow, CANDIDATES, prices, CANDIDATES[0], 20)
+    assert found[1].metrics["gain"].value > 0.0 and found[2].metrics["gain"].value == 0.0
+    assert all("oracle_share" not in one.metrics for one in found)
+
+
 def test_equal_prompts_leave_no_doubt_about_a_gain():
     prices = prices_of(1.0, 5.0, heads={"D": 0.5})
     head = policy_results(COUNTS, CANDIDATES, prices, CANDIDATES[0], 20)[1]
