@@ -15,7 +15,7 @@ from drafttrain.decoding.engine.products import ELSEWHERE
 from drafttrain.decoding.roles import StopPolicy
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import Entropy, HeadPolicy
-from drafttrain.decoding.types import DraftState, Proposal
+from drafttrain.decoding.types import DraftState, Output, Proposal
 from drafttrain.decoding.verifiers import make_verifier
 from drafttrain.evaluation.metrics import mean_target_seconds
 from drafttrain.evaluation.options import timing_options
@@ -24,28 +24,38 @@ from drafttrain.evaluation.played.costs import MethodCosts, check_asked, method_
 from drafttrain.evaluation.runner import Decoded, make_jobs, make_waves, run_interleaved
 from drafttrain.evaluation.stops.costs import fit_costs, threshold_from_costs
 from drafttrain.evaluation.stops.prices import Prices, RuleCost
+from drafttrain.evaluation.stops.replay import Candidate, times_judged
 from drafttrain.evaluation.stops.report import CostFacts
-from drafttrain.evaluation.stops.round_costs import RoundCosts, round_costs
+from drafttrain.evaluation.stops.round_costs import RoundCosts, round_costs, rounds_of
 from drafttrain.evaluation.stops.workbench import Workbench
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.draft_states import ROW_FEATURES, drawn_state
 
+MOST_TAKEN = 2**24
+"""Numbers that are read before a head is timed, at most: 64 MB, more than a core's share of caches,
+so that its own weights come from memory, as behind a large target."""
 TIMED = 5
 """Fixed lengths, at most, that costs are measured with."""
 
 
 def measure_costs(bench: Workbench) -> tuple[Prices, CostFacts]:
     """What calls cost on this machine: some prompts decoded at some lengths, and by some trees and
-    cascades, interleaved, at every batch size asked for."""
+    cascades, interleaved, at every batch size asked for; at batch size 1 by stop policies too,
+    since what is asked between two passes takes longer than by itself."""
     lengths, played = timed_lengths(bench.settings.lengths), timed_of(bench.played)
     prompts = bench.choosing.prompts[: bench.settings.timing_prompts]
     options = timing_options(bench.sampling)
-    methods = [*map(bench.method, lengths), *map(bench.triple, played)]
+    asked = never_stopping(bench, lengths[-1])
+    methods = [*map(bench.method, lengths), *map(bench.triple, played), *map(bench.triple, asked)]
     jobs = make_jobs(bench.pair.target, bench.target, methods, prompts, options)
+    common, device = len(jobs) - len(asked), bench.target.device
     ran = {
-        size: run_interleaved(jobs, len(prompts), options, bench.target.device, True, size)
+        size: run_interleaved(
+            jobs if size == 1 else jobs[:common], len(prompts), options, device, True, size
+        )
         for size in bench.batch_sizes
     }
+    of_asked, ran[1] = ran[1][common:], ran[1][:common]
     before = [len(prompt.source.prefix) for prompt in prompts]
     timed = {size: runs[: 1 + len(lengths)] for size, runs in ran.items()}
     waves = {size: make_waves(len(prompts), size, options.wave_batches) for size in sorted(ran)}
@@ -58,7 +68,15 @@ def measure_costs(bench: Workbench) -> tuple[Prices, CostFacts]:
     costs = fit_costs(outputs, bench.block)
     heads = {name: head_seconds(bench, head) for name, head in bench.heads.items()}
     hidden, logits = example(bench)
-    entropy = decision_seconds(Entropy(1e9, 100), hidden, as_seen(bench, logits))
+    taken = caches_taken(bench)
+    entropy = decision_seconds(Entropy(1e9, 100), hidden, as_seen(bench, logits), taken)
+    for one, run in zip(asked, of_asked, strict=True):
+        seconds = seconds_asked(bench, one, run.outputs, before, rounds[1])
+        if one.head is None:
+            entropy = max(entropy, seconds)
+            continue
+        more = max(seconds - heads[one.head], 0.0)
+        heads = {name: alone + more for name, alone in heads.items()}
     others = [name for name in bench.verifiers if name != "rejection"]
     rules = {name: rule_cost(bench, name, max(lengths)) for name in others}
     used = sorted(frozenset().union(*(one.uses for one in played)))
@@ -86,6 +104,41 @@ def measure_costs(bench: Workbench) -> tuple[Prices, CostFacts]:
     return prices, facts
 
 
+def never_stopping(bench: Workbench, k: int) -> list[Candidate]:
+    """Policies that are asked before each of k tokens and go on: what asking costs in decoding.
+    One that goes by rows, and the deepest head."""
+    found = [Candidate("entropy", 1e9, max_draft=k)]
+    if bench.heads:
+        deepest = max(bench.heads, key=lambda name: bench.heads[name].config.depth)
+        found.append(Candidate("head", 1.0 - 1e-9, deepest, k))
+    return found
+
+
+def seconds_asked(
+    bench: Workbench,
+    candidate: Candidate,
+    outputs: Sequence[Output],
+    before: Sequence[int],
+    costs: RoundCosts,
+) -> float:
+    """What a policy takes each time that it is asked, while decoding: drafting under it takes so
+    much longer than drafts of a fixed length. The median over outputs; the first round of each,
+    which reads the prompt, is left out. 0 where it is asked nothing."""
+    found = []
+    for output, front in zip(outputs, before, strict=True):
+        facts = rounds_of(output, front)
+        reads = facts.history * (1.0 if bench.block else facts.computed)
+        curve = costs.draft.at(facts.computed) + costs.draft.per_history * reads
+        asked = times_judged(
+            candidate, facts.computed, facts.computed, bench.block, bench.drafting.lag
+        )
+        known = (facts.computed > 0) & (np.arange(len(asked)) > 0)
+        if asked[known].sum() > 0:
+            longer = (facts.draft_seconds - curve)[known].sum()
+            found.append(float(longer / asked[known].sum()))
+    return max(float(np.median(found)), 0.0) if found else 0.0
+
+
 def by_way(played: Sequence[Played], runs: Sequence[Decoded]) -> dict[str, list[Decoded]]:
     """The runs of each way."""
     found: dict[str, list[Decoded]] = {}
@@ -101,11 +154,12 @@ def head_seconds(bench: Workbench, head: AcceptanceHead) -> float:
     slots = bench.settings.max_draft if bench.block else 1
     policy = HeadPolicy(head, 1.0 - 1e-9, 100)
     rows = as_seen(bench, logits)
-    judging = decision_seconds(policy, hidden.expand(slots, -1), rows)
+    taken = caches_taken(bench)
+    judging = decision_seconds(policy, hidden.expand(slots, -1), rows, taken)
     if bench.state_kind != "drawn":
         return judging
     state = hidden[0, :-ROW_FEATURES]
-    return judging + median_seconds(lambda: drawn_state(state, rows[-1], 0))
+    return judging + median_seconds(lambda: drawn_state(state, rows[-1], 0), taken)
 
 
 def rule_cost(bench: Workbench, name: str, longest: int) -> RuleCost:
@@ -139,6 +193,16 @@ def example(bench: Workbench) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.zeros(1, width, **like), torch.zeros(vocabulary, **like)
 
 
+def caches_taken(bench: Workbench) -> torch.Tensor:
+    """As much as the pair's weights, which are read between a round's first question and those of
+    the round before; `MOST_TAKEN` at most. [N]."""
+    models = bench.pair.target.model, bench.pair.drafter_model
+    bytes_of_weights = sum(
+        weight.numel() * weight.element_size() for model in models for weight in model.parameters()
+    )
+    return torch.ones(min(max(bytes_of_weights // 4, ELSEWHERE), MOST_TAKEN))
+
+
 def as_seen(bench: Workbench, logits: torch.Tensor) -> Sequence[torch.Tensor]:
     """Two rows as policies see them. [V] -> [V] each, or the scores of what is drafted alone."""
     rows = [logits.float()] * 2
@@ -158,26 +222,36 @@ def timed_lengths(lengths: Sequence[int]) -> list[int]:
 
 
 def decision_seconds(
-    policy: StopPolicy, hidden: torch.Tensor, rows: Sequence[torch.Tensor]
+    policy: StopPolicy,
+    hidden: torch.Tensor,
+    rows: Sequence[torch.Tensor],
+    taken: torch.Tensor,
 ) -> float:
     """Seconds that a policy takes to judge what is new to it, the median of several.
 
     Shapes: hidden [N, D], one more token's state or those of all slots; rows as policies see them.
+    taken: as of `median_seconds`.
     """
     states = hidden.unbind()
     # states before the newest were judged at earlier questions (`DraftState.notes`)
     return median_seconds(
-        lambda: policy.should_draft(DraftState(depth=2, logits=rows, hidden=states))
+        lambda: policy.should_draft(DraftState(depth=2, logits=rows, hidden=states)), taken
     )
 
 
 @torch.inference_mode()
-def median_seconds(work: Callable[[], object], repeats: int = 50) -> float:
+def median_seconds(
+    work: Callable[[], object], taken: torch.Tensor | None = None, repeats: int = 50
+) -> float:
     """Median time of some work, as decoding would do it: right behind other work, which has taken
-    the caches. Again and again by itself it would take less."""
-    times, elsewhere = [], torch.ones(ELSEWHERE)
+    the caches. Again and again by itself it would take less.
+
+    taken: what the other work reads; default: `ELSEWHERE` numbers.
+    """
+    taken = torch.ones(ELSEWHERE) if taken is None else taken
+    times = []
     for _ in range(repeats):
-        elsewhere.sum()
+        taken.sum()
         started = perf_counter()
         work()
         times.append(perf_counter() - started)
