@@ -26,7 +26,7 @@ from drafttrain.evaluation.stops.costs import fit_costs, threshold_from_costs
 from drafttrain.evaluation.stops.prices import Prices, RuleCost
 from drafttrain.evaluation.stops.replay import Candidate, times_judged
 from drafttrain.evaluation.stops.report import CostFacts
-from drafttrain.evaluation.stops.round_costs import RoundCosts, round_costs, rounds_of
+from drafttrain.evaluation.stops.round_costs import RoundCosts, round_costs
 from drafttrain.evaluation.stops.workbench import Workbench
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.draft_states import ROW_FEATURES, drawn_state
@@ -40,8 +40,8 @@ TIMED = 5
 
 def measure_costs(bench: Workbench) -> tuple[Prices, CostFacts]:
     """What calls cost on this machine: some prompts decoded at some lengths, and by some trees and
-    cascades, interleaved, at every batch size asked for; at batch size 1 by stop policies too,
-    since what is asked between two passes takes longer than by itself."""
+    cascades, interleaved, at every batch size asked for; at batch size 1 under a head too, which
+    takes longer between two passes than by itself."""
     lengths, played = timed_lengths(bench.settings.lengths), timed_of(bench.played)
     prompts = bench.choosing.prompts[: bench.settings.timing_prompts]
     options = timing_options(bench.sampling)
@@ -70,12 +70,10 @@ def measure_costs(bench: Workbench) -> tuple[Prices, CostFacts]:
     hidden, logits = example(bench)
     taken = caches_taken(bench)
     entropy = decision_seconds(Entropy(1e9, 100), hidden, as_seen(bench, logits), taken)
-    for one, run in zip(asked, of_asked, strict=True):
-        seconds = seconds_asked(bench, one, run.outputs, before, rounds[1])
-        if one.head is None:
-            entropy = max(entropy, seconds)
-            continue
-        more = max(seconds - heads[one.head], 0.0)
+    if asked:
+        deepest, (by_rows, by_head) = str(asked[1].head), (run.outputs for run in of_asked)
+        in_place = entropy + longer_drafting(bench, asked[1], by_head, by_rows)
+        more = max(in_place - heads[deepest], 0.0)
         heads = {name: alone + more for name, alone in heads.items()}
     others = [name for name in bench.verifiers if name != "rejection"]
     rules = {name: rule_cost(bench, name, max(lengths)) for name in others}
@@ -105,37 +103,36 @@ def measure_costs(bench: Workbench) -> tuple[Prices, CostFacts]:
 
 
 def never_stopping(bench: Workbench, k: int) -> list[Candidate]:
-    """Policies that are asked before each of k tokens and go on: what asking costs in decoding.
-    One that goes by rows, and the deepest head."""
-    found = [Candidate("entropy", 1e9, max_draft=k)]
-    if bench.heads:
-        deepest = max(bench.heads, key=lambda name: bench.heads[name].config.depth)
-        found.append(Candidate("head", 1.0 - 1e-9, deepest, k))
-    return found
+    """Policies that are asked before each of k tokens and always go on: one that goes by rows, and
+    the deepest head. None where a head judges a block at once, which takes long enough alone."""
+    if bench.block or not bench.heads:
+        return []
+    deepest = max(bench.heads, key=lambda name: bench.heads[name].config.depth)
+    return [
+        Candidate("entropy", 1e9, max_draft=k),
+        Candidate("head", 1.0 - 1e-9, deepest, max_draft=k),
+    ]
 
 
-def seconds_asked(
-    bench: Workbench,
-    candidate: Candidate,
-    outputs: Sequence[Output],
-    before: Sequence[int],
-    costs: RoundCosts,
+def longer_drafting(
+    bench: Workbench, head: Candidate, outputs: Sequence[Output], others: Sequence[Output]
 ) -> float:
-    """What a policy takes each time that it is asked, while decoding: drafting under it takes so
-    much longer than drafts of a fixed length. The median over outputs; the first round of each,
-    which reads the prompt, is left out. 0 where it is asked nothing."""
-    found = []
-    for output, front in zip(outputs, before, strict=True):
-        facts = rounds_of(output, front)
-        reads = facts.history * (1.0 if bench.block else facts.computed)
-        curve = costs.draft.at(facts.computed) + costs.draft.per_history * reads
-        asked = times_judged(
-            candidate, facts.computed, facts.computed, bench.block, bench.drafting.lag
-        )
-        known = (facts.computed > 0) & (np.arange(len(asked)) > 0)
-        if asked[known].sum() > 0:
-            longer = (facts.draft_seconds - curve)[known].sum()
-            found.append(float(longer / asked[known].sum()))
+    """What a head that never stops takes longer, each time that it is asked, than another policy
+    that never does.
+
+    They draw by the same random numbers, so that the rounds are the same. The median over rounds
+    but the first of each output, which reads the prompt; 0 where nothing is asked.
+    """
+    found: list[float] = []
+    for output, other in zip(outputs, others, strict=True):
+        drafted = np.array([len(played.drafted) for played in output.rounds])
+        asked = times_judged(head, drafted, drafted, bench.block, bench.drafting.lag).tolist()
+        pairs = list(zip(output.rounds, other.rounds, asked, strict=False))
+        found += [
+            (own.draft_seconds - its.draft_seconds) / times
+            for own, its, times in pairs[1:]
+            if times > 0 and len(own.drafted) == len(its.drafted)
+        ]
     return max(float(np.median(found)), 0.0) if found else 0.0
 
 
