@@ -77,7 +77,8 @@ class BehindStatesDrafter:
         stack = replace(read_stack(shell), embedding=self.embedding, output=output)
         drafted = draftable_tokens(config, self.vocabulary)
         if drafted is not None:
-            stack = stack.drafting(drafted.to(stack.device))
+            drafted = drafted.to(stack.device)
+            stack = stack.drafting(drafted)
         rotary = model.decoder.rotary_emb
         self.draftable = drafted
         """The tokens that it drafts, in rising order; None: all."""

@@ -88,8 +88,10 @@ class CachedModel:
         other = None if self.row_size == own else self.row_size
         known = type(model) in KNOWN
         self._trimmed = known and draftable is not None
-        self.draftable = draftable[draftable < self.row_size] if self._trimmed else None
+        self.draftable: Tensor | None = None
         """The tokens that it drafts, in rising order; None: all. Others' scores say nothing."""
+        if known and draftable is not None:
+            self.draftable = draftable[draftable < self.row_size].to(self.device)
         if self.requires.prompt_layers:
             check_prompts(model.config)
         self.engine = (
