@@ -1,11 +1,12 @@
 """Products of a few rows with a matrix, by how the matrix lies in memory.
 
     python benchmarks/few_rows.py 256 1024 6000
-    python benchmarks/few_rows.py 576 49152 --dtype bfloat16
+    python benchmarks/few_rows.py 576 1536 --dtype bfloat16
 
-Microseconds a product: rows of the matrix one behind the other, columns one behind the other, and
-oneDNN's packed layout (`decoding/engine/products.py`). So many matrices of a size are multiplied in
-turn that they do not stay in the processor's caches, as in a model.
+Microseconds a product: rows of the matrix one behind the other, columns one behind the other,
+oneDNN's packed layout, and that with rows repeated to four (`decoding/engine/products.py`). So many
+matrices of a size are multiplied in turn that they do not stay in the processor's caches, as in a
+model that is larger than these.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from drafttrain.decoding.engine.products import PACKED_FOR
+from drafttrain.decoding.engine.products import REPEATED_TO, by_packed, by_repeated, pack
 
 ROWS = (1, 2, 3, 4, 6, 11, 16, 32)
-BYTES = 12_000_000
+BYTES = 100_000_000
 REPEATS = 7
 
 
@@ -45,19 +46,18 @@ def main() -> None:
 
 @torch.inference_mode()
 def measure(out: int, inner: int, rows: int, dtype: torch.dtype) -> str:
-    """Rows / columns / packed, in microseconds."""
+    """Rows / columns / packed / repeated, in microseconds."""
     x = torch.randn(rows, inner).to(dtype)
     count = max(2, BYTES // (dtype.itemsize * out * inner))
     matrices = [torch.randn(out, inner).to(dtype) for _ in range(count)]
-    packed = [torch.ops.mkldnn._reorder_linear_weight(one, PACKED_FOR) for one in matrices]
+    packed = [pack(one) for one in matrices]
     ways: list[list[Callable[[], Tensor]]] = [
         [partial(F.linear, x, one) for one in matrices],
         [partial(F.linear, x, one.t().contiguous().t()) for one in matrices],
-        [
-            partial(torch.ops.mkldnn._linear_pointwise, x, one, None, "none", [], "")
-            for one in packed
-        ],
+        [partial(by_packed, x, one, None) for one in packed],
     ]
+    if rows < REPEATED_TO:
+        ways.append([partial(by_repeated, x, one, None) for one in packed])
     return "/".join(f"{seconds * 1e6:.0f}" for seconds in map(timed, ways))
 
 

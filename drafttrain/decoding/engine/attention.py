@@ -17,8 +17,8 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sca
     """Attention where each group of query heads shares a head of keys and values.
 
     The queries of a group are handed over as so many more rows, so that no key is copied. Shapes:
-    query [B, N, H, W], keys and values [B, K, C, W], mask [B, 1 or H, N, C], or as `ready_mask` has
-    made it -> [B, N, H W].
+    query [B, N, H, W], keys and values [B, K, C, W], mask as `ready_mask` has made it
+    -> [B, N, H W].
     """
     batch, new, heads, width = query.shape
     groups = heads // keys.shape[1]
@@ -30,8 +30,6 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sca
     if by_products(query, query.shape[2]):
         mixed = _attend_by_products(query, keys, values, mask, scale)
     else:
-        if groups > 1 and mask is not None:
-            mask = mask.repeat(1, 1, groups, 1)
         mixed = F.scaled_dot_product_attention(query, keys, values, mask, scale=scale)
     if groups > 1:
         mixed = mixed.view(batch, -1, groups, new, width).permute(0, 3, 1, 2, 4)
@@ -50,14 +48,17 @@ def by_products(like: Tensor, rows: int) -> bool:
 
 
 def ready_mask(mask: Tensor | None, heads: int, kv_heads: int, like: Tensor) -> Tensor | None:
-    """The mask as the layers' attention adds it, where it is added to products: [B K, G N, C].
+    """The mask as every layer's attention takes it, made once: a row for each query of a group.
 
-    Shapes: mask [B, 1 or H, N, C], like [B, N, D].
+    Shapes: mask [B, 1 or H, N, C], like [B, N, D] -> [B, 1 or H, G N, C], or where it is added to
+    products [B K, G N, C].
     """
     groups = heads // kv_heads
     rows = groups * like.shape[1]
-    if mask is None or not by_products(like, rows):
-        return mask
+    if mask is None:
+        return None
+    if not by_products(like, rows):
+        return mask.repeat(1, 1, groups, 1) if groups > 1 else mask
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=like.dtype).masked_fill_(~mask, -torch.inf)
     mask = mask.expand(len(like), kv_heads, like.shape[1], -1)

@@ -19,7 +19,7 @@ from drafttrain.decoding.engine.compiling import enlist
 from drafttrain.decoding.engine.encoding import Encode, encoder_of
 from drafttrain.decoding.engine.families import read_stack
 from drafttrain.decoding.engine.pool import Line, Pool
-from drafttrain.decoding.engine.products import one_side
+from drafttrain.decoding.engine.products import choose_ways, one_side
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.stack import Rotations, Rows, Stack, run_stack
 from drafttrain.decoding.inference import without_gradients
@@ -74,6 +74,8 @@ class Batched:
         if apart and stack.slot_id is not None:
             tokens = replace(one_side(stack, False), slot_id=None)
             self._sides = {False: tokens, True: one_side(stack, True)}
+        for part in self._sides.values() or (stack,):
+            choose_ways(part)
         self._compiled_sides: dict[bool, CompiledStep] = {}
         self.device = stack.device
         self.pool: Pool | None = None

@@ -12,6 +12,7 @@ from drafttrain.config.commands import Compile
 from drafttrain.decoding.engine.compiled import CompiledEncoder
 from drafttrain.decoding.engine.compiling import enlist
 from drafttrain.decoding.engine.families import read_encoder
+from drafttrain.decoding.engine.products import choose_ways
 from drafttrain.decoding.engine.stack import Rows, Stack, run_stack
 from drafttrain.decoding.padding import padded
 from drafttrain.decoding.types import Source
@@ -30,6 +31,7 @@ class TextEncoder:
     def __init__(self, stack: Stack, padding: int | None) -> None:
         self.stack, self._padding = stack, padding
         self._compiled: CompiledEncoder | None = None
+        choose_ways(stack)
         enlist(self)
 
     def compile(self, how: Compile) -> str:

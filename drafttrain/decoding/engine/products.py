@@ -1,19 +1,21 @@
 """Products of a few rows with large weights, which is what a round of decoding is made of.
 
-On a CPU two layouts of a matrix are used. In float32 a row or two is read fastest from weights that
-lie along their longer side (`models/layout.py`); for more rows oneDNN's packed layout is up to
-three times as fast as a plain product, or slower: from how many rows on depends on the processor
-and on the matrix (benchmarks/few_rows.py), so both are timed once for each size. In bfloat16, where
-the processor has products of it, the packed layout is the faster one for any number of rows. It is
-a copy, made when it is first needed.
+On a CPU three ways of making them are known: with the matrix as it lies (`models/layout.py`), with
+a copy in oneDNN's packed layout, and with that copy and rows repeated until there are
+`REPEATED_TO`, as on some processors its kernels for one or two rows read weights from memory more
+slowly than those for four do. Which is the fastest for how many rows depends on the processor, the
+type, the matrix and the size of its model (benchmarks/few_rows.py), so they are timed once for each
+size, with the weights of the model itself, when it is read. The copy is made when it is first
+needed.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -21,31 +23,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-FEW = {torch.float32: 2, torch.bfloat16: 0}
-"""Rows up to which the plain product is the fastest on every processor, of the types that are
-packed."""
-TIMED = {torch.float32: (4, 8, 16), torch.bfloat16: ()}
-"""Rows that both are timed with, where it depends on the processor; the plain product is taken up
-to the last of them, from the first on, for which it is the faster one, and never for more."""
-TIMED_UP_TO = 2**22
-"""Most numbers of a matrix that is timed: copies of output layers take long to make."""
+TIMED = (1, 2, 4, 8, 16)
+"""Rows that the ways are timed with."""
+REPEATED_TO = 4
+"""Least rows that fewer are repeated to."""
 TIMINGS = 5
-"""Of each, in turn; the shortest counts."""
-ELSEWHERE = 2**21
-"""Numbers that are read before each timing, so that weights come from where they do in a model:
-not from the caches nearest to the processor."""
+"""Of every way with each matrix; the median counts, over all matrices of a size."""
+TIMED_BYTES = 2**25
+"""Matrices that are timed of one model, in the order in which it multiplies with them; of any
+further size, one. That so many are gone through in turn leaves weights where they are in decoding:
+in the processor's caches only if the model is small enough to stay there."""
 LARGE = 2**16
 """Least numbers of a matrix that is packed."""
 PACKED_FOR = 8
 """Rows that the packed layout is made for; others can be multiplied with it too."""
 PACKED_TYPES = frozenset(
     dtype
-    for dtype in FEW
+    for dtype in (torch.float32, torch.bfloat16)
     if torch.backends.mkldnn.is_available()
     and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     and (dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
 )
 """What is packed on this machine's CPU. Asked once: traced code cannot ask."""
+
+
+Size = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+"""Shape, strides and type of a matrix."""
 
 
 class Linear:
@@ -54,17 +57,17 @@ class Linear:
     Shapes: weight [out, in], bias [out] or None.
     """
 
-    __slots__ = ("bias", "few", "more", "packed", "packs", "weight")
+    __slots__ = ("bias", "more", "packed", "packs", "ways", "weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight, self.bias = weight, bias
         self.more: tuple[Linear, ...] = ()
         self.packed: Tensor | None = None
         """The matrix as oneDNN has it, once it was needed."""
+        self.ways: Ways | None = None
+        """What is fastest for how many rows, once that is known."""
         large = weight.device.type == "cpu" and weight.numel() >= LARGE
         self.packs = large and weight.dtype in PACKED_TYPES
-        self.few = FEW[weight.dtype] if self.packs else 0
-        """Rows up to which the plain product is taken; timed when more come for the first time."""
 
     @staticmethod
     def side_by_side(parts: Sequence[Linear]) -> Linear:
@@ -79,26 +82,32 @@ class Linear:
         return self.weight.dtype
 
     @property
+    def size(self) -> Size:
+        return tuple(self.weight.shape), self.weight.stride(), self.weight.dtype
+
+    @property
     def width(self) -> int:
         """Numbers that it gives."""
         return self.weight.shape[0] + sum(part.width for part in self.more)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Shapes: [..., in] -> [..., out]."""
+        """Shapes: [..., N, in] -> [..., N, out]."""
         if self.more:
             return torch.cat([self._own(x), *(part(x) for part in self.more)], -1)
         return self._own(x)
 
     def _own(self, x: Tensor) -> Tensor:
-        if not self.packs or x.numel() <= self.few * x.shape[-1]:
+        if not self.packs:
+            return F.linear(x, self.weight, self.bias)
+        if self.ways is None:
+            choose_ways(self)
+        rows = x.numel() // x.shape[-1]
+        if rows <= self.ways.plain:
             return F.linear(x, self.weight, self.bias)
         if self.packed is None:
-            laid_out = tuple(self.weight.shape), tuple(self.weight.stride())
-            self.few = rows_of_plain(*laid_out, self.dtype, torch.get_num_threads())
-            if x.numel() <= self.few * x.shape[-1]:
-                return F.linear(x, self.weight, self.bias)
             self.packed = pack(self.weight)
-        return by_packed(x, self.packed, self.bias)
+        multiply_by = by_repeated if rows in self.ways.repeated else by_packed
+        return multiply_by(x, self.packed, self.bias)
 
 
 def pack(weight: Tensor) -> Tensor:
@@ -110,42 +119,117 @@ def by_packed(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
 
 
-@cache
-def rows_of_plain(
-    shape: tuple[int, int], strides: tuple[int, int], dtype: torch.dtype, threads: int
-) -> int:
-    """Rows up to which the plain product with a matrix that lies so is the faster one here, timed
-    with one made up."""
-    if not TIMED[dtype] or shape[0] * shape[1] > TIMED_UP_TO:
-        return FEW[dtype]
-    weight = torch.empty_strided(shape, strides, dtype=dtype).fill_(1)
-    packed = pack(weight)
-    elsewhere = torch.ones(ELSEWHERE)
-    plain_seconds, packed_seconds = [], []
-    for rows in TIMED[dtype]:
-        x = torch.ones(rows, shape[1], dtype=dtype)
-        shortest = [float("inf")] * 2
-        for _ in range(TIMINGS):
-            for way in range(2):
-                elsewhere.sum()
-                began = perf_counter()
-                _ = by_packed(x, packed, None) if way else F.linear(x, weight)
-                shortest[way] = min(shortest[way], perf_counter() - began)
-        plain_seconds.append(shortest[0])
-        packed_seconds.append(shortest[1])
-    return crossover(TIMED[dtype], plain_seconds, packed_seconds, FEW[dtype])
+def by_repeated(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    """The same of fewer rows than `REPEATED_TO`, made with each of them several times."""
+    times = -(-REPEATED_TO * x.shape[-1] // x.numel())
+    return by_packed(torch.cat((x,) * times), packed, bias)[: len(x)]
 
 
-def crossover(
-    rows: Sequence[int], plain: Sequence[float], packed: Sequence[float], few: int
-) -> int:
-    """The last of these numbers of rows before the first for which the packed layout is no slower;
-    `few` where there is none. Shapes: [N] each."""
-    for count, one, other in zip(rows, plain, packed, strict=True):
-        if other <= one:
+@dataclass(frozen=True)
+class Ways:
+    """How products of how many rows with a matrix are made the fastest."""
+
+    plain: int
+    """Rows up to which the matrix is taken as it lies; with any more it is packed."""
+    repeated: frozenset[int] = frozenset()
+    """Numbers of rows, of those, that are repeated."""
+
+
+def choose_ways(part: Any) -> None:
+    """Let the products of a model, or of a part of one, be made in the ways that are fastest here.
+
+    Timed once for models alike: with other numbers of threads, of another model.
+    """
+    products = [one for one in _products(part) if one.packs]
+    alike = tuple(one.size for one in products), torch.get_num_threads()
+    if alike not in _CHOSEN:
+        _CHOSEN[alike] = _timed(products)
+    for one in products:
+        one.ways = _CHOSEN[alike][one.size]
+
+
+_CHOSEN: dict[Any, dict[Size, Ways]] = {}
+
+
+def _products(part: Any) -> Iterator[Linear]:
+    """In the order of their use."""
+    if isinstance(part, Linear):
+        yield part
+        yield from part.more
+    elif isinstance(part, list):
+        for one in part:
+            yield from _products(one)
+    elif dataclasses.is_dataclass(part):
+        for field in dataclasses.fields(part):
+            yield from _products(getattr(part, field.name))
+
+
+@torch.no_grad()
+def _timed(products: Sequence[Linear]) -> dict[Size, Ways]:
+    """What is fastest for each size. Those that were packed for it stay so where that is of use."""
+    timed: list[tuple[Linear, Tensor]] = []
+    sizes, room = set(), TIMED_BYTES
+    for one in products:
+        if room > 0 or one.size not in sizes:
+            timed.append((one, pack(one.weight) if one.packed is None else one.packed))
+            sizes.add(one.size)
+            room -= one.weight.nbytes
+    found: dict[Size, dict[int, list[float]]] = {size: {} for size in sizes}
+    states, scores = torch.ones(4, 256), torch.ones(4, 8, 64)
+    for rows in TIMED:
+        ways = range(3 if rows < REPEATED_TO else 2)
+        seconds = defaultdict(list)
+        for way in [*ways] * TIMINGS:
+            for one, packed in timed:
+                _between_products(states, scores)
+                seconds[one.size, way].append(_seconds(one, packed, rows, way))
+        for size in sizes:
+            found[size][rows] = [median(seconds[size, way]) for way in ways]
+    chosen = {size: fastest(of_size) for size, of_size in found.items()}
+    for one, packed in timed:
+        if chosen[one.size].plain < TIMED[-1]:
+            one.packed = packed
+    return chosen
+
+
+def _between_products(states: Tensor, scores: Tensor) -> None:
+    """Such small operations as a layer has between two products. Where they are left out a product
+    finds its code in caches that in decoding hold other code, and a packed one takes 20
+    microseconds less than it does there."""
+    first, second = F.rms_norm(states, states.shape[-1:]).chunk(2, dim=-1)
+    turned = torch.cat((-second, first), dim=-1) * states + states
+    mixed = torch.bmm(scores.softmax(-1), scores.transpose(1, 2))
+    _ = F.silu(turned) * states, mixed.transpose(0, 1).reshape(len(scores), -1)
+
+
+def _seconds(product: Linear, packed: Tensor, rows: int, way: int) -> float:
+    x = product.weight.new_ones(rows, product.weight.shape[1])
+    began = perf_counter()
+    if way == 0:
+        F.linear(x, product.weight, product.bias)
+    else:
+        (by_packed, by_repeated)[way - 1](x, packed, product.bias)
+    return perf_counter() - began
+
+
+def fastest(seconds: Mapping[int, Sequence[float]]) -> Ways:
+    """The ways of least seconds.
+
+    The matrix is taken as it lies up to the last number of rows before the first for which that is
+    no faster. seconds: by rows, rising, of products with the matrix as it lies, packed, and, where
+    that was timed, packed with rows repeated.
+    """
+    plain = 0
+    for rows, (as_it_lies, *others) in seconds.items():
+        if min(others) <= as_it_lies:
             break
-        few = count
-    return few
+        plain = rows
+    pays = {
+        rows
+        for rows, (_, packed, *repeated) in seconds.items()
+        if min(repeated, default=packed) < packed
+    }
+    return Ways(plain, frozenset(rows for rows in pays if rows > plain))
 
 
 @dataclass(frozen=True)
