@@ -140,7 +140,7 @@ def choose_ways(part: Any) -> None:
 
     Timed once for models alike: with other numbers of threads, of another model.
     """
-    products = [one for one in _products(part) if one.packs]
+    products = [one for one in products_of(part) if one.packs]
     alike = tuple(one.size for one in products), torch.get_num_threads()
     if alike not in _CHOSEN:
         _CHOSEN[alike] = _timed(products)
@@ -151,17 +151,17 @@ def choose_ways(part: Any) -> None:
 _CHOSEN: dict[Any, dict[Size, Ways]] = {}
 
 
-def _products(part: Any) -> Iterator[Linear]:
-    """In the order of their use."""
+def products_of(part: Any) -> Iterator[Linear]:
+    """All products of a model, or of a part of one, in the order of their use."""
     if isinstance(part, Linear):
         yield part
         yield from part.more
     elif isinstance(part, list):
         for one in part:
-            yield from _products(one)
+            yield from products_of(one)
     elif dataclasses.is_dataclass(part):
         for field in dataclasses.fields(part):
-            yield from _products(getattr(part, field.name))
+            yield from products_of(getattr(part, field.name))
 
 
 @torch.no_grad()

@@ -11,7 +11,6 @@ import torch
 
 from drafttrain.build.method import build_sampling
 from drafttrain.decoding.drafters.causal import RowsOf
-from drafttrain.decoding.engine.products import ELSEWHERE
 from drafttrain.decoding.roles import StopPolicy
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import Entropy, HeadPolicy
@@ -31,6 +30,8 @@ from drafttrain.evaluation.stops.workbench import Workbench
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.draft_states import ROW_FEATURES, drawn_state
 
+LEAST_TAKEN = 2**21
+"""Numbers that are read before each timing, at least."""
 MOST_TAKEN = 2**24
 """Numbers that are read before a head is timed, at most: 64 MB, more than a core's share of caches,
 so that its own weights come from memory, as behind a large target."""
@@ -197,7 +198,7 @@ def caches_taken(bench: Workbench) -> torch.Tensor:
     bytes_of_weights = sum(
         weight.numel() * weight.element_size() for model in models for weight in model.parameters()
     )
-    return torch.ones(min(max(bytes_of_weights // 4, ELSEWHERE), MOST_TAKEN))
+    return torch.ones(min(max(bytes_of_weights // 4, LEAST_TAKEN), MOST_TAKEN))
 
 
 def as_seen(bench: Workbench, logits: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -243,9 +244,9 @@ def median_seconds(
     """Median time of some work, as decoding would do it: right behind other work, which has taken
     the caches. Again and again by itself it would take less.
 
-    taken: what the other work reads; default: `ELSEWHERE` numbers.
+    taken: what the other work reads; default: `LEAST_TAKEN` numbers.
     """
-    taken = torch.ones(ELSEWHERE) if taken is None else taken
+    taken = torch.ones(LEAST_TAKEN) if taken is None else taken
     times = []
     for _ in range(repeats):
         taken.sum()
