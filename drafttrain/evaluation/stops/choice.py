@@ -75,11 +75,14 @@ def choose(bench: Workbench, player: Player) -> Choice:
     counts = beside(replayed_counts, [searched.finished[one] for one in played])
     candidates = [*chains, *played]
     best, chain, fixed = (
-        best_of(counts, candidates, prices, kinds) for kinds in (CHOSEN, CHAINS, ("fixed",))
+        best_of(counts, candidates, prices, kinds, depths=bench.depths)
+        for kinds in (CHOSEN, CHAINS, ("fixed",))
     )
-    head = best_of(counts, candidates, prices, ("head",)) if bench.heads else None
+    head = (
+        best_of(counts, candidates, prices, ("head",), depths=bench.depths) if bench.heads else None
+    )
     batches = [
-        batch_choice(counts, candidates, prices, size, settings.bootstrap)
+        batch_choice(counts, candidates, prices, size, settings.bootstrap, bench.depths)
         for size in bench.batch_sizes
     ]
     return Choice(candidates, prices, costs, counts, best, chain, fixed, head, batches, searched)
@@ -159,9 +162,11 @@ def check_predictions(bench: Workbench, choice: Choice) -> list[CheckedPolicy]:
     found = []
     before = np.array([len(prompt.source.prefix) for prompt in prompts], dtype=np.float64)
     for size in bench.batch_sizes if settings.finalists else ():
-        best = ranked(choice.counts, choice.candidates, prices, CHOSEN, size)
-        fixed = best_of(choice.counts, choice.candidates, prices, ("fixed",), size)
-        chosen = list(dict.fromkeys([*best[: settings.finalists], fixed]))
+        replayed = choice.counts, choice.candidates, prices
+        best = best_of(*replayed, CHOSEN, size, bench.depths)
+        order = dict.fromkeys([best, *ranked(*replayed, CHOSEN, size)])
+        fixed = best_of(*replayed, ("fixed",), size)
+        chosen = list(dict.fromkeys([*list(order)[: settings.finalists], fixed]))
         options = timing_options(bench.sampling)
         methods = [bench.triple(one) for one in chosen]
         jobs = make_jobs(bench.pair.target, bench.target, methods, prompts, options)

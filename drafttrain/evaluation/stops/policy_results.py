@@ -31,6 +31,8 @@ CHAINS = ("fixed", *OF_ROWS, "head")
 """Kinds of stop policies that decoding can follow."""
 CHOSEN = (*CHAINS, "tree", "cascade")
 """Those, and what is no chain of one drafter."""
+ALIKE = 0.01
+"""Share of the speed that heads may differ by and be taken for alike."""
 
 
 def throughput(
@@ -70,9 +72,23 @@ def best_of(
     prices: Prices,
     kinds: Sequence[str],
     batch_size: int = 1,
+    depths: Mapping[str, int] | None = None,
 ) -> AnyCandidate:
-    """The policy of some kinds with the most predicted tokens a second; the first on ties."""
-    return ranked(counts, candidates, prices, kinds, batch_size)[0]
+    """The policy of some kinds with the most predicted tokens a second; the first on ties.
+
+    depths: the heads' numbers of layers. Where a head is the best, it is the one with the fewest
+    of those that are `ALIKE`: so little is not told apart on a few prompts.
+    """
+    order = ranked(counts, candidates, prices, kinds, batch_size)
+    if depths is None or order[0].kind != "head":
+        return order[0]
+    rates = {
+        one: predicted_rate(counts, candidates.index(one), one, prices, batch_size)
+        for one in order
+        if one.kind == "head"
+    }
+    least = (1 - ALIKE) * rates[order[0]]
+    return min((one for one in rates if rates[one] >= least), key=lambda one: depths[one.head])
 
 
 def ranked(
@@ -83,13 +99,20 @@ def ranked(
     batch_size: int = 1,
 ) -> list[AnyCandidate]:
     """The policies of some kinds by falling predicted tokens a second."""
+    rates = {
+        place: predicted_rate(counts, place, candidate, prices, batch_size)
+        for place, candidate in enumerate(candidates)
+        if candidate.kind in kinds
+    }
+    return [candidates[place] for place in sorted(rates, key=rates.__getitem__, reverse=True)]
 
-    def rate(place: int) -> float:
-        ratio = throughput(counts, place, candidates[place], prices, batch_size)
-        return float(ratio.numerators.sum() / ratio.denominators.sum())
 
-    places = [place for place, candidate in enumerate(candidates) if candidate.kind in kinds]
-    return [candidates[place] for place in sorted(places, key=rate, reverse=True)]
+def predicted_rate(
+    counts: PolicyCounts, place: int, candidate: AnyCandidate, prices: Prices, batch_size: int
+) -> float:
+    """Tokens a second of all prompts together."""
+    ratio = throughput(counts, place, candidate, prices, batch_size)
+    return float(ratio.numerators.sum() / ratio.denominators.sum())
 
 
 def batch_choice(
@@ -98,10 +121,11 @@ def batch_choice(
     prices: Prices,
     batch_size: int,
     bootstrap: int,
+    depths: Mapping[str, int] | None = None,
 ) -> BatchChoice:
     """What is best at a batch size, and what it is worth there."""
     best, chain, fixed = (
-        best_of(counts, candidates, prices, kinds, batch_size)
+        best_of(counts, candidates, prices, kinds, batch_size, depths)
         for kinds in (CHOSEN, CHAINS, ("fixed",))
     )
     resamples = draw_resamples(len(counts.tokens), bootstrap)

@@ -66,6 +66,11 @@ class Workbench:
         return self.settings.sampling
 
     @property
+    def depths(self) -> dict[str, int]:
+        """Layers of each head."""
+        return {name: head.config.depth for name, head in self.heads.items()}
+
+    @property
     def block(self) -> bool:
         """Whether one pass drafts a block."""
         return self.pair.kind is not None and self.pair.kind.drafts == "blocks"

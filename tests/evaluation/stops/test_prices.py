@@ -64,6 +64,25 @@ def test_gains_regret_and_share_by_hand():
     assert "oracle_share" not in fixed.metrics and "oracle_share" not in oracle.metrics
 
 
+def test_of_heads_alike_the_one_with_fewest_layers_is_taken():
+    prices = prices_of(1.0, 5.0, heads={"D0": 0.5, "D1": 0.5, "D2": 0.5})
+    candidates = [Candidate("fixed", 2), *(Candidate("head", 0.5, f"D{n}") for n in (2, 1, 0))]
+    depths = {"D0": 0, "D1": 1, "D2": 2}
+    # seconds: fixed 42; heads 10 + 20 + .5 judged = 33, and a little more, or much more
+    for slower, expected in ((0.6, 3), (0.7, 2), (1.5, 1)):
+        counts = counts_of(
+            tokens=[12] * 4,
+            rounds=[6, 4, 4, 4],
+            drafted=[12, 10, 10, 10],
+            accepted=[6, 8, 8, 8],
+            judged=[0, 6, 6 + (1 if slower > 1 else 0.5), 6 + slower],
+        )
+        found = best_of(counts, candidates, prices, ("fixed", "head"), depths=depths)
+        assert found == candidates[expected], slower
+        assert best_of(counts, candidates, prices, ("fixed", "head")) == candidates[1]
+        assert best_of(counts, candidates, prices, ("fixed",), depths=depths) == candidates[0]
+
+
 def test_no_share_where_the_oracle_gains_nothing():
     slow = counts_of(
         tokens=[12] * 3, rounds=[6, 4, 6], drafted=[12, 10, 12], accepted=[6, 8, 6], judged=[0] * 3
