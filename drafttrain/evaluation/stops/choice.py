@@ -155,17 +155,18 @@ def beside(chains: PolicyCounts, played: Sequence[PolicyCounts]) -> PolicyCounts
 
 
 def check_predictions(bench: Workbench, choice: Choice) -> list[CheckedPolicy]:
-    """The best few and the best fixed length, decoded for real at every batch size, beside what the
-    rounds that they took should have cost."""
+    """The best few, the best head among them, and the best fixed length, decoded for real at every
+    batch size, beside what the rounds that they took should have cost."""
     settings, prices = bench.settings, choice.prices
     prompts = bench.choosing.prompts[: settings.timing_prompts]
     found = []
     before = np.array([len(prompt.source.prefix) for prompt in prompts], dtype=np.float64)
     for size in bench.batch_sizes if settings.finalists else ():
-        replayed = choice.counts, choice.candidates, prices
-        best = best_of(*replayed, CHOSEN, size, bench.depths)
-        order = dict.fromkeys([best, *ranked(*replayed, CHOSEN, size)])
-        fixed = best_of(*replayed, ("fixed",), size)
+        given = choice.counts, choice.candidates, prices
+        kinds = (CHOSEN, ("head",)) if bench.heads else (CHOSEN,)
+        firsts = [best_of(*given, some, size, bench.depths) for some in kinds]
+        order = dict.fromkeys([*firsts, *ranked(*given, CHOSEN, size)])
+        fixed = best_of(*given, ("fixed",), size)
         chosen = list(dict.fromkeys([*list(order)[: settings.finalists], fixed]))
         options = timing_options(bench.sampling)
         methods = [bench.triple(one) for one in chosen]
