@@ -15,7 +15,7 @@ from drafttrain.cli import main
 from drafttrain.decoding.types import Output
 from drafttrain.evaluation.stops.costs import Costs, fit_costs
 from drafttrain.evaluation.stops.report import TuneReport, read_tune_report
-from drafttrain.evaluation.stops.tables import checked_lines
+from drafttrain.evaluation.stops.tables import checked_lines, main_policies
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.identity import hash_weights
 from tests.tiny_models import tiny_model
@@ -123,8 +123,26 @@ def test_the_choice_is_made_on_the_choosing_prompts_alone(tuned: TuneReport):
         for policy in tuned.chosen_on.policies
         if policy.kind != "oracle"
     }
-    assert tuned.best == max(speeds, key=speeds.get)
+    order = sorted(speeds, key=speeds.get, reverse=True)
+    heads = [name for name in order if tuned.chosen_on.find(name).kind == "head"]
+
+    def shallowest(first: str) -> str:
+        alike = [name for name in heads if speeds[name] >= 0.99 * speeds[first]]
+        return min(alike, key=lambda name: tuned.head(name.split()[0]).depth)
+
+    assert tuned.best_head == shallowest(heads[0])
+    assert tuned.best == (tuned.best_head if order[0] in heads else order[0])
     assert tuned.best_fixed == max((n for n in speeds if n.startswith("k=")), key=speeds.get)
+
+
+def test_the_chosen_head_is_in_the_table(tuned: TuneReport):
+    heads = [policy for policy in tuned.chosen_on.policies if policy.kind == "head"]
+    slowest = min(heads, key=lambda policy: policy.metrics["tokens_per_second"].value).name
+    assert len(heads) == 8
+    for chosen in (tuned.best_head, slowest):
+        shown = main_policies(tuned.model_copy(update={"best_head": chosen}))
+        names = [policy.name for policy in shown if policy.kind == "head"]
+        assert chosen in names and len(names) >= 3
 
 
 def test_every_batch_size_has_costs_a_choice_and_a_policy(tuned: TuneReport, heads_run: Path):

@@ -132,13 +132,14 @@ class Ways:
     plain: int
     """Rows up to which the matrix is taken as it lies; with any more it is packed."""
     repeated: frozenset[int] = frozenset()
-    """Numbers of rows, of those, that are repeated."""
+    """Numbers of rows that are repeated where it is packed."""
 
 
 def choose_ways(part: Any) -> None:
     """Let the products of a model, or of a part of one, be made in the ways that are fastest here.
 
-    Timed once for models alike: with other numbers of threads, of another model.
+    Timed once in a process for all models with matrices of the same sizes, and once for each number
+    of threads.
     """
     products = [one for one in products_of(part) if one.packs]
     alike = tuple(one.size for one in products), torch.get_num_threads()
@@ -224,12 +225,10 @@ def fastest(seconds: Mapping[int, Sequence[float]]) -> Ways:
         if min(others) <= as_it_lies:
             break
         plain = rows
-    pays = {
-        rows
-        for rows, (_, packed, *repeated) in seconds.items()
-        if min(repeated, default=packed) < packed
-    }
-    return Ways(plain, frozenset(rows for rows in pays if rows > plain))
+    repeated = frozenset(
+        rows for rows, (_, packed, *more) in seconds.items() if min(more, default=packed) < packed
+    )
+    return Ways(plain, repeated)
 
 
 @dataclass(frozen=True)

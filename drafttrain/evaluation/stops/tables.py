@@ -223,8 +223,9 @@ def _policy_table(report: TuneReport, intervals: bool) -> Table:
 
 
 def main_policies(report: TuneReport) -> list[PolicyResult]:
-    """Fixed lengths under the best one's rule; the best heads, trees and cascades, and of each
-    other kind and rule the best, by the choosing prompts; the oracle of chains."""
+    """Fixed lengths under the best one's rule; the head that was chosen and the best others, trees
+    and cascades, and of each other kind and rule the best, by the choosing prompts; the oracle of
+    chains."""
 
     def best(kind: str, count: int) -> list[str]:
         own = [policy for policy in report.chosen_on.policies if policy.kind == kind]
@@ -234,7 +235,9 @@ def main_policies(report: TuneReport) -> list[PolicyResult]:
     fixed = [p.name for p in report.chosen_on.under(rule) if p.kind == "fixed"]
     by_rows = [name for kind in OF_ROWS for name in best(kind, 1)]
     played = [name for kind in ("tree", "cascade") for name in best(kind, MOST_PLAYED)]
-    names = dict.fromkeys([*fixed, *by_rows, *best("head", MOST_HEADS), *played])
+    chosen = [] if report.best_head is None else [report.best_head]
+    heads = list(dict.fromkeys([*chosen, *best("head", MOST_HEADS)]))[:MOST_HEADS]
+    names = dict.fromkeys([*fixed, *by_rows, *heads, *played])
     names = [*names, *_of_other_rules(report, names), "oracle"]
     return [report.reported.find(name) for name in names]
 
