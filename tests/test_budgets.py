@@ -1,0 +1,83 @@
+"""How large the project may be: lines, files and settings, against the bounds in budgets.json.
+
+A part that has shrunk gets a lower bound by `python -m tests.test_budgets --write`, which never
+raises one: where code has to grow, its bound is raised by hand, in sight of a reviewer.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from math import ceil
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BUDGETS = Path(__file__).with_name("budgets.json")
+GROWTH = 1.01
+"""What `--write` leaves above the present size: a correction should not need a new bound."""
+
+Budget = dict[str, int]
+"""`bound`: the largest size now. `design`: what the part is to shrink to."""
+
+
+def read_budgets() -> dict[str, Budget]:
+    return json.loads(BUDGETS.read_text(encoding="utf-8"))
+
+
+def sizes() -> dict[str, int]:
+    """Lines of Python by package, and the other sizes that are bounded."""
+    package = ROOT / "drafttrain"
+    lines = {file: len(file.read_bytes().splitlines()) for file in package.rglob("*.py")}
+    rooms = {folder.name: 0 for folder in package.iterdir() if (folder / "__init__.py").exists()}
+    for file, count in lines.items():
+        room = file.relative_to(package).parts[0]
+        rooms[room if room in rooms else "commands"] += count
+    found = {f"{room} lines": count for room, count in sorted(rooms.items())}
+    found |= {"package lines": sum(lines.values()), "package files": len(lines)}
+    found["largest file"] = max(lines.values())
+    for folder in ("tests", "recipes", "benchmarks"):
+        files = (ROOT / folder).rglob("*.py")
+        found[f"{folder} lines"] = sum(len(file.read_bytes().splitlines()) for file in files)
+    page = (ROOT / "docs/settings.md").read_text(encoding="utf-8")
+    return found | {"settings": sum(line.startswith("| `") for line in page.splitlines())}
+
+
+def lowered(budgets: dict[str, Budget], found: dict[str, int]) -> dict[str, Budget]:
+    """Bounds just above the sizes found, never higher than before nor lower than the design."""
+    return {
+        name: budget
+        | {"bound": min(budget["bound"], max(budget["design"], ceil(found[name] * GROWTH)))}
+        for name, budget in budgets.items()
+    }
+
+
+def test_every_size_has_a_budget() -> None:
+    assert sizes().keys() == read_budgets().keys()
+
+
+@pytest.mark.parametrize("name", read_budgets())
+def test_a_size_stays_within_its_budget(name: str) -> None:
+    size, bound = sizes()[name], read_budgets()[name]["bound"]
+    assert size <= bound, f"{name}: {size}, {bound} allowed; make it smaller"
+
+
+def test_bounds_are_only_ever_lowered_and_not_below_the_design() -> None:
+    budgets = {
+        name: {"bound": 300, "design": 200} for name in ("shrunk", "grown", "small", "reached")
+    }
+    found = {"shrunk": 250, "grown": 400, "small": 100, "reached": 200}
+    bounds = {name: one["bound"] for name, one in lowered(budgets, found).items()}
+    assert bounds == {"shrunk": 253, "grown": 300, "small": 200, "reached": 202}
+
+
+def write_budgets(budgets: dict[str, Budget]) -> None:
+    lines = [f"  {json.dumps(name)}: {json.dumps(budget)}" for name, budget in budgets.items()]
+    BUDGETS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--write"]:
+        sys.exit("usage: python -m tests.test_budgets --write")
+    write_budgets(lowered(read_budgets(), sizes()))
