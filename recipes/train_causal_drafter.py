@@ -7,16 +7,13 @@
     accelerate launch recipes/train_causal_drafter.py --config recipes/smollm2_drafter.yaml \\
         initialise.path=SMALL_MODEL objective.forward_kl=0 objective.lk_adaptive=1
     accelerate launch recipes/train_causal_drafter.py --config recipes/smollm2_drafter.yaml \\
-        teacher.kind=cached on_policy.share=0.3
-    accelerate launch recipes/train_causal_drafter.py --config recipes/smollm2_drafter.yaml \\
-        initialise.path=RUN/final replay.path=rounds.jsonl run=checkpoints/mine
+        teacher.kind=cached
     accelerate launch recipes/train_causal_drafter.py --config recipes/smollm2_drafter.yaml \\
         run=checkpoints/mine drafter.prompt=target initialise.layers=last
 
 It starts from some of the target's layers, from another model with the target's tokens, or from
 random weights, and learns on the target's own answers: their tokens, or the target's rows at them,
-asked for in every step or once for all; and, where asked to, at what it drafts itself, or most at
-the tokens that an earlier version missed. With drafter.prompt=target it drafts behind what the
+asked for in every step or once for all. With drafter.prompt=target it drafts behind what the
 target's own layers made of the prompt. final/ is an ordinary language model of Transformers; start/
 is what it started from. Missing distilled outputs are made first. Running the same command again
 goes on where it was stopped.
@@ -32,12 +29,10 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from drafttrain.build.continuing import build_continuation, check_drafted_prefixes
 from drafttrain.commands.distill import checked, open_decoder
 from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.language_recipes import CausalDrafterRecipe
-from drafttrain.data.batches.drafted import OnPolicyCollator
 from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.data.batches.packing import (
     DocumentCollator,
@@ -55,7 +50,6 @@ from drafttrain.data.distill.recipe_rows import (
     row_lengths,
     taught_rows,
 )
-from drafttrain.data.replay import check_replay, print_replay, replayed_examples
 from drafttrain.data.teacher import print_teacher, training_examples
 from drafttrain.decoding.drafters.causal import blocks_of
 from drafttrain.decoding.engine.architectures import check_configuration, check_prompts
@@ -70,11 +64,9 @@ from drafttrain.models.causal_drafter import (
 from drafttrain.models.causal_recipe import check_causal_recipe
 from drafttrain.models.loading import LoadedTarget, load_target
 from drafttrain.training.loop import Task, train
-from drafttrain.training.objectives.follow_drafts import FollowDrafts
 from drafttrain.training.objectives.follow_target import FollowTarget
 from drafttrain.training.recipe import already_finished, begin_run, print_training
 from drafttrain.training.run_folder import save_final, save_start
-from drafttrain.training.sharding import check_whole
 
 
 @recipe_command(CausalDrafterRecipe, "recipes/smollm2_drafter.yaml")
@@ -83,18 +75,11 @@ def main(settings: CausalDrafterRecipe, dry_run: DryRun = False) -> None:
     check_configuration(target_config)
     if settings.drafter.prompt == "target":
         check_prompts(target_config)
-    if settings.on_policy.share:
-        check_whole(f"on_policy.share = {settings.on_policy.share}")
-        with torch.device("meta"):
-            configs = (target_config, empty_drafter(settings, target_config).config)
-        for config in configs:
-            check_drafted_prefixes(config, settings.on_policy.share)
     if dry_run:
         print_plan(settings, target_config)
         return
     if already_finished(settings.run):
         return
-    check_replay(settings)
     accelerator = begin_run(settings, checked(distillations(settings)))
     target = load_target(settings.target)
     rows, held_out = distilled_rows(settings, target, open_decoder)
@@ -130,22 +115,14 @@ def make_task(
     reads_prompt = settings.drafter.prompt == "own"
     alone = DocumentCollator(target.tokenizer.pad_token_id or 0, reads_prompt)
     objective = FollowTarget(drafter, settings.objective, target.model, draftable)
-    collate: DocumentCollator | OnPolicyCollator = alone
-    if settings.on_policy.share:
-        continue_rows = build_continuation(settings, target.model, draftable)
-        objective = FollowDrafts(
-            drafter, settings.objective, target.model, continue_rows, draftable
-        )
-        collate = OnPolicyCollator(alone, settings.on_policy.share, settings.train.seed)
     taught = taught_rows(rows, settings.drafter.prompt == "own")
     sequences = sequences_of(lengths, settings.objective.packed_tokens, taught)
     examples = training_examples(settings, rows, target, draftable)
-    examples = replayed_examples(settings, examples, rows, target.tokenizer, draftable)
     packed, lengths = PackedExamples(examples, sequences), sequence_lengths(lengths, sequences)
     validate = None
     if held_out is not None:
         validate = Validation(Examples(held_out), alone, settings.drafter.k)
-    return Task(objective, packed, lengths, collate, validate)
+    return Task(objective, packed, lengths, alone, validate)
 
 
 @dataclass(frozen=True)
@@ -177,7 +154,6 @@ def print_plan(settings: CausalDrafterRecipe, target: PretrainedConfig) -> None:
     plan = plan_distillation(checked(distillations(settings))["data"])
     print_training(plan, settings.train, drafter)
     print_teacher(settings, target, plan)
-    print_replay(settings)
 
 
 if __name__ == "__main__":

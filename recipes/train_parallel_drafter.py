@@ -49,7 +49,6 @@ from drafttrain.data.distill.recipe_rows import (
     row_lengths,
     taught_rows,
 )
-from drafttrain.data.replay import check_replay, print_replay, replayed_examples
 from drafttrain.data.teacher import print_teacher, training_examples
 from drafttrain.decoding.engine.architectures import (
     check_configuration,
@@ -86,7 +85,6 @@ def main(settings: ParallelDrafterRecipe, dry_run: DryRun = False) -> None:
         return
     if already_finished(settings.run):
         return
-    check_replay(settings)
     accelerator = begin_run(settings, checked(distillations(settings)))
     target = load_target(settings.target)
     rows, held_out = distilled_rows(settings, target, open_decoder)
@@ -127,7 +125,6 @@ def make_task(
     sequences = sequences_of(lengths, objective.packed_tokens, taught)
     draftable = draftable_tokens(drafter.config, drafter.config.vocab_size)
     examples = training_examples(settings, rows, target, draftable)
-    examples = replayed_examples(settings, examples, rows, target.tokenizer, draftable)
     packed = PackedExamples(examples, sequences)
     collate = BlocksCollator(
         pad_token_id=target.tokenizer.pad_token_id or 0,
@@ -156,7 +153,6 @@ def print_plan(settings: ParallelDrafterRecipe, drafter: PreTrainedModel) -> Non
     masks = int(lengths_with_masks(lengths, settings.drafter.k, *kept)[0]) - output
     print_training(plan, settings.train, drafter, more_tokens=masks)
     print_teacher(settings, drafter.config, plan)
-    print_replay(settings)
 
 
 if __name__ == "__main__":

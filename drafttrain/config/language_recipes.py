@@ -111,40 +111,6 @@ class TeacherConfig(Config):
     processor has products of it. Default: the target's."""
 
 
-class OnPolicyConfig(Config):
-    """Rows that the drafter continues itself while it trains (DistillSpec, Zhou et al. 2024).
-
-    Such a row is cut at a drawn place of its answer. From there on the drafter drafts and the
-    target judges, round by round as in decoding, and the target's rows at all drafted prefixes
-    teach, those behind rejected drafts too.
-    """
-
-    share: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Share of the rows that are continued, drawn anew each epoch; all others are learned as they
-    are. Not 0: every step decodes."""
-    draft: PositiveInt | None = None
-    """Tokens drafted in a round. Default: drafter.k."""
-    new_tokens: int = Field(default=16, ge=2)
-    """Most tokens that are decoded behind the cut."""
-    temperature: NonNegativeFloat = 1.0
-    """Of drafts and target; 0 is greedy."""
-
-
-class ReplayConfig(Config):
-    """Tokens of the target's outputs that an earlier version of the drafter missed: they weigh more
-    (after Draft-OPD, arXiv 2605.29343)."""
-
-    path: Path | None = None
-    """Rounds of greedy decoding along prompts of `data`, never along test prompts, by an earlier
-    version of the drafter: what `drafttrain generate --json` wrote, or samples.jsonl of
-    `drafttrain eval`. Default: nothing is replayed."""
-    method: str | None = None
-    """Whose rounds, by its name in the report, where samples.jsonl has those of several methods."""
-    share: float = Field(default=0.5, gt=0.0, lt=1.0)
-    """Share of the loss that is taken at rejected tokens alone; the rest is the mean over all
-    tokens, these among them."""
-
-
 class CausalDrafterRecipe(DistillingRecipe):
     """`recipes/train_causal_drafter.py`: distil the target if need be, then train a language model
     that drafts for it token by token."""
@@ -153,8 +119,6 @@ class CausalDrafterRecipe(DistillingRecipe):
     initialise: CausalStart = CausalStart()
     objective: FollowTargetConfig = FollowTargetConfig()
     teacher: TeacherConfig = TeacherConfig()
-    on_policy: OnPolicyConfig = OnPolicyConfig()
-    replay: ReplayConfig = ReplayConfig()
     save_dtype: Precision = "float32"
     """Type of the weights in start/ and final/."""
     train: TrainConfig = TrainConfig()

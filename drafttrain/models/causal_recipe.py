@@ -65,11 +65,6 @@ def check_causal_recipe(settings: CausalDrafterRecipe) -> PretrainedConfig:
         chosen_layers(settings, target)
     _check_objective(settings)
     _check_embeddings(settings)
-    if settings.on_policy.share and not reads_prompt:
-        raise ConfigError(
-            f"on_policy.share = {settings.on_policy.share} continues rows that the drafter reads "
-            "itself, but drafter.prompt = 'target'; leave on_policy out, or give drafter.prompt=own"
-        )
     size, wanted = target.get_text_config(decoder=True).vocab_size, settings.drafter.output_tokens
     if wanted is not None and wanted > size:
         raise ConfigError(
@@ -121,12 +116,6 @@ def _check_objective(settings: CausalDrafterRecipe) -> None:
             "teacher.kind = 'cached' counts for divergences from the target's rows, but "
             "objective.cross_entropy alone has a weight; leave it out, or give one, as "
             "objective.forward_kl=1"
-        )
-    if settings.on_policy.share and not follows:
-        raise ConfigError(
-            f"on_policy.share = {settings.on_policy.share}: drafts teach by divergences from the "
-            "target's rows, but objective.cross_entropy alone has a weight; give one, as "
-            "objective.forward_kl=1, or leave on_policy out"
         )
 
 

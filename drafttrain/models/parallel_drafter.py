@@ -21,15 +21,10 @@ PARD_K = 8
 def check_parallel_recipe(settings: ParallelDrafterRecipe) -> PretrainedConfig:
     """The target's config.json, once all is checked that is known without weights.
 
-    Raises ConfigError as `check_causal_recipe`, for settings of drafters of single tokens, and for
-    a mask that is no token or that the target's config.json gives another meaning.
+    Raises ConfigError as `check_causal_recipe`, and for a mask that is no token or that the
+    target's config.json gives another meaning.
     """
     target, mask = check_causal_recipe(settings), settings.drafter.mask_token
-    if settings.on_policy.share:
-        raise ConfigError(
-            f"on_policy.share = {settings.on_policy.share} counts for drafters that draft token by "
-            "token only; leave it out, or use recipes/train_causal_drafter.py"
-        )
     if mask is None:
         return target
     text = target.get_text_config(decoder=True)

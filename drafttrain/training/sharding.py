@@ -51,17 +51,6 @@ def check_sharding(accelerator: Accelerator, settings: TrainConfig) -> None:
         )
 
 
-def check_whole(wanted: str) -> None:
-    """Refuse a setting for which a drafter decodes while it trains, where the launch cuts up its
-    weights. Raises ConfigError."""
-    for variable, kind in ASKED_BY.items():
-        if parse_flag_from_env(variable):
-            raise ConfigError(
-                f"{wanted}: the drafter decodes while it trains, which it cannot where "
-                f"{kind.value} cuts up its weights; use launch/ddp.yaml, or leave it out"
-            )
-
-
 def load_models_whole(accelerator: Accelerator) -> None:
     """Under ZeRO-3, Transformers would cut up every model it loads, the frozen target too."""
     if accelerator.distributed_type == DistributedType.DEEPSPEED:

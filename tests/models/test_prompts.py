@@ -77,7 +77,6 @@ def test_no_other_program_and_no_head_takes_one() -> None:
 
 WRONG = {
     "initialise.model={model_type: llama}": "gives random weights; leave initialise.model out",
-    "on_policy.share=0.5": "on_policy.share = 0.5 continues rows .* leave on_policy out",
     "initialise.path=TARGET": "was trained with drafter.prompt = 'own'.* give drafter.prompt=own",
 }
 

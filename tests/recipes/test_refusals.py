@@ -36,8 +36,6 @@ WRONG = {
         "start from a family",
     ),
     f"{PARALLEL} drafter.k=1": ("drafter.k = 1", "greater than or equal to 2"),
-    f"{CAUSAL} replay.path=none.jsonl": ("replay.path = 'none.jsonl'", "is no file", "give what"),
-    f"{PARALLEL} replay.share=1": ("replay.share = 1", "less than 1"),
     f"{CAUSAL} objective.jsd=-1": ("objective.jsd = -1", "greater than or equal to 0"),
     f"{SMALL} model.model_type=lama": ("model.model_type = 'lama'", "'llama'"),
     f"{SMALL} max_tokens=1": ("max_tokens = 1", "'rows.jsonl'", "larger"),

@@ -187,30 +187,6 @@ def test_a_cached_teacher_is_made_once_and_a_stopped_run_ends_with_the_same_bits
     assert shards[0].stat().st_mtime_ns == stamp
 
 
-def test_rows_that_the_drafter_continues_make_other_weights_and_resume_to_the_same_bits(
-    tmp_path: Path,
-) -> None:
-    arguments = make_project(tmp_path)
-    off, on = tmp_path / "off", [*arguments, "on_policy={share: 0.5, new_tokens: 6}"]
-    resumed_as_if_never_stopped(main, on, tmp_path, "final")
-    assert exit_code(main, *arguments, f"run={off}") == 0
-    weights = [(run / "final/model.safetensors").read_bytes() for run in (off, tmp_path / "run")]
-    assert weights[0] != weights[1]
-
-
-def test_continued_rows_are_refused_without_divergences_and_where_weights_are_cut_up(
-    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alone = ["objective={cross_entropy: 1, forward_kl: 0}", "on_policy.share=0.5", "--dry-run"]
-    assert exit_code(main, *make_project(tmp_path), *alone) == 2
-    assert "on_policy.share = 0.5: drafts teach by divergences" in capsys.readouterr().err
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    assert exit_code(main, *make_project(tmp_path), "on_policy.share=0.5", "--dry-run") == 2
-    told = capsys.readouterr().err
-    assert "on_policy.share = 0.5: the drafter decodes while it trains" in told
-    assert "launch/ddp.yaml" in told
-
-
 def test_a_cached_teacher_without_divergences_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -40,8 +40,6 @@ class Example(NamedTuple):
     """[S, E] what the target's encoder made of the source, for drafters that read that."""
     target_rows: TopRows | None = None
     """The target's rows at the tokens of the output, where they are known."""
-    weights: Tensor | None = None
-    """[L] what the loss at each token of the output weighs; None: 1."""
 
 
 class Examples(Dataset):

@@ -16,32 +16,11 @@ import torch
 from torch import Tensor
 
 from drafttrain.data.batches.examples import Example, pad
-from drafttrain.data.batches.packing import (
-    PADDING,
-    DocumentBatch,
-    known_rows,
-    lay_out,
-    token_weights,
-)
+from drafttrain.data.batches.packing import PADDING, DocumentBatch, known_rows, lay_out
 from drafttrain.models.spec_drafter.slots import IGNORED
 
 NO_ANCHOR = -1
 """Anchor of what is no mask."""
-
-
-def branch_mask(
-    anchors: Tensor, positions: Tensor, documents: Tensor, dtype: torch.dtype
-) -> Tensor:
-    """What is added to attention scores, 0 or the lowest number: texts see themselves, a branch the
-    text up to its anchor and itself. Shapes: [B, T] each -> [B, 1, T, T]."""
-    mine, own = anchors[:, :, None], positions[:, :, None]
-    theirs, position = anchors[:, None, :], positions[:, None, :]
-    is_text = theirs == NO_ANCHOR
-    last = torch.where(mine == NO_ANCHOR, own, mine)
-    seen = torch.where(is_text, position <= last, (mine == theirs) & (position <= own))
-    seen &= documents[:, :, None] == documents[:, None, :]
-    hidden = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-    return hidden.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
 
 
 @dataclass(frozen=True)
@@ -60,8 +39,16 @@ class BlocksBatch(DocumentBatch):
     """Columns of the texts, with their padding."""
 
     def mask(self, dtype: torch.dtype) -> Tensor:
-        """What is added to attention scores, 0 or the lowest number, [B, 1, T, T]."""
-        return branch_mask(self.anchors, self.positions, self.documents, dtype)
+        """What is added to attention scores, 0 or the lowest number, [B, 1, T, T]: a text sees
+        itself, a block its text up to the anchor and itself."""
+        mine, own = self.anchors[:, :, None], self.positions[:, :, None]
+        theirs, position = self.anchors[:, None, :], self.positions[:, None, :]
+        last = torch.where(mine == NO_ANCHOR, own, mine)
+        in_block = (mine == theirs) & (position <= own)
+        seen = torch.where(theirs == NO_ANCHOR, position <= last, in_block)
+        seen &= self.documents[:, :, None] == self.documents[:, None, :]
+        hidden = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+        return hidden.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
 
     @property
     def text(self) -> DocumentBatch:
@@ -128,9 +115,8 @@ class BlocksCollator:
                 parts[name].append(values)
         found = {name: pad(values, self._filler(name))[0] for name, values in parts.items()}
         found |= known_rows(sequences, self.reads_prompt)
-        weights = token_weights(sequences, self.reads_prompt)
         ids = found.pop("ids")
-        return BlocksBatch(input_ids=ids, columns=columns, weights=weights, **found)
+        return BlocksBatch(input_ids=ids, columns=columns, **found)
 
     def alone(self, examples: Sequence[Example]) -> BlocksBatch:
         """A sequence for each row."""

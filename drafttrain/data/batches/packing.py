@@ -43,8 +43,6 @@ class DocumentBatch(Batch):
     """[N, k] tokens of the target's rows at the labels of texts, in order; None: not known."""
     log_probs: Tensor | None = field(default=None, kw_only=True)
     """[N, k] or [N, k + 1] the target's log-probabilities of these tokens (`TopRows`)."""
-    weights: Tensor | None = field(default=None, kw_only=True)
-    """[N] what the loss weighs at the labels of texts, in order; None: 1 everywhere."""
 
     def mask(self, dtype: torch.dtype) -> Tensor | None:
         """What is added to attention scores, 0 or the lowest number, [B, 1, T, T]; None: a model's
@@ -81,8 +79,7 @@ class DocumentCollator:
         documents, _ = pad(parts["documents"], PADDING)
         documents = None if alone and self.reads_prompt else documents
         known = known_rows(sequences, self.reads_prompt)
-        weights = token_weights(sequences, self.reads_prompt)
-        return DocumentBatch(ids, positions, labels, documents, weights=weights, **known)
+        return DocumentBatch(ids, positions, labels, documents, **known)
 
     def alone(self, examples: Sequence[Example]) -> DocumentBatch:
         """A sequence for each row."""
@@ -103,19 +100,6 @@ def known_rows(
         "likeliest": torch.cat([one.tokens[first:] for one in known]),
         "log_probs": torch.cat([one.log_probs[first:] for one in known]),
     }
-
-
-def token_weights(
-    sequences: Sequence[Sequence[Example]], reads_prompt: bool = True
-) -> Tensor | None:
-    """What the loss weighs at the labelled tokens, one sequence behind the other; None where no
-    example says. Shapes: -> [N]."""
-    found = [example for examples in sequences for example in examples]
-    if all(example.weights is None for example in found):
-        return None
-    first = 0 if reads_prompt else 1
-    ones = [torch.ones(len(e.target_ids)) if e.weights is None else e.weights for e in found]
-    return torch.cat([weights[first:] for weights in ones])
 
 
 def lay_out(example: Example, number: int, reads_prompt: bool = True) -> dict[str, list[int]]:

@@ -46,15 +46,12 @@ class FollowInBlocks(FollowTarget):
 
     @torch.no_grad()
     def weights(self, batch: BlocksBatch, logits: Tensor, places: Tensor) -> Tensor:
-        """What the loss at every labelled position weighs: what the text's token with the same
-        label does, and how often it is reached. [N, C], [N] -> [N]."""
-        found = torch.ones_like(places, dtype=torch.float)
-        if batch.weights is not None:
-            found = batch.weights[batch.same_in_text()]
+        """What the loss at every labelled position weighs: how often it is reached.
+        [N, C], [N] -> [N]."""
         if not self.acceptance_weight:
-            return found
+            return super().weights(batch, logits, places)
         given = exact_enough(logits).softmax(-1).gather(1, places.clamp(min=0)[:, None])[:, 0]
-        return found * reached(batch, torch.where(places == IGNORED, 0.0, given))
+        return reached(batch, torch.where(places == IGNORED, 0.0, given))
 
 
 def reached(batch: BlocksBatch, given: Tensor) -> Tensor:

@@ -82,9 +82,7 @@ class FollowTarget(nn.Module):
     def weights(self, batch: DocumentBatch, logits: Tensor, places: Tensor) -> Tensor:
         """What the loss at every labelled position weighs in training. Shapes: logits [N, C],
         places [N] -> [N]."""
-        return (
-            torch.ones_like(places, dtype=torch.float) if batch.weights is None else batch.weights
-        )
+        return torch.ones_like(places, dtype=torch.float)
 
     def places(self, labels: Tensor) -> Tensor:
         """Where tokens stand among those that can be drafted; IGNORED of others. Shapes: [N]."""

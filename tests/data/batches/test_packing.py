@@ -76,19 +76,6 @@ def test_where_the_target_reads_prompts_it_tells_the_first_token() -> None:
     assert alone.documents.tolist() == [[0] * 5, [0, 0, -1, -1, -1], [0, 0, -1, -1, -1]]
 
 
-@pytest.mark.parametrize(
-    ("reads_prompt", "weights"), [(True, [1, 1, 2, 3, 4, 1]), (False, [1, 3, 4])]
-)
-def test_weights_stand_in_the_order_of_the_labels(reads_prompt: bool, weights: list) -> None:
-    first, second, third = examples()
-    first = first._replace(weights=torch.tensor([2.0, 3.0, 4.0]))
-    collate = DocumentCollator(0, reads_prompt)
-    found = collate([[second], [first, third]])
-    assert found.weights.tolist() == weights
-    assert len(found.weights) == (found.labels != IGNORED).sum()
-    assert collate([[second], [third]]).weights is None
-
-
 def test_a_sequence_of_one_row_needs_no_mask() -> None:
     batch = DocumentCollator(pad_token_id=0).alone(examples())
     assert batch.documents is None and batch.mask(torch.float32) is None

@@ -62,27 +62,6 @@ def test_the_loss_is_that_of_every_block_run_alone(draftable, weighted: bool) ->
     close(objective.acceptance(batch).sum(), acceptance)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_a_token_weighs_what_its_row_says_in_every_block(weighted: bool) -> None:
-    objective = objective_of(cross_entropy=1.0, forward_kl=0.0, acceptance_weight=weighted)
-    first, second = examples()
-    batch = COLLATE([[first, second._replace(weights=torch.tensor([1.0, 1.0, 4.0, 1.0]))]])
-    sums = objective(batch, 0.0)
-    loss = weights = torch.zeros((), dtype=torch.float64)
-    for source, output in ROWS:
-        for place in range(len(output)):
-            reached, context = 1.0, source + output[:place]
-            for slot, token in enumerate(output[place : place + 3]):
-                ids = torch.tensor([context + [MASK] * slot])
-                with torch.no_grad():
-                    given = objective.model(ids).logits[0, -1].log_softmax(-1)[token]
-                weight = reached * (4.0 if token == 20 else 1.0)
-                loss, weights = loss - weight * given, weights + weight
-                reached = reached * given.exp() if weighted else 1.0
-    close(sums.loss, loss, 1e-6)  # weights are float32
-    close(sums.weight.double(), weights, 1e-6)
-
-
 def test_weights_have_no_gradient() -> None:
     objective = objective_of(cross_entropy=1.0, forward_kl=0.0, acceptance_weight=True)
     assert not objective(COLLATE([examples()]), 0.0).weight.requires_grad

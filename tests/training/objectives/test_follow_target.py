@@ -108,36 +108,6 @@ def test_a_drafter_of_few_tokens_learns_rows_over_these_alone() -> None:
     assert objective.tokens(torch.tensor([4, 0])).tolist() == [30, EOS]
 
 
-def weighed_examples() -> list[Example]:
-    """The second token of the first row weighs 3, the first of the second 5; the third says 1."""
-    first, second, third = examples()
-    second = second._replace(weights=torch.tensor([5.0, 1.0, 1.0, 1.0]))
-    return [first._replace(weights=torch.tensor([1.0, 3.0, 1.0])), second, third]
-
-
-@pytest.mark.parametrize("draftable", [None, DRAFTABLE], ids=["all", "few"])
-def test_tokens_weigh_what_their_rows_say_in_training_alone(draftable) -> None:
-    settings = FollowTargetConfig(cross_entropy=0.5, forward_kl=2.0)
-    objective = objective_of(settings, draftable=draftable)
-    wanted = range(VOCAB) if draftable is None else draftable.tolist()
-    expected = 0.0
-    for example in weighed_examples():
-        own = answer_rows(objective.model, example)[:, wanted].log_softmax(-1)
-        theirs = answer_rows(objective.teacher.model, example)[:, wanted]
-        weights = [1.0] * len(own) if example.weights is None else example.weights.tolist()
-        for row, (token, weight) in enumerate(zip(example.target_ids, weights, strict=True)):
-            cross = -own[row, wanted.index(token)] if token in wanted else 0.0
-            divergence = (theirs[row].exp() * (theirs[row] - own[row])).sum()
-            expected += weight * (0.5 * cross + 2.0 * divergence)
-    first, second, third = weighed_examples()
-    for batch in (COLLATE.alone([first, second, third]), COLLATE([[third, second], [first]])):
-        sums = objective.train()(batch, 0.0)
-        close(sums.loss, expected)
-        assert (sums.weight, sums.counted) == (8 + 2 + 4, 8)
-        held_out = objective.eval()(batch, 0.0)
-        close(held_out.loss, objective(COLLATE.alone(examples()), 0.0).loss)
-
-
 def test_the_acceptance_is_the_overlap_of_both_rows_and_1_where_they_are_the_same() -> None:
     batch = COLLATE.alone(examples())
     objective = objective_of(FollowTargetConfig())
