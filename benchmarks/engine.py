@@ -1,10 +1,11 @@
 """How fast is plain decoding in this engine, and what does the loop cost beside the model?
 
-    python benchmarks/engine.py --target FOLDER --data FILE [--limit 50] [--repeats 5]
+    python benchmarks/engine.py --target FOLDER --data FILE [--drafter FOLDER] [--repeats 5]
 
-Every input is decoded by plain decoding and by Transformers' `generate` (greedy) in turn; medians
-over the repeats. The time of plain decoding is split by its own clocks: the target's calls (with
-verification), drafting, and the rest (encoding included), and the encoder is timed alone.
+Every input is decoded by plain decoding, by Transformers' `generate` (greedy) and, where a drafter
+is given, by speculation with drafts of k tokens, in turn; medians over the repeats. The time of a
+round is split by its own clocks: the target's calls (with verification), drafting, and the rest;
+the encoder is timed alone.
 """
 
 from __future__ import annotations
@@ -18,14 +19,19 @@ from time import perf_counter
 import numpy as np
 import torch
 
+from drafttrain.build.drafters import make_drafter
+from drafttrain.build.method import Method
 from drafttrain.config.inputs import DataConfig, TargetConfig
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Proposal
+from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.evaluation.environment import describe_environment
 from drafttrain.evaluation.options import EvaluationOptions
 from drafttrain.evaluation.prompts import Prompt, read_prompts
-from drafttrain.evaluation.runner import decode_interleaved
+from drafttrain.evaluation.runner import Decoded, decode_interleaved
+from drafttrain.models.drafters import load_drafter_beside
 from drafttrain.models.loading import load_target
 
 LENGTHS = (1, 5, 11, 26)
@@ -43,15 +49,17 @@ def main() -> None:
     options = EvaluationOptions(
         max_new_tokens=arguments.max_new_tokens, repeats=arguments.repeats, baselines=("generate",)
     )
-    plain, generate = decode_interleaved(target, model, [], prompts, options, progress=True)
-    rounds = [round for output in plain.outputs for round in output.rounds]
+    methods = []
+    if arguments.drafter is not None:
+        drafter = make_drafter(load_drafter_beside(target, arguments.drafter), target.model)
+        methods.append(Method(drafter, FixedLength(arguments.k), GreedyMatch()))
+    plain, *drafted, generate = decode_interleaved(
+        target, model, methods, prompts, options, progress=True
+    )
     tokens = sum(len(output.tokens) for output in plain.outputs)
-    in_target = sum(round.target_seconds for round in rounds)
-    in_draft = sum(round.draft_seconds for round in rounds)
     encoder = median_seconds(
         [lambda p=prompt: model.encode(p.source) for prompt in prompts], arguments.repeats
     )
-    loop = sum(output.seconds for output in plain.outputs) - in_target - in_draft - encoder
     calls = call_seconds(model, prompts[0], arguments.repeats)
     figures = {
         "prompts": len(prompts),
@@ -59,24 +67,37 @@ def main() -> None:
         "plain_ms_per_token": 1e3 * plain.median_seconds.sum() / tokens,
         "generate_ms_per_token": 1e3 * generate.median_seconds.sum() / tokens,
         "speedup_over_generate": generate.median_seconds.sum() / plain.median_seconds.sum(),
-        "target_ms_per_round": 1e3 * in_target / len(rounds),
-        "draft_ms_per_round": 1e3 * in_draft / len(rounds),
-        "loop_ms_per_round": 1e3 * loop / len(rounds),
         "encoder_ms_per_prompt": 1e3 * encoder / len(prompts),
+        **round_parts("plain", plain, encoder),
         **{f"target_call_ms_{n}_tokens": 1e3 * seconds for n, seconds in calls.items()},
     }
+    for run in drafted:
+        figures["speedup_over_plain"] = plain.median_seconds.sum() / run.median_seconds.sum()
+        figures |= round_parts("drafted", run, encoder)
     environment = describe_environment().model_dump()
     report = {"target": arguments.target, "environment": environment, "figures": figures}
     for name, value in figures.items():
-        print(f"{name:28} {value:10.3f}" if isinstance(value, float) else f"{name:28} {value:10}")
+        print(f"{name:30} {value:10.3f}" if isinstance(value, float) else f"{name:30} {value:10}")
     if arguments.out is not None:
         arguments.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+def round_parts(name: str, run: Decoded, encoder: float) -> dict[str, float]:
+    """Where a round's time goes. The loop is all outside target, drafter and encoder."""
+    rounds = [round for output in run.outputs for round in output.rounds]
+    in_target = sum(round.target_seconds for round in rounds)
+    in_draft = sum(round.draft_seconds for round in rounds)
+    loop = sum(output.seconds for output in run.outputs) - in_target - in_draft - encoder
+    parts = {"target": in_target, "draft": in_draft, "loop": loop}
+    return {f"{name}_{part}_ms_per_round": 1e3 * s / len(rounds) for part, s in parts.items()}
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", required=True, help="folder or Hub name of the target")
     parser.add_argument("--data", required=True, help="file of inputs")
+    parser.add_argument("--drafter", help="folder of a drafter")
+    parser.add_argument("--k", type=int, default=5, help="tokens of a draft")
     parser.add_argument("--limit", type=int, default=50, help="most inputs")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--max-new-tokens", type=int, default=128)

@@ -1,12 +1,10 @@
-"""How near does Spec-Drafter training come to what this machine can multiply?
+"""How fast is Spec-Drafter training, and where does the time of a step go?
 
     python -m benchmarks.train --config recipes/multi30k_en_de.yaml target.path=MODEL \\
         data.path=MULTI30K/train.en.gz distilled=FOLDER --out train.json
 
-Takes steps of the training loop on the recipe's own batches. In turn with each step, every matrix
-product of that step (forward, glancing pass, backward) is computed alone by torch.mm on matrices of
-the same sizes and memory layouts. The step's rate over theirs is the share of the machine's product
-rate that training reaches. Profiled steps then tell where time goes.
+Takes steps of the training loop on the recipe's own batches and times them; profiled steps then
+tell the share of each kind of work.
 """
 
 from __future__ import annotations
@@ -27,7 +25,6 @@ import psutil
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.matrix_products import ProductCounter, seconds_alone
 from drafttrain.commands.distill import open_decoder
 from drafttrain.config.reading import load_settings
 from drafttrain.config.recipes import SpecDrafterRecipe
@@ -191,31 +188,21 @@ class Bench:
         return self.clock() - started
 
     def rates(self, steps: int) -> dict[str, float]:
-        """Rates of training and of its products alone, and their quotient with its interval."""
+        """Time of a step, batches and optimizer included, with its interval over steps."""
         found = []
-        size = self.prepared.task.objective.model.config.vocab_size
         for _ in range(steps):
             batches, collation = self.draw()
-            with ProductCounter() as products:
-                self.step(batches)
-            seconds = self.step(batches)
-            alone = seconds_alone(products.counts, self.clock)
-            of_products = sum(count * alone[p] for p, count in products.counts.items())
-            vocabulary = sum(n * alone[p] for p, n in products.counts.items() if p.touches(size))
-            found.append((products.flops, seconds, of_products, collation, vocabulary))
-        flops, seconds, of_products, collation, vocabulary = np.array(found).T
+            rows = sum(counts_of(batch)[[1, 3]].sum() for _, batch in batches)
+            found.append((self.step(batches) + collation, collation, rows))
+        seconds, collation, rows = np.array(found).T
         resamples = draw_resamples(steps, 2000)
-        share = estimate_ratio(Ratio(of_products, seconds + collation), resamples)
+        step = estimate_ratio(Ratio(1e3 * seconds, np.ones(steps)), resamples)
         return {
-            "step_ms": 1e3 * float(np.mean(seconds + collation)),
-            "gflop_a_step": float(flops.mean()) / 1e9,
-            "training_gflops": float(flops.sum() / (seconds + collation).sum()) / 1e9,
-            "products_alone_gflops": float(flops.sum() / of_products.sum()) / 1e9,
-            "share_of_product_rate": share.value,
-            "share_of_product_rate_low": share.low,
-            "share_of_product_rate_high": share.high,
-            "collation_share": float(collation.sum() / (seconds + collation).sum()),
-            "vocabulary_share_of_products": float(vocabulary.sum() / of_products.sum()),
+            "step_ms": step.value,
+            "step_ms_low": step.low,
+            "step_ms_high": step.high,
+            "rows_per_second": float(rows.sum() / seconds.sum()),
+            "collation_share": float(collation.sum() / seconds.sum()),
         }
 
     def shares(self, steps: int) -> dict[str, float]:

@@ -4,9 +4,8 @@ On a CPU three ways of making them are known: with the matrix as it lies (`model
 a copy in oneDNN's packed layout, and with that copy and rows repeated until there are
 `REPEATED_TO`, as on some processors its kernels for one or two rows read weights from memory more
 slowly than those for four do. Which is the fastest for how many rows depends on the processor, the
-type, the matrix and the size of its model (benchmarks/few_rows.py), so they are timed once for each
-size, with the weights of the model itself, when it is read. The copy is made when it is first
-needed.
+type, the matrix and the size of its model, so they are timed once for each size, with the weights
+of the model itself, when it is read. The copy is made when it is first needed.
 """
 
 from __future__ import annotations
