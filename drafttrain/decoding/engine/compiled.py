@@ -7,7 +7,7 @@ Two kinds of a decoder's calls are compiled, where it makes them often: of one r
 decoding and drafting token by token, and of a few, which is what drafts a block and verifies a
 draft; encoders have those of one text. All are compiled for any length of history and source,
 before anything is timed. Longer calls and those of several sequences run as they are: compiled,
-they were slower (docs/results/engine.md).
+they were slower.
 """
 
 from __future__ import annotations
