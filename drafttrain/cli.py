@@ -25,7 +25,6 @@ from drafttrain.config.commands import (
     TuneConfig,
 )
 from drafttrain.config.filling import fill_distill, fill_eval, fill_from_run, fill_tune
-from drafttrain.config.serving import BenchConfig
 from drafttrain.config.sweep import SWEEPABLE, expand_sweep, parse_sweep
 
 app = typer.Typer(**TYPER_STYLE)
@@ -322,42 +321,6 @@ def tune(settings: TuneConfig, dry_run: DryRun = False) -> None:
           --data prompts.txt --dry-run
     """
     call("drafttrain.commands.tune:tune", settings, dry_run)
-
-
-@app.command()
-@takes_settings(
-    BenchConfig,
-    {
-        **TARGET,
-        **DATA,
-        "--server": "server.urls",
-        "--llama-server": "llama.program",
-        "--model": "llama.model",
-        "--draft-model": "llama.draft_model",
-        "--n-max": "llama.n_max",
-        "--p-min": "llama.p_min",
-        "--concurrency": "concurrency",
-        **SAMPLING,
-        "--report": "report",
-        "--out": "out",
-    },
-)
-def bench(settings: BenchConfig) -> None:
-    """Measure a drafter in a server: tokens/s, time to first token, acceptance by its counters.
-
-    Starts llama-server without and with the drafter, or takes servers that run already. Both are
-    asked in turn, and no prompt twice.
-
-    \b
-    Examples:
-      drafttrain bench --target T --data test.jsonl --limit 60 \\
-          --llama-server llama.cpp/build/bin/llama-server \\
-          --model target.gguf --draft-model my-drafter/drafter-f16.gguf --n-max 4
-      drafttrain bench --target T --data test.jsonl --concurrency 1,8 \\
-          --server http://localhost:8000/v1,http://localhost:8001/v1 \\
-          --report report.json
-    """
-    call("drafttrain.commands.bench:bench", settings)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

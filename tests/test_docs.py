@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from drafttrain import cli
 from drafttrain.config import commands as verbs
-from drafttrain.config import language_recipes, recipes, serving
+from drafttrain.config import language_recipes, recipes
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -42,7 +42,6 @@ SETTINGS: dict[str, type[BaseModel]] = {
     "generate": verbs.GenerateConfig,
     "tune": verbs.TuneConfig,
     "export": verbs.ExportConfig,
-    "bench": serving.BenchConfig,
     "recipes/train_spec_drafter.py": recipes.SpecDrafterRecipe,
     "recipes/train_block_heads.py": recipes.BlockHeadsRecipe,
     "recipes/train_acceptance_head.py": recipes.HeadRecipe,

@@ -129,7 +129,7 @@ LLAMA_CPP = Engine(
     command="drafttrain.export.engines.serving:llama_command",
     notes="`target.gguf` is the target, converted in the same way. `--spec-draft-p-min` ends a "
     "draft before a token that the drafter gives less probability; 0: never. Acceptance stands in "
-    "the `timings` of every answer; `drafttrain bench` measures both sides.",
+    "the `timings` of every answer.",
     checks=(
         "drafttrain.export.engines.gguf:tools_are_there",
         "drafttrain.export.engines.checks:known_heads",

@@ -1,31 +1,14 @@
-"""Settings of serving programs: distilling from them, making files for them, measuring them."""
+"""Settings of serving programs: distilling from them, making files for them."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from shlex import split
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    field_validator,
-)
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from drafttrain.config.base import Config, split_at_commas
-from drafttrain.config.decode import SamplingConfig
-from drafttrain.config.inputs import DataConfig, TargetConfig
 
-
-def _words(value: object) -> object:
-    """`-t 4 -fa on` as a list of words."""
-    return split(value) if isinstance(value, str) else value
-
-
-Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
 Quantisation = Literal[
     "q8_0", "q6_k", "q5_k_m", "q5_k_s", "q5_1", "q5_0", "q4_k_m", "q4_k_s", "q4_1", "q4_0"
 ]
@@ -72,67 +55,3 @@ class GgufConfig(Config):
     the target's."""
 
     _split = field_validator("quantise", mode="before")(split_at_commas)
-
-
-class LlamaServerConfig(Config):
-    """llama.cpp's llama-server, started twice on this machine: without the drafter, and with it."""
-
-    program: Path | None = None
-    """llama-server; it listens on loopback only, on free ports, and is ended with the command."""
-    model: Path | None = None
-    """The target as a GGUF file, made by llama.cpp's converter."""
-    draft_model: Path | None = None
-    """The drafter as one; `drafttrain export --for llama.cpp` makes it."""
-    n_max: PositiveInt = 3
-    """--spec-draft-n-max: most tokens drafted in a round."""
-    p_min: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """--spec-draft-p-min: a draft ends before a token of less probability."""
-    context: PositiveInt = 4096
-    """Tokens that each of the sequences may have, prompt included."""
-    arguments: Words = ()
-    """More options for both, as "-t 4 -ctk f32 -ctv f32"."""
-    draft_arguments: Words = ()
-    """More options for the one with the drafter, as "--spec-synth-rates 0.7,0.5,0.3"."""
-    start_seconds: PositiveFloat = 300.0
-    """Seconds that loading may take."""
-
-
-class MeasuredServersConfig(Config):
-    """Servers that run already."""
-
-    urls: tuple[str, ...] = Field(default=(), max_length=2)
-    """The address of one, or of two: without the drafter, with it. A key is read from the
-    environment (DRAFTTRAIN_API_KEY or OPENAI_API_KEY)."""
-    model: str | None = None
-    """The name that they have for the target. Default: the only one, or the target's path."""
-    timeout: PositiveFloat = 600.0
-    """Seconds that an answer may take."""
-
-    _split = field_validator("urls", mode="before")(split_at_commas)
-
-
-class BenchConfig(Config):
-    """`drafttrain bench`: what a drafter is worth in a server, measured there."""
-
-    target: TargetConfig
-    """Of it only the tokenizer is read: prompts are sent as token ids."""
-    data: DataConfig
-    """Prompts; none is asked twice, so every concurrency gets its share of them."""
-    server: MeasuredServersConfig = MeasuredServersConfig()
-    """Servers that run already."""
-    llama: LlamaServerConfig = LlamaServerConfig()
-    """llama-server, started here."""
-    concurrency: tuple[PositiveInt, ...] = Field(default=(1, 2, 4), min_length=1)
-    """Prompts that are asked at once, each of these in turn."""
-    sampling: SamplingConfig = SamplingConfig()
-    """How the servers decode. Seeds differ by row, and are the same on both sides."""
-    warmup: NonNegativeInt = 2
-    """Prompts that both are asked first, and that do not count."""
-    bootstrap: PositiveInt = 1000
-    """Resamples of the prompts for the 95 % intervals."""
-    report: Path | None = None
-    """A teacher-forced report of `drafttrain eval`, whose prediction is shown beside."""
-    out: Path = Path("bench.json")
-    """Where the report goes."""
-
-    _split = field_validator("concurrency", mode="before")(split_at_commas)

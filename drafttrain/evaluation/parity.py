@@ -1,7 +1,7 @@
-"""Do two runs give the same tokens? Differences that rounding explains are told from errors.
+"""Compares two greedy runs token by token, and tells rounding from errors.
 
-A greedy choice may differ where the target's two best logits tie. A draw may differ where its
-variate lies at the boundary between the two choices.
+Greedy choices may differ where the target's two highest logits tie up to rounding. Of sampled runs
+only the number of identical outputs is reported.
 """
 
 from __future__ import annotations
@@ -10,41 +10,19 @@ from collections.abc import Sequence
 
 import torch
 
-from drafttrain.build.method import Method
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
-from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.types import Output, Proposal, Sampling, Source
-from drafttrain.decoding.watched import Choice, WatchedRandomness
 from drafttrain.evaluation.metrics import first_difference
-from drafttrain.evaluation.options import EvaluationOptions
 from drafttrain.evaluation.prompts import Prompt
 from drafttrain.evaluation.report import GAP_TOLERANCE, Difference, Parity
-from drafttrain.evaluation.runner import decode_by, make_waves
 
-DRAW_ROUNDINGS = 128
-"""Roundings of float32 within which a draw is at a boundary.
-
-In 1,265 draws of a pair whose target has 12 layers, boundaries in batches of 3 and 8 were up to 82
-roundings from those of each sequence alone, 1 to 4 at the median.
-"""
-COARSE_ROUNDINGS = 8
-"""The same of narrower types, to which finished sums are rounded."""
 LOGIT_ROUNDINGS = 2
 """Roundings of the target's type, at the size of its logits, within which its two best are a tie.
 
 In bfloat16 the best logits of SmolLM2-135M are 25 in the median, 12 to 39 in nine of ten rows, and
 first differences of 160 inputs, by four methods each, had gaps of 0.25 at most.
 """
-
-
-def draw_bound(dtype: torch.dtype) -> float:
-    """How near a boundary a draw has to lie where rounding is to explain it, for a target's type.
-
-    1.5e-5 for float32 (and float64), 6.3e-2 for bfloat16.
-    """
-    float32 = torch.finfo(torch.float32).eps
-    return max(DRAW_ROUNDINGS * float32, COARSE_ROUNDINGS * torch.finfo(dtype).eps)
 
 
 def tie_bound(dtype: torch.dtype, logits: Sequence[float]) -> float:
@@ -86,65 +64,6 @@ def compare_outputs(
         differences=differences,
         bound=tie_bound(model.model.dtype, best),
     )
-
-
-def compare_draws(
-    model: CachedModel,
-    method: Method,
-    prompts: Sequence[Prompt],
-    outputs: Sequence[Output],
-    alone: Sequence[Output],
-    options: EvaluationOptions,
-    batch_size: int,
-) -> Parity:
-    """Every first difference of sampled outputs from those of batch size 1, with its draw's gap.
-
-    Nothing was noted while they were decoded: waves in which some differ are decoded once more, and
-    then their sequences alone, draw by draw beside them.
-    """
-    places = {
-        place: position
-        for place, (output, other) in enumerate(zip(outputs, alone, strict=True))
-        if (position := first_difference(output.tokens, other.tokens)) is not None
-    }
-    differences = []
-    for wave in make_waves(len(prompts), batch_size, options.wave_batches):
-        differing = [place for place in wave if place in places]
-        if not differing:
-            continue
-        watched = _watch(model, method, [prompts[place] for place in wave], options, batch_size)
-        for place in differing:
-            others = watched[prompts[place].row].choices
-            seen = _watch(model, method, [prompts[place]], options, 1, others)
-            gap = seen[prompts[place].row].distance
-            differences.append(Difference(row=prompts[place].row, position=places[place], gap=gap))
-    return Parity(
-        against="batch size 1",
-        compared=len(outputs),
-        identical=len(outputs) - len(differences),
-        differences=differences,
-        sampled=True,
-        bound=draw_bound(model.model.dtype),
-    )
-
-
-def _watch(
-    model: CachedModel,
-    method: Method,
-    prompts: Sequence[Prompt],
-    options: EvaluationOptions,
-    batch_size: int,
-    others: Sequence[Choice] = (),
-) -> dict[int, WatchedRandomness]:
-    """What was drawn for every prompt, by its row."""
-    found = {}
-
-    def open_randomness(seed: int, row: int, device: torch.device) -> WatchedRandomness:
-        found[row] = WatchedRandomness(sequence_randomness(seed, row, device).generator, others)
-        return found[row]
-
-    decode_by(model, method, prompts, options, batch_size, open_randomness)
-    return found
 
 
 def top_two_gap(

@@ -15,7 +15,6 @@ from drafttrain.config.reading import first_problem
 from drafttrain.data.shards.writing import renamed_when_whole
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.environment import Environment
-from drafttrain.evaluation.former_reports import with_present_names
 from drafttrain.evaluation.metrics import PositionRates
 from drafttrain.evaluation.prompts import PromptSet, Skipped
 from drafttrain.models.layout import count_parameters
@@ -37,33 +36,28 @@ class Difference(Part):
 
     row: int
     position: int
-    gap: float | None
-    """Greedy: plain decoding's top-2 logit gap there. Sampled: the distance of the first draw that
-    came out otherwise from the boundary between the two choices (`decoding.watched`); None where
-    the runs did not part at a draw."""
+    gap: float
+    """Plain decoding's top-2 logit gap there."""
 
 
 class Parity(Part):
-    """Token-for-token comparison of a lossless run with another one."""
+    """Token-for-token comparison of a lossless greedy run with another one."""
 
     against: str
     compared: int
     identical: int
     differences: list[Difference]
-    sampled: bool = False
-    """Whether tokens are drawn, from the same variates in both runs."""
     bound: float = GAP_TOLERANCE
     """The gap below which a difference is due to rounding."""
 
     @property
     def gaps(self) -> list[float]:
-        """Of the differences that have one."""
-        return [one.gap for one in self.differences if one.gap is not None]
+        return [difference.gap for difference in self.differences]
 
     @property
     def unexplained(self) -> int:
         """Differences that rounding does not explain; none should be found."""
-        return len(self.differences) - sum(gap < self.bound for gap in self.gaps)
+        return sum(gap >= self.bound for gap in self.gaps)
 
     @property
     def holds(self) -> bool:
@@ -101,7 +95,7 @@ class BatchResult(Part):
     """Sequences whose tokens differ from those at batch size 1; None where they may: a baseline
     that samples a batch from one stream."""
     parity: Parity | None = None
-    """Of lossless methods of this engine, above batch size 1: where and why they differ from it."""
+    """Of lossless greedy methods, above batch size 1: where and why they differ from it."""
     memory_bytes: int | None = None
     """Peak memory of a wave beyond what was held before it; `Report.memory` says of which kind."""
 
@@ -243,7 +237,7 @@ def data_facts(inputs: PromptSet) -> DataFacts:
 
 
 def read_report(path: Path) -> Report:
-    """Read report.json, of former versions too. Raises ValueError for a file that is none."""
+    """Read report.json. Raises ValueError for a file that is none."""
     return read_json(Report, path, "drafttrain eval")
 
 
@@ -251,7 +245,7 @@ def read_json(kind: type[Written], path: Path, command: str) -> Written:
     """Read what a command measured. Raises ValueError for a file that holds nothing of the kind."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        return kind.model_validate(with_present_names(values))
+        return kind.model_validate(values)
     except ValidationError as error:
         problem = first_problem(error)
     except ValueError as error:

@@ -146,13 +146,12 @@ def parity_line(name: str, parity: Parity) -> str:
     line = f"{name}: {parity.identical} of {parity.compared} equal to {parity.against}"
     if not parity.differences:
         return line
-    what = "the draw's distance from a boundary" if parity.sampled else "the top-2 logit gap"
-    seen = f"{min(parity.gaps):.1e} to {max(parity.gaps):.1e}" if parity.gaps else "not known"
+    seen = f"{min(parity.gaps):.1e} to {max(parity.gaps):.1e}"
     verdict = "ties"
     if not parity.holds:
         verdict = f"{parity.unexplained} are NOT ties: please report this"
     bound = f"bound {parity.bound:.2g}"
-    return f"{line}; at the first difference {what} is {seen} ({verdict}, {bound})"
+    return f"{line}; at the first difference the top-2 logit gap is {seen} ({verdict}, {bound})"
 
 
 def swept_runs(report: Report) -> list[Run]:

@@ -24,7 +24,6 @@ VERBS = [
     "generate",
     "export",
     "tune",
-    "bench",
 ]
 COMMANDS = {"eval": "evaluate"}
 """Verb -> its function, where that has another name."""

@@ -11,7 +11,7 @@ from drafttrain.evaluation.batches.memory import peak_growth
 from drafttrain.evaluation.jobs import Job
 from drafttrain.evaluation.metrics import identical
 from drafttrain.evaluation.options import EvaluationOptions
-from drafttrain.evaluation.parity import compare_draws, compare_outputs
+from drafttrain.evaluation.parity import compare_outputs
 from drafttrain.evaluation.report import BatchResult, Parity
 from drafttrain.evaluation.runner import Decoded, make_waves, run_interleaved
 from drafttrain.evaluation.summary import Context, speed_metrics
@@ -97,19 +97,17 @@ def batch_results(context: Context, batches: Mapping[int, Batch], name: str) -> 
                 batch_size=size,
                 metrics=speed_metrics(together, run),
                 differing=differing if own_streams else None,
-                parity=check_batch(context, run, alone, size) if size > 1 else None,
+                parity=check_batch(context, run, alone) if size > 1 else None,
                 memory_bytes=batch.memory[name],
             )
         )
     return found
 
 
-def check_batch(context: Context, run: Decoded, alone: Decoded, size: int) -> Parity | None:
-    """Compare a lossless run of this engine, token for token, with itself at batch size 1."""
-    if run.method is None or not run.lossless:
+def check_batch(context: Context, run: Decoded, alone: Decoded) -> Parity | None:
+    """Compares a lossless greedy run of this engine with itself at batch size 1."""
+    options = context.options
+    if run.method is None or not run.lossless or not options.sampling.greedy:
         return None
-    outputs, options = (run.outputs, alone.outputs), context.options
-    if options.sampling.greedy:
-        limit = options.max_new_tokens
-        return compare_outputs(context.model, context.prompts, *outputs, limit, "batch size 1")
-    return compare_draws(context.model, run.method, context.prompts, *outputs, options, size)
+    outputs, limit = (run.outputs, alone.outputs), options.max_new_tokens
+    return compare_outputs(context.model, context.prompts, *outputs, limit, "batch size 1")

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from drafttrain.evaluation.bootstrap import Estimate
-from drafttrain.evaluation.report import BatchResult, Report, Run, read_report
+from drafttrain.evaluation.environment import Environment
+from drafttrain.evaluation.report import BatchResult, DataFacts, Report, Run, TargetFacts
 
-FORMER = Path(__file__).parents[1] / "former_report.json"
+ENVIRONMENT = Environment(
+    date="2026-11-27T00:00:00+00:00",
+    command="drafttrain eval",
+    cpu="a CPU",
+    cores=2,
+    threads=1,
+    gpu=None,
+    python="3.11.7",
+    versions={"torch": "2.11.0", "transformers": "5.15.0"},
+    commit=None,
+)
 
 
 def estimate(value: float) -> Estimate:
@@ -49,5 +58,12 @@ def batched_report() -> Report:
         run("causal k=9 greedy", [result(1, 210, 5, 2.1), result(8, 380, 21, 0.95)], k=9),
         run("assisted", [result(1, 90, 11, 0.9)], kind="baseline", method="assisted"),
     ]
-    update = {"runs": runs, "memory": "resident"}
-    return read_report(FORMER).model_copy(update=update)
+    return Report(
+        mode="decode",
+        target=TargetFacts(path="models/target", parameters=100, dtype="float32", device="cpu"),
+        data=DataFacts(path="test.jsonl", prompts=40, references=0),
+        environment=ENVIRONMENT,
+        options={},
+        runs=runs,
+        memory="resident",
+    )
