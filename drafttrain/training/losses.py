@@ -84,14 +84,6 @@ def acceptance_loss(
     return losses, (acceptance + of_rejection).expand_as(losses)
 
 
-def acceptance_loss_slope(
-    logits: Tensor, acceptance: Tensor, rejection_weight: Tensor | float
-) -> Tensor:
-    """Derivative of `acceptance_loss` by the logits: weight * P^ - P. Shapes: as there."""
-    weights = acceptance + rejection_weight * (1 - acceptance)
-    return weights * logits.sigmoid() - acceptance
-
-
 def binary_kl(logits: Tensor, acceptance: Tensor) -> Tensor:
     """KL(P || P^) between Bernoulli distributions at each position, in nats; 0 * log 0 = 0.
 
