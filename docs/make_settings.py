@@ -23,8 +23,7 @@ from drafttrain.config import (
     recipes,
     serving,
 )
-from drafttrain.config.base import Config
-from drafttrain.config.fields import sentences, settings_class
+from drafttrain.config.base import Config, sentences, settings_class
 
 PAGE = Path(__file__).with_name("settings.md")
 MODULES = (inputs, decode, commands, serving, recipes, language_recipes, policy)

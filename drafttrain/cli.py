@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from drafttrain.commands.options import DryRun, Flag, takes_settings
+from drafttrain.commands.options import DryRun, takes_settings
 from drafttrain.commands.shell import TYPER_STYLE, call, run_command
 from drafttrain.commands.texts import read_texts
 from drafttrain.config.base import ConfigError
@@ -25,7 +25,7 @@ from drafttrain.config.commands import (
     TuneConfig,
 )
 from drafttrain.config.filling import fill_distill, fill_eval, fill_from_run, fill_tune
-from drafttrain.config.sweep import SWEEPABLE, expand_sweep, parse_sweep
+from drafttrain.config.sweep import expand_sweep
 
 app = typer.Typer(**TYPER_STYLE)
 
@@ -41,7 +41,7 @@ METHOD = {
     "--drafter": "decode.drafter",
     "--tree": "decode.tree.kind",
     "--cascade": "decode.cascade.drafters",
-    "--increments": Flag("decode.cascade.increments", shape="int,int/int"),
+    "--increments": "decode.cascade.increments",
     "--leniency": "decode.cascade.leniency",
     "--k": "decode.stop.k",
     "--stop": "decode.stop.kind",
@@ -54,12 +54,6 @@ METHOD = {
     "--alpha": "decode.verifier.alpha",
     **{option: f"decode.{setting}" for option, setting in SAMPLING.items()},
 }
-SWEEP = Flag(
-    "sweep",
-    shape="name=values",
-    help=f"Values of {', '.join(SWEEPABLE)} to try, as k=5,10; may be repeated.",
-    read=parse_sweep,
-)
 
 
 @app.callback()
@@ -171,7 +165,7 @@ def bigrams(settings: BigramsConfig) -> None:
     EvalConfig,
     TARGET
     | DATA
-    | {"--report": "report", "--mode": "mode", "--sweep": SWEEP, "--batch-size": "batch_sizes"}
+    | {"--report": "report", "--mode": "mode", "--sweep": "sweep", "--batch-size": "batch_sizes"}
     | POLICY
     | METHOD,
     fill_eval,

@@ -6,17 +6,14 @@ A command's table says which setting each option is short for; the settings clas
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import update_wrapper
 from inspect import Parameter, Signature, getdoc, signature
-from keyword import iskeyword
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
-from drafttrain.config.base import Config
-from drafttrain.config.fields import choices, find_field, plain_types, sentences, settings_below
+from drafttrain.config.base import Config, ConfigError, fields_of, sentences, settings_class
 from drafttrain.config.reading import load_settings
 
 Overrides = Annotated[
@@ -30,52 +27,35 @@ DryRun = Annotated[
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 """Read by run_command before the command itself runs; declared to be listed in the help."""
 
-Flags = Mapping[str, "str | Flag"]
-"""Option, as `--k` -> the dotted name of its setting, as `decode.stop.k`."""
 WORDS = {str: "text", int: "int", float: "float", Path: "path"}
 """What the help shows for a value of a type."""
-DEFAULT = "Default: "
-"""How the sentence of a description begins that says what counts where nothing is given."""
-
-
-@dataclass(frozen=True)
-class Flag:
-    """An option that needs more than its setting's class says."""
-
-    setting: str
-    shape: str | None = None
-    """What the help shows for a value."""
-    help: str | None = None
-    read: Callable[[list[str]], Any] | None = None
-    """Makes a value of the texts of an option that may be repeated."""
 
 
 def takes_settings(
     kind: type[Config],
-    flags: Flags,
+    flags: Mapping[str, str],
     fill: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     file: str | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a Typer command of a function of settings: it reads them, then calls the function.
 
     Its options are --config, KEY=VALUE, the flags, --debug, and the function's own parameters but
-    the first, annotated as Typer has them. fill: see `load_settings`. file: YAML that is read where
-    --config is not given.
+    the first, annotated as Typer has them. flags: option, as `--k` -> setting, as `decode.stop.k`.
+    fill: see `load_settings`. file: YAML that is read where --config is not given.
     """
-    rows = {option: Flag(row) if isinstance(row, str) else row for option, row in flags.items()}
 
     def wrap(command: Callable[..., None]) -> Callable[..., None]:
         own = list(signature(command, eval_str=True).parameters.values())[1:]
         parameters = [
             _parameter("overrides", Overrides),
             _parameter("config", ConfigFile, None if file is None else Path(file)),
-            *(_option(kind, option, flag) for option, flag in rows.items()),
-            *(_parameter(one.name, one.annotation, one.default) for one in own),
+            *(_option(kind, option, setting) for option, setting in flags.items()),
+            *(one.replace(kind=Parameter.KEYWORD_ONLY) for one in own),
             _parameter("debug", Debug, False),
         ]
 
         def run(**given: Any) -> None:
-            values = {flag.setting: _value(flag, given[_name(one)]) for one, flag in rows.items()}
+            values = {setting: _value(setting, given[_name(setting)]) for setting in flags.values()}
             overrides = given["overrides"] or ()
             settings = load_settings(kind, given["config"], overrides, values, fill)
             command(settings, **{one.name: given[one.name] for one in own})
@@ -100,66 +80,72 @@ def _parameter(name: str, annotation: Any, default: Any = None) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
-def _name(option: str) -> str:
-    """`--max-new-tokens` as a parameter of a function; `--for` as `for_`, since Python has it."""
-    name = option.removeprefix("--").replace("-", "_")
-    return f"{name}_" if iskeyword(name) else name
+def _name(setting: str) -> str:
+    """The parameter of a setting's option: `decode.stop.k` as `decode__stop__k`."""
+    return setting.replace(".", "__")
 
 
-def _option(kind: type[Config], option: str, flag: Flag) -> Parameter:
+def _option(kind: type[Config], option: str, setting: str) -> Parameter:
     """The option as Typer has it. Values are text: their types are those of the settings."""
-    annotation = find_field(kind, flag.setting).annotation
+    annotation = fields_of(kind)[setting].annotation
     switch = annotation is bool
     declared = typer.Option(
         option,
-        metavar=None if switch else f"<{flag.shape or shape_of(annotation)}>",
-        help=flag.help or option_help(kind, flag.setting),
-        rich_help_panel=_panel(kind, flag.setting),
+        metavar=None if switch else f"<{shape_of(annotation)}>",
+        help=option_help(kind, setting),
+        rich_help_panel=_panel(kind, setting),
     )
     if switch:
-        return _parameter(_name(option), Annotated[bool, declared], False)
-    text = str if flag.read is None else list[str]
-    return _parameter(_name(option), Annotated[text | None, declared])
+        return _parameter(_name(setting), Annotated[bool, declared], False)
+    text = list[str] if get_origin(annotation) is dict else str
+    return _parameter(_name(setting), Annotated[text | None, declared])
 
 
-def _value(flag: Flag, given: Any) -> Any:
-    """What an option sets; None where it is not given."""
-    if not given and not isinstance(given, str):
-        return None
-    return given if flag.read is None else flag.read(given)
+def _value(setting: str, given: Any) -> Any:
+    """What an option sets; None where it is not given. `name=value` lines make a mapping."""
+    if isinstance(given, list):
+        if wrong := [text for text in given if "=" not in text]:
+            raise ConfigError(f"{setting} {wrong[0]!r} is not NAME=VALUE; write for example k=5,10")
+        given = dict(text.split("=", 1) for text in given)
+    return given if given or isinstance(given, str) else None
 
 
 def shape_of(annotation: Any) -> str:
     """A value as the help shows it: int, or int,int for a list."""
-    [kind, *_] = plain_types(annotation)
-    if get_origin(kind) is tuple:
-        inside = shape_of(get_args(kind)[0])
-        return f"{inside},{inside}"
-    return "name" if get_origin(kind) is Literal else WORDS[kind]
+    origin = get_origin(annotation)
+    if origin in (None, Literal, dict):
+        return {Literal: "name", dict: "name=values"}.get(origin) or WORDS[annotation]
+    inside = shape_of(get_args(annotation)[0])
+    return f"{inside},{inside}" if origin is tuple else inside
+
+
+def choices(annotation: Any) -> list[str]:
+    """The values of a setting that takes some of a few; none for others."""
+    if get_origin(annotation) is Literal:
+        return [str(value) for value in get_args(annotation)]
+    return [value for inside in get_args(annotation) for value in choices(inside)]
 
 
 def option_help(kind: type[Config], setting: str) -> str:
-    """What a setting's description says in its first sentence, its choices, and its default.
+    """The first sentence of a setting's description, its choices, and its default.
 
-    An option for the path in a group (data.path) stands for the group: what the command's own
-    settings say of that comes first.
+    An option for the path in a group (data.path) stands for the group, whose own description in the
+    command's settings comes first.
     """
-    field = find_field(kind, setting)
-    told = sentences(field.description)
-    group, _, name = setting.rpartition(".")
-    of_group = sentences(find_field(kind, group).description) if group and name == "path" else []
-    if of_group:
-        told = told[:1] + of_group if of_group[0].startswith(DEFAULT) else of_group
-    shown = [one for one in told[:1] if not one.startswith(DEFAULT)]
-    known = choices(field.annotation)
+    fields = fields_of(kind)
+    told = sentences(fields[setting].description)
+    if setting.endswith(".path"):
+        told = sentences(fields[setting.removesuffix(".path")].description) + told
+    shown = [one for one in told if not one.startswith("Default: ")][:1]
+    known = choices(fields[setting].annotation)
     if not all(choice in " ".join(shown) for choice in known):
         shown.append(f"One of {', '.join(known)}.")
-    return " ".join([*shown, *(one for one in told if one.startswith(DEFAULT))])
+    return " ".join([*shown, *[one for one in told if one.startswith("Default: ")][:1]])
 
 
 def _panel(kind: type[Config], setting: str) -> str | None:
     """Options of one group of `decode` are listed together, under what the group is."""
-    *groups, _ = setting.split(".")
-    if len(groups) < 2:
+    group = setting.rpartition(".")[0]
+    if "." not in group:
         return None
-    return sentences(settings_below(kind, groups).__doc__)[0].removesuffix(".")
+    return sentences(settings_class(fields_of(kind)[group].annotation).__doc__)[0].removesuffix(".")

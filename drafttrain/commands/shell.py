@@ -66,6 +66,7 @@ def run_command(
     resumable: run again, it continues. SIGTERM ends any command as Ctrl-C does.
     """
     came: list[int] = []
+    interrupted = "interrupted" + "; run the same command again to continue" * resumable
 
     def interrupt(number: int, _: object) -> None:
         came.append(number)
@@ -89,21 +90,13 @@ def run_command(
         if debug:
             raise
         if came:  # a library made an error of its own of the interruption
-            _fail(name, _interrupted(resumable), INTERRUPTED)
+            _fail(name, interrupted, INTERRUPTED)
         if isinstance(error, ValueError | OSError):
             _fail(name, str(error), USER_ERROR)
         _fail(name, f"{type(error).__name__}: {error} (a bug; --debug shows where)", BUG)
     if code == INTERRUPTED:
-        _fail(name, _interrupted(resumable), INTERRUPTED)
+        _fail(name, interrupted, INTERRUPTED)
     raise SystemExit(code or 0)
-
-
-def _interrupted(resumable: bool) -> str:
-    if not resumable:
-        return "interrupted"
-    from drafttrain.config.relaunch import launch_command
-
-    return f"interrupted; go on with: {launch_command()}"
 
 
 def _fail(name: str, message: str, code: int) -> NoReturn:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+import re
+from typing import Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict
+from pydantic.fields import FieldInfo
 
 Precision = Literal["float32", "bfloat16", "float16"]
 
@@ -18,6 +19,18 @@ class Interrupted(Exception):
     """Work was asked to stop and has been saved; the message says where."""
 
 
+class Config(BaseModel):
+    """Base of all settings: frozen, unknown keys refused.
+
+    The string under a field is its description: docs/settings.md shows all of it, the help of an
+    option its first sentence and the sentence that begins with "Default:".
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=()
+    )
+
+
 def split_at_commas(value: object) -> object:
     """`a,b` as [a, b] and a number as the only one, for lists of settings; all else as it is."""
     if isinstance(value, str):
@@ -25,26 +38,25 @@ def split_at_commas(value: object) -> object:
     return [value] if type(value) in (int, float) else value
 
 
-class Config(BaseModel):
-    """Base of all settings: frozen, unknown keys refused.
+def fields_of(kind: type[Config]) -> dict[str, FieldInfo]:
+    """All settings by their dotted names, groups before their own; NAME is any key of a mapping."""
+    found = {}
+    for name, field in kind.model_fields.items():
+        found[name] = field
+        group = settings_class(field.annotation)
+        below = {} if group is None else fields_of(group)
+        above = f"{name}.NAME" if get_origin(field.annotation) is dict else name
+        found |= {f"{above}.{inner}": one for inner, one in below.items()}
+    return found
 
-    The string under a field is its description, said once: docs/settings.md shows the whole, the
-    help of an option its first sentence and its default (the sentence that opens with "Default:").
-    """
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=()
-    )
-    former_names: ClassVar[Mapping[str, str]] = {}
-    """Former name of a setting, as earlier runs recorded it -> its name."""
+def settings_class(annotation: Any) -> type[Config] | None:
+    """The class of a group of settings, optional or in a mapping; None for plain values."""
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        return annotation
+    return next(filter(None, map(settings_class, get_args(annotation))), None)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _take_former_names(cls, values: Any) -> Any:
-        if not isinstance(values, dict) or not cls.former_names.keys() & values.keys():
-            return values
-        known = {name: value for name, value in values.items() if name not in cls.former_names}
-        for former, name in cls.former_names.items():
-            if former in values:
-                known.setdefault(name, values[former])
-        return known
+
+def sentences(text: str | None) -> list[str]:
+    """The sentences of a description, each on one line."""
+    return [part for part in re.split(r"(?<=[.?!])\s+", " ".join((text or "").split())) if part]

@@ -45,6 +45,10 @@ def _spelled_out(value: object) -> object:
 
 
 Compile = Annotated[Literal["off", "auto", "on"], BeforeValidator(_spelled_out)]
+SweptValues = Annotated[
+    list[Annotated[float | str, Field(union_mode="left_to_right")]],
+    BeforeValidator(split_at_commas),
+]
 
 
 class DistillConfig(Config):
@@ -138,11 +142,11 @@ class EvalConfig(Config):
     """More methods by the names that reports give them, measured in the same run, with the
     sampling of `decode`: {copied: {drafter: max-gram}, ...}. Chains without a stop of their own are
     measured at every k of a sweep; reports compare them with the drafter, input by input."""
-    sweep: dict[str, list[float | str]] = {}
-    """Values to try, for example {k: [5, 10], h: [0.5, 0.7], beta: [3], tau: [1.0, 2.0]}. Every k,
-    h, entropy, confidence, cumulative, logistic, bandit and delta is a stop policy, measured with
-    the verifier asked for; beta and tau add Spec-Verification at each of their pairs, rule and
-    alpha deferral at each of theirs."""
+    sweep: dict[str, SweptValues] = {}
+    """Values to try, as k=5,10; of several settings {k: [5, 10], h: [0.5, 0.7], beta: [3]}. Every
+    setting of a stop policy makes one policy per value, measured with the verifier asked for; beta
+    and tau add Spec-Verification at each of their pairs, rule and alpha deferral at each of theirs.
+    """
     rank_data: DataConfig | None = None
     """Prompts on which acceptance by rank is measured for sequoia; not those reported on."""
     baselines: tuple[Baseline, ...] = ("generate", "beam")

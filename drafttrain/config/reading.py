@@ -1,18 +1,25 @@
-"""From what a user wrote, a YAML file, `key=value` and flags, to settings."""
+"""From what a user wrote, a YAML file, `key=value` and flags, to settings.
+
+OmegaConf reads and merges; text such as `${name}` stays as it is written and is never resolved.
+"""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
+from yaml import MarkedYAMLError, YAMLError
 
-from drafttrain.config.base import Config, ConfigError
-from drafttrain.config.wrong_settings import explain
+from drafttrain.config.base import Config, ConfigError, fields_of
 
 Settings = TypeVar("Settings", bound=Config)
+SUGGESTIONS = 3
+"""Most names that an unknown one is answered with."""
 
 
 def load_settings(
@@ -41,23 +48,15 @@ def merge_values(
     flags: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """What the user wrote, as nested mappings, before defaults and types are applied."""
-    values = {} if file is None else _read_yaml(file)
-    for override in overrides:
-        key, separator, text = override.partition("=")
-        if not separator or not key:
-            raise ConfigError(f"{override!r} is no override: write key=value, as train.seed=1")
+    values = OmegaConf.create() if file is None else _read_yaml(file)
+    given = [(*_parse(override), override) for override in overrides]
+    given += [(key, value, key) for key, value in (flags or {}).items() if value is not None]
+    for key, value, shown in given:
         try:
-            value = _parse_value(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(
-                f"{override!r}: the value is not valid YAML ({_yaml_problem(error)}); put text in "
-                f"quotes, as {key}='\"TEXT\"'"
-            ) from None
-        _assign(values, key, value, override)
-    for key, value in (flags or {}).items():
-        if value is not None:
-            _assign(values, key, value, key)
-    return values
+            OmegaConf.update(values, key, value, merge=False)
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{shown!r} cannot be set: {_problem(error)}") from None
+    return OmegaConf.to_container(values, resolve=False)
 
 
 def validate_settings(
@@ -96,72 +95,95 @@ def check_settings(kind: type[Config], values: Mapping[str, Any]) -> None:
 
 def dump_settings(settings: Config) -> str:
     """The settings as YAML, every field written out."""
-    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return OmegaConf.to_yaml(settings.model_dump(mode="json"))
 
 
 def first_problem(error: ValidationError) -> str:
     """Where a file departs from what it should hold, and how: the first place, in one line."""
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
+    where = ".".join(map(str, first["loc"]))
     told = first["type"] in ("missing", "json_invalid") or isinstance(first["input"], dict)
     given = "" if told else f" = {first['input']!r}"
     return f"{where}{given}: {first['msg']}" if where else first["msg"]
 
 
-def _read_yaml(file: Path) -> dict[str, Any]:
+def explain(kind: type[Config], error: ValidationError, within: str = "") -> str:
+    """The first mistake in settings of a kind: where, the value given, what to write instead."""
+    # A misspelt key leaves another one missing; the misspelling is what the user must mend.
+    order = {"extra_forbidden": 0, "missing": 2}
+    first = min(error.errors(), key=lambda one: order.get(one["type"], 1))
+    name = ".".join(map(str, first["loc"]))
+    prefix = f"{within}." if within else ""
+    if first["type"] == "extra_forbidden":
+        return f"unknown setting {prefix + name!r}; {_suggest(kind, name, prefix)}"
+    below = {one: field for one, field in fields_of(kind).items() if one.startswith(f"{name}.")}
+    needed = next((one for one, field in below.items() if field.is_required()), name)
+    if first["type"] == "missing" and isinstance(first["loc"][-1], str):
+        needed = prefix + needed
+        return f"setting {needed!r} is missing; give {needed}=VALUE or put it in the YAML file"
+    message = first["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
+    if below and first["type"] == "model_type":
+        message = "not a group of settings; name one in it"
+        message += f", as {prefix}{needed}={first['input']}" if needed != name else ""
+    return f"{prefix}{name} = {first['input']!r}: {message}"
+
+
+def _suggest(kind: type[Config], wrong: str, prefix: str) -> str:
+    """The settings whose last part is spelt most like the unknown one's, the nearest group first;
+    else all that are known beside it."""
+    names = list(fields_of(kind))
+    group, _, last = wrong.rpartition(".")
+    near = difflib.get_close_matches(last, {name.rpartition(".")[2] for name in names}, n=1)
+    found = [name for name in names if name.rpartition(".")[2] in near]
+    if found:
+        best = max(_nearness(name, wrong) for name in found)
+        nearest = [repr(prefix + name) for name in found if _nearness(name, wrong) == best]
+        return f"did you mean {' or '.join(nearest[:SUGGESTIONS])}?"
+    beside = sorted(name.rpartition(".")[2] for name in names if name.rpartition(".")[0] == group)
+    return f"known here: {', '.join(beside)}"
+
+
+def _nearness(name: str, wrong: str) -> tuple[int, bool]:
+    """How many groups both are in; of equals, what is in no mapping is nearer."""
+    groups = zip(name.split(".")[:-1], wrong.split(".")[:-1], strict=False)
+    return sum(one == two for one, two in groups), ".NAME." not in name
+
+
+def _read_yaml(file: Path) -> DictConfig:
     if not file.is_file():
         raise ConfigError(f"no settings file {str(file)!r}; give an existing YAML file")
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ConfigError(
-            f"{file} is not valid YAML ({_yaml_problem(error)}); mend it there"
-        ) from None
+        values = OmegaConf.load(file)
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{file} is not valid YAML ({_problem(error)}); mend it there") from None
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{file} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8"
         ) from None
-    if values is None:
-        return {}
-    if not isinstance(values, dict):
-        raise ConfigError(
-            f"{file} holds a {type(values).__name__}; write a mapping of keys, as `out: FOLDER`"
-        )
+    if not isinstance(values, DictConfig):
+        raise ConfigError(f"{file} holds no settings; write a mapping of keys, as `out: FOLDER`")
     return values
 
 
-def _yaml_problem(error: yaml.YAMLError) -> str:
+def _parse(override: str) -> tuple[str, Any]:
+    """Key and value of `a.b=c`, the value read as YAML."""
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"{override!r} is no override: write key=value, as train.seed=1")
+    try:
+        value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(
+            f"{override!r}: the value is not valid YAML ({_problem(error)}); put text in quotes, "
+            f"as {key}='\"TEXT\"'"
+        ) from None
+    is_text = isinstance(value, dict) and not text.lstrip().startswith("{")
+    return key, text if is_text else value  # data.prefix="Question: " is meant as text
+
+
+def _problem(error: Exception) -> str:
     """What is wrong and where, in one line."""
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
-    return " ".join(str(error).split())
-
-
-def _parse_value(text: str) -> Any:
-    value = yaml.safe_load(text) if text else None
-    if isinstance(value, dict) and not text.lstrip().startswith("{"):
-        return text  # data.prefix="Question: " is meant as text
-    if isinstance(value, str):  # YAML 1.1 reads 3e-4 as a string
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
-
-
-def _assign(values: dict[str, Any], key: str, value: Any, shown: str) -> None:
-    *parents, last = key.split(".")
-    here = values
-    for depth, parent in enumerate(parents, start=1):
-        if here.get(parent) is None:
-            here[parent] = {}
-        below = here[parent]
-        if not isinstance(below, dict):
-            group = ".".join(parents[:depth])
-            raise ConfigError(
-                f"{shown!r}: {group} = {below!r} is a value, not a group of settings; leave one of "
-                "the two out"
-            )
-        here = below
-    here[last] = value
+    return " ".join(str(error).split("\n")[0].split())

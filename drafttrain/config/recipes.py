@@ -22,8 +22,6 @@ class DrafterConfig(Config):
     """The shape of a Spec-Drafter (SpecDec Section 3.1). Vocabulary, positions, norm and activation
     follow the target it is for."""
 
-    former_names = {"coupling_rank": "previous_token_rank"}
-
     encoder: Literal["own", "target"] | None = None
     """target: none of its own; it reads what the target's encoder puts out (ours), so a round costs
     its decoder alone. Where it starts from the target's decoder, keys and values of cross-attention

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from pydantic import ValidationError
-
 from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import DecodeConfig
+from drafttrain.config.reading import validate_settings
 from drafttrain.config.stops import STOPS
 from drafttrain.config.verifiers import RULES
 
@@ -18,103 +17,56 @@ STOP_OF = {stop.varied: stop for stop in STOPS.values()}
 """Setting of a stop policy that can be swept -> the policy that goes by it."""
 RULE_OF = {setting.name: rule for rule in RULES.values() for setting in rule.settings}
 """The same of verifiers."""
-WORDS = {setting.name for rule in RULES.values() for setting in rule.settings if setting.choices}
-"""Those that are words, not numbers."""
 Value = float | str
 SWEEPABLE = (*STOP_OF, *RULE_OF)
+Sweep = Mapping[str, Sequence[Value]]
 
 
-def expand_sweep(decode: DecodeConfig, sweep: Mapping[str, Sequence[Value]]) -> list[DecodeConfig]:
-    """The methods that a sweep asks for, each once.
+def expand_sweep(decode: DecodeConfig, sweep: Sweep) -> list[DecodeConfig]:
+    """The methods that a sweep asks for, each once; without a sweep the method itself.
 
-    Every k, h, entropy, delta, ... is a stop policy of that kind, beside the one asked
-    for by `stop.kind`, if it was given. All are measured with the verifier asked for; beta and tau
-    add Spec-Verification at each of their pairs, rule and alpha deferral at each of theirs. Without
-    a sweep: the method itself. Raises ConfigError naming the setting for unknown names, no values,
-    and values out of range.
+    Every k, h, entropy, delta, ... is a stop policy of that kind; the one asked for by `stop.kind`
+    comes first, if it was given and is of another kind. All are measured with the verifier asked
+    for, and with each other rule that has a swept setting, at all combinations of its own.
+    Raises ConfigError naming the setting for unknown names, no values, and values out of range.
     """
-    for name, values in sweep.items():
-        _check(name, values)
+    for name in sweep.keys() - SWEEPABLE:
+        near = difflib.get_close_matches(name, SWEEPABLE, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(SWEEPABLE)}"
+        raise ConfigError(f"sweep over {name!r} is not possible; {hint}")
+    if empty := [name for name, values in sweep.items() if not values]:
+        raise ConfigError(f"sweep over {empty[0]!r} has no values; write {empty[0]}=1,2")
+    given = decode.model_dump(exclude_unset=True)  # what was not given stays not given
     methods = []
-    for stop in _stops(decode, sweep):
-        for verifier in _verifiers(decode, sweep):
-            method = _with_parts(decode, stop, verifier)
-            if method not in methods:
-                methods.append(method)
-    return methods
+    for stop, verifier in product(_stops(decode, sweep), _verifiers(decode, sweep)):
+        parts = {"stop": stop, "verifier": verifier}
+        values = given | {name: part for name, part in parts.items() if part or name in given}
+        methods.append(validate_settings(DecodeConfig, values, within="decode"))
+    return [method for n, method in enumerate(methods) if method not in methods[:n]]
 
 
-def _stops(decode: DecodeConfig, sweep: Mapping[str, Sequence[Value]]) -> list[dict[str, Any]]:
+def _stops(decode: DecodeConfig, sweep: Sweep) -> list[dict[str, Any]]:
     """Settings of each stop policy, without those that belong to another kind alone."""
-    given = decode.stop.model_dump(exclude_unset=True)  # what was not given stays not given
-    swept = [name for name in STOP_OF if name in sweep]
-    asked_for = "kind" in given and decode.stop.kind not in [STOP_OF[name].name for name in swept]
+    given = decode.stop.model_dump(exclude_unset=True)
+    swept = [{"kind": STOP_OF[n].name, n: value} for n in STOP_OF for value in sweep.get(n, ())]
     if not swept:
         return [given]
-    stops = [_only_of(decode.stop.kind, given)] if asked_for else []
-    for name in swept:
-        kind = STOP_OF[name].name
-        stops += [{**_only_of(kind, given), "kind": kind, name: value} for value in sweep[name]]
-    return stops
+    asked_for = "kind" in given and decode.stop.kind not in {one["kind"] for one in swept}
+    stops = [{"kind": decode.stop.kind}, *swept] if asked_for else swept
+    return [
+        {name: given[name] for name in STOPS[stop["kind"]].settings if name in given} | stop
+        for stop in stops
+    ]
 
 
-def _only_of(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The given settings that this kind of stop policy has a use for."""
-    known = {"kind", *STOPS[kind].settings}
-    return {name: value for name, value in given.items() if name in known}
-
-
-def _verifiers(decode: DecodeConfig, sweep: Mapping[str, Sequence[Value]]) -> list[dict[str, Any]]:
-    """Each rule with a swept setting at all combinations of its own, behind the verifier asked for,
-    unless that is one of them."""
+def _verifiers(decode: DecodeConfig, sweep: Sweep) -> list[dict[str, Any]]:
+    """The verifier asked for, then each rule with a swept setting at every combination."""
     given = decode.verifier.model_dump(exclude_unset=True)
     found = []
     for rule in dict.fromkeys(RULE_OF[name] for name in RULE_OF if name in sweep):
         names = [setting.name for setting in rule.settings]
-        tried = [sweep.get(name, [getattr(decode.verifier, name)]) for name in names]
-        found += [
-            {"kind": rule.name, **dict(zip(names, values, strict=True))}
-            for values in product(*tried)
-        ]
+        tried = product(*(sweep.get(name, [getattr(decode.verifier, name)]) for name in names))
+        found += [{"kind": rule.name, **dict(zip(names, values, strict=True))} for values in tried]
         given = {name: value for name, value in given.items() if name not in names}
-    asked_for = decode.verifier.kind not in [one["kind"] for one in found]
+    asked_for = decode.verifier.kind not in {one["kind"] for one in found}
     return [given, *found] if asked_for else found
-
-
-def parse_sweep(texts: Sequence[str]) -> dict[str, list[Value]]:
-    """`k=5,10` and `tau=1,2` as {"k": [5, 10], "tau": [1, 2]}, for the command line."""
-    sweep: dict[str, list[Value]] = {}
-    for text in texts:
-        name, separator, values = text.partition("=")
-        try:
-            found = [value if name in WORDS else float(value) for value in values.split(",")]
-        except ValueError:
-            found = []
-        if not separator or not found:
-            raise ConfigError(f"sweep {text!r} is not NAME=VALUE,VALUE; write for example k=5,10")
-        sweep[name] = found
-    return sweep
-
-
-def _check(name: str, values: Sequence[Value]) -> None:
-    if name not in SWEEPABLE:
-        near = difflib.get_close_matches(name, SWEEPABLE, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(SWEEPABLE)}"
-        raise ConfigError(f"sweep over {name!r} is not possible; {hint}")
-    if not values:
-        raise ConfigError(f"sweep over {name!r} has no values; write for example {name}=1,2")
-
-
-def _with_parts(
-    decode: DecodeConfig, stop: Mapping[str, Any], verifier: Mapping[str, Any]
-) -> DecodeConfig:
-    values = decode.model_dump(exclude_unset=True)
-    parts = {"stop": stop, "verifier": verifier}
-    values |= {name: dict(part) for name, part in parts.items() if part or name in values}
-    try:
-        return DecodeConfig.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(
-            f"sweep value {first['loc'][-1]}={first['input']!r}: {first['msg']}"
-        ) from None

@@ -29,7 +29,6 @@ from torch.utils.data import DataLoader, Dataset
 from drafttrain.config.base import Interrupted
 from drafttrain.config.progress import tracking
 from drafttrain.config.recipes import TrainConfig
-from drafttrain.config.relaunch import launch_command
 from drafttrain.data.batches.batch_plan import BatchPlan
 from drafttrain.data.batches.examples import Batch, Example, Examples
 from drafttrain.data.shards.writing import join_processes
@@ -179,8 +178,8 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
                 save_checkpoint(accelerator, objective, run, where, schedule)
             if stopping and not last:
                 raise Interrupted(
-                    f"stopped at step {step} of {total}; its checkpoint is in {run}; go on with: "
-                    f"{launch_command()}"
+                    f"stopped at step {step} of {total}; its checkpoint is in {run}; run the "
+                    "same command again to continue"
                 )
     if accelerator.is_main_process:
         newest = schedule.due(checkpoint_folders(run))[-settings.average :]

@@ -11,10 +11,9 @@ import pytest
 import typer
 
 from drafttrain import cli
-from drafttrain.commands.options import DryRun, Flag, option_help, shape_of, takes_settings
-from drafttrain.config.base import Config, ConfigError
+from drafttrain.commands.options import DryRun, choices, option_help, shape_of, takes_settings
+from drafttrain.config.base import Config, ConfigError, fields_of
 from drafttrain.config.commands import DistillConfig, EvalConfig, ExportConfig, TuneConfig
-from drafttrain.config.fields import find_field
 
 VERBS = [
     "distill",
@@ -51,8 +50,7 @@ def parsed(*arguments: str) -> list[object]:
     """What a command got."""
     got: list[object] = []
     app = typer.Typer()
-    read = Flag("values", shape="name=value", read=lambda texts: dict(t.split("=") for t in texts))
-    flags = {"--a-group": "group.path", "--swap": "swap", "--value": read}
+    flags = {"--a-group": "group.path", "--swap": "swap", "--value": "values"}
 
     @app.command()
     @takes_settings(Settings, flags)
@@ -76,6 +74,19 @@ def test_options_win_over_overrides_and_these_over_the_file(tmp_path):
     assert settings.group == Group(path="given", sizes=(2,)) and settings.swap and not dry_run
     [settings, _] = parsed("--config", str(file), "group.path=given", "--a-group", "option")
     assert settings.group == Group(path="option", sizes=(1,))
+
+
+def test_lists_and_mappings_are_read_from_options():
+    [settings, _] = parsed("--a-group", "x", "group.sizes=[1,2]", "--value", "a=3")
+    assert settings.group.sizes == (1, 2) and settings.values == {"a": 3}
+    with pytest.raises(ConfigError, match="values 'a' is not NAME=VALUE"):
+        parsed("--a-group", "x", "--value", "a")
+
+
+def test_choices_are_those_of_a_literal_and_of_nothing_else():
+    assert choices(fields_of(EvalConfig)["mode"].annotation) == ["decode", "teacher-forced"]
+    assert choices(fields_of(ExportConfig)["engines"].annotation)[0] == "transformers"
+    assert choices(fields_of(EvalConfig)["repeats"].annotation) == []
 
 
 def test_what_was_given_is_checked_before_more_is_filled_in():
@@ -118,12 +129,13 @@ def test_help_is_the_first_sentence_the_choices_and_the_default(kind, setting, s
         ("decode.stop.kind", "name"),
         ("decode.tree.branching", "int,int"),
         ("decode.cascade.increments", "int,int,int,int"),
+        ("sweep", "name=values"),
         ("report", "path"),
         ("decode.drafter", "text"),
     ],
 )
 def test_values_are_shown_by_their_type(setting, shape):
-    assert shape_of(find_field(EvalConfig, setting).annotation) == shape
+    assert shape_of(fields_of(EvalConfig)[setting].annotation) == shape
 
 
 @pytest.mark.parametrize("columns", [80, 120])

@@ -6,9 +6,9 @@ import pytest
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig, EvalConfig
-from drafttrain.config.inputs import TargetConfig
-from drafttrain.config.reading import dump_settings, load_settings, validate_settings
-from drafttrain.config.recipes import DrafterConfig, SpecDrafterRecipe, TrainConfig
+from drafttrain.config.inputs import DataConfig, TargetConfig
+from drafttrain.config.reading import dump_settings, load_settings, merge_values, validate_settings
+from drafttrain.config.recipes import SpecDrafterRecipe, TrainConfig
 
 NEEDED = ["target.path=t5-small", "data.path=in.txt", "out=shards"]
 
@@ -68,6 +68,39 @@ def test_an_override_may_hold_an_equals_sign():
     assert settings.data.prefix == "a=b"
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("HuggingFaceTB/SmolLM2-135M", "HuggingFaceTB/SmolLM2-135M"),
+        ("my data/a.b.txt", "my data/a.b.txt"),
+        ("'12'", "12"),
+        ("on", True),
+        ("???", "???"),
+        ("${oc.env:HOME}", "${oc.env:HOME}"),
+        ("5,10", "5,10"),
+        ("", None),
+    ],
+)
+def test_a_value_is_read_as_yaml_and_never_resolved(text, value):
+    assert merge_values(overrides=[f"data.prefix={text}"]) == {"data": {"prefix": value}}
+
+
+def test_references_in_a_file_stay_text_and_are_never_resolved(tmp_path):
+    file = yaml_file(tmp_path, "path: a\ntemplate: '${path} ${oc.env:HOME}'\n")
+    assert load_settings(DataConfig, file).template == "${path} ${oc.env:HOME}"
+
+
+def test_a_mapping_replaces_the_one_before_it(tmp_path):
+    file = yaml_file(tmp_path, "path: a\nwhere: {language: de}\n")
+    settings = load_settings(DataConfig, file, ["where={category: qa}"])
+    assert settings.where == {"category": "qa"}
+
+
+def test_a_key_that_stands_twice_in_a_file_is_refused(tmp_path):
+    said = message(file=yaml_file(tmp_path, "out: a\nout: b\n"))
+    assert "line 2" in said and "duplicate key out" in said
+
+
 def test_an_override_with_a_colon_is_text():
     settings = load_settings(
         DistillConfig, overrides=[*NEEDED, "data.prefix=Question: ", "data.where={category: math}"]
@@ -98,12 +131,12 @@ def test_an_unknown_name_is_refused_with_the_nearest_one():
         ("path=m", EvalConfig, "'target.path' or 'data.path' or 'rank_data.path'"),
         ("repeat=1", EvalConfig, "'repeats'"),
         ("temprature=1", EvalConfig, "'decode.sampling.temperature'"),
-        ("others.one.drafer=x", EvalConfig, "'others.one.drafter'"),
+        ("others.one.drafer=x", EvalConfig, "'others.NAME.drafter'"),
         ("learning_rates=1", SpecDrafterRecipe, "'train.learning_rate'"),
     ],
 )
 def test_an_unknown_name_is_sought_among_all_settings(override, kind, meant):
-    """The same name in any group, then one spelt nearly so beside it, then in any group."""
+    """The name spelt most alike in any group, of several the one in the nearest group."""
     said = message(override, kind=kind)
     assert said == f"unknown setting {override.partition('=')[0]!r}; did you mean {meant}?"
 
@@ -111,12 +144,6 @@ def test_an_unknown_name_is_sought_among_all_settings(override, kind, meant):
 def test_an_unknown_name_in_a_group_is_shown_as_the_user_wrote_it():
     with pytest.raises(ConfigError, match=r"unknown setting 'distill\.num_beam'; .*'distill\.num_"):
         validate_settings(DistillConfig, {"num_beam": 3}, within="distill")
-
-
-def test_settings_of_earlier_runs_are_read_under_their_former_names():
-    assert load_settings(DrafterConfig, overrides=["coupling_rank=7"]).previous_token_rank == 7
-    both = load_settings(DrafterConfig, overrides=["coupling_rank=7", "previous_token_rank=9"])
-    assert both.previous_token_rank == 9
 
 
 def test_an_unknown_name_without_a_near_one_lists_what_is_known():
@@ -153,7 +180,10 @@ def test_an_override_without_key_or_equals_sign_is_refused(text):
 
 def test_a_value_cannot_be_used_as_a_group():
     said = message(*NEEDED, "target.path.revision=main")
-    assert "target.path = 't5-small' is a value, not a group" in said
+    assert "target.path = {'revision': 'main'}" in said and "valid string" in said
+    assert "target = 't5-small': not a group of settings; name one in it, as target.path=" in (
+        message(*NEEDED[1:], "target=t5-small")
+    )
 
 
 def test_an_empty_group_in_the_file_can_be_filled_by_overrides(tmp_path):
@@ -172,7 +202,7 @@ def test_a_value_that_is_no_yaml_is_refused():
 
 
 def test_a_file_that_holds_no_mapping_is_refused(tmp_path):
-    assert "holds a list" in message(file=yaml_file(tmp_path, "- a\n- b\n"))
+    assert "holds no settings" in message(file=yaml_file(tmp_path, "- a\n- b\n"))
 
 
 def test_an_absent_settings_file_is_refused_by_name(tmp_path):

@@ -135,7 +135,7 @@ def _bad_leaving(status: int, said: str, work: Path) -> list[str]:
     wrong = []
     if status != INTERRUPTED:
         wrong.append(f"left with {status}: {said[-500:]}")
-    elif "interrupted" not in line and "go on with: " not in line:
+    elif "interrupted" not in line and "run the same command again" not in line:
         wrong.append(f"last line is {line!r}")
     stopped = re.search(r"stopped at step (\d+)", line)
     if stopped and newest_step(work) != int(stopped[1]):

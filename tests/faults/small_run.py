@@ -21,7 +21,7 @@ def run_training(run: Path, stop_at_step_3: bool = False) -> dict[str, torch.Ten
 
 def stopped_run(run: Path) -> Path:
     """A run with checkpoints of steps 2 and 3."""
-    with pytest.raises(Interrupted, match="stopped at step 3 of 6; .*go on with: "):
+    with pytest.raises(Interrupted, match="stopped at step 3 of 6; .*same command again"):
         run_training(run, stop_at_step_3=True)
     return run
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
-import sys
 from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from drafttrain.cli import app
 from drafttrain.commands.shell import run_command
-from drafttrain.config.relaunch import is_launcher, launch_command, without_interpreter
 from drafttrain.training import stop_signal
 from drafttrain.training.stop_signal import StopSignal
 
@@ -48,7 +44,7 @@ def test_only_a_later_ctrl_c_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> 
             os.kill(os.getpid(), signal.SIGINT)
 
 
-@pytest.mark.parametrize(("resumable", "says"), [(True, "; go on with: "), (False, "")])
+@pytest.mark.parametrize(("resumable", "says"), [(True, "; run the same"), (False, "")])
 def test_sigterm_ends_a_command_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, resumable: bool, says: str
 ) -> None:
@@ -60,36 +56,3 @@ def test_sigterm_ends_a_command_in_one_line(
     said = capsys.readouterr().err.splitlines()
     assert left.value.code == 130
     assert len(said) == 1 and said[0].startswith(f"drafttrain: interrupted{says}")
-
-
-@pytest.mark.parametrize(
-    ("words", "typed"),
-    [
-        ("/usr/bin/python3 /env/bin/accelerate launch a.py run=b", "accelerate launch a.py run=b"),
-        ("/env/bin/python recipes/a.py run=b", "/env/bin/python recipes/a.py run=b"),
-        ("python -m drafttrain.cli distill", "python -m drafttrain.cli distill"),
-    ],
-)
-def test_the_command_is_shown_as_it_was_typed(words: str, typed: str) -> None:
-    assert " ".join(without_interpreter(words.split())) == typed
-
-
-@pytest.mark.parametrize(
-    ("words", "is_one"),
-    [
-        ("/usr/bin/python3 /env/bin/accelerate launch a.py", True),
-        ("torchrun --nproc_per_node 2 a.py", True),
-        ("python -m torch.distributed.run a.py", True),
-        ("bash -c accelerate-less.sh", False),
-        ("python -m pytest", False),
-    ],
-)
-def test_launchers_are_known_by_their_names(words: str, is_one: bool) -> None:
-    assert is_launcher(words.split()) is is_one
-
-
-def test_this_process_knows_its_command() -> None:
-    """That of pytest, or of the process that shares its work."""
-    words = psutil.Process().cmdline()
-    assert launch_command() == shlex.join(without_interpreter(words))
-    assert sys.executable in words

@@ -11,7 +11,6 @@ from tqdm import tqdm
 
 from drafttrain.config.base import Interrupted
 from drafttrain.config.progress import tracking
-from drafttrain.config.relaunch import launch_command
 from drafttrain.data.shards.sharing import Share
 from drafttrain.data.shards.store import (
     M,
@@ -76,8 +75,8 @@ def fill_folder(filling: Filling[M], folder: Path, share: Share, state: PartialS
             if state.is_main_process:
                 there = manifest.shards - len(missing_shards(folder, manifest))
                 raise Interrupted(
-                    f"interrupted: {there} of {manifest.shards} shards are in {folder}; go on "
-                    f"with: {launch_command()}"
+                    f"interrupted: {there} of {manifest.shards} shards are in {folder}; run "
+                    "the same command again to continue"
                 ) from None
             raise
         if state.is_main_process and done:
