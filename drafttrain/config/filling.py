@@ -10,17 +10,17 @@ import json
 import sys
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from drafttrain.config.base import Config, ConfigError
 from drafttrain.config.kinds import MAX_GRAM, named_kind
 from drafttrain.config.policy import Policy
-from drafttrain.config.recipes import HeadRecipe
+from drafttrain.config.reading import first_problem
 from drafttrain.config.runs import (
     CHECKPOINTS,
-    HeadRun,
     Run,
     finished_runs,
     head_folders,
@@ -31,7 +31,7 @@ from drafttrain.config.runs import (
     run_of,
 )
 from drafttrain.config.stops import STOPS
-from drafttrain.config.verifiers import RULES, VerifierRule
+from drafttrain.config.verifiers import RULES
 
 LAYOUT = {
     "input_column",
@@ -53,11 +53,8 @@ def fill_eval(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> dict[s
     says which drafter, target or inputs.
     """
     values = fill_data(fill_from_run(values, checkpoints), checkpoints)
-    others = _group(values, "others")
-    for name in others:
-        other = _group(others, name)
-        run = run_of(str(other.get("drafter")))
-        if run is not None:
+    for other in _group(values, "others").values():
+        if run := run_of(str(other.get("drafter"))):
             other["drafter"] = str(run.drafter)
     if values.get("report") is None:
         run = run_of(str(values["decode"]["drafter"]))
@@ -66,33 +63,27 @@ def fill_eval(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> dict[s
 
 
 def fill_tune(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> dict[str, Any]:
-    """All that `tune` needs: what the run of the heads knows, and where the report goes.
+    """All that `tune` needs: what the run of the heads, then that of the drafter know, and where
+    the report goes.
 
-    A drafter without heads is tuned alone, with what its own run knows. Raises ConfigError where
-    nothing says what is needed.
+    A drafter without heads is tuned alone. Raises ConfigError where nothing says what is needed.
     """
-    if values.get("heads") is None and values.get("drafter") is not None:
-        return _fill_without_heads(values, checkpoints)
-    values = fill_from_heads(values, checkpoints)
-    if values.get("report") is None:
-        heads = Path(str(values["heads"]))
-        run = head_run_of(heads)
-        values["report"] = str((heads if run is None else run.folder) / "tune.json")
-    return values
-
-
-def _fill_without_heads(values: dict[str, Any], checkpoints: Path) -> dict[str, Any]:
-    """A drafter alone: target and prompts as its run knows them."""
     values = deepcopy(values)
-    asked = {name: values[name] for name in ("target", "data") if values.get(name) is not None}
-    decode = {"drafter": values["drafter"]}
-    known = fill_data(fill_from_run({**asked, "decode": decode}, checkpoints), checkpoints)
+    if values.get("heads") is None and values.get("drafter") is None:
+        values["heads"] = str(newest_head_run(checkpoints).folder)
+    heads = values.get("heads")
+    if heads is not None:
+        _fill_from_heads(values, Path(heads))
+    _group(values, "sampling")
+    asked = {name: values[name] for name in ("target", "data") if values.get(name)}
+    asked["decode"] = {"drafter": values["drafter"]}
+    known = fill_data(fill_from_run(asked, checkpoints), checkpoints)
     values |= {"target": known["target"], "data": known["data"]}
     values["drafter"] = known["decode"]["drafter"]
-    _group(values, "sampling")
     if values.get("report") is None:
-        run = run_of(str(values["drafter"]))
-        values["report"] = str((Path() if run is None else run.folder) / "tune.json")
+        run = run_of(values["drafter"]) if heads is None else head_run_of(Path(heads))
+        folder = Path(heads or "") if run is None else run.folder
+        values["report"] = str(folder / "tune.json")
     return values
 
 
@@ -117,9 +108,10 @@ def fill_from_run(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> di
     else:
         run = run_of(str(drafter)) if trained else None
     if values.get("policy") is not None or trained:
-        _fill_from_drafter(decode, run, _asked(values))
+        chains = bool(values.get("sweep")) or values.get("mode") == "teacher-forced"
+        _fill_from_drafter(decode, run, values, chains)
     if path is None:
-        known = _trained_for(str(drafter)) if run is None else _recorded(run.recipe.target)
+        known = _trained_for(str(drafter)) if run is None else _dump(run.recipe.target)
         values["target"] = known | target
     if values["target"].get("path") is None:
         raise ConfigError(
@@ -140,7 +132,7 @@ def fill_distill(values: dict[str, Any]) -> dict[str, Any]:
     decode = {"drafter": drafter, "stop": _group(values, "stop")}
     if values.get("method") == "sample":
         decode["sampling"] = values.get("sampling")
-    _fill_from_drafter(decode, run_of(str(drafter)), replace(_asked(values), methods=False))
+    _fill_from_drafter(decode, run_of(str(drafter)), values, chains=True)
     return values | {"drafter": decode["drafter"], "stop": decode["stop"]}
 
 
@@ -161,109 +153,106 @@ def fill_data(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> dict[s
             f"no inputs are given for target {values['target']['path']!r}, and the run in "
             f"{str(run.folder)!r} is for {run.recipe.target.path!r}; add --data FILE"
         )
-    values["data"] = _recorded(run.recipe.held_out) | data
+    values["data"] = _dump(run.recipe.held_out) | data
     return values
 
 
-def fill_from_heads(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> dict[str, Any]:
-    """Target, drafter, prompts and sampling of `tune`, where the run of the heads knows them.
+def _fill_from_heads(values: dict[str, Any], heads: Path) -> None:
+    """Drafter, target, prompts and sampling, as the heads and their run recorded them.
 
-    What the user gave wins. Prompts given without columns, prefix or suffix are read as the run's
-    own. Raises ConfigError where nothing says what is needed.
+    Prompts given without columns, prefix or suffix are read as the run's own. Raises ConfigError
+    where there are no heads, or nothing says which drafter they are for.
     """
-    values = deepcopy(values)
-    heads = values.get("heads")
-    run = newest_head_run(checkpoints) if heads is None else head_run_of(Path(heads))
-    if run is not None:
-        for name, known in (("heads", str(run.folder)), ("drafter", run.recipe.drafter)):
-            if values.get(name) is None:
-                values[name] = known
-        if _group(values, "target").get("path") is None:
-            values["target"] = _recorded(run.recipe.target) | values["target"]
-        _fill_prompts(values, run.recipe)
-    own = run_of(str(values.get("drafter")))
-    if own is not None:
-        values["drafter"] = str(own.drafter)
-    folders = head_folders(Path(values["heads"]))
+    folders, run = head_folders(heads), head_run_of(heads)
     if not folders:
         raise ConfigError(
-            f"heads = {str(values['heads'])!r} holds no acceptance head; give a head's folder, or "
-            "the run of recipes/train_acceptance_head.py"
+            f"heads = {str(heads)!r} holds no acceptance head; give a head's folder, or the run of "
+            "recipes/train_acceptance_head.py"
         )
-    values["sampling"] = _labels_sampling(folders[0], run) | _group(values, "sampling")
-    for name in ("target.path", "drafter", "data.path"):
-        group, _, key = name.partition(".")
-        if (_group(values, group).get(key) if key else values.get(group)) is None:
-            raise ConfigError(
-                f"heads = {str(values['heads'])!r} lie in no run that says which {group} to use; "
-                f"give {name}="
-            )
-    return values
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """What of a policy.json counts."""
-
-    batch_size: int
-    file: Path | None = None
-    """The one given; None: that of the drafter."""
-    methods: bool = True
-    """Whether the tree or cascade in it may take the place of its chains."""
-
-
-def _asked(values: Mapping[str, Any]) -> _Asked:
-    """As the values of a command say: sweeps and teacher-forced estimates are of chains, where no
-    tree is asked for.
-
-    Raises ConfigError for a file that is given but not there.
-    """
-    file = values.get("policy")
-    if file is not None and not Path(file).is_file():
-        raise ConfigError(f"policy = {str(file)!r}: no such file; `drafttrain tune` writes one")
-    given = None if file is None else Path(file)
-    chains = values.get("sweep") or values.get("mode") == "teacher-forced"
-    return _Asked(_batch_size(values), given, not chains)
-
-
-def _fill_from_drafter(decode: dict[str, Any], run: Run | None, asked: _Asked) -> None:
-    """What the run of a trained drafter knows, and the policy.json that is given or lies beside a
-    drafter."""
-    folder = Path(str(decode["drafter"])) if run is None else run.drafter
-    _fill_from_policy(decode, asked.file or folder / "policy.json", asked)
-    if run is not None:
-        _take_drafter(decode, run)
-
-
-def _take_drafter(decode: dict[str, Any], run: Run) -> None:
-    """The run's drafter, and for a fixed length the one it was trained with."""
-    decode["drafter"] = str(run.drafter)
-    stop = _group(decode, "stop")
-    if not decode.get("cascade") and stop.get("kind", "fixed") == "fixed":
-        stop.setdefault("k", run.recipe.drafter.k)
-
-
-def _fill_prompts(values: dict[str, Any], recipe: HeadRecipe) -> None:
-    known = recipe.held_out or recipe.data
-    layout = known.model_dump(mode="json", include=LAYOUT)
-    for name in ("data", "report_data"):
-        given = _group(values, name)
-        if given.get("path") is not None:
-            values[name] = layout | given
-        elif name == "data" and recipe.held_out is not None:
-            values[name] = _recorded(known) | given
-        elif not given:
-            del values[name]
-
-
-def _labels_sampling(head: Path, run: HeadRun | None) -> dict[str, Any]:
-    """How a head's labels were decoded, as it and its run recorded it."""
-    config = json.loads((head / "config.json").read_text(encoding="utf-8"))
+    config = json.loads((folders[0] / "config.json").read_text(encoding="utf-8"))
     known = dict(config.get("sampling") or {})
     if run is not None:
+        if values.get("drafter") is None:
+            values["drafter"] = run.recipe.drafter
+        if _group(values, "target").get("path") is None:
+            values["target"] = _dump(run.recipe.target) | values["target"]
+        prompts = _dump(run.recipe.held_out or run.recipe.data)
+        layout = {name: value for name, value in prompts.items() if name in LAYOUT}
+        for name in ("data", "report_data"):
+            if _group(values, name).get("path") is not None:
+                values[name] = layout | values[name]
+        if run.recipe.held_out is not None:
+            values["data"] = prompts | values["data"]
+        values["report_data"] = values["report_data"] or None
         limit = (run.recipe.distill.get("sampling") or {}).get("max_new_tokens")
         known |= {} if limit is None else {"max_new_tokens": limit}
-    return known
+    values["sampling"] = known | _group(values, "sampling")
+    for name in ("drafter", "data"):
+        if not values.get(name):
+            raise ConfigError(
+                f"heads = {str(heads)!r} lie in no run that says which {name} to use; add --{name}"
+            )
+
+
+def _fill_from_drafter(
+    decode: dict[str, Any], run: Run | None, values: Mapping[str, Any], chains: bool
+) -> None:
+    """What a policy.json chose, then the drafter of a run, with the length it was trained with.
+
+    chains: whether the tree or cascade of a policy.json is left out.
+    """
+    folder = Path(str(decode["drafter"])) if run is None else run.drafter
+    policy = _read_policy(values.get("policy"), folder)
+    if policy is not None:
+        size = values.get("batch_size") or values.get("batch_rows") or 1
+        _fill_from_policy(decode, policy.at(int(size)), chains)
+    if run is not None:
+        decode["drafter"] = str(run.drafter)
+        stop = _group(decode, "stop")
+        if not decode.get("cascade") and stop.get("kind", "fixed") == "fixed":
+            stop.setdefault("k", run.recipe.drafter.k)
+
+
+def _read_policy(given: str | None, folder: Path) -> Policy | None:
+    """The policy.json that is given, else the one beside a drafter, if there is one."""
+    file = folder / "policy.json" if given is None else Path(given)
+    if not file.is_file():
+        if given is None:
+            return None
+        raise ConfigError(f"policy = {given!r}: no such file; `drafttrain tune` writes one")
+    try:
+        return Policy.model_validate_json(file.read_text(encoding="utf-8"))
+    except ValidationError as error:
+        raise ConfigError(
+            f"{file} is no policy.json ({first_problem(error)}); write it anew with `drafttrain "
+            "tune` or `drafttrain export`"
+        ) from None
+
+
+def _fill_from_policy(decode: dict[str, Any], policy: Policy, chains: bool) -> None:
+    """What a policy chose, where the user gave none of its settings: its tree or cascade, if it has
+    one, else stop and verifier.
+
+    A policy or rule for greedy decoding only is left out where the user samples; other rules count
+    there, for chains.
+    """
+    greedy = float((decode.get("sampling") or {}).get("temperature") or 0.0) == 0.0
+    stop, verifier = _group(decode, "stop"), _group(decode, "verifier")
+    tree = (decode.get("tree") or {}).get("kind", "none") != "none"
+    free = not tree and not decode.get("cascade") and not stop
+    method = policy.method_for(greedy) if free and not chains and not verifier else None
+    if method is not None:
+        chosen = method.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+        decode |= {name: value for name, value in chosen.items() if not decode.get(name)}
+        return
+    if free and (greedy or not STOPS[policy.stop].greedy_only):
+        stop |= policy.stop_config().model_dump(exclude_unset=True)
+    rule = RULES.get(policy.verifier.kind)
+    if verifier or rule is None:
+        return
+    right = (greedy or not rule.greedy_only) and (not tree or rule.takes_trees)
+    if right and (not rule.lossless or not (tree or greedy)):  # in greedy decoding they are equal
+        verifier |= policy.verifier.model_dump(exclude_unset=True)
 
 
 def _drafter_for(target: str, checkpoints: Path) -> str:
@@ -276,74 +265,23 @@ def _drafter_for(target: str, checkpoints: Path) -> str:
     return found
 
 
-def _fill_from_policy(decode: dict[str, Any], file: Path, asked: _Asked) -> None:
-    """What a policy.json chose, where the user gave none of its settings: its tree or cascade, if
-    it has one, else stop and verifier.
-
-    A policy or rule for greedy decoding only is left out where the user samples; other rules count
-    there, for chains.
-    """
-    if not file.is_file():
-        return
-    try:
-        policy = Policy.model_validate_json(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(
-            f"{file} is no policy of an export ({' '.join(str(error).split())}); export the "
-            "drafter anew"
-        ) from None
-    policy = policy.at(asked.batch_size)
-    greedy = float((decode.get("sampling") or {}).get("temperature") or 0.0) == 0.0
-    stop, verifier = _group(decode, "stop"), _group(decode, "verifier")
-    chains = (decode.get("tree") or {}).get("kind", "none") == "none"  # of which alone it speaks
-    free = chains and not decode.get("cascade") and not stop
-    method = policy.method_for(greedy) if free and asked.methods and not verifier else None
-    if method is not None:
-        values = method.model_dump(mode="json", exclude_unset=True, exclude_none=True)
-        decode |= {name: value for name, value in values.items() if not decode.get(name)}
-        return
-    if free and (greedy or not STOPS[policy.stop].greedy_only):
-        stop |= policy.stop_config().model_dump(exclude_unset=True)
-    rule = RULES.get(policy.verifier.kind)
-    if not verifier and rule is not None and _counts(rule, greedy, chains):
-        verifier |= policy.verifier.model_dump(exclude_unset=True)
-
-
-def _batch_size(values: Mapping[str, Any]) -> int:
-    """Sequences that a command decodes at once, where it says one number; else 1."""
-    given = values.get("batch_size", values.get("batch_rows"))
-    return int(given) if isinstance(given, int) or str(given).isdigit() else 1
-
-
-def _counts(rule: VerifierRule, greedy: bool, chains: bool) -> bool:
-    """Whether a rule of policy.json makes a difference here that was meant: a lossy one wherever it
-    is right, a lossless one where chains are sampled."""
-    right = (greedy or not rule.greedy_only) and (chains or rule.takes_trees)
-    return right and (not rule.lossless or (chains and not greedy))
-
-
-def _recorded(settings: Config) -> dict[str, Any]:
-    """Settings of a run, as a user would write them."""
-    return settings.model_dump(mode="json")
-
-
 def _trained_for(drafter: str) -> dict[str, Any]:
     """Path and revision of the target, as a local drafter's config.json has them."""
-    config = Path(drafter) / "config.json"
     try:
-        target = json.loads(config.read_text(encoding="utf-8")).get("target")
+        config = json.loads((Path(drafter) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return {key: target[key] for key in ("path", "revision") if target and target.get(key)}
+    target = config.get("target") or {}
+    return {key: target[key] for key in ("path", "revision") if target.get(key)}
+
+
+def _dump(settings: Config) -> dict[str, Any]:
+    """Settings of a run, as a user would write them."""
+    return settings.model_dump(mode="json")
 
 
 def _group(values: dict[str, Any], name: str) -> dict[str, Any]:
     """The settings below a name; an empty group is put in where there is none."""
     if values.get(name) is None:
         values[name] = {}
-    if not isinstance(values[name], dict):
-        raise ConfigError(
-            f"{name} = {values[name]!r} is a value, not a group of settings; name one in it, as "
-            f"{name}.path={values[name]}"
-        )
     return values[name]
