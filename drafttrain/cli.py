@@ -50,8 +50,6 @@ METHOD = {
     "--verifier": "decode.verifier.kind",
     "--beta": "decode.verifier.beta",
     "--tau": "decode.verifier.tau",
-    "--rule": "decode.verifier.rule",
-    "--alpha": "decode.verifier.alpha",
     **{option: f"decode.{setting}" for option, setting in SAMPLING.items()},
 }
 
@@ -180,7 +178,6 @@ def evaluate(settings: EvalConfig, dry_run: DryRun = False) -> None:
       drafttrain eval
       drafttrain eval --drafter checkpoints/my-run --data test.txt --limit 200
       drafttrain eval --sweep k=5,10,15,25 --sweep beta=3,5 --sweep tau=1,2
-      drafttrain eval --sweep rule=opt,token-v3 --sweep alpha=0.1,0.3,0.5
       drafttrain eval --head HEAD --sweep k=2,4,6,8 --sweep h=0.3,0.5,0.7
       drafttrain eval --target t5-small --drafter max-gram --data test.txt
       drafttrain eval --drafter LARGE --cascade SMALL,max-gram \\

@@ -31,7 +31,7 @@ from drafttrain.config.kinds import MAX_GRAM, copies_text
 from drafttrain.config.trees import TREES
 from drafttrain.decoding.roles import Drafter, StopPolicy, Verifier
 from drafttrain.decoding.types import Sampling
-from drafttrain.decoding.verifiers import check_draw_kind, check_shown
+from drafttrain.decoding.verifiers import check_draw_kind
 from drafttrain.models.drafters import read_kind
 
 
@@ -45,7 +45,7 @@ class Method:
     parameter_ratios: Mapping[str, float] = field(default_factory=dict)
     """Parameters over the target's, by drafter: one, or those whose calls are counted apart. Of
     several that draft side by side, their mean."""
-    settings: Mapping[str, float | str] = field(default_factory=dict)
+    settings: Mapping[str, float] = field(default_factory=dict)
     """What a sweep varies: k, h, ..., and the settings of the verifier."""
     label: str | None = None
     """A name for reports. Default: those of its three parts."""
@@ -73,8 +73,7 @@ def build_sampling(config: SamplingConfig) -> Sampling:
 def check_method(config: DecodeConfig) -> None:
     """Refuse what can be known to be wrong before any large model is loaded.
 
-    Raises ValueError as `build_verifier`, `check_tree`, `check_stop`, `check_draw_kind` and
-    `check_shown`.
+    Raises ValueError as `build_verifier`, `check_tree`, `check_stop` and `check_draw_kind`.
     """
     sampling = build_sampling(config.sampling)
     verifier = build_verifier(config.verifier, sampling, config.tree)
@@ -95,10 +94,6 @@ def check_method(config: DecodeConfig) -> None:
     elif config.drafter is not None:
         kind = read_kind(config.drafter)
         check_draw_kind(verifier, kind.draw_kind(sampling.greedy), False, kind.name)
-        if config.cascade is None:
-            check_shown(verifier, kind.provides, kind.name)
-        else:
-            check_shown(verifier, frozenset(), f"{kind.name} and those behind it")
 
 
 def build_method(config: DecodeConfig, pair: Pair) -> Method:
@@ -112,8 +107,7 @@ def build_method(config: DecodeConfig, pair: Pair) -> Method:
     make = build_drafter if config.cascade is None else build_cascade
     drafter, stop = make(config, pair), build_stop(config, pair.drafter_model)
     varied = {stop.rule.varied: float(stop.value)}
-    for name, value in verifier.settings.items():
-        varied[name] = value if isinstance(value, str) else float(value)
+    varied |= {name: float(value) for name, value in verifier.settings.items()}
     return Method(
         drafter,
         stop,

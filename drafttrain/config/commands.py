@@ -45,10 +45,7 @@ def _spelled_out(value: object) -> object:
 
 
 Compile = Annotated[Literal["off", "auto", "on"], BeforeValidator(_spelled_out)]
-SweptValues = Annotated[
-    list[Annotated[float | str, Field(union_mode="left_to_right")]],
-    BeforeValidator(split_at_commas),
-]
+SweptValues = Annotated[list[float], BeforeValidator(split_at_commas)]
 
 
 class DistillConfig(Config):
@@ -145,8 +142,7 @@ class EvalConfig(Config):
     sweep: dict[str, SweptValues] = {}
     """Values to try, as k=5,10; of several settings {k: [5, 10], h: [0.5, 0.7], beta: [3]}. Every
     setting of a stop policy makes one policy per value, measured with the verifier asked for; beta
-    and tau add Spec-Verification at each of their pairs, rule and alpha deferral at each of theirs.
-    """
+    and tau add Spec-Verification at each of their pairs."""
     rank_data: DataConfig | None = None
     """Prompts on which acceptance by rank is measured for sequoia; not those reported on."""
     baselines: tuple[Baseline, ...] = ("generate", "beam")
@@ -348,8 +344,8 @@ class ExportConfig(Config):
     h: float | None = Field(default=None, gt=0.0, lt=1.0)
     """Stop when a rejection is likelier than this. Default: policy.json's, else 0.7."""
     verifier: VerifierConfig | None = None
-    """The verifier in policy.json; kind=spec-verification makes greedy decoding lossy, and
-    kind=deferral sampling too. Default: the policy's, else auto (lossless)."""
+    """The verifier in policy.json; kind=spec-verification makes greedy decoding lossy. Default:
+    the policy's, else auto (lossless)."""
     target: str | None = None
     """Hub name or folder of the target, for the model card and the check of decoding. Default: as
     the head or the drafter recorded it."""

@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 from pydantic import (
     Field,
-    FiniteFloat,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -19,11 +18,10 @@ from drafttrain.config.base import Config, split_at_commas
 from drafttrain.config.kinds import copies_text
 from drafttrain.config.stops import STOPS
 from drafttrain.config.trees import TREES
-from drafttrain.config.verifiers import DEFERRALS, RULES
+from drafttrain.config.verifiers import RULES
 
 StopName = Literal[*STOPS]
 VerifierName = Literal["auto", *RULES]
-DeferralName = Literal[*DEFERRALS]
 TreeName = Literal[*TREES]
 
 
@@ -82,26 +80,16 @@ class VerifierConfig(Config):
     """How drafted tokens are accepted."""
 
     kind: VerifierName = "auto"
-    """Rule of acceptance; only spec-verification and deferral change the output. auto: greedy match
-    at temperature 0, above it the rejection rule for drafts: rejection for chains, recursive for
-    rsd-c and rsd-s, k-seq for paths (multi-round with several drafters), target-walk for other
-    trees; all are lossless. So are block, for chains, and traversal, for drawn trees, which accept
-    a little more: they judge whole prefixes, a later token may make up for an earlier one.
-    spec-verification is lossy: it accepts tokens among the target's top beta within tau. So is
-    deferral, for chains (speculative cascades): the drafter's own choice stands wherever a rule
-    does not defer to the target."""
+    """Rule of acceptance; only spec-verification changes the output. auto: greedy match at
+    temperature 0, above it the rejection rule for drafts: rejection for chains, recursive for rsd-c
+    and rsd-s, k-seq for paths (multi-round with several drafters), target-walk for other trees; all
+    are lossless. So are block, for chains, and traversal, for drawn trees, which accept a little
+    more: they judge whole prefixes, a later token may make up for an earlier one.
+    spec-verification is lossy: it accepts tokens among the target's top beta within tau."""
     beta: PositiveInt = 3
     """Spec-Verification: the token must be among the target's top beta."""
     tau: NonNegativeFloat = 1.0
     """Spec-Verification: largest log-probability gap to the target's first choice (nats)."""
-    rule: DeferralName = "token-v3"
-    """deferral: when the target decides; q is the drafter's row and p the target's, before
-    temperature. chow: max q < 1 - alpha. diff: max q < max p - alpha. opt: max q < max p - alpha
-    D_TV(p, q). token-v1, token-v2, token-v3 say it of each token v: q(v) < max p - alpha,
-    p(v) < max p - alpha, p(v) < (1 - alpha) max p."""
-    alpha: FiniteFloat = 0.3
-    """deferral: how much is left to the drafter. -1 or less: nothing, the output is the target's
-    (opt: the more negative, the nearer); 1: all (opt: the larger, the nearer)."""
 
     @model_validator(mode="before")
     @classmethod

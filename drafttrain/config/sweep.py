@@ -17,9 +17,8 @@ STOP_OF = {stop.varied: stop for stop in STOPS.values()}
 """Setting of a stop policy that can be swept -> the policy that goes by it."""
 RULE_OF = {setting.name: rule for rule in RULES.values() for setting in rule.settings}
 """The same of verifiers."""
-Value = float | str
 SWEEPABLE = (*STOP_OF, *RULE_OF)
-Sweep = Mapping[str, Sequence[Value]]
+Sweep = Mapping[str, Sequence[float]]
 
 
 def expand_sweep(decode: DecodeConfig, sweep: Sweep) -> list[DecodeConfig]:

@@ -6,7 +6,6 @@ row names it by a dotted path (`module:name`): the table imports nothing heavy.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from drafttrain.config.kinds import DrawKind
@@ -15,35 +14,14 @@ ANY_DRAW: frozenset[DrawKind] = frozenset(
     {"deterministic", "iid", "independent", "without_replacement"}
 )
 
-DEFERRALS = ("chow", "diff", "opt", "token-v1", "token-v2", "token-v3")
-"""When a speculative cascade defers to the target; `decoding/deferral.py` has the rules."""
-
 
 @dataclass(frozen=True)
 class RuleSetting:
-    """A number or a word that a rule goes by: a field of VerifierConfig and an argument of the
-    function."""
+    """A number that a rule goes by: a field of VerifierConfig and an argument of the function."""
 
     name: str
-    type: type[int] | type[float] | type[str]
-    least: float | None = None
-    """Of a number; None: any finite one."""
-    choices: tuple[str, ...] = ()
-    """Of a word."""
-
-    def allows(self, value: float | str) -> bool:
-        if isinstance(value, str):
-            return value in self.choices
-        return math.isfinite(value) if self.least is None else value >= self.least
-
-    @property
-    def needed(self) -> str:
-        """What is allowed, in words."""
-        if self.choices:
-            return f"{self.name} to be one of {', '.join(self.choices)}"
-        if self.least is None:
-            return f"a finite {self.name}"
-        return f"{self.name} >= {self.least:g}"
+    type: type[int] | type[float]
+    least: float
 
 
 @dataclass(frozen=True)
@@ -62,12 +40,6 @@ class VerifierRule:
     """Whether the output, or its law, is the target's own."""
     greedy_only: bool = False
     """Whether it is for temperature 0 only; otherwise any temperature is right."""
-    needs_rows: bool = False
-    """Whether it goes by the drafter's rows before warping (`Proposal.logits`), in greedy decoding
-    too; drafters that do not show theirs are refused."""
-    adds_token: bool = True
-    """Whether one more token follows a draft that is accepted whole. Otherwise a draft's last token
-    is not fed to the target, whose row behind it is not needed."""
     accepts: str = ""
     """Of a lossy rule, what it accepts, as a sentence with {settings}; for model cards."""
     paper: str = ""
@@ -97,22 +69,6 @@ RULES: dict[str, VerifierRule] = {
             accepts="a drafted token is accepted if it is among the target's top {beta} and within "
             "{tau:g} nats of its first choice",
             paper="SpecDec, arXiv 2203.16487",
-        ),
-        VerifierRule(
-            "deferral",
-            "drafttrain.decoding.deferral:verify_deferral",
-            frozenset({"deterministic", "iid"}),
-            takes_trees=False,
-            settings=(
-                RuleSetting("rule", str, choices=DEFERRALS),
-                RuleSetting("alpha", float),
-            ),
-            lossless=False,
-            needs_rows=True,
-            adds_token=False,
-            accepts="the drafter's own choice stands wherever the rule {rule} with alpha "
-            "{alpha:g} does not defer to the target",
-            paper="speculative cascades, arXiv 2405.19261",
         ),
         VerifierRule(
             "rejection",

@@ -30,7 +30,7 @@ def _verify(
     **settings: float,
 ) -> Steps[Verdict]:
     verdict = yield from steps(function(proposal, target_logits, sampling, randomness, **settings))
-    rows = [0, *(node + 1 for node in verdict.kept.tolist())]
+    rows = [0, *(node + 1 for node in verdict.path.tolist())]
     if not target_logits[rows].amax(dim=-1).isfinite().all():
         raise NotFinite("the target's scores are not finite; load it in float32 or bfloat16")
     return verdict

@@ -94,7 +94,6 @@ class RunningSequence:
         max_new_tokens: int,
     ) -> None:
         self.index, source = index, state.source
-        self._follows = 1 if decoder.verifier.adds_token else 0
         self.remaining = decoder.target.max_new_tokens(source, max_new_tokens)
         self.process = processors.start(source, self.remaining)
         self.randomness = decoder.randomness(index)
@@ -120,30 +119,28 @@ class RunningSequence:
 
     @property
     def room(self) -> int:
-        """Most tokens of a draft: it leaves room for the one token that follows it, if one does."""
-        return self.remaining - self._follows
+        """Most tokens of a draft: it leaves room for the one token that the verifier adds."""
+        return self.remaining - 1
 
     def propose(self) -> Steps[Proposal] | Proposal:
         """A draft, where there is room for one."""
-        if self.room <= 0:
+        if self.room == 0:
             return NOTHING
         return self.session.propose(self.tokens, self.target_state, self.stop.capped(self.room))
 
     def judge(
-        self, decoder: Decoder, proposal: Proposal, fed: Proposal, output: StepOutput
+        self, decoder: Decoder, proposal: Proposal, output: StepOutput
     ) -> Steps[Verdict] | Verdict:
-        """The verifier's decision on a draft, from what the target says of what it was fed."""
-        logits = self.process(self.tokens, fed.tokens, output.logits, fed.parents)
+        """The verifier's decision on a draft, by the target's logits."""
+        logits = self.process(self.tokens, proposal.tokens, output.logits, proposal.parents)
         return decoder.verifier.judge(proposal, logits, decoder.sampling, self.randomness)
 
     def commit(
         self, proposal: Proposal, verdict: Verdict, output: StepOutput, decoder: Decoder
     ) -> list[int]:
         """Append the accepted path and the next token, up to the first EOS; what was appended."""
-        drafted, fed = proposal.tokens.tolist(), decoder.verifier.fed(proposal)
-        path = verdict.path.tolist()
-        emitted = [drafted[node] for node in path]
-        emitted += [] if verdict.next_token is None else [verdict.next_token]
+        drafted, path = proposal.tokens.tolist(), verdict.path.tolist()
+        emitted = [*(drafted[node] for node in path), verdict.next_token]
         for i, token in enumerate(emitted):
             if token in decoder.target.eos_ids:
                 emitted = emitted[: i + 1]
@@ -157,14 +154,14 @@ class RunningSequence:
         wanted = decoder.drafter.requires
         if wanted.prompt_layers and not self._prompt:
             self._prompt = self.state.prompt(wanted.prompt_layers)
-        self.target_state = self._verified(output, len(fed.tokens), accepted, wanted)
+        self.target_state = self._verified(output, len(drafted), accepted, wanted)
         return emitted
 
     def _verified(
-        self, output: StepOutput, fed: int, path: list[int], wanted: TargetRequirements
+        self, output: StepOutput, drafted: int, path: list[int], wanted: TargetRequirements
     ) -> TargetState:
-        """What the drafter reads of the rows that are committed now. fed: tokens of the draft."""
-        known = len(output.hidden) - fed  # rows in front of the draft
+        """What the drafter reads of the rows that are committed now."""
+        known = len(output.hidden) - drafted  # rows before the draft
         rows = [*range(known), *(known + node for node in path)]
         states = {layer: output.layer(layer)[rows] for layer in wanted.layers}
         columns = self.state if wanted.context_layers else None
@@ -181,19 +178,16 @@ def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Roun
         check_room(sequence, proposal)
     draft_seconds = (perf_counter() - began) / len(active)
     began = perf_counter()
-    feds = [decoder.verifier.fed(proposal) for proposal in proposals]
     outputs = target.score(
         [sequence.state for sequence in active],
         [sequence.tokens for sequence in active],
-        feds,
+        proposals,
         decoder.drafter.requires.layers,
     )
     verdicts = together(
         [
-            sequence.judge(decoder, proposal, fed, output)
-            for sequence, proposal, fed, output in zip(
-                active, proposals, feds, outputs, strict=True
-            )
+            sequence.judge(decoder, proposal, output)
+            for sequence, proposal, output in zip(active, proposals, outputs, strict=True)
         ]
     )
     shared_seconds = (perf_counter() - began) / len(active)
@@ -202,7 +196,7 @@ def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Roun
         active, proposals, outputs, verdicts, strict=True
     ):
         began = perf_counter()
-        target.keep(sequence.state, verdict.kept)
+        target.keep(sequence.state, verdict.path)
         drafted = proposal.tokens.tolist()
         emitted = sequence.commit(proposal, verdict, output, decoder)
         sequence.stop.learn(len(drafted), len(verdict.path))

@@ -177,7 +177,7 @@ class Verifier:
     function: Callable[..., Steps[Verdict] | Verdict]
     """(proposal, target_logits, sampling, randomness, **settings) -> a Verdict, or steps to one
     that share calls with other sequences."""
-    settings: Mapping[str, float | str] = field(default_factory=dict)
+    settings: Mapping[str, float] = field(default_factory=dict)
     """Those of the rule, by name."""
 
     @property
@@ -189,11 +189,6 @@ class Verifier:
     @property
     def lossless(self) -> bool:
         return self.rule.lossless
-
-    @property
-    def adds_token(self) -> bool:
-        """Whether one more token follows a draft that is accepted whole."""
-        return self.rule.adds_token
 
     @property
     def accepts_draws(self) -> frozenset[DrawKind]:
@@ -214,13 +209,6 @@ class Verifier:
                 f"{sampling.temperature}; set temperature to 0, or use verifier.kind=rejection"
             )
 
-    def fed(self, proposal: Proposal) -> Proposal:
-        """The part of a draft that the target is fed: all of it, or all but a chain's last token,
-        where the row behind that is not needed."""
-        if self.rule.adds_token or len(proposal.tokens) == 0:
-            return proposal
-        return Proposal(proposal.tokens[:-1], proposal.parents[:-1])
-
     def verify(
         self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
     ) -> Verdict:
@@ -232,7 +220,6 @@ class Verifier:
     ) -> Steps[Verdict] | Verdict:
         """Row 0 of target_logits [N + 1, V] judges the roots, row i + 1 the children of node i.
 
-        The logits have been through the target's logits processors, before temperature. A rule that
-        adds no token to a whole draft does without the row behind the last token.
+        The logits have been through the target's logits processors, before temperature.
         """
         return self.function(proposal, target_logits, sampling, randomness, **self.settings)

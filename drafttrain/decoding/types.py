@@ -109,7 +109,7 @@ class Proposal:
     (`DraftState`), for logs; None where it reads none."""
     logits: Callable[[], Sequence[Tensor]] | None = None
     """Gives the N rows [V] of a chain before warping, where the drafter has them, to what goes by
-    them: deferral rules, lenient reviews inside cascades. They are made, or put together, only
+    them: lenient reviews inside cascades. They are made, or put together, only
     when asked for."""
     expected: float | None = None
     """How many tokens of this draft the drafter expects to be accepted, where it works that out."""
@@ -215,18 +215,10 @@ class Verdict:
 
     path: Tensor
     """[A] indices of the accepted nodes, from the root down."""
-    next_token: int | None
-    """The correction or bonus token that follows the path; None: nothing does, where a rule adds no
-    token to a draft that is accepted whole (`VerifierRule.adds_token`)."""
+    next_token: int
+    """The correction or bonus token that follows the path."""
     emitted_probs: Tensor | None = None
-    """[A + 1, V] rows that the emitted tokens follow, for an outer review (cascades); [A, V] where
-    nothing follows the path."""
-
-    @property
-    def kept(self) -> Tensor:
-        """The nodes of the path that stay in the target's cache: those in front of the last token
-        emitted, which is fed to it in the next round. The rows behind them, and row 0, decided."""
-        return self.path if self.next_token is not None else self.path[:-1]
+    """[A + 1, V] rows that the emitted tokens follow, for an outer review (cascades)."""
 
 
 @dataclass(frozen=True)

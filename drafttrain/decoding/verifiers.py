@@ -29,15 +29,15 @@ IN_WORDS: dict[Evidence, str] = {
 }
 
 
-def make_verifier(name: str, *values: float | str) -> Verifier:
+def make_verifier(name: str, *values: float) -> Verifier:
     """The rule of this name; values are those of its settings, in the table's order.
 
     Raises ValueError for values that are out of range.
     """
     rule = RULES[name]
     given = dict(zip(rule.settings, values, strict=True))
-    if not all(setting.allows(value) for setting, value in given.items()):  # nan is refused too
-        needed = " and ".join(one.needed for one in given)
+    if not all(value >= setting.least for setting, value in given.items()):  # nan is refused too
+        needed = " and ".join(f"{one.name} >= {one.least:g}" for one in given)
         seen = ", ".join(f"{one.name}={value}" for one, value in given.items())
         raise ValueError(f"{name} needs {needed}, not {seen}")
     settings = {setting.name: setting.type(value) for setting, value in given.items()}
@@ -46,7 +46,6 @@ def make_verifier(name: str, *values: float | str) -> Verifier:
 
 GreedyMatch = partial(make_verifier, "greedy")
 SpecVerification = partial(make_verifier, "spec-verification")
-Deferral = partial(make_verifier, "deferral")
 RejectionSampling = partial(make_verifier, "rejection")
 BlockVerification = partial(make_verifier, "block")
 
@@ -68,16 +67,6 @@ def check_pairing(
         )
     verifier.check_sampling(sampling)
     check_draw_kind(verifier, drafter.draw_kind(sampling), drafter.branches, drafter.name)
-    check_shown(verifier, drafter.provides, drafter.name)
-
-
-def check_shown(verifier: Verifier, provides: frozenset[Evidence], drafter: str) -> None:
-    """Refuse a verifier that goes by the rows of a drafter of this name, where it shows none."""
-    if verifier.rule.needs_rows and "logits" not in provides:
-        raise ValueError(
-            f"verifier {verifier.name!r} goes by the drafter's rows, but drafter {drafter!r} does "
-            "not show any; draft with one trained model, or use another rule"
-        )
 
 
 def check_draw_kind(verifier: Verifier, draw_kind: DrawKind, branches: bool, drafter: str) -> None:

@@ -9,7 +9,7 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import EvalConfig
 from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.kinds import NONE, named_kind
-from drafttrain.config.sweep import Value, expand_sweep
+from drafttrain.config.sweep import expand_sweep
 from drafttrain.config.trees import TREES
 
 
@@ -43,7 +43,7 @@ def other_methods(settings: EvalConfig) -> list[OtherMethod]:
     return found
 
 
-def _methods_of(settings: EvalConfig, name: str, lengths: Sequence[Value]) -> list[OtherMethod]:
+def _methods_of(settings: EvalConfig, name: str, lengths: Sequence[float]) -> list[OtherMethod]:
     other = settings.others[name]
     if "sampling" in other.model_fields_set:
         raise ConfigError(

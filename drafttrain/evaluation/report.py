@@ -124,7 +124,7 @@ class Run(Part):
     verifier: str | None
     sampling: dict[str, float]
     lossless: bool
-    settings: dict[str, float | str]
+    settings: dict[str, float]
     """What a sweep varies: k, h, ..., beta, tau, rule, alpha."""
     metrics: dict[str, Estimate]
     acceptance_rate_per_position: PositionRates | None = None

@@ -79,7 +79,7 @@ def main_table(report: Report) -> FittedTable:
 
 
 def trade_off_table(report: Report) -> FittedTable | None:
-    """k, (beta, tau) or (rule, alpha) against mean acceptance length, quality and speed (SpecDec
+    """k and (beta, tau) against mean acceptance length, quality and speed (SpecDec
     Tables 3 and 4).
 
     None where fewer than two methods were measured.
@@ -225,9 +225,9 @@ def setting_cell(run: Run, name: str) -> str:
     return "strict" if name in STRICT and run.lossless else "–"
 
 
-def shown(value: float | str) -> str:
+def shown(value: float) -> str:
     """The value of a setting, as tables and plots have it."""
-    return value if isinstance(value, str) else f"{value:g}"
+    return f"{value:g}"
 
 
 def _caption(report: Report, intervals: bool) -> str:

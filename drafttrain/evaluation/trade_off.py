@@ -64,7 +64,7 @@ def quality_of(report: Report) -> str | None:
 
 def frontiers(runs: Sequence[Run]) -> list[list[Run]]:
     """Runs that differ in the last setting of their rule alone, in its order: beta and tau make a
-    line for each beta, rule and alpha one."""
+    line for each beta."""
     lines: dict[tuple[object, ...], list[Run]] = {}
     for run in runs:
         rule = RULES.get((run.verifier or "").partition("(")[0])
@@ -78,15 +78,13 @@ def frontiers(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def rule_of(run: Run) -> str:
-    """What verified, whatever its numbers: Spec-Verification is one rule, deferral one for each
-    word that says when it defers."""
-    kind = (run.verifier or "").partition("(")[0]
-    return " ".join([kind, *(value for value in run.settings.values() if isinstance(value, str))])
+    """The verification rule, whatever its numbers."""
+    return (run.verifier or "").partition("(")[0]
 
 
 def _point_label(run: Run, beside: Sequence[Run]) -> str:
     """The settings in which a point differs from those beside it."""
-    names = {name: name for name in SWEEPABLE} | {"beta": "β", "tau": "τ", "alpha": "α"}
+    names = {name: name for name in SWEEPABLE} | {"beta": "β", "tau": "τ"}
     varied = [n for n in names if len({other.settings.get(n) for other in beside}) > 1]
     return " ".join(f"{names[n]}={shown(run.settings[n])}" for n in varied if n in run.settings)
 

@@ -127,10 +127,9 @@ def _lossy_warning(policy: Policy) -> list[str]:
     if not is_lossy(policy):
         return []
     rule = RULES[policy.verifier.kind]
-    mark = "Lossy in greedy decoding" if rule.greedy_only else "Lossy"
     return [
         "",
-        f"**{mark}:** {describe_verifier(policy)} ({rule.paper}). "
+        f"**Lossy in greedy decoding:** {describe_verifier(policy)} ({rule.paper}). "
         'With `policy={"stop": ...}` in the call and no verifier in it, it is lossless.',
     ]
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from drafttrain.build.method import check_method
 from drafttrain.build.policy import dump_policy, is_lossy, verifier_config
 from drafttrain.build.verifiers import build_verifier
 from drafttrain.config.base import ConfigError
-from drafttrain.config.decode import DecodeConfig, TreeConfig, VerifierConfig
+from drafttrain.config.decode import TreeConfig, VerifierConfig
 from drafttrain.config.policy import Policy
 from drafttrain.decoding.types import Sampling
 
@@ -39,33 +38,6 @@ def test_settings_reach_their_rule_and_no_other():
     for kind in ("auto", "rejection"):
         with pytest.raises(ConfigError, match="verifier.tau = 2.0 counts for spec-verification"):
             build_verifier(VerifierConfig(kind=kind, tau=2.0), GREEDY)
-
-
-def test_deferral_takes_a_rule_and_its_alpha_at_any_temperature():
-    config = VerifierConfig(kind="deferral", rule="chow", alpha=0.2)
-    for sampling in (GREEDY, SAMPLED):
-        assert build_verifier(config, sampling).name == "deferral(chow,0.2)"
-    with pytest.raises(ConfigError, match="verifier.alpha = 0.2 counts for deferral only"):
-        build_verifier(VerifierConfig(alpha=0.2), GREEDY)
-
-
-@pytest.mark.parametrize(
-    ("method", "message"),
-    [
-        ({"drafter": "max-gram"}, "does not show any; draft with one trained model"),
-        (
-            {"drafter": "max-gram", "cascade": {"drafters": ("max-gram",)}},
-            "|".join(("does not show any", "cascade")),
-        ),
-        ({"drafter": "max-gram", "tree": {"kind": "opt-tree"}}, "takes chains|tree"),
-    ],
-)
-def test_deferral_is_refused_before_anything_loads_where_there_are_no_rows(method, message):
-    for temperature in (0.0, 1.0):
-        values = {**method, "verifier": {"kind": "deferral"},
-                  "sampling": {"temperature": temperature}}  # fmt: skip
-        with pytest.raises(ValueError, match=message):
-            check_method(DecodeConfig.model_validate(values))
 
 
 def policy(verifier: dict) -> Policy:

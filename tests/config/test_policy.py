@@ -114,13 +114,13 @@ def test_a_lossless_rule_counts_where_chains_are_sampled(drafter, decode, verifi
     ("decode", "counts"),
     [
         ({}, True),
-        ({"sampling": {"temperature": 1.0}}, True),
-        ({"tree": {"kind": "opt-tree"}}, False),  # deferral is for chains
+        ({"sampling": {"temperature": 1.0}}, False),  # it is for greedy decoding
+        ({"tree": {"kind": "opt-tree"}}, True),
         ({"verifier": {"kind": "greedy"}}, False),
     ],
 )
 def test_a_lossy_rule_counts_wherever_it_is_right_and_none_is_asked_for(tmp_path, decode, counts):
-    lossy = {"kind": "deferral", "rule": "opt", "alpha": 0.2}
+    lossy = {"kind": "spec-verification", "beta": 3, "tau": 1.0}
     policy = {"stop": "fixed", "k": 3, "verifier": lossy}
     found = filled(tmp_path, policy, decode=decode).get("verifier") or {}
     assert (found == lossy) is counts

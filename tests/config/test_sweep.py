@@ -45,24 +45,10 @@ def test_a_sweep_over_k_and_tau_measures_every_verifier_at_every_k():
     assert found[1].verifier.beta == METHOD.verifier.beta
 
 
-def test_rule_and_alpha_add_deferral_at_each_pair_of_words_and_numbers():
-    found = expand_sweep(METHOD, {"rule": ["chow", "token-v3"], "alpha": [-1.0, 0.2]})
-    points = [(d.verifier.kind, d.verifier.rule, d.verifier.alpha) for d in found[1:]]
-    assert found[0] == METHOD
-    assert points == [
-        ("deferral", rule, alpha) for rule in ("chow", "token-v3") for alpha in (-1.0, 0.2)
-    ]
-
-
 def test_settings_that_are_not_swept_are_taken_from_the_verifier_asked_for_which_is_not_repeated():
-    given = {"verifier": {"kind": "deferral", "rule": "opt"}}
-    found = expand_sweep(DecodeConfig.model_validate(given), {"alpha": [0.1, 0.4]})
-    assert [(d.verifier.rule, d.verifier.alpha) for d in found] == [("opt", 0.1), ("opt", 0.4)]
-    beside = expand_sweep(DecodeConfig.model_validate(given), {"tau": [1]})
-    assert [d.verifier.model_dump(exclude_unset=True) for d in beside] == [
-        {"kind": "deferral", "rule": "opt"},
-        {"kind": "spec-verification", "beta": 3, "tau": 1.0},
-    ]
+    given = {"verifier": {"kind": "spec-verification", "beta": 5}}
+    found = expand_sweep(DecodeConfig.model_validate(given), {"tau": [1, 2]})
+    assert [(d.verifier.beta, d.verifier.tau) for d in found] == [(5, 1.0), (5, 2.0)]
 
 
 def stops(decode: DecodeConfig, sweep: dict) -> list[tuple[str, dict]]:
@@ -122,8 +108,6 @@ def test_repeated_values_are_measured_once():
         ({"k": [0]}, "stop.k = 0"),
         ({"tau": [-1]}, "tau = -1"),
         ({"h": [1.0]}, "h = 1"),
-        ({"rule": ["best"]}, "rule = 'best'.*'chow'"),
-        ({"alpha": [float("inf")]}, "alpha = inf"),
     ],
 )
 def test_impossible_sweeps_are_refused_by_name(sweep, message):

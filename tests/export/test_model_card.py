@@ -124,10 +124,3 @@ def test_a_lossy_verifier_is_named_at_the_top(tmp_path):
     )
     assert warning in text and text.index(warning) < text.index("## Measured")
     assert "Lossy" not in card_of(tmp_path / "b", with_head=False)
-
-
-def test_a_rule_that_is_lossy_in_sampling_too_says_so_and_where_it_is_from(tmp_path):
-    lossy = {"kind": "deferral", "rule": "opt", "alpha": 0.25}
-    text = card_of(tmp_path, with_head=False, verifier=lossy)
-    assert "**Lossy:** the drafter's own choice stands wherever the rule opt with" in text
-    assert "(speculative cascades, arXiv 2405.19261)" in text
