@@ -60,12 +60,12 @@ CTRANSLATE2 = Backend(
 
 SERVER = Backend(
     name="server",
-    opens="drafttrain.data.distill.server.backend:open_server",
+    opens="drafttrain.data.distill.server:open_server",
     methods=("greedy", "sample"),
-    checks="drafttrain.data.distill.server.backend:check_server",
+    checks="drafttrain.data.distill.server:check_server",
     reads_weights=False,
 )
-"""A decoder-only target that OpenAI-compatible servers run: vLLM, SGLang, llama-server, ..."""
+"""A decoder-only target that OpenAI-compatible servers run: vLLM, SGLang, ..."""
 
 BACKENDS: dict[str, Backend] = {
     backend.name: backend for backend in (TRANSFORMERS, ENGINE, CTRANSLATE2, SERVER)

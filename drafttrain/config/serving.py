@@ -19,8 +19,8 @@ class ServerConfig(Config):
 
     urls: tuple[str, ...] = ()
     """Their addresses, as http://localhost:8000/v1, several with commas between them; rows are
-    shared out among them. A key is read from the environment (DRAFTTRAIN_API_KEY or
-    OPENAI_API_KEY) and stands nowhere else."""
+    shared out among them. A key is read from the environment (OPENAI_API_KEY) and written
+    nowhere."""
     model: str | None = None
     """The name that they have for the target. Default: the only one, or the target's path."""
     concurrency: PositiveInt = 32
@@ -28,12 +28,12 @@ class ServerConfig(Config):
     timeout: PositiveFloat = 600.0
     """Seconds that an answer may take."""
     retries: NonNegativeInt = 6
-    """How often a row is asked for again, where a server fails."""
-    backoff: PositiveFloat = 1.0
-    """Seconds before the first of these times, twice as many before each next one, a minute at
-    most; what a server asks for (Retry-After) goes before."""
+    """How often a row is asked for again, with growing pauses, where a server fails."""
     prompts: Literal["tokens", "text"] = "tokens"
     """How prompts are sent. text: for servers that take no token ids (transformers serve)."""
+    extra_body: dict[str, bool | int | float | str] = {}
+    """More fields of each request, which OpenAI's interface lacks. For vLLM: {return_token_ids:
+    true, top_k: -1, min_p: 0.0, repetition_penalty: 1.0}."""
 
     _split = field_validator("urls", mode="before")(split_at_commas)
 

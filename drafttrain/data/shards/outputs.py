@@ -109,12 +109,12 @@ class Serving(Config):
 
     urls: list[str]
     """Their addresses, without anything secret."""
-    programs: list[str]
-    """What each of them is."""
     model: str
     """The name that all have for the target."""
     prompts: str
     """Whether they were given tokens or text."""
+    extra_body: dict[str, bool | int | float | str] = {}
+    """More fields of each request."""
 
 
 class Manifest(ShardManifest):
@@ -129,7 +129,7 @@ class Manifest(ShardManifest):
     MAY_DIFFER: ClassVar[frozenset[str]] = frozenset(
         {"target", "revision", "commit", "versions", "counts"}
         | {"data.path", "data.reference_path", "data.reference_column", "data.target_language"}
-        | {"drafter.path", "server.urls", "server.programs"}
+        | {"drafter.path", "server.urls"}
     )
     EFFECTS: ClassVar[tuple[str, ...]] = ("inputs_sha256", "rows")
 

@@ -1,4 +1,4 @@
-"""A tiny server on loopback that answers as serving programs do, well or badly."""
+"""A tiny OpenAI-compatible server on loopback that answers well or badly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from transformers import PreTrainedTokenizerBase
 
 from tests.tiny_models import EOS
 
-OWNERS = {"vllm": "vllm", "sglang": "sglang", "llama.cpp": "llamacpp", "transformers": "someone"}
+AT_ONCE = {"retry-after-ms": "1"}
+"""Header that makes the client retry without a pause."""
 
 
 @dataclass
@@ -25,13 +26,14 @@ class Fake:
     outputs: Mapping[tuple[int, ...], Sequence[int]]
     """Of each prompt: the target's own tokens."""
     tokenizer: PreTrainedTokenizerBase
-    program: str = "vllm"
-    model: str = "tiny"
+    models: Any = ("tiny",)
     trouble: Callable[[int, tuple[int, ...]], Any] = lambda number, prompt: None
-    """From the number of a question and its prompt: None, (status, body, headers), or `cut`."""
+    """From the number of a request and its prompt: None, (status, body, headers), or `cut`."""
     asked: list[tuple[int, ...]] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     keys: set[str | None] = field(default_factory=set)
+    gone: bool = False
+    """Whether it hangs up on everyone."""
     url: str = ""
     pause: float = 0.0
     """Seconds that an answer takes."""
@@ -41,18 +43,9 @@ class Fake:
 
     def answer(self, body: dict[str, Any], prompt: tuple[int, ...]) -> dict[str, Any]:
         tokens = list(self.outputs[prompt])
-        ended = tokens[-1] == EOS
         text = self.tokenizer.decode(tokens, skip_special_tokens=True)
-        if self.program == "llama.cpp":
-            return {
-                "content": text,
-                "tokens": tokens if body["return_tokens"] else [],
-                "stop_type": "eos" if ended else "limit",
-                "tokens_evaluated": len(prompt),
-                "tokens_predicted": len(tokens),
-            }
-        choice = {"text": text, "finish_reason": "stop" if ended else "length"}
-        if self.program == "vllm" and body.get("return_token_ids"):
+        choice = {"text": text, "finish_reason": "stop" if tokens[-1] == EOS else "length"}
+        if body.get("return_token_ids"):
             choice["token_ids"] = tokens
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(tokens)}
         return {"choices": [choice], "usage": usage}
@@ -64,10 +57,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.fake.keys.add(self.headers.get("Authorization"))
+        if self.fake.gone:
+            self.close_connection = True
+            return
         if self.path != "/v1/models":
             return self.send(404, {"error": {"message": "Not Found"}})
-        owner = OWNERS[self.fake.program]
-        self.send(200, {"data": [{"id": self.fake.model, "owned_by": owner}]})
+        models = self.fake.models
+        listed = [{"id": name, "object": "model"} for name in models or ()]
+        self.send(200, {"data": listed} if models is not None else {"hello": 1})
 
     def do_POST(self) -> None:
         fake = self.fake
@@ -79,35 +76,30 @@ class Handler(BaseHTTPRequestHandler):
             number = len(fake.asked)
             fake.asked.append(tuple(prompt))
             fake.bodies.append(body)
-            fake.keys.add(self.headers.get("Authorization"))
             fake.at_once += 1
             fake.most_at_once = max(fake.most_at_once, fake.at_once)
         try:
             time.sleep(fake.pause)
             trouble = fake.trouble(number, tuple(prompt))
-            if trouble == "cut":
-                self.send(200, fake.answer(body, tuple(prompt)), cut=True)
-            elif trouble is not None:
-                self.send(*trouble)
+            if trouble in (None, "cut"):
+                self.send(200, fake.answer(body, tuple(prompt)), cut=trouble == "cut")
             else:
-                self.send(200, fake.answer(body, tuple(prompt)))
+                self.send(*trouble)
         finally:
             with fake.lock:
                 fake.at_once -= 1
 
     def send(
-        self, status: int, body: Any, headers: Mapping[str, str] | None = None, cut: bool = False
+        self, status: int, body: Any, headers: Mapping[str, str] = AT_ONCE, cut: bool = False
     ) -> None:
         content = body.encode() if isinstance(body, str) else json.dumps(body).encode()
-        try:
-            self.send_response(status)
-            for name, value in (headers or {}).items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content[: len(content) // 2] if cut else content)
-        except OSError:  # whoever asked has gone
-            cut = True
+        self.send_response(status)
+        kind = "text/html" if isinstance(body, str) else "application/json"
+        for name, value in {**headers, "Content-Type": kind}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content[: len(content) // 2] if cut else content)
         self.close_connection = self.close_connection or cut
 
     def log_message(self, *_: Any) -> None:
@@ -120,8 +112,8 @@ def serving(fake: Fake) -> Iterator[Fake]:
     handler = type("Own", (Handler,), {"fake": fake})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
-    server.handle_error = lambda *_: None  # lines that are dropped
-    fake.url = f"http://127.0.0.1:{server.server_address[1]}"
+    server.handle_error = lambda *_: None  # connections that are dropped
+    fake.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:

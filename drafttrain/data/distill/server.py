@@ -1,0 +1,333 @@
+"""The backend `server`: outputs of a decoder-only target that OpenAI-compatible servers run.
+
+The `openai` client asks `/v1/completions`; it retries and backs off. The target's folder is read
+for its tokenizer and settings alone. Prompts go out as token ids, so that the server reads exactly
+what the drafter will. An answer comes back as text, or as `token_ids` where the server gives them
+(vLLM with `server.extra_body={return_token_ids: true}`). Text is tokenised again: where that gives
+another number of tokens than the server made, the drafter would learn tokens that the target never
+wrote, and the row is an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import openai
+from openai import AsyncOpenAI, OpenAI
+from openai.types import Completion
+
+from drafttrain.config.backends import SERVER
+from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import DistillConfig
+from drafttrain.data.distill.batches import BatchDecoder, Decoded, Refused, longest_first
+from drafttrain.data.inputs.tokens import tokenize_texts
+from drafttrain.data.shards.outputs import RETOKENISED, Serving, ShardRow
+from drafttrain.data.shards.writing import say
+from drafttrain.models.loading import LoadedTarget, check_target
+
+KEY = "OPENAI_API_KEY"
+"""Environment variable that the API key is read from."""
+PROBE_SECONDS = 10.0
+"""How long a server has to say which models it has."""
+ROUNDS = 16
+"""Requests for each place at the servers that a batch holds."""
+FEW = 4
+"""Rows of a batch from which on it is no accident that all fail."""
+RETIRES = dict.fromkeys((401, 403), f"; set {KEY} in the environment, or correct it")
+RETIRES |= dict.fromkeys((404, 405), "; give the address that ends in /v1, and check server.model")
+RETIRES |= dict.fromkeys((429, 503), "")
+"""Statuses after which a server is asked no more, and what to do."""
+SHOWN = 200
+"""Characters of a server's own words in a message."""
+UNSENT = (
+    "no_repeat_ngram_size bad_words_ids sequence_bias suppress_tokens begin_suppress_tokens "
+    "forced_bos_token_id forced_eos_token_id min_length min_new_tokens "
+    "exponential_decay_length_penalty"
+).split()
+"""What a generation_config may ask for and no server is told."""
+
+
+class ServersGone(OSError):
+    """No server answers any more; what was finished is kept."""
+
+
+class Retired(Exception):
+    """A server that is of no use to any row."""
+
+
+def check_server(config: DistillConfig) -> None:
+    """Refuse what can be known to be wrong before a server is asked. Raises ConfigError."""
+    if not config.server.urls:
+        raise ConfigError(
+            "backend = 'server', but there is no address; give --server http://localhost:8000/v1"
+        )
+    for url in config.server.urls:
+        read_address(url)
+    if check_target(config.target).is_encoder_decoder:
+        raise ConfigError(
+            f"servers answer for decoder-only targets, but target.path = {config.target.path!r} is "
+            "an encoder-decoder model; leave --server out"
+        )
+    if config.encoded is not None:
+        raise ConfigError("encoded is of clips, which are not sent to servers; leave it out")
+
+
+def read_address(text: str) -> str:
+    """The address of a server, ending in /v1. Raises ConfigError, naming nothing secret."""
+    try:
+        parts = urlsplit(text if "//" in text else f"http://{text}")
+        valid = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
+    except ValueError:
+        valid = False
+    if not valid:
+        raise ConfigError(
+            "server.urls: one of them is no address; give one as http://localhost:8000/v1"
+        )
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ConfigError(
+            f"server.urls: the address of {parts.hostname!r} holds more than host, port and path, "
+            f"perhaps a secret; leave it out, and give a key in {KEY}"
+        )
+    return parts.geturl().rstrip("/").removesuffix("/v1") + "/v1"
+
+
+def open_server(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
+    """Ask each server which model it has. Raises ConfigError for one that is of no use."""
+    check_server(config)
+    given = config.server
+    urls = [read_address(url) for url in given.urls]
+    names = sorted({find_model(url, given.model, target.path) for url in urls})
+    if len(names) > 1:
+        raise ConfigError(
+            f"server.urls: the servers call their models {', '.join(map(repr, names))}; give them "
+            "one name (--served-model-name), so that it is certain that it is one model"
+        )
+    check_sent(target, config)
+    size = ROUNDS * given.concurrency * len(urls)
+
+    def batches(rows: Sequence[ShardRow]) -> list[list[ShardRow]]:
+        ordered = longest_first(rows)
+        return [ordered[start : start + size] for start in range(0, len(ordered), size)]
+
+    serving = Serving(urls=urls, model=names[0], prompts=given.prompts, extra_body=given.extra_body)
+    servers = Servers(config, target, urls, names[0])
+    return BatchDecoder(SERVER.name, servers.decode, batches, {"server": serving})
+
+
+def connection(url: str, timeout: float, retries: int) -> dict[str, Any]:
+    """Arguments of a client. Servers without a key take any."""
+    key = os.environ.get(KEY, "").strip() or "none"
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(f"{KEY} holds characters that no key has; set it anew")
+    return {"base_url": url, "api_key": key, "timeout": timeout, "max_retries": retries}
+
+
+def find_model(url: str, wanted: str | None, path: str) -> str:
+    """The name that a server has for its model: server.model, the only one there is, or the
+    target's path. Raises ConfigError."""
+    given = connection(url, PROBE_SECONDS, 1)
+    try:
+        with OpenAI(**given) as client:
+            names = [model.id for model in client.models.list().data]
+    except openai.OpenAIError as error:
+        raise ConfigError(f"{words(url, error)}; start it, or correct server.urls") from None
+    except (TypeError, AttributeError, ValueError):
+        raise ConfigError(
+            f"server {url}: it gives no list of models; give the address of an OpenAI-compatible "
+            "server, ending in /v1"
+        ) from None
+    found = wanted or next((name for name in names if name == path or len(names) == 1), None)
+    if found not in names:
+        shown = ", ".join(map(repr, names[:5])) or "none"
+        asked = "none of them is given" if wanted is None else f"not {wanted!r}"
+        raise ConfigError(
+            f"server {url} has the models {shown}, {asked}; say which with server.model=NAME"
+        )
+    return found
+
+
+def check_sent(target: LoadedTarget, config: DistillConfig) -> None:
+    """Refuse what servers would have to be told and cannot be. Raises ConfigError."""
+    values = target.model.generation_config.to_dict()
+    for name in UNSENT:
+        if values.get(name):
+            raise ConfigError(
+                f"the target's generation_config sets {name}={values[name]!r}, which servers are "
+                "not told; take it out of generation_config.json, or distil without --server"
+            )
+    top_k = config.sampling.top_k if config.method == "sample" else 0
+    penalty = values.get("repetition_penalty") or 1.0
+    for name, value, neutral in (("top_k", top_k, 0), ("repetition_penalty", penalty, 1.0)):
+        if value != neutral and config.server.extra_body.get(name) != value:
+            raise ConfigError(
+                f"{name} = {value:g} is not in OpenAI's interface; give it as your server calls "
+                f"it, as server.extra_body={{{name}: {value:g}}}, or use {name} = {neutral:g}"
+            )
+
+
+def words(url: str, error: Exception) -> str:
+    """What went wrong, on one line, without the key that some servers repeat."""
+    cause = "" if isinstance(error, openai.APIStatusError) else error.__cause__ or ""
+    said = " ".join(f"{error} {cause}".split())
+    if key := os.environ.get(KEY, "").strip():
+        said = said.replace(key, "***")
+    return f"server {url}: {said[:SHOWN]}"
+
+
+@dataclass
+class Servers:
+    """Rows shared out among servers: `concurrency` requests at once at each of them."""
+
+    config: DistillConfig
+    target: LoadedTarget
+    urls: Sequence[str]
+    model: str
+    gone: dict[str, str] = field(default_factory=dict)
+    """Why no more is asked of a server, by its address."""
+
+    def decode(self, rows: Sequence[ShardRow]) -> list[Decoded]:
+        """The answer to each row, in order.
+
+        Raises ServersGone where no server is left, or all of several rows fail: no shard is
+        written then, and an interrupted run goes on with the same command.
+        """
+        found = asyncio.run(self._decode(rows))
+        failed = [one.reason for one in found if isinstance(one, Refused)]
+        if len(failed) == len(rows) >= FEW:
+            raise ServersGone(f"all of {len(rows)} rows failed, the first one: {failed[0]}")
+        return found
+
+    async def _decode(self, rows: Sequence[ShardRow]) -> list[Decoded]:
+        found: list[Decoded] = [None] * len(rows)
+        left = list(enumerate(rows))[::-1]
+        given = self.config.server
+
+        async def work(client: AsyncOpenAI, url: str) -> None:
+            while left and url not in self.gone:
+                place, row = left.pop()
+                try:
+                    found[place] = await self._answer(client, url, row)
+                except Retired as reason:
+                    left.append((place, row))
+                    others = len(self.urls) - len({*self.gone, url})
+                    if url not in self.gone and others:
+                        say(f"{reason}; going on with {others} other servers")
+                    self.gone[url] = str(reason)
+
+        while left and (urls := [url for url in self.urls if url not in self.gone]):
+            clients = {
+                url: AsyncOpenAI(**connection(url, given.timeout, given.retries)) for url in urls
+            }
+            count = min(given.concurrency, len(left))
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    for url, client in clients.items():
+                        for _ in range(count):
+                            tasks.create_task(work(client, url))
+            finally:
+                for client in clients.values():
+                    await client.close()
+        if left:
+            raise ServersGone(
+                f"{[*self.gone.values()][-1]}; what was finished is kept: see to the server and "
+                "run the same command again, it continues"
+            )
+        return found
+
+    async def _answer(self, client: AsyncOpenAI, url: str, row: ShardRow) -> Decoded:
+        """A row's output, or why it has none. Raises Retired."""
+        prompt: list[int] | str = list(row.source_ids)
+        if self.config.server.prompts == "text":
+            prompt = self._as_text(prompt)
+            if tokenize_texts(self.target.tokenizer, [prompt], True)[0] != list(row.source_ids):
+                return Refused("the prompt's text gives other tokens; send tokens, if it can be")
+        try:
+            answer = await client.completions.create(**self._request(row, prompt))
+            return self._tokens(row, answer)
+        except openai.APIStatusError as error:
+            if error.status_code in RETIRES:
+                raise Retired(words(url, error) + RETIRES[error.status_code]) from None
+            return Refused(words(url, error))
+        except openai.APIConnectionError as error:
+            reason = words(url, error)
+            try:
+                await client.with_options(max_retries=0, timeout=PROBE_SECONDS).models.list()
+            except openai.OpenAIError:
+                raise Retired(reason) from None
+            return Refused(reason)
+        except (openai.OpenAIError, AttributeError, TypeError, ValueError) as error:
+            return Refused(f"{words(url, error)}: no answer of /v1/completions")
+
+    def _as_text(self, source_ids: list[int]) -> str:
+        """The prompt without the tokens that tokenizers put before a text, which servers add."""
+        tokenizer = self.target.tokenizer
+        before = tokenize_texts(tokenizer, ["."], True)[0]
+        after = tokenizer(".", add_special_tokens=False)["input_ids"]
+        added = before[: len(before) - len(after)]
+        if added and source_ids[: len(added)] == added:
+            source_ids = source_ids[len(added) :]
+        return tokenizer.decode(source_ids, skip_special_tokens=False)
+
+    def _request(self, row: ShardRow, prompt: list[int] | str) -> dict[str, Any]:
+        sampling = self.config.sampling
+        asked: dict[str, Any] = {
+            "model": self.model,
+            "prompt": prompt,
+            "max_tokens": sampling.max_new_tokens,
+            "temperature": 0.0,
+            "top_p": 1.0,
+            "extra_body": self.config.server.extra_body,
+        }
+        if self.config.method == "sample":
+            key = np.random.SeedSequence([sampling.seed, row.row]).generate_state(1)[0]
+            seed = int(key) & (2**31 - 1)
+            asked |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": seed}
+        return asked
+
+    def _tokens(self, row: ShardRow, answer: Completion) -> Decoded:
+        """The tokens of an answer, once they are known to be the target's."""
+        [choice], usage = answer.choices, answer.usage
+        tokenizer, ended = self.target.tokenizer, choice.finish_reason == "stop"
+        tokens, most = getattr(choice, "token_ids", None), self.config.sampling.max_new_tokens
+        vocabulary = self.target.model.config.get_text_config(decoder=True).vocab_size
+        read, made = (usage.prompt_tokens, usage.completion_tokens) if usage else (None, None)
+        if read not in (None, len(row.source_ids)):
+            return Refused(
+                f"the server read {read} prompt tokens, the target's tokenizer makes "
+                f"{len(row.source_ids)}: its tokenizer is another, or it adds tokens"
+            )
+        if tokens is None:
+            tokens = tokenizer(choice.text, add_special_tokens=False)["input_ids"]
+            tokens = [*tokens, self._end] if ended else tokens
+            if made not in (None, len(tokens)):
+                return Refused(f"{RETOKENISED}: {len(tokens)} tokens where the server made {made}")
+        if not tokens:
+            return Refused("an answer without tokens")
+        if not 0 <= min(tokens) <= max(tokens) < vocabulary:
+            return Refused(f"token {max(tokens)} is not among the target's {vocabulary}")
+        if len(tokens) > most:
+            return Refused(f"{len(tokens)} tokens where {most} were asked for")
+        if not ended and len(tokens) < most:
+            return Refused(f"{choice.finish_reason}: cut after {len(tokens)} tokens")
+        own = tokenizer.decode(tokens, skip_special_tokens=True)
+        if ended and letters(own) != letters(choice.text):
+            return Refused("the target's tokenizer makes another text of the server's tokens")
+        return tokens
+
+    @property
+    def _end(self) -> int:
+        """The token that ends outputs; of several, the tokenizer's own."""
+        own: Any = self.target.model.generation_config.eos_token_id
+        ends, end = own if isinstance(own, list) else [own], self.target.tokenizer.eos_token_id
+        return end if end in ends else ends[0]
+
+
+def letters(text: str) -> str:
+    """A text without white space and marks, which decoders treat differently at the edges."""
+    return "".join(filter(str.isalnum, text))
