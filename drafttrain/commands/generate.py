@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NoReturn
 
+import torch
 from datasets import Dataset
 from rich.console import Console
 from rich.text import Text
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, TextStreamer
 
 from drafttrain.build.cascades import other_drafters
 from drafttrain.build.method import build_method, build_sampling, check_method
 from drafttrain.build.pairs import load_pair
-from drafttrain.commands.in_order import InOrder, SequenceRounds
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import GenerateConfig
 from drafttrain.config.trees import TREES
@@ -32,16 +30,12 @@ from drafttrain.decoding.engine.compiling import compile_calls
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import sequence_randomness
-from drafttrain.decoding.types import Round, Sampling, Source
+from drafttrain.decoding.types import Round, Source
 from drafttrain.models.loading import LoadedTarget, check_target
 from drafttrain.models.speech import hears
 
 Display = Literal["text", "rounds", "json"]
 
-OPEN_END = re.compile(r"\s+\S*\Z|\A\S*\Z")
-"""The last word of a text, with the space before it: a later token may change both."""
-UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff60]")
-"""Characters of scripts without spaces between words: each stands by itself."""
 CLOSED_PIPE = 141
 """Exit code when the reader of the output has gone: what a shell reports for SIGPIPE."""
 
@@ -79,17 +73,37 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
         settings.decode.sampling.max_new_tokens,
         settings.batch_size,
     )
-    sequences = InOrder(rounds, len(rows), settings.batch_size)
+    row = rows[0][0]
     try:
         if display == "rounds":
-            PlainConsole().print(LEGEND)
-        for (row, text), sequence in zip(rows, sequences, strict=True):
-            DISPLAYS[display](target.tokenizer, row, text, sequence, sampling)
+            Console(highlight=False).print(LEGEND)
+        for (row, text), played in zip(rows, in_order(rounds, len(rows)), strict=True):
+            DISPLAYS[display](target.tokenizer, row, text, played)
     except BrokenPipeError:
         leave_quietly()
     except ValueError as error:
-        which = ", ".join(str(rows[number][0]) for number in sequences.under_way)
-        raise ValueError(f"input {which}: {error}") from error
+        which = "input" if settings.batch_size == 1 else "a batch of inputs from"
+        raise ValueError(f"{which} {row}: {error}") from error
+
+
+def in_order(rounds: Iterable[Round], sequences: int) -> Iterator[Iterator[Round]]:
+    """The rounds of each sequence, in the order of the sources.
+
+    Rounds of the first sequence that has not ended come as they are done; those of later ones wait.
+    """
+    coming, waiting = iter(rounds), defaultdict[int, deque[Round]](deque)
+
+    def rounds_of(number: int) -> Iterator[Round]:
+        finished = False
+        while not finished:
+            while not waiting[number]:
+                played = next(coming)
+                waiting[played.sequence].append(played)
+            played = waiting[number].popleft()
+            finished = played.finished
+            yield played
+
+    return map(rounds_of, range(sequences))
 
 
 def read_inputs(settings: GenerateConfig, texts: Sequence[str] | None, heard: bool) -> Dataset:
@@ -122,149 +136,75 @@ def leave_quietly() -> NoReturn:
     raise SystemExit(CLOSED_PIPE)
 
 
-class TextStream:
-    """Text of a growing list of tokens, handed out only where it can no longer change.
-
-    Tokens are never decoded one by one (pieces of a word, of a character, and clean-up rules would
-    come out wrong): all are decoded again, and the new part is given out but for the last word and
-    the space before it, which a later token may still change (in scripts without spaces: but for
-    what follows the last whole character). `finish` gives the rest.
-    """
-
-    def __init__(self, decode_tokens: Callable[[Sequence[int]], str]):
-        self._decode = decode_tokens
-        self._tokens: list[int] = []
-        self._given = ""
-
-    def push(self, tokens: Sequence[int]) -> str:
-        """Text that these tokens have made final; often empty."""
-        self._tokens.extend(tokens)
-        settled = settled_part(self._decode(self._tokens))
-        if not settled.startswith(self._given):
-            return ""
-        new = settled[len(self._given) :]
-        self._given = settled
-        return new
-
-    def finish(self) -> str:
-        """The rest. Where a clean-up rule changed what was given out: a new line with all of it."""
-        text = self._decode(self._tokens)
-        rest = text[len(self._given) :] if text.startswith(self._given) else f"\n{text}"
-        self._given = text
-        return rest
-
-
-def settled_part(text: str) -> str:
-    """The text without its last word and the space before it, or up to the last character of a
-    script without spaces, whichever is more."""
-    end = OPEN_END.search(text).start()
-    *_, last = [0, *(found.end() for found in UNSPACED.finditer(text, end))]
-    return text[: max(end, last)]
-
-
-@dataclass(frozen=True)
-class RoundParts:
-    """A round's tokens by what became of them."""
-
-    accepted: list[int]
-    added: list[int]
-    """The target's own token: a correction, or a bonus where nothing was rejected."""
-    rejected: list[int]
-
-
-def split_round(played: Round) -> RoundParts:
-    """Accepted, added and rejected tokens. A draft past EOS or the maximal length is rejected."""
-    accepted = min(len(played.path), len(played.emitted))
-    kept = set(played.path[:accepted])
-    return RoundParts(
-        accepted=list(played.emitted[:accepted]),
-        added=list(played.emitted[accepted:]),
-        rejected=[token for node, token in enumerate(played.drafted) if node not in kept],
-    )
-
-
 def show_text(
-    tokenizer: PreTrainedTokenizerBase,
-    row: int,
-    text: str,
-    rounds: SequenceRounds,
-    sampling: Sampling,
+    tokenizer: PreTrainedTokenizerBase, row: int, text: str, rounds: Iterable[Round]
 ) -> None:
-    """The text on a line, written as it is decoded."""
-    stream = TextStream(partial(tokenizer.decode, skip_special_tokens=True))
+    """The text on a line; on a terminal as it is decoded, as far as later tokens rarely change it.
+
+    A clean-up rule of a tokenizer may still change a word: files and pipes get the whole text, once
+    it is decoded.
+    """
+    if not sys.stdout.isatty():
+        tokens = [token for played in rounds for token in played.emitted]
+        print(tokenizer.decode(tokens, skip_special_tokens=True), flush=True)
+        return
+    stream = TextStreamer(tokenizer, skip_special_tokens=True)
     for played in rounds:
-        print(stream.push(played.emitted), end="", flush=True)
-    print(stream.finish(), flush=True)
-
-
-class PlainConsole(Console):
-    """A console without guesses at what is to be highlighted; it leaves closed pipes to us."""
-
-    def __init__(self) -> None:
-        super().__init__(highlight=False, soft_wrap=True)
-
-    def on_broken_pipe(self) -> NoReturn:
-        raise BrokenPipeError
+        stream.put(torch.tensor(played.emitted))
+    stream.end()
 
 
 def show_rounds(
-    tokenizer: PreTrainedTokenizerBase,
-    row: int,
-    text: str,
-    rounds: SequenceRounds,
-    sampling: Sampling,
+    tokenizer: PreTrainedTokenizerBase, row: int, text: str, rounds: Iterable[Round]
 ) -> None:
-    """Every round on a line (SpecDec, Table 16), then the text and its count of rounds."""
-    console = PlainConsole()
+    """Every round on a line (SpecDec, Table 16), then the text and its mean acceptance length."""
+    console = Console(highlight=False, soft_wrap=True)
     console.print(Text(f"\n{text}", style="bold"))
-    tokens: list[int] = []
-    number = 0
-    for number, played in enumerate(rounds, start=1):
-        tokens.extend(played.emitted)
-        console.print(show_round(number, played, partial(readable_pieces, tokenizer)))
+    shown = []
+    for played in rounds:
+        shown.append(played)
+        console.print(show_round(len(shown), played, tokenizer))
+    tokens = [token for played in shown for token in played.emitted]
     console.print(Text(f"  = {tokenizer.decode(tokens, skip_special_tokens=True)}"))
-    console.print(
-        Text(
-            f"    {len(tokens)} tokens in {number} rounds, {len(tokens) / number:.2f} a round, "
-            f"{rounds.seconds:.2f} s",
-            style="dim",
-        )
-    )
+    facts = f"{len(tokens)} tokens in {len(shown)} rounds, {len(tokens) / len(shown):.2f} a round"
+    console.print(Text(f"    {facts}, {seconds_of(shown):.2f} s", style="dim"))
 
 
 def show_json(
-    tokenizer: PreTrainedTokenizerBase,
-    row: int,
-    text: str,
-    rounds: SequenceRounds,
-    sampling: Sampling,
+    tokenizer: PreTrainedTokenizerBase, row: int, text: str, rounds: Iterable[Round]
 ) -> None:
-    """One JSON object on a line."""
-    played = list(rounds)
-    tokens = [token for one in played for token in one.emitted]
+    """One JSON object on a line; of draft trees also which nodes were accepted."""
+    shown = list(rounds)
+    tokens = [token for played in shown for token in played.emitted]
+    facts = [
+        {"drafted": list(played.drafted), "accepted": accepted(played)}
+        | ({} if played.depth is None else {"path": list(played.path[: accepted(played)])})
+        | {"emitted": list(played.emitted)}
+        for played in shown
+    ]
     line = {
         "row": row,
-        "temperature": sampling.temperature,
         "source": text,
         "text": tokenizer.decode(tokens, skip_special_tokens=True),
         "tokens": tokens,
-        "rounds": [round_facts(one) for one in played],
-        "mean_acceptance_length": len(tokens) / len(played),
-        "seconds": round(rounds.seconds, 6),
+        "rounds": facts,
+        "mean_acceptance_length": len(tokens) / len(shown),
+        "seconds": round(seconds_of(shown), 6),
     }
     print(json.dumps(line, ensure_ascii=False), flush=True)
 
 
-def round_facts(played: Round) -> dict[str, int | list[int]]:
-    """A round as JSON shows it; of a tree also which of the drafted tokens were accepted."""
-    accepted = len(split_round(played).accepted)
-    facts: dict[str, int | list[int]] = {"drafted": list(played.drafted), "accepted": accepted}
-    if played.depth is not None:
-        facts["path"] = list(played.path[:accepted])
-    return facts | {"emitted": list(played.emitted)}
-
-
 DISPLAYS = {"text": show_text, "rounds": show_rounds, "json": show_json}
+
+
+def accepted(played: Round) -> int:
+    """Accepted draft tokens of a round; those after EOS or the maximal length are not."""
+    return min(len(played.path), len(played.emitted))
+
+
+def seconds_of(rounds: Sequence[Round]) -> float:
+    """The time of a sequence's rounds: its part of the calls that a batch shares."""
+    return sum(played.draft_seconds + played.target_seconds for played in rounds)
 
 
 def readable_pieces(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> list[str]:
@@ -291,15 +231,16 @@ LEGEND = Text.assemble(
 )
 
 
-def show_round(number: int, played: Round, pieces: Callable[[Sequence[int]], list[str]]) -> Text:
+def show_round(number: int, played: Round, tokenizer: PreTrainedTokenizerBase) -> Text:
     """One line for a round, readable without colour too."""
-    parts = split_round(played)
-    line = Text(f"{number:>3} {len(parts.accepted):>3}/{len(played.drafted):<3}")
-    line.append(" ".join(pieces(parts.accepted)), style="green")
-    for piece in pieces(parts.added):
+    count = accepted(played)
+    rejected = [t for node, t in enumerate(played.drafted) if node not in played.path[:count]]
+    line = Text(f"{number:>3} {count:>3}/{len(played.drafted):<3}")
+    line.append(" ".join(readable_pieces(tokenizer, played.emitted[:count])), style="green")
+    for piece in readable_pieces(tokenizer, played.emitted[count:]):
         line.append(" +")
         line.append(piece, style="bold yellow")
-    if parts.rejected:
+    if rejected:
         line.append("  ×")
-        line.append(" ".join(pieces(parts.rejected)), style="red strike")
+        line.append(" ".join(readable_pieces(tokenizer, rejected)), style="red strike")
     return line
