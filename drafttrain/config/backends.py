@@ -50,14 +50,6 @@ ENGINE = Backend(
 )
 """The loop that `drafttrain generate` and `eval` decode with, with a drafter where one is given."""
 
-CTRANSLATE2 = Backend(
-    name="ctranslate2",
-    opens="drafttrain.data.distill.ctranslate2:open_ctranslate2",
-    methods=("greedy", "beam"),
-    checks="drafttrain.data.distill.ctranslate2:check_ctranslate2",
-)
-"""A library in C++ for encoder-decoder targets, converted as they are; beam search is its own."""
-
 SERVER = Backend(
     name="server",
     opens="drafttrain.data.distill.server:open_server",
@@ -67,7 +59,5 @@ SERVER = Backend(
 )
 """A decoder-only target that OpenAI-compatible servers run: vLLM, SGLang, ..."""
 
-BACKENDS: dict[str, Backend] = {
-    backend.name: backend for backend in (TRANSFORMERS, ENGINE, CTRANSLATE2, SERVER)
-}
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (TRANSFORMERS, ENGINE, SERVER)}
 """All backends by name."""

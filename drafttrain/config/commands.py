@@ -36,7 +36,7 @@ from drafttrain.config.serving import GgufConfig, ServerConfig
 
 BackendName = Literal["auto", *BACKENDS]
 EngineName = Literal[*ENGINES]
-Baseline = Literal["generate", "beam", "assisted", "ctranslate2", "ctranslate2-int8"]
+Baseline = Literal["generate", "beam", "assisted"]
 
 
 def _spelled_out(value: object) -> object:
@@ -60,10 +60,8 @@ class DistillConfig(Config):
     backend: BackendName = "auto"
     """What decodes. transformers: the loop of `generate`. engine: the loop of `drafttrain generate`
     and `eval`, greedy or sampled. Greedy outputs are the same; sampled ones follow the same law,
-    from other draws. auto: engine where a drafter is given, else transformers. ctranslate2 (`pip
-    install ctranslate2`): greedy or beams, of encoder-decoder targets, several times faster on a
-    CPU; rounding may part a greedy output now and then. server: greedy or sampled, of decoder-only
-    targets; the default where server.urls is given."""
+    from other draws. auto: engine where a drafter is given, else transformers. server: greedy or
+    sampled, of decoder-only targets; the default where server.urls is given."""
     server: ServerConfig = ServerConfig()
     """server: where it is, and how it is asked."""
     drafter: str | None = None
@@ -78,7 +76,7 @@ class DistillConfig(Config):
     sampling: SamplingConfig = SamplingConfig()
     """Temperature, top-k and top-p count where method is sample; max_new_tokens always."""
     batch_tokens: PositiveInt = 4096
-    """transformers, ctranslate2: source tokens (rows x longest row) decoded at once by a process.
+    """transformers: source tokens (rows x longest row) decoded at once by a process.
     The keys and values of these and of the rows' new tokens are held in memory: see --dry-run."""
     batch_rows: PositiveInt = 32
     """engine: rows decoded at once by a process. The next row enters when one has ended."""
@@ -148,9 +146,7 @@ class EvalConfig(Config):
     baselines: tuple[Baseline, ...] = ("generate", "beam")
     """What a user would take instead. Transformers' own `generate` (greedy or sampling as asked),
     beam search, and assisted generation with the language models among the drafters: k tokens a
-    round as their methods have it, constant, no confidence threshold; batch size 1 only.
-    CTranslate2 (`pip install ctranslate2`), with the target's numbers or weights of 8
-    bits: greedy, for encoder-decoder targets, each alone in a process of its own."""
+    round as their methods have it, constant, no confidence threshold; batch size 1 only."""
     num_beams: PositiveInt = 5
     """Beams of that search."""
     batch_sizes: tuple[PositiveInt, ...] = (1,)

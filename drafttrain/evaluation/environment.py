@@ -16,8 +16,6 @@ from pydantic import BaseModel, ConfigDict
 from drafttrain.config.command_line import describe_command
 
 PACKAGES = ("drafttrain", "torch", "transformers", "datasets", "sacrebleu", "rouge-score")
-OPTIONAL = ("ctranslate2",)
-"""Named where they are installed."""
 
 
 class Environment(BaseModel):
@@ -69,12 +67,11 @@ def _cpu_model() -> str:
 
 def _versions() -> dict[str, str]:
     found = {}
-    for package in (*PACKAGES, *OPTIONAL):
+    for package in PACKAGES:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
-            if package not in OPTIONAL:
-                found[package] = "not installed as a package"
+            found[package] = "not installed as a package"
     return found
 
 

@@ -11,11 +11,10 @@ from datasets import Dataset
 
 from drafttrain.build.method import Method
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.evaluation.batches.measure import batch_results, join_batches, measure_batches
+from drafttrain.evaluation.batches.measure import batch_results, measure_batches
 from drafttrain.evaluation.batches.memory import memory_kind
 from drafttrain.evaluation.bootstrap import draw_resamples
 from drafttrain.evaluation.differences import compare_with_first
-from drafttrain.evaluation.engines.measure import decode_alone
 from drafttrain.evaluation.environment import describe_environment
 from drafttrain.evaluation.metrics import count_rounds
 from drafttrain.evaluation.options import EvaluationOptions
@@ -69,11 +68,8 @@ def evaluate(
     """
     prompts, skipped = read_prompts(target, model, rows)
     jobs = make_jobs(target, model, methods, prompts, options)
-    engines = decode_alone(target, model, prompts, options, progress)
     decoded = run_interleaved(jobs, len(prompts), options, model.device, progress)
     batches = measure_batches(jobs, decoded, len(prompts), options, model.device, progress)
-    decoded += [engine.decoded for engine in engines]
-    batches = join_batches([batches, *[engine.batches for engine in engines]])
     texts = [
         [target.tokenizer.decode(o.tokens, skip_special_tokens=True) for o in run.outputs]
         for run in decoded

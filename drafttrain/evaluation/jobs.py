@@ -13,8 +13,6 @@ PLAIN = "plain"
 GENERATE = "generate"
 BEAM = "beam"
 ASSISTED = "assisted"
-CTRANSLATE2 = "ctranslate2"
-INT8 = "ctranslate2-int8"
 
 Decode = Callable[[Sequence[int], int], list[Output]]
 """(numbers of prompts, most sequences at once) -> an output for each, in order."""
@@ -27,7 +25,7 @@ class Job:
     name: str
     way: str
     """What it is called in reports, without sizes: chain, rsd-s, ... of a method; plain; generate,
-    beam, assisted, ctranslate2 or ctranslate2-int8."""
+    beam or assisted."""
     decode: Decode
     """Where several prompts are given, `Output.seconds` is from when a sequence entered to its
     end; the time of a prompt given alone is taken by whoever asks."""
@@ -35,12 +33,6 @@ class Job:
     """None: a baseline, which is another library's."""
     sizes: Sizes = field(default_factory=dict)
     """Of a baseline: what it goes by."""
-    own_clock: bool = False
-    """Whether it decodes in another process, which takes the time itself: `Output.seconds` is that
-    of a batch of consecutive prompts."""
-    own_memory: Callable[[Sequence[int], int], int | None] | None = None
-    """As `decode`, but gives the peak bytes that this takes in its process, where they are known.
-    None: it decodes in this process."""
     largest_batch: int | None = None
     """Most sequences that it decodes at once; None: any number."""
 

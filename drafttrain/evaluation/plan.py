@@ -18,7 +18,6 @@ from drafttrain.config.kinds import NONE, copies_text, named_kind
 from drafttrain.config.trees import TREES
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.drafters.cascade import show_increments
-from drafttrain.evaluation.engines.measure import ENGINES, check_engines
 from drafttrain.evaluation.forced.checks import check_teacher_forced
 from drafttrain.evaluation.others import OtherMethod, other_methods
 from drafttrain.evaluation.report import check_new_file
@@ -97,7 +96,6 @@ def make_plan(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Plan:
         check_method(method)
     methods = [*variants, *beside]
     check_assisted(settings, methods)
-    check_engines(settings)
     named = {str(method.drafter) for method in methods}.union(*map(other_drafters, methods))
     companions = tuple(sorted(named - {str(settings.decode.drafter)}))
     table = _max_grams_table(methods)
@@ -194,8 +192,6 @@ def describe_baseline(name: str, settings: EvalConfig) -> str:
     """A baseline as the plan names it."""
     if name == "beam":
         return f"generate, {settings.num_beams} beams"
-    if name in ENGINES:
-        return f"{name}, alone in a process of its own"
     return f"{name} generation, batch size 1" if name == "assisted" else name
 
 

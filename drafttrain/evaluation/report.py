@@ -109,7 +109,7 @@ class Run(Part):
     method: str
     """What it is, without sizes: plain; chain, cascade, or the kind of its trees (rsd-s, opt-tree,
     ...; `opt-tree,head` where a head scores nodes); generate, beam or assisted, Transformers'
-    own; ctranslate2 or ctranslate2-int8."""
+    own."""
     sizes: dict[str, Size]
     """How large its drafts are: depth and nodes (most levels, most draft tokens), and k, max_draft,
     width, branching, drafters or increments, as the method goes by them; beams of beam search."""
@@ -137,9 +137,6 @@ class Run(Part):
     speedup_quantiles: dict[str, list[float]] = {}
     """Of the speed-ups of single inputs, by the metric's name: the least, that of 5 %, 10 %, ...
     and the greatest. Greedy runs only: sampled outputs differ in length by randomness."""
-    interleaved: bool = True
-    """Whether plain decoding took its turns between those of this run. Otherwise it was measured
-    alone, in a process of its own, and times are paired by prompt only."""
     batches: list[BatchResult] = []
     """By batch size, 1 first, where several were measured. All else here is of batch size 1."""
 

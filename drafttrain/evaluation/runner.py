@@ -33,7 +33,7 @@ from drafttrain.decoding.types import Output
 from drafttrain.decoding.verifiers import check_pairing
 from drafttrain.evaluation.baselines import transformers_jobs
 from drafttrain.evaluation.bootstrap import Array
-from drafttrain.evaluation.jobs import BEAM, INT8, PLAIN, Decode, Job
+from drafttrain.evaluation.jobs import BEAM, PLAIN, Decode, Job
 from drafttrain.evaluation.options import EvaluationOptions
 from drafttrain.evaluation.prompts import Prompt
 from drafttrain.models.loading import LoadedTarget
@@ -57,8 +57,6 @@ class Decoded:
     """As in `Job`."""
     costs: Array | None = None
     """[P], what each prompt took of the wall clock; None: all of its own time."""
-    interleaved: bool = True
-    """Whether plain decoding took its turns between those of this job."""
 
     @property
     def kind(self) -> RunKind:
@@ -81,7 +79,7 @@ class Decoded:
     def lossless(self) -> bool:
         """Whether the output (or its law, when sampling) is the target's own by construction."""
         if self.method is None:
-            return self.way not in (BEAM, INT8)
+            return self.way != BEAM
         return self.method.verifier.lossless
 
 
@@ -258,8 +256,6 @@ def _timed(
     outputs = job.decode(wave, batch_size)
     _wait(device)
     seconds = perf_counter() - started
-    if job.own_clock:
-        return outputs, sum(output.seconds for output in outputs[::batch_size])
     if batch_size == 1:
         [output] = outputs
         output.seconds = seconds

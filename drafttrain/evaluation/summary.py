@@ -130,7 +130,6 @@ def summarise_run(context: Context, index: int) -> Run:
         verifier=None if method is None else method.verifier.name,
         sampling=asdict(context.options.sampling),
         lossless=run.lossless,
-        interleaved=run.interleaved,
         settings={} if method is None else dict(method.settings),
         metrics=metrics,
         acceptance_rate_per_position=per_position,
@@ -187,9 +186,8 @@ def real_time_factors(context: Context, run: Decoded) -> dict[str, Estimate]:
     if context.encode_seconds is None:
         return {}
     parts = {"rtf": run.cost_seconds}
-    if run.interleaved:
-        encoder = np.minimum(context.encode_seconds, run.cost_seconds)
-        parts |= {"rtf_encoder": encoder, "rtf_decoder": run.cost_seconds - encoder}
+    encoder = np.minimum(context.encode_seconds, run.cost_seconds)
+    parts |= {"rtf_encoder": encoder, "rtf_decoder": run.cost_seconds - encoder}
     audio = context.clip_seconds
     return {
         name: estimate_ratio(Ratio(took, audio), context.resamples) for name, took in parts.items()

@@ -129,10 +129,6 @@ def parity_lines(report: Report) -> list[str]:
     """
     lines = []
     for run in report.runs:
-        if not run.interleaved and "identical" in run.metrics:
-            prompts = run.totals["prompts"]
-            same = round(run.metrics["identical"].value * prompts)
-            lines.append(f"{run.name}: {same} of {prompts} equal to {report.runs[0].name}")
         lines += [parity_line(run.name, parity) for parity in run.parity]
         for result in run.batches:
             if result.parity is not None and result.parity.differences:
@@ -234,9 +230,6 @@ def _caption(report: Report, intervals: bool) -> str:
     note = machine_note(report, intervals)
     if any(run.lossy for run in report.runs):
         note += f" {LOSSY}: the output is not the target's own."
-    alone = [run.name for run in report.runs if not run.interleaved]
-    if alone:
-        note += f" Alone in a process each, not interleaved: {', '.join(alone)}."
     return note
 
 

@@ -60,15 +60,7 @@ PAIRINGS = {
     f"{DISTILL} --backend engine --k 4": ("stop.k = 4", "none is given", "drafter=max-gram"),
     f"{DISTILL} --drafter target bigrams=none.safetensors": ("bigrams", "max-gram", "leave"),
     f"{DISTILL} --drafter max-gram --stop entropy": ("'entropy'", "trained drafter"),
-    f"{DISTILL} --backend ctranslate2 --method sample --temperature 1": (
-        "method = 'sample'",
-        "'ctranslate2'",
-        "backend=transformers",
-    ),
-    f"{DISTILL} --backend ctranslate2 --target llama": ("'llama'", "cannot be converted", "leave"),
-    f"{DISTILL} --backend ctranslate": ("backend = 'ctranslate'", "'engine'"),
-    f"{CAUSAL} baselines=ctranslate2": ("'ctranslate2'", "'llama'", "leave"),
-    f"{SAMPLED} baselines=ctranslate2-int8": ("'ctranslate2-int8'", "temperature = 1", "leave"),
+    f"{DISTILL} --backend engines": ("backend = 'engines'", "'engine'"),
     f"{CAUSAL} --stop entropy --k 4": ("stop.k = 4", "--stop fixed"),
     f"{SAMPLED} --verifier greedy": ("greedy", "temperature", ";"),
     f"{CAUSAL} --drafter max-gram baselines=generate,assisted": (

@@ -62,7 +62,6 @@ def test_generate_writes_down_what_generate_does(inside, capsys):
             assert [line["source"] for line in lines][:2] == ["clip0.wav", "clip1.flac"]
 
 
-MISSING = "ctranslate2 is not installed (it is in the dev extra)"
 HOW = {
     "chain": [],
     "tree": ["--tree", "opt-tree", "decode.tree.nodes=8"],
@@ -140,28 +139,6 @@ def test_assisted_generation_with_the_same_drafter_is_a_baseline(inside):
     assert assisted["kind"] == "baseline" and assisted["metrics"]["wer"]["value"] > 0
     assert 0 < assisted["totals"]["tokens"] <= 8 * 4
     assert generate["totals"]["prompts"] == assisted["totals"]["prompts"] == 4
-
-
-def test_ctranslate2_writes_down_the_same(inside):
-    pytest.importorskip(
-        "ctranslate2", reason="ctranslate2 is not installed (it is in the dev extra)"
-    )
-    asked = ["--drafter", "none", "--report", "engine.json", "repeats=1", "warmup=0", SHORT]
-    asked += ["bootstrap=20", "baselines=[ctranslate2]", "batch_sizes=[1,3]"]
-    assert ended("eval", *ON, *asked) == 0
-    report = json.loads(Path("engine.json").read_text())
-    engine = next(run for run in report["runs"] if run["name"] == "ctranslate2")
-    assert engine["metrics"]["identical"]["value"] == 1.0
-    assert [batch["differing"] for batch in engine["batches"]][1] == 0
-    assert engine["metrics"]["wer_difference"]["value"] == 0.0
-
-
-def test_ctranslate2_distils_no_clips(inside, capsys):
-    pytest.importorskip(
-        "ctranslate2", reason="ctranslate2 is not installed (it is in the dev extra)"
-    )
-    assert ended("distill", *ON, "--backend", "ctranslate2", "--out", "none") == 2
-    assert "reads texts alone" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["generate", "eval", "distill"])

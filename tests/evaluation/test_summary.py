@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,7 +21,3 @@ def test_the_encoder_of_another_program_is_not_taken_for_the_targets():
     ours = Decoded("plain", "plain", None, [], np.array([[2.0, 3.0]]))
     found = {name: one.value for name, one in real_time_factors(context, ours).items()}
     assert found == pytest.approx({"rtf": 0.25, "rtf_encoder": 0.15, "rtf_decoder": 0.1})
-    theirs = replace(ours, interleaved=False)
-    assert {name: one.value for name, one in real_time_factors(context, theirs).items()} == {
-        "rtf": 0.25
-    }

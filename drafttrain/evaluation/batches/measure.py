@@ -62,23 +62,8 @@ def wave_memory(
     """Peak bytes that a wave takes by each job, by its name."""
     [wave, *_] = make_waves(prompts, batch_size, options.wave_batches)
     return {
-        job.name: job.own_memory(wave, batch_size)
-        if job.own_memory is not None
-        else peak_growth(lambda job=job: job.decode(wave, batch_size), device)
-        for job in jobs
+        job.name: peak_growth(lambda job=job: job.decode(wave, batch_size), device) for job in jobs
     }
-
-
-def join_batches(parts: Sequence[Mapping[int, Batch]]) -> dict[int, Batch]:
-    """What phases of several jobs each did, by batch size."""
-    sizes = sorted({size for part in parts for size in part})
-    found = {}
-    for size in sizes:
-        batches = [part[size] for part in parts if size in part]
-        decoded = [run for batch in batches for run in batch.decoded]
-        memory = {name: peak for batch in batches for name, peak in batch.memory.items()}
-        found[size] = Batch(decoded, memory)
-    return found
 
 
 def batch_results(context: Context, batches: Mapping[int, Batch], name: str) -> list[BatchResult]:

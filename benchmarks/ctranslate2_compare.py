@@ -1,0 +1,134 @@
+"""How fast is CTranslate2 on the same target, beside plain decoding and speculation here?
+
+    pip install ctranslate2
+    OMP_NUM_THREADS=1 python benchmarks/ctranslate2_compare.py --target MODEL --data FILE \\
+        [--drafter FOLDER --k 5] [--compute-types float32,int8]
+
+An encoder-decoder target that reads text is converted by CTranslate2's own converter, to a
+temporary folder. (It takes Marian models as OPUS-MT stores them: with the padding token last.) All
+decode greedily, input by input in rotating order, one input at a time; speed-ups are over plain
+decoding here, with 95 % intervals over inputs. The thread pools of two libraries spin against each
+other: use one thread. Outputs can differ where the target's generation_config asks for more than
+greedy decoding; `equal` counts those that do not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from drafttrain.build.drafters import make_drafter
+from drafttrain.build.method import Method
+from drafttrain.config.inputs import DataConfig, TargetConfig
+from drafttrain.data.inputs.prompts import load_inputs
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.types import Output
+from drafttrain.decoding.verifiers import GreedyMatch
+from drafttrain.evaluation.bootstrap import Ratio, draw_resamples, estimate_ratio
+from drafttrain.evaluation.environment import describe_environment
+from drafttrain.evaluation.jobs import Job
+from drafttrain.evaluation.metrics import identical
+from drafttrain.evaluation.options import EvaluationOptions
+from drafttrain.evaluation.prompts import read_prompts
+from drafttrain.evaluation.runner import make_jobs, run_interleaved
+from drafttrain.models.drafters import load_drafter_beside
+from drafttrain.models.loading import load_target
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    given = parse_arguments(arguments)
+    torch.set_num_threads(given.threads)
+    target = load_target(TargetConfig(path=given.target))
+    model = CachedModel(target.model)
+    rows = load_inputs(DataConfig(path=given.data, limit=given.limit))
+    prompts, _ = read_prompts(target, model, rows)
+    options = EvaluationOptions(
+        max_new_tokens=given.max_new_tokens, repeats=given.repeats, baselines=("generate",)
+    )
+    methods = []
+    if given.drafter is not None:
+        drafter = make_drafter(load_drafter_beside(target, given.drafter), target.model)
+        methods.append(Method(drafter, FixedLength(given.k), GreedyMatch()))
+    jobs = make_jobs(target, model, methods, prompts, options)
+    sources = [prompt.source.input_ids.tolist() for prompt in prompts]
+    for kind in given.compute_types.split(","):
+        name = f"ctranslate2 {kind}"
+        decode = converted(given, kind, target.tokenizer, sources)
+        jobs.append(Job(name, name, decode))
+    runs = run_interleaved(jobs, len(prompts), options, model.device, progress=True)
+    resamples = draw_resamples(len(prompts), 1000)
+    figures = {}
+    for run in runs:
+        speedup = estimate_ratio(Ratio(runs[0].median_seconds, run.median_seconds), resamples)
+        tokens = sum(len(output.tokens) for output in run.outputs)
+        milliseconds = 1e3 * float(run.median_seconds.sum()) / tokens
+        equal = int(identical(run.outputs, runs[0].outputs).sum())
+        figures[run.name] = {"speedup": asdict(speedup), "ms_per_token": milliseconds}
+        figures[run.name] |= {"equal": equal, "prompts": len(prompts)}
+        print(
+            f"{run.name:36} {milliseconds:8.3f} ms a token, {speedup.value:5.2f}x "
+            f"({speedup.low:.2f} to {speedup.high:.2f}), {equal} of {len(prompts)} equal"
+        )
+    if given.out is not None:
+        report = {"given": vars(given), "environment": describe_environment().model_dump()}
+        text = json.dumps(report | {"figures": figures}, indent=2, default=str)
+        given.out.write_text(text + "\n", encoding="utf-8")
+
+
+def converted(
+    given: argparse.Namespace, kind: str, tokenizer: Any, sources: Sequence[list[int]]
+) -> Any:
+    """How CTranslate2 decodes the sources of these numbers, one after the other."""
+    import ctranslate2
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "model")
+        ctranslate2.converters.TransformersConverter(given.target).convert(path)
+        translator = ctranslate2.Translator(
+            path, compute_type=kind, inter_threads=1, intra_threads=given.threads
+        )
+
+    def decode(places: Sequence[int], batch_size: int) -> list[Output]:
+        outputs = []
+        for place in places:
+            started = perf_counter()
+            [result] = translator.translate_batch(
+                [tokenizer.convert_ids_to_tokens(sources[place])],
+                beam_size=1,
+                max_input_length=0,
+                max_decoding_length=given.max_new_tokens,
+                return_end_token=True,
+            )
+            tokens = tokenizer.convert_tokens_to_ids(result.hypotheses[0])
+            outputs.append(Output(tokens, [], perf_counter() - started))
+        return outputs
+
+    return decode
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--target", required=True, help="folder or Hub name of the target")
+    parser.add_argument("--data", required=True, help="file of inputs")
+    parser.add_argument("--drafter", help="folder of a drafter")
+    parser.add_argument("--k", type=int, default=5, help="tokens of a draft")
+    parser.add_argument("--compute-types", default="float32,int8", help="of CTranslate2")
+    parser.add_argument("--limit", type=int, default=50, help="most inputs")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="also write the figures to this JSON file")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()

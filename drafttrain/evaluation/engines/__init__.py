@@ -1,1 +1,0 @@
-"""Decoders of other libraries as baselines, each in a process of its own."""
