@@ -28,15 +28,20 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import CacheConfig, DistillConfig
 from drafttrain.config.reading import settings_of_group
 from drafttrain.config.recipes import HeadRecipe
-from drafttrain.data.batches.head_batches import CachedRows, whole_batch
 from drafttrain.data.distill.distill import distill
 from drafttrain.data.distill.plan import DistillPlan, plan_distillation
 from drafttrain.data.distill.recipe_rows import distill_settings
 from drafttrain.data.hidden.cache import build_cache
 from drafttrain.data.hidden.plan import check_cache, estimate_cache, plan_cache, state_of
-from drafttrain.data.shards.outputs import read_manifest
-from drafttrain.data.shards.states import CacheManifest, HiddenCache, open_cache
-from drafttrain.data.shards.store import MANIFEST
+from drafttrain.data.hidden.states import (
+    CachedRows,
+    CacheManifest,
+    HiddenCache,
+    open_cache,
+    whole_batch,
+)
+from drafttrain.data.shards.outputs import Manifest
+from drafttrain.data.shards.store import is_finished
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.draft_states import state_size
 from drafttrain.models.drafters import check_drafter, load_drafter_beside
@@ -162,7 +167,7 @@ class Validation:
         heads = sweep.parts
         sums = {name: torch.zeros(4, dtype=torch.float64) for name in heads}
         labels, positions = 0.0, 0
-        rows = range(len(self.cache.row_numbers))
+        rows = range(len(self.cache.rows))
         for start in range(0, len(rows), ROWS_AT_ONCE):
             hidden, acceptance = self.cache.read(0, rows[start : start + ROWS_AT_ONCE])
             labels, positions = labels + float(acceptance.sum()), positions + len(acceptance)
@@ -191,7 +196,7 @@ def describe(task: Task, cache: HiddenCache) -> str:
     manifest = cache.manifest
     return (
         f"{len(task.objective.parts)} heads of {parameters:,} parameters together; "
-        f"{len(cache.row_numbers):,} rows, {sum(manifest.counts):,} positions in "
+        f"{len(cache.rows):,} rows, {sum(manifest.counts):,} positions in "
         f"{manifest.mixes} mixes, mean acceptance {manifest.mean_acceptance:.3f}"
     )
 
@@ -226,7 +231,7 @@ def plan_positions(
     cache: CacheConfig, drafter: PretrainedConfig, distillation: DistillPlan
 ) -> tuple[int, int]:
     """Positions in each mix and bytes of the cache, estimated."""
-    if (cache.distilled / MANIFEST).is_file() and read_manifest(cache.distilled).counts is not None:
+    if is_finished(Manifest, cache.distilled):
         plan = plan_cache(cache)
         return max(1, plan.positions // cache.mixes), plan.disk_bytes
     rows, tokens = distillation.rows, distillation.target_tokens

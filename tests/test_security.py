@@ -26,7 +26,7 @@ from drafttrain.config.recipes import ObjectiveConfig, TrainConfig
 from drafttrain.data.batches.slots import SlotCollator
 from drafttrain.data.distill.distill import distill
 from drafttrain.data.inputs.prompts import load_inputs
-from drafttrain.data.shards.outputs import load_distilled, shard_path
+from drafttrain.data.shards.outputs import Manifest, load_distilled
 from drafttrain.export.parts import load_parts
 from drafttrain.models.acceptance_head import load_heads
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
@@ -141,7 +141,7 @@ def test_a_pickle_in_the_place_of_a_shard_is_not_run(target, tmp_path):
     inputs = DataConfig(path=str(tmp_path / "texts.txt"))
     short = {"max_new_tokens": 4}
     distill(DistillConfig(target=settings_of(target), data=inputs, out=out, sampling=short))
-    write_malicious(shard_path(out, 0))
+    write_malicious(Manifest.path(out, 0))
     with pytest.raises(ConfigError, match="shard-00000.parquet cannot be read"):
         load_distilled(out)
 
@@ -352,4 +352,4 @@ def test_shards_are_found_by_number_whatever_a_manifest_says(target, tmp_path):
     (out / "manifest.json").write_text(json.dumps(manifest | {"shards": ["../../x.parquet"]}))
     with pytest.raises(ConfigError, match="shards = .*x.parquet"):
         load_distilled(out)
-    assert shard_path(out, 3) == out / "shard-00003.parquet"
+    assert Manifest.path(out, 3) == out / "shard-00003.parquet"

@@ -1,18 +1,18 @@
-"""A target's rows at every token of its own outputs, computed once: what drafters learn from.
+"""The target's likeliest tokens at every token of its own outputs, computed once.
 
-A target's row is the same in every epoch and for every loss, so a run that reads its likeliest
-tokens from the disk calls the target once for each output. Shards are shared out among processes as
-in distillation: re-running continues with those that are missing.
+The target's row is the same in every epoch and for every loss, so a run that reads its likeliest
+tokens from a store calls the target once for each output. A shard holds `tokens` [N, k], int32, the
+likeliest first, and `log_probs` [N, k], float32, or [N, k + 1] if there are more than k tokens: the
+last column is the log-probability of all others together.
 """
 
 from __future__ import annotations
 
 import hashlib
-import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import datasets
 import numpy as np
@@ -23,38 +23,80 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 from transformers import PretrainedConfig
 
-from drafttrain.config.base import ConfigError
 from drafttrain.config.language_recipes import CausalDrafterRecipe
 from drafttrain.data.batches.examples import Example, Examples, TopRows
+from drafttrain.data.distill.batches import batches_by_length
 from drafttrain.data.distill.plan import DistillPlan
 from drafttrain.data.distill.recipe_rows import distillations, row_lengths
-from drafttrain.data.shards.filling import fill_folder
-from drafttrain.data.shards.outputs import hash_outputs
-from drafttrain.data.shards.sharing import Share
-from drafttrain.data.shards.states import ModelIdentity
-from drafttrain.data.shards.store import count_shards, count_there
-from drafttrain.data.shards.teacher_rows import (
-    TeacherManifest,
-    TeacherRows,
-    bytes_a_token,
-    check_shards,
-    open_teacher,
-    shard_path,
-    write_shard,
+from drafttrain.data.shards.outputs import ShardRow, hash_outputs
+from drafttrain.data.shards.store import (
+    ShardManifest,
+    Share,
+    check_room,
+    count_shards,
+    count_there,
+    fill_folder,
+    read_finished,
 )
+from drafttrain.data.shards.tensors import TensorRows, open_tensors, write_tensors
 from drafttrain.data.shards.writing import join_processes, say
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.sampling import exact_enough, likeliest
+from drafttrain.models.identity import ModelIdentity
 from drafttrain.models.loading import LoadedTarget, load_target
 
 SHARD_ROWS = 256
 """Distilled rows of a shard."""
 
 
-class TaughtExamples(Dataset):
-    """`Examples` that hold the target's cached rows along their outputs."""
+class TeacherManifest(ShardManifest):
+    """Manifest of the likeliest tokens. Target and outputs are compared by content, not by path."""
 
-    def __init__(self, rows: datasets.Dataset, teacher: TeacherRows) -> None:
+    COMMAND: ClassVar[str] = "recipes/train_causal_drafter.py"
+    VERB: ClassVar[str] = "cache"
+    SUFFIX: ClassVar[str] = "safetensors"
+    SETTING: ClassVar[str] = "teacher.folder"
+    MAY_DIFFER: ClassVar[frozenset[str]] = frozenset(
+        {"target.path", "distilled", "batch_tokens", "versions", "counts", "top_k_share"}
+    )
+    EFFECTS: ClassVar[tuple[str, ...]] = ("draftable_sha256", "outputs_sha256", "rows")
+    MEANING: ClassVar[dict[str, str]] = {
+        "target.weights_sha256": "the first run's target was {there.target.path!r}, this is "
+        "{wanted.target.path!r}",
+        "draftable_sha256": "the drafter drafts other tokens (drafter.output_tokens)",
+        "outputs_sha256": "the outputs in {wanted.distilled!r} are not those of the first run",
+    }
+
+    target: ModelIdentity
+    distilled: str
+    """Folder of the outputs, as it was given."""
+    outputs_sha256: str
+    """Of their row numbers, sources and outputs."""
+    top_k: int
+    """k, or the number of draftable tokens if it is smaller."""
+    draftable: int
+    """Tokens that the drafter can draft, of which these are the likeliest."""
+    draftable_sha256: str | None
+    """Of these tokens; None: all of the vocabulary."""
+    shard_rows: int
+    rows: int
+    """Distilled rows."""
+    batch_tokens: int
+    versions: dict[str, str]
+    counts: int | None = None
+    """Tokens of all outputs; None until every shard is there."""
+    top_k_share: float | None = None
+    """Mean probability of the k likeliest tokens together."""
+
+    @property
+    def widths(self) -> dict[str, tuple[int]]:
+        return {"tokens": (self.top_k,), "log_probs": (self.top_k + (self.top_k < self.draftable),)}
+
+
+class TaughtExamples(Dataset):
+    """`Examples` with the target's likeliest tokens along their outputs."""
+
+    def __init__(self, rows: datasets.Dataset, teacher: TensorRows) -> None:
         self._examples, self._teacher = Examples(rows), teacher
 
     def __len__(self) -> int:
@@ -62,7 +104,13 @@ class TaughtExamples(Dataset):
 
     def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list[Example]:
         examples = self._examples.__getitems__(keys)
-        return [one._replace(target_rows=self._teacher.read(one.row)) for one in examples]
+        return [one._replace(target_rows=read_top(self._teacher, one.row)) for one in examples]
+
+
+def read_top(teacher: TensorRows, row: int) -> TopRows:
+    """The target's rows along an output; row: index among the distilled rows."""
+    tokens, log_probs = teacher.read([row], "tokens", "log_probs")
+    return TopRows(tokens.long(), log_probs)
 
 
 def training_examples(
@@ -71,8 +119,8 @@ def training_examples(
     target: LoadedTarget,
     draftable: Tensor | None,
 ) -> Examples | TaughtExamples:
-    """Distilled rows, with the target's rows along them where these are to be cached; made where
-    they are missing. Errors as in `cache_teacher`."""
+    """Distilled rows, with the target's likeliest tokens if these are to be cached; made where they
+    are missing. Errors as in `cache_teacher`."""
     if settings.teacher.kind == "online":
         return Examples(rows)
     return TaughtExamples(rows, cache_teacher(settings, target, rows, draftable))
@@ -81,11 +129,10 @@ def training_examples(
 def print_teacher(
     settings: CausalDrafterRecipe, target: PretrainedConfig, plan: DistillPlan
 ) -> None:
-    """What the cache would take, where one is asked for; before any weights are loaded."""
+    """The size of the cache, if one is wanted; before any weights are loaded."""
     if settings.teacher.kind == "cached":
         vocabulary = target.get_text_config(decoder=True).vocab_size
-        found = plan_teacher(settings, vocabulary, plan.rows, plan.target_tokens)
-        print(f"teacher      {found}")
+        print(f"teacher      {plan_teacher(settings, vocabulary, plan.rows, plan.target_tokens)}")
 
 
 def cache_teacher(
@@ -93,79 +140,46 @@ def cache_teacher(
     target: LoadedTarget,
     rows: datasets.Dataset,
     draftable: Tensor | None,
-) -> TeacherRows:
-    """The target's rows along these distilled rows' outputs, made where they are missing.
+) -> TensorRows:
+    """The target's likeliest tokens along these distilled rows' outputs, made where missing.
 
     draftable [C]: as the drafter has it. Runs in every process of an `accelerate launch`. Raises
     ConfigError, before anything is written, for a folder of other settings, another target or other
     rows, and where the disk is too small.
     """
-    state, lengths = join_processes(), row_lengths(rows)
+    state, tokens = join_processes(), int(row_lengths(rows)[:, 1].sum())
     vocabulary = target.model.get_output_embeddings().out_features
-    plan = plan_teacher(settings, vocabulary, len(rows), int(lengths[:, 1].sum()))
+    plan = plan_teacher(settings, vocabulary, len(rows), tokens)
     if settings.teacher.dtype not in (None, settings.target.dtype):
         faster = settings.target.model_copy(update={"dtype": settings.teacher.dtype})
         target = load_target(faster)
-    caching = TeacherCaching(settings, target, rows, lengths, draftable, str(plan))
-    fill_folder(caching, plan.folder, Share(), state)
-    return open_teacher(plan.folder, lengths[:, 1])
+    folder = teacher_folder(settings)
+    fill_folder(TeacherCaching(settings, target, rows, draftable, plan), folder, Share(), state)
+    manifest = read_finished(TeacherManifest, folder)
+    return open_tensors(folder, manifest, manifest.widths)
 
 
-@dataclass(frozen=True)
-class TeacherPlan:
-    """What a cache takes."""
-
-    folder: Path
-    tokens: int
-    """Of all outputs."""
-    bytes_a_token: int
-    shards: int
-    shards_there: int
-    free_bytes: int
-
-    @property
-    def needed_bytes(self) -> int:
-        """Of the shards that are not there yet."""
-        missing = self.shards - self.shards_there
-        return self.tokens * self.bytes_a_token * missing // max(1, self.shards)
-
-    def __str__(self) -> str:
-        return (
-            f"{self.folder}: the target's rows at about {self.tokens:,} tokens, "
-            f"{self.bytes_a_token / 1024:.2f} KB a token, in {self.shards} shards "
-            f"({self.shards_there} there); {self.needed_bytes / 2**20:,.1f} MiB to write, "
-            f"{self.free_bytes / 2**20:,.0f} MiB are free"
-        )
-
-
-def plan_teacher(
-    settings: CausalDrafterRecipe, vocabulary: int, rows: int, tokens: int
-) -> TeacherPlan:
-    """The disk that outputs of so many rows and tokens take. Raises ConfigError where there is not
-    so much."""
+def plan_teacher(settings: CausalDrafterRecipe, vocabulary: int, rows: int, tokens: int) -> str:
+    """A line about the disk that outputs of so many rows and tokens take. Raises ConfigError if
+    there is too little."""
     folder = teacher_folder(settings)
     draftable = min(settings.drafter.output_tokens or vocabulary, vocabulary)
+    top_k = min(settings.teacher.top_k, draftable)
     shards = count_shards(rows, SHARD_ROWS)
-    there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
-    plan = TeacherPlan(
-        folder=folder,
-        tokens=tokens,
-        bytes_a_token=bytes_a_token(min(settings.teacher.top_k, draftable), draftable),
-        shards=shards,
-        shards_there=count_there([shard_path(folder, shard)] for shard in range(shards)),
-        free_bytes=shutil.disk_usage(there).free,
+    there = count_there(TeacherManifest, folder, shards)
+    per_token = 4 * (2 * top_k + (top_k < draftable))
+    needed = tokens * per_token * (shards - there) // max(1, shards)
+    remedy = "a smaller teacher.top_k, fewer rows (data.limit)"
+    free = check_room(folder, needed, "teacher.folder", remedy)
+    return (
+        f"{folder}: the target's rows at about {tokens:,} tokens, {per_token / 1024:.2f} KB a "
+        f"token, in {shards} shards ({there} there); {needed / 2**20:,.1f} MiB to write, "
+        f"{free / 2**20:,.0f} MiB are free"
     )
-    if plan.needed_bytes > plan.free_bytes:
-        raise ConfigError(
-            f"teacher.folder = {str(folder)!r}: the target's rows take about "
-            f"{plan.needed_bytes / 2**20:,.0f} MiB, but {plan.free_bytes / 2**20:,.0f} MiB are "
-            "free there; use a smaller teacher.top_k, fewer rows (data.limit), or another disk"
-        )
-    return plan
 
 
 def teacher_folder(settings: CausalDrafterRecipe) -> Path:
-    """Where the target's rows lie: as asked, or beside the distilled rows."""
+    """The folder of the store: as set, or next to the distilled rows."""
     distilled = distillations(settings)["data"].out
     return settings.teacher.folder or distilled.with_name(f"{distilled.name}-teacher")
 
@@ -177,15 +191,9 @@ class TeacherCaching:
     settings: CausalDrafterRecipe
     target: LoadedTarget
     outputs: datasets.Dataset
-    lengths: np.ndarray
-    """[rows, 2] tokens of source and output."""
     draftable: Tensor | None
     plan: str
     kind: ClassVar[type[TeacherManifest]] = TeacherManifest
-
-    @property
-    def folder(self) -> Path:
-        return teacher_folder(self.settings)
 
     def describe(self) -> TeacherManifest:
         vocabulary = self.target.model.get_output_embeddings().out_features
@@ -204,45 +212,46 @@ class TeacherCaching:
         )
 
     def write(self, manifest: TeacherManifest, shard: int, work: tqdm) -> None:
-        found: dict[int, TopRows] = {}
-        for batch in self._batches(manifest.rows_of(shard)):
-            rows = self.outputs[batch]
+        """Rows of like length together, in batches of as many tokens as in training."""
+        numbers, found = manifest.rows_of(shard), {}
+        rows = zip(numbers, self.outputs.select(numbers), strict=True)
+        parts = [ShardRow(n, [*row["source_ids"], *row["target_ids"]]) for n, row in rows]
+        for batch in batches_by_length(parts, manifest.batch_tokens):
+            rows = self.outputs[[one.row for one in batch]]
             forced = teacher_force(self.target.model, rows["source_ids"], rows["target_ids"])
-            for row, one in zip(batch, forced, strict=True):
-                found[row] = top_rows(one.logits, manifest.top_k, self.draftable)
+            for one, own in zip(batch, forced, strict=True):
+                found[one.row] = top_rows(own.logits, manifest.top_k, self.draftable)
             work.update(len(batch))
-        outputs = [found[row] for row in manifest.rows_of(shard)]
-        write_shard(shard_path(self.folder, shard), outputs)
-
-    def _batches(self, numbers: range) -> Iterator[list[int]]:
-        """A shard's rows, those of like length together, in batches of as many tokens as training's
-        have."""
-        lengths = self.lengths.sum(axis=1)
-        batch: list[int] = []
-        for row in sorted(numbers, key=lambda number: -lengths[number]):
-            if batch and lengths[batch[0]] * (len(batch) + 1) > self.settings.train.batch_tokens:
-                yield batch
-                batch = []
-            batch.append(row)
-        yield batch
+        whole = [found[number] for number in numbers]
+        tensors: dict[str, Any] = {
+            "lengths": torch.tensor([len(one.tokens) for one in whole]),
+            "tokens": torch.cat([one.tokens for one in whole]).int(),
+            "log_probs": torch.cat([one.log_probs for one in whole]).float(),
+        }
+        write_tensors(manifest.path(teacher_folder(self.settings), shard), tensors)
 
     def complete(self, manifest: TeacherManifest) -> TeacherManifest:
-        """Counts the tokens, and what the likeliest hold of the probability."""
-        rows = check_shards(self.folder, manifest, self.lengths[:, 1])
-        counted = {"counts": int(self.lengths[:, 1].sum()), "top_k_share": rows.share()}
+        """Counts the tokens, and the probability of the likeliest."""
+        rows = open_tensors(teacher_folder(self.settings), manifest, manifest.widths)
+        count = int(rows.lengths.sum())
+        shares = [
+            part[:, : manifest.top_k].double().exp().sum() for part in rows.column("log_probs")
+        ]
+        counted = {"counts": count, "top_k_share": float(sum(shares)) / max(1, count)}
         return manifest.model_copy(update=counted)
 
     def report(self, manifest: TeacherManifest) -> None:
-        size = sum(path.stat().st_size for path in self.folder.glob(manifest.SHARDS))
+        folder = teacher_folder(self.settings)
+        size = sum(path.stat().st_size for path in folder.glob("shard-*"))
         say(
-            f"{self.folder}: the target's rows at {manifest.counts:,} tokens of "
+            f"{folder}: the target's rows at {manifest.counts:,} tokens of "
             f"{manifest.rows:,} outputs, {size / 2**20:,.1f} MiB; the {manifest.top_k} likeliest "
             f"of {manifest.draftable:,} tokens hold {manifest.top_k_share:.4f} of the probability"
         )
 
 
 def top_rows(logits: Tensor, top_k: int, draftable: Tensor | None = None) -> TopRows:
-    """The likeliest tokens of each row, and what all others have together, where there are any.
+    """The likeliest tokens of each row, and the probability of all others together, if any.
 
     draftable [C]: the tokens that count. Probabilities are those of the whole row in any case.
     Shapes: logits [T, V] -> tokens [T, k], log_probs [T, k] or [T, k + 1], k <= C.

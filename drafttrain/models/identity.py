@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from drafttrain.config.base import ConfigError
+from drafttrain.config.base import Config, ConfigError
 from drafttrain.config.kinds import kind_of
 
 HASHED_TYPES = ("float32", "bfloat16", "float16")
@@ -77,3 +77,19 @@ def check_same_target(drafter: PretrainedConfig, target: PreTrainedModel, name: 
         "weights than the target given, whose states it reads; train one for this target, or give "
         "the target that it was trained on"
     )
+
+
+class ModelIdentity(Config):
+    """A model by its content; the path is what the user gave."""
+
+    path: str
+    weights_sha256: str
+    """Of the weights as they were loaded: the type counts."""
+    model_type: str
+
+    @staticmethod
+    def of(path: str, model: PreTrainedModel) -> ModelIdentity:
+        """The identity of a loaded model."""
+        return ModelIdentity(
+            path=path, weights_sha256=hash_weights(model), model_type=model.config.model_type
+        )

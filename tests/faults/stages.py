@@ -15,10 +15,10 @@ import yaml
 from drafttrain import cli
 from drafttrain.commands import export as export_command
 from drafttrain.data.hidden import cache as hidden_cache
-from drafttrain.data.shards import outputs as shards
-from drafttrain.data.shards import states as cache_shards
-from drafttrain.data.shards import store
-from drafttrain.data.shards.teacher_rows import TeacherManifest
+from drafttrain.data.hidden.states import CacheManifest
+from drafttrain.data.shards.outputs import Manifest
+from drafttrain.data.shards.store import read_manifest
+from drafttrain.data.teacher import TeacherManifest
 from drafttrain.export.reload import compare
 from drafttrain.training.checkpoints import check_files, checkpoint_folders, read_progress
 from recipes import train_causal_drafter, train_parallel_drafter, train_spec_drafter
@@ -201,13 +201,11 @@ def damage(stage: Stage, work: Path, whole: Path) -> list[str]:
         except ValueError as error:
             wrong.append(str(error))
     for manifest in work.rglob("manifest.json"):
-        read = shards.read_manifest
-        if stage.name == "cache":
-            read = cache_shards.read_cache_manifest
-        elif manifest.parent.name.endswith("-teacher"):
-            read = partial(store.read_manifest, TeacherManifest)
+        kind = CacheManifest if stage.name == "cache" else Manifest
+        if manifest.parent.name.endswith("-teacher"):
+            kind = TeacherManifest
         try:
-            read(manifest.parent)
+            read_manifest(kind, manifest.parent)
         except ValueError as error:
             wrong.append(str(error))
     return wrong

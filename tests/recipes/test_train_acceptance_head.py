@@ -12,7 +12,8 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from drafttrain.data.shards.states import read_cache_manifest
+from drafttrain.data.hidden.states import CacheManifest
+from drafttrain.data.shards.store import read_manifest
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig, load_heads
 from drafttrain.training.objectives.head_sweep import HeadSweep
 from recipes.train_acceptance_head import Validation, main
@@ -56,7 +57,7 @@ def test_one_command_leaves_every_head_with_what_it_is_for(made: SimpleNamespace
     assert made.code == 0
     heads = load_heads(made.run)
     assert set(heads) == HEADS
-    manifest = read_cache_manifest(made.run / "cache")
+    manifest = read_manifest(CacheManifest, made.run / "cache")
     assert manifest.mixes == 2 and len(manifest.counts) == 2
     for name, head in heads.items():
         config = head.config
@@ -79,7 +80,7 @@ def test_held_out_measures_of_every_head_are_logged(made: SimpleNamespace) -> No
             assert math.isfinite(last[f"{measure}/{name}"])
     assert last["best_kl"] == min(last[f"held_out_kl/{name}"] for name in HEADS)
     assert 0 < last["mean_acceptance"] < 1
-    assert read_cache_manifest(made.run / "held_out_cache").mixes == 1
+    assert read_manifest(CacheManifest, made.run / "held_out_cache").mixes == 1
 
 
 def test_a_finished_run_says_so(made: SimpleNamespace, capsys: pytest.CaptureFixture) -> None:
@@ -195,7 +196,7 @@ def test_validation_by_hand() -> None:
     torch.nn.init.zeros_(head.out.weight)
     torch.nn.init.constant_(head.out.bias, math.log(3.0))
     labels = torch.tensor([1.0, 0.5])
-    cache = SimpleNamespace(row_numbers=[0], read=lambda mix, rows: (torch.randn(2, 4), labels))
+    cache = SimpleNamespace(rows=[0], read=lambda mix, rows: (torch.randn(2, 4), labels))
     with torch.no_grad():
         found = Validation(cache)(HeadSweep([head]))
     kl = (math.log(4 / 3) + 0.5 * math.log(2 / 3) + 0.5 * math.log(2.0)) / 2

@@ -29,7 +29,6 @@ from drafttrain.data.inputs.hearing import hear, name_languages
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.rows import CHATS
 from drafttrain.data.inputs.tokens import check_chats, tokenize_prompts
-from drafttrain.data.shards.filling import fill_folder
 from drafttrain.data.shards.outputs import (
     TRUNCATED,
     Manifest,
@@ -38,10 +37,9 @@ from drafttrain.data.shards.outputs import (
     hash_inputs,
     lost_rows,
     read_shards,
-    shard_path,
     write_shard,
 )
-from drafttrain.data.shards.sharing import read_share
+from drafttrain.data.shards.store import fill_folder, read_share
 from drafttrain.data.shards.writing import join_processes, say
 from drafttrain.decoding.engine.architectures import position_limit, source_limit
 from drafttrain.decoding.engine.encoding import encoder_of
@@ -146,7 +144,7 @@ class Distilling:
             rate = self._tokens / (time.perf_counter() - self._start)
             work.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
             work.update(len(done))
-        write_shard(shard_path(self.config.out, shard), sorted(rows, key=lambda row: row.row))
+        write_shard(manifest.path(self.config.out, shard), sorted(rows, key=lambda row: row.row))
 
     def complete(self, manifest: Manifest) -> Manifest:
         counts = count_rows(read_shards(self.config.out, manifest))

@@ -15,9 +15,14 @@ from drafttrain.data.encodings import encoded_bytes
 from drafttrain.data.inputs.clips import AUDIO, SECONDS
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.tokens import check_chats, tokenize_prompts
-from drafttrain.data.shards.outputs import read_manifest, shard_path
-from drafttrain.data.shards.sharing import read_share
-from drafttrain.data.shards.store import MANIFEST, check_folder, count_shards, count_there
+from drafttrain.data.shards.outputs import Manifest, read_manifest
+from drafttrain.data.shards.store import (
+    MANIFEST,
+    check_folder,
+    count_shards,
+    count_there,
+    read_share,
+)
 from drafttrain.decoding.engine.architectures import position_limit, source_limit
 from drafttrain.models.loading import auto_class, check_target, choose_device, load_tokenizer
 from drafttrain.models.speech import hears
@@ -114,7 +119,7 @@ def plan_distillation(config: DistillConfig, sample: int = 1000) -> DistillPlan:
     return DistillPlan(
         rows=len(inputs),
         shards=shards,
-        shards_there=count_there([shard_path(config.out, i)] for i in range(shards)),
+        shards_there=count_there(Manifest, config.out, shards),
         batches=sum(
             -(-min(config.shard_rows, len(inputs) - i * config.shard_rows) // rows_a_batch)
             for i in range(shards)

@@ -14,7 +14,6 @@ from pkgutil import resolve_name
 from typing import Any, ClassVar
 
 import datasets
-import numpy as np
 import torch
 import transformers
 from tqdm import tqdm
@@ -27,9 +26,9 @@ from drafttrain.config.kinds import kind_of
 from drafttrain.data.encoded import ClipEncoding, encode_clips
 from drafttrain.data.hidden.plan import kept_share, plan_cache, slots_of, state_of
 from drafttrain.data.hidden.slot_states import label_slots
+from drafttrain.data.hidden.states import CacheManifest, Labelled, read_states, write_states
 from drafttrain.data.hidden.token_states import Labelling, Output, label_tokens
 from drafttrain.data.inputs.prompts import load_inputs
-from drafttrain.data.shards.filling import fill_folder
 from drafttrain.data.shards.outputs import (
     Manifest,
     hash_inputs,
@@ -37,23 +36,14 @@ from drafttrain.data.shards.outputs import (
     load_distilled,
     read_manifest,
 )
-from drafttrain.data.shards.sharing import read_share
-from drafttrain.data.shards.states import (
-    CacheManifest,
-    Labelled,
-    ModelIdentity,
-    check_not_empty,
-    read_column,
-    shard_path,
-    write_shard,
-)
+from drafttrain.data.shards.store import fill_folder, read_share
 from drafttrain.data.shards.writing import join_processes, say
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source, own_source
 from drafttrain.decoding.types import Sampling
 from drafttrain.models.draft_states import state_size
 from drafttrain.models.drafters import load_drafter_beside
-from drafttrain.models.identity import hash_tokenizer, hash_weights
+from drafttrain.models.identity import ModelIdentity, hash_tokenizer, hash_weights
 from drafttrain.models.loading import LoadedTarget, load_target
 from drafttrain.models.speech import hears
 
@@ -120,30 +110,25 @@ class Caching:
     def write(self, manifest: CacheManifest, shard: int, work: tqdm) -> None:
         label = label_slots if manifest.state == "slot" else label_tokens
         rows = [_cut(row, self.labelling) for row in self.outputs.select(manifest.rows_of(shard))]
-        labelled: list[list[Labelled]] = []
+        labelled: dict[int, list[Labelled]] = {}
         for mixes in label(self.labelling, [row for row in rows if row.target_ids]):
-            labelled.append(mixes)
+            labelled[mixes[0].row] = mixes
             work.update()
         work.update(len(rows) - len(labelled))
-        labelled.sort(key=lambda mixes: mixes[0].row)
-        for mix in range(manifest.mixes):
-            one = [mixes[mix] for mixes in labelled]
-            write_shard(shard_path(self.config.out, mix, shard), one, manifest)
+        path = manifest.path(self.config.out, shard)
+        write_states(path, [labelled.get(row.row, []) for row in rows], manifest)
 
     def complete(self, manifest: CacheManifest) -> CacheManifest:
         """Counts the positions. Raises ConfigError for a mix that has none."""
-        labels = [
-            np.concatenate(read_column(self.config.out, manifest, mix, "acceptance"))
-            for mix in range(manifest.mixes)
-        ]
-        counts = tuple(len(column) for column in labels)
-        check_not_empty(self.config.out, counts)
-        mean = float(np.concatenate(labels).mean(dtype=np.float64))
+        mixes = read_states(self.config.out, manifest)
+        labels = torch.cat([label for rows in mixes for label in rows.column("acceptance")])
+        mean = float(labels.double().mean())
+        counts = tuple(int(rows.lengths.sum()) for rows in mixes)
         return manifest.model_copy(update={"counts": counts, "mean_acceptance": mean})
 
     def report(self, manifest: CacheManifest) -> None:
         folder = self.config.out
-        size = sum(path.stat().st_size for path in folder.glob("mix-*/shard-*.safetensors"))
+        size = sum(path.stat().st_size for path in folder.glob("shard-*.safetensors"))
         mixes = f" in {manifest.mixes} mixes" if manifest.mixes > 1 else ""
         say(
             f"{folder}: {manifest.rows} rows, {sum(manifest.counts)} {manifest.state} "

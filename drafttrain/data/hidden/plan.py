@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 
 import torch
@@ -10,10 +9,16 @@ from transformers import PretrainedConfig
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import CacheConfig
-from drafttrain.data.shards.outputs import load_distilled, read_manifest
-from drafttrain.data.shards.sharing import read_share
-from drafttrain.data.shards.states import shard_path
-from drafttrain.data.shards.store import check_folder, count_shards, count_there
+from drafttrain.data.hidden.states import CacheManifest
+from drafttrain.data.shards.outputs import Manifest
+from drafttrain.data.shards.store import (
+    check_folder,
+    check_room,
+    count_shards,
+    count_there,
+    read_finished,
+    read_share,
+)
 from drafttrain.models.draft_states import StateKind, state_size, states_of
 from drafttrain.models.drafters import check_drafter
 from drafttrain.models.loading import check_target
@@ -28,7 +33,7 @@ SPARE = 64 * 2**20
 
 @dataclass(frozen=True)
 class CachePlan:
-    """What a cache will take, known before any weights are loaded."""
+    """Size of a cache, known before any weights are loaded."""
 
     state: StateKind
     rows: int
@@ -43,11 +48,6 @@ class CachePlan:
     disk_bytes: int
     """Of all shards, estimated."""
     free_bytes: int
-
-    @property
-    def needed_bytes(self) -> int:
-        """Of the shards that are not there yet."""
-        return self.disk_bytes * (self.shards - self.shards_there) // max(1, self.shards)
 
     def __str__(self) -> str:
         mib = 2**20
@@ -65,37 +65,26 @@ def plan_cache(config: CacheConfig) -> CachePlan:
     Raises ConfigError for settings that contradict each other, outputs that are not there, models
     that do not fit together, and a disk that is too small.
     """
-    distilled = read_manifest(config.distilled)
-    target_settings = check_target(config.target)
-    settings = check_drafter(config.drafter, config.target, target_settings)
+    distilled = read_finished(Manifest, config.distilled)
+    settings = check_drafter(config.drafter, config.target, check_target(config.target))
     state = check_cache(config, settings)
-    rows = len(load_distilled(config.distilled))
-    assert distilled.counts is not None
-    tokens = distilled.counts.target_tokens
+    rows, tokens = distilled.counts.ok, distilled.counts.target_tokens
     positions, disk_bytes = estimate_cache(config, settings, rows, tokens)
     shards = count_shards(rows, config.shard_rows)
-    mixes = range(config.mixes)
-    existing = next(path for path in (config.out, *config.out.absolute().parents) if path.is_dir())
-    plan = CachePlan(
+    there = count_there(CacheManifest, config.out, shards)
+    needed = disk_bytes * (shards - there) // max(1, shards) + SPARE
+    fewer = "blocks_per_row" if state == "slot" else "distilled rows"
+    return CachePlan(
         state=state,
         rows=rows,
         shards=shards,
-        shards_there=count_there(
-            [shard_path(config.out, mix, shard) for mix in mixes] for shard in range(shards)
-        ),
+        shards_there=there,
         tokens=tokens,
         positions=positions * config.mixes,
         hidden_size=state_size(settings, state),
         disk_bytes=disk_bytes,
-        free_bytes=shutil.disk_usage(existing).free,
+        free_bytes=check_room(config.out, needed, "out", f"dtype=float16, fewer mixes or {fewer}"),
     )
-    if plan.needed_bytes + SPARE > plan.free_bytes:
-        raise ConfigError(
-            f"out = {str(config.out)!r}: the cache takes about {plan.needed_bytes / 2**20:,.0f} "
-            f"MiB, but {plan.free_bytes / 2**20:,.0f} MiB are free there; use dtype=float16, fewer "
-            f"mixes or {'blocks_per_row' if state == 'slot' else 'distilled rows'}, or another disk"
-        )
-    return plan
 
 
 def estimate_cache(
@@ -109,7 +98,7 @@ def estimate_cache(
     else:
         positions = round(tokens * (1 - kept_share(config, state)))
     width = torch.finfo(getattr(torch, config.dtype)).bits // 8
-    return positions, positions * config.mixes * (state_size(drafter, state) * width + 4 + 8 + 4)
+    return positions, positions * config.mixes * (state_size(drafter, state) * width + 4 + 4)
 
 
 def state_of(config: CacheConfig, drafter: PretrainedConfig) -> StateKind:

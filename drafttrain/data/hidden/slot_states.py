@@ -19,9 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drafttrain.data.batches.mixing import row_uniforms
-from drafttrain.data.hidden.token_states import Labelling, Output, grouped, target_rows
-from drafttrain.data.shards.states import Labelled
+from drafttrain.data.hidden.states import Labelled
+from drafttrain.data.hidden.token_states import (
+    Labelling,
+    Output,
+    grouped,
+    row_uniforms,
+    target_rows,
+)
 from drafttrain.decoding.drafters.slots import SlotDrafter, Slots
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.sampling import warp

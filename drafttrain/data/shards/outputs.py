@@ -20,16 +20,15 @@ import pyarrow.compute as compute
 import pyarrow.parquet
 
 from drafttrain.config.base import Config, ConfigError
-from drafttrain.config.inputs import DataConfig
 from drafttrain.data.inputs.clips import DIGESTS
 from drafttrain.data.inputs.rows import CHATS
 from drafttrain.data.shards import store
-from drafttrain.data.shards.store import MANIFEST, ShardManifest, check_finished
+from drafttrain.data.shards.store import MANIFEST, ShardManifest, read_finished
 from drafttrain.data.shards.writing import renamed_when_whole
 from drafttrain.decoding.types import Source
 
 DIGEST = b"sha256"
-"""Key of the rows' digest among a shard's metadata; shards of earlier versions have none."""
+"""Key of the rows' digest among a shard's metadata."""
 TRUNCATED = "no end within max_new_tokens"
 RETOKENISED = "the text gives other tokens than the server's"
 SCHEMA = pyarrow.schema(
@@ -41,8 +40,6 @@ SCHEMA = pyarrow.schema(
         ("reason", pyarrow.string()),
     ]
 )
-
-
 HEARD_SCHEMA = pyarrow.schema(
     [*SCHEMA, ("prefix_ids", pyarrow.list_(pyarrow.int32())), ("seconds", pyarrow.float32())]
 )
@@ -51,7 +48,7 @@ HEARD_SCHEMA = pyarrow.schema(
 
 @dataclass(frozen=True)
 class ShardRow:
-    """One input row and what became of it."""
+    """One input row and its output."""
 
     row: int
     """Number in the original file, from 0."""
@@ -125,13 +122,19 @@ class Manifest(ShardManifest):
 
     COMMAND: ClassVar[str] = "drafttrain distill"
     VERB: ClassVar[str] = "distil"
-    SHARDS: ClassVar[str] = "shard-*.parquet"
+    SUFFIX: ClassVar[str] = "parquet"
     MAY_DIFFER: ClassVar[frozenset[str]] = frozenset(
         {"target", "revision", "commit", "versions", "counts"}
         | {"data.path", "data.reference_path", "data.reference_column", "data.target_language"}
         | {"drafter.path", "server.urls"}
     )
     EFFECTS: ClassVar[tuple[str, ...]] = ("inputs_sha256", "rows")
+    MEANING: ClassVar[dict[str, str]] = {
+        "inputs_sha256": "the texts of {wanted.data[path]!r} are not those of the first run",
+        "weights_sha256": "the first run's target was {there.target!r}, this is {wanted.target!r}",
+        "drafter.weights_sha256": "the first run's was {there.drafter.path!r}, this is "
+        "{wanted.drafter.path!r}",
+    }
 
     target: str
     """Path or Hub name as it was given."""
@@ -173,27 +176,6 @@ class Manifest(ShardManifest):
     counts: Counts | None = None
     """None until every shard is there."""
 
-    def shard_files(self, folder: Path, shard: int) -> list[Path]:
-        return [shard_path(folder, shard)]
-
-    def settled(self) -> dict[str, Any]:
-        """As of all folders; settings of the inputs that came later had their defaults."""
-        defaults = DataConfig(path="").model_dump(mode="json")
-        return super(Manifest, self.model_copy(update={"data": defaults | self.data})).settled()
-
-    def explain(self, field: str, wanted: Manifest) -> str:
-        if field == "inputs_sha256":
-            return f"the texts of {wanted.data['path']!r} are not those of the first run"
-        if field == "weights_sha256":
-            return f"the first run's target was {self.target!r}, this is {wanted.target!r}"
-        if field == "drafter.weights_sha256" and self.drafter and wanted.drafter:
-            return f"the first run's was {self.drafter.path!r}, this is {wanted.drafter.path!r}"
-        return ""
-
-
-def shard_path(folder: Path, shard: int) -> Path:
-    return folder / f"shard-{shard:05d}.parquet"
-
 
 def read_manifest(folder: Path | str) -> Manifest:
     """The manifest of a distilled folder, finished or not. Raises ConfigError."""
@@ -220,8 +202,7 @@ def load_distilled(folder: Path | str) -> datasets.Dataset:
     """The ok rows of a finished folder: row, source_ids and target_ids; of clips prefix_ids and
     seconds too. Raises ConfigError."""
     folder = Path(folder)
-    manifest = read_manifest(folder)
-    check_finished(folder, manifest)
+    manifest = read_finished(Manifest, folder)
     table = read_shards(folder, manifest)
     found = count_rows(table)
     if found != manifest.counts:
@@ -234,13 +215,14 @@ def load_distilled(folder: Path | str) -> datasets.Dataset:
             f"{str(folder)!r} holds no output: {found.skipped} rows were skipped and "
             f"{found.error} failed; the shards' `reason` column says why"
         )
-    return datasets.Dataset(_ok_rows(table).drop_columns(["status", "reason"]))
+    ok = table.filter(compute.equal(table["status"], "ok"))
+    return datasets.Dataset(ok.drop_columns(["status", "reason"]))
 
 
 def read_shards(folder: Path, manifest: Manifest) -> pyarrow.Table:
     """The rows of all shards. Raises ConfigError if one is damaged or has other rows."""
     return pyarrow.concat_tables(
-        _read_shard(shard_path(folder, shard), len(manifest.rows_of(shard)))
+        _read_shard(manifest.path(folder, shard), len(manifest.rows_of(shard)))
         for shard in range(manifest.shards)
     )
 
@@ -253,7 +235,7 @@ def _read_shard(path: Path, rows: int) -> pyarrow.Table:
         digest = (table.schema.metadata or {}).get(DIGEST)
         schema = HEARD_SCHEMA if "prefix_ids" in table.column_names else SCHEMA
         table = table.select(schema.names).cast(schema)
-        damaged = digest is not None and digest != hash_rows(table).encode()
+        damaged = digest != hash_rows(table).encode()
     except (pyarrow.ArrowException, OSError, KeyError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read ({error}); {remedy}") from None
     if damaged:
@@ -278,14 +260,10 @@ def hash_rows(table: pyarrow.Table) -> str:
     return digest.hexdigest()
 
 
-def _ok_rows(table: pyarrow.Table) -> pyarrow.Table:
-    return table.filter(compute.equal(table["status"], "ok"))
-
-
 def count_rows(table: pyarrow.Table) -> Counts:
     """The account of some rows."""
     statuses = table["status"].to_pylist()
-    ok = _ok_rows(table)
+    ok = table.filter(compute.equal(table["status"], "ok"))
     source_tokens, target_tokens = (
         compute.sum(compute.list_value_length(ok[name])).as_py() or 0
         for name in ("source_ids", "target_ids")

@@ -1,54 +1,62 @@
-"""A folder of shards and the manifest that accounts for them, for whatever the shards hold.
+"""A folder of shards and the manifest that accounts for them, whatever the shards hold.
 
-A file is written to a temporary name and renamed, so whatever bears its final name is whole;
-merging is nothing but listing. The manifest is written first, with `counts` empty, and completed
-when every shard lies there. A folder goes on only under the settings that it was begun with.
+A file is written under a temporary name and renamed, so a file with its final name is whole. The
+manifest is written first, with `counts` empty, and completed when every shard is there. A folder is
+continued only with the settings it was begun with. The processes of a launch divide the missing
+shards among themselves; several launches may each write a share of the shards and have nothing but
+the folder in common: whichever finds all shards when it ends completes the manifest.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+import re
+import shutil
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
+from accelerate import PartialState
 from pydantic import ValidationError
+from tqdm import tqdm
 
-from drafttrain.config.base import Config, ConfigError
+from drafttrain.config.base import Config, ConfigError, Interrupted
+from drafttrain.config.progress import tracking
 from drafttrain.config.reading import first_problem
-from drafttrain.data.shards.sharing import Share
-from drafttrain.data.shards.writing import renamed_when_whole
+from drafttrain.data.shards.writing import (
+    LOCK,
+    only_writer,
+    remove_leftovers,
+    renamed_when_whole,
+    say,
+)
 
 MANIFEST = "manifest.json"
 
 
 class ShardManifest(Config):
-    """What was made of what, how, and whether it is finished.
+    """What a folder was made from, with which settings, and whether it is finished.
 
     Each kind declares its fields in the order of its file; all have `rows` (of the input),
-    `shard_rows` (of them a shard) and `counts` (None until every shard is there).
+    `shard_rows` (rows per shard) and `counts` (None until every shard is there).
     """
 
     COMMAND: ClassVar[str]
     """What makes such a folder, as `drafttrain distill`."""
     VERB: ClassVar[str]
     """The same in a sentence: distil, cache."""
-    SHARDS: ClassVar[str]
-    """Pattern of what lies in the folder beside the manifest."""
+    SUFFIX: ClassVar[str]
+    """Of the shards: parquet or safetensors."""
     SETTING: ClassVar[str] = "out"
     """The setting that names the folder."""
     MAY_DIFFER: ClassVar[frozenset[str]]
-    """Fields, or dotted fields of a group, that a resumed run need not share."""
+    """Fields, or dotted fields of a group, that a resumed run may change."""
     EFFECTS: ClassVar[tuple[str, ...]]
-    """Fields that follow from others: they are named last, as a difference has its cause there."""
-
-    @abstractmethod
-    def shard_files(self, folder: Path, shard: int) -> list[Path]:
-        """All files of one shard."""
-
-    def explain(self, field: str, wanted: ShardManifest) -> str:
-        """What a difference in this field means to a user, where its name does not tell."""
-        return ""
+    """Fields that follow from others: a difference in them is reported last."""
+    MEANING: ClassVar[dict[str, str]] = {}
+    """What a difference in a field means, where its name does not say it; {there} and {wanted} are
+    the two manifests."""
 
     @property
     def shards(self) -> int:
@@ -57,6 +65,14 @@ class ShardManifest(Config):
     def rows_of(self, shard: int) -> range:
         """Numbers of a shard's rows, counted from 0; the last shard may have fewer."""
         return range(shard * self.shard_rows, min((shard + 1) * self.shard_rows, self.rows))
+
+    @classmethod
+    def path(cls, folder: Path, shard: int) -> Path:
+        return folder / f"shard-{shard:05d}.{cls.SUFFIX}"
+
+    def missing(self, folder: Path) -> list[int]:
+        """Shards still to be written."""
+        return [n for n in range(self.shards) if not self.path(folder, n).is_file()]
 
     def settled(self) -> dict[str, Any]:
         """What a resumed run must share, by dotted fields."""
@@ -70,19 +86,142 @@ class ShardManifest(Config):
 M = TypeVar("M", bound=ShardManifest)
 
 
-def count_shards(rows: int, shard_rows: int) -> int:
-    return -(-rows // shard_rows)
+@dataclass(frozen=True)
+class Share:
+    """The shards whose number is `index` modulo `count`."""
+
+    index: int = 0
+    count: int = 1
+
+    @property
+    def lock(self) -> str:
+        """Name of the file that keeps a second launch from the same share."""
+        return LOCK if self.count == 1 else f".writing-{self.index}-of-{self.count}.lock"
+
+    def of(self, shards: Iterable[int]) -> list[int]:
+        """Those of some shards that are in this share."""
+        return [shard for shard in shards if shard % self.count == self.index]
 
 
-def count_there(shards: Iterable[Sequence[Path]]) -> int:
-    """Shards of which every file is there."""
-    return sum(all(file.is_file() for file in files) for files in shards)
+def read_share(text: str | None) -> Share:
+    """The share named by `0/4`: the first of four. Raises ConfigError."""
+    if text is None:
+        return Share()
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or int(match[1]) >= int(match[2]):
+        raise ConfigError(
+            f"share = {text!r} is none of 0/4, 1/4, 2/4, 3/4 or the like; give this launch's "
+            "number, from 0, and how many launches there are"
+        )
+    return Share(int(match[1]), int(match[2]))
 
 
-def check_folder(folder: Path) -> None:
-    """Shards need a folder. Raises ConfigError."""
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"out = {str(folder)!r} is a file; give a folder")
+class Filling(Protocol[M]):
+    """What makes the shards of a folder."""
+
+    kind: type[M]
+    plan: str
+    """Printed before the first shard is made, unless empty."""
+
+    def describe(self) -> M:
+        """The manifest of a new folder. Called on the main process, under the lock."""
+
+    def write(self, manifest: M, shard: int, work: tqdm) -> None:
+        """Make and write the shard of this number; report rows to `work` as they are done."""
+
+    def complete(self, manifest: M) -> M:
+        """The manifest with its counts, once every shard is there."""
+
+    def report(self, manifest: M) -> None:
+        """Print the counts of a finished folder."""
+
+
+def fill_folder(filling: Filling[M], folder: Path, share: Share, state: PartialState) -> M:
+    """Writes the share's missing shards; returns the manifest, finished if no shard is missing.
+
+    Shards are divided among the processes by number, so their content does not depend on the number
+    of processes. A finished folder may be opened by several launches at once. Raises ConfigError,
+    before anything is written, for a folder begun with other settings, and Interrupted on the main
+    process.
+    """
+    done = is_finished(filling.kind, folder)
+    with ExitStack() as stack:
+        if state.is_main_process:
+            if not done:
+                stack.enter_context(only_writer(folder, filling.kind.SETTING, share.lock))
+            begin_folder(folder, filling.describe(), share)
+            if filling.plan:
+                say(filling.plan)
+        state.wait_for_everyone()
+        manifest = read_manifest(filling.kind, folder)
+        missing = share.of(manifest.missing(folder))
+        state.wait_for_everyone()  # all have listed before anyone writes
+        mine = missing[state.process_index :: state.num_processes]
+        rows = sum(len(manifest.rows_of(shard)) for shard in mine)
+        try:
+            with tracking(rows, manifest.VERB, "row", shown=state.is_main_process) as work:
+                for shard in mine:
+                    filling.write(manifest, shard, work)
+            state.wait_for_everyone()
+        except KeyboardInterrupt:
+            if state.is_main_process:
+                there = manifest.shards - len(manifest.missing(folder))
+                raise Interrupted(
+                    f"interrupted: {there} of {manifest.shards} shards are in {folder}; run "
+                    "the same command again to continue"
+                ) from None
+            raise
+        if state.is_main_process:
+            missing = manifest.missing(folder)
+            if missing:
+                say(
+                    f"{folder}: this share is done; {len(missing)} of {manifest.shards} shards are "
+                    "still missing; the launch of the share that ends last completes the manifest"
+                )
+            else:
+                if not done:
+                    manifest = filling.complete(manifest)
+                    write_manifest(folder, manifest)
+                filling.report(manifest)
+        state.wait_for_everyone()
+    return read_manifest(filling.kind, folder)
+
+
+def begin_folder(folder: Path, wanted: ShardManifest, share: Share) -> None:
+    """Compares with what an earlier run began here, or begins. Raises ConfigError.
+
+    Half-written files left by a killed launch of this share are deleted, not those of others.
+    """
+    # listed first: another share may write the manifest and then a shard at this moment
+    strangers = sorted(path.name for path in folder.glob("shard-*"))
+    if (folder / MANIFEST).is_file():
+        manifest = read_manifest(type(wanted), folder)
+        check_same_settings(folder, manifest, wanted)
+        if share.count == 1:
+            remove_leftovers(folder)
+        for shard in share.of(manifest.missing(folder)):
+            remove_leftovers(folder, manifest.path(folder, shard).name)
+        return
+    if strangers:
+        raise ConfigError(
+            f"{str(folder)!r} holds {strangers[0]} but no {MANIFEST}; give another folder with "
+            f"{wanted.SETTING}="
+        )
+    write_manifest(folder, wanted)
+
+
+def check_same_settings(folder: Path, there: M, wanted: M) -> None:
+    """A folder is resumed only with the settings it was begun with. Raises ConfigError."""
+    old, new = there.settled(), wanted.settled()
+    for field in sorted(old | new, key=lambda field: field in there.EFFECTS):
+        before, now = old.get(field), new.get(field)
+        if before != now:
+            meaning = there.MEANING.get(field, "").format(there=there, wanted=wanted)
+            raise ConfigError(
+                f"{folder / MANIFEST} was begun with {field} = {before!r}, but the settings now "
+                f"say {now!r}{meaning and f' ({meaning})'}; go back to the old value, or give "
+                f"another folder with {there.SETTING}="
+            )
 
 
 def write_manifest(folder: Path, manifest: ShardManifest) -> None:
@@ -107,24 +246,17 @@ def read_manifest(kind: type[M], folder: Path | str) -> M:
         ) from None
 
 
-def missing_shards(folder: Path, manifest: ShardManifest) -> list[int]:
-    """Shards still to be written, in whole or in part."""
-    return [
-        shard
-        for shard in range(manifest.shards)
-        if not all(file.is_file() for file in manifest.shard_files(folder, shard))
-    ]
-
-
-def check_finished(folder: Path, manifest: ShardManifest) -> None:
-    """Every shard is there and has been counted. Raises ConfigError."""
-    missing = missing_shards(folder, manifest)
+def read_finished(kind: type[M], folder: Path | str) -> M:
+    """The manifest of a folder whose shards are all there and counted. Raises ConfigError."""
+    manifest = read_manifest(kind, folder)
+    missing = manifest.missing(Path(folder))
     if missing or manifest.counts is None:
         raise ConfigError(
             f"{str(folder)!r} is unfinished: {manifest.shards - len(missing)} of "
             f"{manifest.shards} shards are there; run the same `{manifest.COMMAND}` again, "
             "it continues"
         )
+    return manifest
 
 
 def is_finished(kind: type[M], folder: Path) -> bool:
@@ -132,40 +264,31 @@ def is_finished(kind: type[M], folder: Path) -> bool:
     if not (folder / MANIFEST).is_file():
         return False
     manifest = read_manifest(kind, folder)
-    return manifest.counts is not None and not missing_shards(folder, manifest)
+    return manifest.counts is not None and not manifest.missing(folder)
 
 
-def begin_folder(folder: Path, wanted: ShardManifest, share: Share) -> None:
-    """Compares with what an earlier run has begun here, or begins. Raises ConfigError.
+def count_shards(rows: int, shard_rows: int) -> int:
+    return -(-rows // shard_rows)
 
-    Half-written files that a killed launch of this share left are deleted.
-    """
-    # listed first: another share may write the manifest and then a shard at this moment
-    strangers = sorted(path.name for path in folder.glob(wanted.SHARDS))
-    if (folder / MANIFEST).is_file():
-        manifest = read_manifest(type(wanted), folder)
-        check_same_settings(folder, manifest, wanted)
-        missing = share.of(missing_shards(folder, manifest))
-        files = [file for shard in missing for file in manifest.shard_files(folder, shard)]
-        share.remove_leftovers(folder, files)
-        return
-    if strangers:
+
+def count_there(kind: type[ShardManifest], folder: Path, shards: int) -> int:
+    """How many of so many shards lie in a folder."""
+    return sum(kind.path(folder, shard).is_file() for shard in range(shards))
+
+
+def check_folder(folder: Path) -> None:
+    """Shards need a folder. Raises ConfigError."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"out = {str(folder)!r} is a file; give a folder")
+
+
+def check_room(folder: Path, needed: int, setting: str, remedy: str) -> int:
+    """Bytes that are free where a folder is or will be. Raises ConfigError for too few."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    free = shutil.disk_usage(there).free
+    if needed > free:
         raise ConfigError(
-            f"{str(folder)!r} holds {strangers[0]} but no {MANIFEST}; give another folder with "
-            f"{wanted.SETTING}="
+            f"{setting} = {str(folder)!r}: about {needed / 2**20:,.0f} MiB will be written, but "
+            f"{free / 2**20:,.0f} MiB are free there; use {remedy}, or another disk"
         )
-    write_manifest(folder, wanted)
-
-
-def check_same_settings(folder: Path, there: M, wanted: M) -> None:
-    """A folder is resumed only with the settings it was begun with. Raises ConfigError."""
-    old, new = there.settled(), wanted.settled()
-    for field in sorted(old | new, key=lambda field: field in there.EFFECTS):
-        before, now = old.get(field), new.get(field)
-        if before != now:
-            meaning = there.explain(field, wanted)
-            raise ConfigError(
-                f"{folder / MANIFEST} was begun with {field} = {before!r}, but the settings now "
-                f"say {now!r}{meaning and f' ({meaning})'}; go back to the old value, or give "
-                f"another folder with {there.SETTING}="
-            )
+    return free

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drafttrain.config.recipes import HeadConfig
-from drafttrain.data.batches.head_batches import HeadBatch
+from drafttrain.data.hidden.states import HeadBatch
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig, head_name
 from drafttrain.training.losses import LossSums, acceptance_loss
 

@@ -353,20 +353,6 @@ def test_settings_of_generate_state_all_that_a_target_could_set_otherwise(tiny_t
     assert generate_settings(config)["num_beams"] == 1
 
 
-def test_a_folder_begun_before_a_setting_of_the_inputs_existed_goes_on(tiny_target):
-    config = settings(tiny_target, sentences=4)
-    distill(config)
-    path = config.out / "manifest.json"
-    manifest = json.loads(path.read_text())
-    for name in ("chat", "where", "suffix"):
-        del manifest["data"][name]
-    path.write_text(json.dumps(manifest))
-    distill(config)
-    changed = config.data.model_copy(update={"suffix": "!"})
-    with pytest.raises(ConfigError, match="data.suffix = '', .*'!'"):
-        distill(config.model_copy(update={"data": changed}))
-
-
 def test_the_embedded_data_are_whole_and_their_splits_disjoint():
     folder = Path(__file__).resolve().parents[3] / "data"
     spec = importlib.util.spec_from_file_location("make", folder / "make_docstrings.py")

@@ -18,9 +18,9 @@ from drafttrain.data.hidden import slot_states as slot_blocks
 from drafttrain.data.hidden.cache import build_cache
 from drafttrain.data.hidden.plan import plan_cache
 from drafttrain.data.hidden.slot_states import draw_prefixes, label_slots
+from drafttrain.data.hidden.states import open_cache
 from drafttrain.data.hidden.token_states import Labelling, Output
 from drafttrain.data.shards.outputs import load_distilled
-from drafttrain.data.shards.states import open_cache
 from drafttrain.decoding.drafters.block_along import block_states
 from drafttrain.decoding.drafters.slots import probs_along
 from drafttrain.decoding.engine.cached_model import CachedModel

@@ -67,5 +67,9 @@ def settings(pair: Path, out: str = "out", **changes) -> CacheConfig:
 
 
 def columns(folder: Path, mix: int = 0) -> dict[str, torch.Tensor]:
-    parts = [load_file(path) for path in sorted(folder.glob(f"mix-{mix}/*.safetensors"))]
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    """Of all shards; `rows` [N]: index of the distilled row that a position is of."""
+    parts = [load_file(path) for path in sorted(folder.glob("*.safetensors"))]
+    names = ("lengths", "hidden", "acceptance", "positions")
+    found = {name: torch.cat([part[f"{mix}.{name}"] for part in parts]) for name in names}
+    lengths = found.pop("lengths")
+    return found | {"rows": torch.arange(len(lengths)).repeat_interleave(lengths)}

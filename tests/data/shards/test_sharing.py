@@ -12,7 +12,7 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
 from drafttrain.data.distill.distill import distill
 from drafttrain.data.shards.outputs import load_distilled, read_manifest
-from drafttrain.data.shards.sharing import read_share
+from drafttrain.data.shards.store import read_share
 from drafttrain.data.shards.writing import only_writer
 from tests.tiny_targets import random_sentences
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Dataset
 
 from drafttrain.config.recipes import HeadConfig, TrainConfig
-from drafttrain.data.batches.head_batches import HeadBatch, whole_batch
+from drafttrain.data.hidden.states import HeadBatch, whole_batch
 from drafttrain.training.loop import Interrupted, Task
 from drafttrain.training.losses import acceptance_loss, binary_kl
 from drafttrain.training.objectives.head_sweep import HeadSweep, make_heads

@@ -1,0 +1,212 @@
+"""The hidden cache: hidden states at the positions in the loss, their labels, and batches of them.
+
+A shard holds, for each mix, columns of the positions of `shard_rows` distilled rows: `hidden`
+[N, D], `acceptance` [N] (the label) and `positions` [N] (index in the output).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from drafttrain.config.base import ConfigError
+from drafttrain.data.batches.examples import Batch
+from drafttrain.data.shards.store import MANIFEST, ShardManifest, read_finished
+from drafttrain.data.shards.tensors import TensorRows, open_tensors, write_tensors
+from drafttrain.models.draft_states import StateKind
+from drafttrain.models.identity import ModelIdentity
+
+
+class CacheManifest(ShardManifest):
+    """Manifest of a hidden cache. Models and outputs are compared by content, not by path."""
+
+    COMMAND: ClassVar[str] = "drafttrain cache"
+    VERB: ClassVar[str] = "cache"
+    SUFFIX: ClassVar[str] = "safetensors"
+    MAY_DIFFER: ClassVar[frozenset[str]] = frozenset(
+        {"target.path", "drafter.path", "distilled", "versions", "counts", "mean_acceptance"}
+    )
+    EFFECTS: ClassVar[tuple[str, ...]] = ("hidden_size", "outputs_sha256", "rows")
+    MEANING: ClassVar[dict[str, str]] = {
+        "target.weights_sha256": "the first run's target was {there.target.path!r}, this is "
+        "{wanted.target.path!r}",
+        "drafter.weights_sha256": "the first run's drafter was {there.drafter.path!r}, this is "
+        "{wanted.drafter.path!r}",
+        "outputs_sha256": "the outputs in {wanted.distilled!r} are not those of the first run",
+    }
+
+    state: StateKind
+    """What the states are of: a token as it was drawn, a token at its own position, or a slot."""
+    target: ModelIdentity
+    drafter: ModelIdentity
+    hidden_size: int
+    tokenizer_sha256: str
+    distilled: str
+    """Folder of the outputs, as it was given."""
+    outputs_sha256: str
+    """Of their row numbers, sources and outputs."""
+    temperature: float
+    """This and the next two: the warping under which the labels were made."""
+    top_k: int
+    top_p: float
+    mixing: float | None
+    """r, the share of positions that keep the output's own token; for `token` states only."""
+    k: int | None
+    """Slots of a block; None for tokens."""
+    blocks_per_row: int | None
+    """Blocks drawn from each output; None: all of them (and for tokens)."""
+    mixes: int
+    dtype: str
+    """Type of the stored hidden states."""
+    seed: int
+    batch_tokens: int
+    shard_rows: int
+    rows: int
+    """Distilled rows."""
+    versions: dict[str, str]
+    counts: tuple[int, ...] | None = None
+    """Positions in each mix; None until every shard is there."""
+    mean_acceptance: float | None = None
+    """Mean label over all mixes."""
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The warping, as heads record it."""
+        return {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """States and labels of one distilled row in one mix."""
+
+    row: int
+    positions: Tensor
+    """[N] indices in the output."""
+    hidden: Tensor
+    """[N, D]"""
+    acceptance: Tensor
+    """[N]"""
+
+
+def write_states(path: Path, rows: Sequence[Sequence[Labelled]], manifest: CacheManifest) -> None:
+    """One shard, whole or not at all. rows: the mixes of each distilled row, none of a row without
+    positions. Raises ConfigError for states that are out of range."""
+    dtype, tensors = getattr(torch, manifest.dtype), {}
+    for mix in range(manifest.mixes):
+        own = [mixes[mix] for mixes in rows if mixes]
+        counts = [len(mixes[mix].positions) if mixes else 0 for mixes in rows]
+        none = torch.empty(0, manifest.hidden_size, dtype=dtype)
+        columns = {
+            "lengths": torch.tensor(counts),
+            "hidden": torch.cat([none, *(_stored(one, dtype) for one in own)]),
+            "acceptance": torch.cat([torch.empty(0), *(one.acceptance.cpu() for one in own)]),
+            "positions": torch.cat([torch.empty(0).int(), *(one.positions.cpu() for one in own)]),
+        }
+        types = {"acceptance": torch.float32, "positions": torch.int32}
+        for name, column in columns.items():
+            tensors[f"{mix}.{name}"] = column.to(types.get(name, column.dtype))
+    write_tensors(path, tensors)
+
+
+def _stored(one: Labelled, dtype: torch.dtype) -> Tensor:
+    """A row's hidden states in the type of the file, on the CPU."""
+    if not one.hidden.isfinite().all() or not one.acceptance.isfinite().all():
+        raise ConfigError(
+            f"row {one.row}: hidden states or labels are not finite in {one.hidden.dtype}; try "
+            "target.dtype=float32"
+        )
+    hidden = one.hidden.to(dtype)
+    if not hidden.isfinite().all():
+        raise ConfigError(
+            f"row {one.row}: hidden states of up to {float(one.hidden.abs().max()):g} do not fit "
+            f"into {str(dtype).removeprefix('torch.')}; use dtype=float32"
+        )
+    return hidden.cpu()
+
+
+@dataclass(frozen=True)
+class HiddenCache:
+    """A finished cache, read a few rows at a time."""
+
+    manifest: CacheManifest
+    mixes: Sequence[TensorRows]
+    rows: np.ndarray
+    """Distilled rows with positions in some mix, by their index: the rows of the cache."""
+
+    def lengths(self, mix: int) -> np.ndarray:
+        """Positions of each row in a mix, [rows]."""
+        return self.mixes[mix].lengths[self.rows]
+
+    def read(self, mix: int, numbers: Sequence[int]) -> list[Tensor]:
+        """Hidden states [N, D] in the stored type and labels [N] float32 of some of `rows`."""
+        return self.mixes[mix].read(self.rows[list(numbers)], "hidden", "acceptance")
+
+
+def read_states(folder: Path, manifest: CacheManifest) -> list[TensorRows]:
+    """All mixes of a folder whose shards are all there. Raises ConfigError for a damaged shard and
+    for a mix without positions."""
+    widths = {"hidden": (manifest.hidden_size,), "acceptance": (), "positions": ()}
+    mixes = [open_tensors(folder, manifest, widths, f"{mix}.") for mix in range(manifest.mixes)]
+    for mix, rows in enumerate(mixes):
+        if not rows.lengths.any():
+            raise ConfigError(
+                f"mix {mix} of {str(folder)!r} holds no positions, so no head can be trained on "
+                "it; use a smaller mixing=, or more or longer outputs"
+            )
+    return mixes
+
+
+def open_cache(folder: Path) -> HiddenCache:
+    """A finished cache. Raises ConfigError if it is unfinished, empty or damaged."""
+    manifest = read_finished(CacheManifest, folder)
+    mixes = read_states(folder, manifest)
+    counts = tuple(int(rows.lengths.sum()) for rows in mixes)
+    if counts != manifest.counts:
+        raise ConfigError(
+            f"the shards in {str(folder)!r} hold {counts} positions, but its {MANIFEST} says "
+            f"{manifest.counts}; cache into another folder"
+        )
+    used = np.flatnonzero(np.any([rows.lengths for rows in mixes], axis=0))
+    return HiddenCache(manifest, mixes, used)
+
+
+@dataclass(frozen=True)
+class HeadBatch(Batch):
+    """The drafted positions of some rows, one after the other; there is no padding."""
+
+    hidden: Tensor
+    """[N, D] the drafter's states, in the type they are stored in."""
+    acceptance: Tensor
+    """[N] label P of each position, float32."""
+
+
+class CachedRows(Dataset):
+    """Rows of a cache, fetched a batch at a time by (epoch, row); epoch e reads mix e mod R."""
+
+    def __init__(self, cache: HiddenCache):
+        self.cache = cache
+
+    def __len__(self) -> int:
+        return len(self.cache.rows)
+
+    def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list[HeadBatch]:
+        (epoch,) = {epoch for epoch, _ in keys}  # a batch never spans two
+        rows = sorted(row for _, row in keys)
+        return [HeadBatch(*self.cache.read(epoch % self.cache.manifest.mixes, rows))]
+
+    def lengths(self) -> np.ndarray:
+        """Positions of each row, in the mix where it has most: no epoch's batch is larger."""
+        return np.max([self.cache.lengths(mix) for mix in range(self.cache.manifest.mixes)], axis=0)
+
+
+def whole_batch(batches: Sequence[HeadBatch]) -> HeadBatch:
+    """The collate function of `CachedRows`, whose batches are whole already."""
+    (batch,) = batches
+    return batch

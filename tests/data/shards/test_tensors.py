@@ -1,0 +1,80 @@
+"""Ragged rows in shards: what is read is what was written, and other files are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from drafttrain.config.base import ConfigError
+from drafttrain.data.hidden.states import CacheManifest
+from drafttrain.data.shards.outputs import Manifest
+from drafttrain.data.shards.store import check_same_settings
+from drafttrain.data.shards.tensors import TensorRows, open_tensors, write_tensors
+
+ROWS = [torch.arange(3 * i, 3 * i + n) for i, n in enumerate([2, 0, 3, 1, 2])]
+WIDTHS = {"number": (), "pair": (2,)}
+MANIFEST = CacheManifest.model_construct(rows=5, shard_rows=2)
+
+
+def write(folder: Path) -> None:
+    """The five rows in three shards, as group `b.` beside another one."""
+    for shard in range(3):
+        own = [ROWS[row] for row in MANIFEST.rows_of(shard)]
+        numbers = torch.cat(own)
+        tensors = {
+            "a.lengths": torch.zeros(1),
+            "b.lengths": torch.tensor([len(row) for row in own]),
+            "b.number": numbers,
+            "b.pair": torch.stack([numbers, -numbers], 1).half(),
+        }
+        write_tensors(MANIFEST.path(folder, shard), tensors)
+
+
+def opened(folder: Path) -> TensorRows:
+    return open_tensors(folder, MANIFEST, WIDTHS, "b.")
+
+
+@pytest.mark.parametrize(
+    "rows", [[0], [3, 4], [4, 2, 1, 0], [0, 1, 2, 3, 4], [1], [], [2, 2]], ids=str
+)
+def test_rows_come_in_the_order_asked_for(tmp_path: Path, rows: list[int]) -> None:
+    write(tmp_path)
+    numbers, pairs = opened(tmp_path).read(rows, "number", "pair")
+    expected = torch.cat([ROWS[0][:0], *(ROWS[row] for row in rows)])
+    assert torch.equal(numbers, expected)
+    assert torch.equal(pairs, torch.stack([expected, -expected], 1).half())
+    assert opened(tmp_path).lengths.tolist() == [2, 0, 3, 1, 2]
+    assert torch.equal(torch.cat(opened(tmp_path).column("number")), torch.cat(ROWS))
+
+
+def test_a_damaged_shard_and_one_of_another_folder_are_named(tmp_path: Path) -> None:
+    write(tmp_path)
+    first, last = MANIFEST.path(tmp_path, 0), MANIFEST.path(tmp_path, 2)
+    content = first.read_bytes()
+    for wrong, said in (
+        (content[:-1], "shard-00000.safetensors cannot be read"),
+        (b"", "shard-00000.safetensors cannot be read"),
+        (last.read_bytes(), "holds 1 rows .* where 2 rows"),
+    ):
+        first.write_bytes(wrong)
+        with pytest.raises(ConfigError, match=f"{said}.*delete it and run the same command again"):
+            opened(tmp_path)
+    first.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"'pair': \[2, 3\]"):
+        open_tensors(tmp_path, MANIFEST, WIDTHS | {"pair": (3,)}, "b.")
+
+
+@pytest.mark.parametrize("kind", [Manifest, CacheManifest], ids=["outputs", "states"])
+def test_the_last_shard_may_have_fewer_rows(kind: type) -> None:
+    manifest = kind.model_construct(rows=5, shard_rows=2)
+    assert manifest.shards == 3
+    assert [list(manifest.rows_of(shard)) for shard in range(3)] == [[0, 1], [2, 3], [4]]
+
+
+def test_a_cause_is_named_before_its_effects(tmp_path: Path) -> None:
+    there = CacheManifest.model_construct(hidden_size=128, state="token", rows=3)
+    wanted = there.model_copy(update={"hidden_size": 134, "state": "drawn"})
+    with pytest.raises(ConfigError, match="state = 'token', but the settings now say 'drawn'"):
+        check_same_settings(tmp_path, there, wanted)
