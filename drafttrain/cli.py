@@ -29,29 +29,26 @@ from drafttrain.config.sweep import expand_sweep
 
 app = typer.Typer(**TYPER_STYLE)
 
+
+def named(*settings: str) -> dict[str, str]:
+    """Options that are called as the last part of their settings' names."""
+    last = (setting.rpartition(".")[2].replace("_", "-") for setting in settings)
+    return {f"--{name}": setting for name, setting in zip(last, settings, strict=True)}
+
+
 TARGET = {"--target": "target.path"}
 DATA = {"--data": "data.path", "--limit": "data.limit"}
-SAMPLING = {
-    "--temperature": "sampling.temperature",
-    "--max-new-tokens": "sampling.max_new_tokens",
-    "--seed": "sampling.seed",
-}
-POLICY = {"--policy": "policy"}
-METHOD = {
-    "--drafter": "decode.drafter",
-    "--tree": "decode.tree.kind",
-    "--cascade": "decode.cascade.drafters",
-    "--increments": "decode.cascade.increments",
-    "--leniency": "decode.cascade.leniency",
-    "--k": "decode.stop.k",
-    "--stop": "decode.stop.kind",
-    "--head": "decode.stop.head",
-    "--h": "decode.stop.h",
-    "--verifier": "decode.verifier.kind",
-    "--beta": "decode.verifier.beta",
-    "--tau": "decode.verifier.tau",
-    **{option: f"decode.{setting}" for option, setting in SAMPLING.items()},
-}
+SAMPLING = named("sampling.temperature", "sampling.max_new_tokens", "sampling.seed")
+METHOD = (
+    named("policy", "decode.drafter")
+    | {"--tree": "decode.tree.kind", "--cascade": "decode.cascade.drafters"}
+    | named("decode.cascade.increments", "decode.cascade.leniency", "decode.stop.k")
+    | {"--stop": "decode.stop.kind"}
+    | named("decode.stop.head", "decode.stop.h")
+    | {"--verifier": "decode.verifier.kind"}
+    | named("decode.verifier.beta", "decode.verifier.tau")
+    | {option: f"decode.{setting}" for option, setting in SAMPLING.items()}
+)
 
 
 @app.callback()
@@ -72,18 +69,11 @@ def drafttrain() -> None:
 @app.command()
 @takes_settings(
     DistillConfig,
-    {
-        **TARGET,
-        **DATA,
-        "--out": "out",
-        "--method": "method",
-        "--backend": "backend",
-        "--server": "server.urls",
-        "--drafter": "drafter",
-        "--stop": "stop.kind",
-        "--k": "stop.k",
-        **SAMPLING,
-    },
+    TARGET
+    | DATA
+    | named("out", "method", "backend", "drafter")
+    | {"--server": "server.urls", "--stop": "stop.kind", "--k": "stop.k"}
+    | SAMPLING,
     fill_distill,
 )
 def distill(settings: DistillConfig, dry_run: DryRun = False) -> None:
@@ -95,18 +85,11 @@ def distill(settings: DistillConfig, dry_run: DryRun = False) -> None:
     \b
     Examples:
       drafttrain distill --target t5-small --data texts.txt.gz --out shards
-      drafttrain distill --target t5-small --data rows.jsonl --out shards \\
-          --dry-run
-      drafttrain distill --config distill.yaml method=beam num_beams=5
+      drafttrain distill --config distill.yaml method=beam --dry-run
       drafttrain distill --target gpt2 --data prompts.jsonl --out shards \\
-          --method sample --temperature 1 sampling.top_k=50 batch_tokens=16384
-      drafttrain distill --target t5-small --data texts.txt.gz --out shards \\
-          --drafter max-gram
-      drafttrain distill --target Qwen/Qwen3-0.6B --data chats.jsonl --out shards
+          --method sample --temperature 1 sampling.top_k=50
       drafttrain distill --target Qwen/Qwen3-0.6B --data questions.txt \\
-          --out shards data.chat=true
-      drafttrain distill --target Qwen/Qwen3-0.6B --data chats.jsonl \\
-          --out shards --server http://localhost:8000/v1
+          --out shards data.chat=true --server http://localhost:8000/v1
       accelerate launch -m drafttrain distill --config distill.yaml
       drafttrain distill --config distill.yaml share=0/4  # first of 4 machines
     """
@@ -115,16 +98,7 @@ def distill(settings: DistillConfig, dry_run: DryRun = False) -> None:
 
 @app.command()
 @takes_settings(
-    CacheConfig,
-    {
-        **TARGET,
-        "--drafter": "drafter",
-        "--distilled": "distilled",
-        "--out": "out",
-        "--mixing": "mixing",
-        "--dtype": "dtype",
-        "--seed": "seed",
-    },
+    CacheConfig, TARGET | named("drafter", "distilled", "out", "mixing", "dtype", "seed")
 )
 def cache(settings: CacheConfig, dry_run: DryRun = False) -> None:
     """Compute once what acceptance heads learn from: a drafter's hidden states, with labels.
@@ -135,17 +109,14 @@ def cache(settings: CacheConfig, dry_run: DryRun = False) -> None:
     Examples:
       drafttrain cache --target gpt2-large --drafter gpt2 --distilled shards \\
           --out cache --dry-run
-      drafttrain cache --target gpt2-large --drafter gpt2 --distilled shards \\
-          --out cache
-      drafttrain cache --config cache.yaml mixes=2 \\
-          sampling.temperature=1 sampling.top_k=50
+      drafttrain cache --config cache.yaml sampling.temperature=1
       accelerate launch -m drafttrain cache --config cache.yaml
     """
-    call("drafttrain.commands.cache:cache", settings, dry_run)
+    call("drafttrain.commands.distill:cache", settings, dry_run)
 
 
 @app.command()
-@takes_settings(BigramsConfig, {"--distilled": "distilled", "--out": "out"})
+@takes_settings(BigramsConfig, named("distilled", "out"))
 def bigrams(settings: BigramsConfig) -> None:
     """Count which token usually follows each in a target's outputs, for drafts by Max-Gram.
 
@@ -161,11 +132,7 @@ def bigrams(settings: BigramsConfig) -> None:
 @app.command("eval")
 @takes_settings(
     EvalConfig,
-    TARGET
-    | DATA
-    | {"--report": "report", "--mode": "mode", "--sweep": "sweep", "--batch-size": "batch_sizes"}
-    | POLICY
-    | METHOD,
+    TARGET | DATA | named("report", "mode", "sweep") | {"--batch-size": "batch_sizes"} | METHOD,
     fill_eval,
 )
 def evaluate(settings: EvalConfig, dry_run: DryRun = False) -> None:
@@ -180,9 +147,7 @@ def evaluate(settings: EvalConfig, dry_run: DryRun = False) -> None:
       drafttrain eval --sweep k=5,10,15,25 --sweep beta=3,5 --sweep tau=1,2
       drafttrain eval --head HEAD --sweep k=2,4,6,8 --sweep h=0.3,0.5,0.7
       drafttrain eval --target t5-small --drafter max-gram --data test.txt
-      drafttrain eval --drafter LARGE --cascade SMALL,max-gram \\
-          --increments 5,3,0/4,10/10
-      drafttrain eval --target t5-small --drafter none --data test.txt
+      drafttrain eval --drafter LARGE --cascade SMALL,max-gram
       drafttrain eval --batch-size 1,4,16 --sweep k=3,5,10
     """
     expand_sweep(settings.decode, settings.sweep)  # refuses wrong values before torch is imported
@@ -192,7 +157,7 @@ def evaluate(settings: EvalConfig, dry_run: DryRun = False) -> None:
 @app.command()
 @takes_settings(
     GenerateConfig,
-    TARGET | DATA | {"--chat": "chat", "--batch-size": "batch_size"} | POLICY | METHOD,
+    TARGET | DATA | named("chat", "batch_size") | METHOD,
     fill_from_run,
 )
 def generate(
@@ -219,9 +184,7 @@ def generate(
       drafttrain generate --drafter checkpoints/my-run/final \\
           --batch-size 8 < texts.txt > outputs.txt
       drafttrain generate --target t5-small --drafter none --data texts.txt --json
-      drafttrain generate --target HuggingFaceTB/SmolLM2-135M-Instruct \\
-          --drafter checkpoints/my-run --chat --text "Say hello." \\
-          --max-new-tokens 64
+      drafttrain generate --drafter checkpoints/my-run --chat --text "Say hello."
     """
     if show_rounds and json_lines:
         raise ConfigError("--json holds the rounds already; leave --show-rounds out")

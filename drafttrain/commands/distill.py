@@ -1,4 +1,4 @@
-"""Write a target's own outputs as training data, or say what that would take.
+"""Write a target's outputs, or a drafter's hidden states, as training data; or only the plan.
 
 This is where a backend's name becomes what decodes: `data` distils with whatever it is handed.
 """
@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pkgutil import resolve_name
 
-from drafttrain.config.commands import DistillConfig
+from drafttrain.config.commands import CacheConfig, DistillConfig
 from drafttrain.data.distill.batches import BatchDecoder
 from drafttrain.data.distill.distill import distill as write_outputs
 from drafttrain.data.distill.plan import check_distill_settings, plan_distillation
+from drafttrain.data.hidden.cache import build_cache
+from drafttrain.data.hidden.plan import plan_cache
 from drafttrain.models.loading import LoadedTarget
 
 
@@ -22,6 +24,14 @@ def distill(settings: DistillConfig, dry_run: bool = False) -> None:
         print(plan_distillation(settings))
     else:
         write_outputs(settings, open_decoder=open_decoder)
+
+
+def cache(settings: CacheConfig, dry_run: bool = False) -> None:
+    """Make the cache, or only print the plan. Raises ConfigError before anything is written."""
+    if dry_run:
+        print(plan_cache(settings))
+    else:
+        build_cache(settings)
 
 
 def open_decoder(settings: DistillConfig, target: LoadedTarget) -> BatchDecoder:

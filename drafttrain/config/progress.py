@@ -1,10 +1,10 @@
-"""How far long work is: a bar on a terminal, elsewhere a plain line every half minute.
+"""Progress of long work: a bar on a terminal, elsewhere a plain line every half minute.
 
 A bar that is redrawn at every step makes a log file unreadable; a line such as
 
     train quickstart: 150/250 [00:54<00:36, 2.75step/s, loss 1.876]
 
-at the beginning, every 30 seconds and at the end does not.
+does not.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from typing import TextIO, TypeVar
 
 from tqdm import tqdm
 
-INTERVAL = 30.0
-"""Seconds between two lines."""
 Item = TypeVar("Item")
 
 
@@ -30,13 +28,13 @@ def tracking(
 ) -> tqdm:
     """Progress of `total` units (steps, rows), of which `done` were there before.
 
-    shown: false in all processes but the one that prints. out: default is standard error. What is
-    said with `set_postfix_str(text, refresh=False)` stands behind the count.
+    shown: false in all processes but the one that prints. out: default is standard error. Text set
+    with `set_postfix_str(text, refresh=False)` stands after the count.
     """
     out = sys.stderr if out is None else out
     style = {"file": out, "dynamic_ncols": True}
     if not out.isatty():
-        style = {"file": Lines(out), "mininterval": INTERVAL, "miniters": 1, "ncols": 0}
+        style = {"file": Lines(out), "mininterval": 30.0, "miniters": 1, "ncols": 0}
     return tqdm(total=total, initial=done, desc=description, unit=unit, disable=not shown, **style)
 
 
@@ -54,11 +52,8 @@ class Lines:
     """A file that gets each state of a bar as a line of its own."""
 
     def __init__(self, out: TextIO) -> None:
-        self._out = out
+        self._out, self.flush = out, out.flush
 
     def write(self, text: str) -> None:
         if line := text.strip():
             print(line, file=self._out)
-
-    def flush(self) -> None:
-        self._out.flush()
