@@ -61,7 +61,7 @@ def inside(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def _refusal_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.refusals.project import make_project  # imports all commands and recipes
+    from tests.refusals import make_project  # imports all commands and recipes
 
     root = tmp_path_factory.mktemp("refusals")
     with contextlib.chdir(root), contextlib.redirect_stderr(io.StringIO()):
@@ -70,6 +70,6 @@ def _refusal_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def refusal_project(_refusal_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of tests/refusals/project.py, to work in."""
+    """The folder of tests/refusals.py, to work in."""
     monkeypatch.chdir(_refusal_root)
     return _refusal_root

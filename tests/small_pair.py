@@ -1,11 +1,13 @@
-"""A decoder-only pair on disk with some prompts, and what `eval` left of it, for whole commands."""
+"""Small pairs on disk for whole commands: decoder-only with prompts; a run of a Spec-Drafter."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from tests.export.pairs import noisy_copy
+from drafttrain.config.reading import dump_settings
+from drafttrain.config.recipes import DrafterConfig, SpecDrafterRecipe
+from tests.export.pairs import noisy_copy, save_spec_drafter
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target
 
@@ -22,6 +24,20 @@ def save_small_pair(root: Path) -> Path:
     (root / "texts.txt").write_text("w5 w6 w7\nw9 w4 w30\n")
     (root / "others.txt").write_text("w12 w20\nw8 w33 w5\n")
     return root
+
+
+def save_run(folder: Path, target: Path, held_out: Path | None = None) -> Path:
+    """A finished run: an untrained Spec-Drafter that starts from the tiny Marian at `target`."""
+    save_spec_drafter(folder / "final", tiny_model("marian").float(), target)
+    recipe = SpecDrafterRecipe(
+        run=folder,
+        target={"path": str(target)},
+        data={"path": "texts.txt"},
+        held_out=None if held_out is None else {"path": str(held_out)},
+        drafter=DrafterConfig(k=4),
+    )
+    (folder / "run.yaml").write_text(dump_settings(recipe))
+    return folder
 
 
 def read_trees() -> tuple[dict, list[dict]]:

@@ -12,63 +12,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
 
 from drafttrain.cli import main
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.base import ConfigError, Interrupted
-from drafttrain.config.inputs import DataConfig, TargetConfig
-from drafttrain.config.reading import dump_settings
-from drafttrain.config.recipes import DrafterConfig, SpecDrafterRecipe
+from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.runs import newest_run, run_of
-from drafttrain.models.spec_drafter.initialise import initialise
-from drafttrain.models.spec_drafter.model import SpecDrafter
-from drafttrain.models.spec_drafter.shape import make_config
 from tests.commanding import ended
-from tests.tiny_models import VOCAB, tiny_model
-
-TRAINED_K = 4
-
-
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    words = ["<pad>", "</s>", "<unk>", "<mask>", *(f"w{i}" for i in range(4, VOCAB))]
-    level = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
-    level.pre_tokenizer = pre_tokenizers.Whitespace()
-    level.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 1)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=level,
-        pad_token="<pad>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        mask_token="<mask>",
-    )
-
-
-def save_target(folder: Path, **changes: object) -> Path:
-    model = tiny_model("marian", **changes).float()
-    model.save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
-    return folder
-
-
-def save_run(folder: Path, target: Path, held_out: Path | None) -> Path:
-    """A finished run: an untrained drafter that starts from the target."""
-    recipe = SpecDrafterRecipe(
-        run=folder,
-        target=TargetConfig(path=str(target)),
-        data=DataConfig(path="train.txt"),
-        held_out=None if held_out is None else DataConfig(path=str(held_out)),
-        drafter=DrafterConfig(k=TRAINED_K, decoder_layers=1),
-    )
-    model = tiny_model("marian").float()
-    identity = {"path": str(target), "revision": None}
-    drafter = SpecDrafter(make_config(model.config, recipe.drafter, 3, identity))
-    initialise(drafter, model, "both")
-    drafter.save_pretrained(folder / "final")
-    make_tokenizer().save_pretrained(folder / "final")
-    (folder / "run.yaml").write_text(dump_settings(recipe))
-    return folder
+from tests.small_pair import save_run
+from tests.tiny_models import tiny_model
+from tests.tiny_targets import save_target
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +31,7 @@ def project(tmp_path_factory) -> Path:
     torch.manual_seed(0)
     rows = [{"source": "w5 w6 w7", "reference": "w8"}, {"source": "w9 w4", "reference": "w7 w6"}]
     (root / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    save_target(root / "target")
+    save_target(tiny_model("marian").float(), root / "target")
     save_run(root / "checkpoints" / "tiny", root / "target", root / "test.jsonl")
     return root
 
@@ -93,106 +46,10 @@ def refused(capsys, *arguments: str) -> str:
     return lines[0].removeprefix("drafttrain: ")
 
 
-# help and mistakes
-
-
-@pytest.mark.parametrize("command", ["distill", "eval", "generate"])
-def test_help_shows_examples(capsys, command):
-    assert ended(command, "--help") == 0
-    text = capsys.readouterr().out
-    assert "Examples:" in text and f"drafttrain {command} --target" in text
-
-
 def test_no_arguments_show_the_help(capsys):
     assert ended() == 0
     text = capsys.readouterr().out
     assert all(command in text for command in ("distill", "eval", "generate"))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["evaluate"], ["evaluate"]),
-        (["eval", "--drafer", "x"], ["--drafer"]),
-        (["eval", "--k", "ten"], ["decode.stop.k = 'ten'", "integer"]),
-        (["eval", "--k", "0"], ["decode.stop.k = '0'", "greater than 0"]),
-        (["eval", "decode.stop.kk=3"], ["decode.stop.kk", "did you mean 'decode.stop.k'"]),
-        (["eval", "--mode", "fast"], ["mode = 'fast'", "'decode' or 'teacher-forced'"]),
-        (["eval", "--verifier", "strict"], ["decode.verifier.kind = 'strict'", "'greedy'"]),
-        (["eval", "--sweep", "k"], ["sweep 'k'", "k=5,10"]),
-        (["eval", "--config", "absent.yaml"], ["absent.yaml"]),
-        (["eval", "seed"], ["'seed'", "key=value"]),
-        (["distill", "--target", "t", "--data", "d"], ["'out'", "out=VALUE"]),
-        (["distill", "--target", "t", "--data", "d", "--out", "o", "--method", "x"], ["method"]),
-        (
-            ["generate", "--text", "a", "--target", "t", "--drafter", "none"]
-            + ["--json", "--show-rounds"],
-            ["--json", "--show-rounds"],
-        ),
-        (["generate", "--max-new-tokens", "0"], ["decode.sampling.max_new_tokens = '0'"]),
-        (["generate", "--text", "a", "--temperature", "-1"], ["temperature = '-1'"]),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
-)
-def test_wrong_arguments_end_in_one_line(capsys, tmp_path, monkeypatch, arguments, says):
-    monkeypatch.chdir(tmp_path)
-    line = refused(capsys, *arguments)
-    assert all(word in line for word in says), line
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["eval", "--drafter", "./absent", "--target", "target"], ["--data"]),
-        (
-            ["eval", "--drafter", "./absent", "--target", "target", "--data", "test.jsonl"],
-            ["'./absent'", "no such folder"],
-        ),
-        (["eval", "--drafter", "./absent"], ["./absent", "--target"]),
-        (["eval", "--mode", "teacher-forced", "p_min=[1.5]"], ["p_min", "1.5"]),
-        (["eval", "--mode", "teacher-forced", "p_min=[0.5]"], ["p_min", "Spec-Drafter"]),
-        (
-            ["eval", "--drafter", "test.jsonl", "--target", "target", "--data", "test.jsonl"],
-            ["'test.jsonl'"],
-        ),
-        (["eval", "--target", "./absent", "--drafter", "checkpoints/tiny"], ["--data"]),
-        (["eval", "--data", "absent.txt"], ["absent.txt"]),
-        (["eval", "--report", "report.txt"], ["report.txt", ".json"]),
-        (["eval", "--report", "test.jsonl/report.json"], ["test.jsonl", "is a file"]),
-        (["eval", "--sweep", "gamma=1"], ["gamma", "known: k, "]),
-        (["eval", "--sweep", "k=0"], ["k", "0"]),
-        (["eval", "--beta", "3"], ["beta = 3", "--verifier spec-verification"]),
-        (["eval", "--verifier", "greedy", "--temperature", "1"], ["greedy", "temperature"]),
-        (
-            ["eval", "--mode", "teacher-forced"]
-            + ["others={x: {drafter: checkpoints/tiny, stop: {k: 9}}}"],
-            ["others.x.stop.k = 9", "--mode decode"],
-        ),
-        (["eval", "--mode", "teacher-forced", "--drafter", "none"], ["--mode decode"]),
-        (["eval", "--mode", "teacher-forced", "--k", "9"], ["k = 9", "--mode decode"]),
-        (["generate", "--text", "w5", "--data", "test.jsonl"], ["--text and --data"]),
-        (["generate", "--text", " "], ["input 0 is empty"]),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
-)
-def test_wrong_pairings_end_in_one_line_and_write_nothing(capsys, inside, arguments, says):
-    before = sorted(inside.rglob("*"))
-    line = refused(capsys, *arguments)
-    assert all(word in line for word in says), line
-    assert sorted(inside.rglob("*")) == before
-
-
-def test_a_drafter_of_another_vocabulary_is_refused_before_weights_are_read(
-    capsys, inside, tmp_path
-):
-    other = save_target(tmp_path / "other", vocab_size=VOCAB + 8)
-    (other / "model.safetensors").unlink()
-    line = refused(
-        capsys, "generate", "--text", "w5", "--target", str(other), "--drafter", "checkpoints/tiny"
-    )
-    assert f"{VOCAB} tokens" in line and str(VOCAB + 8) in line
-    assert str(other) in line and "checkpoints/tiny" in line
 
 
 def test_eval_without_any_run_says_how_to_make_one(capsys, tmp_path, monkeypatch):
@@ -275,7 +132,7 @@ def test_recipes_end_in_one_line_too(capsys, tmp_path):
 
 def test_the_newest_run_is_the_one_finished_last(project, tmp_path):
     for age, name in ((30, "older"), (10, "newer"), (0, "unfinished"), (0, "target-run")):
-        folder = save_run(tmp_path / name, project / "target", None)
+        folder = save_run(tmp_path / name, project / "target")
         config = folder / "final" / "config.json"
         then = time.time() - age
         os.utime(config, (then, then))
@@ -313,7 +170,7 @@ def test_eval_of_the_newest_run_leaves_report_samples_and_plot(capsys, inside):
     assert ended("eval", "repeats=1", "warmup=0", "bootstrap=20", "num_beams=2") == 0
     report = json.loads((inside / "checkpoints/tiny/report.json").read_text())
     names = [one["name"] for one in report["runs"]]
-    assert names[:2] == ["plain", f"spec-drafter k={TRAINED_K} greedy"]
+    assert names[:2] == ["plain", "spec-drafter k=4 greedy"]
     assert report["runs"][1]["metrics"]["identical"]["value"] == 1.0
     assert (inside / "checkpoints/tiny/samples.jsonl").read_text().count("\n") == 2
     assert (inside / "checkpoints/tiny/report.png").stat().st_size > 0

@@ -5,18 +5,17 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-import types
-import typing
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_origin
 
 import pytest
 import typer
-from pydantic import BaseModel
 
 from drafttrain import cli
 from drafttrain.config import commands as verbs
 from drafttrain.config import language_recipes, recipes
+from drafttrain.config.base import Config, fields_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -34,7 +33,7 @@ PAGE = over(PAGES)
 SETTLED_PAGE = over([page for page in PAGES if page.name != "extending.md"])
 """What docs/extending.md adds is no part of the package; tests/test_extending.py runs it."""
 FOLDERS = "drafttrain|recipes|benchmarks|docs|launch|tests|data"
-SETTINGS: dict[str, type[BaseModel]] = {
+SETTINGS: dict[str, type[Config]] = {
     "distill": verbs.DistillConfig,
     "cache": verbs.CacheConfig,
     "bigrams": verbs.BigramsConfig,
@@ -105,7 +104,7 @@ def test_commands_have_their_options_settings_and_files(page: Path):
             elif place and takes_value.get(rest[place - 1]):
                 continue
             elif subject in SETTINGS and re.match(r"[a-z][a-z_]*(\.[\w-]+)*=", word):
-                assert is_setting(SETTINGS[subject], name.split(".")), f"{name} in: {shown}"
+                assert is_setting(SETTINGS[subject], name), f"{name} in: {shown}"
         for word in rest:
             if re.fullmatch(r"(recipes|launch|benchmarks)/\w+\.\w+", word):
                 assert (ROOT / word).exists(), shown
@@ -116,7 +115,7 @@ def test_settings_named_exist(page: Path):
     text = page.read_text(encoding="utf-8")
     kinds = set(SETTINGS.values())
     for key in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)=[^`]*`", text):
-        assert any(is_setting(kind, key.split(".")) for kind in kinds), key
+        assert any(is_setting(kind, key) for kind in kinds), key
 
 
 @SETTLED_PAGE
@@ -217,32 +216,15 @@ def known_options(subject: str) -> dict[str, bool]:
     return {name: not one.is_flag for one in options for name in one.opts} | {"--help": False}
 
 
-def is_setting(kind: type[BaseModel], path: list[str]) -> bool:
-    """Whether `path` leads to a field of the settings class."""
-    name, *rest = path
-    if name not in kind.model_fields:
-        return False
-    return not rest or any(
-        holds(annotation, name, rest) for annotation in parts(kind.model_fields[name].annotation)
-    )
-
-
-def holds(annotation: object, name: str, rest: list[str]) -> bool:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return is_setting(annotation, rest)
-    if typing.get_origin(annotation) is not dict:
-        return False
-    if name in GROUPS:
-        return is_setting(GROUPS[name], rest)
-    inside = typing.get_args(annotation)[1]
-    return len(rest) == 1 or holds(inside, name, rest[1:])
-
-
-def parts(annotation: object) -> tuple[object, ...]:
-    """The alternatives of a union."""
-    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
-        return typing.get_args(annotation)
-    return (annotation,)
+def is_setting(kind: type[Config], name: str) -> bool:
+    """Whether a dotted name is a setting of the class, or an entry of one that is a mapping."""
+    fields = fields_of(kind)
+    for group, inside in GROUPS.items():
+        if group in fields:
+            fields |= {f"{group}.{below}": field for below, field in fields_of(inside).items()}
+    known = {re.sub(r"\bNAME\b", r"[^.]+", re.escape(one)): fields[one] for one in fields}
+    known |= {rf"{one}\.[^.]+": f for one, f in known.items() if get_origin(f.annotation) is dict}
+    return any(re.fullmatch(one, name) for one in known)
 
 
 def names_of(module: str) -> set[str]:

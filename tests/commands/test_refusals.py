@@ -6,7 +6,7 @@ import pytest
 
 from drafttrain.cli import main
 from drafttrain.config.base import ConfigError
-from tests.refusals.refusing import check_refusal, isolated
+from tests.refusals import check_refusal, isolated
 
 COMMANDS = ("distill", "cache", "eval", "tune", "generate", "export")
 DISTILL = "drafttrain distill --target target --data texts.txt --out new"
@@ -126,6 +126,27 @@ PAIRINGS = {
     ),
     f"{EXPORT} --heads heads policy=no-h.json": ("no-h.json", "add h"),
 }
+RUN = "drafttrain eval"
+"""The newest run, a Spec-Drafter, on its own held-out rows."""
+RUNS = {
+    f"{RUN} --drafter ./absent --target target": ("--data",),
+    f"{RUN} --drafter ./absent --target target --data rows.jsonl": ("'./absent'", "no such folder"),
+    f"{RUN} --drafter ./absent": ("./absent", "--target"),
+    f"{RUN} --mode teacher-forced p_min=[0.5]": ("p_min", "Spec-Drafter"),
+    f"{RUN} --target ./absent --drafter checkpoints/tiny": ("--data",),
+    f"{RUN} --target wide --data rows.jsonl --drafter checkpoints/tiny": ("40 tokens", "48"),
+    f"{RUN} --data absent.txt": ("absent.txt",),
+    f"{RUN} --report report.txt": ("report.txt", ".json"),
+    f"{RUN} --report rows.jsonl/report.json": ("rows.jsonl", "is a file"),
+    f"{RUN} --beta 3": ("beta = 3", "--verifier spec-verification"),
+    f"{RUN} 'others={{x: {{drafter: checkpoints/tiny, stop: {{k: 9}}}}}}' --mode teacher-forced": (
+        "others.x.stop.k = 9",
+        "--mode decode",
+    ),
+    f"{RUN} --mode teacher-forced --drafter none": ("--mode decode",),
+    f"{RUN} --mode teacher-forced --k 9": ("k = 9", "--mode decode"),
+    "drafttrain generate --text ' '": ("input 0 is empty",),
+}
 PLACES = {
     f"{CACHE} --distilled unfinished": ("'unfinished'", "drafttrain distill"),
     f"{EXPORT} --out exported": ("'exported'", "--force"),
@@ -148,11 +169,12 @@ READ_FIRST = {
     ),
 }
 """Not to be told from right inputs before weights are read."""
+REFUSED = SETTINGS | INPUTS | PAIRINGS | RUNS | PLACES
 
 
-@pytest.mark.parametrize("line", [*SETTINGS, *INPUTS, *PAIRINGS, *PLACES])
+@pytest.mark.parametrize("line", REFUSED)
 def test_wrong_input_ends_in_one_line_before_weights_are_read(refusal_project, line):
-    check_refusal(refusal_project, line, (SETTINGS | INPUTS | PAIRINGS | PLACES)[line])
+    check_refusal(refusal_project, line, REFUSED[line])
 
 
 @pytest.mark.parametrize("line", READ_FIRST)

@@ -14,7 +14,7 @@ from drafttrain.evaluation.stops.report import TuneReport, read_tune_report
 from tests.commanding import ended
 from tests.commands.test_tune import fit_known_times
 from tests.export.pairs import noisy_copy
-from tests.refusals.refusing import recorded
+from tests.refusals import recorded
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import random_sentences, save_target
 

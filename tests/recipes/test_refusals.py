@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from drafttrain.config.base import ConfigError
-from tests.refusals.refusing import RECIPES, check_refusal, isolated
+from tests.refusals import RECIPES, check_refusal, isolated
 
 SPEC = "train_spec_drafter.py --config train_spec_drafter.yaml"
 BLOCKS = "train_block_heads.py --config train_block_heads.yaml"
