@@ -26,8 +26,7 @@ from drafttrain.data.batches.examples import Example
 from drafttrain.data.batches.heard import HeardCollator
 from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.distill.recipe_rows import distillations, distilled_rows, row_lengths
-from drafttrain.data.encoded import heard_examples
-from drafttrain.data.encodings import encoded_bytes
+from drafttrain.data.encoded import encoded_bytes, heard_examples
 from drafttrain.decoding.drafters.causal import blocks_of
 from drafttrain.decoding.engine.speech import start_of_transcript
 from drafttrain.evaluation.teacher_forced import BlockValidation

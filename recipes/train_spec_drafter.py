@@ -34,8 +34,12 @@ from drafttrain.data.distill.recipe_rows import (
     frequent_tokens,
     row_lengths,
 )
-from drafttrain.data.encoded import EncodedExamples, heard_examples, text_encoding
-from drafttrain.data.encodings import encoded_bytes
+from drafttrain.data.encoded import (
+    EncodedExamples,
+    encoded_bytes,
+    heard_examples,
+    text_encoding,
+)
 from drafttrain.decoding.drafters.block_along import block_rows, predict_blocks
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.engine.teacher_forcing import states_before

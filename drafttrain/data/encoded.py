@@ -1,41 +1,46 @@
-"""Distilled rows with what the target's frozen encoder makes of their sources.
+"""Encoder states of the target, for drafters that read these instead of encoding sources.
 
-For drafters that read the target's encoder instead of encoding sources themselves. Texts are
-encoded whenever they are asked for, a batch in one call. Clips take far longer (their encoder reads
-30 s whatever they last), so theirs is kept on disk: where distillation has not left it, it is made
-when it is first asked for.
+Texts are encoded whenever they are asked for, a batch in one call. Clips take far longer (their
+encoder reads 30 s whatever their length), so their encoder states are kept on disk in half
+precision, one file per clip, named by the SHA-256 of the clip below a folder of the target's
+weights. A file is made by distillation, or when it is first read; several runs may share a folder.
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import datasets
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import DataConfig
 from drafttrain.data.batches.examples import Example, Examples
-from drafttrain.data.encodings import KeptEncodings, encoded_bytes
 from drafttrain.data.inputs.clips import DIGESTS
 from drafttrain.data.inputs.hearing import hear
 from drafttrain.data.inputs.prompts import load_inputs
-from drafttrain.data.shards.writing import say
+from drafttrain.data.shards.store import check_room
+from drafttrain.data.shards.writing import renamed_when_whole, say
+from drafttrain.decoding.engine.architectures import source_limit
 from drafttrain.decoding.engine.encoding import encoder_of
 from drafttrain.decoding.engine.sources import make_source
+from drafttrain.models.identity import hash_weights
 from drafttrain.models.loading import LoadedTarget
 
 EncodeRows = Callable[[Sequence[Example]], list[Tensor]]
-"""What the encoder puts out for rows: [S, E] each."""
+"""Encoder states of rows: [S, E] each."""
+NAME = "encoded"
+"""Of the tensor in a file."""
 
 
 class EncodedExamples(Dataset):
-    """`Examples` that hold what the target's encoder made of their sources."""
+    """`Examples` with the target's encoder states of their sources."""
 
     def __init__(self, rows: datasets.Dataset, encode: EncodeRows) -> None:
         self._examples, self._encode = Examples(rows), encode
@@ -47,53 +52,76 @@ class EncodedExamples(Dataset):
         examples = self._examples.__getitems__(keys)
         with torch.no_grad():
             encoded = self._encode(examples)
-        return [
-            example._replace(encoded=own) for example, own in zip(examples, encoded, strict=True)
-        ]
+        return [e._replace(encoded=own) for e, own in zip(examples, encoded, strict=True)]
 
 
 def text_encoding(target: LoadedTarget) -> EncodeRows:
     """Of rows of texts: encoded anew each time, in one call."""
     encode = encoder_of(target.model)
     assert encode is not None
+    return lambda examples: encode([make_source(e.source_ids, target.model) for e in examples])
 
-    def encode_rows(examples: Sequence[Example]) -> list[Tensor]:
-        return encode([make_source(example.source_ids, target.model) for example in examples])
 
-    return encode_rows
+class KeptEncodings:
+    """Encoder states of one target's clips below a folder, by the SHA-256 of the clips."""
+
+    def __init__(self, folder: Path, target: PreTrainedModel) -> None:
+        self.folder = folder / hash_weights(target)[:16]
+
+    def path(self, digest: str) -> Path:
+        return self.folder / f"{digest}.safetensors"
+
+    def keep(self, digest: str, encoded: Tensor) -> None:
+        """Write the encoder states of a clip, unless they are there. Shapes: [S, E]."""
+        if self.path(digest).is_file():
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with renamed_when_whole(self.path(digest)) as temporary:
+            save_file({NAME: encoded.half().cpu().contiguous()}, temporary)
+
+    def read(self, digest: str) -> Tensor:
+        """Shapes: -> [S, E], float16. Raises ConfigError for a damaged file."""
+        path = self.path(digest)
+        try:
+            return load_file(path)[NAME]
+        except (SafetensorError, KeyError, OSError) as error:
+            raise ConfigError(
+                f"{path} cannot be read ({error}); delete it, and the clip is encoded again"
+            ) from None
 
 
 class ClipEncoding:
-    """Of rows of clips: encoded once, then read from the folder.
+    """Encoder states of rows of clips: encoded once, then read from the folder.
 
-    rows: the distilled rows; clips: the inputs that they were distilled from (`as_clips`).
+    rows: the distilled rows; clips: the inputs that they were distilled from (`as_clips`). Raises
+    ConfigError, before any clip is encoded, if the disk is too small for those still missing.
     """
 
     def __init__(
         self, target: LoadedTarget, rows: datasets.Dataset, clips: datasets.Dataset, folder: Path
     ) -> None:
-        self._target, self._clips = target, clips
+        self._target, self._clips, self._numbers = target, clips, rows["row"][:]
+        self._digests = clips[DIGESTS][:]
         self._places = {number: place for place, number in enumerate(clips["row"][:])}
-        self._numbers, self._digests = rows["row"][:], clips[DIGESTS][:]
         self._encode = encoder_of(target.model)
         self.kept = KeptEncodings(folder, target.model)
+        digests = [self._digests[self._places[number]] for number in self._numbers]
+        if missing := sum(not self.kept.path(digest).is_file() for digest in digests):
+            needed = encoded_bytes(missing, target.model.config)
+            check_room(folder, needed, "encoded", "fewer clips (data.limit)")
+            say(
+                f"{folder}: the encoder states of {missing:,} clips will take "
+                f"{needed / 2**20:,.0f} MiB; each is made when it is first read"
+            )
 
     def __call__(self, examples: Sequence[Example]) -> list[Tensor]:
         return [self.of(self._numbers[example.row]) for example in examples]
 
     def of(self, number: int) -> Tensor:
-        """What the encoder makes of the clip with this row number. Shapes: -> [S, E], float16."""
-        return self._read(self._places[number])
-
-    def missing(self) -> int:
-        """Clips of these rows that have not been encoded."""
-        places = (self._places[number] for number in self._numbers)
-        return sum(not self.kept.has(self._digests[place]) for place in places)
-
-    def _read(self, place: int) -> Tensor:
+        """Of the clip with this row number. Shapes: -> [S, E], float16."""
+        place = self._places[number]
         digest = self._digests[place]
-        if not self.kept.has(digest):
-            assert self._encode is not None
+        if not self.kept.path(digest).is_file():
             [encoded] = self._encode([hear(self._target, self._clips[place])])
             self.kept.keep(digest, encoded)
         return self.kept.read(digest)
@@ -102,39 +130,11 @@ class ClipEncoding:
 def heard_examples(
     target: LoadedTarget, rows: datasets.Dataset, data: DataConfig, folder: Path
 ) -> EncodedExamples:
-    """Distilled rows of clips, with what the target's encoder makes of them, kept in a folder.
-
-    data: the inputs that they were distilled from. Raises ConfigError as `tell_room`.
-    """
-    clips = load_inputs(data, heard=True)
-    return EncodedExamples(rows, encode_clips(target, rows, clips, folder))
+    """Distilled rows of clips with their encoder states; data: the inputs that they were distilled
+    from. Raises ConfigError as `ClipEncoding`."""
+    return EncodedExamples(rows, ClipEncoding(target, rows, load_inputs(data, heard=True), folder))
 
 
-def encode_clips(
-    target: LoadedTarget, rows: datasets.Dataset, clips: datasets.Dataset, folder: Path
-) -> ClipEncoding:
-    """`ClipEncoding`, once the disk that it takes has been said. Raises ConfigError as
-    `tell_room`."""
-    encoding = ClipEncoding(target, rows, clips, folder)
-    tell_room(folder, encoding.missing(), target.model.config)
-    return encoding
-
-
-def tell_room(folder: Path, clips: int, target: PretrainedConfig) -> None:
-    """Say what disk the clips still to be encoded will take. Raises ConfigError where there is not
-    so much."""
-    if not clips:
-        return
-    needed = encoded_bytes(clips, target)
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    free = shutil.disk_usage(there).free
-    if needed > free:
-        raise ConfigError(
-            f"the encoder's outputs of {clips:,} clips take {needed / 2**20:,.0f} MiB in "
-            f"{str(folder)!r}, but {free / 2**20:,.0f} MiB are free; make room, name another "
-            "folder with encoded=, or use fewer clips (data.limit)"
-        )
-    say(
-        f"{folder}: the encoder's outputs of {clips:,} clips will take {needed / 2**20:,.0f} MiB; "
-        "each is made when it is first read"
-    )
+def encoded_bytes(clips: int, target: PretrainedConfig) -> int:
+    """Disk that the encoder states of so many clips take."""
+    return 2 * clips * (source_limit(target) or 0) * target.hidden_size

@@ -12,8 +12,13 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
 from drafttrain.config.inputs import DataConfig, TargetConfig
 from drafttrain.data.distill.distill import distill
-from drafttrain.data.encoded import ClipEncoding, EncodedExamples, tell_room, text_encoding
-from drafttrain.data.encodings import KeptEncodings, encoded_bytes
+from drafttrain.data.encoded import (
+    ClipEncoding,
+    EncodedExamples,
+    KeptEncodings,
+    encoded_bytes,
+    text_encoding,
+)
 from drafttrain.data.inputs.hearing import hear
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import load_distilled
@@ -84,9 +89,9 @@ def test_clips_are_encoded_when_first_asked_for_and_read_afterwards(heard, tmp_p
     rows, clips = outputs(heard, tmp_path / "out"), load_inputs(data, heard=True)
     encoding = ClipEncoding(target, rows, clips, tmp_path / "encoded")
     examples = EncodedExamples(rows, encoding)
-    assert encoding.missing() == 3
+    assert not list(tmp_path.glob("encoded/*/*"))
     [first] = examples.__getitems__([(0, 2)])
-    assert encoding.missing() == 2
+    assert len(list(tmp_path.glob("encoded/*/*"))) == 1
     assert first.given_ids == rows[2]["prefix_ids"] and len(first.given_ids) > 1
     encoding._encode = None  # nothing is encoded twice
     [again] = examples.__getitems__([(1, 2)])
@@ -101,13 +106,12 @@ def test_a_damaged_file_is_named(heard, tmp_path):
         files.read("abc")
 
 
-def test_disk_is_told_before_it_is_taken(heard, tmp_path, capsys, monkeypatch):
-    settings = heard[0].model.config
+def test_a_disk_that_is_too_small_is_named_before_any_clip_is_encoded(heard, tmp_path, monkeypatch):
+    target, data = heard
+    rows, clips = outputs(heard, tmp_path / "out"), load_inputs(data, heard=True)
+    settings = target.model.config
     assert encoded_bytes(10, settings) == 10 * (FRAMES_A_CLIP // 2) * settings.d_model * 2
-    tell_room(tmp_path / "new", 10**4, settings)
-    assert "outputs of 10,000 clips will take 5 MiB" in capsys.readouterr().err
-    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 2**20}))
-    with pytest.raises(ConfigError, match="take 5 MiB in .* but 1 MiB are free"):
-        tell_room(tmp_path / "new", 10**4, settings)
-    tell_room(tmp_path / "new", 0, settings)
-    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 2}))
+    with pytest.raises(ConfigError, match="encoded = .* but 0 MiB are free there; use fewer clips"):
+        ClipEncoding(target, rows, clips, tmp_path / "encoded")
+    assert not (tmp_path / "encoded").exists()

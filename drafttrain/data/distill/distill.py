@@ -23,7 +23,7 @@ from drafttrain.config.commands import DistillConfig
 from drafttrain.data.distill.batches import BatchDecoder, Decoded, OpenDecoder, Refused
 from drafttrain.data.distill.generation import generate_settings, open_generate
 from drafttrain.data.distill.plan import check_distill_settings, check_distillation, check_lengths
-from drafttrain.data.encodings import KeptEncodings
+from drafttrain.data.encoded import KeptEncodings
 from drafttrain.data.inputs.clips import AUDIO, DIGESTS, SECONDS
 from drafttrain.data.inputs.hearing import hear, name_languages
 from drafttrain.data.inputs.prompts import load_inputs

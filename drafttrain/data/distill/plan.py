@@ -11,7 +11,7 @@ from transformers import PretrainedConfig
 from drafttrain.config.backends import BACKENDS
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
-from drafttrain.data.encodings import encoded_bytes
+from drafttrain.data.encoded import encoded_bytes
 from drafttrain.data.inputs.clips import AUDIO, SECONDS
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.tokens import check_chats, tokenize_prompts

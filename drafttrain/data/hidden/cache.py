@@ -23,7 +23,7 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import CacheConfig
 from drafttrain.config.inputs import DataConfig
 from drafttrain.config.kinds import kind_of
-from drafttrain.data.encoded import ClipEncoding, encode_clips
+from drafttrain.data.encoded import ClipEncoding
 from drafttrain.data.hidden.plan import kept_share, plan_cache, slots_of, state_of
 from drafttrain.data.hidden.slot_states import label_slots
 from drafttrain.data.hidden.states import CacheManifest, Labelled, read_states, write_states
@@ -158,9 +158,9 @@ def check_same_target(config: CacheConfig, distilled: Manifest, target: LoadedTa
 def kept_clips(
     config: CacheConfig, distilled: Manifest, outputs: datasets.Dataset, target: LoadedTarget
 ) -> ClipEncoding:
-    """What the target's encoder makes of the clips that the outputs were distilled from.
+    """Encoder states of the clips that the outputs were distilled from.
 
-    Raises ConfigError where these are not there any more or are others, and as `tell_room`.
+    Raises ConfigError for clips that are missing or changed, and as `ClipEncoding`.
     """
     clips = load_inputs(DataConfig(**distilled.data), heard=True)
     if hash_inputs(clips) != distilled.inputs_sha256:
@@ -168,7 +168,7 @@ def kept_clips(
             f"the clips in {distilled.data['path']!r} are not those that {str(config.distilled)!r} "
             "was distilled from; put them back, or distil again"
         )
-    return encode_clips(target, outputs, clips, config.encodings)
+    return ClipEncoding(target, outputs, clips, config.encodings)
 
 
 def _labelling(
