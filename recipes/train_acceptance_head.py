@@ -32,7 +32,7 @@ from drafttrain.data.distill.distill import distill
 from drafttrain.data.distill.plan import DistillPlan, plan_distillation
 from drafttrain.data.distill.recipe_rows import distill_settings
 from drafttrain.data.hidden.cache import build_cache
-from drafttrain.data.hidden.plan import check_cache, estimate_cache, plan_cache, state_of
+from drafttrain.data.hidden.plan import check_cache, estimate_cache, state_of
 from drafttrain.data.hidden.states import (
     CachedRows,
     CacheManifest,
@@ -40,7 +40,7 @@ from drafttrain.data.hidden.states import (
     open_cache,
     whole_batch,
 )
-from drafttrain.data.shards.outputs import Manifest
+from drafttrain.data.shards.outputs import Manifest, read_manifest
 from drafttrain.data.shards.store import is_finished
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.draft_states import state_size
@@ -231,10 +231,10 @@ def plan_positions(
     cache: CacheConfig, drafter: PretrainedConfig, distillation: DistillPlan
 ) -> tuple[int, int]:
     """Positions in each mix and bytes of the cache, estimated."""
-    if is_finished(Manifest, cache.distilled):
-        plan = plan_cache(cache)
-        return max(1, plan.positions // cache.mixes), plan.disk_bytes
     rows, tokens = distillation.rows, distillation.target_tokens
+    if is_finished(Manifest, cache.distilled):
+        counts = read_manifest(cache.distilled).counts
+        rows, tokens = counts.ok, counts.target_tokens
     positions, disk_bytes = estimate_cache(cache, drafter, rows, tokens)
     return max(1, positions), disk_bytes
 

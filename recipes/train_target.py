@@ -40,7 +40,7 @@ from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import TargetRecipe, TrainConfig
-from drafttrain.data.batches.labelled import PairCollator, TextCollator
+from drafttrain.data.batches.examples import PairCollator, TextCollator
 from drafttrain.data.distill.recipe_rows import row_lengths
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.models.drafters import check_tokenizers

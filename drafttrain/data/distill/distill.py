@@ -35,7 +35,6 @@ from drafttrain.data.shards.outputs import (
     ShardRow,
     count_rows,
     hash_inputs,
-    lost_rows,
     read_shards,
     write_shard,
 )
@@ -160,7 +159,8 @@ class Distilling:
             f"{counts.error} failed{retokenised}; {counts.target_tokens} tokens, "
             f"{counts.truncated} outputs cut at max_new_tokens = {manifest.max_new_tokens}"
         )
-        lost = lost_rows(folder, manifest)
+        rows = read_shards(folder, manifest).select(["row", "status", "reason"]).to_pylist()
+        lost = [row for row in rows if row["status"] != "ok"]
         for row in lost[:ROWS_NAMED]:
             say(f"  row {row['row']}: {row['status']}, {row['reason']}")
         if len(lost) > ROWS_NAMED:

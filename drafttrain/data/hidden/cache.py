@@ -14,6 +14,7 @@ from pkgutil import resolve_name
 from typing import Any, ClassVar
 
 import datasets
+import numpy as np
 import torch
 import transformers
 from tqdm import tqdm
@@ -70,7 +71,7 @@ def build_cache(
     if hears(target.model.config):
         clips = kept_clips(config, distilled, outputs, target)
         labelling = replace(labelling, clips=clips.of)
-    caching = Caching(config, target, outputs, labelling, str(plan))
+    caching = Caching(config, target, outputs, labelling, plan)
     return fill_folder(caching, config.out, read_share(config.share), state)
 
 
@@ -122,7 +123,7 @@ class Caching:
         """Counts the positions. Raises ConfigError for a mix that has none."""
         mixes = read_states(self.config.out, manifest)
         labels = torch.cat([label for rows in mixes for label in rows.column("acceptance")])
-        mean = float(labels.double().mean())
+        mean = float(labels.numpy().mean(dtype=np.float64))
         counts = tuple(int(rows.lengths.sum()) for rows in mixes)
         return manifest.model_copy(update={"counts": counts, "mean_acceptance": mean})
 

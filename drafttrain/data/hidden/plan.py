@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from transformers import PretrainedConfig
 
@@ -31,36 +29,8 @@ SPARE = 64 * 2**20
 """Bytes of the disk that a cache leaves free."""
 
 
-@dataclass(frozen=True)
-class CachePlan:
-    """Size of a cache, known before any weights are loaded."""
-
-    state: StateKind
-    rows: int
-    shards: int
-    shards_there: int
-    """Shards that an earlier run has left."""
-    tokens: int
-    """Tokens of the outputs."""
-    positions: int
-    """In all mixes, estimated."""
-    hidden_size: int
-    disk_bytes: int
-    """Of all shards, estimated."""
-    free_bytes: int
-
-    def __str__(self) -> str:
-        mib = 2**20
-        return (
-            f"{self.rows:,} rows, {self.tokens:,} output tokens, about {self.positions:,} "
-            f"{self.state} states of {self.hidden_size} numbers in {self.shards} shards "
-            f"({self.shards_there} there), about {self.disk_bytes / mib:,.1f} MiB on disk; "
-            f"{self.free_bytes / mib:,.0f} MiB are free"
-        )
-
-
-def plan_cache(config: CacheConfig) -> CachePlan:
-    """Rows, positions and disk of a cache; nothing is written and no weights are loaded.
+def plan_cache(config: CacheConfig) -> str:
+    """A line about rows, positions and disk of a cache; nothing is written, no weights are loaded.
 
     Raises ConfigError for settings that contradict each other, outputs that are not there, models
     that do not fit together, and a disk that is too small.
@@ -69,21 +39,16 @@ def plan_cache(config: CacheConfig) -> CachePlan:
     settings = check_drafter(config.drafter, config.target, check_target(config.target))
     state = check_cache(config, settings)
     rows, tokens = distilled.counts.ok, distilled.counts.target_tokens
-    positions, disk_bytes = estimate_cache(config, settings, rows, tokens)
+    positions, disk = estimate_cache(config, settings, rows, tokens)
     shards = count_shards(rows, config.shard_rows)
     there = count_there(CacheManifest, config.out, shards)
-    needed = disk_bytes * (shards - there) // max(1, shards) + SPARE
+    needed = disk * (shards - there) // max(1, shards) + SPARE
     fewer = "blocks_per_row" if state == "slot" else "distilled rows"
-    return CachePlan(
-        state=state,
-        rows=rows,
-        shards=shards,
-        shards_there=there,
-        tokens=tokens,
-        positions=positions * config.mixes,
-        hidden_size=state_size(settings, state),
-        disk_bytes=disk_bytes,
-        free_bytes=check_room(config.out, needed, "out", f"dtype=float16, fewer mixes or {fewer}"),
+    free = check_room(config.out, needed, "out", f"dtype=float16, fewer mixes or {fewer}")
+    return (
+        f"{rows:,} rows, {tokens:,} output tokens, about {positions * config.mixes:,} {state} "
+        f"states of {state_size(settings, state)} numbers in {shards} shards ({there} there), "
+        f"about {disk / 2**20:,.1f} MiB on disk; {free / 2**20:,.0f} MiB are free"
     )
 
 

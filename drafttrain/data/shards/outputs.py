@@ -1,8 +1,6 @@
 """Distilled outputs on disk: Parquet shards and the manifest that accounts for them.
 
-A folder holds shard-00000.parquet, shard-00001.parquet, ... and manifest.json, whose account is:
-ok + skipped + error = rows. A shard carries a digest of its rows: what is read back is what was
-written.
+ok + skipped + error = rows. Pages of a shard carry checksums, so damaged rows are found.
 """
 
 from __future__ import annotations
@@ -27,8 +25,6 @@ from drafttrain.data.shards.store import MANIFEST, ShardManifest, read_finished
 from drafttrain.data.shards.writing import renamed_when_whole
 from drafttrain.decoding.types import Source
 
-DIGEST = b"sha256"
-"""Key of the rows' digest among a shard's metadata."""
 TRUNCATED = "no end within max_new_tokens"
 RETOKENISED = "the text gives other tokens than the server's"
 SCHEMA = pyarrow.schema(
@@ -187,15 +183,8 @@ def write_shard(path: Path, rows: Sequence[ShardRow]) -> None:
     schema = HEARD_SCHEMA if any(row.seconds is not None for row in rows) else SCHEMA
     columns = {name: [getattr(row, name) for row in rows] for name in schema.names}
     table = pyarrow.table(columns, schema=schema)
-    table = table.replace_schema_metadata({DIGEST: hash_rows(table)})
     with renamed_when_whole(path) as temporary:
-        pyarrow.parquet.write_table(table, temporary, compression="zstd")
-
-
-def lost_rows(folder: Path, manifest: Manifest) -> list[dict[str, Any]]:
-    """Number, status and reason of the rows that gave no output."""
-    table = read_shards(folder, manifest).select(["row", "status", "reason"])
-    return table.filter(compute.not_equal(table["status"], "ok")).to_pylist()
+        pyarrow.parquet.write_table(table, temporary, compression="zstd", write_page_checksum=True)
 
 
 def load_distilled(folder: Path | str) -> datasets.Dataset:
@@ -221,48 +210,24 @@ def load_distilled(folder: Path | str) -> datasets.Dataset:
 
 def read_shards(folder: Path, manifest: Manifest) -> pyarrow.Table:
     """The rows of all shards. Raises ConfigError if one is damaged or has other rows."""
-    return pyarrow.concat_tables(
-        _read_shard(manifest.path(folder, shard), len(manifest.rows_of(shard)))
-        for shard in range(manifest.shards)
-    )
-
-
-def _read_shard(path: Path, rows: int) -> pyarrow.Table:
-    """The rows of a shard, as they were written. Raises ConfigError."""
-    remedy = "delete it and distil again: the other shards stay"
-    try:
-        table = pyarrow.parquet.read_table(path)
-        digest = (table.schema.metadata or {}).get(DIGEST)
-        schema = HEARD_SCHEMA if "prefix_ids" in table.column_names else SCHEMA
-        table = table.select(schema.names).cast(schema)
-        damaged = digest != hash_rows(table).encode()
-    except (pyarrow.ArrowException, OSError, KeyError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read ({error}); {remedy}") from None
-    if damaged:
-        raise ConfigError(f"{path} is damaged: its rows are not those written; {remedy}")
-    if len(table) != rows:
-        raise ConfigError(f"{path} has {len(table)} rows where {rows} belong; {remedy}")
-    return table
-
-
-def hash_rows(table: pyarrow.Table) -> str:
-    """SHA-256 of all values, whatever the encoding on disk."""
-    digest = hashlib.sha256()
-    for name in table.column_names:
-        column = table[name].combine_chunks()
-        parts = [column]
-        if pyarrow.types.is_list(column.type):
-            parts = [compute.list_value_length(column), compute.list_flatten(column)]
-        for part in parts:
-            text = pyarrow.types.is_string(part.type)
-            values = json.dumps(part.to_pylist()).encode() if text else part.to_numpy().tobytes()
-            digest.update(f"{name}\t{len(part)}\t".encode() + values)
-    return digest.hexdigest()
+    tables, remedy = [], "delete it and distil again: the other shards stay"
+    for shard in range(manifest.shards):
+        path, rows = manifest.path(folder, shard), len(manifest.rows_of(shard))
+        try:
+            table = pyarrow.parquet.read_table(path, page_checksum_verification=True)
+            schema = HEARD_SCHEMA if "prefix_ids" in table.column_names else SCHEMA
+            tables.append(table.select(schema.names).cast(schema))
+        except (pyarrow.ArrowException, OSError, KeyError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"{path} cannot be read ({reason}); {remedy}") from None
+        if len(table) != rows:
+            raise ConfigError(f"{path} has {len(table)} rows where {rows} belong; {remedy}")
+    return pyarrow.concat_tables(tables)
 
 
 def count_rows(table: pyarrow.Table) -> Counts:
     """The account of some rows."""
-    statuses = table["status"].to_pylist()
+    statuses, reasons = table["status"].to_pylist(), table["reason"].to_pylist()
     ok = table.filter(compute.equal(table["status"], "ok"))
     source_tokens, target_tokens = (
         compute.sum(compute.list_value_length(ok[name])).as_py() or 0
@@ -275,7 +240,7 @@ def count_rows(table: pyarrow.Table) -> Counts:
         truncated=ok["reason"].to_pylist().count(TRUNCATED),
         source_tokens=source_tokens,
         target_tokens=target_tokens,
-        retokenised=sum(reason.startswith(RETOKENISED) for reason in table["reason"].to_pylist()),
+        retokenised=sum(reason.startswith(RETOKENISED) for reason in reasons),
     )
 
 

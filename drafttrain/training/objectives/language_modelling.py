@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from drafttrain.data.batches.labelled import LabelledBatch
+from drafttrain.data.batches.examples import LabelledBatch
 from drafttrain.models.spec_drafter.slots import IGNORED
 from drafttrain.training.losses import (
     LossSums,

@@ -11,8 +11,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from drafttrain.config.recipes import ObjectiveConfig
-from drafttrain.data.batches.glancing import choose_revealed, glancing_ratio, reveal
-from drafttrain.data.batches.slots import SlotBatch
+from drafttrain.data.batches.slots import SlotBatch, choose_revealed, glancing_ratio, reveal
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.rows import Memory, Read, Rows
 from drafttrain.models.spec_drafter.slots import IGNORED, Layout

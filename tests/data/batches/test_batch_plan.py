@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from drafttrain.data.batches.batch_plan import BatchPlan
-from drafttrain.data.batches.labelled import PairCollator
+from drafttrain.data.batches.examples import PairCollator
 from drafttrain.data.batches.slots import SlotCollator
 from drafttrain.models.spec_drafter.model import SpecDrafterConfig
 

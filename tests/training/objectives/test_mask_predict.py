@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from drafttrain.config.recipes import ObjectiveConfig
-from drafttrain.data.batches.labelled import PairCollator, TextCollator
+from drafttrain.data.batches.examples import PairCollator, TextCollator
 from drafttrain.data.batches.slots import SlotCollator
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.rows import PADDING

@@ -10,9 +10,8 @@ import torch
 from drafttrain.config.language_recipes import FollowTargetConfig
 from drafttrain.config.recipes import HeadConfig, ObjectiveConfig
 from drafttrain.data.batches.block_rows import BlockRowsCollator
-from drafttrain.data.batches.examples import Example
+from drafttrain.data.batches.examples import Example, PairCollator, TextCollator
 from drafttrain.data.batches.heard import HeardCollator
-from drafttrain.data.batches.labelled import PairCollator, TextCollator
 from drafttrain.data.batches.packing import DocumentCollator
 from drafttrain.data.batches.slots import SlotCollator
 from drafttrain.data.hidden.states import HeadBatch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from drafttrain.data.batches.glancing import choose_revealed, glancing_ratio, reveal
+from drafttrain.data.batches.slots import choose_revealed, glancing_ratio, reveal
 from drafttrain.models.spec_drafter.model import SpecDrafterConfig
 from drafttrain.models.spec_drafter.slots import IGNORED, lay_out
 
