@@ -244,33 +244,32 @@ def export(settings: ExportConfig) -> None:
         "--heads": "heads",
         **TARGET,
         "--drafter": "drafter",
-        "--cascade": "cascade",
-        "--leniency": "leniency",
         **DATA,
         "--report-data": "report_data.path",
         "--batch-size": "batch_sizes",
+        "--minutes": "minutes",
         **SAMPLING,
         "--report": "report",
     },
     fill_tune,
 )
 def tune(settings: TuneConfig, dry_run: DryRun = False) -> None:
-    """Choose how to draft: chains and when they stop, trees, cascades, by which rule.
+    """Choose how to draft: draft lengths, stop policies, heads, trees, by which rule.
 
-    Costs are measured on this machine. Every prompt is decoded once, and its trace replayed under
-    every stop policy and rule; trees and cascades are played, the better half on more prompts.
-    Writes a report, a page to look at, and policy.json beside the heads.
+    Decodes your prompts with every candidate, interleaved; the slower half leaves, and the others
+    decode twice as many. The final figures are of other prompts. Writes a report, a page to look
+    at, and policy.json beside the heads.
     Without --heads: the newest run of heads in checkpoints/, on its own held-out prompts.
 
     \b
     Examples:
       drafttrain tune
       drafttrain tune --heads checkpoints/gsm8k-heads --report-data test.jsonl.gz
-      drafttrain tune --heads checkpoints/gsm8k-heads --limit 100 \\
-          --batch-size 4,16 max_draft=30 h=[0.5,0.6,0.7]
+      drafttrain tune --heads checkpoints/gsm8k-heads --minutes 10 \\
+          --batch-size 4,16 h=[0.5,0.6,0.7] trees=[]
       drafttrain tune --drafter my-lm --target T --data dev.jsonl --temperature 1
-      drafttrain tune --drafter LARGE --target T --cascade SMALL,max-gram \\
-          --data dev.jsonl --leniency 1,1.5,3
+      drafttrain tune --drafter LARGE --target T --data dev.jsonl \\
+          candidates.deep.cascade.drafters=SMALL,max-gram
       drafttrain tune --heads my-head --target gpt2-xl --drafter gpt2 \\
           --data prompts.txt --dry-run
     """

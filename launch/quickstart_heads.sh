@@ -13,9 +13,8 @@ step "1/3 Sample the target, cache the drafter's states, train the heads" \
   "${launch[@]}" recipes/train_acceptance_head.py --config recipes/quickstart_heads.yaml
 # Models so small are decoded fastest by one thread: waking a second takes longer than it saves.
 export OMP_NUM_THREADS=1
-step "2/3 Replay held-out prompts under every policy, choose, report on unseen ones" \
-  drafttrain tune --heads "$run" --limit 25 --report-data "$test" report_data.limit=25 \
-  replicates=2 timing_prompts=8 "lengths=[1,2,3,4,5,6,8]"
+step "2/3 Decode held-out prompts with every candidate, choose, report on unseen ones" \
+  drafttrain tune --heads "$run" --report-data "$test" --minutes 3
 step "3/3 Decode unseen prompts with the chosen head and with fixed lengths, interleaved" \
   drafttrain eval --target checkpoints/gsm8k-target --drafter checkpoints/gsm8k-drafter \
   --head "$run" --stop head --sweep k=3,4,6 --temperature 1 decode.sampling.top_k=50 \

@@ -83,6 +83,8 @@ def dump_policy(policy: Policy) -> dict[str, Any]:
         values["method"] = policy.method.model_dump(
             mode="json", exclude_none=True, exclude_unset=True
         )
+    if policy.speculate:
+        del values["speculate"]
     if not policy.sampling:
         del values["sampling"]
     values["batches"] = {str(size): dump_policy(own) for size, own in policy.batches.items()}

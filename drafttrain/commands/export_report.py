@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from drafttrain.config.base import ConfigError
 from drafttrain.config.command_line import describe_command
 from drafttrain.evaluation.batches.tables import batch_sizes, markdown_batches, markdown_lengths
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.environment import Environment
 from drafttrain.evaluation.report import DataFacts, Report, plot_path, read_report
-from drafttrain.evaluation.stops.report import read_tune_report
-from drafttrain.evaluation.stops.tables import COLUMNS, cost_lines, main_policies, verdict_lines
-from drafttrain.evaluation.table_style import markdown, plain_cell
 from drafttrain.evaluation.tables import markdown_table, parity_lines
+from drafttrain.evaluation.tune_page import verdict_lines
 from drafttrain.export.engines.serving import Schedule
 from drafttrain.export.model_card import Measured
 
@@ -25,41 +21,14 @@ def read_measured(file: Path) -> Measured:
 
     Raises ValueError for a file that is neither.
     """
-    return _measured_by_tune(file) if _is_of_tune(file) else _measured_by_eval(file)
-
-
-def read_draft_lengths(file: Path) -> tuple[int | None, Schedule]:
-    """`fastest_length` and `fastest_lengths` of a report; what `tune` chose stands in policy.json.
-
-    Raises ValueError as `read_measured`.
-    """
-    if _is_of_tune(file):
-        return None, ()
-    report = read_report(file)
-    return fastest_length(report), fastest_lengths(report)
-
-
-def _is_of_tune(file: Path) -> bool:
-    if not file.is_file():
-        raise ConfigError(
-            f"report = {str(file)!r}: no such file; `drafttrain eval --report FILE` writes one"
-        )
-    try:
-        return "costs" in json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
-        raise ConfigError(
-            f"report = {str(file)!r} is no JSON; give the report.json of `drafttrain eval`, or the "
-            "tune.json of `drafttrain tune`"
-        ) from None
-
-
-def _measured_by_eval(file: Path) -> Measured:
     report = read_report(file)
     notes = [
         "95 % bootstrap intervals over the prompts; `plain` is the target alone in the same "
         "engine, `generate` Transformers' own",
         *parity_lines(report),
     ]
+    if report.search is not None:
+        notes += verdict_lines(report)
     tables = [markdown_table(report), markdown_batches(report), markdown_lengths(report)]
     if batch_sizes(report):
         notes.insert(1, "the first table is of batch size 1, `batch` the most sequences at once")
@@ -67,20 +36,15 @@ def _measured_by_eval(file: Path) -> Measured:
     return _measured(file, text, notes, report.data, report.environment)
 
 
-def _measured_by_tune(file: Path) -> Measured:
-    report = read_tune_report(file)
-    rows = [
-        [policy.name, *[plain_cell(policy, column, intervals=True) for column in COLUMNS]]
-        for policy in main_policies(report)
-    ]
-    table = markdown(["policy", *[column.title for column in COLUMNS]], rows)
-    notes = [
-        "logged drafts replayed under every stop policy, speeds modelled with the costs below; "
-        "95 % bootstrap intervals over the prompts; the oracle sees the target and is out of reach",
-        *cost_lines(report),
-        *verdict_lines(report),
-    ]
-    return _measured(file, table, notes, report.reported.data, report.environment)
+def read_draft_lengths(file: Path) -> tuple[int | None, Schedule]:
+    """`fastest_length` and `fastest_lengths` of a report; what `tune` chose stands in policy.json.
+
+    Raises ValueError as `read_measured`.
+    """
+    report = read_report(file)
+    if report.search is not None:
+        return None, ()
+    return fastest_length(report), fastest_lengths(report)
 
 
 def _measured(

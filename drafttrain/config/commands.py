@@ -247,9 +247,12 @@ class CacheConfig(Config):
         return self.encoded or self.distilled.absolute().parent / "encoded"
 
 
+Share = Annotated[float, Field(gt=0.0, lt=1.0)]
+
+
 class TuneConfig(Config):
-    """`drafttrain tune`: every way to draft is measured or replayed on this machine, and the best
-    one chosen: chains with their stop policies, trees, cascades."""
+    """`drafttrain tune`: decodes your prompts with every candidate, interleaved, and chooses the
+    fastest one for each batch size."""
 
     target: TargetConfig | None = None
     """Default: the target of the run that the heads come from."""
@@ -261,69 +264,45 @@ class TuneConfig(Config):
     data: DataConfig | None = None
     """Prompts to choose on. Default: the held-out prompts of the run."""
     report_data: DataConfig | None = None
-    """Prompts to report on; never used to choose. Default: report on `data`, and say so."""
+    """Prompts for the final figures. Default: a third of `data`, which is not used to choose."""
     sampling: SamplingConfig | None = None
     """Default: as the heads' labels were made; greedy decoding without heads."""
-    lengths: tuple[PositiveInt, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14)
-    """Fixed draft lengths to compare with. Default: of a drafter of blocks those that it was
-    trained for."""
-    h: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-    """Thresholds of the heads, and of the logistic function that is learned as it decodes."""
-    entropy: tuple[PositiveFloat, ...] = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
-    """Thresholds of the entropy policy."""
-    cumulative: tuple[float, ...] = (0.1, 0.2, 0.3, 0.5, 0.7)
-    """Thresholds of the cumulative policy. The bandit has none: it is given the measured costs."""
+    k: tuple[PositiveInt, ...] | None = None
+    """Fixed draft lengths. Default: 1,2,3,4,6,8 for a drafter that drafts token by token; for one
+    that drafts blocks 2,3,4,6,8,12 and the length that it was trained for."""
+    h: tuple[Share, ...] = (0.3, 0.5, 0.7)
+    """Thresholds of acceptance heads. The one that follows from the measured costs of a draft token
+    and a target call (SpecDec++, Theorem 3.1) is tried too."""
+    entropy: tuple[PositiveFloat, ...] = (1.0, 2.0)
+    """Thresholds of the entropy stop."""
+    confidence: tuple[Share, ...] = (0.3, 0.5)
+    """Thresholds of the confidence stop (greedy decoding only)."""
+    cumulative: tuple[Share, ...] = (0.2, 0.4, 0.6)
+    """Thresholds of the cumulative confidence stop."""
     max_draft: PositiveInt = 20
-    """Most tokens a policy may draft in a round. Default: of a drafter of blocks at most the slots
+    """Most draft tokens of a round under these stops. Default: for a drafter of blocks the length
     that it was trained for."""
-    verifiers: tuple[Literal["rejection", "block"], ...] = ("rejection", "block")
-    """Rules that every policy is replayed under, where tokens are sampled (in greedy decoding there
-    is one). block needs drafter and target of known families, without logits processors; where it
-    cannot be replayed it is left out, and a line says so."""
     trees: tuple[TreeName, ...] = ("opt-tree", "rsd-s")
-    """Kinds of draft trees to try, under the rule that `auto` is for them; [] for none. Those that
-    are drawn count where tokens are sampled. Where target or drafter takes no trees they are left
-    out, and a line says so."""
+    """Kinds of draft trees; [] for none. Drawn kinds count where tokens are sampled."""
     nodes: tuple[PositiveInt, ...] = (8, 16, 30)
-    """Most tokens of those trees; of the kinds that have a width, so many over the levels."""
-    levels: tuple[PositiveInt, ...] = (2, 4, 6)
-    """Levels of the trees that have a fixed number of them."""
-    delta: tuple[Annotated[float, Field(ge=0.0, lt=1.0)], ...] = (0.1, 0.2, 0.4)
-    """Levels of an opt-tree end after one that adds no more expected tokens than this."""
-    cascade: tuple[str, ...] = ()
-    """Smaller drafters behind the drafter, from the largest down, as a rule to max-gram: cascades
-    of them are tried too. Default: none."""
+    """Draft tokens of those trees."""
+    candidates: dict[str, DecodeConfig] = {}
+    """More candidates by name, such as cascades: {deep: {cascade: {drafters: [small, max-gram],
+    increments: "5,3,0/4,10/10", leniency: 2}}}. At most 40 in all."""
     bigrams: str | None = None
     """max-gram: table of likeliest successors, made by `drafttrain bigrams`."""
-    cascades: int = Field(default=64, ge=2)
-    """Increments to try: the default, the last level alone, and random ones."""
-    leniency: tuple[Annotated[float, Field(ge=1.0)], ...] = Field(default=(1.0,), min_length=1)
-    """Values of l to try, where a language model of a cascade reviews another."""
-    local: bool = True
-    """Then try increments that differ by one or two from the best, on all prompts."""
-    first_prompts: PositiveInt = 8
-    """Prompts that all trees and cascades see; the better half sees twice as many, and so on."""
     batch_sizes: tuple[PositiveInt, ...] = (1,)
-    """Sequences decoded at once, for example 4,16; 1 is always among them. Costs are measured at
-    each, and each has its own best method in policy.json."""
-    finalists: NonNegativeInt = 3
-    """The best so many are also decoded, on the prompts that costs are measured on, beside the best
-    fixed length: what was predicted of them against what the clock says. 0: none."""
-    replicates: PositiveInt = 4
-    """How often the coins of acceptance are tossed for each output (sampling only)."""
-    timing_prompts: PositiveInt = 20
-    """Prompts that are decoded to measure what calls cost."""
-    bootstrap: PositiveInt = 1000
-    """Resamples of the prompts for the 95 % intervals."""
+    """Sequences decoded at once, for example 1,4,16. Each has its own choice in policy.json."""
+    minutes: PositiveFloat = 5.0
+    """Most minutes for all of it. With less time the choice rests on fewer prompts."""
     report: Path | None = None
-    """Where the report goes (JSON); its plots lie beside it. Default: tune.json in the run."""
+    """Where the report goes (JSON); its plot and page lie beside it. Default: tune.json in the run.
+    """
     policy: Path | None = None
-    """Where policy.json goes. Default: beside the chosen head; without heads in the drafter's
-    folder, where `generate` and `eval` find it."""
+    """Where policy.json goes. Default: beside the heads; without heads in the drafter's folder,
+    where `generate` and `eval` find it."""
 
-    _split = field_validator(
-        "verifiers", "batch_sizes", "trees", "cascade", "leniency", mode="before"
-    )(split_at_commas)
+    _split = field_validator("k", "batch_sizes", "trees", mode="before")(split_at_commas)
 
 
 class ExportConfig(Config):

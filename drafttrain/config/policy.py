@@ -68,6 +68,8 @@ class Policy(Config):
     """The tree or cascade that is faster than the chain; None: none is. For sampling of the kind
     that it was chosen for."""
 
+    speculate: bool = True
+    """False: plain decoding was faster than every draft."""
     batches: dict[PositiveInt, Policy] = {}
     """The policies of larger numbers of sequences decoded at once."""
 
@@ -78,18 +80,19 @@ class Policy(Config):
 
     def lengths_by_batch(self) -> list[tuple[int, int]]:
         """(largest batch size, draft length), sizes rising, where fixed lengths were chosen and not
-        the same one everywhere; else none. The last size is the largest that was measured."""
+        the same one everywhere; else none. The last size is the largest that was measured. Length
+        0: nothing is drafted there."""
         sizes = sorted(self.batches)
         chosen = [self, *(self.batches[size] for size in sizes)]
         if any(one.stop != "fixed" or one.k is None for one in chosen):
             return []
         lengths: list[tuple[int, int]] = []
         for policy, last in zip(chosen, [*(size - 1 for size in sizes), *sizes[-1:]], strict=False):
-            assert policy.k is not None
-            if lengths and lengths[-1][1] == policy.k:
+            k = policy.k if policy.speculate else 0
+            if lengths and lengths[-1][1] == k:
                 lengths.pop()
             if last > 0:
-                lengths.append((last, policy.k))
+                lengths.append((last, k))
         return lengths if len(lengths) > 1 else []
 
     def method_for(self, greedy: bool) -> DraftMethod | None:

@@ -24,6 +24,7 @@ from drafttrain.evaluation.report import Report, Run
 from drafttrain.evaluation.trade_off import quality_of, rule_of, trade_off_panel
 from drafttrain.evaluation.trees.comparison import tree_groups
 from drafttrain.evaluation.trees.plots import tree_length, tree_mbsu, tree_speed
+from drafttrain.evaluation.tune_page import rates_panel, reliability_panel, speed_panel
 
 MOST_LINES = len(COLOURS)
 """Methods drawn by position; more would not be told apart."""
@@ -61,6 +62,9 @@ def plot_report(report: Report, path: Path) -> None:
 
 def choose_panels(report: Report) -> list[Panel]:
     """What batch size 1 shows, and latency against throughput where others were measured."""
+    if report.search is not None:
+        heads = [reliability_panel] if report.search.heads else []
+        return [speed_panel, rates_panel, *heads]
     panels = _panels_alone(report)
     return [*panels, batch_panel] if batch_sizes(report) else panels
 

@@ -14,6 +14,7 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.reading import first_problem
 from drafttrain.data.shards.writing import renamed_when_whole
 from drafttrain.evaluation.bootstrap import Estimate
+from drafttrain.evaluation.calibration import HeadFacts, OracleCounts
 from drafttrain.evaluation.environment import Environment
 from drafttrain.evaluation.metrics import PositionRates
 from drafttrain.evaluation.prompts import PromptSet, Skipped
@@ -188,8 +189,67 @@ class DataFacts(Part):
     skipped: list[Skipped] = []
 
 
+class Tried(Part):
+    """A candidate of `drafttrain tune` on all prompts that it has decoded at a batch size."""
+
+    tokens_per_second: Estimate
+    against_best: Estimate
+    """Its speed over that of the fastest one, paired by prompt."""
+    discard_rate: float
+    verification_rate: float
+    """Discarded draft tokens and target calls per token (SpecDec++ Eq. 2.2, 2.3)."""
+    stays: bool
+    """Whether it is decoded further."""
+
+
+class Rung(Part):
+    """A comparison of the candidates that were left; afterwards the slower half left."""
+
+    batch_size: int
+    prompts: int
+    """Decoded so far by each."""
+    candidates: dict[str, Tried]
+
+
+class Choice(Part):
+    """The fastest candidates at a batch size."""
+
+    batch_size: int
+    best: str
+    """`plain`: nothing is drafted."""
+    best_chain: str | None
+    """The fastest chain of the drafter alone, which every program can draft."""
+    best_fixed: str | None
+    """The fastest one of fixed length."""
+    best_head: str | None
+
+
+class Search(Part):
+    """How `drafttrain tune` chose among candidates; the runs of the report are the final figures,
+    on other prompts."""
+
+    drafter: str
+    candidates: dict[str, dict[str, Any]]
+    """Settings of decoding, without drafter and sampling, by name."""
+    data: DataFacts
+    """The prompts to choose on."""
+    minutes: float
+    rungs: list[Rung]
+    choices: list[Choice]
+    """By batch size, rising."""
+    t_draft: float
+    t_target: float
+    """Mean seconds of a draft token and of a target call."""
+    threshold: float | None = None
+    """h by SpecDec++ Theorem 3.1."""
+    heads: list[HeadFacts] = []
+    """Calibration on held-out draft tokens."""
+    oracle: OracleCounts | None = None
+    """Lemma 2.1, along the plain outputs of the final figures; greedy decoding only."""
+
+
 class Report(Part):
-    """What `drafttrain eval` measured."""
+    """What `drafttrain eval` or `drafttrain tune` measured."""
 
     mode: Literal["decode", "teacher-forced"]
     target: TargetFacts
@@ -202,6 +262,8 @@ class Report(Part):
     """What engines would accept, where a language model drafts and mode is teacher-forced."""
     compared_by: TreeAxis | None = None
     """Where trees are compared: the size that those of a group share."""
+    search: Search | None = None
+    """Of `drafttrain tune`: how the methods were chosen."""
     memory: Literal["allocated", "resident"] | None = None
     """What memory of batches counts: torch's allocations on the device, or resident memory of the
     process, which is coarse."""
@@ -243,6 +305,8 @@ def read_json(kind: type[Written], path: Path, command: str) -> Written:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         return kind.model_validate(values)
+    except OSError as error:
+        problem = str(error.strerror).lower()
     except ValidationError as error:
         problem = first_problem(error)
     except ValueError as error:

@@ -18,7 +18,7 @@ FORCED = f"{CAUSAL} --mode teacher-forced"
 TWICE = "'others={x: {drafter: small}, x k=4: {drafter: small, stop: {k: 1}}}'"
 GENERATE = "drafttrain generate --target llama --drafter small --text w5"
 TUNE = "drafttrain tune --heads heads"
-SEARCH = "drafttrain tune --target llama --drafter small --cascade max-gram --data rows.jsonl"
+ALONE = "drafttrain tune --target llama --drafter small --data rows.jsonl"
 EXPORT = "drafttrain export --drafter small --out new"
 
 SETTINGS = {
@@ -32,8 +32,9 @@ SETTINGS = {
     f"{CAUSAL} --head head --h 1.5": ("decode.stop.h = '1.5'", "less than 1"),
     f"{GENERATE} --batch-size 0": ("batch_size = '0'", "greater than 0"),
     f"{GENERATE} --show-rounds --json": ("--json", "--show-rounds"),
-    f"{TUNE} h=[0.5,1.5]": ("h", "1.5", "between 0 and 1"),
-    f"{SEARCH} cascades=1": ("cascades = 1", "or equal to 2"),
+    f"{TUNE} h=[0.5,1.5]": ("h.1 = 1.5", "less than 1"),
+    f"{ALONE} --minutes 0": ("minutes = '0'", "greater than 0"),
+    f"{ALONE} lengths=[2]": ("'lengths'",),
     f"{EXPORT} forse=true": ("'forse'", "'force'"),
 }
 INPUTS = {
@@ -49,6 +50,9 @@ INPUTS = {
     f"{CAUSAL} --batch-size 1,999": ("batch_sizes = 999", "inputs", "or smaller batches"),
     f"{GENERATE} --data rows.jsonl": ("--text and --data", "give one"),
     f"{TUNE} --drafter target": ("'target'", "decoder-only"),
+    f"{ALONE} trees=sequoia": ("trees = 'sequoia'", "tree.by_rank"),
+    f"{ALONE} entropy=[{','.join(map(str, range(1, 40)))}]": ("at most 40", "trees=[]"),
+    f"{ALONE} candidates.x.drafter=llama": ("candidates.x.drafter", "leave it out"),
 }
 PAIRINGS = {
     f"{CAUSAL} --stop head --head heads": ("2 heads", "D0-w6, D1-w6", "one head"),

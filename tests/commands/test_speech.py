@@ -14,7 +14,6 @@ from drafttrain.data.inputs.audio import read_speech
 from drafttrain.data.inputs.clips import clip_of
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import load_distilled
-from drafttrain.evaluation.stops.costs import Costs
 from drafttrain.models.loading import load_target
 from tests.commanding import ended
 from tests.tiny_models import near_copy
@@ -76,18 +75,6 @@ def test_a_shallow_decoder_drafts_from_the_targets_own_encoder(inside, capsys, h
         assert ended("generate", *ON, *asked) == 0
         lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert [line["tokens"] for line in lines] == theirs()
-
-
-def test_trees_and_cascades_are_tuned_with_a_shallow_decoder(inside, monkeypatch):
-    asked = ["--drafter", "shallow", "--cascade", "max-gram", "cascades=3", "first_prompts=2"]
-    asked += ["finalists=0", "bootstrap=20", "sampling.max_new_tokens=12", "local=false"]
-    asked += ["lengths=[2,5]", "nodes=[6]", "delta=[0.2]", "timing_prompts=4"]
-    known = Costs(0.002, 0.011, 0.0, 1.0, 8)  # so few and short outputs tell no costs apart
-    monkeypatch.setattr("drafttrain.evaluation.stops.measuring.fit_costs", lambda *_: known)
-    assert ended("tune", *ON, *asked, "--report", "tune.json") == 0
-    report = json.loads(Path("tune.json").read_text())
-    ways = {one["way"]: set(one["drafting"]) for one in report["costs"]["methods"]}
-    assert {"shallow", "max-gram"} <= ways["cascade"] and "opt-tree" in ways
 
 
 def test_language_and_task_are_those_asked_for(inside, capsys):

@@ -1,0 +1,247 @@
+"""SpecDec++'s analyses: how well acceptance heads are calibrated, the oracle, and Theorem 3.1.
+
+Labels are soft: the probability that a draft token is accepted, not whether it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from pkgutil import resolve_name
+
+import numpy as np
+import torch
+
+from drafttrain.config.kinds import KINDS, DrafterKind
+from drafttrain.data.hidden.states import open_cache
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.roles import Drafter
+from drafttrain.decoding.types import Output, Sampling
+from drafttrain.evaluation.bootstrap import (
+    Array,
+    Estimate,
+    Ratio,
+    draw_resamples,
+    estimate_ratio,
+    estimate_score,
+    with_interval,
+)
+from drafttrain.evaluation.prompts import Prompt
+from drafttrain.models.acceptance_head import AcceptanceHead
+
+BINS = 15
+"""Bins of the calibration error and of the reliability diagram."""
+RESAMPLES = 200
+ROWS = 200
+"""Most held-out outputs that heads are judged on."""
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Positions by predicted acceptance: mean prediction and mean label of each bin."""
+
+    predicted: list[float]
+    observed: list[float]
+    positions: list[int]
+
+
+@dataclass(frozen=True)
+class HeadFacts:
+    """How well a head predicts acceptance on held-out draft tokens."""
+
+    name: str
+    depth: int
+    rejection_weight: float
+    parameters: int
+    metrics: dict[str, Estimate]
+    """binary_kl, ece, auc, label_mean, predicted_mean."""
+    reliability: Reliability
+
+
+def judge_heads(heads: Mapping[str, AcceptanceHead], folder: Path) -> list[HeadFacts]:
+    """Calibration of every head on cached held-out rows, best binary KL first.
+
+    folder: a hidden cache of held-out outputs, its first mix. Raises ConfigError as `open_cache`.
+    """
+    cache = open_cache(folder)
+    rows = range(min(ROWS, len(cache.rows)))
+    hidden, acceptance = cache.read(0, rows)
+    prompt = np.repeat(np.arange(len(rows)), cache.lengths(0)[: len(rows)])
+    labels, resamples = acceptance.double().numpy(), draw_resamples(len(rows), RESAMPLES)
+    found = []
+    for name, head in heads.items():
+        with torch.inference_mode():
+            predicted = head.acceptance(hidden.to(head.device)).double().cpu().numpy()
+        found.append(
+            HeadFacts(
+                name,
+                head.config.depth,
+                head.config.rejection_weight,
+                head.num_parameters(),
+                calibration_metrics(labels, predicted, prompt, resamples),
+                reliability(labels, predicted),
+            )
+        )
+    return sorted(found, key=lambda one: one.metrics["binary_kl"].value)
+
+
+def binary_kl(labels: Array, predicted: Array) -> Array:
+    """P log(P / Q) + (1 - P) log((1 - P) / (1 - Q)), 0 log 0 = 0 (SpecDec++ Appendix C.3). [N]."""
+    tiny = np.finfo(np.float64).tiny
+
+    def part(p: Array, q: Array) -> Array:
+        return p * (np.log(np.maximum(p, tiny)) - np.log(np.maximum(q, tiny)))
+
+    return part(labels, predicted) + part(1.0 - labels, 1.0 - predicted)
+
+
+def bins_of(predicted: Array) -> Array:
+    """Bin of each position, all of equal width. Shapes: [N] -> [N]."""
+    return np.minimum((predicted * BINS).astype(np.int64), BINS - 1)
+
+
+def reliability(labels: Array, predicted: Array) -> Reliability:
+    """Mean prediction and mean label of each bin that holds positions. Shapes: [N], [N]."""
+    place = bins_of(predicted)
+    count = np.bincount(place, minlength=BINS)
+    held = count > 0
+    means = [
+        np.bincount(place, weights=x, minlength=BINS)[held] / count[held]
+        for x in (predicted, labels)
+    ]
+    return Reliability(means[0].tolist(), means[1].tolist(), count[held].tolist())
+
+
+def calibration_error(labels: Array, predicted: Array, prompt: Array, resamples: Array) -> Estimate:
+    """ECE: mean over positions of |mean label - mean prediction| in the position's bin.
+
+    The bins stay those of all positions in every resample. Shapes: [N] each, resamples [B, P].
+    """
+    statistics = np.zeros((resamples.shape[1], BINS + 1))
+    np.add.at(statistics, (prompt, bins_of(predicted)), labels - predicted)
+    np.add.at(statistics[:, BINS], prompt, 1.0)
+
+    def error(summed: Array) -> float:
+        return float(np.abs(summed[:BINS]).sum() / summed[BINS])
+
+    return estimate_score(error, statistics, resamples)
+
+
+def area_under_curve(labels: Array, predicted: Array, weights: Array | None = None) -> float | None:
+    """AUC with soft labels: each position counts as accepted P times and as rejected 1 - P times.
+
+    The probability that an accepted one is ranked above a rejected one, ties half; None where one
+    kind is missing. weights: how often each position counts. Shapes: [N] each.
+    """
+    weights = np.ones_like(labels) if weights is None else weights
+    values, place = np.unique(predicted, return_inverse=True)
+    accepted = np.bincount(place, weights=weights * labels, minlength=len(values))
+    rejected = np.bincount(place, weights=weights * (1.0 - labels), minlength=len(values))
+    pairs = accepted.sum() * rejected.sum()
+    if pairs <= 0.0:
+        return None
+    return float((accepted * (np.cumsum(rejected) - 0.5 * rejected)).sum() / pairs)
+
+
+def calibration_metrics(
+    labels: Array, predicted: Array, prompt: Array, resamples: Array
+) -> dict[str, Estimate]:
+    """Every metric with its interval over prompts. Shapes: [N] each, resamples [B, P]."""
+    prompts = resamples.shape[1]
+    count = np.bincount(prompt, minlength=prompts).astype(np.float64)
+
+    def mean(values: Array) -> Estimate | None:
+        summed = np.bincount(prompt, weights=values, minlength=prompts)
+        return estimate_ratio(Ratio(summed, count), resamples)
+
+    area = area_under_curve(labels, predicted)
+    resampled = [area_under_curve(labels, predicted, drawn[prompt]) for drawn in resamples]
+    metrics = {
+        "binary_kl": mean(binary_kl(labels, predicted)),
+        "ece": calibration_error(labels, predicted, prompt, resamples),
+        "auc": area
+        and with_interval(area, np.array([np.nan if a is None else a for a in resampled])),
+        "label_mean": mean(labels),
+        "predicted_mean": mean(predicted),
+    }
+    return {name: found for name, found in metrics.items() if found is not None}
+
+
+@dataclass(frozen=True)
+class CallSeconds:
+    """Mean seconds of a draft token and of a target call, by the rounds' own clocks."""
+
+    t_draft: float
+    t_target: float
+
+    @staticmethod
+    def of(outputs: Sequence[Output]) -> CallSeconds:
+        rounds = [one for output in outputs for one in output.rounds]
+        drafted = sum(len(one.drafted) for one in rounds)
+        return CallSeconds(
+            sum(one.draft_seconds for one in rounds) / max(drafted, 1),
+            sum(one.target_seconds for one in rounds) / max(len(rounds), 1),
+        )
+
+
+def stop_threshold(seconds: CallSeconds, kind: DrafterKind, delta: float = 0.0) -> float | None:
+    """SpecDec++ Theorem 3.1: stop where a rejection is at least as likely as
+    (c2 + delta) / (c1 + c2 + delta), with c1 = t_draft and c2 = t_target - t_draft.
+
+    The condition is sufficient and delta depends on the policy itself: 0 is a starting point. None
+    where a pass drafts a block, or where the drafter is no faster than the target.
+    """
+    c1, c2 = seconds.t_draft, seconds.t_target - seconds.t_draft
+    if kind.drafts != "tokens" or c1 <= 0.0 or c2 <= 0.0:
+        return None
+    return (c2 + delta) / (c1 + c2 + delta)
+
+
+@dataclass(frozen=True)
+class OracleCounts:
+    """What the oracle of SpecDec++ Lemma 2.1 would do along greedy outputs; it discards nothing."""
+
+    tokens: int
+    drafted: int
+    target_calls: int
+
+
+def oracle_counts(agrees: Sequence[Array]) -> OracleCounts:
+    """Greedy decoding by a policy that stops just before each disagreement (SpecDec++ Lemma 2.1).
+
+    agrees: [L, K] of each output; entry (p, d) says whether a draft after the first p tokens that
+    holds the output's own tokens up to place d holds its token there too. A round drafts up to the
+    next disagreement, at most K tokens, and the target adds one.
+    """
+    drafted = calls = 0
+    for output in agrees:
+        runs = np.cumprod(output, axis=1).sum(axis=1).astype(int)
+        place, length = 0, len(output)
+        while place < length:
+            run = min(int(runs[place]), length - 1 - place)
+            drafted, calls, place = drafted + run, calls + 1, place + run + 1
+    return OracleCounts(sum(map(len, agrees)), drafted, calls)
+
+
+def follow_oracle(
+    model: CachedModel,
+    drafter: Drafter,
+    prompts: Sequence[Prompt],
+    outputs: Sequence[Output],
+    longest: int,
+) -> OracleCounts | None:
+    """The oracle along the target's greedy outputs, by one teacher-forced pass of the drafter each.
+
+    longest: most draft tokens of a round. None where the drafter has no such pass.
+    """
+    kind = KINDS.get(drafter.name)
+    if kind is None or kind.probs_along is None:
+        return None
+    along, agrees = resolve_name(kind.probs_along), []
+    for prompt, output in zip(prompts, outputs, strict=True):
+        source = model.read(prompt.source, drafter.requires)
+        most = [longest] * len(output.tokens)
+        probs = along(drafter, source, torch.tensor(output.tokens), most, Sampling())
+        agrees.append((probs > 0.5).numpy())
+    return oracle_counts(agrees)

@@ -1,0 +1,281 @@
+"""Choose how to draft by decoding: all candidates in turn, in rungs, the slower half leaves.
+
+A rung decodes new prompts, twice as many as the one before, with every candidate that is left, and
+compares them on all prompts so far: they are paired by prompt, and no prompt is decoded twice while
+new ones are left. Once all were decoded they come again, sampled from other seeds. The final
+figures are those of `evaluate`, on prompts that chose nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from time import perf_counter
+
+import numpy as np
+from datasets import Dataset
+
+from drafttrain.build.method import Method
+from drafttrain.config.base import ConfigError
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.evaluation.bootstrap import (
+    Array,
+    Ratio,
+    draw_resamples,
+    estimate_quotient,
+    estimate_ratio,
+)
+from drafttrain.evaluation.candidates import Candidate
+from drafttrain.evaluation.evaluate import Evaluation, evaluate
+from drafttrain.evaluation.jobs import PLAIN
+from drafttrain.evaluation.metrics import count_rounds
+from drafttrain.evaluation.options import EvaluationOptions
+from drafttrain.evaluation.prompts import Prompt
+from drafttrain.evaluation.report import Choice, Rung, Tried
+from drafttrain.evaluation.runner import Decoded, make_jobs, run_interleaved
+from drafttrain.models.loading import LoadedTarget
+
+FIRST = 8
+"""Prompts of the first rung at batch size 1."""
+FEWEST = 2
+"""Prompts with which a comparison is worth making, at batch size 1."""
+FINALISTS = 4
+RESAMPLES = 1000
+FINAL_SHARE = 0.25
+"""Share of the minutes that is kept for the final figures."""
+
+FACTS = ("tokens", "seconds", "rounds", "drafted", "accepted")
+Facts = Array
+"""[FACTS, P] of a candidate on some prompts."""
+DecodeAll = Callable[[Sequence[str], Sequence[int], int], Mapping[str, Facts]]
+"""(names of candidates, numbers of prompts, turn) -> what each did, decoded interleaved."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The time that a search may take."""
+
+    deadline: float
+    """By `now`."""
+    now: Callable[[], float] = perf_counter
+
+    @property
+    def left(self) -> float:
+        return self.deadline - self.now()
+
+
+@dataclass
+class Standings:
+    """What every candidate did on each prompt, summed over its turns."""
+
+    names: Sequence[str]
+    prompts: int
+    sums: dict[str, Facts] = field(init=False)
+    decoded: Array = field(init=False)
+    """[P] how often each prompt was decoded by those that are left."""
+
+    def __post_init__(self) -> None:
+        self.sums = {name: np.zeros((len(FACTS), self.prompts)) for name in self.names}
+        self.decoded = np.zeros(self.prompts)
+
+    def add(self, places: Sequence[int], found: Mapping[str, Facts]) -> None:
+        for name, facts in found.items():
+            self.sums[name][:, places] += facts
+        self.decoded[places] += 1
+
+    def seconds_per_prompt(self, names: Sequence[str]) -> float:
+        """Of all these candidates together."""
+        return sum(self.sums[name][1].sum() for name in names) / self.decoded.sum()
+
+    def compare(self, names: Sequence[str]) -> dict[str, Tried]:
+        """Candidates that decoded the same prompts, the fastest first; all stay."""
+        seen = self.decoded > 0
+        resamples = draw_resamples(int(seen.sum()), RESAMPLES)
+        facts = {name: self.sums[name][:, seen] for name in names}
+        speeds = {name: Ratio(own[0], own[1]) for name, own in facts.items()}
+        order = sorted(names, key=lambda name: -facts[name][0].sum() / facts[name][1].sum())
+        found = {}
+        for name in order:
+            tokens, _, rounds, drafted, accepted = facts[name].sum(axis=1)
+            found[name] = Tried(
+                tokens_per_second=estimate_ratio(speeds[name], resamples),
+                against_best=estimate_quotient(speeds[name], speeds[order[0]], resamples),
+                discard_rate=(drafted - accepted) / tokens,
+                verification_rate=rounds / tokens,
+                stays=True,
+            )
+        return found
+
+
+def halve(tried: Mapping[str, Tried], fixed: Collection[str]) -> dict[str, Tried]:
+    """The slower half leaves; of the fixed lengths the fastest stays, for the final comparison.
+
+    Those that are slower than the fastest beyond doubt (their paired interval is wholly below 1)
+    leave before others, whatever their speed. tried: the fastest first.
+    """
+    kept = next((name for name in tried if name in fixed), None)
+    others = [name for name in tried if name != kept]
+    others.sort(key=lambda name: tried[name].against_best.high < 1.0)  # stable: by speed within
+    staying = {kept, *others[: (len(others) + 1) // 2]}
+    return {name: one.model_copy(update={"stays": name in staying}) for name, one in tried.items()}
+
+
+def search(
+    names: Sequence[str],
+    fixed: Collection[str],
+    prompts: int,
+    decode: DecodeAll,
+    clock: Clock,
+    first_seconds: float,
+    batch_size: int = 1,
+    tell: Callable[[Rung], None] = lambda rung: None,
+) -> list[Rung]:
+    """The rungs at a batch size, until one candidate is left beside the best fixed length.
+
+    fixed: names of fixed lengths; first_seconds: what a prompt takes all candidates, to begin with.
+    A rung for which the time is too short has fewer prompts, or is left out. Raises ConfigError
+    where there is no time for a first one.
+    """
+    fewest = min(prompts, FEWEST if batch_size == 1 else batch_size)
+    order = np.random.default_rng(0).permutation(prompts)
+    standings, alive, rungs = Standings(names, prompts), list(names), []
+    size, place, each = (FIRST if batch_size == 1 else max(FIRST, 4 * batch_size)), 0, first_seconds
+    while True:
+        turn, start = divmod(place, prompts)
+        count = min(size, prompts - start, int(clock.left / each) if each else size)
+        if count < min(fewest, prompts - start):
+            break
+        places = order[start : start + count].tolist()
+        standings.add(places, decode(alive, places, turn))
+        tried = halve(standings.compare(alive), fixed)
+        rungs.append(Rung(batch_size=batch_size, prompts=place + count, candidates=tried))
+        tell(rungs[-1])
+        left = [name for name in alive if tried[name].stays]
+        if len(left) in (1, len(alive)):
+            break
+        alive, place, size = left, place + count, 2 * size
+        each = standings.seconds_per_prompt(alive)
+    if not rungs:
+        needed = (clock.now() + fewest * first_seconds - clock.deadline) / 60.0
+        raise ConfigError(
+            f"minutes is too small: at batch size {batch_size} all {len(names)} candidates take "
+            f"about {first_seconds:.0f} s a prompt; add {needed:.1f} minutes or more, or give "
+            "fewer candidates (k, h, nodes, trees=[])"
+        )
+    return rungs
+
+
+def choose(rungs: Sequence[Rung], candidates: Sequence[Candidate]) -> Choice:
+    """The fastest at the end of a search; of each kind the fastest of those that stayed longest."""
+    order: list[str] = []  # the best first: those of the last rung, then who left it, and so on
+    for rung in reversed(rungs):
+        order += [name for name in rung.candidates if name not in order]
+
+    def best(wanted: Callable[[Candidate], bool]) -> str | None:
+        names = {one.name for one in candidates if wanted(one)}
+        return next((name for name in order if name in names), None)
+
+    return Choice(
+        batch_size=rungs[0].batch_size,
+        best=order[0],
+        best_chain=best(lambda one: one.is_chain),
+        best_fixed=best(lambda one: one.is_fixed),
+        best_head=best(lambda one: one.head is not None),
+    )
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a tuning decodes with."""
+
+    target: LoadedTarget
+    model: CachedModel
+    candidates: Sequence[Candidate]
+    methods: Mapping[str, Method]
+    """By the candidate's name."""
+    prompts: Sequence[Prompt]
+    """To choose on."""
+    options: EvaluationOptions
+
+
+def search_all(bench: Bench, clock: Clock) -> list[Rung]:
+    """A search at every batch size, each with its share of the time."""
+    fixed = [one.name for one in bench.candidates if one.is_fixed]
+    names = [PLAIN, *(one.name for one in bench.candidates)]
+    rungs: list[Rung] = []
+    for done, size in enumerate(bench.options.batch_sizes):
+        decode = partial(decode_all, bench, size)
+        share = clock.left / (len(bench.options.batch_sizes) - done)
+        own = Clock(clock.now() + share, clock.now)
+        began = perf_counter()
+        decode(names, range(size), 0)  # nothing is timed before everything was called once
+        warmed = (perf_counter() - began) / size
+        tell = partial(print_rung, size)
+        rungs += search(names, fixed, len(bench.prompts), decode, own, warmed, size, tell)
+    return rungs
+
+
+def decode_all(
+    bench: Bench, batch_size: int, names: Sequence[str], places: Sequence[int], turn: int
+) -> dict[str, Facts]:
+    """Decode some prompts with some candidates, interleaved; a later turn draws other samples."""
+    prompts = [bench.prompts[place] for place in places]
+    options = replace(bench.options, seed=bench.options.seed + turn, warmup=0)
+    methods = [bench.methods[name] for name in names if name != PLAIN]
+    jobs = make_jobs(bench.target, bench.model, methods, prompts, options)
+    jobs = [job for job in jobs if job.name in names]
+    device = bench.model.device
+    runs = run_interleaved(jobs, len(prompts), options, device, batch_size=batch_size)
+    return {run.name: facts_of(run) for run in runs}
+
+
+def facts_of(run: Decoded) -> Facts:
+    counts = count_rounds(run.outputs)
+    return np.stack(
+        [counts.tokens, run.cost_seconds, counts.rounds, counts.drafted, counts.accepted]
+    )
+
+
+def print_rung(batch_size: int, rung: Rung) -> None:
+    best, tried = next(iter(rung.candidates.items()))
+    left = sum(one.stays for one in rung.candidates.values())
+    print(
+        f"batch size {batch_size}, {rung.prompts} prompts, {len(rung.candidates)} candidates: "
+        f"{best} is fastest, {tried.tokens_per_second.value:.0f} tokens/s; {left} stay",
+        file=sys.stderr,
+    )
+
+
+def finalists(rungs: Sequence[Rung], choices: Sequence[Choice]) -> list[str]:
+    """Names of what the final figures are of, beside plain decoding: at each batch size the
+    choices, and as many of the last rung as make FINALISTS."""
+    found: list[str | None] = []
+    for one in choices:
+        last = [rung for rung in rungs if rung.batch_size == one.batch_size][-1]
+        names = dict.fromkeys((one.best, one.best_fixed, one.best_head, *last.candidates))
+        found += [name for name in names if name not in (None, PLAIN)][:FINALISTS]
+    return list(dict.fromkeys(found))
+
+
+def measure_finalists(
+    bench: Bench,
+    names: Sequence[str],
+    rows: Dataset,
+    rungs: Sequence[Rung],
+    clock: Clock,
+    data: str,
+) -> Evaluation:
+    """The final figures: these and plain decoding on as many rows as there is time for."""
+    options = bench.options
+    speeds: dict[str, float] = {}
+    for rung in rungs:
+        for name, one in rung.candidates.items():
+            speeds[name] = min(one.tokens_per_second.value, speeds.get(name, np.inf))
+    each = sum(options.max_new_tokens / speeds[name] for name in (PLAIN, *names))
+    fewest = max(FIRST, 4 * max(options.batch_sizes))
+    fits = int(clock.left / (each * len(options.batch_sizes)))
+    rows = rows.select(range(min(len(rows), max(fewest, fits))))
+    methods = [bench.methods[name] for name in names]
+    return evaluate(bench.target, bench.model, methods, rows, options, data, progress=True)
