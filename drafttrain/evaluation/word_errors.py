@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
-from drafttrain.data.inputs.audio import library
+from drafttrain.data.inputs.clips import library
 from drafttrain.evaluation.bootstrap import Array, Estimate, Ratio, estimate_ratio
 
 

@@ -10,8 +10,7 @@ import torch
 from transformers import WhisperForConditionalGeneration
 
 from drafttrain.config.inputs import DataConfig, TargetConfig
-from drafttrain.data.inputs.audio import read_speech
-from drafttrain.data.inputs.clips import clip_of
+from drafttrain.data.inputs.clips import clip_of, read_speech
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.models.loading import load_target

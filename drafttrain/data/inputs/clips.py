@@ -1,36 +1,50 @@
-"""Rows of recordings: files, a folder of them, a jsonl of `file, text`, or a data set's audio.
+"""Recordings as inputs: rows of files, a folder, a jsonl of `file, text`, or a data set's audio.
 
-A clip is decoded once when it is listed, so that what is wrong with it is said before any model
-loads, and again when it is used. Files that rows name must lie in the folder of what names them.
+soundfile reads the clips, soxr resamples them to 16 kHz. A clip is decoded once when it is listed,
+so that an error comes before any model loads, and again when it is used; none is cut. Files that
+rows name must lie in the folder of the file that names them.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import datasets
+import numpy as np
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import DataConfig
-from drafttrain.data.inputs.audio import RATE, SUFFIXES, Clip, Facts, decode
 from drafttrain.data.inputs.rows import REFERENCE_COLUMNS, find_column, select_rows
 from drafttrain.data.shards.writing import say
 
+RATE = 16_000
+"""Samples per second that speech models read."""
+LONGEST = 30.0
+"""Seconds that a speech model reads at once."""
+MOST_BYTES = 1 << 28
+"""No clip of 30 s takes so many."""
+SUFFIXES = (".wav", ".flac")
+"""Of the files that are looked for in a folder."""
 AUDIO = "audio"
-"""Column of rows that are clips: what `Clip` holds."""
+"""Column of rows that are clips: path or bytes."""
 SECONDS = "seconds"
 """Column of their lengths."""
 DIGESTS = "sha256"
-"""Column of what their files hold, as SHA-256."""
+"""Column of the SHA-256 of their files."""
 CLIP_COLUMNS = (AUDIO, "file")
-"""Where clips are looked for."""
+"""Columns that usually hold clips."""
 WRITTEN_COLUMNS = ("text", "sentence", "transcription", "transcript", *REFERENCE_COLUMNS)
-"""Where what was said is looked for."""
+"""Columns that usually hold transcripts."""
 TEXT_ONLY = ("reference_path", "template", "prefix", "suffix", "chat", "splices")
 TEXT_ONLY += ("source_language", "target_language")
 """Settings of texts."""
@@ -42,6 +56,87 @@ FEATURES = datasets.Features(
     seconds=datasets.Value("float64"),
     sha256=datasets.Value("string"),
 )
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A recording that has not been decoded yet."""
+
+    name: str
+    """Its name in messages."""
+    path: Path | None = None
+    content: bytes | None = None
+    """The file's bytes, where it lies inside a data set."""
+
+    def read(self) -> bytes:
+        """All bytes. Raises ConfigError for a file that cannot be a clip, before reading on."""
+        if self.path is None:
+            return self.content or b""
+        try:
+            size = self.path.stat().st_size
+            if size > MOST_BYTES:
+                raise self.refused(f"has {size:,} bytes")
+            return self.path.read_bytes()
+        except OSError as error:
+            raise self.refused(f"cannot be read ({error.strerror})") from None
+
+    def refused(self, what: str) -> ConfigError:
+        return ConfigError(
+            f"clip {self.name!r} {what}; give WAV or FLAC of {LONGEST:g} s or less, or leave it out"
+        )
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Properties of a recording."""
+
+    seconds: float
+    rate: int
+    channels: int
+    sha256: str
+    """Of the file."""
+
+
+def decode(clip: Clip) -> tuple[np.ndarray, Facts]:
+    """A clip's samples, [T, channels] float32.
+
+    Raises ConfigError, naming the clip, for a file that soundfile cannot read, that is empty or
+    damaged, or longer than 30 s.
+    """
+    content, soundfile = clip.read(), library("soundfile")
+    try:
+        with soundfile.SoundFile(io.BytesIO(content)) as file:
+            rate, frames = file.samplerate, file.frames
+            if frames > LONGEST * rate:
+                raise clip.refused(f"lasts {frames / rate:,.1f} s")
+            samples = file.read(dtype="float32", always_2d=True)
+    except soundfile.LibsndfileError as error:
+        raise clip.refused(f"cannot be read ({error.error_string.rstrip('.')})") from None
+    if len(samples) != frames or len(samples) == 0:
+        raise clip.refused(f"holds {len(samples)} samples where its header says {frames}")
+    if not np.isfinite(samples).all():
+        raise clip.refused("has samples that are no numbers")
+    digest = hashlib.sha256(content).hexdigest()
+    return samples, Facts(len(samples) / rate, rate, samples.shape[1], digest)
+
+
+def read_speech(clip: Clip) -> np.ndarray:
+    """The input of a feature extractor: [T] float32, one channel at 16 kHz. Raises ConfigError."""
+    samples, facts = decode(clip)
+    samples = samples.mean(axis=1)
+    if facts.rate == RATE:
+        return samples
+    return library("soxr").resample(samples, facts.rate, RATE)
+
+
+def library(name: str) -> ModuleType:
+    """A library of the extra `audio`. Raises ConfigError where it is not installed."""
+    try:
+        return import_module(name)
+    except (ImportError, OSError) as error:
+        raise ConfigError(
+            f"audio needs {name}, which cannot be loaded ({error}); install drafttrain[audio]"
+        ) from None
 
 
 def check_clip_settings(config: DataConfig) -> None:
@@ -92,7 +187,8 @@ def as_clips(rows: datasets.Dataset, config: DataConfig) -> datasets.Dataset:
         as_clip(value, number, folder)
         for number, value in zip(numbers, chosen[column], strict=True)
     ]
-    sounds = check_clips(clips)
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        sounds = list(pool.map(lambda clip: decode(clip)[1], clips))
     tell_changes(sounds, config.path)
     references = [None] * len(clips) if written is None else chosen[written][:]
     return datasets.Dataset.from_dict(
@@ -132,12 +228,6 @@ def as_clip(value: Any, row: int, folder: Path) -> Clip:
             "below the file that names it, or leave the row out"
         )
     return Clip(value, path)
-
-
-def check_clips(clips: Sequence[Clip]) -> list[Facts]:
-    """What there is to say of each clip. Raises ConfigError for the first that is no good."""
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        return list(pool.map(lambda clip: decode(clip)[1], clips))
 
 
 def tell_changes(sounds: Sequence[Facts], path: str) -> None:

@@ -11,8 +11,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from drafttrain.data.inputs.audio import RATE, read_speech
-from drafttrain.data.inputs.clips import clip_of
+from drafttrain.data.inputs.clips import RATE, clip_of, read_speech
 from drafttrain.decoding.engine.encoding import given_encoding
 from drafttrain.decoding.engine.speech import speech_source
 from drafttrain.decoding.types import Source

@@ -23,8 +23,7 @@ import pyarrow.parquet
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import DataConfig
-from drafttrain.data.inputs.audio import SUFFIXES
-from drafttrain.data.inputs.clips import as_clips, check_clip_settings, find_files
+from drafttrain.data.inputs.clips import SUFFIXES, as_clips, check_clip_settings, find_files
 from drafttrain.data.inputs.rows import add_splices, as_inputs, select_rows
 
 BUILDERS: dict[str, tuple[str, dict[str, Any]]] = {
