@@ -12,7 +12,6 @@ from drafttrain.config.command_line import describe_command, hide_folders
     [
         (["/home/me/.venv/bin/drafttrain", "eval", "--limit", "5"], "drafttrain eval --limit 5"),
         (["/home/me/drafttrain/__main__.py", "tune"], "drafttrain tune"),
-        (["/opt/x/drafttrain/cli.py", "eval"], "drafttrain eval"),
         (
             ["/home/me/code/recipes/train_spec_drafter.py", "--config", "recipes/quickstart.yaml"],
             "accelerate launch recipes/train_spec_drafter.py --config recipes/quickstart.yaml",
@@ -30,18 +29,12 @@ def test_the_program_is_shown_as_others_call_it(words, shown):
     ("text", "shown"),
     [
         ("/home/me/data/test.jsonl", "test.jsonl"),
-        ("~/data/test.jsonl", "test.jsonl"),
-        ("checkpoints/mine/final", "checkpoints/mine/final"),
         ("/home/me/checkpoints/mine/final", "mine/final"),
-        ("/home/me/checkpoints/mine/", "mine"),
-        ("report=/tmp/a/report.json", "report=report.json"),
         ("--report=/tmp/a/report.json", "--report=report.json"),
         ("decode.tree.drafters=[/a/b,c/d,/e/f]", "decode.tree.drafters=[b,c/d,f]"),
         ('data={"path": "/home/me/x.en.gz", "limit": 4}', 'data={"path": "x.en.gz", "limit": 4}'),
         ("https://example.org/a/b", "https://example.org/a/b"),
-        ("org/model", "org/model"),
         ("increments=5,3,0/4,10/10", "increments=5,3,0/4,10/10"),
-        ("/", "/"),
     ],
 )
 def test_absolute_paths_keep_their_last_part_alone(text, shown):
