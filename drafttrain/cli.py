@@ -205,9 +205,6 @@ def generate(
         "--report": "report",
         "--out": "out",
         "--for": "engines",
-        "--converter": "gguf.converter",
-        "--quantise": "gguf.quantise",
-        "--quantizer": "gguf.quantizer",
         "--force": "force",
         "--license": "license",
         "--push": "push",
@@ -229,8 +226,7 @@ def export(settings: ExportConfig) -> None:
       drafttrain export --drafter my-lm --heads checkpoints/heads \\
           --report tune.json --out mine
       drafttrain export --drafter my-lm --target T --out mine \\
-          --for vllm,llama.cpp --converter llama.cpp/convert_hf_to_gguf.py \\
-          --quantise q8_0,q4_0 --quantizer llama.cpp/build/bin/llama-quantize
+          --for vllm,llama.cpp
       drafttrain export --drafter checkpoints/my-run --out mine \\
           --license mit --push USER/NAME
     """

@@ -5,39 +5,33 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from pkgutil import resolve_name
 from textwrap import indent
 
 from drafttrain.commands.export_report import read_draft_lengths, read_measured
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import ExportConfig
-from drafttrain.config.engines import ENGINES
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.language_recipes import CausalDrafterRecipe
-from drafttrain.config.recipes import ShallowDecoderRecipe
 from drafttrain.config.runs import Run, head_folders, run_of
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.tokens import tokenize_prompts
-from drafttrain.export.engines.checks import check_engines
+from drafttrain.export.engines import check_engines, command_of, engines_for
 from drafttrain.export.folder import check_destination, write_export
 from drafttrain.export.model_card import (
     Card,
     Plan,
+    Provenance,
     describe_policy,
     describe_verifier,
-    engines_of,
     serving_of,
     write_card,
 )
-from drafttrain.export.parts import Parts, load_parts, programs
-from drafttrain.export.provenance import Provenance
+from drafttrain.export.parts import Parts, load_parts
 from drafttrain.export.push import check_push, push
-from drafttrain.export.reload import Verification
-from drafttrain.export.verify import INPUTS, Check, Reload, in_fresh_process
+from drafttrain.export.verify import INPUTS, Check, Reload, Verification, in_fresh_process
 from drafttrain.models.drafters import check_fit, read_drafter_settings
 from drafttrain.models.layout import count_parameters
 from drafttrain.models.loading import check_target
-from drafttrain.models.speech import shares_encoder
 
 
 def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
@@ -59,7 +53,6 @@ def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
         settings.drafter,
         read_drafter_settings(settings.drafter),
         target,
-        settings.gguf,
     )
     check_target_choice(settings, target)
     if settings.push is not None:
@@ -74,7 +67,7 @@ def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
         data_license=settings.data_license,
     )
     schedule = parts.policy.lengths_by_batch() or lengths[1]
-    plan = Plan(settings.engines, settings.p_min, schedule, settings.gguf)
+    plan = Plan(settings.engines, settings.p_min, schedule)
     card = Card(settings.push or str(settings.out), made_from, measured, plan)
     found = write_export(
         settings.out,
@@ -84,7 +77,6 @@ def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
         reload,
         settings.force,
         settings.push,
-        lambda folder: make_files(settings, folder),
     )
     print(summary(settings, parts, found))
     print(commands(settings, card, parts), end="")
@@ -111,26 +103,19 @@ def fill_draft_length(settings: ExportConfig, run: Run | None, fastest: int | No
         return settings
     length = fastest
     if length is None and run is not None:
-        token_by_token = isinstance(run.recipe, CausalDrafterRecipe | ShallowDecoderRecipe)
+        token_by_token = isinstance(run.recipe, CausalDrafterRecipe)
         length = run.recipe.drafter.k if token_by_token else None
     return settings.model_copy(update={"num_assistant_tokens": length})
 
 
-def make_files(settings: ExportConfig, folder: Path) -> None:
-    """What single programs read beside the plain folder."""
-    for name in settings.engines:
-        if (makes := ENGINES[name].makes) is not None:
-            resolve_name(makes)(folder, settings.gguf)
-
-
 def commands(settings: ExportConfig, card: Card, parts: Parts) -> str:
     """How each program that was asked for is started, a block each."""
-    if not settings.engines or shares_encoder(parts.drafter.config):
+    if not settings.engines:
         return ""
     serving = serving_of(card, parts)
     return "".join(
-        f"\n{engine.title}:\n{indent(resolve_name(engine.command)(serving), '  ')}\n"
-        for engine in engines_of(card, parts)
+        f"\n{engine.title}:\n{indent(command_of(engine, serving), '  ')}\n"
+        for engine in engines_for(settings.engines, parts.drafter.config)
     )
 
 
@@ -175,8 +160,6 @@ def some_inputs(settings: ExportConfig, run: Run | None, parts: Parts) -> list[l
     None, for random ones, where there are neither. Raises ConfigError for data that were given and
     cannot be read.
     """
-    if shares_encoder(parts.drafter.config):
-        return []  # it hears; encodings are made up for it
     data = settings.data
     if data is None:
         data = None if run is None else run.recipe.held_out
@@ -195,11 +178,7 @@ def summary(settings: ExportConfig, parts: Parts, found: Verification) -> str:
         checked += f", drafts for {found.drafted} inputs too"
     if found.decoded:
         checked += f"; the target's output unchanged for {found.decoded} inputs"
-    use = (
-        f"custom_generate={settings.push or str(out)!r}, trust_remote_code=True)"
-        if "custom_generate" in programs(drafter.config)
-        else f"assistant_model=AutoModelForCausalLM.from_pretrained({settings.push or str(out)!r}))"
-    )
+    use = f"custom_generate={settings.push or str(out)!r}, trust_remote_code=True)"
     lines = [
         f"{out}: reloaded in a fresh process, {checked}",
         f"drafter  {drafter.config.model_type}, {count_parameters(drafter):,} parameters",

@@ -32,7 +32,7 @@ from drafttrain.config.decode import (
 )
 from drafttrain.config.engines import ENGINES
 from drafttrain.config.inputs import DataConfig, TargetConfig
-from drafttrain.config.serving import GgufConfig, ServerConfig
+from drafttrain.config.serving import ServerConfig
 
 BackendName = Literal["auto", *BACKENDS]
 EngineName = Literal[*ENGINES]
@@ -341,9 +341,7 @@ class ExportConfig(Config):
     engines: tuple[EngineName, ...] = ()
     """Programs that are to draft with the export, as vllm,llama.cpp: what each cannot take is
     refused first, and the command for each is printed and written into the card. Default: nothing
-    is refused, and the card has the commands of all but llama.cpp."""
-    gguf: GgufConfig = GgufConfig()
-    """llama.cpp: how its files are made."""
+    is refused, and the card has the commands of all that take such a drafter."""
     num_assistant_tokens: PositiveInt | None = None
     """Draft length of Transformers' own assisted generation, and of all commands. Default: the
     policy's, else the fastest in the report, else as the drafter's run has it, else 20."""

@@ -38,15 +38,13 @@ class Engine:
     """Those of its own that it drafts with, where it has no code for others."""
     fixed_heads: tuple[str, ...] = ()
     """Architectures whose `head_dim` it does not read: heads share `hidden_size` evenly there."""
-    makes: str | None = None
-    """Function (exported folder, GgufConfig) -> None: makes the files that only it reads."""
 
 
 _PLAIN = "config.json, model.safetensors and the tokenizer of the folder"
 _EQUAL = (
-    "drafttrain.export.engines.checks:same_size",
-    "drafttrain.export.engines.checks:same_tokens",
-    "drafttrain.export.engines.checks:nothing_but_the_drafter",
+    "drafttrain.export.engines:same_size",
+    "drafttrain.export.engines:same_tokens",
+    "drafttrain.export.engines:nothing_but_the_drafter",
 )
 
 TRANSFORMERS = Engine(
@@ -54,7 +52,7 @@ TRANSFORMERS = Engine(
     title="Transformers alone",
     programs=("assisted",),
     loads=f"{_PLAIN}, and generation_config.json",
-    command="drafttrain.export.engines.serving:transformers_call",
+    command="drafttrain.export.engines:transformers_call",
     language="python",
     notes="Transformers' own assisted generation: batch 1, {tokens} tokens a round, confidence "
     "threshold {confidence:g} (both in `generation_config.json`). Pass no `assistant_tokenizer`: "
@@ -68,11 +66,11 @@ VLLM = Engine(
     title="vLLM",
     programs=("servers", "parallel_servers"),
     loads=_PLAIN,
-    command="drafttrain.export.engines.serving:vllm_command",
+    command="drafttrain.export.engines:vllm_command",
     notes="The target's `vocab_size` must be {vocabulary} (compare the rows of both embeddings: a "
     "family may pad them differently). Drafts are greedy unless `draft_sample_method` is "
     "`probabilistic`.",
-    checks=("drafttrain.export.engines.checks:known_heads", *_EQUAL),
+    checks=("drafttrain.export.engines:known_heads", *_EQUAL),
     fixed_heads=("Qwen2ForCausalLM",),
 )
 """Method draft_model. What vLLM has no code for runs in its Transformers backend."""
@@ -82,11 +80,11 @@ SGLANG = Engine(
     title="SGLang",
     programs=("servers",),
     loads=_PLAIN,
-    command="drafttrain.export.engines.serving:sglang_command",
+    command="drafttrain.export.engines:sglang_command",
     checks=(
         *_EQUAL,
-        "drafttrain.export.engines.checks:same_vocabulary",
-        "drafttrain.export.engines.checks:long_enough",
+        "drafttrain.export.engines:same_vocabulary",
+        "drafttrain.export.engines:long_enough",
     ),
 )
 """Algorithm STANDALONE."""
@@ -96,9 +94,10 @@ TENSORRT_LLM = Engine(
     title="TensorRT-LLM",
     programs=("servers", "parallel_servers"),
     loads=_PLAIN,
-    command="drafttrain.export.engines.serving:tensorrt_command",
-    notes="It does not compare tokenizers: give it no other target.",
-    checks=("drafttrain.export.engines.checks:known_architecture", *_EQUAL),
+    command="drafttrain.export.engines:tensorrt_command",
+    notes="It does not compare tokenizers: give it no other target. Take a release that has "
+    "Transformers 5: earlier ones miss `rope_parameters` in config.json.",
+    checks=("drafttrain.export.engines:known_architecture", *_EQUAL),
     architectures=(
         "Cohere2ForCausalLM",
         "DeciLMForCausalLM",
@@ -125,22 +124,21 @@ LLAMA_CPP = Engine(
     name="llama.cpp",
     title="llama.cpp",
     programs=("servers",),
-    loads="drafter-TYPE.gguf, made by its own converter",
-    command="drafttrain.export.engines.serving:llama_command",
-    notes="`target.gguf` is the target, converted in the same way. `--spec-draft-p-min` ends a "
+    loads="a GGUF file that its own converter makes of the folder",
+    command="drafttrain.export.engines:llama_command",
+    notes="`convert_hf_to_gguf.py` is llama.cpp's; it refuses architectures and tokenizers that "
+    "it does not know. `target.gguf` is the target, converted in the same way; `llama-quantize` "
+    "makes smaller files of both. `--spec-draft-p-min` ends a "
     "draft before a token that the drafter gives less probability; 0: never. Acceptance stands in "
     "the `timings` of every answer.",
     checks=(
-        "drafttrain.export.engines.gguf:tools_are_there",
-        "drafttrain.export.engines.checks:known_heads",
-        "drafttrain.export.engines.checks:close_size",
-        "drafttrain.export.engines.checks:same_tokens",
-        "drafttrain.export.engines.checks:same_special_tokens",
-        "drafttrain.export.engines.checks:nothing_but_the_drafter",
-        "drafttrain.export.engines.gguf:converter_knows",
+        "drafttrain.export.engines:known_heads",
+        "drafttrain.export.engines:close_size",
+        "drafttrain.export.engines:same_tokens",
+        "drafttrain.export.engines:same_special_tokens",
+        "drafttrain.export.engines:nothing_but_the_drafter",
     ),
     fixed_heads=("Qwen2ForCausalLM",),
-    makes="drafttrain.export.engines.gguf:write_gguf",
 )
 """draft-simple of llama-server."""
 

@@ -205,11 +205,8 @@ KINDS: dict[str, DrafterKind] = {
 """All kinds by name."""
 
 
-TRAINED_DECODERS = {"WhisperForCausalLM": "drafttrain.config.recipes:ShallowDecoderRecipe"}
-"""Settings of the recipe that trains a language model for one target, by the architecture that its
-config.json names."""
 TRAINED_CAUSAL = "drafttrain.config.language_recipes:CausalDrafterRecipe"
-"""The same for language models of all other architectures whose config.json names a target."""
+"""Settings of the recipe that trains language models whose config.json names a target."""
 
 
 class ModelSettings(Protocol):

@@ -193,42 +193,6 @@ class SpecDrafterRecipe(DistillingRecipe):
     train: TrainConfig = TrainConfig()
 
 
-class ShallowDecoderShape(Config):
-    """The shape of a decoder that shares its target's encoder: all else is the target's."""
-
-    decoder_layers: PositiveInt = 2
-    """Layers, taken evenly spaced from the target's decoder, the first and the last among them (of
-    one: the last)."""
-    k: PositiveInt = 5
-    """Tokens drafted in a round, in validation."""
-
-
-class FollowDecoderConfig(Config):
-    """The objective of a shallow decoder (Distil-Whisper, Gandhi et al. 2023)."""
-
-    target_weight: NonNegativeFloat = 0.8
-    """Weight of the divergence from the target's own distributions, beside the cross entropy of its
-    output, which weighs 1. Not 0: the target's decoder reads every batch too."""
-    frozen: tuple[Literal["embeddings", "positions", "cross-keys-values"], ...] = (
-        "embeddings",
-        "positions",
-        "cross-keys-values",
-    )
-    """Parts that stay as the target has them: embeddings (and the output rows, which are the same
-    in a Whisper) are most of the weights, few of whose tokens occur in few clips. Keys and values
-    of cross-attention that stay are taken from the target in decoding, not made again for each
-    clip."""
-
-
-class ShallowDecoderRecipe(DistillingRecipe):
-    """`recipes/train_shallow_decoder.py`: distil the target if need be, then train a decoder that
-    reads its encoder."""
-
-    drafter: ShallowDecoderShape = ShallowDecoderShape()
-    objective: FollowDecoderConfig = FollowDecoderConfig()
-    train: TrainConfig = TrainConfig()
-
-
 class BlockHeadsShape(Config):
     """The shape of block heads (Blockwise Decoding)."""
 

@@ -13,7 +13,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.kinds import TRAINED_CAUSAL, TRAINED_DECODERS, own_kind
+from drafttrain.config.kinds import TRAINED_CAUSAL, own_kind
 from drafttrain.config.reading import load_settings
 from drafttrain.config.recipes import DistillingRecipe, HeadRecipe
 
@@ -121,8 +121,7 @@ def _recipe_of(drafter: Path) -> str | None:
         return kind.recipe
     if not isinstance(config.get("target"), dict):  # made for no target in particular
         return None
-    found = [TRAINED_DECODERS.get(name) for name in config.get("architectures") or ()]
-    return next(iter(found), None) or TRAINED_CAUSAL
+    return TRAINED_CAUSAL
 
 
 def _model_type(folder: Path) -> str | None:

@@ -1,17 +1,12 @@
-"""Settings of serving programs: distilling from them, making files for them."""
+"""Settings of serving programs: distilling from them."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from drafttrain.config.base import Config, split_at_commas
-
-Quantisation = Literal[
-    "q8_0", "q6_k", "q5_k_m", "q5_k_s", "q5_1", "q5_0", "q4_k_m", "q4_k_s", "q4_1", "q4_0"
-]
 
 
 class ServerConfig(Config):
@@ -36,22 +31,3 @@ class ServerConfig(Config):
     true, top_k: -1, min_p: 0.0, repetition_penalty: 1.0}."""
 
     _split = field_validator("urls", mode="before")(split_at_commas)
-
-
-class GgufConfig(Config):
-    """Files for llama.cpp, made by its own tools."""
-
-    converter: Path | None = None
-    """llama.cpp's convert_hf_to_gguf.py."""
-    python: Path | None = None
-    """The Python that runs it; it needs torch, transformers and sentencepiece. Default: this
-    one."""
-    quantizer: Path | None = None
-    """llama.cpp's llama-quantize, for `quantise`."""
-    outtype: Literal["f16", "bf16", "f32"] = "f16"
-    """Numbers of the first file."""
-    quantise: tuple[Quantisation, ...] = ()
-    """One more file for each of these, as q8_0,q4_0: a cheaper drafter accepts less, outputs stay
-    the target's."""
-
-    _split = field_validator("quantise", mode="before")(split_at_commas)

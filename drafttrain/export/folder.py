@@ -4,7 +4,6 @@
     DIR/acceptance_head/config.json, model.safetensors                            the head, if any
     DIR/policy.json                                       drafter, stop policy and verifier
     DIR/custom_generate/generate.py, requirements.txt        for Transformers, where it takes that
-    DIR/drafter-f16.gguf, ...                                     for llama.cpp, where asked for
     DIR/README.md, report.png                                     the model card and its plot
 
 The head never lies in the drafter's own file, nor beside it where a server's weight glob finds it:
@@ -28,10 +27,8 @@ from safetensors import SafetensorError
 
 from drafttrain.build.policy import HEAD, POLICY, write_policy
 from drafttrain.config.base import ConfigError
-from drafttrain.export.older_names import write_older_names
-from drafttrain.export.parts import Parts, programs
-from drafttrain.export.reload import Verification
-from drafttrain.export.verify import Check, Reload, verify
+from drafttrain.export.parts import Parts
+from drafttrain.export.verify import Check, Reload, Verification, verify
 
 CUSTOM_GENERATE = "custom_generate"
 ENTRY = "from drafttrain.export.generation import generate"
@@ -83,11 +80,8 @@ def check_destination(out: Path, force: bool) -> None:
 
 def is_export(folder: Path) -> bool:
     """Whether this program wrote the folder."""
-    code, card = folder / CUSTOM_GENERATE / "generate.py", folder / "README.md"
-    if code.is_file():
-        return ENTRY in code.read_text(encoding="utf-8", errors="replace")
-    known = (folder / POLICY).is_file() and card.is_file()
-    return known and "drafttrain" in card.read_text(encoding="utf-8", errors="replace")
+    code = folder / CUSTOM_GENERATE / "generate.py"
+    return code.is_file() and ENTRY in code.read_text(encoding="utf-8", errors="replace")
 
 
 def write_export(
@@ -98,12 +92,10 @@ def write_export(
     reload: Reload,
     force: bool = False,
     pushed_to: str | None = None,
-    makes: Callable[[Path], None] = lambda folder: None,
 ) -> Verification:
     """The whole folder or nothing; what was found on the way.
 
     force: replace an earlier export. pushed_to: repository on the Hub where it will be found.
-    makes: adds the files that a single program reads, once the rest is written.
 
     Raises ConfigError as `check_destination` and where another process writes there, ValueError as
     `verify`, OSError where the folder cannot be written.
@@ -119,7 +111,6 @@ def write_export(
         try:
             holder.mkdir()
             write_parts(written, parts, pushed_to or str(out))
-            makes(written)
             found = verify(written, parts, check, reload)
             (written / "README.md").write_text(card(found), encoding="utf-8")
             _put_in_place(written, out)
@@ -165,7 +156,6 @@ def write_parts(folder: Path, parts: Parts, place: str) -> None:
     """Everything but the model card, into a new folder; `place` is where it will be found."""
     folder.mkdir()
     parts.drafter.save_pretrained(folder)
-    write_older_names(folder)
     if parts.drafter.can_generate():
         config = copy.deepcopy(parts.drafter.generation_config)
         config.update(num_assistant_tokens_schedule="constant", **asdict(parts.assisted))
@@ -176,8 +166,6 @@ def write_parts(folder: Path, parts: Parts, place: str) -> None:
     write_policy(parts.policy, folder / POLICY)
     if parts.plot is not None:
         shutil.copyfile(parts.plot, folder / PLOT)
-    if "custom_generate" not in programs(parts.drafter.config):
-        return
     code = folder / CUSTOM_GENERATE
     code.mkdir()
     (code / "generate.py").write_text(GENERATE % place, encoding="utf-8")

@@ -12,7 +12,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from drafttrain.build.policy import DEFAULT_H, HEAD, POLICY, check_policy, read_policy
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import ExportConfig
-from drafttrain.config.kinds import KINDS, Program, in_words, kind_of
+from drafttrain.config.kinds import Program, kind_of
 from drafttrain.config.policy import Policy
 from drafttrain.models.acceptance_head import (
     AcceptanceHead,
@@ -25,7 +25,6 @@ from drafttrain.models.drafters import load_drafter, read_drafter_settings
 from drafttrain.models.identity import hash_weights
 from drafttrain.models.loading import read_tokenizer
 from drafttrain.models.prompts import prompt_layers
-from drafttrain.models.speech import shares_encoder
 
 DEFAULT_LENGTH = 20
 """Transformers' own default of num_assistant_tokens."""
@@ -57,46 +56,29 @@ class Parts:
 
 
 def programs(drafter: PretrainedConfig) -> tuple[Program, ...]:
-    """What can use an export of a drafter: of one that shares its target's encoder, Transformers'
-    own assisted generation alone (a Whisper's `generate` takes no custom_generate). Servers draft
-    for decoder-only targets only. No program hands over what the target made of a prompt."""
+    """What can use an export of a drafter. Servers draft for decoder-only targets only; a Whisper's
+    `generate` takes no custom_generate, and no program hands over the target's keys and values of a
+    prompt."""
+    of_speech = (getattr(drafter, "target", None) or {}).get("hears")
+    if of_speech or prompt_layers(drafter):
+        return ()
     exports = kind_of(drafter).exports
-    if prompt_layers(drafter):
-        return ()
-    if (getattr(drafter, "target", None) or {}).get("hears"):  # a Spec-Drafter of a Whisper
-        return ()
-    if shares_encoder(drafter):
-        return tuple(one for one in exports if one == "assisted")
     return tuple(one for one in exports if one != "servers" or not drafter.is_encoder_decoder)
 
 
 def load_parts(settings: ExportConfig) -> Parts:
     """Load and check what the settings name.
 
-    Raises ConfigError, before the drafter's weights are read where its settings tell, for what is
-    no drafter, for heads and policies that are missing or do not go together, and for a head that
-    was trained for another drafter.
+    Raises ConfigError, before weights are read where config.json is enough, for what is no drafter,
+    for heads and policies that are missing or do not go together, and for a head that was trained
+    for another drafter.
     """
     config = read_drafter_settings(settings.drafter)
     kind = kind_of(config)
-    if not kind.exports:
-        why = "it drafts from the target's hidden states" if kind.reads_target else "none knows it"
-        usable = in_words([one for one in KINDS.values() if one.exports])
-        raise ConfigError(
-            f"drafter {settings.drafter!r} ({kind.words}) cannot be used by other programs: {why}; "
-            f"export {usable}"
-        )
-    if prompt_layers(config):
-        raise ConfigError(
-            f"drafter {settings.drafter!r} ({kind.words}) begins with the target's keys and values "
-            "of the prompt, which no other program hands over; give its folder to drafttrain "
-            "generate, or train one with drafter.prompt=own"
-        )
     if not programs(config):
         raise ConfigError(
-            f"drafter {settings.drafter!r} ({kind.words}) is of a target that hears, whose "
-            "`generate` takes no drafter of blocks; give its folder to drafttrain generate, or "
-            "export a shallow decoder (recipes/train_shallow_decoder.py)"
+            f"drafter {settings.drafter!r} ({kind.words}) cannot be used by other programs: "
+            f"{_why_not(config)}; `drafttrain generate` uses it as it is"
         )
     head_folder, head = _open_head(settings)
     policy = _choose_policy(settings, head_folder, head, config)
@@ -113,9 +95,18 @@ def load_parts(settings: ExportConfig) -> Parts:
             "rows that never win, wherever the export is loaded",
             file=sys.stderr,
         )
-        if head is not None:  # it reads states, which the output's rows do not change
+        if head is not None:  # it reads hidden states, which the output's rows do not change
             head.config.drafter["weights_sha256"] = hash_weights(drafter)
     return Parts(drafter, tokenizer, head, policy, _assisted(settings, policy))
+
+
+def _why_not(drafter: PretrainedConfig) -> str:
+    kind = kind_of(drafter)
+    if prompt_layers(drafter):
+        return "it reads the target's keys and values of the prompt (drafter.prompt=target)"
+    if kind.exports:
+        return "its target is a speech model, whose `generate` takes no custom_generate"
+    return "it reads the target's hidden states" if kind.reads_target else "none knows it"
 
 
 def _open_head(settings: ExportConfig) -> tuple[Path | None, AcceptanceHead | None]:

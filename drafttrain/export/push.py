@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
-from typing import Any
 
-from huggingface_hub import HfApi, ModelHubMixin
+from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
@@ -14,22 +12,8 @@ from drafttrain.config.base import ConfigError
 from drafttrain.export.folder import check_name
 from drafttrain.models.loading import first_line
 
-STALE = ["acceptance_head/*", "*.gguf", "report.png"]
+STALE = ["acceptance_head/*", "report.png"]
 """Parts of an earlier export that this one may not have."""
-
-
-class VerifiedExport(ModelHubMixin):
-    """An export for the library's `push_to_hub`, which would else save a model anew.
-
-    (`PreTrainedModel.push_to_hub` writes a model card of its own and knows no subfolders.)
-    """
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-
-    def save_pretrained(self, save_directory: str | Path, **_: Any) -> None:
-        """The verified files, byte for byte."""
-        shutil.copytree(self.folder, save_directory)
 
 
 def check_push(repository: str) -> None:
@@ -61,10 +45,12 @@ def check_push(repository: str) -> None:
 def push(folder: Path, repository: str, private: bool) -> str:
     """Upload an export; the commit's address. Raises OSError, the folder being kept."""
     try:
-        return VerifiedExport(folder).push_to_hub(
-            repository,
+        api = HfApi()
+        api.create_repo(repo_id=repository, private=private or None, exist_ok=True)
+        return api.upload_folder(
+            folder_path=folder,
+            repo_id=repository,
             commit_message="Export of drafttrain",
-            private=private or None,
             delete_patterns=STALE,
         )
     except Exception as error:  # transport errors have no public class of their own

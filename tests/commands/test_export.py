@@ -17,7 +17,7 @@ from drafttrain.config.recipes import SpecDrafterRecipe
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.environment import describe_environment
 from drafttrain.evaluation.report import DataFacts, Report, Run, TargetFacts, write_json
-from drafttrain.export.reload import compare
+from drafttrain.export.verify import compare
 from tests.commanding import ended
 from tests.evaluation.batches.reports import batched_report
 from tests.export.pairs import noisy_copy, save_drafter, save_head, save_spec_drafter

@@ -10,11 +10,9 @@ from transformers import PreTrainedModel
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.recipes import DrafterConfig
 from drafttrain.export.folder import write_export
-from drafttrain.export.model_card import Card, write_card
+from drafttrain.export.model_card import Card, Provenance, write_card
 from drafttrain.export.parts import load_parts
-from drafttrain.export.provenance import Provenance
-from drafttrain.export.reload import compare
-from drafttrain.export.verify import Check
+from drafttrain.export.verify import Check, compare
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.drafters import reads_states
 from drafttrain.models.identity import hash_target, hash_weights

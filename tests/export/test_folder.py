@@ -19,8 +19,13 @@ from drafttrain.config.policy import Policy
 from drafttrain.export import folder as export_folder
 from drafttrain.export.folder import only_exporter, write_parts
 from drafttrain.export.parts import Parts, load_parts
-from drafttrain.export.reload import compare, gap_where_they_part, same_numbers
-from drafttrain.export.verify import Check, verify
+from drafttrain.export.verify import (
+    Check,
+    compare,
+    gap_where_they_part,
+    same_numbers,
+    verify,
+)
 from drafttrain.models.acceptance_head import load_heads
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
 from drafttrain.models.identity import hash_weights

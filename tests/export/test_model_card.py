@@ -9,10 +9,16 @@ import yaml
 
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.policy import Policy
-from drafttrain.export.model_card import Card, Measured, describe_policy, write_card
+from drafttrain.export.model_card import (
+    Card,
+    Measured,
+    Provenance,
+    describe_policy,
+    front_matter,
+    write_card,
+)
 from drafttrain.export.parts import load_parts
-from drafttrain.export.provenance import Provenance, front_matter, origin
-from drafttrain.export.reload import Verification
+from drafttrain.export.verify import Verification
 from tests.export.pairs import SAMPLING, noisy_copy, save_drafter, save_head
 
 MEASURED = Measured(
@@ -31,7 +37,7 @@ def card_of(tmp_path: Path, family: str = "llama", with_head: bool = True, **set
         settings["head"] = save_head(tmp_path / "head", noisy_copy(family))
     config = ExportConfig(drafter=str(drafter), out=tmp_path / "out", **settings)
     card = Card("exports/mine", Provenance(target="org/big"), MEASURED)
-    return write_card(card, load_parts(config), Verification(differences=[], drafted=20))
+    return write_card(card, load_parts(config), Verification(drafted=20))
 
 
 def test_commands_of_every_program_hold_real_values(tmp_path):
@@ -51,7 +57,7 @@ def test_it_says_that_only_drafttrain_uses_the_head(tmp_path):
     text = card_of(tmp_path)
     assert "| Transformers, `custom_generate` (drafttrain) | yes | yes | yes |" in text
     assert "| Transformers, `assistant_model` alone | yes | no | no |" in text
-    assert "| vLLM, SGLang, TensorRT-LLM | yes | no | no |" in text
+    assert "| vLLM, SGLang, TensorRT-LLM, llama.cpp | yes | no | no |" in text
     without = card_of(tmp_path / "b", with_head=False)
     assert "| yes | yes | none here |" in without
 
@@ -71,33 +77,35 @@ def test_encoder_decoder_drafters_name_no_server_that_cannot_load_them(tmp_path)
 def test_the_policy_in_words():
     head = Policy(stop="head", h=0.7, max_draft=20, sampling=SAMPLING)
     assert describe_policy(head) == (
-        "stop when the head thinks a rejection likelier than h = 0.7, at most 20 tokens; chosen "
-        "for temperature 1, top_k 20, top_p 1"
+        "stop when the head predicts a rejection with more than h = 0.7, at most 20 tokens; "
+        "chosen for temperature 1, top_k 20, top_p 1"
     )
     assert describe_policy(Policy(stop="fixed", k=6)) == "always 6 tokens a round"
 
 
 def test_front_matter_names_what_the_hub_can_know(tmp_path):
     on_hub = Provenance("org/big", "apache-2.0", "mit", "user/data", "cc-by-4.0")
-    head, matter, _ = front_matter(on_hub, ["acceptance-head"]).split("---")
-    assert head == ""
-    assert yaml.safe_load(matter) == {
+    assert yaml.safe_load(front_matter(on_hub, ["acceptance-head"]).to_yaml()) == {
         "library_name": "transformers",
         "license": "apache-2.0",
         "base_model": "org/big",
         "datasets": "user/data",
         "tags": ["speculative-decoding", "drafter", "drafttrain", "acceptance-head"],
     }
-    local = front_matter(Provenance(target=str(tmp_path), data="my own notes"), [])
+    local = front_matter(Provenance(target=str(tmp_path), data="my own notes"), []).to_yaml()
     assert "base_model" not in local and "datasets" not in local and "license" not in local
 
 
-def test_origin_says_what_nobody_stated():
-    text = origin(Provenance("org/big", "apache-2.0", None, "tickets.jsonl", None))
+def test_licences_that_nobody_stated_are_marked_so(tmp_path):
+    parts = load_parts(ExportConfig(drafter=str(save_drafter(tmp_path)), out=tmp_path / "out"))
+    made_from = Provenance("org/big", "apache-2.0", None, "tickets.jsonl", None)
+    text = write_card(Card("mine", made_from), parts, Verification())
     assert "| this drafter |  | apache-2.0 |" in text
     assert "| its target | `org/big` | not stated |" in text
     assert "| its training data | `tickets.jsonl` | not stated |" in text
-    assert "| its target | not stated | not stated |" in origin(Provenance())
+    assert "| its target | not stated | not stated |" in write_card(
+        Card("m"), parts, Verification()
+    )
 
 
 def test_it_shows_the_plot_and_what_was_verified(tmp_path):
@@ -105,14 +113,12 @@ def test_it_shows_the_plot_and_what_was_verified(tmp_path):
     parts = load_parts(ExportConfig(drafter=str(drafter), out=tmp_path / "out"))
     made_from = Provenance(target="org/big")
     measured = replace(MEASURED, plot=tmp_path / "any.png")
-    found = Verification(differences=[], drafted=20, decoded=20, ties=1)
+    found = Verification(drafted=20, decoded=20, ties=1)
     text = write_card(Card("mine", made_from, measured), parts, found)
     assert "![What was measured](report.png)" in text
     assert "for 20 of 20 inputs, `org/big` with custom_generate" in text
     assert "1 of them but for ties" in text
-    without = write_card(
-        Card("mine", made_from, MEASURED), parts, Verification(differences=[], drafted=20)
-    )
+    without = write_card(Card("mine", made_from, MEASURED), parts, Verification(drafted=20))
     assert "report.png" not in without and "its own greedy output" not in without
 
 

@@ -19,7 +19,7 @@ from drafttrain.data.hidden.states import CacheManifest
 from drafttrain.data.shards.outputs import Manifest
 from drafttrain.data.shards.store import read_manifest
 from drafttrain.data.teacher import TeacherManifest
-from drafttrain.export.reload import compare
+from drafttrain.export.verify import compare
 from drafttrain.training.checkpoints import check_files, checkpoint_folders, read_progress
 from recipes import train_causal_drafter, train_parallel_drafter, train_spec_drafter
 from tests.recipes.tiny_recipe import write_texts

@@ -10,9 +10,8 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.kinds import CAUSAL, PARALLEL, kind_of
 from drafttrain.config.language_recipes import ParallelDrafterRecipe
 from drafttrain.config.reading import load_settings
-from drafttrain.config.serving import GgufConfig
 from drafttrain.data.distill.recipe_rows import choose_mask
-from drafttrain.export.engines.checks import check_engines, engines_for
+from drafttrain.export.engines import check_engines, engines_for
 from drafttrain.models.drafters import read_drafter_settings
 from drafttrain.models.parallel_drafter import check_blocks, check_parallel_recipe
 from tests.tiny_models import EOS, VOCAB, tiny_model
@@ -96,4 +95,4 @@ def test_the_engines_that_draft_blocks_take_it() -> None:
     config = LlamaConfig(vocab_size=VOCAB, pard_token=3, k=4)
     assert [engine.name for engine in engines_for([], config)] == ["vllm", "tensorrt-llm"]
     with pytest.raises(ConfigError, match="--for sglang: .* is a parallel drafter"):
-        check_engines(["vllm", "sglang"], "DRAFTER", config, "TARGET", GgufConfig())
+        check_engines(["vllm", "sglang"], "DRAFTER", config, "TARGET")

@@ -14,7 +14,7 @@ from drafttrain.config.commands import ExportConfig
 from drafttrain.data.hidden.states import CacheManifest
 from drafttrain.data.shards.store import read_manifest
 from drafttrain.evaluation.report import read_report
-from drafttrain.export.reload import compare
+from drafttrain.export.verify import compare
 from drafttrain.models.acceptance_head import load_heads
 from recipes.train_acceptance_head import main
 from tests.commands.test_tune import SMALL

@@ -15,7 +15,7 @@ from drafttrain.cli import main as drafttrain
 from drafttrain.commands.export import export
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.runs import newest_run
-from drafttrain.export.reload import compare
+from drafttrain.export.verify import compare
 from recipes.train_causal_drafter import main
 from tests.comparing import same_but_undrafted
 from tests.recipes.tiny_recipe import exit_code, resumed_as_if_never_stopped, write_texts

@@ -11,13 +11,11 @@ from drafttrain.config.language_recipes import FollowTargetConfig
 from drafttrain.config.recipes import HeadConfig, ObjectiveConfig
 from drafttrain.data.batches.block_rows import BlockRowsCollator
 from drafttrain.data.batches.examples import Example, PairCollator, TextCollator
-from drafttrain.data.batches.heard import HeardCollator
 from drafttrain.data.batches.packing import DocumentCollator
 from drafttrain.data.batches.slots import SlotCollator
 from drafttrain.data.hidden.states import HeadBatch
 from drafttrain.models.spec_drafter.model import SpecDrafter, SpecDrafterConfig
 from drafttrain.training.objective import Batch, Objective
-from drafttrain.training.objectives.follow_decoder import FollowDecoder
 from drafttrain.training.objectives.follow_target import FollowTarget
 from drafttrain.training.objectives.head_sweep import HeadSweep, make_heads
 from drafttrain.training.objectives.language_modelling import NextToken, SequenceToSequence
@@ -25,7 +23,6 @@ from drafttrain.training.objectives.mask_predict import MaskPredict
 from drafttrain.training.objectives.predict_ahead import PredictAhead
 from tests.tiny_drafters import block_heads
 from tests.tiny_models import tiny_model
-from tests.tiny_speech import shallow
 
 EXAMPLES = [Example(0, row, [5, 6 + row, 1], [7, 8, 9 + row, 1]) for row in range(3)]
 
@@ -56,13 +53,6 @@ def next_token() -> tuple[Objective, Batch]:
     return NextToken(tiny_model("llama")), TextCollator(pad_token_id=0)(EXAMPLES)
 
 
-def follow_decoder() -> tuple[Objective, Batch]:
-    target = tiny_model("whisper")
-    encoded = torch.zeros(target.config.max_source_positions, target.config.d_model)
-    examples = [example._replace(given_ids=[5, 39], encoded=encoded) for example in EXAMPLES]
-    return FollowDecoder(shallow(target, 1), target, 0.8), HeardCollator(4)(examples)
-
-
 def follow_target() -> tuple[Objective, Batch]:
     objective = FollowTarget(tiny_model("llama"), FollowTargetConfig(), tiny_model("llama", seed=2))
     return objective, DocumentCollator(pad_token_id=0)([EXAMPLES])
@@ -78,7 +68,6 @@ OBJECTIVES = [
     predict_ahead,
     sequence_to_sequence,
     next_token,
-    follow_decoder,
     follow_target,
     head_sweep,
 ]
