@@ -22,7 +22,6 @@ from drafttrain.data.shards.outputs import Drafting, Manifest, load_distilled, r
 from drafttrain.models.identity import hash_target, hash_weights
 from drafttrain.models.loading import load_target
 from tests.data.distill.tiny_distill import rows_of, settings
-from tests.processes.launching import Launch, kill_nine_when
 from tests.tiny_drafters import block_heads, noisy, shared, tiny_drafter
 from tests.tiny_models import EOS, tiny_model
 from tests.tiny_targets import random_sentences, save_target
@@ -148,24 +147,6 @@ def test_an_interrupted_run_goes_on_to_the_same_shards(models, tmp_path, monkeyp
     assert list(shards(config.out)) == ["shard-00000.parquet"]
     assert distil(config).counts == distil(whole).counts
     assert shards(config.out) == shards(whole.out)
-
-
-def test_a_run_killed_in_the_middle_goes_on_to_the_same_shards(models, tmp_path):
-    """kill -9 of the command with a drafter, then the same again; plain shards to compare with."""
-    texts = tmp_path / "many.txt"
-    texts.write_text("\n".join(random_sentences(60)) + "\n")
-    many = {"data": {"path": str(texts)}, "shard_rows": 1}
-    plain = made(models, tmp_path, "marian", "plain", **many)
-    cut = made(models, tmp_path, "marian", "cut", drafter="spec-drafter", **many)
-    file = tmp_path / "distill.yaml"
-    file.write_text(json.dumps(cut.model_dump(mode="json", exclude_unset=True)))
-    command = Launch("drafttrain", ["distill", "--config", str(file)], tmp_path / "log")
-    kill_nine_when(lambda: len(list(cut.out.glob("*.parquet"))) >= 3, command)
-    assert 3 <= len(shards(cut.out)) < 60
-    distil(cut)
-    distil(plain)
-    assert shards(cut.out) == shards(plain.out)
-    assert not list(cut.out.glob(".*.part"))
 
 
 def test_recipes_distil_with_a_drafter_too(models, tmp_path):

@@ -2,85 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+import json
+from collections.abc import Callable
 from pathlib import Path
-from unittest.mock import patch
 
 import pyarrow.parquet
 import torch
 import yaml
 
 from drafttrain import cli
-from drafttrain.commands import export as export_command
 from drafttrain.data.hidden import cache as hidden_cache
 from drafttrain.data.hidden.states import CacheManifest
 from drafttrain.data.shards.outputs import Manifest
 from drafttrain.data.shards.store import read_manifest
 from drafttrain.data.teacher import TeacherManifest
-from drafttrain.export.verify import compare
 from drafttrain.training.checkpoints import check_files, checkpoint_folders, read_progress
-from recipes import train_causal_drafter, train_parallel_drafter, train_spec_drafter
+from recipes import train_causal_drafter, train_spec_drafter
 from tests.recipes.tiny_recipe import write_texts
 from tests.tiny_drafters import shared
 from tests.tiny_models import tiny_model, with_a_token_to_spare
 from tests.tiny_targets import save_target
 
-LIBRARIES = (hidden_cache, cli, export_command)
+LIBRARIES = (hidden_cache, cli)
 """Loaded before the children are forked, or each would load them again."""
-OWN = {"environment.json", ".writing.lock", ".export.exporting.lock"}
+OWN = {"environment.json", ".writing.lock"}
 """Files that differ from run to run: the command line, and locks."""
 SENTENCES, HELD_OUT = 60, 10
 
 
-@dataclass(frozen=True)
-class Stage:
-    """A command that is run in an empty folder, with its inputs in another."""
-
-    name: str
-    run: Callable[[Path], None]
-    """Runs the command in the current folder; gets the folder of the inputs."""
-    out: str
-    """The folder that it writes."""
-
-
-def _distil(inputs: Path) -> None:
-    cli.main(["distill", "--config", str(inputs / "distill.yaml"), "--out", "shards"])
-
-
-def _cache(inputs: Path) -> None:
-    cli.main(["cache", "--config", str(inputs / "cache.yaml"), "--out", "cache"])
-
-
-def _train(inputs: Path) -> None:
-    train_spec_drafter.main(["--config", str(inputs / "recipe.yaml"), "run=run"])
-
-
-def _train_causal(inputs: Path) -> None:
-    train_causal_drafter.main(["--config", str(inputs / "causal.yaml"), "run=run"])
-
-
-def _train_parallel(inputs: Path) -> None:
-    train_parallel_drafter.main(["--config", str(inputs / "parallel.yaml"), "run=run"])
-
-
-def _export(inputs: Path) -> None:
-    drafter = inputs / "whole" / "train" / "run" / "final"
-    here = partial(export_command.export, reload=compare)  # no Python process of its own: quick
-    with patch.object(export_command, "export", here):
-        cli.main(["export", "--drafter", str(drafter), "--out", "export", "check=drafter"])
-
-
-STAGES = {
-    "distil": Stage("distil", _distil, "shards"),
-    "train": Stage("train", _train, "run"),
-    "causal": Stage("causal", _train_causal, "run"),
-    "parallel": Stage("parallel", _train_parallel, "run"),
-    "cache": Stage("cache", _cache, "cache"),
-    "export": Stage("export", _export, "export"),
+STAGES: dict[str, Callable[[Path], None]] = {
+    "distil": lambda made: cli.main(
+        ["distill", "--config", str(made / "distill.yaml"), "--out", "shards"]
+    ),
+    "train": lambda made: train_spec_drafter.main(
+        ["--config", str(made / "recipe.yaml"), "run=run"]
+    ),
+    "causal": lambda made: train_causal_drafter.main(
+        ["--config", str(made / "causal.yaml"), "run=run"]
+    ),
+    "cache": lambda made: cli.main(
+        ["cache", "--config", str(made / "cache.yaml"), "--out", "cache"]
+    ),
+    "eval": lambda made: cli.main(
+        ["eval", "--config", str(made / "eval.yaml"), "--report", "eval/report.json"]
+    ),
 }
-"""In an order in which each has its inputs: cache and export use what the others made."""
+"""Commands, each run in an empty folder and given that of the inputs. The last two use the results
+of the first two."""
 
 
 def make_inputs(folder: Path) -> None:
@@ -128,10 +96,15 @@ def make_inputs(folder: Path) -> None:
             "objective": {"lk": 1.0, "packed_tokens": 60},
             "train": train | {"batch_tokens": 120},
         },
+        "eval": {
+            "target": common["target"],
+            "data": {"path": str(folder / "val.txt")},
+            "decode": {
+                "drafter": str(folder / "whole" / "train" / "run" / "final"),
+                "sampling": {"max_new_tokens": 12},
+            },
+        },
     }
-    objective = {"acceptance_weight": True, "packed_tokens": 100}
-    batches = {"train": train | {"batch_tokens": 200}}
-    settings["parallel"] = settings["causal"] | batches | {"objective": objective}
     for name, values in settings.items():
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(values))
 
@@ -139,20 +112,30 @@ def make_inputs(folder: Path) -> None:
 def contents(work: Path, name: str = "") -> dict[str, bytes]:
     """All files of a stage (or of one of its folders) that belong to the result, by their paths.
 
-    An export records where it lies; here that is WORK. Of the checkpoints the newest counts: a run
-    that was asked to stop has one of that step in the place of an older one.
+    Of the checkpoints the newest counts: a run that was asked to stop has one of that step in the
+    place of an older one.
     """
     older = checkpoint_folders(work / "run")[:-1]
-    place = str(work.absolute()).encode()
     return {
-        path.relative_to(work).as_posix(): path.read_bytes().replace(place, b"WORK")
+        path.relative_to(work).as_posix(): content_of(path)
         for path in sorted((work / name).rglob("*"))
-        if path.is_file() and path.name not in OWN and not older_of(path, older)
+        if path.is_file()
+        and path.name not in OWN
+        and not any(path.is_relative_to(folder) for folder in older)
+        and not (path.parent.name == "eval" and path.suffix == ".part")
     }
 
 
-def older_of(path: Path, folders: Sequence[Path]) -> bool:
-    return any(path.is_relative_to(folder) for folder in folders)
+def content_of(path: Path) -> bytes:
+    """Of an evaluation without what depends on times: dates, fractions, and plots."""
+    content = path.read_bytes()
+    if path.parent.name != "eval":
+        return content
+    if path.suffix not in (".json", ".jsonl"):
+        return b""
+    dateless = {"parse_float": lambda _: None, "object_hook": lambda part: part | {"date": None}}
+    documents = content.splitlines() if path.suffix == ".jsonl" else [content]
+    return json.dumps([json.loads(one, **dateless) for one in documents]).encode()
 
 
 def rows_in(folder: Path) -> list[int]:
@@ -161,13 +144,13 @@ def rows_in(folder: Path) -> list[int]:
     return [row for file in files for row in pyarrow.parquet.read_table(file)["row"].to_pylist()]
 
 
-def lost_and_doubled(stage: Stage, work: Path) -> tuple[int, int]:
+def lost_and_doubled(stage: str, work: Path) -> tuple[int, int]:
     """Input rows that a finished stage has not, or has more than once."""
     distilled = {"run/distilled": SENTENCES}
     expected = {"distil": {"shards": SENTENCES}, "train": distilled}
-    expected |= {"causal": distilled, "parallel": distilled}
+    expected |= {"causal": distilled}
     lost = doubled = 0
-    for folder, count in expected.get(stage.name, {}).items():
+    for folder, count in expected.get(stage, {}).items():
         rows = rows_in(work / folder)
         lost += len(set(range(count)) - set(rows))
         doubled += len(rows) - len(set(rows))
@@ -181,7 +164,7 @@ def differences(work: Path, whole: Path) -> list[str]:
     return [name for name in names if found.get(name) != expected.get(name)]
 
 
-def damage(stage: Stage, work: Path, whole: Path) -> list[str]:
+def damage(stage: str, work: Path, whole: Path) -> list[str]:
     """What is wrong with the folder of a stage that was broken off: nothing may be.
 
     Whatever bears its final name is whole: shards and finished folders are those of the
@@ -192,7 +175,7 @@ def damage(stage: Stage, work: Path, whole: Path) -> list[str]:
         name = path.relative_to(work)
         if path.read_bytes() != (whole / name).read_bytes():
             wrong.append(f"{name} differs")
-    for name in ("run/start", "run/final", "export"):
+    for name in ("run/start", "run/final"):
         if (work / name).exists() and contents(work, name) != contents(whole, name):
             wrong.append(f"{name} is neither whole nor absent")
     for folder in checkpoint_folders(work / "run"):
@@ -201,7 +184,7 @@ def damage(stage: Stage, work: Path, whole: Path) -> list[str]:
         except ValueError as error:
             wrong.append(str(error))
     for manifest in work.rglob("manifest.json"):
-        kind = CacheManifest if stage.name == "cache" else Manifest
+        kind = CacheManifest if stage == "cache" else Manifest
         if manifest.parent.name.endswith("-teacher"):
             kind = TeacherManifest
         try:

@@ -21,7 +21,7 @@ from drafttrain.data.shards.outputs import load_distilled, read_manifest
 from drafttrain.models.identity import hash_tokenizer, hash_weights
 from drafttrain.models.loading import load_target
 from tests.data.distill.tiny_distill import SAMPLED, rows_of, settings
-from tests.processes.launching import Launch, kill_nine_when, run
+from tests.processes.launching import Launch, run
 from tests.tiny_models import EOS, FAMILIES, tiny_model
 from tests.tiny_targets import random_sentences, save_target, tiny_tokenizer
 
@@ -139,23 +139,6 @@ def test_an_interrupted_run_keeps_whole_shards_and_says_how_to_go_on(tiny_target
     monkeypatch.undo()
     distill(config)
     assert len(load_distilled(config.out)) == 20
-
-
-def test_a_killed_run_continues_to_the_same_shards(tiny_target, tmp_path):
-    """kill -9 in the middle of distillation, then the same settings again."""
-    many = {"sentences": 60, "shard_rows": 1}
-    config = settings(tiny_target, "killed", **many, **SAMPLED)
-    file = tmp_path / "distill.yaml"
-    file.write_text(json.dumps(config.model_dump(mode="json")))
-    command = Launch("drafttrain", ["distill", "--config", str(file)], tmp_path / "log")
-    kill_nine_when(lambda: len(list(config.out.glob("*.parquet"))) >= 3, command)
-    there = len(shards(config.out))
-    assert 3 <= there < 60
-    assert read_manifest(config.out).counts is None
-    whole = settings(tiny_target, "whole", **many, **SAMPLED)
-    assert distill(config).counts == distill(whole).counts
-    assert shards(config.out) == shards(whole.out)
-    assert not list(config.out.glob(".*.part"))
 
 
 def test_two_processes_write_what_one_writes(tiny_target, tmp_path):

@@ -19,14 +19,12 @@ from drafttrain.data.hidden.plan import estimate_cache, plan_cache
 from drafttrain.data.hidden.states import CacheManifest, open_cache
 from drafttrain.data.hidden.token_states import draw_tokens, row_uniforms
 from drafttrain.data.shards.outputs import load_distilled
-from drafttrain.data.shards.store import read_manifest
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import Sampling
 from drafttrain.models.draft_states import drawn_state, drawn_states
 from drafttrain.models.loading import load_target, read_config
 from tests.data.hidden.tiny_cache import MODELS, columns, make_pair, settings, tiny_llama
-from tests.processes.launching import Launch, kill_nine_when
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target
 
@@ -190,22 +188,6 @@ def test_missing_shards_are_made_again_alike(pair, capsys):
         open_cache(config.out)
     assert build_cache(config) == first
     assert shards(config.out) == whole
-
-
-def test_a_killed_run_continues_to_the_same_shards(tmp_path):
-    """kill -9 in the middle, then the same settings again."""
-    pair = make_pair(tmp_path, sentences=60)
-    config = settings(pair, "killed", shard_rows=1)
-    file = tmp_path / "cache.yaml"
-    file.write_text(json.dumps(config.model_dump(mode="json")))
-    command = Launch("drafttrain", ["cache", "--config", str(file)], tmp_path / "log")
-    kill_nine_when(lambda: len(shards(config.out)) >= 3, command)
-    assert 3 <= len(shards(config.out)) < 60
-    assert read_manifest(CacheManifest, config.out).counts is None
-    whole = settings(pair, "whole", shard_rows=1)
-    assert build_cache(config).counts == build_cache(whole).counts
-    assert shards(config.out) == shards(whole.out)
-    assert not list(config.out.rglob(".*.part"))
 
 
 def test_two_processes_share_the_shards(pair, monkeypatch):
