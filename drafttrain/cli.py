@@ -24,7 +24,7 @@ from drafttrain.config.commands import (
     GenerateConfig,
     TuneConfig,
 )
-from drafttrain.config.filling import fill_distill, fill_eval, fill_from_run, fill_tune
+from drafttrain.config.filling import fill_distill, fill_eval, fill_generate, fill_tune
 from drafttrain.config.sweep import expand_sweep
 
 app = typer.Typer(**TYPER_STYLE)
@@ -158,7 +158,7 @@ def evaluate(settings: EvalConfig, dry_run: DryRun = False) -> None:
 @takes_settings(
     GenerateConfig,
     TARGET | DATA | named("chat", "batch_size") | METHOD,
-    fill_from_run,
+    fill_generate,
 )
 def generate(
     settings: GenerateConfig,

@@ -16,7 +16,7 @@ import numpy as np
 from datasets import Dataset
 
 from drafttrain.build.cascades import other_drafters
-from drafttrain.build.method import Method, build_method, build_sampling, check_method
+from drafttrain.build.method import Method, build_sampling, check_method
 from drafttrain.build.pairs import Pair, check_pair, load_pair
 from drafttrain.build.verifiers import AUTO, build_verifier
 from drafttrain.config.base import ConfigError
@@ -56,6 +56,7 @@ from drafttrain.evaluation.tune import (
     FINAL_SHARE,
     Bench,
     Clock,
+    build_methods,
     choose,
     finalists,
     measure_finalists,
@@ -105,12 +106,12 @@ def tune(settings: TuneConfig, dry_run: bool = False) -> None:
     pair = load_pair(settings.target, str(settings.drafter), beside, trees, table)
     model = CachedModel(pair.target.model)
     prompts = PromptSet(str(settings.data.path), *read_prompts(pair.target, model, rows))
-    options = read_options(settings)
+    options = options_of(settings)
     seconds = time_calls(model, pair, prompts.prompts[:TIMED], options)
     drafting = replace(drafting, grows_trees=drafting.grows_trees and takes_trees(model, pair))
     threshold = stop_threshold(seconds, drafting.kind) if heads else None
     candidates = make_candidates(settings, drafting, heads, threshold)
-    methods = {one.name: labelled(one, pair) for one in candidates}
+    methods = build_methods(candidates, pair)
     bench = Bench(pair.target, model, candidates, methods, prompts.prompts, options)
     minutes = 60.0 * settings.minutes
     rungs = search_all(bench, Clock(began + (1.0 - FINAL_SHARE) * minutes))
@@ -206,12 +207,13 @@ def takes_trees(model: CachedModel, pair: Pair) -> bool:
     return model.takes_branches and (alone or pair.drafter.model.takes_branches)
 
 
-def read_options(settings: TuneConfig) -> EvaluationOptions:
+def options_of(settings: TuneConfig, seed: int | None = None) -> EvaluationOptions:
+    """How all candidates decode. seed: another one than that of the settings."""
     sampling = settings.sampling
     return EvaluationOptions(
         build_sampling(sampling),
         sampling.max_new_tokens,
-        sampling.seed,
+        sampling.seed if seed is None else seed,
         baselines=(),
         batch_sizes=sorted({1, *settings.batch_sizes}),
         repeats=1,
@@ -239,10 +241,6 @@ def oracle_of(bench: Bench, pair: Pair, rows: Dataset, longest: int) -> OracleCo
     plain = Method(NoDrafter(), FixedLength(1), build_verifier(AUTO, options.sampling))
     outputs = decode_by(bench.model, plain, prompts, options, 1)
     return follow_oracle(bench.model, pair.drafter, prompts, outputs, longest)
-
-
-def labelled(candidate: Candidate, pair: Pair) -> Method:
-    return replace(build_method(candidate.decode, pair), label=candidate.name)
 
 
 def settings_of(candidate: Candidate) -> dict[str, object]:

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from drafttrain.config.base import Config, ConfigError
-from drafttrain.config.kinds import MAX_GRAM, named_kind
+from drafttrain.config.kinds import MAX_GRAM, NONE, named_kind
 from drafttrain.config.policy import Policy
 from drafttrain.config.reading import first_problem
 from drafttrain.config.runs import (
@@ -87,7 +87,15 @@ def fill_tune(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> dict[s
     return values
 
 
-def fill_from_run(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> dict[str, Any]:
+def fill_generate(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> dict[str, Any]:
+    """All that `generate` needs. Where a policy.json says that plain decoding is faster than every
+    draft, nothing is drafted, unless the user says how to."""
+    return fill_from_run(values, checkpoints, draft_anyway=False)
+
+
+def fill_from_run(
+    values: dict[str, Any], checkpoints: Path = CHECKPOINTS, draft_anyway: bool = True
+) -> dict[str, Any]:
     """Target, drafter and draft length of `eval` and `generate`, where a run knows them.
 
     No drafter and no target: the newest run. No drafter, but a target: the newest run for it, or
@@ -109,7 +117,11 @@ def fill_from_run(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> di
         run = run_of(str(drafter)) if trained else None
     if values.get("policy") is not None or trained:
         chains = bool(values.get("sweep")) or values.get("mode") == "teacher-forced"
-        _fill_from_drafter(decode, run, values, chains)
+        given = [name for name in ("stop", "tree", "cascade", "verifier") if decode.get(name)]
+        slower = _fill_from_drafter(decode, run, values, chains)
+        if slower and not given and not draft_anyway:
+            print("policy.json: plain decoding is faster than every draft", file=sys.stderr)
+            decode |= {"drafter": NONE.name, "stop": {}, "verifier": {}}
     if path is None:
         known = _trained_for(str(drafter)) if run is None else _dump(run.recipe.target)
         values["target"] = known | target
@@ -196,21 +208,24 @@ def _fill_from_heads(values: dict[str, Any], heads: Path) -> None:
 
 def _fill_from_drafter(
     decode: dict[str, Any], run: Run | None, values: Mapping[str, Any], chains: bool
-) -> None:
+) -> bool:
     """What a policy.json chose, then the drafter of a run, with the length it was trained with.
 
-    chains: whether the tree or cascade of a policy.json is left out.
+    chains: whether the tree or cascade of a policy.json is left out. Returns whether the policy
+    says that plain decoding is faster.
     """
     folder = Path(str(decode["drafter"])) if run is None else run.drafter
     policy = _read_policy(values.get("policy"), folder)
     if policy is not None:
-        size = values.get("batch_size") or values.get("batch_rows") or 1
-        _fill_from_policy(decode, policy.at(int(size)), chains)
+        policy = policy.at(int(values.get("batch_size") or values.get("batch_rows") or 1))
+        _fill_from_policy(decode, policy, chains)
     if run is not None:
         decode["drafter"] = str(run.drafter)
         stop = _group(decode, "stop")
         if not decode.get("cascade") and stop.get("kind", "fixed") == "fixed":
             stop.setdefault("k", run.recipe.drafter.k)
+    greedy = float((decode.get("sampling") or {}).get("temperature") or 0.0) == 0.0
+    return policy is not None and not policy.speculate and policy.chosen_for(greedy)
 
 
 def _read_policy(given: str | None, folder: Path) -> Policy | None:

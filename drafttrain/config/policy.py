@@ -69,7 +69,7 @@ class Policy(Config):
     that it was chosen for."""
 
     speculate: bool = True
-    """False: plain decoding was faster than every draft."""
+    """False: plain decoding was faster than every draft, in decoding of that kind."""
     batches: dict[PositiveInt, Policy] = {}
     """The policies of larger numbers of sequences decoded at once."""
 
@@ -95,9 +95,13 @@ class Policy(Config):
                 lengths.append((last, k))
         return lengths if len(lengths) > 1 else []
 
+    def chosen_for(self, greedy: bool) -> bool:
+        """Whether it was chosen for decoding of this kind."""
+        return greedy == (self.sampling.get("temperature", 0.0) == 0.0)
+
     def method_for(self, greedy: bool) -> DraftMethod | None:
         """The tree or cascade to decode with; None for another kind of decoding than it is for."""
-        return self.method if greedy == (self.sampling.get("temperature", 0.0) == 0.0) else None
+        return self.method if self.chosen_for(greedy) else None
 
     def stop_config(self) -> StopConfig:
         """The stop policy as settings, without the head's folder, which only its user knows."""

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from datasets import Dataset
 
-from drafttrain.config.commands import TuneConfig
 from drafttrain.data.inputs.clips import AUDIO, SECONDS
 from drafttrain.data.inputs.hearing import hear
-from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.rows import CHATS
 from drafttrain.data.inputs.tokens import tokenize_prompts
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.types import Source
-from drafttrain.models.loading import LoadedTarget, check_target
-from drafttrain.models.speech import hears
+from drafttrain.models.loading import LoadedTarget
 
 
 @dataclass(frozen=True)
@@ -96,35 +92,3 @@ def read_prompts(
             + "; give data with at least one row"
         )
     return prompts, skipped
-
-
-USES = {"data": "choose", "report_data": "report"}
-"""What tuning needs inputs for, by their setting."""
-
-
-def load_both(settings: TuneConfig) -> dict[str, Dataset]:
-    """The rows to choose on, and those to report on where they are given, by their setting."""
-    given = {name: getattr(settings, name) for name in USES}
-    heard = hears(check_target(settings.target))
-    return {
-        name: load_inputs(data, name, heard) for name, data in given.items() if data is not None
-    }
-
-
-def read_both(
-    target: LoadedTarget, model: CachedModel, settings: TuneConfig, rows: Mapping[str, Dataset]
-) -> tuple[PromptSet, PromptSet | None]:
-    """The prompts of these rows. Raises as `read_prompts`."""
-    found = {
-        name: PromptSet(getattr(settings, name).path, *read_prompts(target, model, own))
-        for name, own in rows.items()
-    }
-    return found["data"], found.get("report_data")
-
-
-def both_in_words(settings: TuneConfig) -> str:
-    """How many inputs of which data are to choose on and to report on."""
-    return "; ".join(
-        f"{len(rows)} of {getattr(settings, name).path} to {USES[name]}"
-        for name, rows in load_both(settings).items()
-    )

@@ -17,7 +17,8 @@ from time import perf_counter
 import numpy as np
 from datasets import Dataset
 
-from drafttrain.build.method import Method
+from drafttrain.build.method import Method, build_method
+from drafttrain.build.pairs import Pair
 from drafttrain.config.base import ConfigError
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.evaluation.bootstrap import (
@@ -198,6 +199,11 @@ class Bench:
     prompts: Sequence[Prompt]
     """To choose on."""
     options: EvaluationOptions
+
+
+def build_methods(candidates: Sequence[Candidate], pair: Pair) -> dict[str, Method]:
+    """What decodes, by the candidates' names."""
+    return {one.name: replace(build_method(one.decode, pair), label=one.name) for one in candidates}
 
 
 def search_all(bench: Bench, clock: Clock) -> list[Rung]:

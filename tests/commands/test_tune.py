@@ -12,6 +12,7 @@ import yaml
 
 from drafttrain.build.policy import read_policy
 from drafttrain.commands.export_report import read_draft_lengths, read_measured
+from drafttrain.evaluation import tune
 from drafttrain.evaluation.report import Report, read_report
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.identity import hash_weights
@@ -63,7 +64,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def tuned(project: Path) -> Report:
     given = ["--heads", project / "run", "--report-data", project / "test.txt", *SMALL]
-    assert ended("tune", *given, "--batch-size", "1,2") == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tune, "FIRST", 2)
+        assert ended("tune", *given, "--batch-size", "1,2") == 0
     return read_report(project / "run" / "tune.json")
 
 
@@ -76,7 +79,9 @@ def test_the_candidates_are_decoded_and_halved_at_every_batch_size(tuned: Report
     assert set(search.candidates) == names
     for size in (1, 2):
         first, *later = [rung for rung in search.rungs if rung.batch_size == size]
-        assert set(first.candidates) == {"plain", *names} and first.prompts == 8
+        assert set(first.candidates) == {"plain", *names} and first.prompts == (
+            2 if size == 1 else 8
+        )
         left = [len(rung.candidates) for rung in (first, *later)]
         assert left == sorted(left, reverse=True) and left[-1] <= 3
         for rung in (first, *later):
@@ -102,9 +107,10 @@ def test_the_policy_names_the_choice_and_the_best_head(tuned: Report, project: P
     assert policy.head in ("D0-w1", "D1-w1") and policy.h is not None
     for own, choice in ((policy, first), (policy.batches[2], second)):
         settings = tuned.search.candidates[choice.best_chain]
-        assert own.stop == settings["stop"]["kind" if "kind" in settings["stop"] else "k"] or (
-            own.stop == "fixed" and own.k == settings["stop"]["k"]
-        )
+        stop = own.stop_config().model_dump(exclude_unset=True)
+        assert stop == {"kind": "fixed"} | {
+            k: v for k, v in settings["stop"].items() if k != "head"
+        }
         assert own.verifier.kind == settings.get("verifier", {}).get("kind", "auto")
         assert own.speculate == (choice.best != "plain")
     facts = json.loads((project / "run" / "final" / "policy.json").read_text())
@@ -122,7 +128,7 @@ def test_the_page_stands_alone_and_shows_every_candidate(tuned: Report, project:
 def test_a_report_of_tune_is_read_as_one_of_eval(tuned: Report, project: Path):
     measured = read_measured(project / "run" / "tune.json")
     assert f"| {tuned.search.choices[0].best_fixed} |" in measured.table
-    assert any("12 other prompts" in note or "other prompts" in note for note in measured.notes)
+    assert any("of 12 other prompts" in note for note in measured.notes)
     assert read_draft_lengths(project / "run" / "tune.json") == (None, ())
 
 
@@ -131,17 +137,15 @@ def test_generate_decodes_with_what_was_fastest(
     project: Path, fastest: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
     """A drafter alone, greedy decoding; as if all other candidates were very slow."""
-    from drafttrain.evaluation import tune
+    own = tune.facts_of
 
     def facts_of(run):
-        slower = np_ones(5)
-        slower[1] = 1.0 if run.name == fastest else 100.0
-        return own(run) * slower[:, None]
+        facts = own(run)
+        facts[1] *= 1.0 if run.name == fastest else 100.0
+        return facts
 
-    import numpy
-
-    np_ones, own = numpy.ones, tune.facts_of
     monkeypatch.setattr(tune, "facts_of", facts_of)
+    monkeypatch.setattr(tune, "FIRST", 2)
     pair = ["--target", project / "target", "--drafter", project / "drafter"]
     data = ["--data", project / "val.txt"]
     given = [*SMALL, "candidates.deep.cascade.drafters=max-gram", "--report", project / "t.json"]
@@ -154,9 +158,11 @@ def test_generate_decodes_with_what_was_fastest(
     policy = read_policy(project / "drafter" / "policy.json")
     assert policy.speculate == (fastest != "plain")
     capsys.readouterr()
-    asked = [*pair, *data, "--limit", "1", "--json", "--show-rounds"][:-1]
+    asked = [*pair, *data, "--limit", "1", "--json"]
     assert ended("generate", *asked, "decode.sampling.max_new_tokens=8") == 0
-    line = json.loads(capsys.readouterr().out.splitlines()[0])
+    shown = capsys.readouterr()
+    assert ("plain decoding is faster" in shown.err) == (fastest == "plain")
+    line = json.loads(shown.out.splitlines()[0])
     assert ended("generate", *asked, "decode.sampling.max_new_tokens=8", "--k", "3") == 0
     assert line["tokens"] == json.loads(capsys.readouterr().out.splitlines()[0])["tokens"]
     (project / "drafter" / "policy.json").unlink()

@@ -9,7 +9,7 @@ import pytest
 
 from drafttrain.build.policy import dump_policy
 from drafttrain.config.base import ConfigError
-from drafttrain.config.filling import fill_distill, fill_from_run
+from drafttrain.config.filling import fill_distill, fill_from_run, fill_generate
 from drafttrain.config.policy import Policy
 
 CHOSEN = {
@@ -86,6 +86,24 @@ def test_generate_takes_the_policy_of_its_batch_size(drafter, batch_size, stop):
     if batch_size is not None:
         values["batch_size"] = batch_size
     assert fill_from_run(values)["decode"]["stop"] == stop
+
+
+def test_generate_drafts_nothing_where_plain_decoding_is_faster(tmp_path):
+    policy = {"stop": "fixed", "k": 2, "batches": {4: {"stop": "fixed", "k": 2}}}
+    policy["batches"][4]["speculate"] = False
+    (tmp_path / "policy.json").write_text(json.dumps(policy))
+
+    def decoded(fill=fill_generate, size: int = 8, **decode: object) -> tuple:
+        values = {"target": TARGET, "decode": {"drafter": str(tmp_path), **decode}}
+        found = fill(values | {"batch_size": size})["decode"]
+        return found["drafter"], found["stop"].get("k")
+
+    assert decoded() == ("none", None)
+    assert decoded(size=3) == (str(tmp_path), 2)
+    assert decoded(stop={"k": 7}) == (str(tmp_path), 7), "the user says how to draft"
+    assert decoded(sampling={"temperature": 1.0}) == (str(tmp_path), 2), "it was chosen for greedy"
+    assert decoded(fill_from_run) == (str(tmp_path), 2), "eval measures the drafter"
+    assert Policy.model_validate(policy).lengths_by_batch() == [(3, 2), (4, 0)]
 
 
 def test_distilling_takes_the_policy_of_its_rows(drafter):

@@ -1,0 +1,100 @@
+"""Is tune's choice the fastest of its candidates on prompts that it has not seen?
+
+    python benchmarks/tune_regret.py checkpoints/quickstart-heads/tune.json \\
+        heads=checkpoints/quickstart-heads data.path=data/gsm8k/test.jsonl.gz data.skip=100 \\
+        data.limit=60
+
+Decodes every candidate of the report on these prompts, interleaved with plain decoding, and prints
+the regret of each batch size's choice: how much slower it is than the fastest candidate there, with
+a 95 % interval paired by prompt. The choice is right if it is within 2 % of the fastest, or if the
+interval holds 0. The fastest of many is itself a lucky one, so that the regret is overestimated.
+The settings are those of `drafttrain tune`: heads= or drafter=, target.path=, data.path=, ....
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from drafttrain.build.pairs import load_pair
+from drafttrain.commands.tune import drafters_beside, options_of
+from drafttrain.config.commands import TuneConfig
+from drafttrain.config.decode import DecodeConfig
+from drafttrain.config.filling import fill_tune
+from drafttrain.config.reading import load_settings
+from drafttrain.data.inputs.prompts import load_inputs
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.evaluation.candidates import Candidate
+from drafttrain.evaluation.jobs import PLAIN
+from drafttrain.evaluation.prompts import read_prompts
+from drafttrain.evaluation.report import Choice, read_report
+from drafttrain.evaluation.tune import Bench, Standings, build_methods, decode_all
+
+SEED = 1000
+"""Samples are others than those that were chosen on."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("report", type=Path, help="tune.json")
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of tune")
+    parser.add_argument("--rounds", type=int, default=1, help="times that every prompt is decoded")
+    given = parser.parse_args(arguments)
+    report = read_report(given.report)
+    assert report.search is not None, "the report is of `drafttrain eval`"
+    settings = load_settings(TuneConfig, None, given.settings, {}, fill_tune)
+    candidates = read_candidates(settings, report.search.candidates)
+    bench = open_bench(settings, candidates)
+    for choice in report.search.choices:
+        standings = decode_everything(bench, choice.batch_size, given.rounds)
+        print_regret(choice, standings)
+
+
+def read_candidates(settings: TuneConfig, known: dict[str, dict]) -> list[Candidate]:
+    """The candidates of the report, decoding as the settings say."""
+    common = {"drafter": settings.drafter, "sampling": settings.sampling}
+    return [Candidate(name, DecodeConfig(**common, **values)) for name, values in known.items()]
+
+
+def open_bench(settings: TuneConfig, candidates: list[Candidate]) -> Bench:
+    beside, _, table = drafters_beside(settings, candidates)
+    pair = load_pair(settings.target, str(settings.drafter), beside, bigrams=table)
+    model = CachedModel(pair.target.model)
+    prompts, _ = read_prompts(pair.target, model, load_inputs(settings.data))
+    methods = build_methods(candidates, pair)
+    return Bench(pair.target, model, candidates, methods, prompts, options_of(settings, SEED))
+
+
+def decode_everything(bench: Bench, batch_size: int, rounds: int) -> Standings:
+    """All candidates and plain decoding on all prompts, once to warm up on the first few."""
+    names, places = [PLAIN, *bench.methods], range(len(bench.prompts))
+    standings = Standings(names, len(places))
+    decode_all(bench, batch_size, names, places[:batch_size], 0)
+    for turn in range(rounds):
+        standings.add(places, decode_all(bench, batch_size, names, places, turn))
+    return standings
+
+
+def print_regret(choice: Choice, standings: Standings) -> None:
+    tried = standings.compare(standings.names)
+    [(best, fastest), *_] = tried.items()
+    print(f"\nbatch size {choice.batch_size}, {standings.prompts} prompts, tokens per second")
+    for name, one in tried.items():
+        speed, against = one.tokens_per_second, one.against_best
+        marks = [mark for mark, own in vars(choice).items() if own == name]
+        print(
+            f"  {name:28} {speed.value:8.1f} ({speed.low:.1f}-{speed.high:.1f})"
+            f"  {against.value:.3f} ({against.low:.3f}-{against.high:.3f})  {' '.join(marks)}"
+        )
+    own = tried[choice.best].against_best
+    regret, low, high = (100.0 * (1.0 - value) for value in (own.value, own.high, own.low))
+    verdict = "right" if regret <= 2.0 or low <= 0.0 else "WRONG"
+    print(
+        f"choice {choice.best}: regret {regret:.1f} % ({low:.1f} to {high:.1f}) against {best} "
+        f"({fastest.tokens_per_second.value:.0f} tokens/s): {verdict}"
+    )
+
+
+if __name__ == "__main__":
+    main()
