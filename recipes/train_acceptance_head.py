@@ -31,8 +31,7 @@ from drafttrain.config.recipes import HeadRecipe
 from drafttrain.data.distill.distill import distill
 from drafttrain.data.distill.plan import DistillPlan, plan_distillation
 from drafttrain.data.distill.recipe_rows import distill_settings
-from drafttrain.data.hidden.cache import build_cache
-from drafttrain.data.hidden.plan import check_cache, estimate_cache, state_of
+from drafttrain.data.hidden.cache import build_cache, check_cache, estimate_cache, state_of
 from drafttrain.data.hidden.states import (
     CachedRows,
     CacheManifest,

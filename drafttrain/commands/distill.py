@@ -12,8 +12,7 @@ from drafttrain.config.commands import CacheConfig, DistillConfig
 from drafttrain.data.distill.batches import BatchDecoder
 from drafttrain.data.distill.distill import distill as write_outputs
 from drafttrain.data.distill.plan import check_distill_settings, plan_distillation
-from drafttrain.data.hidden.cache import build_cache
-from drafttrain.data.hidden.plan import plan_cache
+from drafttrain.data.hidden.cache import build_cache, plan_cache
 from drafttrain.models.loading import LoadedTarget
 
 

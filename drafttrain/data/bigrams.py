@@ -1,6 +1,6 @@
-"""Which token usually follows each: a table counted from a target's outputs, for Max-Gram.
+"""The likeliest successor of each token, counted from a target's own outputs, for Max-Gram.
 
-CS Drafting (Chen et al. 2024) counts Wikipedia; the target's own outputs say what it says.
+CS Drafting (Chen et al. 2024) counts Wikipedia instead.
 """
 
 from __future__ import annotations
@@ -10,18 +10,16 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import BigramsConfig
-from drafttrain.data.shards.outputs import load_distilled, read_manifest
-from drafttrain.data.shards.writing import named_disk_errors, only_writer, renamed_when_whole, say
+from drafttrain.data.shards.outputs import load_distilled
+from drafttrain.data.shards.tensors import write_tensors
+from drafttrain.data.shards.writing import named_disk_errors, say
 
 NEXT = "next"
 """Name of the tensor: [V], the likeliest successor of each token, -1 where none was seen."""
-TOKENIZER = "tokenizer_sha256"
-"""Key of the metadata: whose tokens these are."""
 
 
 def count_bigrams(outputs: list[list[int]]) -> Tensor:
@@ -44,20 +42,14 @@ def count_bigrams(outputs: list[list[int]]) -> Tensor:
 def write_bigrams(settings: BigramsConfig) -> None:
     """Count the outputs of a finished distillation and write the table.
 
-    Raises ConfigError for a folder that is unfinished, and for an output name that is no
-    .safetensors file.
+    Raises ConfigError for an unfinished folder and for a file name without .safetensors.
     """
     if settings.out.suffix != ".safetensors":
         raise ConfigError(f"out = {str(settings.out)!r} must end in .safetensors; rename it")
-    manifest = read_manifest(settings.distilled)
     table = count_bigrams(list(load_distilled(settings.distilled)["target_ids"]))
     with named_disk_errors(settings.out.parent):
         settings.out.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        only_writer(settings.out.parent, name=f".{settings.out.name}.lock"),
-        renamed_when_whole(settings.out) as temporary,
-    ):
-        save_file({NEXT: table}, temporary, {TOKENIZER: manifest.tokenizer_sha256})
+    write_tensors(settings.out, {NEXT: table})
     say(f"{settings.out}: successors of {int((table >= 0).sum())} tokens")
 
 

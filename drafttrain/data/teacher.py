@@ -119,7 +119,7 @@ def training_examples(
     target: LoadedTarget,
     draftable: Tensor | None,
 ) -> Examples | TaughtExamples:
-    """Distilled rows, with the target's likeliest tokens if these are to be cached; made where they
+    """Distilled rows; with teacher.kind=cached with the target's likeliest tokens, made where they
     are missing. Errors as in `cache_teacher`."""
     if settings.teacher.kind == "online":
         return Examples(rows)
@@ -197,14 +197,18 @@ class TeacherCaching:
 
     def describe(self) -> TeacherManifest:
         vocabulary = self.target.model.get_output_embeddings().out_features
-        draftable = vocabulary if self.draftable is None else len(self.draftable)
+        draftable, digest = vocabulary, None
+        if self.draftable is not None:
+            draftable = len(self.draftable)
+            tokens = self.draftable.cpu().numpy().astype(np.int64)
+            digest = hashlib.sha256(tokens.tobytes()).hexdigest()
         return TeacherManifest(
             target=ModelIdentity.of(self.target.path, self.target.model),
             distilled=str(distillations(self.settings)["data"].out),
             outputs_sha256=hash_outputs(self.outputs),
             top_k=min(self.settings.teacher.top_k, draftable),
             draftable=draftable,
-            draftable_sha256=None if self.draftable is None else hash_tokens(self.draftable),
+            draftable_sha256=digest,
             shard_rows=SHARD_ROWS,
             rows=len(self.outputs),
             batch_tokens=self.settings.train.batch_tokens,
@@ -265,7 +269,3 @@ def top_rows(logits: Tensor, top_k: int, draftable: Tensor | None = None) -> Top
         others = log_probs.scatter(1, places, -torch.inf).logsumexp(-1, keepdim=True)
         values = torch.cat([values, others], dim=1)
     return TopRows(tokens, values)
-
-
-def hash_tokens(tokens: Tensor) -> str:
-    return hashlib.sha256(tokens.cpu().numpy().astype(np.int64).tobytes()).hexdigest()

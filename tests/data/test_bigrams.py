@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from safetensors import safe_open
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import BigramsConfig
@@ -32,8 +31,6 @@ def test_a_table_of_a_distillation_is_read_back(tiny_target, tmp_path):
     expected = count_bigrams(outputs).tolist()
     assert any(token >= 0 for token in expected)
     assert read_bigrams(str(file), 100) == expected + [-1] * (100 - len(expected))
-    with safe_open(file, "pt") as opened:
-        assert len(opened.metadata()["tokenizer_sha256"]) == 64
     assert [path.name for path in file.parent.iterdir() if path.suffix == ".safetensors"] == [
         "b.safetensors"
     ]

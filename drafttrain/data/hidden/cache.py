@@ -18,14 +18,13 @@ import numpy as np
 import torch
 import transformers
 from tqdm import tqdm
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import CacheConfig
 from drafttrain.config.inputs import DataConfig
 from drafttrain.config.kinds import kind_of
 from drafttrain.data.encoded import ClipEncoding
-from drafttrain.data.hidden.plan import kept_share, plan_cache, slots_of, state_of
 from drafttrain.data.hidden.slot_states import label_slots
 from drafttrain.data.hidden.states import CacheManifest, Labelled, read_states, write_states
 from drafttrain.data.hidden.token_states import Labelling, Output, label_tokens
@@ -37,16 +36,31 @@ from drafttrain.data.shards.outputs import (
     load_distilled,
     read_manifest,
 )
-from drafttrain.data.shards.store import fill_folder, read_share
+from drafttrain.data.shards.store import (
+    check_folder,
+    check_room,
+    count_shards,
+    count_there,
+    fill_folder,
+    read_finished,
+    read_share,
+)
 from drafttrain.data.shards.writing import join_processes, say
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source, own_source
 from drafttrain.decoding.types import Sampling
-from drafttrain.models.draft_states import state_size
-from drafttrain.models.drafters import load_drafter_beside
+from drafttrain.models.draft_states import StateKind, state_size, states_of
+from drafttrain.models.drafters import check_drafter, load_drafter_beside
 from drafttrain.models.identity import ModelIdentity, hash_tokenizer, hash_weights
-from drafttrain.models.loading import LoadedTarget, load_target
+from drafttrain.models.loading import LoadedTarget, check_target, load_target
 from drafttrain.models.speech import hears
+
+SLOTS_SEEN = 4
+"""Slots of a block that are kept, as a guess: up to the first rejection, inclusive."""
+PAPER_MIXING = 0.15
+"""r of token mixing (SpecDec++, Section 3.2)."""
+SPARE = 64 * 2**20
+"""Bytes of the disk that a cache leaves free."""
 
 
 def build_cache(
@@ -231,3 +245,89 @@ def _cut(row: Mapping[str, Any], labelling: Labelling) -> Output:
         room = places - before - len(given_ids) if len(source_ids) <= places else 0
         target_ids = target_ids[: max(0, room)]
     return Output(row["row"], source_ids, target_ids, given_ids)
+
+
+def plan_cache(config: CacheConfig) -> str:
+    """A line about rows, positions and disk of a cache; nothing is written, no weights are loaded.
+
+    Raises ConfigError for settings that contradict each other, outputs that are not there, models
+    that do not fit together, and a disk that is too small.
+    """
+    distilled = read_finished(Manifest, config.distilled)
+    settings = check_drafter(config.drafter, config.target, check_target(config.target))
+    state = check_cache(config, settings)
+    rows, tokens = distilled.counts.ok, distilled.counts.target_tokens
+    positions, disk = estimate_cache(config, settings, rows, tokens)
+    shards = count_shards(rows, config.shard_rows)
+    there = count_there(CacheManifest, config.out, shards)
+    needed = disk * (shards - there) // max(1, shards) + SPARE
+    fewer = "blocks_per_row" if state == "slot" else "distilled rows"
+    free = check_room(config.out, needed, "out", f"dtype=float16, fewer mixes or {fewer}")
+    return (
+        f"{rows:,} rows, {tokens:,} output tokens, about {positions * config.mixes:,} {state} "
+        f"states of {state_size(settings, state)} numbers in {shards} shards ({there} there), "
+        f"about {disk / 2**20:,.1f} MiB on disk; {free / 2**20:,.0f} MiB are free"
+    )
+
+
+def estimate_cache(
+    config: CacheConfig, drafter: PretrainedConfig, rows: int, tokens: int
+) -> tuple[int, int]:
+    """Positions in each mix, and bytes of all, for outputs of so many rows and tokens."""
+    state = state_of(config, drafter)
+    if state == "slot":
+        blocks = min(tokens, rows * (config.blocks_per_row or tokens))
+        positions = blocks * min(slots_of(config, drafter), SLOTS_SEEN)
+    else:
+        positions = round(tokens * (1 - kept_share(config, state)))
+    width = torch.finfo(getattr(torch, config.dtype)).bits // 8
+    return positions, positions * config.mixes * (state_size(drafter, state) * width + 4 + 4)
+
+
+def state_of(config: CacheConfig, drafter: PretrainedConfig) -> StateKind:
+    """The kind of states that are cached: as asked, where the drafter has a choice.
+
+    Raises ConfigError for a drafter that has none.
+    """
+    kinds = states_of(drafter)
+    return config.state if config.state in kinds else kinds[0]
+
+
+def slots_of(config: CacheConfig, drafter: PretrainedConfig) -> int:
+    """Slots of a block, of a drafter that drafts blocks."""
+    return drafter.k if config.k is None else config.k
+
+
+def kept_share(config: CacheConfig, state: StateKind) -> float:
+    """r of token mixing. Only states at a token's own position depend on what is mixed in."""
+    if state != "token":
+        return 0.0
+    return PAPER_MIXING if config.mixing is None else config.mixing
+
+
+def check_cache(config: CacheConfig, drafter: PretrainedConfig) -> StateKind:
+    """The kind of states that are cached. Raises ConfigError as `state_of`, and for settings that
+    contradict each other or count for another kind."""
+    state = state_of(config, drafter)
+    if config.mixing is not None and state != "token":
+        raise ConfigError(
+            f"mixing = {config.mixing} counts for token states only, but {state} states are "
+            "cached, which see the target's own tokens alone; leave it out, or give state=token"
+        )
+    if config.mixing == 1.0:
+        raise ConfigError(
+            "mixing = 1.0 keeps the target's own token everywhere, so that no drafted position is "
+            "left to learn from; use mixing=0.15"
+        )
+    if state != "slot" and config.blocks_per_row is not None:
+        raise ConfigError(
+            f"blocks_per_row = {config.blocks_per_row} counts for drafters of blocks only, but "
+            f"{config.drafter!r} drafts token by token; leave it out"
+        )
+    read_share(config.share)
+    check_folder(config.out)
+    if config.out.absolute() == config.distilled.absolute():
+        raise ConfigError(
+            f"out = {str(config.out)!r} is the folder of the outputs; give one of its own"
+        )
+    return state

@@ -14,8 +14,7 @@ from transformers import ViTConfig
 from drafttrain.cli import main
 from drafttrain.config.base import ConfigError
 from drafttrain.data.hidden import cache as hidden_cache
-from drafttrain.data.hidden.cache import build_cache
-from drafttrain.data.hidden.plan import estimate_cache, plan_cache
+from drafttrain.data.hidden.cache import build_cache, estimate_cache, plan_cache
 from drafttrain.data.hidden.states import CacheManifest, open_cache
 from drafttrain.data.hidden.token_states import draw_tokens, row_uniforms
 from drafttrain.data.shards.outputs import load_distilled
