@@ -67,7 +67,7 @@ from drafttrain.models.acceptance_head import load_heads
 from drafttrain.models.loading import check_target
 from drafttrain.models.speech import hears
 
-MOST_ROWS = 256
+MOST_ROWS = 512
 """Prompts to choose on, at most; the rungs seldom come to more."""
 MOST_REPORTED = 200
 """Prompts for the final figures, at most."""
@@ -100,6 +100,12 @@ def tune(settings: TuneConfig, dry_run: bool = False) -> None:
     beside, trees, table = drafters_beside(settings, candidates)
     check_pair(settings.target, (str(settings.drafter), *beside), trees, table)
     rows, reported = split_rows(settings)
+    fewest, largest = min(len(rows), len(reported)), max(settings.batch_sizes, default=1)
+    if largest > fewest:
+        raise ConfigError(
+            f"batch_sizes = {largest}, but there are only {fewest} prompts to choose on or for the "
+            "final figures, so that no batch would be full; give more prompts, or smaller batches"
+        )
     if dry_run:
         print(plan_lines(settings, candidates, rows, reported))
         return
@@ -115,7 +121,7 @@ def tune(settings: TuneConfig, dry_run: bool = False) -> None:
     bench = Bench(pair.target, model, candidates, methods, prompts.prompts, options)
     minutes = 60.0 * settings.minutes
     rungs = search_all(bench, Clock(began + (1.0 - FINAL_SHARE) * minutes))
-    sizes = options.batch_sizes
+    sizes = sorted({rung.batch_size for rung in rungs})
     choices = [choose([r for r in rungs if r.batch_size == size], candidates) for size in sizes]
     path = str((settings.report_data or settings.data).path)
     names = finalists(rungs, choices)

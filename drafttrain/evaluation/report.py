@@ -208,7 +208,10 @@ class Rung(Part):
     batch_size: int
     prompts: int
     """Decoded so far by each."""
+    tokens: float
+    """Mean tokens of an output."""
     candidates: dict[str, Tried]
+    """The fastest first."""
 
 
 class Choice(Part):

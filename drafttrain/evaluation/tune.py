@@ -90,6 +90,9 @@ class Standings:
         """Of all these candidates together."""
         return sum(self.sums[name][1].sum() for name in names) / self.decoded.sum()
 
+    def tokens_per_output(self, name: str) -> float:
+        return float(self.sums[name][0].sum() / self.decoded.sum())
+
     def compare(self, names: Sequence[str]) -> dict[str, Tried]:
         """Candidates that decoded the same prompts, the fastest first; all stay."""
         seen = self.decoded > 0
@@ -133,38 +136,35 @@ def search(
     batch_size: int = 1,
     tell: Callable[[Rung], None] = lambda rung: None,
 ) -> list[Rung]:
-    """The rungs at a batch size, until one candidate is left beside the best fixed length.
+    """The rungs at a batch size, until one candidate is left beside the best fixed length, and one
+    of these two is faster beyond doubt or all prompts were decoded.
 
     fixed: names of fixed lengths; first_seconds: what a prompt takes all candidates, to begin with.
-    A rung for which the time is too short has fewer prompts, or is left out. Raises ConfigError
-    where there is no time for a first one.
+    A rung for which the time is too short has fewer prompts, or is left out; none where there is no
+    time for a first one.
     """
-    fewest = min(prompts, FEWEST if batch_size == 1 else batch_size)
     order = np.random.default_rng(0).permutation(prompts)
     standings, alive, rungs = Standings(names, prompts), list(names), []
-    size, place, each = (FIRST if batch_size == 1 else max(FIRST, 4 * batch_size)), 0, first_seconds
+    fewest, size = (FEWEST, FIRST) if batch_size == 1 else (batch_size, max(FIRST, 4 * batch_size))
+    seconds, decoded = first_seconds, 0
     while True:
-        turn, start = divmod(place, prompts)
-        count = min(size, prompts - start, int(clock.left / each) if each else size)
+        turn, start = divmod(decoded, prompts)
+        count = min(size, prompts - start, int(clock.left / seconds))
         if count < min(fewest, prompts - start):
             break
         places = order[start : start + count].tolist()
         standings.add(places, decode(alive, places, turn))
+        decoded, size = decoded + count, 2 * size
         tried = halve(standings.compare(alive), fixed)
-        rungs.append(Rung(batch_size=batch_size, prompts=place + count, candidates=tried))
-        tell(rungs[-1])
-        left = [name for name in alive if tried[name].stays]
-        if len(left) in (1, len(alive)):
+        tokens = standings.tokens_per_output(next(iter(tried)))
+        rung = Rung(batch_size=batch_size, prompts=decoded, tokens=tokens, candidates=tried)
+        rungs.append(rung)
+        tell(rung)
+        alive = [name for name, one in tried.items() if one.stays]
+        seconds = standings.seconds_per_prompt(alive)
+        in_doubt = any(one.against_best.high >= 1.0 for one in list(tried.values())[1:])
+        if len(alive) == 1 or (len(alive) == len(tried) and not (in_doubt and decoded < prompts)):
             break
-        alive, place, size = left, place + count, 2 * size
-        each = standings.seconds_per_prompt(alive)
-    if not rungs:
-        needed = (clock.now() + fewest * first_seconds - clock.deadline) / 60.0
-        raise ConfigError(
-            f"minutes is too small: at batch size {batch_size} all {len(names)} candidates take "
-            f"about {first_seconds:.0f} s a prompt; add {needed:.1f} minutes or more, or give "
-            "fewer candidates (k, h, nodes, trees=[])"
-        )
     return rungs
 
 
@@ -207,7 +207,8 @@ def build_methods(candidates: Sequence[Candidate], pair: Pair) -> dict[str, Meth
 
 
 def search_all(bench: Bench, clock: Clock) -> list[Rung]:
-    """A search at every batch size, each with its share of the time."""
+    """A search at every batch size, each with its share of the time; larger batch sizes that there
+    is no time for are left out. Raises ConfigError where there is none at all."""
     fixed = [one.name for one in bench.candidates if one.is_fixed]
     names = [PLAIN, *(one.name for one in bench.candidates)]
     rungs: list[Rung] = []
@@ -219,7 +220,15 @@ def search_all(bench: Bench, clock: Clock) -> list[Rung]:
         decode(names, range(size), 0)  # nothing is timed before everything was called once
         warmed = (perf_counter() - began) / size
         tell = partial(print_rung, size)
-        rungs += search(names, fixed, len(bench.prompts), decode, own, warmed, size, tell)
+        found = search(names, fixed, len(bench.prompts), decode, own, warmed, size, tell)
+        if not found and not rungs:
+            raise ConfigError(
+                f"minutes is too small: all {len(names)} candidates together take {warmed:.0f} s a "
+                "prompt; give more minutes, or fewer candidates (k, h, nodes, trees=[])"
+            )
+        if not found:
+            print(f"no time for batch size {size}: it is left out", file=sys.stderr)
+        rungs += found
     return rungs
 
 
@@ -274,14 +283,14 @@ def measure_finalists(
     data: str,
 ) -> Evaluation:
     """The final figures: these and plain decoding on as many rows as there is time for."""
-    options = bench.options
-    speeds: dict[str, float] = {}
+    sizes = sorted({rung.batch_size for rung in rungs})
+    options = replace(bench.options, batch_sizes=sizes)
+    seconds: dict[tuple[int, str], float] = {}
     for rung in rungs:
         for name, one in rung.candidates.items():
-            speeds[name] = min(one.tokens_per_second.value, speeds.get(name, np.inf))
-    each = sum(options.max_new_tokens / speeds[name] for name in (PLAIN, *names))
-    fewest = max(FIRST, 4 * max(options.batch_sizes))
-    fits = int(clock.left / (each * len(options.batch_sizes)))
+            seconds[rung.batch_size, name] = rung.tokens / one.tokens_per_second.value
+    each = sum(seconds[size, name] for size in sizes for name in (PLAIN, *names))
+    fewest, fits = max(FIRST, 4 * max(sizes)), int(clock.left / each)
     rows = rows.select(range(min(len(rows), max(fewest, fits))))
     methods = [bench.methods[name] for name in names]
     return evaluate(bench.target, bench.model, methods, rows, options, data, progress=True)

@@ -176,10 +176,11 @@ def speed_panel(axis: Axes, report: Report) -> None:
 
 
 def rates_panel(axis: Axes, report: Report) -> None:
-    """Discard rate against verification rate (SpecDec++ Figure 4), and the oracle."""
+    """Discard rate against verification rate of chains (SpecDec++ Figure 4), and the oracle."""
     search = searched(report)
     standings = last_standings(search, 1)
-    for colour, (group, names) in zip(COLOURS, _groups(standings).items(), strict=False):
+    chains = [n for n, own in search.candidates.items() if not {"tree", "cascade"} & own.keys()]
+    for colour, (group, names) in zip(COLOURS, _groups(chains).items(), strict=False):
         points = sorted((standings[n].verification_rate, standings[n].discard_rate) for n in names)
         axis.plot(*zip(*points, strict=True), "o-", color=colour, linewidth=1, label=group)
     if search.oracle is not None:

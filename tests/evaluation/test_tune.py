@@ -112,8 +112,7 @@ def test_the_time_is_kept():
     rungs = slow.run(seconds=150.0)  # a prompt takes all of them 15 s
     assert slow.time <= 150.0
     assert rungs[0].prompts == FIRST and rungs[1].prompts < 3 * FIRST
-    with pytest.raises(ConfigError, match="minutes is too small.* 15 s a prompt; add 0.2 minutes"):
-        Race(many(16)).run(seconds=20.0)
+    assert Race(many(16)).run(seconds=20.0) == [], "no time to compare on two prompts"
 
 
 def test_prompts_come_again_from_other_seeds_once_all_were_decoded():
