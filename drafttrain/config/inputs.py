@@ -71,6 +71,3 @@ class DataConfig(Config):
     """Rows to leave out at the start."""
     limit: PositiveInt | None = None
     """Most rows to use."""
-    splices: NonNegativeInt = 0
-    """For distillation: so many more inputs for each of these, without references, made of two that
-    share two words: the start of one, the end of the other. The target answers them all."""

@@ -18,15 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import (
-    Cache,
-    EncoderDecoderCache,
     GenerationConfig,
     GenerationMixin,
     LogitsProcessorList,
     PreTrainedModel,
     StoppingCriteriaList,
 )
-from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput
 
 from drafttrain.config.backends import TRANSFORMERS
@@ -40,8 +37,6 @@ from drafttrain.models.loading import LoadedTarget, cache_for_generate
 
 LEAVE_SHARE = 0.25
 """Finished rows leave once they are this share of the batch; a gather copies the whole cache."""
-ROOM = 64
-"""Columns that keys and values get room for at a time."""
 
 
 def decodes_alone(config: GenerationConfig) -> bool:
@@ -178,7 +173,6 @@ def _decode(
 
     A parameter named here is taken out of what `generate` itself sees, so the mask is not one.
     """
-    leave_room(prepared["past_key_values"])
     tokens = input_ids
     prefix = fed = tokens.shape[1]
     rows = torch.arange(len(tokens), device=tokens.device)
@@ -207,50 +201,6 @@ def _decode(
             keep = going.nonzero().flatten()
             rows, tokens, going = rows[keep], tokens[keep], going[keep]
             _keep_rows(prepared, keep)
-
-
-class RoomyLayer(DynamicLayer):
-    """Keys and values that are appended in place: DynamicLayer copies all columns at every token.
-
-    Shapes: keys, values [B, heads, T, width], views of the first T columns of `room`.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.room: tuple[Tensor, Tensor] | None = None
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        old = self.get_seq_length()
-        length = old + key_states.shape[-2]
-        if self.room is None or self.room[0].shape[-2] < length:
-            kept = (self.keys, self.values) if old else (key_states, value_states)
-            self.room = tuple(
-                new.new_empty(*new.shape[:2], length + ROOM, new.shape[-1])
-                for new in (key_states, value_states)
-            )
-            for room, states in zip(self.room, kept, strict=True):
-                room[:, :, : states.shape[-2]] = states
-        for room, states in zip(self.room, (key_states, value_states), strict=True):
-            room[:, :, old:length] = states
-        self.keys, self.values = (room[:, :, :length] for room in self.room)
-        return self.keys, self.values
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        super().batch_select_indices(indices)
-        self.room = None
-
-
-def leave_room(cache: Cache | EncoderDecoderCache) -> None:
-    """Exchanges the growing layers of an empty cache; layers of other kinds stay."""
-    if isinstance(cache, EncoderDecoderCache):
-        cache = cache.self_attention_cache
-    cache.layers = [
-        RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers
-    ]
 
 
 def _append_column(prepared: dict[str, Any], is_encoder_decoder: bool) -> None:

@@ -39,33 +39,25 @@ class DistillPlan:
     shards: int
     shards_there: int
     """Shards that an earlier run has left."""
-    batches: int
-    """Estimated from the sample."""
     source_tokens: int
-    """Estimated from the sample."""
+    """Estimated from a sample of the inputs."""
     target_tokens: int
-    """Estimated: outputs as long as their inputs, but for max_new_tokens; decoder-only targets:
-    at most, all outputs of max_new_tokens."""
-    longest_source: int
-    """Tokens of the longest input in the sample."""
-    sampled_rows: int
+    """Estimated: outputs as long as their inputs, at most max_new_tokens; of decoder-only targets
+    max_new_tokens each."""
     disk_bytes: int
     """Estimated."""
     parameters: int
-    weight_bytes: int
     cache_bytes: int
     """Keys and values of one full batch (times the beams), at max_new_tokens; not a drafter's."""
 
     def __str__(self) -> str:
         mib = 2**20
         return (
-            f"{self.rows:,} rows, about {self.source_tokens:,} source tokens (longest of "
-            f"{self.sampled_rows:,} sampled: {self.longest_source}) and {self.target_tokens:,} "
-            f"generated ones, {self.batches:,} batches in "
-            f"{self.shards} shards ({self.shards_there} there), about "
-            f"{self.disk_bytes / mib:,.1f} MiB on disk; target of {self.parameters:,} parameters, "
-            f"{self.weight_bytes / mib:,.0f} MiB, at most {self.cache_bytes / mib:,.0f} MiB of "
-            "keys and values"
+            f"{self.rows:,} rows, about {self.source_tokens:,} source tokens and "
+            f"{self.target_tokens:,} generated ones, in {self.shards} shards ({self.shards_there} "
+            f"there), about {self.disk_bytes / mib:,.1f} MiB on disk; target of "
+            f"{self.parameters:,} parameters, at most {self.cache_bytes / mib:,.0f} MiB of keys "
+            "and values"
         )
 
 
@@ -86,67 +78,57 @@ def check_distillation(config: DistillConfig, group: str = "data") -> datasets.D
 
 
 def plan_distillation(config: DistillConfig, sample: int = 1000) -> DistillPlan:
-    """Rows, tokens, batches, disk and memory of a run. Loads the inputs and the tokenizer only."""
+    """Rows, tokens, disk and memory of a run. Loads the inputs and the tokenizer only."""
     inputs = check_distillation(config)
-    model_config = check_target(config.target)
-    decoder_only = not model_config.is_encoder_decoder
-    tokenizer = load_tokenizer(config.target)
-    step = max(1, len(inputs) // sample)
-    chosen = inputs.select(range(0, len(inputs), step))
-    heard = AUDIO in inputs.column_names
+    model_config, most = check_target(config.target), config.sampling.max_new_tokens
+    decoder_only, heard = not model_config.is_encoder_decoder, AUDIO in inputs.column_names
+    chosen = inputs.select(range(0, len(inputs), max(1, len(inputs) // sample)))
     if heard:
         lengths = [source_limit(model_config) or 0] * len(chosen)
-    else:
-        lengths = [len(ids) for ids in tokenize_prompts(tokenizer, chosen, decoder_only)]
-    tokens = round(sum(lengths) * len(inputs) / len(lengths))
-    most = config.sampling.max_new_tokens
-    outputs = [most if decoder_only else min(length, most) for length in lengths]
-    if heard:
         outputs = [min(round(SPOKEN * seconds), most) for seconds in chosen[SECONDS]]
-    new_tokens = round(sum(outputs) * len(inputs) / len(lengths))
-    kind = auto_class(model_config)
-    with torch.device("meta"):
-        model = kind.from_config(model_config, trust_remote_code=config.target.trust_remote_code)
-    width = torch.finfo(getattr(torch, config.target.dtype)).bits // 8
-    shards = count_shards(len(inputs), config.shard_rows)
-    rows_a_batch = max(1, config.batch_tokens * len(lengths) // max(1, sum(lengths)))
-    positions = rows_a_batch * most + config.batch_tokens
+    else:
+        tokenizer = load_tokenizer(config.target)
+        lengths = [len(ids) for ids in tokenize_prompts(tokenizer, chosen, decoder_only)]
+        outputs = [most if decoder_only else min(length, most) for length in lengths]
+    rows, scale = len(inputs), len(inputs) / len(chosen)
+    tokens, new_tokens = round(scale * sum(lengths)), round(scale * sum(outputs))
+    # two bytes a token after zstd; clips are not copied, but their encoder states may be kept
+    disk = 2 * (new_tokens + (0 if heard else tokens)) + 8 * rows
+    if heard and config.encoded is not None:
+        disk += encoded_bytes(rows, model_config)
     if config.decoded_by.counts_rows:
-        rows_a_batch = config.batch_rows
-        positions = rows_a_batch * (most + max(lengths))
-    held = int(config.decoded_by.reads_weights)  # else all of it lies in a server
-    beams = config.num_beams if config.method == "beam" else 1
+        positions = config.batch_rows * (most + max(lengths))
+    else:
+        fit = max(1, config.batch_tokens * len(lengths) // max(1, sum(lengths)))
+        positions = fit * most + config.batch_tokens
+    with torch.device("meta"):
+        model = auto_class(model_config).from_config(
+            model_config, trust_remote_code=config.target.trust_remote_code
+        )
+    shards = count_shards(rows, config.shard_rows)
+    here = config.decoded_by.reads_weights  # else keys and values lie in a server
     return DistillPlan(
-        rows=len(inputs),
-        shards=shards,
-        shards_there=count_there(Manifest, config.out, shards),
-        batches=sum(
-            -(-min(config.shard_rows, len(inputs) - i * config.shard_rows) // rows_a_batch)
-            for i in range(shards)
-        ),
-        source_tokens=tokens,
-        target_tokens=new_tokens,
-        longest_source=max(lengths),
-        sampled_rows=len(lengths),
-        # two bytes a token after zstd; clips are not copied, but what is made of them may be kept
-        disk_bytes=2 * (new_tokens + (0 if heard else tokens))
-        + 8 * len(inputs)
-        + (encoded_bytes(len(inputs), model_config) if heard and config.encoded else 0),
-        parameters=model.num_parameters(),
-        weight_bytes=model.num_parameters() * width * held,
-        cache_bytes=_cache_numbers(model_config) * positions * beams * width * held,
+        rows,
+        shards,
+        count_there(Manifest, config.out, shards),
+        tokens,
+        new_tokens,
+        disk,
+        model.num_parameters(),
+        _position_bytes(config, model_config) * positions if here else 0,
     )
 
 
-def _cache_numbers(model_config: PretrainedConfig) -> int:
-    """Numbers in the keys and values of one position; fewer heads where queries share them."""
+def _position_bytes(config: DistillConfig, model_config: PretrainedConfig) -> int:
+    """Keys and values of one position, of all beams; fewer heads where queries share them."""
     if not model_config.is_encoder_decoder:
         model_config = model_config.get_text_config(decoder=True)
-    hidden, heads = model_config.hidden_size, model_config.num_attention_heads
-    settings = model_config.to_dict()
+    settings, heads = model_config.to_dict(), model_config.num_attention_heads
     shared = settings.get("num_key_value_heads") or heads
-    head = settings.get("head_dim") or hidden // heads
-    return 2 * model_config.num_hidden_layers * shared * head
+    width = settings.get("head_dim") or model_config.hidden_size // heads
+    width *= torch.finfo(getattr(torch, config.target.dtype)).bits // 8
+    beams = config.num_beams if config.method == "beam" else 1
+    return 2 * model_config.num_hidden_layers * shared * width * beams
 
 
 def check_lengths(config: DistillConfig, model_config: PretrainedConfig) -> None:

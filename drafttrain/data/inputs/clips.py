@@ -45,7 +45,7 @@ CLIP_COLUMNS = (AUDIO, "file")
 """Columns that usually hold clips."""
 WRITTEN_COLUMNS = ("text", "sentence", "transcription", "transcript", *REFERENCE_COLUMNS)
 """Columns that usually hold transcripts."""
-TEXT_ONLY = ("reference_path", "template", "prefix", "suffix", "chat", "splices")
+TEXT_ONLY = ("reference_path", "template", "prefix", "suffix", "chat")
 TEXT_ONLY += ("source_language", "target_language")
 """Settings of texts."""
 FEATURES = datasets.Features(

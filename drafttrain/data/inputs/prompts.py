@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import codecs
 import gzip
-import json
 import re
 import zlib
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ import pyarrow.parquet
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import DataConfig
 from drafttrain.data.inputs.clips import SUFFIXES, as_clips, check_clip_settings, find_files
-from drafttrain.data.inputs.rows import add_splices, as_inputs, select_rows
+from drafttrain.data.inputs.rows import as_inputs, select_rows
 
 BUILDERS: dict[str, tuple[str, dict[str, Any]]] = {
     ".json": ("json", {}),
@@ -48,7 +47,7 @@ def load_inputs(config: DataConfig, group: str = "data", heard: bool = False) ->
 
     heard: they are recordings, with more columns (`clips.as_clips`). Of texts:
     `row` counts the records of the original file from 0; `where`, `skip` and `limit` do not
-    renumber, and splices are counted on from its end. `source` has prefix and suffix applied; a
+    renumber. `source` has prefix and suffix applied; a
     missing text is these alone, and later skipped by its number. Chats have a column `messages`
     too, and `source` is the user's last turn: `tokens.tokenize_prompts` renders them. Raises
     ConfigError naming the field, the value and the remedy; `group` is how the user calls these
@@ -66,8 +65,7 @@ def load_inputs(config: DataConfig, group: str = "data", heard: bool = False) ->
                 )
             if heard:
                 return as_clips(rows, config)
-            inputs = as_inputs(rows, select_rows(rows, config), config)
-            return add_splices(inputs, config, len(rows)) if config.splices else inputs
+            return as_inputs(rows, select_rows(rows, config), config)
     except ConfigError as error:
         raise ConfigError(DATA_FIELD.sub(f"{group}.", str(error))) from None
 
@@ -141,11 +139,9 @@ def _load_file(path: Path, name: str) -> datasets.Dataset:
             return datasets.Dataset(pyarrow.parquet.read_table(packed))
         return datasets.load_dataset(builder, data_files=str(path), split="train", **options)
     except LOADING_ERRORS as error:
-        broken = _find_broken_json(path) if builder == "json" else None
-        cause = broken or _innermost(error)
         raise ConfigError(
-            f"{name} = {str(path)!r} cannot be read as {builder}: {cause}; mend the file, or give "
-            "another"
+            f"{name} = {str(path)!r} cannot be read as {builder}: {_innermost(error)}; mend the "
+            "file, or give another"
         ) from None
 
 
@@ -216,28 +212,6 @@ def _is_text(head: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return "\0" not in text
-
-
-def _find_broken_json(path: Path) -> str | None:
-    """Which line of a JSON file does not parse, and why."""
-    try:
-        with _open(path) as file:
-            first = file.readline()
-            whole = first.lstrip().startswith(b"[")
-            if whole:
-                json.loads(first + file.read())
-                return None
-            line, number = first, 1
-            while line:
-                if line.strip() and not isinstance(json.loads(line), dict):
-                    return f"line {number} is no JSON object"
-                line, number = file.readline(), number + 1
-    except json.JSONDecodeError as error:
-        place, what = error.lineno if whole else number, error.msg.removesuffix(" at")
-        return f"line {place} is broken: {what} (column {error.colno})"
-    except (UnicodeDecodeError, EOFError, zlib.error) as error:
-        return str(error)
-    return None
 
 
 def _innermost(error: BaseException) -> str:

@@ -17,7 +17,6 @@ import datasets
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import DataConfig
-from drafttrain.data.inputs.splices import splice_texts
 
 INPUT_COLUMNS = ("source", "prompt", "text", "document")
 REFERENCE_COLUMNS = ("reference", "target", "response", "summary", "canonical_solution")
@@ -111,37 +110,6 @@ def as_inputs(
         remove_columns=rows.column_names,
         features=features,
     )
-
-
-def add_splices(inputs: datasets.Dataset, config: DataConfig, first: int) -> datasets.Dataset:
-    """These inputs, and `splices` times as many spliced from them, numbered from `first` on.
-
-    Raises ConfigError for chats, and for inputs that have too little in common.
-    """
-    wanted = config.splices * len(inputs)
-    if CHATS in inputs.column_names:
-        raise ConfigError(
-            f"data.splices = {config.splices} is for texts, but the rows of {config.path!r} are "
-            "chats; use data.splices=0"
-        )
-    prefix, suffix = config.prefix, config.suffix
-    texts = [text.removeprefix(prefix).removesuffix(suffix) for text in inputs["source"]]
-    made = splice_texts(texts, wanted)
-    if len(made) < wanted:
-        raise ConfigError(
-            f"data.splices = {config.splices}: of the {wanted} splices wanted, {len(made)} were "
-            f"found, as the {len(inputs)} inputs share too few pairs of words; use data.splices=0, "
-            "or more inputs"
-        )
-    spliced = datasets.Dataset.from_dict(
-        {
-            "row": list(range(first, first + wanted)),
-            "source": [prefix + text + suffix for text in made],
-            "reference": [None] * wanted,
-        },
-        features=FEATURES,
-    )
-    return datasets.concatenate_datasets([inputs, spliced])
 
 
 def _fill_template(rows: datasets.Dataset, config: DataConfig) -> datasets.Dataset:

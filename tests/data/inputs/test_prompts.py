@@ -111,30 +111,6 @@ def test_translations_are_taken_by_language(tmp_path):
         load(path)
 
 
-def test_splices_follow_the_inputs_without_references_and_take_only_from_them(tmp_path):
-    texts = [
-        "far away a man in a boat",
-        "a man in a red car",
-        "two men in a red tent",
-        "a dog in a zoo",
-    ]
-    rows = [{"source": text, "reference": text.upper()} for text in texts]
-    path = write(tmp_path / "data.json", json.dumps(rows))
-    found = load(path, prefix="to German: ", suffix="!", skip=1, limit=2, splices=1)
-    assert found == [
-        {"row": 1, "source": "to German: a man in a red car!", "reference": "A MAN IN A RED CAR"},
-        {
-            "row": 2,
-            "source": "to German: two men in a red tent!",
-            "reference": "TWO MEN IN A RED TENT",
-        },
-        {"row": 4, "source": found[2]["source"], "reference": None},
-        {"row": 5, "source": found[3]["source"], "reference": None},
-    ]
-    made = {row["source"] for row in found[2:]}
-    assert made == {"to German: a man in a red tent!", "to German: two men in a red car!"}
-
-
 def test_a_template_makes_inputs_of_several_columns(tmp_path):
     rows = [
         {"question": "One?", "choices": ["a", "b"]},
@@ -235,9 +211,12 @@ MISTAKES = {
     "empty gz": ("a.txt.gz", "", {}, r"is empty"),
     "unknown column": ("a.csv", "text,n\nx,1\n", {"input_column": "txt"}, r"'txt'.*text, n"),
     "no known column": ("a.csv", "body,n\nx,1\n", {}, r"data.input_column.*body, n"),
-    "broken json": ("a.jsonl", '{"text": "x"}\n{"text": "y"\n', {}, r"line 2 is broken"),
-    "broken json in gz": ("a.jsonl.gz", '{"text": "x"}\n\n{"tex\n', {}, r"line 3 is broken"),
-    "no object": ("a.jsonl", '{"text": "x"}\n7\n', {}, r"line 2 is no JSON object"),
+    "broken json": (
+        "a.jsonl",
+        '{"text": "x"}\n{"text": "y"\n',
+        {},
+        r"cannot be read as json: JSON parse error: Miss.* row 1",
+    ),
     "skips all": ("a.txt", "x\ny\n", {"skip": 2}, r"data.skip = 2.*2 rows"),
     "no chat": ("a.jsonl", '{"messages": "hello"}\n', {}, r"'messages'.*not chats of"),
     "other chat": (
@@ -264,18 +243,6 @@ MISTAKES = {
         "text,n\nx,1\ny,2\n",
         {"where": {"n": 1}, "skip": 1},
         r"data.skip = 1.* has 1 rows that data.where leaves",
-    ),
-    "splices of texts that share nothing": (
-        "a.txt",
-        "one two three four\nfive six seven eight\n",
-        {"splices": 2},
-        r"data.splices = 2: of the 4 splices wanted, 0 were found",
-    ),
-    "splices of chats": (
-        "a.json",
-        '[{"messages": [{"role": "user", "content": "hi"}]}]',
-        {"splices": 1},
-        r"data.splices = 1 is for texts.*chats",
     ),
     "template names no column": (
         "a.csv",
