@@ -22,7 +22,7 @@ from tests.faults.stages import (
     newest_step,
 )
 
-WEIGHTS = {"distil": 26, "train": 26, "causal": 16, "cache": 16, "eval": 16}
+WEIGHTS = {"distil": 30, "train": 30, "cache": 20, "eval": 20}
 """How many of a hundred signals go to each stage."""
 INTERRUPTED = 130
 

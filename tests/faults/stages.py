@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet
@@ -15,12 +16,11 @@ from drafttrain.data.hidden import cache as hidden_cache
 from drafttrain.data.hidden.states import CacheManifest
 from drafttrain.data.shards.outputs import Manifest
 from drafttrain.data.shards.store import read_manifest
-from drafttrain.data.teacher import TeacherManifest
 from drafttrain.training.checkpoints import check_files, checkpoint_folders, read_progress
-from recipes import train_causal_drafter, train_spec_drafter
+from recipes import train_spec_drafter
 from tests.recipes.tiny_recipe import write_texts
 from tests.tiny_drafters import shared
-from tests.tiny_models import tiny_model, with_a_token_to_spare
+from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target
 
 LIBRARIES = (hidden_cache, cli)
@@ -37,9 +37,6 @@ STAGES: dict[str, Callable[[Path], None]] = {
     "train": lambda made: train_spec_drafter.main(
         ["--config", str(made / "recipe.yaml"), "run=run"]
     ),
-    "causal": lambda made: train_causal_drafter.main(
-        ["--config", str(made / "causal.yaml"), "run=run"]
-    ),
     "cache": lambda made: cli.main(
         ["cache", "--config", str(made / "cache.yaml"), "--out", "cache"]
     ),
@@ -55,7 +52,6 @@ def make_inputs(folder: Path) -> None:
     """Models, texts and settings of all stages."""
     torch.set_num_threads(1)
     target = save_target(shared("marian"), folder / "target")
-    language_model = save_target(with_a_token_to_spare("llama"), folder / "causal")
     tiny_model("marian", seed=9).save_pretrained(folder / "drafter")
     write_texts(folder, SENTENCES, HELD_OUT)
     sampling = {"temperature": 1.0, "top_k": 20, "max_new_tokens": 12}
@@ -85,16 +81,6 @@ def make_inputs(folder: Path) -> None:
             "distill": {"sampling": {"max_new_tokens": 12}, "shard_rows": 20},
             "drafter": {"k": 4, "decoder_layers": 1, "dropout": 0.2},
             "train": train,
-        },
-        "causal": {
-            "target": {"path": str(language_model)},
-            "data": common["data"],
-            "held_out": {"path": str(folder / "val.txt")},
-            "distill": {"sampling": {"max_new_tokens": 12}, "shard_rows": 20},
-            "drafter": {"output_tokens": 20},
-            "teacher": {"kind": "cached", "top_k": 6},
-            "objective": {"lk": 1.0, "packed_tokens": 60},
-            "train": train | {"batch_tokens": 120},
         },
         "eval": {
             "target": common["target"],
@@ -138,23 +124,14 @@ def content_of(path: Path) -> bytes:
     return json.dumps([json.loads(one, **dateless) for one in documents]).encode()
 
 
-def rows_in(folder: Path) -> list[int]:
-    """Numbers of the input rows that lie in the shards of a distilled folder."""
-    files = sorted(folder.glob("shard-*.parquet"))
-    return [row for file in files for row in pyarrow.parquet.read_table(file)["row"].to_pylist()]
-
-
 def lost_and_doubled(stage: str, work: Path) -> tuple[int, int]:
     """Input rows that a finished stage has not, or has more than once."""
-    distilled = {"run/distilled": SENTENCES}
-    expected = {"distil": {"shards": SENTENCES}, "train": distilled}
-    expected |= {"causal": distilled}
-    lost = doubled = 0
-    for folder, count in expected.get(stage, {}).items():
-        rows = rows_in(work / folder)
-        lost += len(set(range(count)) - set(rows))
-        doubled += len(rows) - len(set(rows))
-    return lost, doubled
+    folder = {"distil": "shards", "train": "run/distilled"}.get(stage)
+    if folder is None:
+        return 0, 0
+    files = sorted((work / folder).glob("shard-*.parquet"))
+    rows = [n for file in files for n in pyarrow.parquet.read_table(file)["row"].to_pylist()]
+    return len(set(range(SENTENCES)) - set(rows)), len(rows) - len(set(rows))
 
 
 def differences(work: Path, whole: Path) -> list[str]:
@@ -178,20 +155,20 @@ def damage(stage: str, work: Path, whole: Path) -> list[str]:
     for name in ("run/start", "run/final"):
         if (work / name).exists() and contents(work, name) != contents(whole, name):
             wrong.append(f"{name} is neither whole nor absent")
-    for folder in checkpoint_folders(work / "run"):
+    checks = [partial(check_checkpoint, folder) for folder in checkpoint_folders(work / "run")]
+    kind = CacheManifest if stage == "cache" else Manifest
+    checks += [partial(read_manifest, kind, path.parent) for path in work.rglob("manifest.json")]
+    checks += [partial(content_of, path) for path in work.glob("eval/*.json*")]
+    for check in checks:
         try:
-            check_files(folder, read_progress(folder))
-        except ValueError as error:
-            wrong.append(str(error))
-    for manifest in work.rglob("manifest.json"):
-        kind = CacheManifest if stage == "cache" else Manifest
-        if manifest.parent.name.endswith("-teacher"):
-            kind = TeacherManifest
-        try:
-            read_manifest(kind, manifest.parent)
+            check()
         except ValueError as error:
             wrong.append(str(error))
     return wrong
+
+
+def check_checkpoint(folder: Path) -> None:
+    check_files(folder, read_progress(folder))
 
 
 def newest_step(work: Path) -> int:

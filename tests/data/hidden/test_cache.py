@@ -15,7 +15,7 @@ from drafttrain.cli import main
 from drafttrain.config.base import ConfigError
 from drafttrain.data.hidden import cache as hidden_cache
 from drafttrain.data.hidden.cache import build_cache, estimate_cache, plan_cache
-from drafttrain.data.hidden.states import CacheManifest, open_cache
+from drafttrain.data.hidden.states import open_cache
 from drafttrain.data.hidden.token_states import draw_tokens, row_uniforms
 from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
@@ -189,56 +189,17 @@ def test_missing_shards_are_made_again_alike(pair, capsys):
     assert shards(config.out) == whole
 
 
-def test_two_processes_share_the_shards(pair, monkeypatch):
-    """The second process works while the first waits, once the manifest is there."""
-    written = []
-    config, write = settings(pair), hidden_cache.write_states
-
-    def log(path, labelled, manifest):
-        written.append(path.name)
-        write(path, labelled, manifest)
-
-    def wait():
-        waits.append(None)
-        if len(waits) == 3:  # the first has written its share
-            build_cache(config)
-
-    waits: list[None] = []
-    first = SimpleNamespace(
-        process_index=0, num_processes=2, is_main_process=True, wait_for_everyone=wait
-    )
-    second = SimpleNamespace(
-        process_index=1, num_processes=2, is_main_process=False, wait_for_everyone=lambda: None
-    )
-    states = [second, first]
-    monkeypatch.setattr(hidden_cache, "join_processes", lambda: states.pop())
-    monkeypatch.setattr(hidden_cache, "write_states", log)
-    monkeypatch.setattr(CacheManifest, "missing", lambda manifest, folder: [0, 1, 2])
+def test_rows_without_positions_are_none_of_the_cache(pair):
+    config = settings(pair, mixing=0.9)
     build_cache(config)
-    monkeypatch.undo()
-    assert [name[6:11] for name in written] == ["00000", "00002", "00001"]
-    build_cache(settings(pair, "one"))
-    assert shards(config.out) == shards(pair / "one")
-
-
-def test_rows_are_read_in_the_order_asked_for(pair):
-    config = settings(pair, mixes=2, dtype="float16")
-    manifest = build_cache(config)
-    cache = open_cache(config.out)
-    assert cache.rows.tolist() == list(range(9))
-    for mix in range(2):
-        stored = columns(config.out, mix)
-        lengths = cache.lengths(mix)
-        assert lengths.sum() == manifest.counts[mix]
-        for asked in ([3], [0, 1, 2, 3, 4, 5, 6, 7, 8], [7, 2, 3, 4, 5, 0], []):
-            hidden, acceptance = cache.read(mix, asked)
-            parts = [stored["rows"] == row for row in asked]
-            assert [int(part.sum()) for part in parts] == [lengths[row] for row in asked]
-            expected = [stored["hidden"][part] for part in parts]
-            assert hidden.dtype == torch.float16 and hidden.shape[1] == 16
-            assert torch.equal(hidden, torch.cat([*expected, hidden[:0]]))
-            labels = [stored["acceptance"][part] for part in parts]
-            assert torch.equal(acceptance, torch.cat([*labels, acceptance[:0]]))
+    cache, stored = open_cache(config.out), columns(config.out)
+    assert cache.rows.tolist() == sorted(set(stored["rows"].tolist()))
+    assert 1 < len(cache.rows) < 9
+    for number, row in enumerate(cache.rows.tolist()):
+        hidden, acceptance = cache.read(0, [number])
+        assert len(hidden) == cache.lengths(0)[number]
+        assert torch.equal(hidden, stored["hidden"][stored["rows"] == row])
+        assert torch.equal(acceptance, stored["acceptance"][stored["rows"] == row])
 
 
 def test_float16_that_overflows_is_refused_with_the_row(pair):
