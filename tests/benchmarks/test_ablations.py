@@ -84,22 +84,6 @@ def test_variants_are_trained_once_and_measured_on_sentences_of_their_own(
         run(ablations, monkeypatch, [*arguments, "drafter.dropout=0.3"])
 
 
-def test_wrong_variants_are_refused_before_anything_is_trained(
-    ablations: ModuleType,
-    arguments: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with pytest.raises(SystemExit, match="no variant 'basline'; there are baseline"):
-        run(ablations, monkeypatch, [*arguments, "--only", "basline"])
-    bidirectional = "drafter.prefix_attention=bidirectional"
-    with pytest.raises(SystemExit, match="'baseline'.*anchored slots need a causal prefix"):
-        run(ablations, monkeypatch, [*arguments, bidirectional])
-    with pytest.raises(SystemExit, match="takes 1 block"):
-        run(ablations, monkeypatch, [*arguments, bidirectional, "drafter.slots=paper"])
-    assert not (tmp_path / "out").exists()
-
-
 def test_differences_are_paired_sentence_by_sentence(ablations: ModuleType) -> None:
     """The same 0.5 tokens a round more on every sentence: no doubt, however much they vary."""
     tables = importlib.import_module("ablation_tables")

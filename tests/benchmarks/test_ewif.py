@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,24 +50,6 @@ def test_equal_drafters_are_the_closed_form_of_one(alpha, cost, k):
     assert expected_improvement_of_chain(alpha, cost, k) == pytest.approx(whole, rel=1e-6)
 
 
-def test_coins_give_what_the_formula_says():
-    randomness, alphas, prices, rounds = (
-        random.Random(0),
-        [0.9, 0.6, 0.7],
-        [0.05, 0.02, 0.01],
-        40_000,
-    )
-    tokens = 0
-    for _ in range(rounds):
-        tokens += 1
-        for alpha in alphas:
-            if randomness.random() >= alpha:
-                break
-            tokens += 1
-    found = tokens / (rounds * (1 + sum(prices)))
-    assert found == pytest.approx(expected_improvement(alphas, prices), rel=0.01)
-
-
 @given(
     st.lists(st.tuples(shares, costs), min_size=1, max_size=6),
     shares,
@@ -90,10 +70,3 @@ def test_theorem_4_4_a_mixture_of_two_drafters_is_never_better_than_both(
     other_alpha, other_cost = rest[place]
     mixture = at(mixed * alpha + (1 - mixed) * other_alpha, mixed * cost + (1 - mixed) * other_cost)
     assert mixture <= max(at(alpha, cost), at(other_alpha, other_cost)) + 1e-12
-
-
-def test_impossible_values_are_refused():
-    with pytest.raises(ValueError, match="1 acceptances and 2 costs"):
-        expected_improvement([0.5], [0.1, 0.1])
-    with pytest.raises(ValueError, match="must lie in 0..1"):
-        expected_improvement([1.5], [0.1])

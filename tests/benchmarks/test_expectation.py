@@ -47,14 +47,3 @@ def test_bins_hold_rounds_of_similar_expectation():
     ]
     low, high = found.bins[1].accepted.low, found.bins[1].accepted.high
     assert (low, high) == (pytest.approx(1.0), pytest.approx(3.0))  # either prompt alone
-
-
-def test_equal_expectations_are_one_bin_without_a_correlation():
-    found = compare_expectation([output_of((1.0, 0), (1.0, 2))], draw_resamples(1, 20))
-    assert found.correlation is None
-    assert [(one.rounds, one.accepted.value) for one in found.bins] == [(2, 1.0)]
-
-
-def test_rounds_without_expectations_are_refused():
-    with pytest.raises(ValueError, match="decode with an opt-tree"):
-        compare_expectation([output_of((None, 1))], draw_resamples(1, 20))

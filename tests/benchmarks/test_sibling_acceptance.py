@@ -16,12 +16,11 @@ from benchmarks.sibling_acceptance import (
     SiblingAcceptance,
     distinct_draws,
     independent_draws,
-    rule_acceptance,
     sibling_acceptance,
     transport_optimum,
 )
 from drafttrain.decoding.roles import Randomness, Verifier
-from drafttrain.decoding.trees.verifiers import KSeq, MultiRound, RecursiveRejection, recurse
+from drafttrain.decoding.trees.verifiers import KSeq, MultiRound, RecursiveRejection
 from drafttrain.decoding.types import Proposal, Sampling
 from tests.decoding.enumeration import enumerate_law
 
@@ -100,33 +99,6 @@ def test_two_siblings_of_a_bernoulli_pair_by_hand(p: float, q: float) -> None:
     assert found.recursive == 1.0
 
 
-def test_two_siblings_of_three_tokens_by_hand() -> None:
-    """Recursive rejection, target (1, 0, 0), draft (1/2, 1/4, 1/4): 0 comes first with 1/2, or
-    second, after 1 or 2, with 2 (1/4) (2/3) = 1/3; it is accepted wherever it comes. Independent
-    siblings hold it with 3/4."""
-    found = sibling_acceptance(row(1.0, 0.0, 0.0), row(0.5, 0.25, 0.25), 2)
-    assert found.recursive == pytest.approx(5.0 / 6.0, abs=1e-12)
-    assert found.multi_round == pytest.approx(3.0 / 4.0, abs=1e-12)
-    assert found.k_seq == pytest.approx(3.0 / 4.0, abs=1e-12)
-    assert found.optimum == pytest.approx(3.0 / 4.0, abs=SOLVER)
-
-
-def test_distinct_siblings_may_fall_short_of_what_independent_ones_could_reach_by_hand() -> None:
-    """Token 0 comes first and is rejected with 0.4 / 2; then all is left to 1. Drawn from what
-    remains it is 1 with 1/3, drawn anew with 0.2. Independent siblings lie in {0, 2} with 0.64, of
-    which 0.6 is served."""
-    found = sibling_acceptance(row(0.2, 0.4, 0.4), row(0.4, 0.2, 0.4), 2)
-    assert found.recursive == pytest.approx(1.0 - 0.2 * 2.0 / 3.0, abs=1e-12)
-    assert found.multi_round == pytest.approx(1.0 - 0.2 * 0.8, abs=1e-12)
-    assert found.optimum == pytest.approx(0.96, abs=SOLVER)
-
-
-def test_a_draft_of_one_possible_token_has_no_second_sibling_to_offer() -> None:
-    found = sibling_acceptance(row(0.4, 0.6), row(0.0, 1.0), 2)
-    assert found.recursive == pytest.approx(0.6, abs=1e-12)
-    assert found.optimum == pytest.approx(0.6, abs=SOLVER)
-
-
 @st.composite
 def rows(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
     """Target and draft over 2 to 4 tokens, zeros among them."""
@@ -159,53 +131,3 @@ def test_the_optimum_is_the_least_cut_of_its_flow(pair, siblings: int) -> None:
     ]
     optimum = transport_optimum(target, list(independent_draws(draft, siblings)))
     assert optimum == pytest.approx(min(cuts), abs=SOLVER)
-
-
-@settings(max_examples=25, deadline=None)
-@given(rows())
-def test_one_sibling_is_speculative_sampling_under_every_rule(pair) -> None:
-    target, draft = pair
-    found = sibling_acceptance(target, draft, 1)
-    agreement = 1.0 - 0.5 * float((target - draft).abs().sum())
-    for acceptance in vars(found).values():
-        assert acceptance == pytest.approx(agreement, abs=SOLVER)
-
-
-@settings(max_examples=15, deadline=None)
-@given(rows(), st.integers(1, 2))
-def test_a_further_sibling_never_hurts(pair, siblings: int) -> None:
-    fewer, more = (sibling_acceptance(*pair, count) for count in (siblings, siblings + 1))
-    assert more.optimum >= fewer.optimum - SOLVER
-    assert more.recursive >= fewer.recursive - 1e-12
-    assert more.multi_round >= fewer.multi_round - 1e-12
-
-
-@settings(max_examples=15, deadline=None)
-@given(rows())
-def test_every_token_as_a_sibling_leaves_nothing_to_reject(pair) -> None:
-    """A rejected token has nothing left in the residual, so the last one gets all of it."""
-    target, draft = pair
-    draft = (draft + 0.05) / (draft + 0.05).sum()
-    draws = list(distinct_draws(draft, len(draft)))
-    assert rule_acceptance(recurse, target, draft, draws) == pytest.approx(1.0, abs=1e-12)
-
-
-HALVES = (0.5, 0.5)
-
-
-@pytest.mark.parametrize(
-    ("target", "draft", "siblings", "said"),
-    [
-        (HALVES, (0.2, 0.3, 0.5), 2, "target_probs has 2 tokens but draft_probs has 3"),
-        ((0.5, 0.6), HALVES, 2, "target_probs is no distribution: least 0.5, sum 1.1"),
-        (HALVES, (1.5, -0.5), 2, "draft_probs is no distribution: least -0.5"),
-        ((HALVES, HALVES), HALVES, 2, r"target_probs has shape \(2, 2\)"),
-        ((), HALVES, 2, r"target_probs has shape \(0,\)"),
-        (HALVES, HALVES, 0, "siblings=0; give 1 or more"),
-        ((1 / 17,) * 17, (1 / 17,) * 17, 3, r"in 17 \*\* 3 ways, and at most 4096 .* fewer"),
-        (HALVES, HALVES, 13, r"in 2 \*\* 13 ways"),
-    ],
-)
-def test_rows_that_cannot_be_judged_are_named(target, draft, siblings: int, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        sibling_acceptance(torch.tensor(target, dtype=torch.float64), row(*draft), siblings)

@@ -13,7 +13,6 @@ from benchmarks import paper_sizes, train
 from drafttrain.config.commands import EvalConfig
 from drafttrain.config.reading import load_settings
 from drafttrain.config.recipes import SpecDrafterRecipe, TargetRecipe
-from tests.processes.launching import Launch, run
 from tests.tiny_drafters import shared
 from tests.tiny_targets import random_sentences, save_target
 
@@ -70,27 +69,3 @@ def test_paper_sizes_are_what_the_commands_ask_for(tmp_path: Path) -> None:
 
 def overrides_of(command: list[str]) -> list[str]:
     return [part for part in command if "=" in part]
-
-
-def test_paper_sizes_print_a_table_on_a_small_scale(
-    multi30k: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fork(command: list[str], **_: object) -> None:
-        """In place of a fresh Python, which would import everything and train on all cores."""
-        program, *arguments = command[1:]
-        if program == "-m":
-            program, arguments = "drafttrain", arguments[1:]
-        else:
-            arguments.append("train.threads=1")
-        run(Launch(Path(program).name, arguments, tmp_path / "log"))
-
-    monkeypatch.setattr(paper_sizes.subprocess, "run", fork)
-    out = tmp_path / "out"
-    small = "--target-steps 1 --steps 1 --width 32 --layers 1,1,2,1 --prompts 2 --k 4"
-    small += " --max-new-tokens 8"
-    places = ["--data", str(multi30k), "--out", str(out)]
-    paper_sizes.main([*places, *small.split(), "--dtypes", "float32"])
-    rows = [line for line in (out / "table.md").read_text().splitlines() if "float32" in line]
-    assert [name in row for name, row in zip(("plain", "greedy"), rows, strict=False)] == [True] * 2
-    assert any("spec-verification" in row for row in rows)
-    assert any("beam" in row for row in rows)

@@ -53,7 +53,6 @@ def test_sampled_methods_are_compared_at_a_depth(compare, capsys):
     assert {one["sizes"]["depth"] for one in runs.values()} == {2}
     for one in runs.values():
         assert_counts_agree(one)
-    assert_samples_are_the_outputs(samples)
     assert "rsd-s(3)" in capsys.readouterr().out
     assert report["compared_by"] == "depth"
     table = Path("trees.md").read_text().splitlines()
@@ -74,22 +73,6 @@ def assert_counts_agree(one: dict) -> None:
     assert rate == pytest.approx(totals["tokens"] / totals["rounds"])
     by_hand = totals["tokens"] / (totals["rounds"] + totals["passes"])  # models of one size
     assert one["metrics"]["mbsu"]["value"] == pytest.approx(by_hand)
-
-
-def assert_samples_are_the_outputs(samples: list[dict]) -> None:
-    """A round's accepted tokens are among those drafted, and its text is what it emitted."""
-    rounds = 0
-    for line in samples:
-        for one in line["outputs"].values():
-            words = [word for played in one.get("rounds", []) for word in played["emitted"]]
-            if "rounds" in one:
-                assert one["text"].split() == [word for word in words if word.startswith("w")]
-            for played in one.get("rounds", []):
-                rounds += 1
-                accepted = played["emitted"][: played["accepted"]]
-                assert set(accepted) <= set(played["drafted"])
-                assert 0 <= len(played["emitted"]) - played["accepted"] <= 1
-    assert rounds > 0
 
 
 def test_greedy_methods_write_what_plain_decoding_does(compare, capsys):
@@ -119,41 +102,16 @@ def test_greedy_methods_write_what_plain_decoding_does(compare, capsys):
     assert len(values) == 16 and 0 < sum(values) <= 1.01
 
 
-def test_budgets_are_named_by_the_report(compare):
-    report, _ = compare("--methods", "sd,opt-tree", "--budget", "6", "--limit", "1")
-    assert report["compared_by"] == "nodes"
-    lines = Path("trees.md").read_text().splitlines()
-    assert [line.split("|")[1:4] for line in lines[2:]] == [
-        [" 6 ", " sd ", " 6 "],
-        [" 6 ", " opt-tree(6) ", " ≤ 20 "],
-    ]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--methods", "sd,rsd-s"], "methods given without depth or budget"),
         (["--depth", "2"], "depth/budget given without methods"),
-        (["--methods", "rsds", "--depth", "2"], "method 'rsds' is not known; use sd"),
-        (["--methods", "rsd-s", "--depth", "9", "--temperature", "1"], "use 2, 3, 4, 5"),
-        (["--methods", "rsd-c", "--budget", "7", "--temperature", "1"], "6, 10, 14, 21, 30"),
-        (["--methods", "eagle", "--budget", "30"], "--budget 25"),
-        (["--methods", "rsd-s", "--depth", "2"], "temperature 0"),
-        (["--methods", "sequoia", "--depth", "2"], "rank_data.path="),
-        (["--methods", "sd", "--depth", "2", "decode.tree.kind=rsd-s"], "tree.kind"),
-        (["--methods", "sd", "--depth", "2", "decode.stop.k=3"], "stop.k = 3"),
         (["--methods", "sd", "--depth", "2", "sweep={k: [1, 2]}"], "methods and sweep"),
         (["--methods", "sd", "--depth", "2", "mode=teacher-forced"], "by decoding"),
-        (["--methods", "sd", "--depth", "2", "reprots=x"], "reprots"),
     ],
 )
 def test_wrong_input_ends_in_one_line(compare, arguments, message):
     with pytest.raises(SystemExit) as ended:
         compare(*arguments)
     assert str(ended.value).startswith("error: ") and message in str(ended.value)
-
-
-def test_a_depth_that_is_no_number_is_refused(compare, capsys):
-    with pytest.raises(SystemExit):
-        compare("--methods", "sd", "--depth", "two")
-    assert "invalid counts value: 'two'" in capsys.readouterr().err

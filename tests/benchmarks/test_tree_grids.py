@@ -72,16 +72,6 @@ def test_branchings_are_the_papers_and_as_deep_as_they_are_long():
             assert [config.stop.k for config in found] == [len(b) for b in expected]
 
 
-def test_a_chain_is_as_long_as_the_depth_or_the_budget():
-    found = expand_methods(decode(), ["sd"], [2, 5], [6, 30])
-    assert [(config.tree.kind, config.stop.k) for config in found] == [
-        ("none", 2),
-        ("none", 5),
-        ("none", 6),
-        ("none", 30),
-    ]
-
-
 @pytest.mark.parametrize("method", EVERY_METHOD)
 @pytest.mark.parametrize("budget", [6, 10, 14, 21, 30])
 def test_every_tree_of_a_budget_has_just_as_many_tokens(method, budget):
@@ -103,45 +93,6 @@ def test_every_tree_of_a_depth_is_as_deep_and_no_larger_than_rsd_cs_binary_one(m
         facts = tree_settings(config.tree, config.stop.k)
         assert facts["depth"] == depth
         assert facts["nodes"] <= 2 ** (depth + 1) - 2
-
-
-def test_a_binary_tree_has_the_depth_that_its_tokens_fill():
-    found = expand_methods(decode(), ["binary"], [], [6, 7, 30])
-    assert [config.stop.k for config in found] == [2, 3, 4]
-
-
-def test_opt_trees_of_a_budget_stop_by_gain_with_what_was_given():
-    given = decode(stop={"kind": "gain", "delta": 0.4, "max_draft": 9})
-    [at_depth, at_budget] = expand_methods(given, ["opt-tree"], [2], [14])
-    assert (at_depth.tree.nodes, at_depth.stop.kind, at_depth.stop.k) == (6, "fixed", 2)
-    assert (at_budget.tree.nodes, at_budget.stop.kind) == (14, "gain")
-    assert (at_budget.stop.delta, at_budget.stop.max_draft) == (0.4, 9)
-
-
-def test_what_depths_and_budgets_share_is_measured_once():
-    found = expand_methods(decode(), ["rsd-c", "binary", "rsd-s"], [2, 3, 4], [6, 14, 30])
-    assert len({str(config.model_dump()) for config in found}) == len(found)
-    branchings = [config.tree.branching for config in found if config.tree.kind == "rsd-c"]
-    assert branchings.count((2, 2)) == branchings.count((3, 1)) == branchings.count((2, 2, 2)) == 1
-    assert len([config for config in found if config.tree.kind == "binary"]) == 3
-    assert len([config for config in found if config.tree.kind == "rsd-s"]) == 6 + 6 - 1  # (3, 2)
-
-
-def test_greedy_decoding_has_one_verifier_so_that_spectr_and_specinfer_are_the_same():
-    given = decode(0.0, tree={"draft_temperature": 0.7})
-    found = expand_methods(given, ["spectr", "specinfer", "rsd-s", "opt-tree"], [2], [])
-    assert [(config.tree.kind, config.verifier.kind) for config in found] == [
-        *[("paths", "auto")] * 2,
-        *[("rsd-s", "auto")] * 2,
-        ("opt-tree", "auto"),
-    ]
-    assert [config.tree.draft_temperature for config in found] == [(0.7,)] * 5
-
-
-def test_sampling_and_drafter_are_everywhere_those_given():
-    found = expand_methods(decode(0.3), EVERY_METHOD, [2], [6])
-    assert {config.drafter for config in found} == {"small"}
-    assert {config.sampling for config in found} == {decode(0.3).sampling}
 
 
 def test_several_drafters_share_as_many_paths_as_one_has():
@@ -167,8 +118,6 @@ def test_eagles_tree_is_compared_at_its_own_size():
 @pytest.mark.parametrize(
     ("methods", "depths", "budgets", "message"),
     [
-        (["sd"], [], [], "methods given without depth or budget"),
-        ([], [2], [], "depth/budget given without methods"),
         (["rsd-s"], [6], [], "depth = 6: .* no trees of rsd-s there; use 2, 3, 4, 5"),
         (["rsd-c"], [], [7], "budget = 7: .* no trees of rsd-c there; use 6, 10, 14, 21, 30"),
     ],
@@ -176,19 +125,3 @@ def test_eagles_tree_is_compared_at_its_own_size():
 def test_what_methods_cannot_be_compared_at_is_refused(methods, depths, budgets, message):
     with pytest.raises(ConfigError, match=message):
         expand_methods(decode(), methods, depths, budgets)
-
-
-@pytest.mark.parametrize(
-    ("groups", "message"),
-    [
-        ({"tree": {"kind": "rsd-s"}}, "tree.kind = 'rsd-s' is of one tree"),
-        ({"tree": {"width": 3}}, "tree.width = 3 is of one tree"),
-        ({"tree": {"nodes": 9}}, "tree.nodes = 9 is of one tree"),
-        ({"tree": {"branching": (2,)}}, r"tree.branching = \(2,\) is of one tree"),
-        ({"stop": {"k": 4}}, "stop.k = 4 is of one tree"),
-        ({"stop": {"kind": "entropy"}}, "stop.kind = 'entropy' is of one tree"),
-    ],
-)
-def test_settings_of_one_tree_do_not_go_with_methods(groups, message):
-    with pytest.raises(ConfigError, match=message):
-        expand_methods(decode(**groups), ["sd"], [2], [])

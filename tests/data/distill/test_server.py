@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from drafttrain.commands.distill import check_backend, open_decoder
-from drafttrain.config.base import ConfigError, Interrupted
+from drafttrain.config.base import ConfigError
 from drafttrain.data.distill.distill import distill
 from drafttrain.data.distill.server import ServersGone
 from drafttrain.data.shards.outputs import load_distilled, read_manifest
@@ -192,25 +191,6 @@ def test_a_server_that_ends_in_the_middle_loses_and_doubles_no_row(
         ask(fake.url)
     assert rows_of(tmp_path / "rows") == own_rows
     assert not {tuple(row["source_ids"]) for row in done} & set(fake.asked)
-
-
-def test_an_interruption_is_gone_on_from(ask, fake, own_rows, tmp_path):
-    def open_interrupted(config, target):
-        decoder = open_decoder(config, target)
-
-        def decode(rows):
-            if len(fake.asked) >= 8:
-                raise KeyboardInterrupt
-            return decoder.decode(rows)
-
-        return replace(decoder, decode=decode)
-
-    with serving(fake):
-        with pytest.raises(Interrupted, match="1 of 3 shards"):
-            ask(fake.url, opener=open_interrupted)
-        ask(fake.url)
-    assert rows_of(tmp_path / "rows") == own_rows
-    assert sorted(fake.asked) == sorted(fake.outputs)
 
 
 def test_rows_are_shared_out_among_servers_and_one_may_die(ask, fake, own_rows, tmp_path, capsys):
