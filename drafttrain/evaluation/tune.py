@@ -40,7 +40,7 @@ from drafttrain.models.loading import LoadedTarget
 
 FIRST = 8
 """Prompts of the first rung at batch size 1."""
-FEWEST = 2
+FEWEST = 4
 """Prompts with which a comparison is worth making, at batch size 1."""
 FINALISTS = 4
 RESAMPLES = 1000
@@ -140,8 +140,8 @@ def search(
     of these two is faster beyond doubt or all prompts were decoded.
 
     fixed: names of fixed lengths; first_seconds: what a prompt takes all candidates, to begin with.
-    A rung for which the time is too short has fewer prompts, or is left out; none where there is no
-    time for a first one.
+    Where the time is short, the rungs to come share it equally, and have fewer prompts; one that it
+    is too short for is left out.
     """
     order = np.random.default_rng(0).permutation(prompts)
     standings, alive, rungs = Standings(names, prompts), list(names), []
@@ -149,9 +149,11 @@ def search(
     seconds, decoded = first_seconds, 0
     while True:
         turn, start = divmod(decoded, prompts)
-        count = min(size, prompts - start, int(clock.left / seconds))
-        if count < min(fewest, prompts - start):
+        share = clock.left / max(1.0, np.ceil(np.log2(len(alive))))  # of the rungs to come
+        least, count = min(fewest, prompts - start), min(size, prompts - start)
+        if least * seconds > clock.left:
             break
+        count = min(count, max(least, int(share / seconds)))
         places = order[start : start + count].tolist()
         standings.add(places, decode(alive, places, turn))
         decoded, size = decoded + count, 2 * size

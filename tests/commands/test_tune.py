@@ -15,10 +15,11 @@ from drafttrain.commands.export_report import read_draft_lengths, read_measured
 from drafttrain.evaluation import tune
 from drafttrain.evaluation.report import Report, read_report
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
-from drafttrain.models.identity import hash_weights
+from drafttrain.models.identity import hash_target, hash_weights
 from tests.commanding import ended
-from tests.export.pairs import noisy_copy
+from tests.export.pairs import noisy_copy, save_spec_drafter
 from tests.refusals import recorded
+from tests.tiny_drafters import block_heads
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import random_sentences, save_target
 
@@ -166,6 +167,35 @@ def test_generate_decodes_with_what_was_fastest(
     assert ended("generate", *asked, "decode.sampling.max_new_tokens=8", "--k", "3") == 0
     assert line["tokens"] == json.loads(capsys.readouterr().out.splitlines()[0])["tokens"]
     (project / "drafter" / "policy.json").unlink()
+
+
+@pytest.mark.parametrize("kind", ["max-gram", "spec-drafter", "block-heads"])
+def test_other_kinds_of_drafters_are_tuned(
+    project: Path, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Language models, parallel and state drafters: above, and in the tests of their recipes."""
+    monkeypatch.setattr(tune, "FIRST", 2)
+    target, drafter = tmp_path / "target", kind
+    model = tiny_model("marian")
+    save_target(model.float() if kind == "max-gram" else model, target)
+    if kind == "spec-drafter":
+        drafter = save_spec_drafter(tmp_path / kind, model, target)
+    if kind == "block-heads":
+        heads, drafter = block_heads(is_encoder_decoder=True), tmp_path / kind
+        heads.config.target = {"path": str(target), "weights_sha256": hash_target(model)}
+        heads.save_pretrained(drafter)
+    given = ["--target", target, "--drafter", drafter, "--data", project / "val.txt", *SMALL[1:]]
+    report = tmp_path / "tune.json"
+    assert ended("tune", *given, "--report", report, f"policy={tmp_path / 'policy.json'}") == 0
+    search = read_report(report).search
+    stops = {own["stop"].get("kind", "fixed") for own in search.candidates.values()}
+    rows = set() if kind == "max-gram" else {"entropy", "confidence", "cumulative"}
+    assert stops == {"fixed", *rows, *({"gain"} if kind == "spec-drafter" else ())}
+    assert (search.oracle is None) == (kind == "block-heads")  # they have no teacher-forced pass
+    policy = read_policy(tmp_path / "policy.json")
+    assert policy.stop == (
+        search.candidates[search.choices[0].best_chain]["stop"].get("kind") or "fixed"
+    )
 
 
 def test_a_dry_run_loads_nothing_and_says_what_would_be_decoded(project: Path, capsys):
