@@ -206,26 +206,19 @@ class Bench:
         }
 
     def shares(self, steps: int) -> dict[str, float]:
-        """Shares of a step's time by kind of work, by the profiler."""
+        """Shares of a step's time in the glancing pass and in the optimizer, by the profiler."""
         on_gpu = self.prepared.accelerator.device.type == "cuda"
         kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
-        with profile(activities=kinds, record_shapes=True) as seen:
+        with profile(activities=kinds) as seen:
             for _ in range(steps):
                 self.step(self.draw()[0])
-        events = seen.key_averages(group_by_input_shape=True)
-        own = "self_device_time_total" if on_gpu else "self_cpu_time_total"
-        whole = "device_time_total" if on_gpu else "cpu_time_total"
-        total = sum(getattr(event, own) for event in events)
-        size = self.prepared.task.objective.model.config.vocab_size
-        shares = dict.fromkeys((*KINDS, "vocabulary"), 0.0)
-        labelled = dict.fromkeys(LABELS.values(), 0.0)
+        events, device = seen.key_averages(), "device" if on_gpu else "cpu"
+        total = sum(getattr(event, f"self_{device}_time_total") for event in events)
+        shares = dict.fromkeys(LABELS.values(), 0.0)
         for event in events:
             if (label := LABELS.get(event.key)) is not None:
-                labelled[label] += getattr(event, whole) / total
-            kind = kind_of(event, size)
-            if kind is not None:
-                shares[kind] += getattr(event, own) / total
-        return {f"{kind}_share": share for kind, share in (labelled | shares).items()}
+                shares[label] += getattr(event, f"{device}_time_total") / total
+        return shares
 
     def memory(self) -> dict[str, float]:
         """Peak memory above what lies there between steps, for each row of the largest batch."""
@@ -241,28 +234,8 @@ class Bench:
         }
 
 
-LABELS = {"glancing": "glancing", "Optimizer.step#AdamW.step": "optimizer"}
+LABELS = {"glancing": "glancing_share", "Optimizer.step#AdamW.step": "optimizer_share"}
 """Ranges of the profile that are reported with all that happens in them."""
-KINDS = {
-    "attention": ("scaled_dot_product",),
-    "products": ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"),
-    "dropout": ("bernoulli", "dropout", "aten::random_"),
-    "copies": ("aten::copy_", "aten::cat", "aten::fill_", "aten::zero_"),
-}
-"""Operations of each kind of work, by a part of their names; the vocabulary's come first."""
-
-
-def kind_of(event, vocabulary: int) -> str | None:
-    """The kind of work of an operation; `vocabulary` for rows of scores and their products."""
-    sizes = [shape for shape in event.input_shapes if len(shape) == 2]
-    projection = event.key in KINDS["products"] and any(vocabulary in shape for shape in sizes)
-    if projection or any(shape[-1] == vocabulary for shape in sizes):
-        return "vocabulary"
-    for kind, parts in KINDS.items():
-        exact = kind == "products"
-        if event.key in parts if exact else any(part in event.key for part in parts):
-            return kind
-    return None
 
 
 def as_table(figures: dict[str, float]) -> str:
