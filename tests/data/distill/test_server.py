@@ -107,7 +107,7 @@ def test_sampled_rows_have_seeds_of_their_own_and_all_settings_are_sent(ask, fak
         first = fake.bodies[0]
         assert (first["temperature"], first["top_k"], first["top_p"]) == (0.7, 5, 0.9)
         assert seeds[0] == seeds[1] and len({seed for _, seed in seeds[0]}) == 20
-        with pytest.raises(ConfigError, match=r"top_k = 5 is not in OpenAI's.*extra_body=\{top_k"):
+        with pytest.raises(ConfigError, match=r"top_k = 5 is not in OpenAI's.*extra_body.top_k=5"):
             ask(fake.url, others=others | {"out": str(tmp_path / "other")})
     assert not (tmp_path / "other").exists()
 
