@@ -35,7 +35,6 @@ from drafttrain.data.distill.recipe_rows import (
     row_lengths,
 )
 from drafttrain.data.encoded import (
-    EncodedExamples,
     encoded_bytes,
     heard_examples,
     text_encoding,
@@ -179,7 +178,7 @@ def examples_for(
     rows: datasets.Dataset,
     data: DataConfig,
     target: LoadedTarget,
-) -> Examples | EncodedExamples:
+) -> Examples:
     """Distilled rows, with what the target's encoder makes of them where the drafter reads that.
 
     data: the inputs that they were distilled from.
@@ -187,7 +186,7 @@ def examples_for(
     if config.encoder == "own":
         return Examples(rows)
     if not hears(target.model.config):
-        return EncodedExamples(rows, text_encoding(target))
+        return Examples(rows, text_encoding(target))
     return heard_examples(target, rows, data, settings.encoded or settings.run / "encoded")
 
 

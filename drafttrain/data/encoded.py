@@ -8,7 +8,6 @@ weights. A file is made by distillation, or when it is first read; several runs 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import datasets
@@ -16,12 +15,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.utils.data import Dataset
 from transformers import PretrainedConfig, PreTrainedModel
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import DataConfig
-from drafttrain.data.batches.examples import Example, Examples
+from drafttrain.data.batches.examples import Complete, Example, Examples
 from drafttrain.data.inputs.clips import DIGESTS
 from drafttrain.data.inputs.hearing import hear
 from drafttrain.data.inputs.prompts import load_inputs
@@ -33,33 +31,22 @@ from drafttrain.decoding.engine.sources import make_source
 from drafttrain.models.identity import hash_weights
 from drafttrain.models.loading import LoadedTarget
 
-EncodeRows = Callable[[Sequence[Example]], list[Tensor]]
-"""Encoder states of rows: [S, E] each."""
 NAME = "encoded"
 """Of the tensor in a file."""
 
 
-class EncodedExamples(Dataset):
-    """`Examples` with the target's encoder states of their sources."""
-
-    def __init__(self, rows: datasets.Dataset, encode: EncodeRows) -> None:
-        self._examples, self._encode = Examples(rows), encode
-
-    def __len__(self) -> int:
-        return len(self._examples)
-
-    def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list[Example]:
-        examples = self._examples.__getitems__(keys)
-        with torch.no_grad():
-            encoded = self._encode(examples)
-        return [e._replace(encoded=own) for e, own in zip(examples, encoded, strict=True)]
-
-
-def text_encoding(target: LoadedTarget) -> EncodeRows:
-    """Of rows of texts: encoded anew each time, in one call."""
+def text_encoding(target: LoadedTarget) -> Complete:
+    """Adds encoder states to rows of texts: encoded anew each time, in one call."""
     encode = encoder_of(target.model)
     assert encode is not None
-    return lambda examples: encode([make_source(e.source_ids, target.model) for e in examples])
+
+    def complete(examples: list[Example]) -> list[Example]:
+        sources = [make_source(example.source_ids, target.model) for example in examples]
+        with torch.no_grad():
+            encoded = encode(sources)
+        return [e._replace(encoded=own) for e, own in zip(examples, encoded, strict=True)]
+
+    return complete
 
 
 class KeptEncodings:
@@ -91,7 +78,7 @@ class KeptEncodings:
 
 
 class ClipEncoding:
-    """Encoder states of rows of clips: encoded once, then read from the folder.
+    """Adds encoder states to rows of clips: encoded once, then read from the folder.
 
     rows: the distilled rows; clips: the inputs that they were distilled from (`as_clips`). Raises
     ConfigError, before any clip is encoded, if the disk is too small for those still missing.
@@ -114,25 +101,26 @@ class ClipEncoding:
                 f"{needed / 2**20:,.0f} MiB; each is made when it is first read"
             )
 
-    def __call__(self, examples: Sequence[Example]) -> list[Tensor]:
-        return [self.of(self._numbers[example.row]) for example in examples]
+    def __call__(self, examples: list[Example]) -> list[Example]:
+        return [one._replace(encoded=self.of(self._numbers[one.row])) for one in examples]
 
     def of(self, number: int) -> Tensor:
         """Of the clip with this row number. Shapes: -> [S, E], float16."""
         place = self._places[number]
         digest = self._digests[place]
         if not self.kept.path(digest).is_file():
-            [encoded] = self._encode([hear(self._target, self._clips[place])])
+            with torch.no_grad():
+                [encoded] = self._encode([hear(self._target, self._clips[place])])
             self.kept.keep(digest, encoded)
         return self.kept.read(digest)
 
 
 def heard_examples(
     target: LoadedTarget, rows: datasets.Dataset, data: DataConfig, folder: Path
-) -> EncodedExamples:
+) -> Examples:
     """Distilled rows of clips with their encoder states; data: the inputs that they were distilled
     from. Raises ConfigError as `ClipEncoding`."""
-    return EncodedExamples(rows, ClipEncoding(target, rows, load_inputs(data, heard=True), folder))
+    return Examples(rows, ClipEncoding(target, rows, load_inputs(data, heard=True), folder))
 
 
 def encoded_bytes(clips: int, target: PretrainedConfig) -> int:

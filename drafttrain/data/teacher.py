@@ -9,7 +9,6 @@ last column is the log-probability of all others together.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,12 +18,11 @@ import numpy as np
 import torch
 import transformers
 from torch import Tensor
-from torch.utils.data import Dataset
 from tqdm import tqdm
 from transformers import PretrainedConfig
 
 from drafttrain.config.language_recipes import CausalDrafterRecipe
-from drafttrain.data.batches.examples import Example, Examples, TopRows
+from drafttrain.data.batches.examples import Examples, TopRows
 from drafttrain.data.distill.batches import batches_by_length
 from drafttrain.data.distill.plan import DistillPlan
 from drafttrain.data.distill.recipe_rows import distillations, row_lengths
@@ -93,20 +91,6 @@ class TeacherManifest(ShardManifest):
         return {"tokens": (self.top_k,), "log_probs": (self.top_k + (self.top_k < self.draftable),)}
 
 
-class TaughtExamples(Dataset):
-    """`Examples` with the target's likeliest tokens along their outputs."""
-
-    def __init__(self, rows: datasets.Dataset, teacher: TensorRows) -> None:
-        self._examples, self._teacher = Examples(rows), teacher
-
-    def __len__(self) -> int:
-        return len(self._examples)
-
-    def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list[Example]:
-        examples = self._examples.__getitems__(keys)
-        return [one._replace(target_rows=read_top(self._teacher, one.row)) for one in examples]
-
-
 def read_top(teacher: TensorRows, row: int) -> TopRows:
     """The target's rows along an output; row: index among the distilled rows."""
     tokens, log_probs = teacher.read([row], "tokens", "log_probs")
@@ -118,12 +102,15 @@ def training_examples(
     rows: datasets.Dataset,
     target: LoadedTarget,
     draftable: Tensor | None,
-) -> Examples | TaughtExamples:
+) -> Examples:
     """Distilled rows; with teacher.kind=cached with the target's likeliest tokens, made where they
     are missing. Errors as in `cache_teacher`."""
     if settings.teacher.kind == "online":
         return Examples(rows)
-    return TaughtExamples(rows, cache_teacher(settings, target, rows, draftable))
+    teacher = cache_teacher(settings, target, rows, draftable)
+    return Examples(
+        rows, lambda found: [one._replace(target_rows=read_top(teacher, one.row)) for one in found]
+    )
 
 
 def print_teacher(

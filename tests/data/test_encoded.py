@@ -11,10 +11,10 @@ import torch
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
 from drafttrain.config.inputs import DataConfig, TargetConfig
+from drafttrain.data.batches.examples import Examples
 from drafttrain.data.distill.distill import distill
 from drafttrain.data.encoded import (
     ClipEncoding,
-    EncodedExamples,
     KeptEncodings,
     encoded_bytes,
     text_encoding,
@@ -54,7 +54,7 @@ def outputs(heard, out: Path, **settings: object) -> datasets.Dataset:
 def test_texts_are_encoded_as_the_target_encodes_them(family):
     model = tiny_model(family)
     target = LoadedTarget(model, None, "target")
-    examples = EncodedExamples(datasets.Dataset.from_dict(ROWS), text_encoding(target))
+    examples = Examples(datasets.Dataset.from_dict(ROWS), text_encoding(target))
     assert len(examples) == 2
     for example in examples.__getitems__([(0, 1), (3, 0)]):
         ids = torch.tensor(example.source_ids)
@@ -88,7 +88,7 @@ def test_clips_are_encoded_when_first_asked_for_and_read_afterwards(heard, tmp_p
     target, data = heard
     rows, clips = outputs(heard, tmp_path / "out"), load_inputs(data, heard=True)
     encoding = ClipEncoding(target, rows, clips, tmp_path / "encoded")
-    examples = EncodedExamples(rows, encoding)
+    examples = Examples(rows, encoding)
     assert not list(tmp_path.glob("encoded/*/*"))
     [first] = examples.__getitems__([(0, 2)])
     assert len(list(tmp_path.glob("encoded/*/*"))) == 1

@@ -15,12 +15,12 @@ from drafttrain.data.batches.packing import DocumentCollator
 from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.data.shards.store import read_manifest
 from drafttrain.data.teacher import (
-    TaughtExamples,
     TeacherManifest,
     cache_teacher,
     plan_teacher,
     read_top,
     top_rows,
+    training_examples,
 )
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.models.loading import load_target
@@ -102,8 +102,10 @@ def test_rows_may_be_computed_in_another_precision(pair) -> None:
 
 @pytest.mark.parametrize("draftable", [None, DRAFTABLE], ids=["all", "few"])
 def test_with_all_tokens_kept_it_teaches_what_the_online_target_does(pair, draftable):
-    found, rows, target = cached(pair, draftable, top_k=VOCAB)
-    taught = TaughtExamples(rows, found).__getitems__([(0, row) for row in range(len(rows))])
+    asked, rows = settings(pair, top_k=VOCAB), load_distilled(pair / "distilled")
+    target = load_target(asked.target)
+    examples = training_examples(asked, rows, target, draftable)
+    taught = examples.__getitems__([(0, row) for row in range(len(rows))])
     online = [example._replace(target_rows=None) for example in taught]
     collate, losses, gradients = DocumentCollator(0), [], []
     for examples in (taught, online):

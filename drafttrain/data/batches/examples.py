@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
@@ -42,11 +42,15 @@ class Example(NamedTuple):
     """The target's rows at the tokens of the output, where they are known."""
 
 
-class Examples(Dataset):
-    """Distilled rows, fetched a batch at a time by (epoch, row)."""
+Complete = Callable[[list[Example]], list[Example]]
+"""Adds to examples what is not in their rows."""
 
-    def __init__(self, rows: datasets.Dataset):
-        self.rows = rows
+
+class Examples(Dataset):
+    """Distilled rows, fetched a batch at a time by (epoch, row), and completed."""
+
+    def __init__(self, rows: datasets.Dataset, complete: Complete | None = None):
+        self.rows, self._complete = rows, complete
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -55,7 +59,8 @@ class Examples(Dataset):
         fetched = self.rows[[row for _, row in keys]]
         names = ["source_ids", "target_ids", *(["prefix_ids"] if "prefix_ids" in fetched else [])]
         parts = zip(*(fetched[name] for name in names), strict=True)
-        return [Example(*key, *own) for key, own in zip(keys, parts, strict=True)]
+        examples = [Example(*key, *own) for key, own in zip(keys, parts, strict=True)]
+        return examples if self._complete is None else self._complete(examples)
 
 
 @dataclass(frozen=True)
@@ -85,8 +90,8 @@ def pad_encoded(examples: Sequence[Example]) -> tuple[Tensor, Tensor | None]:
     rows = [example.encoded for example in examples if example.encoded is not None]
     if len(rows) < len(examples):
         raise ValueError(
-            "the drafter reads the target's encoder, but rows come without what it put out; fetch "
-            "them from `EncodedExamples`"
+            "the drafter reads the target's encoder states, but rows come without them; fetch them "
+            "from `Examples` with `text_encoding` or `ClipEncoding`"
         )
     lengths = torch.tensor([len(row) for row in rows])
     padded = pad_sequence(rows, batch_first=True)
