@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 import datasets
 import numpy as np
 import torch
-import transformers
 from torch import Tensor
 from tqdm import tqdm
 from transformers import PretrainedConfig
@@ -26,9 +25,8 @@ from drafttrain.data.batches.examples import Examples, TopRows
 from drafttrain.data.distill.batches import batches_by_length
 from drafttrain.data.distill.plan import DistillPlan
 from drafttrain.data.distill.recipe_rows import distillations, row_lengths
-from drafttrain.data.shards.outputs import ShardRow, hash_outputs
+from drafttrain.data.shards.outputs import DerivedManifest, ShardRow, derived_from
 from drafttrain.data.shards.store import (
-    ShardManifest,
     Share,
     check_room,
     count_shards,
@@ -40,47 +38,29 @@ from drafttrain.data.shards.tensors import TensorRows, open_tensors, write_tenso
 from drafttrain.data.shards.writing import join_processes, say
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.sampling import exact_enough, likeliest
-from drafttrain.models.identity import ModelIdentity
 from drafttrain.models.loading import LoadedTarget, load_target
 
 SHARD_ROWS = 256
 """Distilled rows of a shard."""
 
 
-class TeacherManifest(ShardManifest):
-    """Manifest of the likeliest tokens. Target and outputs are compared by content, not by path."""
+class TeacherManifest(DerivedManifest):
+    """Manifest of the likeliest tokens."""
 
     COMMAND: ClassVar[str] = "recipes/train_causal_drafter.py"
-    VERB: ClassVar[str] = "cache"
-    SUFFIX: ClassVar[str] = "safetensors"
     SETTING: ClassVar[str] = "teacher.folder"
-    MAY_DIFFER: ClassVar[frozenset[str]] = frozenset(
-        {"target.path", "distilled", "batch_tokens", "versions", "counts", "top_k_share"}
-    )
-    EFFECTS: ClassVar[tuple[str, ...]] = ("draftable_sha256", "outputs_sha256", "rows")
-    MEANING: ClassVar[dict[str, str]] = {
-        "target.weights_sha256": "the first run's target was {there.target.path!r}, this is "
-        "{wanted.target.path!r}",
-        "draftable_sha256": "the drafter drafts other tokens (drafter.output_tokens)",
-        "outputs_sha256": "the outputs in {wanted.distilled!r} are not those of the first run",
+    MAY_DIFFER: ClassVar[frozenset[str]] = DerivedManifest.MAY_DIFFER | {
+        "batch_tokens",
+        "top_k_share",
     }
+    EFFECTS: ClassVar[tuple[str, ...]] = ("draftable_sha256", "outputs_sha256", "rows")
 
-    target: ModelIdentity
-    distilled: str
-    """Folder of the outputs, as it was given."""
-    outputs_sha256: str
-    """Of their row numbers, sources and outputs."""
     top_k: int
     """k, or the number of draftable tokens if it is smaller."""
     draftable: int
     """Tokens that the drafter can draft, of which these are the likeliest."""
     draftable_sha256: str | None
     """Of these tokens; None: all of the vocabulary."""
-    shard_rows: int
-    rows: int
-    """Distilled rows."""
-    batch_tokens: int
-    versions: dict[str, str]
     counts: int | None = None
     """Tokens of all outputs; None until every shard is there."""
     top_k_share: float | None = None
@@ -190,16 +170,12 @@ class TeacherCaching:
             tokens = self.draftable.cpu().numpy().astype(np.int64)
             digest = hashlib.sha256(tokens.tobytes()).hexdigest()
         return TeacherManifest(
-            target=ModelIdentity.of(self.target.path, self.target.model),
-            distilled=str(distillations(self.settings)["data"].out),
-            outputs_sha256=hash_outputs(self.outputs),
+            **derived_from(self.target, distillations(self.settings)["data"].out, self.outputs),
             top_k=min(self.settings.teacher.top_k, draftable),
             draftable=draftable,
             draftable_sha256=digest,
             shard_rows=SHARD_ROWS,
-            rows=len(self.outputs),
             batch_tokens=self.settings.train.batch_tokens,
-            versions={"torch": torch.__version__, "transformers": transformers.__version__},
         )
 
     def write(self, manifest: TeacherManifest, shard: int, work: tqdm) -> None:

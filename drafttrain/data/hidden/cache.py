@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 import datasets
 import numpy as np
 import torch
-import transformers
 from tqdm import tqdm
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -31,8 +30,8 @@ from drafttrain.data.hidden.token_states import Labelling, Output, label_tokens
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import (
     Manifest,
+    derived_from,
     hash_inputs,
-    hash_outputs,
     load_distilled,
     read_manifest,
 )
@@ -105,21 +104,17 @@ class Caching:
         state, drafter, sampling = labelling.state, labelling.drafter, labelling.sampling
         same = {"blocks_per_row", "mixes", "dtype", "seed", "batch_tokens", "shard_rows"}
         return CacheManifest(
+            **derived_from(self.target, config.distilled, self.outputs),
             state=state,
-            target=ModelIdentity.of(self.target.path, self.target.model),
             drafter=ModelIdentity.of(config.drafter, drafter),
             hidden_size=state_size(drafter.config, state),
             tokenizer_sha256=hash_tokenizer(self.target.tokenizer),
-            distilled=str(config.distilled),
-            outputs_sha256=hash_outputs(self.outputs),
             temperature=sampling.temperature,
             top_k=sampling.top_k,
             top_p=sampling.top_p,
             mixing=labelling.mixing if state == "token" else None,
             k=labelling.settings.k if state == "slot" else None,
             **config.model_dump(include=same),
-            rows=len(self.outputs),
-            versions={"torch": torch.__version__, "transformers": transformers.__version__},
         )
 
     def write(self, manifest: CacheManifest, shard: int, work: tqdm) -> None:

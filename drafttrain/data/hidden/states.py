@@ -18,40 +18,25 @@ from torch.utils.data import Dataset
 
 from drafttrain.config.base import ConfigError
 from drafttrain.data.batches.examples import Batch
-from drafttrain.data.shards.store import MANIFEST, ShardManifest, read_finished
+from drafttrain.data.shards.outputs import DerivedManifest
+from drafttrain.data.shards.store import MANIFEST, read_finished
 from drafttrain.data.shards.tensors import TensorRows, open_tensors, write_tensors
 from drafttrain.models.draft_states import StateKind
 from drafttrain.models.identity import ModelIdentity
 
 
-class CacheManifest(ShardManifest):
-    """Manifest of a hidden cache. Models and outputs are compared by content, not by path."""
+class CacheManifest(DerivedManifest):
+    """Manifest of a hidden cache."""
 
     COMMAND: ClassVar[str] = "drafttrain cache"
-    VERB: ClassVar[str] = "cache"
-    SUFFIX: ClassVar[str] = "safetensors"
-    MAY_DIFFER: ClassVar[frozenset[str]] = frozenset(
-        {"target.path", "drafter.path", "distilled", "versions", "counts", "mean_acceptance"}
-    )
+    MAY_DIFFER: ClassVar[frozenset[str]] = DerivedManifest.MAY_DIFFER | {"mean_acceptance"}
     EFFECTS: ClassVar[tuple[str, ...]] = ("hidden_size", "outputs_sha256", "rows")
-    MEANING: ClassVar[dict[str, str]] = {
-        "target.weights_sha256": "the first run's target was {there.target.path!r}, this is "
-        "{wanted.target.path!r}",
-        "drafter.weights_sha256": "the first run's drafter was {there.drafter.path!r}, this is "
-        "{wanted.drafter.path!r}",
-        "outputs_sha256": "the outputs in {wanted.distilled!r} are not those of the first run",
-    }
 
     state: StateKind
     """What the states are of: a token as it was drawn, a token at its own position, or a slot."""
-    target: ModelIdentity
     drafter: ModelIdentity
     hidden_size: int
     tokenizer_sha256: str
-    distilled: str
-    """Folder of the outputs, as it was given."""
-    outputs_sha256: str
-    """Of their row numbers, sources and outputs."""
     temperature: float
     """This and the next two: the warping under which the labels were made."""
     top_k: int
@@ -66,11 +51,6 @@ class CacheManifest(ShardManifest):
     dtype: str
     """Type of the stored hidden states."""
     seed: int
-    batch_tokens: int
-    shard_rows: int
-    rows: int
-    """Distilled rows."""
-    versions: dict[str, str]
     counts: tuple[int, ...] | None = None
     """Positions in each mix; None until every shard is there."""
     mean_acceptance: float | None = None

@@ -16,6 +16,8 @@ import datasets
 import pyarrow
 import pyarrow.compute as compute
 import pyarrow.parquet
+import torch
+import transformers
 
 from drafttrain.config.base import Config, ConfigError
 from drafttrain.data.inputs.clips import DIGESTS
@@ -24,6 +26,8 @@ from drafttrain.data.shards import store
 from drafttrain.data.shards.store import MANIFEST, ShardManifest, read_finished
 from drafttrain.data.shards.writing import renamed_when_whole
 from drafttrain.decoding.types import Source
+from drafttrain.models.identity import ModelIdentity
+from drafttrain.models.loading import LoadedTarget
 
 TRUNCATED = "no end within max_new_tokens"
 RETOKENISED = "the text gives other tokens than the server's"
@@ -171,6 +175,49 @@ class Manifest(ShardManifest):
     versions: dict[str, str]
     counts: Counts | None = None
     """None until every shard is there."""
+
+
+class DerivedManifest(ShardManifest):
+    """Manifest of tensors computed from distilled outputs; these and models are compared by
+    content, not by path."""
+
+    VERB: ClassVar[str] = "cache"
+    SUFFIX: ClassVar[str] = "safetensors"
+    MAY_DIFFER: ClassVar[frozenset[str]] = frozenset(
+        {"target.path", "drafter.path", "distilled", "versions", "counts"}
+    )
+    MEANING: ClassVar[dict[str, str]] = {
+        "target.weights_sha256": "the first run's target was {there.target.path!r}, this is "
+        "{wanted.target.path!r}",
+        "drafter.weights_sha256": "the first run's drafter was {there.drafter.path!r}, this is "
+        "{wanted.drafter.path!r}",
+        "outputs_sha256": "the outputs in {wanted.distilled!r} are not those of the first run",
+        "draftable_sha256": "the drafter drafts other tokens (drafter.output_tokens)",
+    }
+
+    target: ModelIdentity
+    distilled: str
+    """Folder of the outputs, as it was given."""
+    outputs_sha256: str
+    """Of their row numbers, sources and outputs."""
+    batch_tokens: int
+    shard_rows: int
+    rows: int
+    """Distilled rows."""
+    versions: dict[str, str]
+
+
+def derived_from(
+    target: LoadedTarget, distilled: Path, outputs: datasets.Dataset
+) -> dict[str, Any]:
+    """Fields of a `DerivedManifest`."""
+    return {
+        "target": ModelIdentity.of(target.path, target.model),
+        "distilled": str(distilled),
+        "outputs_sha256": hash_outputs(outputs),
+        "rows": len(outputs),
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+    }
 
 
 def read_manifest(folder: Path | str) -> Manifest:
