@@ -7,13 +7,14 @@ import os
 import sys
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, NoReturn
+from typing import Literal
 
 import torch
 from datasets import Dataset
 from rich.console import Console
 from rich.text import Text
-from transformers import PreTrainedTokenizerBase, TextStreamer
+from transformers import PreTrainedTokenizerBase as Tokenizer
+from transformers import TextStreamer
 
 from drafttrain.build.cascades import other_drafters
 from drafttrain.build.method import build_method, build_sampling, check_method
@@ -30,8 +31,8 @@ from drafttrain.decoding.engine.compiling import compile_calls
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import sequence_randomness
-from drafttrain.decoding.types import Round, Source
-from drafttrain.models.loading import LoadedTarget, check_target
+from drafttrain.decoding.types import Round
+from drafttrain.models.loading import check_target
 from drafttrain.models.speech import hears
 
 Display = Literal["text", "rounds", "json"]
@@ -68,8 +69,14 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
         lambda number: sequence_randomness(seed, rows[number][0], device),
     )
     compile_calls(settings.compile, settings.batch_size)
+    if heard:
+        sources = HeardRows(target, inputs)
+    else:
+        decoder_only = not target.model.config.is_encoder_decoder
+        tokenized = tokenize_prompts(target.tokenizer, inputs, decoder_only)
+        sources = [make_source(ids, target.model) for ids in tokenized]
     rounds = decoder.decode(
-        HeardRows(target, inputs) if heard else tokenised(target, inputs),
+        sources,
         settings.decode.sampling.max_new_tokens,
         settings.batch_size,
     )
@@ -79,8 +86,9 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
             Console(highlight=False).print(LEGEND)
         for (row, text), played in zip(rows, in_order(rounds, len(rows)), strict=True):
             DISPLAYS[display](target.tokenizer, row, text, played)
-    except BrokenPipeError:
-        leave_quietly()
+    except BrokenPipeError:  # the reader of the output has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        raise SystemExit(CLOSED_PIPE) from None
     except ValueError as error:
         which = "input" if settings.batch_size == 1 else "a batch of inputs from"
         raise ValueError(f"{which} {row}: {error}") from error
@@ -123,22 +131,7 @@ def read_inputs(settings: GenerateConfig, texts: Sequence[str] | None, heard: bo
     return Dataset.from_dict(columns)
 
 
-def tokenised(target: LoadedTarget, inputs: Dataset) -> list[Source]:
-    """The sources of texts and chats."""
-    decoder_only = not target.model.config.is_encoder_decoder
-    tokenized = tokenize_prompts(target.tokenizer, inputs, decoder_only)
-    return [make_source(ids, target.model) for ids in tokenized]
-
-
-def leave_quietly() -> NoReturn:
-    """The reader of the output has gone, as `head` does: no error of ours, and no more to do."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
-    raise SystemExit(CLOSED_PIPE)
-
-
-def show_text(
-    tokenizer: PreTrainedTokenizerBase, row: int, text: str, rounds: Iterable[Round]
-) -> None:
+def show_text(tokenizer: Tokenizer, row: int, text: str, rounds: Iterable[Round]) -> None:
     """The text on a line; on a terminal as it is decoded, as far as later tokens rarely change it.
 
     A clean-up rule of a tokenizer may still change a word: files and pipes get the whole text, once
@@ -154,9 +147,7 @@ def show_text(
     stream.end()
 
 
-def show_rounds(
-    tokenizer: PreTrainedTokenizerBase, row: int, text: str, rounds: Iterable[Round]
-) -> None:
+def show_rounds(tokenizer: Tokenizer, row: int, text: str, rounds: Iterable[Round]) -> None:
     """Every round on a line (SpecDec, Table 16), then the text and its mean acceptance length."""
     console = Console(highlight=False, soft_wrap=True)
     console.print(Text(f"\n{text}", style="bold"))
@@ -167,12 +158,11 @@ def show_rounds(
     tokens = [token for played in shown for token in played.emitted]
     console.print(Text(f"  = {tokenizer.decode(tokens, skip_special_tokens=True)}"))
     facts = f"{len(tokens)} tokens in {len(shown)} rounds, {len(tokens) / len(shown):.2f} a round"
-    console.print(Text(f"    {facts}, {seconds_of(shown):.2f} s", style="dim"))
+    seconds = sum(played.draft_seconds + played.target_seconds for played in shown)
+    console.print(Text(f"    {facts}, {seconds:.2f} s", style="dim"))
 
 
-def show_json(
-    tokenizer: PreTrainedTokenizerBase, row: int, text: str, rounds: Iterable[Round]
-) -> None:
+def show_json(tokenizer: Tokenizer, row: int, text: str, rounds: Iterable[Round]) -> None:
     """One JSON object on a line; of draft trees also which nodes were accepted."""
     shown = list(rounds)
     tokens = [token for played in shown for token in played.emitted]
@@ -189,7 +179,7 @@ def show_json(
         "tokens": tokens,
         "rounds": facts,
         "mean_acceptance_length": len(tokens) / len(shown),
-        "seconds": round(seconds_of(shown), 6),
+        "seconds": round(sum(one.draft_seconds + one.target_seconds for one in shown), 6),
     }
     print(json.dumps(line, ensure_ascii=False), flush=True)
 
@@ -202,12 +192,7 @@ def accepted(played: Round) -> int:
     return min(len(played.path), len(played.emitted))
 
 
-def seconds_of(rounds: Sequence[Round]) -> float:
-    """The time of a sequence's rounds: its part of the calls that a batch shares."""
-    return sum(played.draft_seconds + played.target_seconds for played in rounds)
-
-
-def readable_pieces(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> list[str]:
+def readable_pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
     """Each token as the text it stands for: a space before it as ▁, a new line as ↵.
 
     Part of a character, where one is split over tokens, is \ufffd, as tokenizers write it.
@@ -231,7 +216,7 @@ LEGEND = Text.assemble(
 )
 
 
-def show_round(number: int, played: Round, tokenizer: PreTrainedTokenizerBase) -> Text:
+def show_round(number: int, played: Round, tokenizer: Tokenizer) -> Text:
     """One line for a round, readable without colour too."""
     count = accepted(played)
     rejected = [t for node, t in enumerate(played.drafted) if node not in played.path[:count]]
