@@ -46,12 +46,8 @@ class Trained(Facts):
     """How a variant was trained."""
 
     settings: dict[str, Any]
-    clock: str
-    """What `seconds` counts: wall, or cpu: processor time of the process."""
     seconds: float
     """Of training, data and checkpoints included, warm-up and start not."""
-    cpu_seconds: float
-    wall_seconds: float
     seconds_per_step: float
     """Measured in the warm-up."""
     steps: int

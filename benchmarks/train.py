@@ -14,11 +14,11 @@ import json
 import resource
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, count, islice
 from pathlib import Path
-from time import perf_counter, process_time
+from time import perf_counter
 
 import numpy as np
 import psutil
@@ -57,11 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         prepared = prepare_recipe(settings, Path(folder))
         padding = padding_of(prepared)
-        bench = Bench(prepared, clock_of(given.clock, prepared), given.progress)
+        bench = Bench(prepared, given.progress)
         rates = bench.rates(given.steps)
         report = {
             "recipe": str(given.config),
-            "clock": given.clock,
             "environment": describe_environment().model_dump(),
             "drafter": prepared.task.objective.model.config.to_dict(),
             "figures": rates | padding | bench.memory() | bench.shares(given.steps),
@@ -78,12 +77,6 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=10, help="steps that are measured")
     parser.add_argument(
         "--progress", type=float, default=0.5, help="of the training, 0 to 1: how much to reveal"
-    )
-    parser.add_argument(
-        "--clock",
-        choices=("wall", "cpu"),
-        default="wall",
-        help="cpu: processor time of this process, where other programs share the machine",
     )
     parser.add_argument("--out", type=Path, help="also write the figures to this JSON file")
     return parser.parse_args(arguments)
@@ -104,19 +97,6 @@ def prepare_recipe(settings: SpecDrafterRecipe, folder: Path) -> Prepared:
     prepared = prepare(accelerator, task, settings.train)
     prepared.objective.train()
     return prepared
-
-
-def clock_of(kind: str, prepared: Prepared) -> Callable[[], float]:
-    """Seconds, after all work given to the device is done."""
-    clock = perf_counter if kind == "wall" else process_time
-    if prepared.accelerator.device.type != "cuda":
-        return clock
-
-    def after_all_work() -> float:
-        torch.cuda.synchronize()
-        return clock()
-
-    return after_all_work
 
 
 def padding_of(prepared: Prepared) -> dict[str, float]:
@@ -157,7 +137,6 @@ class Bench:
     """Steps of one training, measured."""
 
     prepared: Prepared
-    clock: Callable[[], float]
     progress: float
     largest: int = 0
     """Rows (encoder and decoder, padding included) of the largest batch so far."""
@@ -171,6 +150,12 @@ class Bench:
         for _ in range(2):
             self.step(self.draw()[0])
         self.at_rest = psutil.Process().memory_info().rss
+
+    def clock(self) -> float:
+        """Seconds, after all work given to the device is done."""
+        if self.prepared.accelerator.device.type == "cuda":
+            torch.cuda.synchronize()
+        return perf_counter()
 
     def draw(self) -> tuple[list[tuple[int, SlotBatch]], float]:
         """The batches of the next step, and the seconds of making them."""
