@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from drafttrain.build.pairs import load_pair
-from drafttrain.commands.tune import drafters_beside, options_of
+from drafttrain.commands.shell import quiet_libraries
+from drafttrain.commands.tune import options_of
 from drafttrain.config.commands import TuneConfig
 from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.filling import fill_tune
@@ -30,6 +32,7 @@ from drafttrain.evaluation.jobs import PLAIN
 from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.evaluation.report import Choice, read_report
 from drafttrain.evaluation.tune import Bench, Standings, build_methods, decode_all
+from drafttrain.evaluation.tune_plan import drafters_beside
 
 SEED = 1000
 """Samples are others than those that were chosen on."""
@@ -41,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of tune")
     parser.add_argument("--rounds", type=int, default=1, help="times that every prompt is decoded")
     given = parser.parse_args(arguments)
+    quiet_libraries()
     report = read_report(given.report)
     assert report.search is not None, "the report is of `drafttrain eval`"
     settings = load_settings(TuneConfig, None, given.settings, {}, fill_tune)
@@ -63,7 +67,8 @@ def open_bench(settings: TuneConfig, candidates: list[Candidate]) -> Bench:
     model = CachedModel(pair.target.model)
     prompts, _ = read_prompts(pair.target, model, load_inputs(settings.data))
     methods = build_methods(candidates, pair)
-    return Bench(pair.target, model, candidates, methods, prompts, options_of(settings, SEED))
+    options = replace(options_of(settings, settings.batch_sizes), seed=SEED)
+    return Bench(pair.target, model, candidates, methods, prompts, options)
 
 
 def decode_everything(bench: Bench, batch_size: int, rounds: int) -> Standings:

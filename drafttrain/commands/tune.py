@@ -1,6 +1,6 @@
 """Choose how to draft by decoding the user's prompts, and write the choice.
 
-The way of `drafttrain tune`: settings -> `make_candidates` (ways to decode, checked) ->
+The way of `drafttrain tune`: settings -> `make_plan` (candidates and prompts, checked) ->
 `search_all` (decodes them in rungs) -> `measure_finalists` (figures on other prompts) -> report,
 page, policy.json.
 """
@@ -9,46 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from time import perf_counter
 
-import numpy as np
 from datasets import Dataset
 
-from drafttrain.build.cascades import other_drafters
-from drafttrain.build.method import Method, build_sampling, check_method
-from drafttrain.build.pairs import Pair, check_pair, load_pair
+from drafttrain.build.method import Method, build_sampling
+from drafttrain.build.pairs import Pair
 from drafttrain.build.verifiers import AUTO, build_verifier
-from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import TuneConfig
-from drafttrain.config.kinds import NONE
-from drafttrain.config.runs import head_folders, head_run_of
-from drafttrain.config.trees import TREES
-from drafttrain.data.inputs.prompts import load_inputs
-from drafttrain.data.shards.store import MANIFEST
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.evaluation.calibration import (
     CallSeconds,
-    HeadFacts,
     OracleCounts,
     follow_oracle,
-    judge_heads,
     stop_threshold,
 )
-from drafttrain.evaluation.candidates import (
-    Candidate,
-    Drafting,
-    check_trees,
-    make_candidates,
-    most_drafted,
-)
-from drafttrain.evaluation.evaluate import write_evaluation
+from drafttrain.evaluation.candidates import Candidate, make_candidates, most_drafted
+from drafttrain.evaluation.evaluate import Evaluation, write_evaluation
 from drafttrain.evaluation.options import EvaluationOptions
 from drafttrain.evaluation.policy_file import default_policy_file, make_policy, write_policy_file
 from drafttrain.evaluation.prompts import Prompt, PromptSet, read_prompts
-from drafttrain.evaluation.report import Search, check_new_file, data_facts, plot_path, write_text
+from drafttrain.evaluation.report import Search, data_facts, plot_path, write_text
 from drafttrain.evaluation.runner import decode_by
 from drafttrain.evaluation.table_style import print_findings
 from drafttrain.evaluation.tables import main_table
@@ -63,18 +46,8 @@ from drafttrain.evaluation.tune import (
     search_all,
 )
 from drafttrain.evaluation.tune_page import head_table, tune_page, verdict_lines
-from drafttrain.models.acceptance_head import load_heads
-from drafttrain.models.loading import check_target
-from drafttrain.models.speech import hears
+from drafttrain.evaluation.tune_plan import TunePlan, first, make_plan
 
-MOST_ROWS = 512
-"""Prompts to choose on, at most; the rungs seldom come to more."""
-MOST_REPORTED = 200
-"""Prompts for the final figures, at most."""
-MOST_HEADS = 2
-"""Heads that are tried, the best by held-out KL."""
-HELD_OUT = "held_out_cache"
-"""Folder of a run of heads with states and labels of held-out outputs."""
 OF_ORACLE = 16
 """Prompts along whose greedy outputs the oracle is followed."""
 TIMED, TIMED_LENGTH = 2, 4
@@ -88,44 +61,46 @@ def tune(settings: TuneConfig, dry_run: bool = False) -> None:
     settings that do not go together.
     """
     began = perf_counter()
-    check_new_file(settings.report, "report", (".json",))
-    check_trees(settings.trees)
-    drafting = Drafting.of(str(settings.drafter))
-    if drafting.kind is NONE:
-        raise ConfigError("drafter = 'none' drafts nothing, so there is nothing to tune; give one")
-    judged, heads = choose_heads(settings)
-    candidates = make_candidates(settings, drafting, heads, None)
-    for one in candidates:
-        check_method(one.decode)
-    beside, trees, table = drafters_beside(settings, candidates)
-    check_pair(settings.target, (str(settings.drafter), *beside), trees, table)
-    rows, reported = split_rows(settings)
-    fewest, largest = min(len(rows), len(reported)), max(settings.batch_sizes, default=1)
-    if largest > fewest:
-        raise ConfigError(
-            f"batch_sizes = {largest}, but there are only {fewest} prompts to choose on or for the "
-            "final figures, so that no batch would be full; give more prompts, or smaller batches"
-        )
+    plan = make_plan(settings)
     if dry_run:
-        print(plan_lines(settings, candidates, rows, reported))
+        print("\n".join(plan.lines()))
         return
-    pair = load_pair(settings.target, str(settings.drafter), beside, trees, table)
+    found, candidates = decode_plan(plan, began)
+    report = found.report
+    write_evaluation(found, settings.report)
+    page = settings.report.with_suffix(".html")
+    write_text(page, tune_page(report, plot_path(settings.report)))
+    policy_file = settings.policy or default_policy_file(settings)
+    by_name = {one.name: one for one in candidates}
+    sampling = asdict(build_sampling(settings.sampling))
+    policy = make_policy(report.search.choices, by_name, sampling)
+    write_policy_file(policy, report, policy_file)
+    print_findings(
+        [main_table(report), head_table(report)],
+        verdict_lines(report),
+        [f"report: {settings.report}", f"page: {page}", f"policy: {policy_file}"],
+    )
+
+
+def decode_plan(plan: TunePlan, began: float) -> tuple[Evaluation, list[Candidate]]:
+    """Search among the candidates and measure the best ones; began: when the minutes started."""
+    settings, pair = plan.settings, plan.load_pair()
     model = CachedModel(pair.target.model)
-    prompts = PromptSet(str(settings.data.path), *read_prompts(pair.target, model, rows))
-    options = options_of(settings)
+    prompts = PromptSet(str(settings.data.path), *read_prompts(pair.target, model, plan.rows))
+    options = options_of(settings, plan.batch_sizes)
     seconds = time_calls(model, pair, prompts.prompts[:TIMED], options)
-    drafting = replace(drafting, grows_trees=drafting.grows_trees and takes_trees(model, pair))
-    threshold = stop_threshold(seconds, drafting.kind) if heads else None
-    candidates = make_candidates(settings, drafting, heads, threshold)
+    grows = plan.drafting.grows_trees and takes_trees(model, pair)
+    drafting = replace(plan.drafting, grows_trees=grows)
+    threshold = stop_threshold(seconds, drafting.kind) if plan.heads else None
+    candidates = make_candidates(settings, drafting, plan.heads, threshold)
     methods = build_methods(candidates, pair)
     bench = Bench(pair.target, model, candidates, methods, prompts.prompts, options)
-    minutes = 60.0 * settings.minutes
-    rungs = search_all(bench, Clock(began + (1.0 - FINAL_SHARE) * minutes))
+    given = 60.0 * settings.minutes
+    rungs = search_all(bench, Clock(began + (1.0 - FINAL_SHARE) * given))
     sizes = sorted({rung.batch_size for rung in rungs})
     choices = [choose([r for r in rungs if r.batch_size == size], candidates) for size in sizes]
-    path = str((settings.report_data or settings.data).path)
-    names = finalists(rungs, choices)
-    found = measure_finalists(bench, names, reported, rungs, Clock(began + minutes), path)
+    names, clock = finalists(rungs, choices), Clock(began + given)
+    found = measure_finalists(bench, names, plan.reported, rungs, clock, plan.reported_path)
     search = Search(
         drafter=str(settings.drafter),
         candidates={one.name: settings_of(one) for one in candidates},
@@ -136,75 +111,11 @@ def tune(settings: TuneConfig, dry_run: bool = False) -> None:
         t_draft=seconds.t_draft,
         t_target=seconds.t_target,
         threshold=threshold,
-        heads=judged,
-        oracle=oracle_of(bench, pair, reported, most_drafted(settings, drafting)),
+        heads=plan.judged,
+        oracle=oracle_of(bench, pair, plan.reported, most_drafted(settings, drafting)),
     )
     report = found.report.model_copy(update={"search": search})
-    write_evaluation(replace(found, report=report), settings.report)
-    page = settings.report.with_suffix(".html")
-    write_text(page, tune_page(report, plot_path(settings.report)))
-    policy_file = settings.policy or default_policy_file(settings)
-    by_name = {one.name: one for one in candidates}
-    write_policy_file(make_policy(choices, by_name, asdict(options.sampling)), report, policy_file)
-    print_findings(
-        [main_table(report), head_table(report)],
-        verdict_lines(report),
-        [f"report: {settings.report}", f"page: {page}", f"policy: {policy_file}"],
-    )
-
-
-def choose_heads(settings: TuneConfig) -> tuple[list[HeadFacts], dict[str, Path]]:
-    """Calibration of the heads on the held-out cache of their run, and the folders of those that
-    are tried: the best by binary KL, or those with the fewest layers where there is no cache."""
-    if settings.heads is None:
-        return [], {}
-    place = Path(str(settings.heads))
-    found = {name: folder for folder in head_folders(place) for name in load_heads(folder)}
-    run, judged = head_run_of(place), []
-    if run is not None and (run.folder / HELD_OUT / MANIFEST).is_file():
-        judged = judge_heads(load_heads(place), run.folder / HELD_OUT)
-    names = [one.name for one in judged] or sorted(found)
-    return judged, {name: found[name] for name in names[:MOST_HEADS]}
-
-
-def split_rows(settings: TuneConfig) -> tuple[Dataset, Dataset]:
-    """Rows to choose on and rows to report on, shuffled; without report_data a third of data is
-    split off. Raises ConfigError where there are too few."""
-    heard = hears(check_target(settings.target))
-    rows = shuffled(load_inputs(settings.data, "data", heard))
-    if settings.report_data is not None:
-        reported = shuffled(load_inputs(settings.report_data, "report_data", heard))
-        return first(rows, MOST_ROWS), first(reported, MOST_REPORTED)
-    if len(rows) < 3:
-        raise ConfigError(
-            f"data.path = {settings.data.path!r} holds {len(rows)} prompts; give 3 at least (a "
-            "third is split off for the final figures), or report_data"
-        )
-    own = len(rows) - len(rows) // 3
-    chosen, reported = rows.select(range(own)), rows.select(range(own, len(rows)))
-    return first(chosen, MOST_ROWS), first(reported, MOST_REPORTED)
-
-
-def shuffled(rows: Dataset) -> Dataset:
-    return rows.select(np.random.default_rng(0).permutation(len(rows)).tolist())
-
-
-def first(rows: Dataset, most: int) -> Dataset:
-    return rows.select(range(min(most, len(rows))))
-
-
-def drafters_beside(
-    settings: TuneConfig, candidates: Sequence[Candidate]
-) -> tuple[list[str], bool, str | None]:
-    """Drafters that have a part in some candidate beside the first one; whether the user gives
-    candidates with trees; the table of max-gram. Raises ConfigError for several tables."""
-    decodes = [one.decode for one in candidates]
-    beside = sorted({name for decode in decodes for name in other_drafters(decode)})
-    trees = any(TREES[one.tree.kind].shape is not None for one in settings.candidates.values())
-    tables = sorted({decode.bigrams for decode in decodes if decode.bigrams is not None})
-    if len(tables) > 1:
-        raise ConfigError(f"bigrams = {tables}; give all candidates one table, or none")
-    return beside, trees, next(iter(tables), None)
+    return replace(found, report=report), candidates
 
 
 def takes_trees(model: CachedModel, pair: Pair) -> bool:
@@ -213,15 +124,15 @@ def takes_trees(model: CachedModel, pair: Pair) -> bool:
     return model.takes_branches and (alone or pair.drafter.model.takes_branches)
 
 
-def options_of(settings: TuneConfig, seed: int | None = None) -> EvaluationOptions:
-    """How all candidates decode. seed: another one than that of the settings."""
+def options_of(settings: TuneConfig, batch_sizes: Sequence[int]) -> EvaluationOptions:
+    """How all candidates decode."""
     sampling = settings.sampling
     return EvaluationOptions(
         build_sampling(sampling),
         sampling.max_new_tokens,
-        sampling.seed if seed is None else seed,
+        sampling.seed,
         baselines=(),
-        batch_sizes=sorted({1, *settings.batch_sizes}),
+        batch_sizes=batch_sizes,
         repeats=1,
         warmup=1,
     )
@@ -253,21 +164,3 @@ def settings_of(candidate: Candidate) -> dict[str, object]:
     """What of a candidate is not common to all, as a user would write it."""
     common = {"drafter", "sampling"}
     return candidate.decode.model_dump(mode="json", exclude_unset=True, exclude=common)
-
-
-def plan_lines(
-    settings: TuneConfig, candidates: Sequence[Candidate], rows: Dataset, reported: Dataset
-) -> str:
-    """What a tuning would do, without loading any weights or writing anything."""
-    path = (settings.report_data or settings.data).path
-    names = ", ".join(one.name for one in candidates)
-    return "\n".join(
-        [
-            f"candidates   {1 + len(candidates)}: plain, {names}",
-            f"prompts      {len(rows)} of {settings.data.path} to choose on, at most; "
-            f"{len(reported)} of {path} for the final figures",
-            f"batch sizes  {', '.join(map(str, sorted({1, *settings.batch_sizes})))}",
-            f"minutes      {settings.minutes:g} at most",
-            f"report       {settings.report}",
-        ]
-    )
