@@ -26,10 +26,11 @@ from drafttrain.config.kinds import kind_of
 from drafttrain.data.encoded import ClipEncoding
 from drafttrain.data.hidden.slot_states import label_slots
 from drafttrain.data.hidden.states import CacheManifest, Labelled, read_states, write_states
-from drafttrain.data.hidden.token_states import Labelling, Output, label_tokens
+from drafttrain.data.hidden.token_states import Labelling, label_tokens
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import (
     Manifest,
+    ShardRow,
     derived_from,
     hash_inputs,
     load_distilled,
@@ -231,7 +232,7 @@ def cache_sampling(config: CacheConfig, distilled: Manifest) -> Sampling:
     return Sampling(asked.temperature, asked.top_k or 0, asked.top_p or 1.0)
 
 
-def _cut(row: Mapping[str, Any], labelling: Labelling) -> Output:
+def _cut(row: Mapping[str, Any], labelling: Labelling) -> ShardRow:
     """An output, as far as both models have positions for it: its last token is fed as well."""
     source_ids, target_ids, places = row["source_ids"], row["target_ids"], labelling.places
     given_ids = row.get("prefix_ids", ())
@@ -239,7 +240,7 @@ def _cut(row: Mapping[str, Any], labelling: Labelling) -> Output:
         before = 1 if labelling.target.config.is_encoder_decoder else len(source_ids)
         room = places - before - len(given_ids) if len(source_ids) <= places else 0
         target_ids = target_ids[: max(0, room)]
-    return Output(row["row"], source_ids, target_ids, given_ids)
+    return ShardRow(row["row"], source_ids, target_ids, prefix_ids=given_ids)
 
 
 def plan_cache(config: CacheConfig) -> str:

@@ -22,11 +22,11 @@ from torch import Tensor
 from drafttrain.data.hidden.states import Labelled
 from drafttrain.data.hidden.token_states import (
     Labelling,
-    Output,
     grouped,
     row_uniforms,
     target_rows,
 )
+from drafttrain.data.shards.outputs import ShardRow
 from drafttrain.decoding.drafters.slots import SlotDrafter, Slots
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.sampling import warp
@@ -35,7 +35,7 @@ from drafttrain.models.draft_states import state_size
 
 
 @torch.inference_mode()
-def label_slots(labelling: Labelling, outputs: Sequence[Output]) -> Iterator[list[Labelled]]:
+def label_slots(labelling: Labelling, outputs: Sequence[ShardRow]) -> Iterator[list[Labelled]]:
     """What each output gives to mix 0, 1, ..., in no particular order of outputs."""
     drafter = labelling.slots
     assert drafter is not None
@@ -50,7 +50,7 @@ def label_slots(labelling: Labelling, outputs: Sequence[Output]) -> Iterator[lis
 def _label_blocks(
     labelling: Labelling,
     drafter: SlotDrafter,
-    output: Output,
+    output: ShardRow,
     source: Source,
     target_probs: Tensor,
 ) -> list[Labelled]:

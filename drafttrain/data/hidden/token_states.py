@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 
 from drafttrain.config.commands import CacheConfig
 from drafttrain.data.hidden.states import Labelled
+from drafttrain.data.shards.outputs import ShardRow
 from drafttrain.decoding.drafters.slots import SlotDrafter
 from drafttrain.decoding.engine.encoding import encoder_of
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
@@ -33,18 +34,6 @@ from drafttrain.models.draft_states import StateKind, drawn_states
 
 LOGIT_BYTES = 2**29
 """Most bytes of float32 logits of one model at a time, if a row alone does not exceed it."""
-
-
-@dataclass(frozen=True)
-class Output:
-    """One distilled row: a source (or prompt) and what the target made of it."""
-
-    row: int
-    source_ids: Sequence[int]
-    """None of a clip."""
-    target_ids: Sequence[int]
-    given_ids: Sequence[int] = ()
-    """What stands between the decoder start token and the output."""
 
 
 @dataclass(frozen=True)
@@ -69,25 +58,25 @@ class Labelling:
     clips: Callable[[int], Tensor] | None = None
     """Of targets that hear: what their encoder makes of the clip of a row, [S, E]."""
 
-    def sources(self, outputs: Sequence[Output]) -> list[Source]:
+    def sources(self, outputs: Sequence[ShardRow]) -> list[Source]:
         """What outputs were made from, as the target has read it."""
         if self.clips is not None:
             return [self._clip(self.clips(output.row), output) for output in outputs]
         target = self.target
-        sources = [make_source(one.source_ids, target, one.given_ids) for one in outputs]
+        sources = [make_source(one.source_ids, target, one.prefix_ids) for one in outputs]
         encode = encoder_of(target)
         if encode is None:
             return sources
         pairs = zip(sources, encode(sources), strict=True)
         return [replace(source, encoded=encoded) for source, encoded in pairs]
 
-    def _clip(self, encoded: Tensor, output: Output) -> Source:
-        prefix = torch.tensor([start_token(self.target), *output.given_ids])
+    def _clip(self, encoded: Tensor, output: ShardRow) -> Source:
+        prefix = torch.tensor([start_token(self.target), *output.prefix_ids])
         encoded = encoded.to(self.target.device, self.target.dtype)
         return Source({}, prefix.to(self.target.device), encoded=encoded)
 
 
-def label_tokens(labelling: Labelling, outputs: Sequence[Output]) -> Iterator[list[Labelled]]:
+def label_tokens(labelling: Labelling, outputs: Sequence[ShardRow]) -> Iterator[list[Labelled]]:
     """What each output gives to mix 0, 1, ..., in no particular order of outputs."""
     for group in grouped(labelling, outputs):
         sources = labelling.sources(group)
@@ -115,7 +104,7 @@ def label_tokens(labelling: Labelling, outputs: Sequence[Output]) -> Iterator[li
 
 
 def _mix(
-    labelling: Labelling, output: Output, source: Source, target: Forced, draft: Forced
+    labelling: Labelling, output: ShardRow, source: Source, target: Forced, draft: Forced
 ) -> list[Mixed]:
     """The mixes of an output: drafted tokens and their labels, by the rows of both models."""
     length, settings = len(output.target_ids), labelling.settings
@@ -143,14 +132,14 @@ def target_rows(
     return warp(processors(source.prefix, tokens, logits), labelling.sampling)
 
 
-def grouped(labelling: Labelling, outputs: Sequence[Output]) -> Iterator[list[Output]]:
+def grouped(labelling: Labelling, outputs: Sequence[ShardRow]) -> Iterator[list[ShardRow]]:
     """Longest first, as many as fit: rows x longest row <= batch_tokens, and little enough logits.
 
     Rows of an output go through the output projection, so they count for memory by themselves.
     """
     batch_tokens = labelling.settings.batch_tokens
     positions = max(1, LOGIT_BYTES // (4 * labelling.target.config.vocab_size))
-    group: list[Output] = []
+    group: list[ShardRow] = []
     longest = scored = 0
     for output in sorted(outputs, key=lambda one: (-_length(one), one.row)):
         count = len(output.target_ids)
@@ -165,7 +154,7 @@ def grouped(labelling: Labelling, outputs: Sequence[Output]) -> Iterator[list[Ou
         yield group
 
 
-def _length(output: Output) -> int:
+def _length(output: ShardRow) -> int:
     return len(output.source_ids) + len(output.target_ids)
 
 

@@ -68,13 +68,15 @@ class TensorRows:
 
     def _spans(self, first: int, last: int) -> list[tuple[int, slice]]:
         """Where rows first..last lie: shards, and the elements in each."""
-        begin, end = self._ends[first] - self.lengths[first], self._ends[last]
-        edges = [(n, *self.starts[n : n + 2].tolist()) for n in range(len(self.files))]
-        return [
-            (n, slice(max(int(begin), start) - start, min(int(end), stop) - start))
-            for n, start, stop in edges
-            if max(begin, start) < min(end, stop)
-        ]
+        begin, end = int(self._ends[first] - self.lengths[first]), int(self._ends[last])
+        spans = []
+        for shard in range(np.searchsorted(self.starts, begin, "right") - 1, len(self.files)):
+            start, stop = self.starts[shard : shard + 2].tolist()
+            if start >= end:
+                break
+            if begin < stop:
+                spans.append((shard, slice(max(begin, start) - start, min(end, stop) - start)))
+        return spans if begin < end else []
 
     def _file(self, shard: int) -> Any:
         if shard not in self._open:

@@ -18,8 +18,8 @@ from drafttrain.data.hidden import slot_states as slot_blocks
 from drafttrain.data.hidden.cache import build_cache
 from drafttrain.data.hidden.slot_states import draw_prefixes, label_slots
 from drafttrain.data.hidden.states import open_cache
-from drafttrain.data.hidden.token_states import Labelling, Output
-from drafttrain.data.shards.outputs import load_distilled
+from drafttrain.data.hidden.token_states import Labelling
+from drafttrain.data.shards.outputs import ShardRow, load_distilled
 from drafttrain.decoding.drafters.block_along import block_states
 from drafttrain.decoding.drafters.slots import probs_along
 from drafttrain.decoding.engine.cached_model import CachedModel
@@ -142,7 +142,7 @@ def test_labels_and_coins_are_the_law_of_real_rounds(shape, monkeypatch):
     seen = 0.0
     for token in set(range(WORDS)) - {EOS}:
         coins.clear()
-        [[labelled]] = label_slots(labelling(pair), [Output(0, SOURCE, [*BEGUN, token, 5])])
+        [[labelled]] = label_slots(labelling(pair), [ShardRow(0, SOURCE, [*BEGUN, token, 5])])
         first, coin = float(labelled.acceptance[0]), float(coins[0][0])
         accepted = {path: p for path, p in law.items() if path[:1] == (token,)}
         more = sum(p for path, p in accepted.items() if len(path) == 2)
@@ -168,7 +168,7 @@ def test_a_slot_is_seen_as_often_as_its_coin_says():
     token = int((survival - 0.5).abs().argmin())  # neither sure nor impossible
     share = float(survival[token])
     assert 0.05 < share < 0.95
-    [many] = label_slots(labelling(pair, mixes=mixes), [Output(3, SOURCE, [*begun, token, 4])])
+    [many] = label_slots(labelling(pair, mixes=mixes), [ShardRow(3, SOURCE, [*begun, token, 4])])
     # position 3 is slot 1 of block 3, always there, and slot 2 of block 2 after an accepted slot 1
     seen = sum(int((mix.positions == 3).sum()) for mix in many) / mixes - 1
     assert abs(seen - share) < 4 * (share * (1 - share) / mixes) ** 0.5
@@ -181,7 +181,7 @@ def test_greedy_labels_end_at_the_first_wrong_slot(shape):
     source, wrong, right = [7, 9, 12, EOS], 0, 0
     tokens = target.generate(torch.tensor([source]), max_new_tokens=9, do_sample=False)
     output = tokens[0, 1 if target.config.is_encoder_decoder else len(source) :].tolist()
-    [[labelled]] = label_slots(labelling(pair, Sampling(), k=4), [Output(0, source, output)])
+    [[labelled]] = label_slots(labelling(pair, Sampling(), k=4), [ShardRow(0, source, output)])
     found = sorted(zip(labelled.positions.tolist(), labelled.acceptance.tolist(), strict=True))
     read = CachedModel(target).read(make_source(source, target))
     most = [4] * len(output)
@@ -204,7 +204,7 @@ def test_states_are_those_that_a_policy_is_shown(shape: str):
     """The slot's own state, before its token is known and before previous-token features."""
     target, drafter = pair = tiny_pair(VOCAB, **{"k": 3} | SHAPES[shape])
     output = [8, 20, 11, 6, 9]
-    [[labelled]] = label_slots(labelling(pair, k=3), [Output(0, SOURCE, output)])
+    [[labelled]] = label_slots(labelling(pair, k=3), [ShardRow(0, SOURCE, output)])
     shown = []
     for prefix in range(5):
         source = make_source(SOURCE, target)
