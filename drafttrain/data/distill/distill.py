@@ -22,13 +22,12 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
 from drafttrain.data.distill.batches import BatchDecoder, Decoded, OpenDecoder, Refused
 from drafttrain.data.distill.generation import generate_settings, open_generate
-from drafttrain.data.distill.plan import check_distill_settings, check_distillation, check_lengths
+from drafttrain.data.distill.plan import check_distillation
 from drafttrain.data.encoded import KeptEncodings
 from drafttrain.data.inputs.clips import AUDIO, DIGESTS, SECONDS
 from drafttrain.data.inputs.hearing import hear, name_languages
-from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.rows import CHATS
-from drafttrain.data.inputs.tokens import check_chats, tokenize_prompts
+from drafttrain.data.inputs.tokens import tokenize_prompts
 from drafttrain.data.shards.outputs import (
     TRUNCATED,
     Manifest,
@@ -46,7 +45,6 @@ from drafttrain.decoding.engine.logits_processing import check_generation_config
 from drafttrain.decoding.types import Sampling
 from drafttrain.models.identity import hash_tokenizer, hash_weights
 from drafttrain.models.loading import LoadedTarget, load_target, outline_target
-from drafttrain.models.speech import hears
 
 ROWS_NAMED = 20
 """Most skipped or failed rows that are printed; the shards name them all."""
@@ -60,25 +58,18 @@ def distill(
     """Writes the missing shards of `config.out` (or a share) and returns the manifest, finished
     where all shards are there.
 
-    open_decoder: makes what decodes, of the backend that is asked for; the command knows them all
-    (`commands/distill.py`), this room its own. Runs in every process of an `accelerate launch`.
+    open_decoder: opens the backend of the settings; `commands/distill.py` knows them all, data only
+    its own. Runs in every process of an `accelerate launch`.
     Raises ConfigError, before anything is written, for settings that contradict each other, the
     target or the folder's manifest.
     """
-    check_distill_settings(config)
-    share = read_share(config.share)
     state = join_processes()  # first: it assigns each process its device
+    inputs = check_distillation(config, target=target)
     if target is None:
-        inputs = check_distillation(config)
         read = load_target if config.decoded_by.reads_weights else outline_target
         target = read(config.target)
-    else:
-        inputs = load_inputs(config.data, heard=hears(target.model.config))
-    check_lengths(config, target.model.config)
-    check_chats(target.tokenizer, inputs, not target.model.config.is_encoder_decoder)
-    decoder = open_decoder(config, target)
-    assert decoder.backend == config.decoded_by.name
-    return fill_folder(Distilling(config, target, inputs, decoder), config.out, share, state)
+    filling = Distilling(config, target, inputs, open_decoder(config, target))
+    return fill_folder(filling, config.out, read_share(config.share), state)
 
 
 @dataclass

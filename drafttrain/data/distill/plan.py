@@ -24,7 +24,13 @@ from drafttrain.data.shards.store import (
     read_share,
 )
 from drafttrain.decoding.engine.architectures import position_limit, source_limit
-from drafttrain.models.loading import auto_class, check_target, choose_device, load_tokenizer
+from drafttrain.models.loading import (
+    LoadedTarget,
+    auto_class,
+    check_target,
+    choose_device,
+    load_tokenizer,
+)
 from drafttrain.models.speech import hears
 
 SPOKEN = 4.0
@@ -61,19 +67,25 @@ class DistillPlan:
         )
 
 
-def check_distillation(config: DistillConfig, group: str = "data") -> datasets.Dataset:
+def check_distillation(
+    config: DistillConfig, group: str = "data", target: LoadedTarget | None = None
+) -> datasets.Dataset:
     """The inputs, once all is checked that can be without the target's weights.
 
-    `group` is how the user calls the inputs' settings. Raises ConfigError.
+    group: the user's name for the inputs' settings. target: where it is loaded already. Raises
+    ConfigError.
     """
     check_distill_settings(config)
-    model_config = check_target(config.target)
-    choose_device(config.target.device)
+    if target is None:
+        choose_device(config.target.device)
+        model_config, tokenizer = check_target(config.target), load_tokenizer(config.target)
+    else:
+        model_config, tokenizer = target.model.config, target.tokenizer
     check_lengths(config, model_config)
     if (config.out / MANIFEST).is_file():
         read_manifest(config.out)
     inputs = load_inputs(config.data, group, hears(model_config))
-    check_chats(load_tokenizer(config.target), inputs, not model_config.is_encoder_decoder)
+    check_chats(tokenizer, inputs, not model_config.is_encoder_decoder)
     return inputs
 
 
