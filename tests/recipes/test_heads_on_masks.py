@@ -1,4 +1,4 @@
-"""Heads for a drafter through masks, end to end: trained, tuned, measured, handed over."""
+"""Heads for a drafter through masks, end to end: trained, measured, handed over."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from drafttrain.commands.export import export
 from drafttrain.config.commands import ExportConfig
 from drafttrain.data.hidden.states import CacheManifest
 from drafttrain.data.shards.store import read_manifest
-from drafttrain.evaluation.report import read_report
 from drafttrain.export.verify import compare
 from drafttrain.models.acceptance_head import load_heads
 from recipes.train_acceptance_head import main
-from tests.commands.test_tune import SMALL
 from tests.recipes.tiny_recipe import exit_code, write_recipe
 from tests.tiny_drafters import MASK
 from tests.tiny_models import near_copy, tiny_model
@@ -66,7 +64,7 @@ def test_what_users_of_slots_are_told_is_told_here(
     assert not (folder / "refused").exists()
 
 
-def test_a_head_is_trained_tuned_measured_and_exported(
+def test_a_head_is_trained_measured_and_exported(
     folder: Path, capsys: pytest.CaptureFixture
 ) -> None:
     run, drafter = folder / "run", str(folder / "drafter")
@@ -75,16 +73,6 @@ def test_a_head_is_trained_tuned_measured_and_exported(
     assert (manifest.state, manifest.k, manifest.hidden_size) == ("slot", 3, 16)
     [(name, head)] = load_heads(run).items()
     assert head.config.state == "slot"
-
-    code = exit_code(drafttrain, "tune", "--heads", str(run), *SMALL, "k=[1,2,3]")
-    assert code == 0, capsys.readouterr().err
-    report = read_report(run / "tune.json")
-    names = set(report.search.candidates)
-    assert {"k=1", "k=3", "entropy(1) block", f"{name} h=0.5 block"} <= names
-    assert report.search.threshold is None  # a pass drafts the whole block
-    assert report.search.heads[0].metrics["binary_kl"].value >= 0.0
-    policy = read_policy(run / "final" / "policy.json")
-    assert policy.max_draft == 3 and policy.head == name
 
     target = ["--target", str(folder / "target")]
     quick = ["repeats=1", "warmup=0", "bootstrap=20", "baselines=[]"]
@@ -107,6 +95,6 @@ def test_a_head_is_trained_tuned_measured_and_exported(
     assert said[0] == said[1]
 
     out = folder / "out"
-    export(ExportConfig(drafter=drafter, heads=run, h=0.4, out=out), reload=compare)
+    export(ExportConfig(drafter=drafter, head=run / "final" / name, h=0.4, out=out), reload=compare)
     exported = read_policy(out / "policy.json")
     assert (exported.stop, exported.h, exported.max_draft) == ("head", 0.4, 3)

@@ -35,7 +35,6 @@ class Case:
 TINY_T5 = ["drafter.d_model=32", "drafter.attention_heads=4", "drafter.ffn_dim=64"]
 CASES = [
     Case("wmt14_en_de", "marian", (12, 2)),
-    Case("wmt16_en_ro", "marian", (12, 2)),
     Case("cnn_dm_bart", "bart", (12, 2), copies=True),
     Case("t5_wmt", "t5", (24, 6), overrides=[*TINY_T5, "train.precision=fp32"]),
 ]

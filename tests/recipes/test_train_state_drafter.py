@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from drafttrain.cli import main as drafttrain
+from drafttrain.commands.export import export
 from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import ExportConfig
 from drafttrain.config.language_recipes import StateDrafterRecipe
 from drafttrain.config.reading import load_settings
 from drafttrain.evaluation.report import read_report
+from drafttrain.export.verify import compare
 from drafttrain.models.state_drafter import StateDrafter
 from drafttrain.models.state_recipe import check_state_recipe
 from recipes import train_acceptance_head
@@ -27,7 +30,6 @@ SHAPES = {
     "linked": {"previous_token_rank": 5},
     "tokens": {"drafts": "tokens"},
 }
-MODES = list(SHAPES)
 
 
 @pytest.fixture(autouse=True)
@@ -48,11 +50,10 @@ def make_project(folder: Path, drafts: str = "blocks") -> list[str]:
     return ["--config", str(write_recipe(folder, 8, 3, **settings))]
 
 
-@pytest.mark.parametrize("drafts", MODES)
-def test_one_command_leaves_a_drafter_that_eval_and_generate_take(
-    drafts: str, tmp_path: Path, capsys: pytest.CaptureFixture
+def test_one_command_leaves_a_drafter_that_eval_generate_and_export_take(
+    tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    arguments, run = make_project(tmp_path, drafts), tmp_path / "run"
+    arguments, run = make_project(tmp_path, "linked"), tmp_path / "run"
     assert exit_code(main, *arguments, "--dry-run") == 0
     plan = capsys.readouterr().out
     for word in ("parameters", "distillation", "batches", "steps", "disk", "memory"):
@@ -62,8 +63,7 @@ def test_one_command_leaves_a_drafter_that_eval_and_generate_take(
     assert "maps fitted along" in capsys.readouterr().out
     drafter, start = (StateDrafter.from_pretrained(run / name) for name in ("final", "start"))
     assert drafter.config.context_layers == [2, 3] and drafter.config.state_layers == [1, 2, -1]
-    assert drafter.config.drafts == SHAPES[drafts].get("drafts", "blocks")
-    assert drafter.config.previous_token_rank == (5 if drafts == "linked" else 0)
+    assert drafter.config.previous_token_rank == 5
     assert len(drafter.config.draftable_tokens) == 12
     assert not same_weights(drafter, start)
     log = [json.loads(line) for line in (run / "metrics.jsonl").open()]
@@ -90,12 +90,12 @@ def test_one_command_leaves_a_drafter_that_eval_and_generate_take(
         said.append(capsys.readouterr().out.splitlines()[-1])
     assert said[0] == said[1]
 
-    assert exit_code(drafttrain, "export", f"out={tmp_path / 'out'}", "--drafter", str(run)) == 0
+    export(ExportConfig(drafter=str(run), out=tmp_path / "out"), reload=compare)
     told = capsys.readouterr().out
     assert "every part equal to the original; the target's output unchanged for 3 inputs" in told
     card = (tmp_path / "out" / "README.md").read_text()
     assert "target = AutoModelForCausalLM.from_pretrained(" in card
-    assert "`from drafttrain.models.state_drafter import StateDrafter; StateDrafter.from" in card
+    assert "`drafttrain.models.state_drafter.StateDrafter.from_pretrained(...)`" in card
     assert "drafts behind the states of this target alone" in card and "drafts for" not in card
     given = ["export", f"out={tmp_path / 'served'}", "--drafter", str(run), "--for", "vllm"]
     assert exit_code(drafttrain, *given) == 2
@@ -113,15 +113,24 @@ def test_one_command_leaves_a_drafter_that_eval_and_generate_take(
     given = ["--target", str(tmp_path / "target"), "--text", "w5", "--drafter", str(run / "start")]
     assert exit_code(drafttrain, "generate", *given) == 2
     assert "does not say what it reads: context_layers = None" in capsys.readouterr().err
-    tree = [*quick, "--tree", "opt-tree", "--drafter", str(run)]
-    if drafts != "tokens":
-        assert exit_code(drafttrain, "eval", *tree) == 0
-    else:
-        assert exit_code(drafttrain, "eval", *tree) != 0
-        assert "can only draft chains" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("drafts", MODES)
+@pytest.mark.parametrize("drafts", ["blocks", "tokens"])
+def test_what_it_reads_of_its_block_decides_whether_it_drafts_trees(
+    drafts: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert exit_code(main, *make_project(tmp_path, drafts), "train.max_steps=2") == 0
+    quick = ["repeats=1", "warmup=0", "bootstrap=20", "baselines=[]"]
+    quick += ["decode.sampling.max_new_tokens=8", "--drafter", str(tmp_path / "run")]
+    assert exit_code(drafttrain, "eval", *quick) == 0
+    own = json.loads((tmp_path / "run" / "report.json").read_text())["runs"][-1]
+    assert own["metrics"]["identical"]["value"] == 1.0
+    code = exit_code(drafttrain, "eval", *quick, "--tree", "opt-tree")
+    assert (code == 0) == (drafts == "blocks")
+    assert ("can only draft chains" in capsys.readouterr().err) == (drafts == "tokens")
+
+
+@pytest.mark.parametrize("drafts", ["linked", "tokens"])
 def test_interrupted_training_ends_with_the_same_bits(drafts: str, tmp_path: Path) -> None:
     resumed_as_if_never_stopped(main, make_project(tmp_path, drafts), tmp_path, "final", "start")
 
