@@ -29,13 +29,13 @@ class BatchDecoder:
     backend: str
     """Its name in the table of backends."""
     decode: Callable[[Sequence[ShardRow]], Sequence[Decoded]]
-    """What becomes of each row. Raises OutOfMemoryError for a batch that is too large."""
+    """The output of each row. Raises OutOfMemoryError for a batch that is too large."""
     batches: Callable[[Sequence[ShardRow]], Iterable[list[ShardRow]]]
     """Parts the rows of a shard into batches. Which rows are together changes no row."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What the manifest says of it: fields that resumed runs must share."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Libraries that decode, beside torch and Transformers."""
+    """Libraries that decode, besides torch and Transformers."""
 
 
 OpenDecoder = Callable[[DistillConfig, LoadedTarget], BatchDecoder]
@@ -60,5 +60,5 @@ def batches_by_length(
 
 
 def longest_first(rows: Sequence[ShardRow]) -> list[ShardRow]:
-    """Rows of like length beside each other, in an order that follows from the rows alone."""
+    """Rows sorted by length, then by number."""
     return sorted(rows, key=lambda row: (-row.length, row.row))

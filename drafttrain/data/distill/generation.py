@@ -80,7 +80,7 @@ def open_generate(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
 
 
 def generate_settings(config: DistillConfig) -> dict[str, Any]:
-    """What is asked of `generate`; the rest is as the target's generation_config says."""
+    """Arguments of `generate`; the rest is as in the target's generation_config."""
     sampled = config.method == "sample"
     sampling = config.sampling
     return {

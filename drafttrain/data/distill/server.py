@@ -34,15 +34,15 @@ from drafttrain.models.loading import LoadedTarget, check_target
 KEY = "OPENAI_API_KEY"
 """Environment variable that the API key is read from."""
 PROBE_SECONDS = 10.0
-"""How long a server has to say which models it has."""
+"""Timeout of the request for the list of models."""
 ROUNDS = 16
 """Requests for each place at the servers that a batch holds."""
 FEW = 4
-"""Rows of a batch from which on it is no accident that all fail."""
+"""If this many rows or more all fail, the run ends."""
 RETIRES = dict.fromkeys((401, 403), f"; set {KEY} in the environment, or correct it")
 RETIRES |= dict.fromkeys((404, 405), "; give the address that ends in /v1, and check server.model")
 RETIRES |= dict.fromkeys((429, 503), "")
-"""Statuses after which a server is asked no more, and what to do."""
+"""HTTP statuses after which a server gets no more requests, with the remedy."""
 SHOWN = 200
 """Characters of a server's own words in a message."""
 UNSENT = (
@@ -50,7 +50,7 @@ UNSENT = (
     "forced_bos_token_id forced_eos_token_id min_length min_new_tokens "
     "exponential_decay_length_penalty"
 ).split()
-"""What a generation_config may ask for and no server is told."""
+"""Settings of a generation_config that cannot be sent to a server."""
 
 
 class ServersGone(OSError):
@@ -58,11 +58,11 @@ class ServersGone(OSError):
 
 
 class Retired(Exception):
-    """A server that is of no use to any row."""
+    """A server fails in a way that no other row would escape."""
 
 
 def check_server(config: DistillConfig) -> None:
-    """Refuse what can be known to be wrong before a server is asked. Raises ConfigError."""
+    """Check the settings before any request. Raises ConfigError."""
     if not config.server.urls:
         raise ConfigError(
             "backend = 'server', but there is no address; give --server http://localhost:8000/v1"
@@ -98,7 +98,7 @@ def read_address(text: str) -> str:
 
 
 def open_server(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
-    """Ask each server which model it has. Raises ConfigError for one that is of no use."""
+    """Finds the model of each server. Raises ConfigError for one that cannot be used."""
     check_server(config)
     given = config.server
     urls = [read_address(url) for url in given.urls]
@@ -153,13 +153,13 @@ def find_model(url: str, wanted: str | None, path: str) -> str:
 
 
 def check_sent(target: LoadedTarget, config: DistillConfig) -> None:
-    """Refuse what servers would have to be told and cannot be. Raises ConfigError."""
+    """Refuse settings of the target that cannot be sent. Raises ConfigError."""
     values = target.model.generation_config.to_dict()
     for name in UNSENT:
         if values.get(name):
             raise ConfigError(
-                f"the target's generation_config sets {name}={values[name]!r}, which servers are "
-                "not told; take it out of generation_config.json, or distil without --server"
+                f"the target's generation_config sets {name}={values[name]!r}, which cannot "
+                "be sent to a server; take it out of generation_config.json, or leave --server out"
             )
     top_k = config.sampling.top_k if config.method == "sample" else 0
     penalty = values.get("repetition_penalty") or 1.0
@@ -172,7 +172,7 @@ def check_sent(target: LoadedTarget, config: DistillConfig) -> None:
 
 
 def words(url: str, error: Exception) -> str:
-    """What went wrong, on one line, without the key that some servers repeat."""
+    """The error on one line, without the API key, which some servers repeat."""
     cause = "" if isinstance(error, openai.APIStatusError) else error.__cause__ or ""
     said = " ".join(f"{error} {cause}".split())
     if key := os.environ.get(KEY, "").strip():
@@ -189,7 +189,7 @@ class Servers:
     urls: Sequence[str]
     model: str
     gone: dict[str, str] = field(default_factory=dict)
-    """Why no more is asked of a server, by its address."""
+    """Why a server gets no more requests, by its address."""
 
     def decode(self, rows: Sequence[ShardRow]) -> list[Decoded]:
         """The answer to each row, in order.
