@@ -62,12 +62,10 @@ def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
     made_from = Provenance(
         target=target,
         license=settings.license,
-        target_license=settings.target_license,
         data=settings.training_data,
-        data_license=settings.data_license,
     )
     schedule = parts.policy.lengths_by_batch() or lengths[1]
-    plan = Plan(settings.engines, settings.p_min, schedule)
+    plan = Plan(settings.engines, schedule)
     card = Card(settings.push or str(settings.out), made_from, measured, plan)
     found = write_export(
         settings.out,
@@ -187,5 +185,5 @@ def summary(settings: ExportConfig, parts: Parts, found: Verification) -> str:
         f"more     {out / 'README.md'}",
     ]
     if settings.license is None:
-        lines.append("licence  not stated: give license=..., and target_license=, data_license=")
+        lines.append("licence  not stated: give license=...")
     return "\n".join(lines)

@@ -326,13 +326,9 @@ class ExportConfig(Config):
     the head or the drafter recorded it."""
     license: str | None = None
     """Licence of the drafter, as the Hub names it (apache-2.0, cc-by-4.0, other)."""
-    target_license: str | None = None
-    """Licence of the target, for the model card: it may bind what was trained from it."""
     training_data: str | None = None
     """What the drafter was trained on, for the model card: a Hub name or words. Default: as its
     run recorded it."""
-    data_license: str | None = None
-    """Licence of the training data, for the model card."""
     report: Path | None = None
     """Measured numbers for the model card, written by `drafttrain eval` or `drafttrain tune`; the
     plot beside it goes along. Default: report.json in the drafter's run, if there is one."""
@@ -345,12 +341,6 @@ class ExportConfig(Config):
     num_assistant_tokens: PositiveInt | None = None
     """Draft length of Transformers' own assisted generation, and of all commands. Default: the
     policy's, else the fastest in the report, else as the drafter's run has it, else 20."""
-    assistant_confidence_threshold: float | None = Field(default=None, ge=0.0, lt=1.0)
-    """Transformers' own stop in assisted generation; 0: none. Default: 0 for a policy of fixed
-    length, else the policy's confidence, else 0.4."""
-    p_min: float | None = Field(default=None, ge=0.0, lt=1.0)
-    """llama.cpp's --spec-draft-p-min: a draft ends before a token of less probability; 0: none.
-    Default: the policy's confidence, where it stops by one, else 0."""
     check: Literal["auto", "target", "drafter"] = "auto"
     """What is decoded on 20 inputs before the folder gets its name. target: the target with
     custom_generate, against plain greedy `generate` (loads the target). drafter: drafts alone,

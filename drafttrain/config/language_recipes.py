@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from drafttrain.config.base import Config, Precision
 from drafttrain.config.recipes import DistillingRecipe, TrainConfig
@@ -69,10 +69,6 @@ class FollowTargetConfig(Config):
     forward_kl: NonNegativeFloat = 1.0
     """Weight of KL(p || q) (DistillSpec, Zhou et al. 2024): q covers all that the target may say.
     """
-    reverse_kl: NonNegativeFloat = 0.0
-    """Weight of KL(q || p): q keeps to what the target surely says."""
-    jsd: NonNegativeFloat = 0.0
-    """Weight of the Jensen-Shannon divergence, the mean of both against (p + q) / 2."""
     total_variation: NonNegativeFloat = 0.0
     """Weight of 1 - sum min(p, q): how often rejection sampling rejects a drafted token."""
     lk: NonNegativeFloat = 0.0
@@ -80,10 +76,8 @@ class FollowTargetConfig(Config):
     the target it learns as fast as forward_kl; where p and q share next to nothing, as from random
     weights, its gradients are small."""
     lk_adaptive: NonNegativeFloat = 0.0
-    """Weight of a KL(p || q) + (1 - a) (1 - sum min(p, q)) with a = exp(-lk_rate sum min(p, q)):
+    """Weight of a KL(p || q) + (1 - a) (1 - sum min(p, q)) with a = exp(-3 sum min(p, q)):
     the KL divergence where p and q hardly overlap, total variation where they do (LK losses)."""
-    lk_rate: PositiveFloat = 3.0
-    """How fast lk_adaptive turns from one to the other."""
     frozen: tuple[Literal["embeddings", "output"], ...] = ("embeddings", "output")
     """Parts that stay as they start: most of a shallow drafter's weights, few of whose tokens occur
     in few rows. Where the two are tied, either name holds both. Random weights cannot stay: give

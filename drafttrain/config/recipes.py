@@ -173,11 +173,6 @@ class DistillingRecipe(Config):
     """Inputs for validation and for a bare `drafttrain eval`."""
     distilled: Path | None = None
     """Folder of distilled shards; default RUN/distilled."""
-    held_out_distilled: Path | None = None
-    """Folder of the held-out inputs' shards, which several runs may share; default RUN/held_out."""
-    encoded: Path | None = None
-    """Folder of what the target's encoder makes of clips, which several runs may share. Default:
-    RUN/encoded."""
     distill: dict[str, Any] = {}
     """Settings of `drafttrain distill` (method, batch_tokens, ...); target.dtype=bfloat16 has the
     target answer in bfloat16, where that is faster, though training takes its exact weights."""
@@ -188,6 +183,9 @@ class DistillingRecipe(Config):
 class SpecDrafterRecipe(DistillingRecipe):
     """`recipes/train_spec_drafter.py`: distil the target if need be, then train a drafter."""
 
+    encoded: Path | None = None
+    """Folder of what the target's encoder makes of clips, which several runs may share. Default:
+    RUN/encoded."""
     drafter: DrafterConfig = DrafterConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
     train: TrainConfig = TrainConfig()

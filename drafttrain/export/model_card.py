@@ -31,16 +31,14 @@ HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 @dataclass(frozen=True)
 class Provenance:
-    """Target, data and licences. None: nobody said."""
+    """Target, data and licence. None: nobody said."""
 
     target: str | None = None
     """Hub name or folder of the target."""
     license: str | None = None
     """Of the drafter, as the Hub names it."""
-    target_license: str | None = None
     data: str | None = None
     """What the drafter was trained on: a Hub name, a file, or words."""
-    data_license: str | None = None
 
 
 @dataclass(frozen=True)
@@ -65,8 +63,6 @@ class Plan:
 
     engines: Sequence[str] = ()
     """As settings name them; none: all that read the plain folder."""
-    p_min: float | None = None
-    """None: as the policy says."""
     schedule: Schedule = ()
 
 
@@ -124,8 +120,8 @@ def write_card(card: Card, parts: Parts, found: Verification) -> str:
         command_of=command_of,
         made_from=made_from,
         origins=[
-            ("target", made_from.target, made_from.target_license),
-            ("training data", made_from.data, made_from.data_license),
+            ("target", made_from.target),
+            ("training data", made_from.data),
         ],
         version=version("drafttrain"),
         transformers_version=version("transformers"),
@@ -153,9 +149,8 @@ def _on_hub(name: str | None) -> str | None:
 
 def serving_of(card: Card, parts: Parts) -> Serving:
     """What the commands of a card are made of."""
-    policy, p_min = parts.policy, card.plan.p_min
-    if p_min is None:
-        p_min = policy.confidence if policy.stop == "confidence" else 0.0
+    policy = parts.policy
+    p_min = policy.confidence if policy.stop == "confidence" else 0.0
     seq2seq = parts.drafter.config.is_encoder_decoder
     return Serving(
         target=card.made_from.target or UNKNOWN_TARGET,

@@ -218,9 +218,7 @@ def _batches_of(policy: Policy, head: AcceptanceHead | None) -> dict[int, Policy
 
 
 def _assisted(settings: ExportConfig, policy: Policy) -> Assisted:
-    confidence = settings.assistant_confidence_threshold
-    if confidence is None:
-        by_policy = policy.confidence if policy.stop == "confidence" else None
-        confidence = 0.0 if policy.stop == "fixed" else by_policy or DEFAULT_CONFIDENCE
+    by_policy = policy.confidence if policy.stop == "confidence" else None
+    confidence = 0.0 if policy.stop == "fixed" else by_policy or DEFAULT_CONFIDENCE
     length = policy.k if policy.stop == "fixed" else policy.max_draft
     return Assisted(settings.num_assistant_tokens or length or DEFAULT_LENGTH, confidence)

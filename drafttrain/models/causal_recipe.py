@@ -14,7 +14,7 @@ from drafttrain.models.narrowed import check_width
 from drafttrain.models.prompts import check_prompt_layers, prompt_layers
 from drafttrain.models.target_embeddings import lacks_embeddings
 
-LOSSES = FollowTargetConfig.model_fields.keys() - {"frozen", "packed_tokens", "lk_rate"}
+LOSSES = FollowTargetConfig.model_fields.keys() - {"frozen", "packed_tokens"}
 """Weights of losses among the settings of the objective."""
 
 

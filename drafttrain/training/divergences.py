@@ -12,10 +12,8 @@ is applied as it stands. What is lost is how target and drafter differ among the
 - forward_kl is too low by P KL(p' || q'), with p' and q' the rows among the others, each summing to
   1, and P what the target gives them together; its gradient moves their drafter's probabilities by
   one factor;
-- reverse_kl is too low by Q KL(q' || p'), with Q what the drafter gives them together;
-- jsd is too low by (P KL(p' || m') + Q KL(q' || m')) / 2, m' the middle of P p' and Q q', which is
-  made to sum to 1;
-- total_variation is too low by min(P, Q) - sum min(p, q) over the others, at most min(P, Q);
+- total_variation is too low by min(P, Q) - sum min(p, q) over the others, at most min(P, Q), with Q
+  what the drafter gives them together;
 - lk and lk_adaptive take their sum min(p, q) too high by the same number, and lk_adaptive its KL as
   forward_kl.
 
@@ -24,7 +22,6 @@ None is ever too high, but for lk_adaptive, which also weighs its two parts by t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -33,8 +30,8 @@ from torch import Tensor
 
 from drafttrain.training.losses import overlap
 
-IMPOSSIBLE = -100.0
-"""Log-probability that stands for a target's 0, so that KL(draft || target) stays finite."""
+RATE = 3.0
+"""How fast `adaptive_mix` turns from one divergence to the other."""
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
 
@@ -42,19 +39,6 @@ Divergence = Callable[[Tensor, Tensor], Tensor]
 def forward_kl(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
     """KL(target || draft) = sum p log(p / q); the gradient by log q is -p. 0 log 0 = 0."""
     return _expected(target_log_probs, target_log_probs - draft_log_probs)
-
-
-def reverse_kl(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
-    """KL(draft || target) = sum q log(q / p), with `IMPOSSIBLE` for a target's log 0."""
-    ratios = draft_log_probs - target_log_probs.clamp(min=IMPOSSIBLE)
-    return _expected(draft_log_probs, ratios)
-
-
-def jensen_shannon(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
-    """KL(target || m) / 2 + KL(draft || m) / 2 with m = (target + draft) / 2; at most log 2."""
-    middle = torch.logaddexp(target_log_probs, draft_log_probs) - math.log(2.0)
-    of_target = _expected(target_log_probs, target_log_probs - middle)
-    return 0.5 * (of_target + _expected(draft_log_probs, draft_log_probs - middle))
 
 
 def total_variation(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
@@ -70,11 +54,11 @@ def negative_log_acceptance(target_log_probs: Tensor, draft_log_probs: Tensor) -
     return -found.clamp(min=torch.finfo(found.dtype).tiny).log()
 
 
-def adaptive_mix(target_log_probs: Tensor, draft_log_probs: Tensor, rate: float) -> Tensor:
-    """a KL(target || draft) + (1 - a) TV with a = exp(-rate sum min(target, draft)), row by row (LK
+def adaptive_mix(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
+    """a KL(target || draft) + (1 - a) TV with a = exp(-RATE sum min(target, draft)), row by row (LK
     losses, arXiv 2602.23881); a has no gradient."""
     rejected = total_variation(target_log_probs, draft_log_probs)
-    share = (-rate * (1.0 - rejected.detach())).exp()
+    share = (-RATE * (1.0 - rejected.detach())).exp()
     return share * forward_kl(target_log_probs, draft_log_probs) + (1.0 - share) * rejected
 
 
@@ -93,31 +77,23 @@ class Mixture:
     """Divergences added up, each with its weight."""
 
     weights: Mapping[str, float]
-    """By the names of `DIVERGENCES`, and `lk_adaptive`; those of weight 0 are not computed."""
-    rate: float
-    """Of `adaptive_mix`."""
+    """By the names of `DIVERGENCES`; those of weight 0 are not computed."""
 
     def __call__(self, target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
         """Shapes: [N, C], [N, C] -> [N]."""
         found = torch.zeros_like(draft_log_probs[:, 0])
         for name, weight in self.weights.items():
             if weight:
-                rows = self._one(name)(target_log_probs, draft_log_probs)
+                rows = DIVERGENCES[name](target_log_probs, draft_log_probs)
                 found = found + weight * rows
         return found
-
-    def _one(self, name: str) -> Divergence:
-        if name in DIVERGENCES:
-            return DIVERGENCES[name]
-        return lambda target, draft: adaptive_mix(target, draft, self.rate)
 
 
 DIVERGENCES: dict[str, Divergence] = {
     "forward_kl": forward_kl,
-    "reverse_kl": reverse_kl,
-    "jsd": jensen_shannon,
     "total_variation": total_variation,
     "lk": negative_log_acceptance,
+    "lk_adaptive": adaptive_mix,
 }
 """By the settings that weigh them (`FollowTargetConfig`)."""
 

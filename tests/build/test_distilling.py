@@ -282,25 +282,3 @@ def test_a_run_stands_for_its_drafter_and_its_draft_length(tmp_path):
     assert fill_distill({"drafter": str(run), "stop": {"k": 3}})["stop"] == {"k": 3}
     assert fill_distill({"drafter": "max-gram"}) == {"drafter": "max-gram"}
     assert fill_distill({}) == {}
-
-
-def test_runs_may_share_what_they_validate_on_and_decode_it_once(models, tmp_path):
-    plain = made(models, tmp_path, "marian", "plain")
-    shared = tmp_path / "validated"
-    recipe = SpecDrafterRecipe(
-        run=tmp_path / "run",
-        target=plain.target,
-        data=plain.data,
-        held_out=plain.data,
-        distilled=tmp_path / "learned",
-        held_out_distilled=shared,
-        distill={"sampling": {"max_new_tokens": 12}, "max_source_tokens": 10},
-    )
-    target = load_target(plain.target)
-    _, held_out = distilled_rows(recipe, target, open_decoder)
-    stamps = [file.stat().st_mtime_ns for file in sorted(shared.iterdir())]
-    other = recipe.model_copy(update={"run": tmp_path / "other"})
-    _, again = distilled_rows(other, target, open_decoder)
-    assert held_out.to_list() == again.to_list()
-    assert stamps == [file.stat().st_mtime_ns for file in sorted(shared.iterdir())]
-    assert not (tmp_path / "run").exists() and not (tmp_path / "other").exists()

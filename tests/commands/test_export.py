@@ -144,8 +144,8 @@ def test_a_run_is_exported_with_its_report_plot_data_and_target(capsys, tmp_path
     card = (tmp_path / "out" / "README.md").read_text()
     assert "| causal head(0.7) greedy | 1.50× (1.40–1.60×) |" in card
     assert "![What was measured](report.png)" in card
-    assert "| its target | `target` | not stated |" in card
-    assert "| its training data | `train.txt` | not stated |" in card
+    assert "| its target | `target` | see there |" in card
+    assert "| its training data | `train.txt` | see there |" in card
     assert str(tmp_path) not in card and "/home/me" not in card
     assert "license: mit" in card
     assert (tmp_path / "out" / "report.png").read_bytes() == b"a picture"

@@ -84,7 +84,7 @@ def test_the_policy_in_words():
 
 
 def test_front_matter_names_what_the_hub_can_know(tmp_path):
-    on_hub = Provenance("org/big", "apache-2.0", "mit", "user/data", "cc-by-4.0")
+    on_hub = Provenance("org/big", "apache-2.0", "user/data")
     assert yaml.safe_load(front_matter(on_hub, ["acceptance-head"]).to_yaml()) == {
         "library_name": "transformers",
         "license": "apache-2.0",
@@ -98,14 +98,14 @@ def test_front_matter_names_what_the_hub_can_know(tmp_path):
 
 def test_licences_that_nobody_stated_are_marked_so(tmp_path):
     parts = load_parts(ExportConfig(drafter=str(save_drafter(tmp_path)), out=tmp_path / "out"))
-    made_from = Provenance("org/big", "apache-2.0", None, "tickets.jsonl", None)
+    made_from = Provenance("org/big", "apache-2.0", "tickets.jsonl")
     text = write_card(Card("mine", made_from), parts, Verification())
     assert "| this drafter |  | apache-2.0 |" in text
-    assert "| its target | `org/big` | not stated |" in text
-    assert "| its training data | `tickets.jsonl` | not stated |" in text
-    assert "| its target | not stated | not stated |" in write_card(
-        Card("m"), parts, Verification()
-    )
+    assert "| its target | `org/big` | see there |" in text
+    assert "| its training data | `tickets.jsonl` | see there |" in text
+    unknown = write_card(Card("m"), parts, Verification())
+    assert "| this drafter |  | not stated |" in unknown
+    assert "| its target | not stated | see there |" in unknown
 
 
 def test_it_shows_the_plot_and_what_was_verified(tmp_path):

@@ -16,7 +16,7 @@ from drafttrain.config.filling import fill_distill
 from drafttrain.config.inputs import DataConfig
 from drafttrain.config.language_recipes import CausalDrafterRecipe
 from drafttrain.config.reading import settings_of_group
-from drafttrain.config.recipes import DistillingRecipe, HeadRecipe
+from drafttrain.config.recipes import DistillingRecipe, HeadRecipe, SpecDrafterRecipe
 from drafttrain.data.distill.batches import OpenDecoder
 from drafttrain.data.distill.distill import distill
 from drafttrain.data.shards.outputs import load_distilled
@@ -32,7 +32,7 @@ def distillations(settings: DistillingRecipe) -> dict[str, DistillConfig]:
         most = settings.validation_rows
         limit = min(settings.held_out.limit or most, most)
         data = settings.held_out.model_copy(update={"limit": limit})
-        out = settings.held_out_distilled or settings.run / "held_out"
+        out = settings.run / "held_out"
         found["held_out"] = distill_settings(settings, data, out)
     return found
 
@@ -53,7 +53,7 @@ def distill_settings(
                 fixed["target"] = {**target.model_dump(), **given.pop("target")}
             case _:
                 dtype = target.dtype
-        if dtype == target.dtype:
+        if isinstance(settings, SpecDrafterRecipe) and dtype == target.dtype:
             fixed["encoded"] = settings.encoded or settings.run / "encoded"
     return settings_of_group(DistillConfig, "distill", given, fixed)
 

@@ -43,8 +43,8 @@ class FollowTarget(nn.Module):
         super().__init__()
         self.model = model
         self._no_split_modules = model._no_split_modules  # FSDP gathers these one at a time
-        weights = {name: getattr(settings, name) for name in (*DIVERGENCES, "lk_adaptive")}
-        self.divergence = Mixture(weights, settings.lk_rate)
+        weights = {name: getattr(settings, name) for name in DIVERGENCES}
+        self.divergence = Mixture(weights)
         self.cross_entropy = settings.cross_entropy
         self.follows = any(weights.values())
         self.teacher = None if target is None else Teacher(target)

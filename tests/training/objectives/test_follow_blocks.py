@@ -88,7 +88,7 @@ def test_without_weights_validation_is_the_cross_entropy_of_all_tokens() -> None
 
 @pytest.mark.parametrize("draftable", [None, DRAFTABLE], ids=["all", "few"])
 def test_rows_that_are_known_teach_every_token_of_every_block_as_the_target_does(draftable) -> None:
-    objective = objective_of(draftable, forward_kl=1.0, jsd=1.0, acceptance_weight=True)
+    objective = objective_of(draftable, forward_kl=1.0, lk=1.0, acceptance_weight=True)
     known, teacher = [], objective.teacher.model
     for example in examples():
         forced = teacher_force(teacher, [example.source_ids], [example.target_ids])[0]

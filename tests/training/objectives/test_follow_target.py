@@ -19,8 +19,7 @@ COLLATE = DocumentCollator(pad_token_id=0)
 DRAFTABLE = torch.tensor([EOS, 8, 9, 12, 30])
 """Without 11 and 20."""
 EVERY = FollowTargetConfig(
-    cross_entropy=0.3, forward_kl=1.0, reverse_kl=0.5, jsd=0.7, total_variation=0.2, lk=0.4,
-    lk_adaptive=0.6,
+    cross_entropy=0.3, forward_kl=1.0, total_variation=0.2, lk=0.4, lk_adaptive=0.6,
 )  # fmt: skip
 
 
