@@ -24,6 +24,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from drafttrain.evaluation.jobs import Job
 
 from drafttrain.build.drafters import make_drafter
 from drafttrain.build.method import Method
@@ -35,7 +36,6 @@ from drafttrain.decoding.types import Output
 from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.evaluation.bootstrap import Ratio, draw_resamples, estimate_ratio
 from drafttrain.evaluation.environment import describe_environment
-from drafttrain.evaluation.jobs import Job
 from drafttrain.evaluation.metrics import identical
 from drafttrain.evaluation.options import EvaluationOptions
 from drafttrain.evaluation.prompts import read_prompts

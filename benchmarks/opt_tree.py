@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from drafttrain.evaluation.trees.rank_acceptance import measure_ranks
 from expectation import compare_expectation
 from opt_tree_figures import Point, draw, summary
 
@@ -46,7 +47,6 @@ from drafttrain.evaluation.prompts import Prompt, read_prompts
 from drafttrain.evaluation.report import write_text
 from drafttrain.evaluation.runner import Decoded, Job, make_jobs, run_interleaved
 from drafttrain.evaluation.summary import token_rate
-from drafttrain.evaluation.trees.rank_acceptance import measure_ranks
 
 SIZES = (1, 2, 4, 8, 15, 25, 40, 60)
 DELTAS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)

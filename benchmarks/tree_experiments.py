@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from drafttrain.evaluation.trees.tables import markdown_trees
 from tree_grids import METHODS, expand_methods
 
 from drafttrain.commands.eval import measure_methods
@@ -28,7 +29,6 @@ from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.filling import fill_data, fill_from_run
 from drafttrain.config.reading import check_settings, merge_values, validate_settings
 from drafttrain.evaluation.report import read_report, write_text
-from drafttrain.evaluation.trees.tables import markdown_trees
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -55,7 +55,7 @@ from drafttrain.decoding.engine.architectures import (
     check_masks,
     check_prompts,
 )
-from drafttrain.evaluation.slots_forced import SlotValidation
+from drafttrain.evaluation.teacher_forced import SlotValidation
 from drafttrain.models.causal_drafter import (
     draftable_tokens,
     empty_drafter,

@@ -42,8 +42,7 @@ from drafttrain.data.encoded import (
 from drafttrain.decoding.drafters.block_along import block_rows, predict_blocks
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.engine.teacher_forcing import states_before
-from drafttrain.evaluation.slot_temperatures import fit_slot_temperatures
-from drafttrain.evaluation.teacher_forced import BlockValidation
+from drafttrain.evaluation.teacher_forced import BlockValidation, fit_slot_temperatures
 from drafttrain.models.drafters import reads_states
 from drafttrain.models.identity import hash_target
 from drafttrain.models.loading import LoadedTarget, check_seq2seq, load_target, load_tokenizer

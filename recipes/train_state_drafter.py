@@ -45,7 +45,7 @@ from drafttrain.data.distill.recipe_rows import (
     taught_rows,
 )
 from drafttrain.decoding.engine.architectures import check_states
-from drafttrain.evaluation.slots_forced import SlotValidation
+from drafttrain.evaluation.teacher_forced import SlotValidation
 from drafttrain.models.causal_drafter import draftable_tokens
 from drafttrain.models.identity import hash_target
 from drafttrain.models.loading import LoadedTarget, load_target

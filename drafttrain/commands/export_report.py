@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from drafttrain.config.command_line import describe_command
-from drafttrain.evaluation.batches.tables import batch_sizes, markdown_batches, markdown_lengths
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.environment import Environment
 from drafttrain.evaluation.report import DataFacts, Report, plot_path, read_report
@@ -29,11 +28,7 @@ def read_measured(file: Path) -> Measured:
     ]
     if report.search is not None:
         notes += verdict_lines(report)
-    tables = [markdown_table(report), markdown_batches(report), markdown_lengths(report)]
-    if batch_sizes(report):
-        notes.insert(1, "the first table is of batch size 1, `batch` the most sequences at once")
-    text = "\n".join(filter(None, tables))
-    return _measured(file, text, notes, report.data, report.environment)
+    return _measured(file, markdown_table(report), notes, report.data, report.environment)
 
 
 def read_draft_lengths(file: Path) -> tuple[int | None, Schedule]:
@@ -79,7 +74,8 @@ def fastest_lengths(report: Report) -> Schedule:
     0 where plain decoding was faster than all of them.
     """
     schedule: list[tuple[int, int]] = []
-    for size in batch_sizes(report):
+    sizes = sorted({result.batch_size for run in report.runs for result in run.batches})
+    for size in sizes:
         speed, k = max([(m["speedup"].value, k) for k, m in _chains(report, size)], default=(0, 0))
         k = k if speed > 1.0 else 0
         if schedule and schedule[-1][1] == k:

@@ -31,7 +31,7 @@ from drafttrain.evaluation.evaluate import Evaluation, write_evaluation
 from drafttrain.evaluation.options import EvaluationOptions
 from drafttrain.evaluation.policy_file import default_policy_file, make_policy, write_policy_file
 from drafttrain.evaluation.prompts import Prompt, PromptSet, read_prompts
-from drafttrain.evaluation.report import Search, data_facts, plot_path, write_text
+from drafttrain.evaluation.report import Search, data_facts
 from drafttrain.evaluation.runner import decode_by
 from drafttrain.evaluation.table_style import print_findings
 from drafttrain.evaluation.tables import main_table
@@ -45,7 +45,7 @@ from drafttrain.evaluation.tune import (
     measure_finalists,
     search_all,
 )
-from drafttrain.evaluation.tune_page import head_table, tune_page, verdict_lines
+from drafttrain.evaluation.tune_page import head_table, verdict_lines
 from drafttrain.evaluation.tune_plan import TunePlan, first, make_plan
 
 OF_ORACLE = 16
@@ -69,7 +69,6 @@ def tune(settings: TuneConfig, dry_run: bool = False) -> None:
     report = found.report
     write_evaluation(found, settings.report)
     page = settings.report.with_suffix(".html")
-    write_text(page, tune_page(report, plot_path(settings.report)))
     policy_file = settings.policy or default_policy_file(settings)
     by_name = {one.name: one for one in candidates}
     sampling = asdict(build_sampling(settings.sampling))

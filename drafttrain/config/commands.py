@@ -123,16 +123,7 @@ class EvalConfig(Config):
     mode: Literal["decode", "teacher-forced"] = "decode"
     """How acceptance is measured. decode: by decoding with each method. teacher-forced: the target
     decodes once, and each drafter, those of `others` too, is judged by parallel passes along its
-    outputs: what decoding would accept at temperature 0, the expectation of it above. Of a language
-    model it also tells what vLLM, llama.cpp, Transformers and MLX-LM would accept."""
-    served: bool = True
-    """teacher-forced: whether that is told. It takes each language model's rows of all its tokens,
-    most of a run's time where drafters are small and the vocabulary is large."""
-    p_min: tuple[Annotated[float, Field(ge=0.0, lt=1.0)], ...] = ()
-    """teacher-forced: values of llama.cpp's --spec-draft-p-min to try, beside 0."""
-    timing_prompts: NonNegativeInt = 8
-    """teacher-forced: inputs that are decoded with every method to measure what drafting costs;
-    0: costs are not measured."""
+    outputs: what decoding would accept at temperature 0, the expectation of it above."""
     others: dict[str, DecodeConfig] = {}
     """More methods by the names that reports give them, measured in the same run, with the
     sampling of `decode`: {copied: {drafter: max-gram}, ...}. Chains without a stop of their own are
@@ -172,7 +163,7 @@ class EvalConfig(Config):
     """Where report.json goes; samples.jsonl and the plot lie beside it. Default: in the run of the
     drafter, if it is of one, else here."""
 
-    _split = field_validator("batch_sizes", "baselines", "p_min", mode="before")(split_at_commas)
+    _split = field_validator("batch_sizes", "baselines", mode="before")(split_at_commas)
 
 
 class GenerateConfig(Config):

@@ -1,22 +1,31 @@
-"""Compares two greedy runs token by token, and tells rounding from errors.
+"""How outputs compare with the target's own: token by token, and by the target's probabilities.
 
-Greedy choices may differ where the target's two highest logits tie up to rounding. Of sampled runs
-only the number of identical outputs is reported.
+Greedy choices may differ where the target's two highest logits tie up to rounding, which is told
+from errors. Of sampled runs only the number of identical outputs is reported.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
+from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import Output, Proposal, Sampling, Source
+from drafttrain.evaluation.bootstrap import Array, Estimate, Ratio, estimate_ratio
 from drafttrain.evaluation.metrics import first_difference
+from drafttrain.evaluation.options import EvaluationOptions
 from drafttrain.evaluation.prompts import Prompt
 from drafttrain.evaluation.report import GAP_TOLERANCE, Difference, Parity
 
+Judged = dict[tuple[int, tuple[int, ...]], Tensor]
+"""Results of `token_probs` by prompt and output: lossless methods have the same ones."""
+CHUNK = 64
+"""Tokens scored in one call."""
 LOGIT_ROUNDINGS = 2
 """Roundings of the target's type, at the size of its logits, within which its two best are a tie.
 
@@ -95,3 +104,54 @@ def top_two(
     logits = processors(committed, nothing, score.logits)[0]
     first, second = logits.topk(2).values.tolist()
     return first, second
+
+
+def target_agreement(
+    model: CachedModel,
+    prompts: Sequence[Prompt],
+    outputs: Sequence[Output],
+    options: EvaluationOptions,
+    resamples: Array,
+    known: Judged,
+) -> Estimate | None:
+    """The target's probability of an emitted token after those before it, the mean of all tokens.
+
+    In greedy decoding it is the share of tokens that are the target's own choice, 1 for lossless
+    methods. Sampled lossless methods have what plain decoding has, up to randomness. known: no
+    output is judged twice.
+    """
+    judged = []
+    for place, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
+        key = place, tuple(output.tokens)
+        if key not in known:
+            known[key] = token_probs(
+                model, prompt.source, output.tokens, options.sampling, options.max_new_tokens
+            )
+        judged.append(known[key])
+    sums = np.array([float(probs.sum()) for probs in judged])
+    counts = np.array([float(len(probs)) for probs in judged])
+    return estimate_ratio(Ratio(sums, counts), resamples)
+
+
+@torch.inference_mode()
+def token_probs(
+    model: CachedModel,
+    source: Source,
+    tokens: Sequence[int],
+    sampling: Sampling,
+    max_new_tokens: int,
+) -> Tensor:
+    """The target's probability of each token of an output, given those before it. Shape: [L]."""
+    state = model.encode(source)
+    process = model.processors(sampling).start(
+        state.source, model.max_new_tokens(state.source, max_new_tokens)
+    )
+    committed, found = state.source.prefix.cpu(), [torch.empty(0, dtype=torch.float64)]
+    for chunk in torch.tensor(tokens, dtype=torch.long).split(CHUNK):
+        fed = Proposal.chain(chunk[:-1])
+        [output] = model.score([state], [committed], [fed])
+        probs = warp(process(committed, fed.tokens, output.logits, fed.parents), sampling).cpu()
+        found.append(probs.gather(1, chunk[:, None])[:, 0].double())
+        model.keep(state, torch.arange(len(chunk) - 1))
+        committed = torch.cat((committed, chunk))
+    return torch.cat(found)

@@ -3,58 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from datasets import Dataset
 
 from drafttrain.build.cascades import other_drafters
-from drafttrain.build.method import check_method
+from drafttrain.build.method import Method, build_method, check_method
 from drafttrain.build.pairs import Pair, check_pair, load_pair
-from drafttrain.build.trees import build_shape
 from drafttrain.config.base import ConfigError
-from drafttrain.config.commands import Baseline, EvalConfig
-from drafttrain.config.decode import DecodeConfig, TreeConfig
+from drafttrain.config.commands import EvalConfig
+from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.kinds import NONE, copies_text, named_kind
+from drafttrain.config.sweep import expand_sweep
 from drafttrain.config.trees import TREES
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.drafters.cascade import show_increments
-from drafttrain.evaluation.forced.checks import check_teacher_forced
-from drafttrain.evaluation.others import OtherMethod, other_methods
+from drafttrain.evaluation.rank_acceptance import measure_ranks, needs_ranks, with_ranks
 from drafttrain.evaluation.report import check_new_file
-from drafttrain.evaluation.trees.rank_acceptance import needs_ranks, with_ranks
-from drafttrain.models.drafters import can_assist, read_drafter_settings
+from drafttrain.models.drafters import can_assist, read_drafter_settings, read_kind
 from drafttrain.models.loading import cache_is_deep_enough, check_target
 from drafttrain.models.speech import hears
+
+FORCED_VERIFIERS = ("auto", "greedy", "rejection")
+"""Rules whose acceptance follows from the target's own output."""
+
+
+@dataclass(frozen=True)
+class PlannedMethod:
+    """A method, and its names where it is one of `others`."""
+
+    config: DecodeConfig
+    other: str | None = None
+    """Its name in `others`."""
+    label: str | None = None
+    """Its name in reports: the same, with its draft length where that is swept."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Methods and inputs, checked, and what has to be loaded for them."""
+    """Methods and inputs, checked, and the models to load for them."""
 
     settings: EvalConfig
-    variants: list[DecodeConfig]
-    """The methods of the drafter itself."""
-    others: list[OtherMethod]
-    """More methods."""
+    methods: list[PlannedMethod]
+    """Those of the drafter first, then `others`."""
     rows: Dataset
     rank_rows: Dataset | None
     """Prompts to measure acceptance by rank on, where a tree needs it."""
     companions: tuple[str, ...]
-    """Every drafter beside the first one that has a part in some method."""
+    """The drafters besides the first one."""
     table: str | None
     """Max-Gram's."""
-
-    @property
-    def methods(self) -> list[DecodeConfig]:
-        return [*self.variants, *(other.config for other in self.others)]
+    trees: bool
 
     @property
     def drafter(self) -> str:
         return str(self.settings.decode.drafter)
-
-    @property
-    def trees(self) -> bool:
-        return any(TREES[method.tree.kind].shape is not None for method in self.methods)
 
     def check_pair(self) -> None:
         """Check target and drafters against each other, without reading weights."""
@@ -65,6 +68,20 @@ class Plan:
         target, trees = self.settings.target, self.trees
         return load_pair(target, self.drafter, self.companions, trees, self.table)
 
+    def build_methods(self, pair: Pair) -> list[Method]:
+        """The methods; acceptance by rank is measured first where a tree needs it."""
+        settings, by_rank = self.settings, None
+        if self.rank_rows is not None and settings.rank_data is not None:
+            name, sampling = str(settings.rank_data.path), settings.decode.sampling
+            by_rank = measure_ranks(pair, sampling, self.rank_rows, name)
+        built = []
+        for planned in self.methods:
+            [config] = with_ranks([planned.config], by_rank)
+            led = pair if config.drafter == settings.decode.drafter else pair.led_by(config.drafter)
+            method = build_method(config, led)
+            built.append(replace(method, label=planned.label, other=planned.other))
+        return built
+
 
 def make_plan(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Plan:
     """Read the inputs and check everything but the weights.
@@ -72,70 +89,109 @@ def make_plan(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Plan:
     variants: the methods of the drafter. Raises ValueError for settings that do not go together.
     """
     check_new_file(settings.report, "report", (".json",))
-    others = other_methods(settings)
+    methods = [*map(PlannedMethod, variants), *other_methods(settings)]
+    configs = [planned.config for planned in methods]
     if settings.mode == "teacher-forced":
-        check_teacher_forced(settings, variants, others)
-    elif settings.p_min:
-        shown = ", ".join(f"{value:g}" for value in settings.p_min)
-        raise ConfigError(
-            f"p_min = {shown} counts for mode teacher-forced only, where nothing is decoded; leave "
-            "it out, or give --mode teacher-forced (here: --stop confidence)"
-        )
-    elif not settings.served:
-        raise ConfigError(
-            "served = false counts for mode teacher-forced only, where nothing is decoded; leave "
-            "it out, or give --mode teacher-forced"
-        )
+        check_forced(settings, methods)
     heard = hears(check_target(settings.target))
     rows = load_inputs(settings.data, heard=heard)
-    check_batch_sizes(settings, len(rows))
-    rank_rows = load_rank_rows(settings, variants, heard)
-    known = variants if rank_rows is None else with_ranks(variants, (1.0,))
-    beside = [other.config for other in others]
-    for method in [*known, *beside]:
-        check_method(method)
-    methods = [*variants, *beside]
-    check_assisted(settings, methods)
-    named = {str(method.drafter) for method in methods}.union(*map(other_drafters, methods))
-    companions = tuple(sorted(named - {str(settings.decode.drafter)}))
-    table = _max_grams_table(methods)
-    return Plan(settings, list(variants), others, rows, rank_rows, companions, table)
+    rank_rows = None
+    if settings.rank_data is not None:
+        if not any(map(needs_ranks, configs)):
+            raise ConfigError("rank_data is given, but no sequoia tree lacks tree.by_rank")
+        rank_rows = load_inputs(settings.rank_data, "rank_data", heard)
+    for config in with_ranks(configs, None if rank_rows is None else (1.0,)):
+        check_method(config)
+    check_assisted(settings, configs)
+    named = {str(config.drafter) for config in configs}.union(*map(other_drafters, configs))
+    return Plan(
+        settings,
+        methods,
+        rows,
+        rank_rows,
+        tuple(sorted(named - {str(settings.decode.drafter)})),
+        max_gram_table(configs),
+        any(TREES[config.tree.kind].shape is not None for config in configs),
+    )
 
 
-def check_batch_sizes(settings: EvalConfig, inputs: int) -> None:
-    """Raises ConfigError for batches that so many inputs would never fill."""
-    largest = max(settings.batch_sizes, default=1)
-    if largest > inputs:
+def other_methods(settings: EvalConfig) -> list[PlannedMethod]:
+    """The methods of `others`, decoding as the drafter does.
+
+    Chains that have no stop of their own are measured at every k of a sweep, as the drafter is.
+    """
+    found = []
+    for name, other in settings.others.items():
+        if "sampling" in other.model_fields_set:
+            raise ConfigError(
+                f"others.{name}.sampling is given, but all methods decode as decode.sampling says; "
+                "leave it out"
+            )
+        if other.drafter is None or named_kind(other.drafter) is NONE:
+            raise ConfigError(
+                f"others.{name}.drafter = {other.drafter!r}; give a drafter (plain decoding is "
+                "measured in any case)"
+            )
+        other = other.model_copy(update={"sampling": settings.decode.sampling})
+        swept = {"k": settings.sweep["k"]} if "k" in settings.sweep else {}
+        chain = other.cascade is None and TREES[other.tree.kind].shape is None
+        if swept and chain and "stop" not in other.model_fields_set:
+            found += [
+                PlannedMethod(one, name, f"{name} k={one.stop.k}")
+                for one in expand_sweep(other, swept)
+            ]
+        else:
+            found.append(PlannedMethod(other, name, name))
+    return found
+
+
+def check_forced(settings: EvalConfig, methods: Sequence[PlannedMethod]) -> None:
+    """Refuse methods whose acceptance does not follow from plain outputs. Raises ConfigError."""
+    wrong = ["batch_sizes"] if max(settings.batch_sizes, default=1) > 1 else []
+    for method in methods:
+        config, name = method.config, str(method.config.drafter)
+        kind = read_kind(name)
+        tree, stop, verifier = config.tree.kind, config.stop.kind, config.verifier.kind
+        longest = read_drafter_settings(name).k if kind.drafts == "blocks" else config.stop.k
+        reasons = {
+            f"drafter = {name!r}": kind.probs_along is None or kind.drafts == "nothing",
+            "cascade": config.cascade is not None,
+            f"tree.kind = {tree!r}": TREES[tree].shape is not None,
+            f"stop.kind = {stop!r}": stop != "fixed",
+            f"stop.k = {config.stop.k} (trained for {longest})": config.stop.k > longest,
+            f"verifier.kind = {verifier!r}": verifier not in FORCED_VERIFIERS,
+        }
+        prefix = "" if method.other is None else f"others.{method.other}."
+        wrong += [f"{prefix}{reason}" for reason, holds in reasons.items() if holds]
+    if wrong:
         raise ConfigError(
-            f"batch_sizes = {largest}, but there are {inputs} inputs, so that no batch would be "
-            f"full; give at least {settings.wave_batches * largest} inputs, or smaller batches"
+            f"{wrong[0]} cannot be measured by mode teacher-forced, which takes chains of fixed "
+            f"length with verifier {', '.join(FORCED_VERIFIERS)}; use --mode decode"
         )
 
 
 def check_assisted(settings: EvalConfig, methods: Sequence[DecodeConfig]) -> None:
-    """Raises ConfigError where assisted generation is asked for and no drafter can assist."""
+    """Raises ConfigError for assisted generation without a drafter that Transformers can use."""
     if "assisted" not in settings.baselines:
         return
-    drafters = {str(method.drafter) for method in methods}
-    able = [name for name in sorted(drafters) if can_assist(name)]
-    if not able:
-        raise ConfigError(
-            "baselines has 'assisted', which drafts with a language model, but drafter = "
-            f"{', '.join(map(repr, sorted(drafters)))}; give one as drafter or among others "
-            "(others.NAME.drafter=MODEL), or leave 'assisted' out"
+    drafters = sorted({str(method.drafter) for method in methods})
+    able = [name for name in drafters if can_assist(name)]
+    shallow = [name for name in able if not cache_is_deep_enough(read_drafter_settings(name))]
+    if shallow or not able:
+        reason = (
+            f"Transformers' assisted generation fails where a drafter's decoder is deeper than its "
+            f"encoder (T5), as that of {shallow[0]!r} is"
+            if shallow
+            else f"drafter = {', '.join(map(repr, drafters))} is no language model"
         )
-    for name in able:
-        if not cache_is_deep_enough(read_drafter_settings(name)):
-            raise ConfigError(
-                f"baselines has 'assisted', but Transformers' assisted generation fails where a "
-                f"drafter's decoder is deeper than its encoder (T5), as that of {name!r} is; leave "
-                "'assisted' out, or give another drafter"
-            )
+        raise ConfigError(
+            f"baselines has 'assisted', but {reason}; leave 'assisted' out, or give another "
+            "drafter, also among others (others.NAME.drafter=MODEL)"
+        )
 
 
-def _max_grams_table(methods: Sequence[DecodeConfig]) -> str | None:
-    """Raises ConfigError where max-gram has a table in one method and another, or none, in
-    another: there is one max-gram."""
+def max_gram_table(methods: Sequence[DecodeConfig]) -> str | None:
+    """The table of max-gram. Raises ConfigError where methods give it different ones."""
     copying = [m for m in methods if any(map(copies_text, (m.drafter, *other_drafters(m))))]
     tables = {method.bigrams for method in copying}
     if len(tables) > 1:
@@ -144,63 +200,23 @@ def _max_grams_table(methods: Sequence[DecodeConfig]) -> str | None:
     return tables.pop() if tables else None
 
 
-def load_rank_rows(
-    settings: EvalConfig, variants: Sequence[DecodeConfig], heard: bool = False
-) -> Dataset | None:
-    """Prompts to measure acceptance by rank on, where a tree needs it.
-
-    Raises ConfigError where it is needed and not given, or given for nothing.
-    """
-    needed = any(needs_ranks(variant) for variant in variants)
-    if settings.rank_data is None:
-        if needed:
-            build_shape(TreeConfig(kind="sequoia"), 1)  # raises: by_rank is missing
-        return None
-    if not needed:
-        raise ConfigError(
-            "rank_data is given, but no sequoia tree lacks tree.by_rank; leave it out, or measure "
-            "a sequoia tree"
-        )
-    return load_inputs(settings.rank_data, "rank_data", heard)
-
-
 def plan_lines(plan: Plan) -> list[str]:
     """What would be measured, a line each."""
     settings, sampling = plan.settings, plan.settings.decode.sampling
     how = "greedy" if sampling.temperature == 0 else f"temperature {sampling.temperature:g}"
-    times = f"each decoded {settings.repeats} times"
-    if settings.mode == "teacher-forced":
-        timed = min(settings.timing_prompts, len(plan.rows))
-        times = f"each decoded plainly; {timed} decoded {settings.repeats} times for costs"
+    times, baselines = "decoded once, plainly", ()
+    if settings.mode == "decode":
+        times, baselines = f"each decoded {settings.repeats} times", settings.baselines
+    sizes = ", ".join(map(str, sorted({1, *settings.batch_sizes})))
     return [
         f"target    {settings.target.path} ({settings.target.dtype}), {how}, "
         f"{sampling.max_new_tokens} tokens",
         f"data      {settings.data.path}: {len(plan.rows):,} inputs, {times}",
-        *[f"method    {describe(method)}" for method in plan.methods],
-        *[f"baseline  {describe_baseline(name, settings)}" for name in _baselines(settings)],
-        *_batch_lines(settings),
+        *[f"method    {describe(method.config)}" for method in plan.methods],
+        *[f"baseline  {name}" for name in baselines],
+        f"batches   {sizes}",
         f"report    {settings.report}",
     ]
-
-
-def _baselines(settings: EvalConfig) -> tuple[Baseline, ...]:
-    """Those that are measured: nothing is decoded for comparison in teacher-forced mode."""
-    return settings.baselines if settings.mode == "decode" else ()
-
-
-def describe_baseline(name: str, settings: EvalConfig) -> str:
-    """A baseline as the plan names it."""
-    if name == "beam":
-        return f"generate, {settings.num_beams} beams"
-    return f"{name} generation, batch size 1" if name == "assisted" else name
-
-
-def _batch_lines(settings: EvalConfig) -> list[str]:
-    """The batch sizes, where there are others than 1."""
-    if max(settings.batch_sizes, default=1) == 1:
-        return []
-    shown = ", ".join(map(str, sorted({1, *settings.batch_sizes})))
-    return [f"batches   {shown}, in waves of {settings.wave_batches} batches or more"]
 
 
 def describe(method: DecodeConfig) -> str:

@@ -1,266 +1,272 @@
-"""The picture of a report: acceptance by position, speed, the trade-off of lossy methods; trees."""
+"""The plot of a report: one message, with an x axis for what was varied.
+
+Speedup against batch size (SpecDec, Figure 5), quality (the trade-off of lossy rules) or draft
+tokens per round (lengths, stop policies, trees); teacher-forced acceptance against the position in
+the draft. A line joins points of one method that differ in one setting; every point is drawn.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from drafttrain.evaluation.batches.plots import batch_panel
-from drafttrain.evaluation.batches.tables import batch_sizes
+from drafttrain.config.sweep import SWEEPABLE
+from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.plot_style import (
     COLOURS,
     GREY,
-    draw_bars,
-    draw_legend,
     draw_level,
     error_lengths,
     save_figure,
     tidy,
 )
 from drafttrain.evaluation.report import Report, Run
-from drafttrain.evaluation.trade_off import quality_of, rule_of, trade_off_panel
-from drafttrain.evaluation.trees.comparison import tree_groups
-from drafttrain.evaluation.trees.plots import tree_length, tree_mbsu, tree_speed
-from drafttrain.evaluation.tune_page import rates_panel, reliability_panel, speed_panel
+from drafttrain.evaluation.tune_page import draw_search
 
-MOST_LINES = len(COLOURS)
-"""Methods drawn by position; more would not be told apart."""
-MOST_BANDS = 2
-"""Methods up to which intervals are drawn by position; more would hide each other."""
-FEWEST_ROUNDS = 10
-"""Rounds that must have reached a position for it to be drawn."""
-FEWEST_INPUTS = 20
-"""Inputs from which on the speed-ups of single ones are drawn."""
+QUALITY = {
+    "bleu_difference": "BLEU, difference to plain decoding",
+    "consistency_bleu": "BLEU against plain decoding",
+    "target_agreement": "share of tokens that the target agrees with",
+}
+"""Quality metrics of the trade-off, best first."""
+MARKERS = "osD^vP*X"
+SPEEDUP = "speedup over plain decoding"
 
-Panel = Callable[[Axes, Report], None]
+
+@dataclass(frozen=True)
+class Curve:
+    """The points of one method, joined in the order of x."""
+
+    label: str
+    xs: Sequence[float | Estimate]
+    ys: Sequence[Estimate]
+    lossy: bool = False
+    notes: Sequence[str] = ()
+    """A word at each point."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """What is drawn."""
+
+    title: str
+    xlabel: str
+    ylabel: str
+    curves: list[Curve]
+    levels: dict[str, float] = field(default_factory=dict)
+    """Horizontal lines by name."""
+    ticks: Sequence[float] = ()
+    """Of the x axis; logarithmic where they double."""
 
 
 def plot_report(report: Report, path: Path) -> None:
-    """Write a PNG with the panels that the report has numbers for."""
-    panels = choose_panels(report)
-    columns = len(panels) if len(panels) < 4 else -(-len(panels) // 2)
-    lines = -(-len(panels) // columns)
-    figure = Figure(figsize=(5.8 * columns, 4.4 * lines), dpi=150, layout="constrained")
-    axes = list(figure.subplots(lines, columns, squeeze=False).flat)
-    for axis, panel in zip(axes, panels, strict=False):
-        panel(axis, report)
+    """Write the plot as a PNG."""
+    if report.search is not None:
+        figure = Figure(figsize=(13, 9), dpi=120, layout="constrained")
+        draw_search(figure, report)
+    else:
+        plot = choose_plot(report)
+        figure = Figure(figsize=(9, 6), dpi=150, layout="constrained")
+        axis = figure.subplots()
+        if all(len(curve.xs) == 1 and curve.xs[0] == 0.0 for curve in plot.curves):
+            draw_bars(axis, plot)
+        else:
+            draw_curves(axis, plot)
+        axis.set_title(plot.title, loc="left")
+    for axis in figure.axes:
         tidy(axis)
-    for axis in axes[len(panels) :]:
-        axis.set_axis_off()
-    figure.suptitle(
-        f"{Path(report.target.path).name} on {Path(report.data.path).name}, "
-        f"{report.data.prompts} inputs",
-        fontsize=11,
-        x=0.01,
-        ha="left",
-    )
+        axis.title.set_fontsize(15)
+    figure.supxlabel(footer(report), fontsize=9, color="#555555", x=0.01, ha="left")
     save_figure(figure, path)
 
 
-def choose_panels(report: Report) -> list[Panel]:
-    """What batch size 1 shows, and latency against throughput where others were measured."""
-    if report.search is not None:
-        heads = [reliability_panel] if report.search.heads else []
-        return [speed_panel, rates_panel, *heads]
-    panels = _panels_alone(report)
-    return [*panels, batch_panel] if batch_sizes(report) else panels
-
-
-def _panels_alone(report: Report) -> list[Panel]:
-    """Acceptance where something was drafted; curves over k, or bars; the lossy trade-off.
-
-    Trees: mean acceptance length, MBSU and speed over depths or budgets; bars where there is one.
-    """
-    runs = _methods(report)
-    groups = tree_groups(report)
-    if len(groups) > 1:
-        return [tree_length, tree_mbsu, tree_speed]
-    if groups:
-        return [length_bars, speed_bars]
-    panels: list[Panel] = []
-    if any(run.acceptance_rate_per_position for run in runs):
-        panels.append(acceptance_panel)
-    timed = any("speedup" in run.metrics for run in runs)
-    if len({run.settings.get("k") for run in runs if "k" in run.settings}) > 1:
-        panels.append(length_against_k)
-        if timed:
-            panels.append(speed_against_k)
-    elif timed or not runs:
-        panels.append(speed_bars)
-    elif len(runs) > 1:
-        panels.append(length_bars)
-    if report.data.prompts >= FEWEST_INPUTS and fastest_methods(report):
-        panels.append(distribution_panel)
-    if sum(run.lossy for run in runs) > 0 and quality_of(report) is not None:
-        panels.append(trade_off_panel)
-    return panels or [length_bars]
-
-
-def acceptance_panel(axis: Axes, report: Report) -> None:
-    """Conditional acceptance by draft position (solid), and accepted up to there (dashed)."""
-    runs = longest_drafts(report)[:MOST_LINES]
-    for colour, run in zip(COLOURS, runs, strict=False):
-        rates = run.acceptance_rate_per_position
-        points = [
-            (i + 1, rate)
-            for i, (rate, reached) in enumerate(zip(rates.conditional, rates.reached, strict=True))
-            if rate is not None and reached >= FEWEST_ROUNDS
-        ]
-        xs = [x for x, _ in points]
-        axis.plot(
-            xs, [rate.value for _, rate in points], "o-", color=colour, markersize=4.5,
-            label=_label(run), markerfacecolor="white" if run.lossy else colour,
-        )  # fmt: skip
-        if len(runs) <= MOST_BANDS:
-            lows, highs = [rate.low for _, rate in points], [rate.high for _, rate in points]
-            axis.fill_between(xs, lows, highs, color=colour, alpha=0.12, linewidth=0)
-        upto = [rate.value for rate in rates.acceptance]
-        axis.plot(range(1, len(upto) + 1), upto, "--", color=colour, linewidth=1, alpha=0.8)
-    axis.plot([], [], "--", color=GREY, linewidth=1, label="of all rounds, accepted up to there")
-    axis.set(
-        title="Acceptance by draft position", xlabel="position in the draft",
-        ylabel="share of rounds that got there", ylim=(0, 1.02),
-    )  # fmt: skip
-    axis.xaxis.get_major_locator().set_params(integer=True)
-    draw_legend(axis)
-
-
-def length_against_k(axis: Axes, report: Report) -> None:
-    """Mean acceptance length against draft length, a line for each drafter and verifier."""
-    _curves_over_k(axis, report, "mean_acceptance_length")
-    axis.set(
-        title="Mean acceptance length", xlabel="draft length k", ylabel="tokens per target call"
+def footer(report: Report) -> str:
+    """Drafter, target, machine and date."""
+    named = [run for run in report.runs if run.kind == "method"]
+    drafters = ", ".join(dict.fromkeys(run.other or run.drafter or "" for run in named)) or "none"
+    machine = report.environment.gpu if "cuda" in report.target.device else None
+    machine = machine or f"{report.environment.cpu}, {report.environment.threads} threads"
+    return (
+        f"drafter: {drafters}; target: {Path(report.target.path).name} ({report.target.dtype}); "
+        f"{report.data.prompts} prompts\n{machine}; {report.environment.date[:10]}"
     )
-    axis.set_ylim(bottom=1.0)
-    draw_legend(axis)
 
 
-def speed_against_k(axis: Axes, report: Report) -> None:
-    """Speed-up against draft length, a line for each drafter and verifier."""
-    _curves_over_k(axis, report, "speedup")
-    for run in report.runs:
-        if run.kind != "method" and "speedup" in run.metrics:
-            value = run.metrics["speedup"].value
-            draw_level(axis, value, run.name, below=value < 1.0)
-    axis.set(title="Speed-up", xlabel="draft length k", ylabel="times plain decoding")
-    axis.set_ylim(bottom=0.0)
-    draw_legend(axis)
+def choose_plot(report: Report) -> Plot:
+    """The plot for what the report varied: batch size, quality, draft length; else bars."""
+    methods = [run for run in report.runs if run.kind == "method"]
+    if report.mode == "teacher-forced":
+        return _by_position(methods)
+    baselines = {
+        run.name: run.metrics["speedup"].value for run in report.runs if run.kind != "method"
+    }
+    if any(run.batches for run in report.runs):
+        return _by_batch_size(report)
+    quality = next((name for name in QUALITY if any(name in r.metrics for r in methods)), None)
+    if quality is not None and any(run.lossy for run in methods):
+        curves = [
+            Curve(
+                label,
+                [run.metrics[quality] for run in line],
+                [run.metrics["speedup"] for run in line],
+                line[0].lossy,
+                _varied(line),
+            )
+            for label, line in lines(methods)
+        ]
+        return Plot("Quality and speed", QUALITY[quality], SPEEDUP, curves, baselines)
+    found = lines(methods)
+    if any(len(line) > 1 for _, line in found):
+        curves = [
+            Curve(
+                label,
+                [draft_tokens(run) for run in line],
+                [run.metrics["speedup"] for run in line],
+                line[0].lossy,
+                _varied(line),
+            )
+            for label, line in found
+        ]
+        return Plot("Speed by draft length", "draft tokens per round", SPEEDUP, curves, baselines)
+    curves = [
+        Curve(run.name, [0.0], [run.metrics["speedup"]], run.lossy)
+        for run in report.runs
+        if "speedup" in run.metrics
+    ]
+    return Plot("Speed", "", SPEEDUP, curves)
 
 
-def speed_bars(axis: Axes, report: Report) -> None:
-    """Speed-up over plain decoding, a bar for each run."""
-    runs = [run for run in report.runs if "speedup" in run.metrics]
-    _bars(axis, runs, "speedup", "×")
-    axis.axvline(1.0, color=GREY, linewidth=1)
-    axis.set(title="Speed-up", xlabel="times plain decoding in the same engine")
+def lines(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
+    """Runs that differ in one setting, or in the size of their trees, in its order.
 
-
-def length_bars(axis: Axes, report: Report) -> None:
-    """Mean acceptance length, a bar for each run."""
-    _bars(axis, [run for run in report.runs if "mean_acceptance_length" in run.metrics],
-          "mean_acceptance_length", "")  # fmt: skip
-    axis.set(title="Mean acceptance length", xlabel="tokens per target call")
-
-
-def distribution_panel(axis: Axes, report: Report) -> None:
-    """How many inputs are at least so many times faster, for the fastest of each verifier."""
-    runs = fastest_methods(report)[:MOST_LINES]
-    for colour, run in zip(COLOURS, runs, strict=False):
-        values = run.speedup_quantiles["speedup"]
-        shares = [1.0 - place / (len(values) - 1) for place in range(len(values))]
-        axis.plot(values, shares, "--" if run.lossy else "-", color=colour, label=_label(run))
-    axis.axvline(1.0, color=GREY, linewidth=1)
-    axis.set(
-        title="Speed-up of single inputs", xlabel="at least so many times plain decoding",
-        ylabel="share of inputs", ylim=(0, 1.02),
-    )  # fmt: skip
-    axis.set_xlim(left=0)
-    draw_legend(axis)
-
-
-def _curves_over_k(axis: Axes, report: Report, metric: str) -> None:
-    runs = [run for run in _methods(report) if "k" in run.settings and metric in run.metrics]
-    lines: dict[tuple[str | None, ...], list[Run]] = {}
+    Beta and tau make a line for each beta. The label has what a line's runs have in common.
+    """
+    found: dict[tuple[object, ...], list[Run]] = {}
     for run in runs:
-        key = (run.other or run.drafter, run.method, run.verifier)
-        lines.setdefault(key, []).append(run)
-    several = len({drafter for drafter, *_ in lines}) > 1
-    for colour, (drafter, _, verifier), points in zip(COLOURS, lines, lines.values(), strict=False):
-        points.sort(key=lambda run: run.settings["k"])
-        lossy = points[0].lossy
-        name = f"{drafter} {verifier}" if several else verifier
+        varied = [name for name in SWEEPABLE if name in run.settings]
+        last = varied[-1] if varied else "nodes"
+        if run.method not in ("chain", "cascade"):
+            last = "nodes"  # of trees the size, whatever k says of their levels
+        same = [(name, run.settings[name]) for name in varied if name not in (last, "k")]
+        if last != "k" and last != "nodes" and "k" in run.settings:
+            same.append(("k", run.settings["k"]))
+        rule = (run.verifier or "").partition("(")[0]
+        stop = (run.stop or "").partition("(")[0].partition("=")[0]
+        key = (run.other or run.drafter, run.method, stop, rule, last, tuple(same))
+        found.setdefault(key, []).append(run)
+    labelled = []
+    for (drafter, method, stop, rule, last, same), line in found.items():
+        words = [str(drafter), *([] if method == "chain" else [str(method)])]
+        words += [] if stop in ("k", "", last) else [str(stop)]
+        words += [str(rule), *(f"{name}={value:g}" for name, value in same)]
+        line.sort(key=lambda run: run.settings.get(last, run.sizes.get("nodes", 0)))
+        labelled.append((" ".join(words), line))
+    return labelled
+
+
+def draft_tokens(run: Run) -> float:
+    """Mean draft tokens per round, which every length, stop policy and tree has."""
+    return run.totals["drafted"] / max(1, run.totals["rounds"])
+
+
+def draw_curves(axis: Axes, plot: Plot) -> None:
+    """Points with intervals, a line through those of each curve."""
+    for place, curve in enumerate(plot.curves):
+        colour = COLOURS[place % len(COLOURS)]
+        marker = MARKERS[place // len(COLOURS) % len(MARKERS)]
+        xs = [x.value if isinstance(x, Estimate) else x for x in curve.xs]
+        ys = [y.value for y in curve.ys]
+        spread = [x for x in curve.xs if isinstance(x, Estimate)]
         axis.errorbar(
-            [run.settings["k"] for run in points],
-            [run.metrics[metric].value for run in points],
-            yerr=error_lengths([run.metrics[metric] for run in points]),
-            fmt="o-", color=colour, capsize=3, linewidth=1.6, markersize=5,
-            markerfacecolor="white" if lossy else colour,
-            label=f"{name} (lossy)" if lossy else name,
+            xs, ys, xerr=error_lengths(spread) if spread else None, yerr=error_lengths(curve.ys),
+            fmt=f"{marker}-", color=colour, ecolor="#CFCFCF", elinewidth=1, linewidth=2,
+            markersize=7, markerfacecolor="white" if curve.lossy else colour,
+            label=f"{curve.label} (lossy)" if curve.lossy else curve.label,
         )  # fmt: skip
-    axis.set_xticks(sorted({run.settings["k"] for run in runs}))
+        for x, y, note in zip(xs, ys, curve.notes, strict=False):
+            axis.annotate(
+                note, (x, y), textcoords="offset points", xytext=(7, 6), fontsize=9, color="#444444"
+            )
+    for name, level in plot.levels.items():
+        draw_level(axis, level, name, below=level < 1.0)
+    axis.set_xlabel(plot.xlabel, fontsize=13)
+    axis.set_ylabel(plot.ylabel, fontsize=13)
+    axis.tick_params(labelsize=12)
+    if plot.ticks:
+        if len(plot.ticks) > 2 and plot.ticks[-1] >= 4 * plot.ticks[0]:
+            axis.set_xscale("log", base=2)
+        axis.set_xticks(list(plot.ticks), [f"{tick:g}" for tick in plot.ticks])
+        axis.minorticks_off()
+    axis.margins(0.08)
+    columns = 1 + (len(plot.curves) > 6)
+    axis.legend(fontsize=11, frameon=True, framealpha=0.85, edgecolor="none", ncols=columns)
 
 
-def _bars(axis: Axes, runs: Sequence[Run], metric: str, suffix: str) -> None:
-    estimates = [run.metrics[metric] for run in runs]
-    colours = [COLOURS[0] if run.kind == "method" else "#C4C4C4" for run in runs]
-    bars = draw_bars(axis, [_two_lines(run) for run in runs], estimates, colours)
-    for bar, run in zip(bars, runs, strict=True):
-        if run.lossy:
-            bar.set(facecolor="white", edgecolor=COLOURS[0], hatch="///")
-    for place, estimate in enumerate(estimates):
+def draw_bars(axis: Axes, plot: Plot) -> None:
+    """A bar for each curve's only point, the first on top, the value at its end."""
+    values = [curve.ys[0] for curve in plot.curves]
+    names = [f"{curve.label} (lossy)" if curve.lossy else curve.label for curve in plot.curves]
+    axis.barh(
+        range(len(names)), [one.value for one in values], color=COLOURS[0], height=0.62,
+        xerr=error_lengths(values), error_kw={"ecolor": "#444444", "elinewidth": 1, "capsize": 3},
+    )  # fmt: skip
+    for place, estimate in enumerate(values):
         axis.annotate(
-            f"{estimate.value:.2f}{suffix}", (estimate.high, place), xytext=(6, 0),
-            textcoords="offset points", va="center", fontsize=9,
+            f"{estimate.value:.2f}", (estimate.high, place), xytext=(6, 0), fontsize=12,
+            textcoords="offset points", va="center",
         )  # fmt: skip
+    axis.axvline(1.0, color=GREY, linewidth=1)
+    axis.set_yticks(range(len(names)), names)
+    axis.invert_yaxis()
+    axis.set_xlabel(plot.ylabel, fontsize=13)
+    axis.tick_params(labelsize=12)
     axis.margins(x=0.14)
     axis.set_xlim(left=0)
 
 
-def _methods(report: Report) -> list[Run]:
-    return [run for run in report.runs if run.kind == "method"]
-
-
-def longest_drafts(report: Report) -> list[Run]:
-    """The methods that drafted, each drafter and verifier with its longest draft only.
-
-    Shorter drafts have the same conditional acceptance, up to randomness.
-    """
-    runs = [run for run in _methods(report) if run.acceptance_rate_per_position]
-    return _most_of_each(
-        runs,
-        lambda run: (run.other, run.drafter, run.verifier),
-        lambda run: len(run.acceptance_rate_per_position.drafted),
+def _by_position(methods: Sequence[Run]) -> Plot:
+    """Of methods that differ in length alone the longest: shorter ones are its beginning."""
+    curves = []
+    for label, line in lines(methods):
+        run = max(line, key=lambda run: run.sizes.get("depth", run.settings.get("k", 0)))
+        rates = run.acceptance_rate_per_position
+        known = [] if rates is None else list(enumerate(rates.conditional, start=1))
+        points = [(place, rate) for place, rate in known if rate is not None]
+        curves.append(Curve(label, [place for place, _ in points], [rate for _, rate in points]))
+    deepest = max((max(curve.xs, default=1) for curve in curves), default=1)
+    return Plot(
+        "Acceptance by position in the draft",
+        "position in the draft",
+        "acceptance rate where all before were accepted",
+        curves,
+        ticks=range(1, int(deepest) + 1),
     )
 
 
-def fastest_methods(report: Report) -> list[Run]:
-    """Of each drafter and kind of verifier, the run with the highest speed-up."""
-    runs = [run for run in _methods(report) if "speedup" in run.speedup_quantiles]
-    return _most_of_each(
-        runs,
-        lambda run: (run.other, run.drafter, rule_of(run)),
-        lambda run: run.metrics["speedup"].value,
-    )
+def _by_batch_size(report: Report) -> Plot:
+    """Every run through its batch sizes."""
+    sizes = sorted({result.batch_size for run in report.runs for result in run.batches})
+    curves = [
+        Curve(
+            run.name,
+            [result.batch_size for result in run.batches],
+            [result.metrics["speedup"] for result in run.batches],
+            run.lossy,
+        )
+        for run in report.runs
+        if run.kind != "plain" and run.batches
+    ]
+    title = "Speed by batch size"
+    return Plot(title, "batch size", f"{SPEEDUP} at the same size", curves, {"plain": 1.0}, sizes)
 
 
-def _most_of_each(
-    runs: Sequence[Run], kind: Callable[[Run], object], value: Callable[[Run], float]
-) -> list[Run]:
-    """Of each kind the run with the highest value, the first on ties."""
-    kinds = dict.fromkeys(map(kind, runs))
-    return [max((run for run in runs if kind(run) == one), key=value) for one in kinds]
-
-
-def _label(run: Run) -> str:
-    return f"{run.name} (lossy)" if run.lossy else run.name
-
-
-def _two_lines(run: Run) -> str:
-    """The label with the verifier on a line of its own."""
-    if run.kind != "method" or run.verifier is None:
-        return run.name
-    first = run.name.removesuffix(run.verifier).rstrip()
-    return f"{first}\n{_label(run)[len(first) + 1 :]}"
+def _varied(line: Sequence[Run]) -> list[str]:
+    """The setting in which each run differs from the others of its line."""
+    names = [n for n in SWEEPABLE if len({run.settings.get(n) for run in line}) > 1]
+    return [
+        " ".join(f"{n}={run.settings[n]:g}" for n in names if n in run.settings) for run in line
+    ]

@@ -13,7 +13,7 @@ from drafttrain.config.policy import DraftMethod, Policy
 from drafttrain.config.runs import head_folders
 from drafttrain.config.stops import STOPS
 from drafttrain.evaluation.candidates import Candidate
-from drafttrain.evaluation.jobs import PLAIN
+from drafttrain.evaluation.options import PLAIN
 from drafttrain.evaluation.report import Choice, Report, write_text
 
 

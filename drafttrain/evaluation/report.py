@@ -21,8 +21,6 @@ from drafttrain.evaluation.prompts import PromptSet, Skipped
 from drafttrain.models.layout import count_parameters
 from drafttrain.models.loading import LoadedTarget
 
-TreeAxis = Literal["depth", "nodes"]
-"""Sizes by which trees are compared: most levels (RSD Exp1), draft tokens (Exp2)."""
 Written = TypeVar("Written", bound="Part")
 GAP_TOLERANCE = 1e-4
 """Top-2 logit gap below which a greedy choice is a floating-point tie."""
@@ -111,21 +109,21 @@ class Run(Part):
     """What it is, without sizes: plain; chain, cascade, or the kind of its trees (rsd-s, opt-tree,
     ...; `opt-tree,head` where a head scores nodes); generate, beam or assisted, Transformers'
     own."""
-    sizes: dict[str, Size]
+    sizes: dict[str, Size] = {}
     """How large its drafts are: depth and nodes (most levels, most draft tokens), and k, max_draft,
     width, branching, drafters or increments, as the method goes by them; beams of beam search."""
-    drafter: str | None
+    drafter: str | None = None
     other: str | None = None
     """Which of `others` it is; None: the drafter that is measured, plain decoding, a baseline."""
     parameters: int | None = None
     """Of all models that draft."""
     compared_with: str | None = None
     """The run of the first drafter that `..._difference` of the others is to."""
-    stop: str | None
-    verifier: str | None
+    stop: str | None = None
+    verifier: str | None = None
     sampling: dict[str, float]
     lossless: bool
-    settings: dict[str, float]
+    settings: dict[str, float] = {}
     """What a sweep varies: k, h, ..., beta, tau, rule, alpha."""
     metrics: dict[str, Estimate]
     acceptance_rate_per_position: PositionRates | None = None
@@ -135,9 +133,6 @@ class Run(Part):
     expected, not played (mode teacher-forced, sampling)."""
     time: TimeShares | None = None
     costs: CallCosts | None = None
-    speedup_quantiles: dict[str, list[float]] = {}
-    """Of the speed-ups of single inputs, by the metric's name: the least, that of 5 %, 10 %, ...
-    and the greatest. Greedy runs only: sampled outputs differ in length by randomness."""
     batches: list[BatchResult] = []
     """By batch size, 1 first, where several were measured. All else here is of batch size 1."""
 
@@ -145,33 +140,6 @@ class Run(Part):
     def lossy(self) -> bool:
         """Whether to mark the run as lossy (baselines promise nothing)."""
         return self.kind == "method" and not self.lossless
-
-
-class ServedRun(Part):
-    """What a drafter is worth under an engine's rule, expected along the target's own outputs.
-
-    Names are vLLM's: `mean_acceptance_length` and `draft_acceptance_rate` of its per-request
-    metrics, `per_position_acceptance_rates` of its benchmark, totals of its counters.
-    """
-
-    drafter: str
-    """Its kind; what `others` calls it, if it is one of them."""
-    rule: str
-    """greedy, rejection, one-hot or own-sample (`served/rules.py`)."""
-    k: int
-    """Draft length: num_speculative_tokens, --spec-draft-n-max."""
-    p_min: float = 0.0
-    """llama.cpp's --spec-draft-p-min; 0: drafts end at k tokens only."""
-    metrics: dict[str, Estimate]
-    """mean_acceptance_length: 1 + accepted tokens over drafts. draft_acceptance_rate: accepted over
-    drafted tokens; not known with p_min. tokens_per_step: the same as mean_acceptance_length, calls
-    without a draft included. token_acceptance_rate: of a drafted token whose context is right."""
-    per_position_acceptance_rates: list[Estimate]
-    """Drafts accepted up to each position, over all drafts."""
-    totals: dict[str, float] = {}
-    """Expected counts: num_steps, num_drafts, num_accepted_tokens, num_draft_tokens."""
-    synthetic: dict[str, str] = {}
-    """By engine: settings that make it accept so often whatever is drafted, to plan capacity."""
 
 
 class TargetFacts(Part):
@@ -261,10 +229,6 @@ class Report(Part):
     options: dict[str, Any]
     """Seed, maximal length, repeats, resamples."""
     runs: list[Run]
-    served: list[ServedRun] = []
-    """What engines would accept, where a language model drafts and mode is teacher-forced."""
-    compared_by: TreeAxis | None = None
-    """Where trees are compared: the size that those of a group share."""
     search: Search | None = None
     """Of `drafttrain tune`: how the methods were chosen."""
     memory: Literal["allocated", "resident"] | None = None

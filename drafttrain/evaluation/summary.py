@@ -9,20 +9,18 @@ from typing import Any
 import numpy as np
 
 from drafttrain.build.method import Method
-from drafttrain.build.sizes import Sizes
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.types import Round
-from drafttrain.evaluation.agreement import Judged, target_agreement
 from drafttrain.evaluation.bootstrap import (
     Array,
     Estimate,
     Ratio,
+    estimate_difference,
     estimate_mean,
     estimate_median,
     estimate_quotient,
     estimate_ratio,
 )
-from drafttrain.evaluation.jobs import BEAM, GENERATE, PLAIN
 from drafttrain.evaluation.metrics import (
     Counts,
     acceptance_metrics,
@@ -31,22 +29,24 @@ from drafttrain.evaluation.metrics import (
     count_rounds,
     draft_time,
     identical,
+    mean_acceptance_length,
     mean_target_seconds,
     measured_costs,
     position_rates,
     walltime_improvement,
 )
-from drafttrain.evaluation.options import EvaluationOptions
-from drafttrain.evaluation.parity import compare_outputs
+from drafttrain.evaluation.options import BEAM, GENERATE, PLAIN, EvaluationOptions
+from drafttrain.evaluation.parity import Judged, compare_outputs, target_agreement
 from drafttrain.evaluation.prompts import Prompt
-from drafttrain.evaluation.quality import CorpusStatistics, bleu_statistics, quality_metrics
+from drafttrain.evaluation.quality import (
+    CorpusStatistics,
+    bleu_statistics,
+    quality_metrics,
+    word_error_metrics,
+)
 from drafttrain.evaluation.report import CallCosts, Parity, Run, TimeShares
 from drafttrain.evaluation.runner import Decoded
-from drafttrain.evaluation.word_errors import word_error_metrics
 from drafttrain.models.loading import LoadedTarget
-
-QUANTILES = np.linspace(0.0, 1.0, 21)
-"""Of the speed-ups of single inputs, in reports."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,6 @@ class Context:
     """Filled as runs are summed up."""
 
     @property
-    def clip_seconds(self) -> Array:
-        """[P] how long the clips are."""
-        return np.array([prompt.seconds for prompt in self.prompts], dtype=np.float64)
-
-    @property
     def compares_lossy(self) -> bool:
         """Whether a method among the runs is lossy."""
         return any(run.kind == "method" and not run.lossless for run in self.decoded)
@@ -82,63 +77,110 @@ class Context:
 
 
 def summarise_run(context: Context, index: int) -> Run:
-    """All that one run of an evaluation showed."""
-    run = context.decoded[index]
-    method = run.method
-    metrics: dict[str, Estimate] = {}
-    per_position, time, costs = None, None, None
+    """All figures of one run."""
+    run, resamples = context.decoded[index], context.resamples
+    method, plain, greedy = run.method, context.decoded[0], context.options.sampling.greedy
     counts = count_rounds(run.outputs)
-    totals = {"tokens": sum(len(output.tokens) for output in run.outputs)}
-    sizes: Sizes = dict(run.sizes)
+    totals: dict[str, int | float] = {"tokens": sum(len(output.tokens) for output in run.outputs)}
+    found: dict[str, Any] = {}
+    metrics: dict[str, Estimate] = {}
     if method is not None:
-        totals, sizes = counts.totals(), dict(method.sizes)
-        metrics |= acceptance_metrics(counts, context.resamples, method.parameter_ratios)
-        per_position = position_rates(count_positions(run.outputs), context.resamples)
-        time = time_shares(run)
-        target_seconds = mean_target_seconds(context.decoded[0].outputs)
-        costs = call_costs(method, counts, target_seconds)
+        totals = counts.totals()
+        metrics |= acceptance_metrics(counts, resamples, method.parameter_ratios)
+        found["acceptance_rate_per_position"] = position_rates(
+            count_positions(run.outputs), resamples
+        )
+        found["time"] = time_shares(run)
+        target_seconds = mean_target_seconds(plain.outputs)
+        costs = found["costs"] = call_costs(method, counts, target_seconds)
         if costs is not None:
             swi = walltime_improvement(counts, costs.measured)
-            took = draft_time(counts, target_seconds)
-            metrics["swi"] = estimate_ratio(swi, context.resamples)
-            metrics["draft_time"] = estimate_ratio(took, context.resamples)
+            metrics["swi"] = estimate_ratio(swi, resamples)
+            metrics["draft_time"] = estimate_ratio(draft_time(counts, target_seconds), resamples)
     metrics |= speed_metrics(context, run)
     metrics |= real_time_factors(context, run)
     metrics |= text_metrics(context, index)
     if run.kind != "baseline" and context.compares_lossy:
         metrics["target_agreement"] = target_agreement(
-            context.model,
-            context.prompts,
-            run.outputs,
-            context.options,
-            context.resamples,
-            context.judged,
+            context.model, context.prompts, run.outputs, context.options, resamples, context.judged
         )
-    plain = context.decoded[0]
-    if context.options.sampling.greedy and run is not plain:
-        same = identical(run.outputs, plain.outputs)
-        metrics["identical"] = estimate_mean(same, context.resamples)
-    return Run(
-        name=run.name,
-        kind=run.kind,
-        method=run.way,
-        sizes=sizes,
-        drafter=None if method is None else method.drafter.name,
-        other=None if method is None else method.other,
-        parameters=None if method is None else method.parameters,
-        stop=None if run.kind != "method" else method.stop.name,
-        verifier=None if method is None else method.verifier.name,
-        sampling=asdict(context.options.sampling),
-        lossless=run.lossless,
-        settings={} if method is None else dict(method.settings),
-        metrics=metrics,
-        acceptance_rate_per_position=per_position,
-        parity=check_parity(context, run),
-        totals={"prompts": len(run.outputs), **totals},
-        time=time,
-        costs=costs,
-        speedup_quantiles=speedup_quantiles(context, run),
-    )
+    if greedy and run is not plain:
+        metrics["identical"] = estimate_mean(identical(run.outputs, plain.outputs), resamples)
+    if method is None:
+        facts = {
+            "name": run.name,
+            "kind": "baseline",
+            "method": run.way,
+            "sizes": dict(run.sizes),
+            "sampling": asdict(context.options.sampling),
+            "lossless": run.lossless,
+        }
+    else:
+        facts = method_facts(None if run is plain else method, context.options)
+    totals = {"prompts": len(run.outputs), **totals}
+    parity = check_parity(context, run)
+    return Run(**facts, **found, metrics=metrics, parity=parity, totals=totals)
+
+
+def method_facts(method: Method | None, options: EvaluationOptions) -> dict[str, Any]:
+    """The fields of a run that its method decides; None: plain decoding."""
+    sampling = asdict(options.sampling)
+    if method is None:
+        verifier = "greedy" if options.sampling.greedy else "rejection"
+        facts = {"name": PLAIN, "kind": "plain", "method": PLAIN, "drafter": "none"}
+        return facts | {"verifier": verifier, "sampling": sampling, "lossless": True}
+    return {
+        "name": method.name,
+        "kind": "method",
+        "method": method.kind,
+        "sizes": dict(method.sizes),
+        "drafter": method.drafter.name,
+        "other": method.other,
+        "parameters": method.parameters,
+        "stop": method.stop.name,
+        "verifier": method.verifier.name,
+        "sampling": sampling,
+        "lossless": method.verifier.lossless,
+        "settings": dict(method.settings),
+    }
+
+
+def compare_with_first(
+    runs: Sequence[Run],
+    methods: Sequence[Method | None],
+    counts: Sequence[Counts],
+    resamples: Array,
+) -> list[Run]:
+    """The runs, those of `others` with their paired differences to the first drafter's.
+
+    `mean_acceptance_length_difference` and `mbsu_difference` are to the first drafter's run at the
+    same settings (k, ...), or to its first run if there is none. methods: None for a baseline.
+    """
+
+    def ratios(place: int) -> dict[str, Ratio]:
+        method, own = methods[place], counts[place]
+        found = {"mean_acceptance_length": mean_acceptance_length(own)}
+        if method is not None and method.parameter_ratios:
+            found["mbsu"] = walltime_improvement(own, method.parameter_ratios)
+        return found
+
+    drafting = [place for place, run in enumerate(runs) if run.kind == "method"]
+    own = [place for place in drafting if runs[place].other == runs[drafting[0]].other]
+    found = list(runs)
+    for place in drafting:
+        if place in own:
+            continue
+        same = [first for first in own if runs[first].settings == runs[place].settings]
+        first = (same or own)[0]
+        ours, theirs = ratios(place), ratios(first)
+        differences = {
+            f"{name}_difference": estimate_difference(ours[name], theirs[name], resamples)
+            for name in sorted(ours.keys() & theirs.keys())
+        }
+        metrics = runs[place].metrics | {k: one for k, one in differences.items() if one}
+        update = {"compared_with": runs[first].name, "metrics": metrics}
+        found[place] = runs[place].model_copy(update=update)
+    return found
 
 
 def call_costs(method: Method | None, counts: Counts, target_seconds: float) -> CallCosts | None:
@@ -180,15 +222,14 @@ def speed_metrics(context: Context, run: Decoded) -> dict[str, Estimate]:
 def real_time_factors(context: Context, run: Decoded) -> dict[str, Estimate]:
     """Seconds of work over seconds of audio: whole, and split into encoder and all that follows.
 
-    The encoder's are measured apart, as it is the same for all but programs of their own, whose
-    encoder is another: of them only the whole is known. Empty for texts.
+    The encoder is measured alone, as it is the same for all. Empty for texts.
     """
     if context.encode_seconds is None:
         return {}
-    parts = {"rtf": run.cost_seconds}
     encoder = np.minimum(context.encode_seconds, run.cost_seconds)
-    parts |= {"rtf_encoder": encoder, "rtf_decoder": run.cost_seconds - encoder}
-    audio = context.clip_seconds
+    parts = {"rtf": run.cost_seconds, "rtf_encoder": encoder}
+    parts["rtf_decoder"] = run.cost_seconds - encoder
+    audio = np.array([prompt.seconds for prompt in context.prompts], dtype=np.float64)
     return {
         name: estimate_ratio(Ratio(took, audio), context.resamples) for name, took in parts.items()
     }
@@ -202,16 +243,6 @@ def speed_baselines(context: Context) -> dict[str, Decoded]:
         "speedup_vs_beam": context.find(BEAM),
     }
     return {name: run for name, run in baselines.items() if run is not None}
-
-
-def speedup_quantiles(context: Context, run: Decoded) -> dict[str, list[float]]:
-    """How speed-ups are distributed over single inputs (SpecDec, Figure 6); methods only."""
-    if run.kind != "method" or not context.options.sampling.greedy:
-        return {}
-    return {
-        name: np.quantile(baseline.median_seconds / run.median_seconds, QUANTILES).tolist()
-        for name, baseline in speed_baselines(context).items()
-    }
 
 
 def token_rate(run: Decoded) -> Ratio:

@@ -1,17 +1,25 @@
-"""Tables of a report: for the terminal (Rich) and for documents (Markdown)."""
+"""The table of a report: for the terminal (Rich), for documents (Markdown), for the page (HTML).
+
+A row is a method at a batch size. What differs between methods (k, h, beta, tau, tree sizes) are
+columns, and so is every metric that some row has.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from textwrap import wrap
 
 from rich.table import Table
 from rich.text import Text
 
 from drafttrain.config.sweep import SWEEPABLE
-from drafttrain.config.verifiers import RULES
-from drafttrain.evaluation.report import Parity, Report, Run
+from drafttrain.evaluation.bootstrap import Estimate
+from drafttrain.evaluation.page import Card, Page, PageTable
+from drafttrain.evaluation.report import BatchResult, Parity, Report, Run
 from drafttrain.evaluation.table_style import (
     Column,
     FittedTable,
@@ -21,124 +29,143 @@ from drafttrain.evaluation.table_style import (
     new_table,
     plain_cell,
 )
-from drafttrain.evaluation.trees.comparison import compared_by
 
-DRAFTER = "drafter"
 LOSSY = "lossy"
 """Mark of methods whose output is not the target's own."""
-STRICT = {rule.settings[0].name for rule in RULES.values() if rule.settings and not rule.lossless}
-"""The first setting of each lossy rule: lossless runs, which have none, are `strict` there."""
-LENGTH = Column("mean_acceptance_length", "mean acceptance length")
-SPEEDUP = Column("speedup", "speed-up", suffix="×")
-BLEU = Column("bleu", "BLEU", digits=1)
-BLEU_DIFFERENCE = Column("bleu_difference", "ΔBLEU to plain")
-AGREEMENT = Column("target_agreement", "target agrees %", digits=1, percent=True)
-CONSISTENCY = Column("consistency_bleu", "BLEU to plain", digits=1)
-VS_GENERATE = Column("speedup_vs_generate", "vs generate", suffix="×")
-VS_BEAM = Column("speedup_vs_beam", "vs beam", suffix="×")
-WER = Column("wer", "word error %")
-WER_DIFFERENCE = Column("wer_difference", "Δ word error to plain")
-FACTORS = (
+SPEEDUP = Column("speedup", "speedup", suffix="×")
+METRICS = (
+    Column("mean_acceptance_length", "mean acceptance length"),
+    Column("mean_acceptance_length_difference", "Δ to first drafter"),
+    Column("expected_accepted", "E(A)"),
+    Column("swi", "SWI"),
+    Column("mbsu", "MBSU"),
+    Column("greedy_match", "greedy match %", digits=1, percent=True),
+    Column("sampled_acceptance", "Σ min(p, q) %", digits=1, percent=True),
+    Column("first_choice_acceptance", "p(argmax q) %", digits=1, percent=True),
+    Column("identical", "equal %", digits=1, percent=True),
+    Column("target_agreement", "target agrees %", digits=1, percent=True),
+    Column("bleu", "BLEU", digits=1),
+    Column("bleu_difference", "Δ BLEU to plain"),
+    Column("consistency_bleu", "BLEU to plain", digits=1),
+    Column("wer", "word error %"),
+    Column("wer_difference", "Δ word error to plain"),
     Column("rtf", "real-time factor", digits=3),
     Column("rtf_encoder", "encoder", digits=3),
     Column("rtf_decoder", "decoder", digits=3),
-)
-MAIN = (
-    LENGTH,
-    Column("identical", "equal %", digits=1, percent=True),
-    AGREEMENT,
-    BLEU,
-    WER,
+    Column("ms_per_token", "ms per token"),
     Column("tokens_per_second", "tok/s", digits=0),
     SPEEDUP,
-    VS_GENERATE,
-    VS_BEAM,
+    Column("speedup_vs_generate", "vs generate", suffix="×"),
+    Column("speedup_vs_beam", "vs beam", suffix="×"),
 )
-CALLS = (Column("swi", "SWI"), Column("mbsu", "SWI by size"))
-"""Columns of reports with cascades: tokens over the cost of all calls (CS Drafting)."""
-QUALITY = (BLEU, BLEU_DIFFERENCE, CONSISTENCY, WER, WER_DIFFERENCE, AGREEMENT)
-TRADE_OFF = (LENGTH, *QUALITY, SPEEDUP, VS_GENERATE, VS_BEAM)
+LOSSY_ONLY = {"bleu_difference", "consistency_bleu", "wer_difference"}
+POSITIONS = 6
+"""Positions of a draft that the table has room for; report.json has them all."""
+LONGEST_NAME = 26
+"""Columns of a terminal that a method's name takes; a longer one goes on in the next line."""
+NUMBERS = re.compile(r"\bk=\d+|\([^()<>]*\)")
+"""Settings in a method's name."""
 
 
-def columns_present(report: Report, columns: Sequence[Column]) -> list[Column]:
-    """The columns for which some run has a value."""
-    return [
-        column for column in columns if any(column.metric in run.metrics for run in report.runs)
-    ]
+@dataclass(frozen=True)
+class Row:
+    """One method at one batch size."""
+
+    run: Run
+    name: str
+    metrics: Mapping[str, Estimate]
+    result: BatchResult | None = None
+    """Where several batch sizes were measured."""
+
+
+def report_rows(report: Report) -> list[Row]:
+    """The rows in the report's order, every run at each of its batch sizes."""
+    names, rows = _names(report), []
+    for run, name in zip(report.runs, names, strict=True):
+        if not run.batches:
+            rows.append(Row(run, name, run.metrics))
+        for result in run.batches:
+            alone = run.metrics if result.batch_size == 1 else {}
+            rows.append(Row(run, name, {**alone, **result.metrics}, result))
+    return rows
+
+
+def setting_names(report: Report) -> list[str]:
+    """Settings that are columns: those that some method has, in the usual order."""
+    return [name for name in SWEEPABLE if any(name in run.settings for run in report.runs)]
 
 
 def main_columns(report: Report) -> list[Column]:
-    """Columns of the main table; where drafters of several kinds call each other, SWI too."""
+    """The metrics that are columns: those that some row has and that say something there."""
+    lossy = any(run.lossy for run in report.runs)
     several = any(run.costs is not None and len(run.costs.calls) > 1 for run in report.runs)
-    return columns_present(report, (LENGTH, *CALLS, *MAIN[1:]) if several else MAIN)
+    shown = {metric for row in report_rows(report) for metric in row.metrics}
+    if not lossy:
+        shown -= LOSSY_ONLY
+    if not several:  # drafters that call each other (CS Drafting)
+        shown -= {"swi"}
+    if not (several or _has_trees(report) or report.mode == "teacher-forced"):
+        shown -= {"mbsu"}
+    if not any(run.batches for run in report.runs):
+        shown -= {"ms_per_token"}
+    return [column for column in METRICS if column.metric in shown]
 
 
 def main_table(report: Report) -> FittedTable:
-    """All runs, one a row; 95 % intervals below the values, dimmed."""
+    """The table for the terminal; 95 % intervals below the values, dimmed."""
     return FittedTable(partial(_main_table, report))
 
 
-def trade_off_table(report: Report) -> FittedTable | None:
-    """k and (beta, tau) against mean acceptance length, quality and speed (SpecDec
-    Tables 3 and 4).
-
-    None where fewer than two methods were measured.
-    """
-    if len(swept_runs(report)) < 2:
-        return None
-    return FittedTable(partial(_trade_off_table, report))
-
-
-def speech_table(report: Report) -> FittedTable | None:
-    """Where the time of transcribing goes, in seconds a second of audio; None for texts."""
-    if not columns_present(report, FACTORS):
-        return None
-    return FittedTable(partial(_speech_table, report))
-
-
 def markdown_table(report: Report, intervals: bool = True) -> str:
-    """The main table for documents and model cards."""
-    columns = main_columns(report)
-    header = ["method", *[column.title for column in columns]]
-    rows = []
-    for run in report.runs:
-        name = f"{run.name} ({LOSSY})" if run.lossy else run.name
-        rows.append([name, *[plain_cell(run, column, intervals) for column in columns]])
+    """The table for documents and model cards."""
+    header, rows = _plain_table(report, intervals)
     return markdown(header, rows)
 
 
-def markdown_trade_off(report: Report, intervals: bool = True) -> str:
-    """The trade-off table for documents; empty where fewer than two methods were measured."""
-    runs = swept_runs(report)
-    if len(runs) < 2:
-        return ""
-    names, columns = setting_names(runs), columns_present(report, TRADE_OFF)
-    header = [*names, *[column.title for column in columns]]
-    rows = [
-        [setting_cell(run, name) for name in names]
-        + [plain_cell(run, column, intervals) for column in columns]
-        for run in runs
-    ]
-    return markdown(header, rows)
+def report_page(report: Report, plot: bytes) -> Page:
+    """What the HTML page of a report shows."""
+    header, rows = _plain_table(report, intervals=True)
+    drafters = ", ".join(dict.fromkeys(run.drafter or "" for run in _methods(report)))
+    return Page(
+        title=f"{Path(report.target.path).name}" + (f" with {drafters}" if drafters else ""),
+        subtitle=f"{report.data.prompts} prompts of {report.data.path}; "
+        f"{machine_note(report, intervals=False)} {report.environment.date[:10]}",
+        tables=[PageTable("All methods", header, rows)],
+        plot=plot,
+        plot_text="The figures of the table below",
+        cards=[_card(size, row) for size, row in fastest(report).items()],
+        verdicts=parity_lines(report),
+        notes=[note(report, intervals=True), f"Command: {report.environment.command}"],
+    )
+
+
+def fastest(report: Report) -> dict[int, Row]:
+    """The fastest of the methods and plain decoding at each batch size; none untimed."""
+    found: dict[int, Row] = {}
+    for row in report_rows(report):
+        size = 1 if row.result is None else row.result.batch_size
+        if row.run.kind == "baseline" or "speedup" not in row.metrics:
+            continue
+        if size not in found or _speedup(row) > _speedup(found[size]):
+            found[size] = row
+    return found
 
 
 def parity_lines(report: Report) -> list[str]:
-    """What the token-for-token comparisons of runs showed, one a line.
-
-    Lossless runs of this engine; other engines, whose rounding is another, by the count alone.
-    """
+    """The results of comparing lossless runs token by token, one comparison a line."""
     lines = []
     for run in report.runs:
         lines += [parity_line(run.name, parity) for parity in run.parity]
-        for result in run.batches:
-            if result.parity is not None and result.parity.differences:
-                name = f"{run.name}, batch {result.batch_size}"
-                lines.append(parity_line(name, result.parity))
+        lines += [
+            parity_line(f"{run.name}, batch {result.batch_size}", result.parity)
+            for result in run.batches
+            if result.parity is not None and result.parity.differences
+        ]
     return lines
 
 
 def parity_line(name: str, parity: Parity) -> str:
-    """How many outputs are equal, and what is the matter where others part."""
+    """How many outputs are equal, and whether rounding explains the others."""
     line = f"{name}: {parity.identical} of {parity.compared} equal to {parity.against}"
     if not parity.differences:
         return line
@@ -150,91 +177,8 @@ def parity_line(name: str, parity: Parity) -> str:
     return f"{line}; at the first difference the top-2 logit gap is {seen} ({verdict}, {bound})"
 
 
-def swept_runs(report: Report) -> list[Run]:
-    """The methods that a sweep varied, as the rows of a trade-off table; none among trees that are
-    compared, which have a table of their own."""
-    if compared_by(report) is not None:
-        return []
-    return [
-        run
-        for run in report.runs
-        if run.kind == "method" and any(name in run.settings for name in SWEEPABLE)
-    ]
-
-
-def setting_names(runs: Sequence[Run]) -> list[str]:
-    """Settings that some run has, in the usual order; the drafter too, where there are others."""
-    several = [DRAFTER] if any(run.other for run in runs) else []
-    return several + [name for name in SWEEPABLE if any(name in run.settings for run in runs)]
-
-
-def _main_table(report: Report, intervals: bool) -> Table:
-    table = new_table(f"{report.target.path} on {report.data.path}, {report.data.prompts} inputs")
-    table.caption = _caption(report, intervals)
-    columns = main_columns(report)
-    table.add_column("method", no_wrap=True)
-    add_metrics(table, columns)
-    for run in report.runs:
-        table.add_row(terminal_name(run), *metric_cells(run, columns, intervals))
-    return table
-
-
-def _speech_table(report: Report, intervals: bool) -> Table:
-    table = new_table("Real-time factors")
-    table.add_column("method", no_wrap=True)
-    add_metrics(table, FACTORS)
-    for run in report.runs:
-        table.add_row(terminal_name(run), *metric_cells(run, FACTORS, intervals))
-    return table
-
-
-def _trade_off_table(report: Report, intervals: bool) -> Table:
-    runs = swept_runs(report)
-    table = new_table("Trade-off")
-    names, columns = setting_names(runs), columns_present(report, TRADE_OFF)
-    for name in names:
-        table.add_column(name, justify="right")
-    add_metrics(table, columns)
-    for run in runs:
-        settings = [setting_cell(run, name) for name in names]
-        table.add_row(*settings, *metric_cells(run, columns, intervals))
-    return table
-
-
-def terminal_name(run: Run) -> Text:
-    """The name with its mark, a long one on several lines."""
-    mark = (f" {LOSSY}", "bold yellow") if run.lossy else ""
-    if len(run.name) <= 26:
-        return Text.assemble(run.name, mark)
-    if run.verifier is None:
-        return Text("\n ".join(wrap(run.name, 26)))
-    first = run.name.removesuffix(run.verifier).rstrip()
-    return Text.assemble(first, mark, f"\n {run.verifier}")
-
-
-def setting_cell(run: Run, name: str) -> str:
-    """A setting of a run, or its drafter."""
-    if name == DRAFTER:
-        return run.other or run.drafter or "–"
-    if name in run.settings:
-        return shown(run.settings[name])
-    return "strict" if name in STRICT and run.lossless else "–"
-
-
-def shown(value: float) -> str:
-    """The value of a setting, as tables and plots have it."""
-    return f"{value:g}"
-
-
-def _caption(report: Report, intervals: bool) -> str:
-    note = machine_note(report, intervals)
-    if any(run.lossy for run in report.runs):
-        note += f" {LOSSY}: the output is not the target's own."
-    return note
-
-
 def machine_note(report: Report, intervals: bool) -> str:
-    """What a report was measured with, and what it left out."""
+    """The machine and the number type of a report, and how many inputs it skipped."""
     machine = report.environment.gpu if "cuda" in report.target.device else None
     machine = machine or f"{report.environment.cpu}, {report.environment.threads} threads"
     note = f"{report.target.dtype}, {machine}."
@@ -243,3 +187,158 @@ def machine_note(report: Report, intervals: bool) -> str:
     if report.data.skipped:
         note += f" {len(report.data.skipped)} inputs skipped."
     return note
+
+
+def note(report: Report, intervals: bool) -> str:
+    """How to read the table."""
+    text = machine_note(report, intervals)
+    if any(run.lossy for run in report.runs):
+        text += f" {LOSSY}: the output is not the target's own."
+    if any(run.batches for run in report.runs):
+        text += " Speedup: over plain decoding at the same batch size."
+    if report.mode == "teacher-forced":
+        text += " Teacher-forced: acceptance along the target's own outputs; nothing is timed."
+        if any(run.sampling.get("temperature", 0.0) > 0.0 for run in report.runs):
+            text += " Sampled: expected, averaged over all prefixes."
+    return text
+
+
+def _main_table(report: Report, intervals: bool) -> Table:
+    table = new_table(f"{report.target.path} on {report.data.path}, {report.data.prompts} inputs")
+    table.caption = note(report, intervals)
+    facts, after, columns = _facts(report), _facts_after(report), main_columns(report)
+    table.add_column("method", no_wrap=True)
+    for title in facts:
+        table.add_column(title, justify="right")
+    add_metrics(table, columns)
+    for title in after:
+        table.add_column("\n".join(title.split(", ")), justify="right")
+    rows = report_rows(report)
+    for place, row in enumerate(rows):
+        mark = (f" {LOSSY}", "bold yellow") if row.run.lossy else ""
+        following = rows[place + 1 :]
+        table.add_row(
+            Text.assemble("\n ".join(wrap(row.name, LONGEST_NAME)), mark),
+            *(cell(row) for cell in facts.values()),
+            *metric_cells(row, columns, intervals),
+            *(cell(row) for cell in after.values()),
+            end_section=bool(row.result and following and following[0].run is not row.run),
+        )
+    return table
+
+
+def _plain_table(report: Report, intervals: bool) -> tuple[list[str], list[list[str]]]:
+    facts, after, columns = _facts(report), _facts_after(report), main_columns(report)
+    header = ["method", *facts, *(column.title for column in columns), *after]
+    rows = [
+        [
+            f"{row.name} ({LOSSY})" if row.run.lossy else row.name,
+            *(cell(row) for cell in facts.values()),
+            *(plain_cell(row, column, intervals) for column in columns),
+            *(cell(row) for cell in after.values()),
+        ]
+        for row in report_rows(report)
+    ]
+    return header, rows
+
+
+def _facts(report: Report) -> dict[str, Callable[[Row], str]]:
+    """The columns before the metrics: settings, tree sizes, parameters, batch size."""
+    found: dict[str, Callable[[Row], str]] = {
+        name: lambda row, name=name: _shown(row.run.settings.get(name))
+        for name in setting_names(report)
+    }
+    if _has_trees(report):
+        for size, title in (("depth", "levels"), ("nodes", "nodes")):
+            found[title] = lambda row, size=size: _shown(row.run.sizes.get(size))
+    if report.mode == "teacher-forced":
+        found["parameters"] = lambda row: shown_count(row.run.parameters)
+    if any(run.batches for run in report.runs):
+        found["batch"] = lambda row: _shown(row.result and row.result.batch_size)
+    return found
+
+
+def _facts_after(report: Report) -> dict[str, Callable[[Row], str]]:
+    """The columns after the metrics."""
+    found: dict[str, Callable[[Row], str]] = {}
+    if report.mode == "teacher-forced":
+        found["by position, %"] = _positions
+    results = [result for run in report.runs for result in run.batches]
+    if results:
+        found["other tokens"] = _differing
+    if any(result.memory_bytes is not None for result in results):
+        found["memory, MB"] = _memory
+    return found
+
+
+def _positions(row: Row) -> str:
+    """Conditional acceptance at each position of the draft."""
+    rates = row.run.acceptance_rate_per_position
+    shown = [] if rates is None else rates.conditional
+    cells = ["–" if rate is None else f"{100 * rate.value:.0f}" for rate in shown]
+    return " ".join(cells[:POSITIONS] + ["…"] * (len(cells) > POSITIONS)) or "–"
+
+
+def _differing(row: Row) -> str:
+    """Outputs whose tokens differ from those at batch size 1."""
+    result = row.result
+    if result is None or result.differing is None or result.batch_size == 1:
+        return "–"
+    text = f"{result.differing} of {row.run.totals['prompts']}"
+    if result.parity is not None and not result.parity.holds:
+        text += f", {result.parity.unexplained} NOT ties"
+    return text
+
+
+def _memory(row: Row) -> str:
+    if row.result is None or row.result.memory_bytes is None:
+        return "–"
+    return f"{row.result.memory_bytes / 1e6:,.1f}"
+
+
+def _names(report: Report) -> list[str]:
+    """The runs' names without what columns say; whole names where these would not tell apart."""
+    facts = _facts(report)
+    short = [
+        " ".join(NUMBERS.sub("", run.name).split()) if run.kind == "method" else run.name
+        for run in report.runs
+    ]
+    told = [
+        (name, *(cell(Row(run, name, {})) for cell in facts.values()))
+        for run, name in zip(report.runs, short, strict=True)
+    ]
+    return short if len(set(told)) == len(told) else [run.name for run in report.runs]
+
+
+def _has_trees(report: Report) -> bool:
+    return any(run.method not in ("chain", "cascade") for run in _methods(report))
+
+
+def _methods(report: Report) -> list[Run]:
+    return [run for run in report.runs if run.kind == "method"]
+
+
+def _speedup(row: Row) -> float:
+    return row.metrics["speedup"].value
+
+
+def _card(size: int, row: Row) -> Card:
+    speed, times = row.metrics["tokens_per_second"], row.metrics["speedup"]
+    detail = f"{speed.value:,.0f} tokens/s, {times.value:.2f}× plain decoding"
+    if times.low < times.high:
+        detail += f" ({SPEEDUP.interval(times)})"
+    return Card(f"fastest, batch size {size}", row.run.name, detail)
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "–"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def shown_count(count: int | None) -> str:
+    """A number of parameters in three digits."""
+    for scale, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if count is not None and count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return _shown(count)

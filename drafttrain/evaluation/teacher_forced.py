@@ -1,26 +1,261 @@
-"""Teacher-forced acceptance: the rounds that greedy verification would run, from one pass.
+"""Teacher-forced acceptance: what drafters would accept along known outputs, from parallel passes.
 
-Where a drafter predicts the blocks at *all* prefixes of a known output in one parallel pass,
-greedy decoding need not be run: its rounds visit prefixes p, p + accepted + 1, ..., and what they
-accept is read off by comparing the predicted block with the output itself. The result equals
-decoding exactly when the output is the target's own greedy output. No time is measured.
+A drafter says how likely it drafts an output's own tokens at every prefix. In greedy decoding that
+is 1 or 0, so its rounds follow exactly: they are counted along the output, as decoding would play
+them. Where the target sampled the output, a drafted token is accepted by rejection sampling with
+the expected probability min(1, draft / target) given the output's token; a draft is accepted up to
+a position with the product of these. Its rates are averages over all prefixes of the outputs:
+decoding begins rounds at some of them only, after rejections, so its own may differ a little.
+Nothing is timed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pkgutil import resolve_name
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from drafttrain.build.method import Method
+from drafttrain.build.verifiers import AUTO, build_verifier
+from drafttrain.config.kinds import KINDS
+from drafttrain.config.progress import tracking
 from drafttrain.data.batches.examples import Example, Examples
-from drafttrain.decoding.types import Round
-from drafttrain.evaluation.metrics import first_difference
+from drafttrain.data.batches.masked_blocks import BlocksCollator, blocks_of_rows
+from drafttrain.decoding.drafters.along import NOT_DRAFTED
+from drafttrain.decoding.drafters.causal import rows_along
+from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.drafters.slots import lengths_differ
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.sampling import exact_enough, sequence_randomness, warp
+from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.target_states import TargetRequirements
+from drafttrain.decoding.types import Output, Proposal, Round, Sampling, Source
+from drafttrain.evaluation.bootstrap import Array, Ratio
+from drafttrain.evaluation.metrics import (
+    Counts,
+    PositionCounts,
+    count_positions,
+    count_rounds,
+    first_difference,
+)
+from drafttrain.evaluation.options import EvaluationOptions
+from drafttrain.evaluation.prompts import Prompt
+from drafttrain.models.spec_drafter.model import UNDRAFTED
 
-ROWS_AT_ONCE = 64
-"""Held-out rows that are usually read at a time while a drafter trains."""
+DECODED_AT_ONCE = 16
+"""Outputs that the target decodes in one batch."""
+WRONG = -2
+"""A drafted token that is not the output's; which one does not matter."""
+SUMS = ("tokens", "rounds", "drafted", "accepted", "passes")
+OVERLAPS = ("greedy_match", "sampled_acceptance", "first_choice_acceptance")
+"""How often engines accept a language model's draft after a right one. Drafted from the whole
+vocabulary, as they do."""
+
+
+@dataclass(frozen=True)
+class TargetOutput:
+    """An output of the target, decoded plainly."""
+
+    source: Source
+    """As the target has read it, for all drafters."""
+    tokens: Tensor
+    """[L]."""
+    target_probs: Tensor | None
+    """[L, V] the target's distributions along it, warped; None where nobody needs them."""
+    room: int
+    """Most new tokens of this prompt: a draft leaves room for the token after it."""
+
+
+@dataclass(frozen=True)
+class ForcedCounts:
+    """What one method would accept along all outputs."""
+
+    counts: Counts
+    positions: PositionCounts
+    overlaps: dict[str, Ratio]
+    """Of language models, by metric: see `measure_overlaps`."""
+
+
+def measure_forced(
+    target: CachedModel,
+    methods: Sequence[Method],
+    prompts: Sequence[Prompt],
+    options: EvaluationOptions,
+    progress: bool = False,
+) -> tuple[Counts, list[ForcedCounts]]:
+    """Decode every prompt plainly, and count along the output what each method would accept.
+
+    Methods draft chains of fixed lengths, verified by greedy match or rejection. Returns plain
+    decoding's counts and those of each method.
+    """
+    count = count_greedy if options.sampling.greedy else count_expected
+    models = {
+        id(method.drafter): method.drafter.model.drafting_all()
+        for method in methods
+        if method.assistant is not None
+    }
+    lengths: list[int] = []
+    sums: list[list[Array]] = [[] for _ in methods]
+    overlaps: dict[int, list[Tensor]] = {key: [] for key in models}
+    needs_probs = bool(models) or not options.sampling.greedy
+    with tracking(len(prompts), "teacher-forced", "input", shown=progress) as work:
+        for output in decode_outputs(target, methods, prompts, options, needs_probs):
+            lengths.append(len(output.tokens))
+            drafted = _draft_along(methods, output, options.sampling)
+            for own, method, probs in zip(sums, methods, drafted, strict=True):
+                own.append(count(method, output, probs))
+            for key, model in models.items():
+                overlaps[key].append(measure_overlaps(model, output, options.sampling))
+            work.update()
+    tokens = np.array(lengths, dtype=np.float64)
+    found = []
+    for method, own in zip(methods, sums, strict=True):
+        whole, *positions = np.split(
+            np.stack(own), [5, *(5 + method.stop.longest * n for n in (1, 2))], 1
+        )
+        rates = {}
+        if id(method.drafter) in overlaps:
+            *values, width = torch.stack(overlaps[id(method.drafter)]).T.numpy()
+            rates = {
+                name: Ratio(value, width) for name, value in zip(OVERLAPS, values, strict=False)
+            }
+        found.append(ForcedCounts(Counts(*whole.T), PositionCounts(*positions), rates))
+    return Counts(tokens, tokens, *[np.zeros_like(tokens)] * 3), found
+
+
+@torch.inference_mode()
+def decode_outputs(
+    target: CachedModel,
+    methods: Sequence[Method],
+    prompts: Sequence[Prompt],
+    options: EvaluationOptions,
+    needs_probs: bool,
+) -> Iterator[TargetOutput]:
+    """The target's plain outputs, those of `drafttrain eval`, with what the drafters read of it."""
+    sampling = options.sampling
+    requires = TargetRequirements.union(method.drafter.requires for method in methods)
+    for start in range(0, len(prompts), DECODED_AT_ONCE):
+        some = prompts[start : start + DECODED_AT_ONCE]
+        decoder = Decoder(
+            target,
+            NoDrafter(),
+            FixedLength(1),
+            build_verifier(AUTO, sampling),
+            sampling,
+            lambda place, some=some: sequence_randomness(
+                options.seed, some[place].row, target.device
+            ),
+        )
+        sources = [target.read(prompt.source, requires) for prompt in some]
+        decoded = decoder.decode_all(sources, options.max_new_tokens, len(sources))
+        for source, output in zip(sources, decoded, strict=True):
+            tokens = torch.tensor(output.tokens, dtype=torch.long)
+            room = target.max_new_tokens(source, options.max_new_tokens)
+            probs = None
+            if needs_probs:
+                draft = tokens[:-1].to(source.prefix.device)
+                [score] = target.score(
+                    [target.encode(source)], [source.prefix], [Proposal.chain(draft)]
+                )
+                process = target.processors(sampling).start(source, room)
+                probs = warp(process(source.prefix, draft, score.logits), sampling).cpu()
+            yield TargetOutput(source, tokens, probs, room)
+
+
+def _draft_along(
+    methods: Sequence[Method], output: TargetOutput, sampling: Sampling
+) -> list[Tensor]:
+    """How likely each method drafts the output's own tokens at every prefix. [L, k] of each.
+
+    Methods of one drafter share its pass, unless its drafts of another length are others.
+    """
+    length, passes = len(output.tokens), {}
+    for method in sorted(methods, key=lambda method: -method.stop.longest):
+        differ = lengths_differ(method.drafter)
+        key = id(method.drafter), method.stop.longest if differ else 0
+        if key in passes:
+            continue
+        limit = (output.room - 1 - np.arange(length)).clip(0, method.stop.longest)
+        if not differ:  # what has no room is cut later
+            limit = np.where(limit > 0, limit.max(), 0)
+        passes[key] = torch.full((length, method.stop.longest), NOT_DRAFTED, dtype=torch.double)
+        if limit.max() > 0:
+            along = resolve_name(KINDS[method.drafter.name].probs_along)
+            probs = along(method.drafter, output.source, output.tokens, limit.tolist(), sampling)
+            passes[key][:, : probs.shape[1]] = probs.cpu()
+    keys = [(id(m.drafter), m.stop.longest if lengths_differ(m.drafter) else 0) for m in methods]
+    return [passes[key][:, : m.stop.longest] for key, m in zip(keys, methods, strict=True)]
+
+
+def count_greedy(method: Method, output: TargetOutput, probs: Tensor) -> Array:
+    """The rounds that greedy decoding plays along an output.
+
+    Tokens, rounds, drafted, accepted and passes, then drafted, accepted and reached by position.
+    A draft is taken to be as long as it may: a language model's may end by EOS after a wrong token.
+    Shapes: probs [L, k], 1 where the output's token is drafted -> [5 + 3 k].
+    """
+    length, k = probs.shape
+    kind = KINDS[method.drafter.name]
+    places = (torch.arange(length)[:, None] + torch.arange(k)).clamp_max(length - 1)
+    drafts = torch.where(probs > 0.5, output.tokens[places], WRONG)
+    drafts[probs == NOT_DRAFTED] = -1
+    ends = method.drafter.eos_ids if kind.is_language_model else frozenset()
+    rounds = replay_rounds(drafts, output.tokens.tolist(), output.room, eos_ids=ends)
+    if kind.drafts == "tokens":
+        rounds = [replace(played, passes=len(played.drafted)) for played in rounds]
+    played = [Output(output.tokens.tolist(), rounds)]
+    sums, by_position = count_rounds(played), count_positions(played)
+    found = [getattr(sums, name)[0] for name in SUMS]
+    for part in (by_position.drafted, by_position.accepted, by_position.reached):
+        found += np.pad(part[0], (0, k - part.shape[1])).tolist()
+    return np.array(found)
+
+
+def count_expected(method: Method, output: TargetOutput, probs: Tensor) -> Array:
+    """The same sums in expectation, where tokens were sampled, as if a round began at every prefix.
+
+    Position i of the draft at prefix s is accepted with min(1, draft / target) at token s + i,
+    given that those before it were. Positions beyond the output's end are not counted.
+    """
+    length, k = probs.shape
+    prefixes, positions = np.arange(length)[:, None], np.arange(k)
+    places = prefixes + positions
+    own = output.target_probs.gather(-1, output.tokens[:, None])[:, 0].double().numpy()
+    at_target = own[places.clip(max=length - 1)].clip(min=np.finfo(np.float64).tiny)
+    draft = probs.double().numpy()
+    drafted = (draft != NOT_DRAFTED) & (positions < output.room - 1 - prefixes)
+    inside = drafted & (places < length)
+    accepted = np.cumprod(np.where(inside, np.minimum(1.0, draft / at_target), 0.0), axis=1)
+    reached = np.where(inside, np.roll(accepted, 1, axis=1), 0.0)
+    reached[:, 0] = inside[:, 0]
+    tokens = length + accepted[places < length - 1].sum()  # no bonus after the output's last token
+    passes = drafted if KINDS[method.drafter.name].drafts == "tokens" else drafted[:, 0]
+    sums = [tokens, length, inside.sum(), accepted.sum(), passes.sum()]
+    return np.concatenate([sums, inside.sum(0), accepted.sum(0), reached.sum(0)]).astype(float)
+
+
+def measure_overlaps(drafter: CachedModel, output: TargetOutput, sampling: Sampling) -> Tensor:
+    """Sums of the rates named by OVERLAPS over an output's positions, and their number. [2 or 4]
+
+    At each position: whether target and drafter have the same likeliest token; sum of min(p, q),
+    the acceptance of rejection sampling; p(argmax q), which engines accept that verify greedy
+    drafts against samples of the target. Of greedy decoding only the first: there all are one.
+    """
+    start = 1 if drafter.requires.prompt_layers else 0
+    logits = rows_along(drafter, output.source, output.tokens)[: max(output.room - 1, 0)]
+    target = output.target_probs[start : start + len(logits)].double()
+    draft = warp(logits, sampling).cpu().double()[: len(target)]
+    best = draft.argmax(-1, keepdim=True)
+    rates = [(target.argmax(-1, keepdim=True) == best).double().sum()]
+    if not sampling.greedy:
+        rates += [torch.minimum(target, draft).sum(), target.gather(-1, best).sum()]
+    return torch.stack([*rates, torch.tensor(float(len(target)))])
 
 
 def replay_rounds(
@@ -28,14 +263,15 @@ def replay_rounds(
     reference: Sequence[int],
     max_new_tokens: int | None = None,
     sequence: int = 0,
+    eos_ids: frozenset[int] = frozenset(),
 ) -> list[Round]:
     """The rounds of greedy verification along a known output.
 
     A round at prefix p drafts predicted[p], accepts its longest common beginning with
     reference[p:], and emits one token more: the correction, or the bonus. EOS is the last token
-    of the reference; a draft that contains it ends the walk without a bonus. With max_new_tokens,
-    drafts leave room for that one token, as the decoding loop does. Where the first token of
-    predicted[p] is below 0, nothing is drafted.
+    of the reference; a draft that contains it ends the output without a bonus. With max_new_tokens,
+    drafts leave room for that one token, as the decoding loop does. A draft ends before a token -1,
+    and after an accepted one of eos_ids.
 
     Shapes: predicted [P, k], P >= number of reference tokens; reference [L] with its EOS.
     """
@@ -49,47 +285,41 @@ def replay_rounds(
     start = 0
     while start < len(reference):
         block = predicted[start].tolist()
-        block = [] if block[0] < 0 else block
+        block = block[: block.index(-1)] if -1 in block else block
         if max_new_tokens is not None:
             block = block[: max_new_tokens - start - 1]
         wrong = first_difference(block, reference[start:])
         accepted = len(block) if wrong is None else wrong
+        if accepted and block[accepted - 1] in eos_ids:
+            block = block[:accepted]
         emitted = reference[start : start + accepted + 1]
         start += len(emitted)
-        rounds.append(
-            Round(
-                sequence=sequence,
-                drafted=block,
-                path=range(accepted),
-                emitted=emitted,
-                passes=int(len(block) > 0),
-                finished=start == len(reference),
-            )
-        )
+        passes, finished = int(len(block) > 0), start == len(reference)
+        path = range(accepted)
+        rounds.append(Round(sequence, block, path, emitted, passes, finished=finished))
     return rounds
 
 
 @dataclass(frozen=True)
 class BlockValidation:
-    """What a block drafter is worth while it trains, on held-out rows read in parallel.
+    """Validates a block drafter while it trains, on held-out rows.
 
-    Teacher-forced tokens per round (exact for greedily distilled rows), loss, slot accuracy.
+    Teacher-forced mean acceptance length (exact for greedily distilled rows), loss, slot accuracy.
     """
 
     rows: Examples
     collate: Callable[[Sequence[Example]], Any]
     predict_blocks: Callable[[nn.Module, Example], Tensor]
     """The objective, a row -> [L, k] drafts at every prefix of its output."""
-    at_once: int = ROWS_AT_ONCE
-    """Rows that are read at a time."""
+    batch_rows: int = 64
 
     def __call__(self, objective: nn.Module) -> dict[str, float]:
         """The objective's `model` is validated; it maps (batch, progress) to LossSums."""
         device = objective.model.device
         tokens = rounds = 0
         sums = torch.zeros(4, dtype=torch.float64)
-        for start in range(0, len(self.rows), self.at_once):
-            end = min(start + self.at_once, len(self.rows))
+        for start in range(0, len(self.rows), self.batch_rows):
+            end = min(start + self.batch_rows, len(self.rows))
             chunk = self.rows.__getitems__([(0, row) for row in range(start, end)])
             found = objective(self.collate(chunk).to(device), 1.0)
             sums += torch.stack([value.double().cpu() for value in found])
@@ -102,3 +332,83 @@ class BlockValidation:
             "held_out_loss": loss / weight,
             "slot_accuracy": correct / counted,
         }
+
+
+@dataclass(frozen=True)
+class SlotValidation:
+    """`BlockValidation` of a drafter of masked blocks, with its sampled acceptance slot by slot."""
+
+    rows: Examples
+    collate: BlocksCollator
+    """Drops nothing."""
+
+    def __call__(self, objective: nn.Module) -> dict[str, float]:
+        """The objective has `rows`, `overlap` and `tokens` of the collator's batches."""
+
+        def drafts(objective: nn.Module, example: Example) -> Tensor:
+            batch = self.collate.alone([example]).to(objective.model.device)
+            logits, _ = objective.rows(batch)
+            found.append(objective.overlap(batch, logits).double().cpu())
+            slots.append(batch.slots().cpu())
+            tokens, length = objective.tokens(logits.argmax(-1)), len(example.target_ids)
+            return blocks_of_rows(batch, tokens, self.collate.k, length).cpu()
+
+        found: list[Tensor] = []
+        slots: list[Tensor] = []
+        values = BlockValidation(self.rows, self.collate.alone, drafts, batch_rows=8)(objective)
+        accepted, slot = torch.cat(found), torch.cat(slots)
+        of_slots = {f"acceptance/{n + 1}": float(accepted[slot == n].mean()) for n in slot.unique()}
+        return values | {"acceptance": float(accepted.mean())} | of_slots
+
+
+COOLEST, HOTTEST, STEPS = 0.1, 4.0, 24
+TEMPERATURES = [COOLEST * (HOTTEST / COOLEST) ** (step / STEPS) for step in range(STEPS + 1)]
+"""Grid of slot temperatures; the best lies on a parabola through three of them."""
+ROWS_ENOUGH = 400
+"""Rows of a slot that its temperature is fitted to."""
+
+
+def fit_slot_temperatures(blocks: Iterable[tuple[Tensor, Tensor]]) -> list[float]:
+    """The temperature of each slot's logits under which the tokens of outputs are likeliest.
+
+    Temperature scaling (Guo et al. 2017): trees score nodes by draft probabilities, so a slot that
+    is less sure than it is right gets too many siblings, and one that is surer too few. Outputs are
+    read until every slot has rows enough, or none is left; a slot that no output reaches has the
+    temperature of the one before it. Tokens that cannot be drafted do not count.
+
+    blocks: of each output the logits at every prefix, given its own tokens [L, K, V], and its
+    tokens [L].
+    """
+    losses: list[Tensor] = []
+    counts: list[int] = []
+    for logits, output in blocks:
+        losses += [
+            torch.zeros(STEPS + 1, dtype=torch.double) for _ in range(len(losses), logits.shape[1])
+        ]
+        counts += [0] * (logits.shape[1] - len(counts))
+        for slot in range(len(losses)):
+            tokens = output[slot:].to(logits.device)[:, None]
+            rows = logits[: max(len(output) - slot, 0), slot]
+            drafted = rows.gather(1, tokens)[:, 0] > UNDRAFTED / 2
+            missing = ROWS_ENOUGH - counts[slot]
+            rows, tokens = exact_enough(rows[drafted][:missing]), tokens[drafted][:missing]
+            for place, temperature in enumerate(TEMPERATURES):
+                likely = (rows / temperature).log_softmax(-1).gather(1, tokens)
+                losses[slot][place] -= float(likely.sum())
+            counts[slot] += len(rows)
+        if min(counts) >= ROWS_ENOUGH:
+            break
+    found: list[float] = []
+    for loss, count in zip(losses, counts, strict=True):
+        found.append(_least(loss) if count else (found or [1.0])[-1])
+    return found
+
+
+def _least(losses: Tensor) -> float:
+    """The temperature of the least loss, to two places."""
+    best = int(losses.argmin())
+    if best in (0, STEPS):
+        return round(TEMPERATURES[best], 2)
+    below, at, above = losses[best - 1 : best + 2].tolist()
+    shift = 0.5 * (below - above) / (below - 2 * at + above)
+    return round(TEMPERATURES[best] * (HOTTEST / COOLEST) ** (shift / STEPS), 2)

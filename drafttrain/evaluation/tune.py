@@ -30,9 +30,8 @@ from drafttrain.evaluation.bootstrap import (
 )
 from drafttrain.evaluation.candidates import Candidate
 from drafttrain.evaluation.evaluate import Evaluation, evaluate
-from drafttrain.evaluation.jobs import PLAIN
 from drafttrain.evaluation.metrics import count_rounds
-from drafttrain.evaluation.options import EvaluationOptions
+from drafttrain.evaluation.options import PLAIN, EvaluationOptions
 from drafttrain.evaluation.prompts import Prompt
 from drafttrain.evaluation.report import Choice, Rung, Tried
 from drafttrain.evaluation.runner import Decoded, make_jobs, run_interleaved

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from rich.table import Table
 
-from drafttrain.evaluation.page import Card, Page, PageTable, render_page
+from drafttrain.evaluation.page import Card, Page, PageTable
 from drafttrain.evaluation.plot_style import COLOURS, GREY, draw_bars, draw_legend
 from drafttrain.evaluation.report import Choice, Report, Run, Search, Tried
 from drafttrain.evaluation.table_style import (
@@ -107,7 +107,7 @@ def head_table(report: Report) -> Table | None:
     return table
 
 
-def tune_page(report: Report, plot: Path) -> str:
+def tune_page(report: Report, plot: bytes) -> Page:
     """The page: the choice at each batch size, the final figures, the plot, all candidates."""
     search = searched(report)
     columns = main_columns(report)
@@ -122,20 +122,18 @@ def tune_page(report: Report, plot: Path) -> str:
         rows = [[h.name, *(plain_cell(h, one, True) for one in CALIBRATION)] for h in search.heads]
         titles = ["head", *(column.title for column in CALIBRATION)]
         tables.append(PageTable("Acceptance heads on held-out draft tokens", titles, rows))
-    return render_page(
-        Page(
-            title=f"{report.target.path} with {search.drafter}",
-            subtitle=f"Candidates decoded on {search.data.path}; {machine_note(report, True)}",
-            tables=tables,
-            plot=plot.read_bytes(),
-            plot_text="Speed of the candidates, discarded tokens against target calls per token",
-            cards=[_card(report, choice) for choice in search.choices],
-            verdicts=verdict_lines(report),
-            notes=[
-                "A rung decodes new prompts with the candidates left, interleaved; then the slower "
-                "half leaves. Speed against the fastest is paired by prompt."
-            ],
-        )
+    return Page(
+        title=f"{report.target.path} with {search.drafter}",
+        subtitle=f"Candidates decoded on {search.data.path}; {machine_note(report, True)}",
+        tables=tables,
+        plot=plot,
+        plot_text="Speed of the candidates, discarded tokens against target calls per token",
+        cards=[_card(report, choice) for choice in search.choices],
+        verdicts=verdict_lines(report),
+        notes=[
+            "A rung decodes new prompts with the candidates left, interleaved; then the slower "
+            "half leaves. Speed against the fastest is paired by prompt."
+        ],
     )
 
 
@@ -162,6 +160,16 @@ def _standings(search: Search, choice: Choice) -> PageTable:
     titles = ["candidate", "prompts", SPEED.title, "against the fastest"]
     titles += ["target calls per token", "discarded per token"]
     return PageTable(f"Candidates at batch size {size}", titles, rows, choice.best)
+
+
+def draw_search(figure: Figure, report: Report) -> None:
+    """Draws speed of all candidates, Figure 4 of SpecDec++, and the reliability of heads."""
+    heads = bool(searched(report).heads)
+    grid = figure.add_gridspec(2 if heads else 1, 2)
+    speed_panel(figure.add_subplot(grid[:, 0]), report)
+    rates_panel(figure.add_subplot(grid[0, 1]), report)
+    if heads:
+        reliability_panel(figure.add_subplot(grid[1, 1]), report)
 
 
 def speed_panel(axis: Axes, report: Report) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from drafttrain.evaluation.trade_off import frontiers, quality_of, rule_of, trade_off_panel
 from matplotlib.figure import Figure
 
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.plots import choose_panels
 from drafttrain.evaluation.report import Report, Run
 from drafttrain.evaluation.tables import markdown_trade_off
-from drafttrain.evaluation.trade_off import frontiers, quality_of, rule_of, trade_off_panel
 from tests.evaluation.batches.reports import batched_report, run
 
 

@@ -61,11 +61,13 @@ def needs_ranks(method: DecodeConfig) -> bool:
     return method.tree.kind == "sequoia" and method.tree.by_rank is None
 
 
-def with_ranks(methods: Sequence[DecodeConfig], by_rank: tuple[float, ...]) -> list[DecodeConfig]:
+def with_ranks(
+    methods: Sequence[DecodeConfig], by_rank: tuple[float, ...] | None
+) -> list[DecodeConfig]:
     """The methods with this acceptance by rank where a tree needs it and has none."""
     return [
         method.model_copy(update={"tree": method.tree.model_copy(update={"by_rank": by_rank})})
-        if needs_ranks(method)
+        if by_rank is not None and needs_ranks(method)
         else method
         for method in methods
     ]
