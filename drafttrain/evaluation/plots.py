@@ -116,7 +116,7 @@ def choose_plot(report: Report) -> Plot:
                 line[0].lossy,
                 _varied(line),
             )
-            for label, line in lines(methods)
+            for label, line in lines([run for run in methods if quality in run.metrics])
         ]
         return Plot("Quality and speed", QUALITY[quality], SPEEDUP, curves, baselines)
     found = lines(methods)

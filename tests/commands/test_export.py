@@ -19,7 +19,7 @@ from drafttrain.evaluation.environment import describe_environment
 from drafttrain.evaluation.report import DataFacts, Report, Run, TargetFacts, write_json
 from drafttrain.export.verify import compare
 from tests.commanding import ended
-from tests.evaluation.batches.reports import batched_report
+from tests.evaluation.reports import batched_report
 from tests.export.pairs import noisy_copy, save_drafter, save_head, save_spec_drafter
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import random_sentences, save_target

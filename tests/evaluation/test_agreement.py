@@ -13,10 +13,10 @@ from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch
-from drafttrain.evaluation import agreement
-from drafttrain.evaluation.agreement import along, target_agreement
+from drafttrain.evaluation import parity
 from drafttrain.evaluation.bootstrap import draw_resamples
 from drafttrain.evaluation.options import EvaluationOptions
+from drafttrain.evaluation.parity import target_agreement, token_probs
 from drafttrain.evaluation.prompts import Prompt
 from tests.tiny_models import tiny_model
 
@@ -26,10 +26,10 @@ OUTPUT = [5, 9, 5, 11, 7]
 @pytest.mark.parametrize("chunk", [1, 2, 64])
 @pytest.mark.parametrize("family", ["marian", "llama"])
 def test_each_token_has_its_probability_after_those_before_it(family, chunk, monkeypatch):
-    monkeypatch.setattr(agreement, "CHUNK", chunk)
+    monkeypatch.setattr(parity, "CHUNK", chunk)
     model = tiny_model(family)
     source = make_source([4, 6, 8], model)
-    found = along(CachedModel(model), source, OUTPUT, Sampling(temperature=0.7), 10)
+    found = token_probs(CachedModel(model), source, OUTPUT, Sampling(temperature=0.7), 10)
     whole = torch.cat((source.prefix, torch.tensor(OUTPUT)))[None]
     inputs = {"input_ids": whole}
     if family == "marian":
@@ -51,9 +51,9 @@ def test_greedily_the_target_agrees_with_all_that_it_wrote_and_with_nothing_else
         lambda _: SampledRandomness(torch.Generator()),
     )  # fmt: skip
     [output] = decoder.decode_all([source], 8)
-    assert along(target, source, output.tokens, Sampling(), 8).min() == 1.0
+    assert token_probs(target, source, output.tokens, Sampling(), 8).min() == 1.0
     changed = [*output.tokens[:-1], (output.tokens[-1] + 1) % 20]
-    assert along(target, source, changed, Sampling(), 8)[-1] == 0.0
+    assert token_probs(target, source, changed, Sampling(), 8)[-1] == 0.0
 
 
 def test_outputs_that_are_the_same_are_judged_once(monkeypatch):
@@ -65,9 +65,9 @@ def test_outputs_that_are_the_same_are_judged_once(monkeypatch):
 
     def watched(model, source, tokens, *others):
         asked.append(tuple(tokens))
-        return along(model, source, tokens, *others)
+        return token_probs(model, source, tokens, *others)
 
-    monkeypatch.setattr(agreement, "along", watched)
+    monkeypatch.setattr(parity, "token_probs", watched)
     resamples, known = draw_resamples(2, 10), {}
 
     def judged(first, second):

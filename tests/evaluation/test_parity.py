@@ -19,8 +19,8 @@ from drafttrain.evaluation.parity import compare_outputs, tie_bound, top_two_gap
 from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.evaluation.report import Difference, Parity
 from drafttrain.evaluation.runner import decode_by
-from tests.evaluation.batches.test_measure import TEXTS, rows
 from tests.evaluation.scripted import loaded
+from tests.evaluation.test_batches import TEXTS, rows
 from tests.tiny_drafters import noisy
 from tests.tiny_models import VOCAB, tiny_model
 

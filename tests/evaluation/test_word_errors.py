@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from drafttrain.evaluation.word_errors import word_error_metrics, word_errors
+from drafttrain.evaluation.quality import word_error_metrics, word_errors
 
 
 def test_errors_are_counted_after_whispers_normaliser():

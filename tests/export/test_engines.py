@@ -24,7 +24,7 @@ from drafttrain.export.engines import (
     vllm_command,
 )
 from drafttrain.export.verify import compare
-from tests.evaluation.batches.reports import batched_report, run
+from tests.evaluation.reports import batched_report, run
 from tests.export.pairs import save_drafter
 from tests.tiny_models import VOCAB, tiny_model
 from tests.tiny_targets import save_target, tiny_tokenizer

@@ -16,12 +16,10 @@ from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Round, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
 from drafttrain.evaluation import runner
-from drafttrain.evaluation.batches.measure import batch_results, measure_batches
-from drafttrain.evaluation.batches.memory import peak_growth
 from drafttrain.evaluation.bootstrap import draw_resamples
-from drafttrain.evaluation.evaluate import evaluate
-from drafttrain.evaluation.jobs import Job
-from drafttrain.evaluation.options import EvaluationOptions
+from drafttrain.evaluation.evaluate import batch_results, evaluate, measure_batches
+from drafttrain.evaluation.memory import peak_growth
+from drafttrain.evaluation.options import EvaluationOptions, Job
 from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.evaluation.runner import make_jobs, make_waves, run_interleaved
 from drafttrain.evaluation.summary import Context, speed_metrics

@@ -1,0 +1,151 @@
+"""The table and the plot of a report, from figures written by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from drafttrain.evaluation.bootstrap import Estimate
+from drafttrain.evaluation.plots import choose_plot, lines, plot_report
+from drafttrain.evaluation.report import Parity, Report, read_report, write_json
+from drafttrain.evaluation.tables import fastest, markdown_table, parity_lines, report_page
+from tests.evaluation.reports import batched_report, estimate, result, run
+
+
+@pytest.fixture
+def report() -> Report:
+    return batched_report()
+
+
+def with_runs(report: Report, *runs) -> Report:
+    return report.model_copy(update={"runs": [report.runs[0], *runs]})
+
+
+def method(name: str, speedup: float, drafted: int = 30, **changes: object):
+    """A run without batches; settings and metrics may be given."""
+    facts = {
+        "kind": "method",
+        "method": "chain",
+        "drafter": "causal",
+        "totals": {"prompts": 40, "drafted": drafted, "rounds": 10},
+        "metrics": {"speedup": estimate(speedup), "mean_acceptance_length": estimate(2.0)},
+    }
+    return run(name, [], **facts | changes)
+
+
+def test_a_report_with_batches_survives_a_round_trip(report, tmp_path):
+    write_json(report, tmp_path / "report.json")
+    assert read_report(tmp_path / "report.json") == report
+    written = json.loads((tmp_path / "report.json").read_text())
+    assert written["runs"][0]["batches"][1]["differing"] == 2
+
+
+def test_every_method_has_a_row_at_each_of_its_batch_sizes(report):
+    header, _, *rows = markdown_table(report, intervals=False).splitlines()
+    titles = [cell.strip() for cell in header.strip("|").split("|")]
+    cells = [
+        dict(zip(titles, (cell.strip() for cell in row.strip("|").split("|")), strict=True))
+        for row in rows
+    ]
+    assert [(one["method"], one["k"], one["batch"]) for one in cells] == [
+        ("plain", "–", "1"),
+        ("plain", "–", "8"),
+        ("causal greedy", "3", "1"),
+        ("causal greedy", "3", "8"),
+        ("causal greedy", "9", "1"),
+        ("causal greedy", "9", "8"),
+        ("assisted", "–", "1"),
+    ]
+    plain = cells[1]
+    assert (plain["ms per token"], plain["tok/s"], plain["speedup"]) == ("18.00", "400", "1.00×")
+    assert (plain["other tokens"], plain["memory, MB"]) == ("2 of 40", "20.0")
+    assert "1.20× (1.08–1.32×)" in markdown_table(report)
+
+
+def test_the_fastest_at_each_batch_size_may_be_another(report):
+    assert {size: row.run.name for size, row in fastest(report).items()} == {
+        1: "causal k=9 greedy",
+        8: "causal k=3 greedy",
+    }
+    slow = with_runs(report, run("causal k=3 greedy", [result(8, 90, 30, 0.9)], k=3))
+    assert fastest(slow)[8].run.name == "plain"
+
+
+def test_sizes_of_trees_settings_of_rules_and_lossy_marks_are_columns(report):
+    tree = method("opt-tree(16) greedy", 1.2, method="opt-tree", sizes={"depth": 5, "nodes": 16})
+    lossy = method(
+        "causal k=5 spec-verification(3,1.0)",
+        1.4,
+        settings={"k": 5.0, "beta": 3.0, "tau": 1.0},
+        lossless=False,
+    )
+    table = markdown_table(with_runs(report, tree, lossy), intervals=False).splitlines()
+    titles = [cell.strip() for cell in table[0].strip("|").split("|")]
+    assert [title for title in titles if title in ("k", "beta", "tau", "levels", "nodes")] == [
+        "k", "beta", "tau", "levels", "nodes",
+    ]  # fmt: skip
+    assert "16" in table[4] and "(lossy)" in table[5] and "(lossy)" not in table[4]
+
+
+def test_why_sequences_of_a_batch_differ_is_said_and_errors_stand_out(report):
+    parts = [{"row": row, "position": 3, "gap": gap} for row, gap in enumerate((2e-7, 4e-2, 5e-2))]
+    values = {"against": "batch size 1", "compared": 40, "bound": 1e-5}
+    ties = Parity(**values, identical=39, differences=parts[:1])
+    wrong = Parity(**values, identical=37, differences=parts)
+
+    def with_parity(parity: Parity) -> Report:
+        batches = [result(8, 400, 18, 1.0, len(parity.differences))]
+        batches = [batches[0].model_copy(update={"parity": parity})]
+        return report.model_copy(update={"runs": [run("plain", batches)]})
+
+    assert parity_lines(with_parity(ties)) == [
+        "plain, batch 8: 39 of 40 equal to batch size 1; at the first difference the top-2 "
+        "logit gap is 2.0e-07 to 2.0e-07 (ties, bound 1e-05)"
+    ]
+    assert "(2 are NOT ties: please report" in parity_lines(with_parity(wrong))[0]
+    assert "| 3 of 40, 2 NOT ties |" in markdown_table(with_parity(wrong))
+
+
+def test_the_page_shows_the_table_and_the_fastest(report):
+    page = report_page(report, b"png")
+    assert [card.value for card in page.cards] == ["causal k=9 greedy", "causal k=3 greedy"]
+    assert len(page.tables[0].rows) == 7 and page.plot == b"png"
+
+
+def test_the_x_axis_of_the_plot_is_what_was_varied(report):
+    assert choose_plot(report).xlabel == "batch size"
+    swept = [
+        method(f"causal k={k} greedy", 1.0 + k / 10, 10 * k, settings={"k": k}) for k in (2, 4)
+    ]
+    assert choose_plot(with_runs(report, *swept)).xlabel == "batch size"  # plain has batches
+    alone = [one.model_copy(update={"batches": []}) for one in (report.runs[0], *swept)]
+    plot = choose_plot(report.model_copy(update={"runs": alone}))
+    assert plot.xlabel == "draft tokens per round" and plot.curves[0].xs == [2.0, 4.0]
+    lossy = method(
+        "lossy", 1.5, settings={"k": 4, "beta": 3, "tau": 1.0}, lossless=False,
+        metrics={"speedup": estimate(1.5), "bleu_difference": Estimate(-0.5, -1.0, 0.0)},
+    )  # fmt: skip
+    assert "BLEU" in choose_plot(report.model_copy(update={"runs": [*alone, lossy]})).xlabel
+    single = report.model_copy(update={"runs": alone[:2]})
+    assert [curve.label for curve in choose_plot(single).curves] == ["plain", "causal k=2 greedy"]
+
+
+def test_a_line_never_joins_points_of_different_methods():
+    chains = [method(f"c{k}", 1.0, settings={"k": k}, stop=f"k={k}") for k in (2, 4)]
+    heads = [method(f"h{h}", 1.0, settings={"h": h}, stop=f"head({h})") for h in (0.3, 0.5)]
+    block = method("b", 1.0, settings={"k": 4}, verifier="block", stop="k=4")
+    trees = [
+        method(f"t{n}", 1.0, method="opt-tree", sizes={"nodes": n}, stop="k=5") for n in (16, 8)
+    ]
+    other = method("o", 1.0, settings={"k": 4}, other="second", stop="k=4")
+    found = lines([*chains, *heads, block, *trees, other])
+    assert [[one.name for one in line] for _, line in found] == [
+        ["c2", "c4"], ["h0.3", "h0.5"], ["b"], ["t8", "t16"], ["o"],
+    ]  # fmt: skip
+    assert len({label for label, _ in found}) == len(found)
+
+
+def test_plots_are_png_files(report, tmp_path):
+    plot_report(report, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
