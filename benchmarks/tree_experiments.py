@@ -6,8 +6,8 @@
 
 Every tree that the paper (Appendix C.3) tries at a depth or a budget is measured by `drafttrain
 eval`, all in one interleaved run; other options and key=value settings are that command's, and so
-are the report, samples and plot that it leaves. Then a table groups the trees by depth or budget;
-it is written as Markdown beside the report too. Without --target and --drafter: the newest run in
+are the report, samples and plot. The best tree of each method at each depth or budget is written as
+Markdown beside the report. Without --target and --drafter: the newest run in
 checkpoints/, on its own held-out rows.
 """
 
@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from drafttrain.evaluation.trees.tables import markdown_trees
 from tree_grids import METHODS, expand_methods
 
 from drafttrain.commands.eval import measure_methods
@@ -28,7 +27,7 @@ from drafttrain.config.commands import EvalConfig
 from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.filling import fill_data, fill_from_run
 from drafttrain.config.reading import check_settings, merge_values, validate_settings
-from drafttrain.evaluation.report import read_report, write_text
+from drafttrain.evaluation.report import Report, Run, read_report, write_text
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -37,13 +36,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         settings = read_settings(given)
         variants = read_methods(given, settings)
-        compared_by = "nodes" if given.budget else "depth"
-        measure_methods(settings, variants, compared_by, given.dry_run)
+        measure_methods(settings, variants, given.dry_run)
     except ValueError as error:
         raise SystemExit(f"error: {error}") from None
     if not given.dry_run:
-        table = markdown_trees(read_report(given.report))
-        write_text(given.report.with_suffix(".md"), table)
+        report = read_report(given.report)
+        groups = best_trees(report, "nodes" if given.budget else "depth")
+        table = [f"| {size} | {run.name} | {shown(run)} |" for size, run in groups]
+        head = ["| size | best of each method | mean acceptance length |", "| --- | --- | --- |"]
+        write_text(given.report.with_suffix(".md"), "\n".join([*head, *table]) + "\n")
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -116,6 +117,26 @@ def read_methods(given: argparse.Namespace, settings: EvalConfig) -> list[Decode
     if settings.mode != "decode":
         raise ConfigError(f"methods are compared by decoding, not mode={settings.mode}")
     return expand_methods(settings.decode, given.methods, given.depth, given.budget)
+
+
+def best_trees(report: Report, size: str) -> list[tuple[int, Run]]:
+    """At each depth or budget, the tree of each method with the longest mean acceptance length."""
+    best: dict[tuple[int, str, str], Run] = {}
+    for run in report.runs:
+        if run.kind == "method":
+            key = (int(run.sizes[size]), run.method, str(run.verifier))
+            if key not in best or acceptance(run) > acceptance(best[key]):
+                best[key] = run
+    return [(key[0], run) for key, run in sorted(best.items(), key=lambda item: item[0][0])]
+
+
+def acceptance(run: Run) -> float:
+    return run.metrics["mean_acceptance_length"].value
+
+
+def shown(run: Run) -> str:
+    found = run.metrics["mean_acceptance_length"]
+    return f"{found.value:.2f} ({found.low:.2f}–{found.high:.2f})"
 
 
 if __name__ == "__main__":

@@ -95,6 +95,12 @@ def make_plan(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Plan:
         check_forced(settings, methods)
     heard = hears(check_target(settings.target))
     rows = load_inputs(settings.data, heard=heard)
+    largest = max(settings.batch_sizes, default=1)
+    if largest > len(rows):
+        raise ConfigError(
+            f"batch_sizes = {largest}, but there are {len(rows)} inputs, so no batch would be "
+            f"full; give at least {settings.wave_batches * largest} inputs, or smaller batches"
+        )
     rank_rows = None
     if settings.rank_data is not None:
         if not any(map(needs_ranks, configs)):
@@ -142,6 +148,13 @@ def other_methods(settings: EvalConfig) -> list[PlannedMethod]:
             ]
         else:
             found.append(PlannedMethod(other, name, name))
+    labels = [method.label for method in found]
+    repeated = next((label for label in labels if labels.count(label) > 1), None)
+    if repeated is not None:
+        raise ConfigError(
+            f"others has two methods that reports would call {repeated!r}, as k is swept; give one "
+            "of them another name"
+        )
     return found
 
 

