@@ -59,10 +59,17 @@ METRICS = (
     Column("speedup_vs_beam", "vs beam", suffix="×"),
 )
 LOSSY_ONLY = {"bleu_difference", "consistency_bleu", "wer_difference"}
+NARROW = {
+    "mean_acceptance_length", "identical", "greedy_match", "sampled_acceptance",
+    "tokens_per_second", "speedup", "speedup_vs_generate",
+}  # fmt: skip
+"""Metrics that a narrow terminal has room for; the page has them all."""
 POSITIONS = 6
 """Positions of a draft that the table has room for; report.json has them all."""
 LONGEST_NAME = 26
 """Columns of a terminal that a method's name takes; a longer one goes on in the next line."""
+SHORTENED_NAME = 18
+"""The same on a narrow terminal."""
 NUMBERS = re.compile(r"\bk=\d+|\([^()<>]*\)")
 """Settings in a method's name."""
 
@@ -207,6 +214,9 @@ def _main_table(report: Report, intervals: bool) -> Table:
     table = new_table(f"{report.target.path} on {report.data.path}, {report.data.prompts} inputs")
     table.caption = note(report, intervals)
     facts, after, columns = _facts(report), _facts_after(report), main_columns(report)
+    longest = LONGEST_NAME if intervals else SHORTENED_NAME
+    if not intervals:
+        columns = [column for column in columns if column.metric in NARROW]
     table.add_column("method", no_wrap=True)
     for title in facts:
         table.add_column(title, justify="right")
@@ -218,7 +228,7 @@ def _main_table(report: Report, intervals: bool) -> Table:
         mark = (f" {LOSSY}", "bold yellow") if row.run.lossy else ""
         following = rows[place + 1 :]
         table.add_row(
-            Text.assemble("\n ".join(wrap(row.name, LONGEST_NAME)), mark),
+            Text.assemble("\n ".join(wrap(row.name, longest)), mark),
             *(cell(row) for cell in facts.values()),
             *metric_cells(row, columns, intervals),
             *(cell(row) for cell in after.values()),
