@@ -24,7 +24,6 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from drafttrain.evaluation.jobs import Job
 
 from drafttrain.build.drafters import make_drafter
 from drafttrain.build.method import Method
@@ -37,7 +36,7 @@ from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.evaluation.bootstrap import Ratio, draw_resamples, estimate_ratio
 from drafttrain.evaluation.environment import describe_environment
 from drafttrain.evaluation.metrics import identical
-from drafttrain.evaluation.options import EvaluationOptions
+from drafttrain.evaluation.options import EvaluationOptions, Job
 from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.evaluation.runner import make_jobs, run_interleaved
 from drafttrain.models.drafters import load_drafter_beside

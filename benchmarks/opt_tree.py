@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from drafttrain.evaluation.trees.rank_acceptance import measure_ranks
 from expectation import compare_expectation
 from opt_tree_figures import Point, draw, summary
 
@@ -44,6 +43,7 @@ from drafttrain.evaluation.environment import describe_environment
 from drafttrain.evaluation.metrics import acceptance_metrics, count_rounds
 from drafttrain.evaluation.options import EvaluationOptions, read_options
 from drafttrain.evaluation.prompts import Prompt, read_prompts
+from drafttrain.evaluation.rank_acceptance import measure_ranks
 from drafttrain.evaluation.report import write_text
 from drafttrain.evaluation.runner import Decoded, Job, make_jobs, run_interleaved
 from drafttrain.evaluation.summary import token_rate

@@ -18,8 +18,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from drafttrain.evaluation.jobs import PLAIN
-
 from drafttrain.build.pairs import load_pair
 from drafttrain.commands.shell import quiet_libraries
 from drafttrain.commands.tune import options_of
@@ -30,6 +28,7 @@ from drafttrain.config.reading import load_settings
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.evaluation.candidates import Candidate
+from drafttrain.evaluation.options import PLAIN
 from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.evaluation.report import Choice, read_report
 from drafttrain.evaluation.tune import Bench, Standings, build_methods, decode_all

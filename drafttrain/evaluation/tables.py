@@ -322,8 +322,9 @@ def _names(report: Report) -> list[str]:
 
 def _is_generated(run: Run) -> bool:
     """Whether the run's name was put together from its parts; names that users gave stay whole."""
-    parts = (part for part in (run.stop, run.verifier) if part)
-    return run.kind == "method" and all(part in run.name for part in parts)
+    stop, verifier = run.stop or "", run.verifier or ""  # DRAFTER STOP VERIFIER
+    whole = run.name.endswith(verifier) and stop in run.name
+    return run.kind == "method" and whole and not (stop and run.name.startswith(stop))
 
 
 def _has_trees(report: Report) -> bool:
