@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.faults.environment import ENVIRONMENT
+from tests.faults import ENVIRONMENT
 
 os.environ.update(ENVIRONMENT)
 

@@ -22,8 +22,6 @@ from tests.faults.stages import (
     newest_step,
 )
 
-WEIGHTS = {"distil": 30, "train": 30, "cache": 20, "eval": 20}
-"""How many of a hundred signals go to each stage."""
 INTERRUPTED = 130
 
 
@@ -51,7 +49,7 @@ class Account:
     """Whatever may not be, in words."""
 
 
-def prepare(base: Path, stages: Sequence[str] = tuple(STAGES)) -> dict[str, Whole]:
+def prepare(base: Path, stages: Sequence[str]) -> dict[str, Whole]:
     """Inputs in `base`, and each stage run once without interruption."""
     base.mkdir(parents=True, exist_ok=True)
     datasets.config.HF_DATASETS_CACHE = base / "cache"  # its files are torn too, not the user's
@@ -87,10 +85,9 @@ def break_off(
     """
     randomness = random.Random(seed)
     accounts = {name: Account() for name in wholes}
-    shares = [WEIGHTS[name] for name in wholes]
     sent, trial = 0, 0
     while sent < signals:
-        name = randomness.choices(list(wholes), shares)[0]
+        name = randomness.choice(list(wholes))
         account = accounts[name]
         work = base / f"{signal.Signals(number).name}-{trial}"
         work.mkdir()

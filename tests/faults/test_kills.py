@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.faults.environment import ENVIRONMENT
+from tests.faults import ENVIRONMENT
 
 ROOT = Path(__file__).parents[2]
 SIGNALS = ["--kills", "4", "--terms", "2", "--seed", "4"]
