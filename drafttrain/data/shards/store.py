@@ -194,11 +194,11 @@ def begin_folder(folder: Path, wanted: ShardManifest, share: Share) -> None:
     """
     # listed first: another share may write the manifest and then a shard at this moment
     strangers = sorted(path.name for path in folder.glob("shard-*"))
+    if share.count == 1:
+        remove_leftovers(folder)
     if (folder / MANIFEST).is_file():
         manifest = read_manifest(type(wanted), folder)
         check_same_settings(folder, manifest, wanted)
-        if share.count == 1:
-            remove_leftovers(folder)
         for shard in share.of(manifest.missing(folder)):
             remove_leftovers(folder, manifest.path(folder, shard).name)
         return

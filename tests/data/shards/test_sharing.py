@@ -83,6 +83,14 @@ def test_a_share_clears_up_after_itself_only(tiny_target: Path) -> None:
     assert other.exists() and not own.exists()
 
 
+def test_a_manifest_that_was_never_whole_leaves_nothing(tiny_target: Path) -> None:
+    config = settings(tiny_target, "out")
+    config.out.mkdir()
+    (config.out / ".manifest.json-there-1.part").touch()
+    distill(config)
+    assert not list(config.out.glob("*.part")) and not list(config.out.glob(".*.part"))
+
+
 def test_a_share_has_one_launch_at_a_time(tiny_target: Path) -> None:
     config = settings(tiny_target, "out", "1/2")
     with only_writer(config.out, name=read_share("1/2").lock):
