@@ -4,7 +4,9 @@ A checkpoint folder holds `weights.safetensors` (the trained model, whole, whate
 `state/` (what Accelerate needs to go on: optimizer and sharded weights; read as plain tensors
 only, so that no file can run code) and `progress.json`, which
 has the digests of all these files: what is read back is what was written. The folder is written
-under a temporary name and renamed last, so that one that has its name is complete.
+under a temporary name and renamed last, so that one that has its name is complete. Accelerate's own
+`total_limit` cannot be used: it deletes the oldest checkpoint before the new one is written, writes
+that one under its final name, and counts those of runs that were asked to stop.
 """
 
 from __future__ import annotations
@@ -27,7 +29,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from drafttrain.data.shards.writing import named_disk_errors
-from drafttrain.models.spec_drafter.model import present_name
 
 WEIGHTS = "weights.safetensors"
 PROGRESS = "progress.json"
@@ -44,7 +45,7 @@ class Progress:
     fingerprint: str
     """Of the settings that decide what the next step computes."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """SHA-256 of every other file, by its path in the checkpoint; of old checkpoints: none."""
+    """SHA-256 of every other file, by its path in the checkpoint."""
 
 
 class CheckpointError(ValueError):
@@ -224,8 +225,8 @@ def average_weights(folders: Sequence[Path]) -> dict[str, Tensor]:
     for folder in folders:
         check_files(folder, read_progress(folder))
         with safe_open(folder / WEIGHTS, framework="pt") as weights:
-            for stored in weights.keys():
-                name, tensor = present_name(stored), weights.get_tensor(stored)
+            for name in weights.keys():
+                tensor = weights.get_tensor(name)
                 dtypes[name] = tensor.dtype
                 total[name] = total[name] + tensor.double() if name in total else tensor.double()
     return {name: (value / len(folders)).to(dtypes[name]) for name, value in total.items()}

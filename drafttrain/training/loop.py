@@ -116,9 +116,9 @@ def make_accelerator(settings: TrainConfig, run: Path) -> Accelerator:
         project_dir=str(run),
     )
     if accelerator.device.type == "cpu":
-        threads = choose_threads(settings.threads)
-        torch.set_num_threads(threads.count)
-        accelerator.print(f"each process trains on {threads}")
+        count, source = choose_threads(settings.threads)
+        torch.set_num_threads(count)
+        accelerator.print(f"CPU threads of each process: {count} ({source})")
         if is_slow(settings.precision):
             accelerator.print(SLOW_BF16)
     check_sharding(accelerator, settings)
@@ -159,7 +159,7 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
         while step < total:
             rate = learning_rate(settings, step, total)
             for group in optimizer.param_groups:
-                group["lr"] = rate * group.get("share", 1.0)  # old checkpoints have none
+                group["lr"] = rate * group["share"]
             meter.add(take_step(prepared, batches, progress=step / max(total - 1, 1)))
             step += 1
             last = step == total

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from pathlib import Path
 
 import pytest
 import torch
 from accelerate import Accelerator
-from safetensors.torch import save_file
 
 from drafttrain.training.checkpoints import (
-    PROGRESS,
-    WEIGHTS,
     Progress,
     Schedule,
-    average_weights,
     checkpoint_folders,
     load_checkpoint,
     save_checkpoint,
@@ -33,21 +27,6 @@ def test_a_checkpoint_written_on_request_is_not_one_of_those_that_are_due(tmp_pa
     assert len(folders) == 5
     due = Schedule(every=4, total=10, keep=2).due(folders)
     assert [folder.name[-2:] for folder in due] == ["04", "08", "10"]  # the last step always is
-
-
-def test_weights_of_checkpoints_from_before_a_renaming_are_averaged_too(tmp_path: Path) -> None:
-    folders = []
-    for step, name in enumerate(("coupling_out", "previous_token_out"), start=1):
-        folder = tmp_path / f"step-{step:08d}"
-        folder.mkdir()
-        save_file({f"{name}.weight": torch.full((2,), 3.0 * step)}, folder / WEIGHTS)
-        digests = {WEIGHTS: hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()}
-        progress = {"step": step, "world_size": 1, "fingerprint": "", "files": digests}
-        (folder / PROGRESS).write_text(json.dumps(progress))
-        folders.append(folder)
-    mean = average_weights(folders)
-    assert mean.keys() == {"previous_token_out.weight"}
-    assert mean["previous_token_out.weight"].tolist() == [4.5, 4.5]
 
 
 def test_tied_weights_are_saved_once_and_without_a_warning(

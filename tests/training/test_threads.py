@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from drafttrain.training import threads
-from drafttrain.training.threads import choose_threads, told_threads
+from drafttrain.training.threads import choose_threads, threads_of_user
 
 LAUNCHED = {"ACCELERATE_MIXED_PRECISION": "no"}
 ELASTIC = {"TORCHELASTIC_RUN_ID": "none"}
@@ -31,7 +31,7 @@ ELASTIC = {"TORCHELASTIC_RUN_ID": "none"}
     ],
 )
 def test_what_a_launcher_sets_on_its_own_does_not_count(own, launcher, told) -> None:
-    assert told_threads(own, lambda: launcher) == told
+    assert threads_of_user(own, lambda: launcher) == told
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,8 @@ def test_a_process_takes_its_share_of_the_cores_at_most(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
     monkeypatch.setenv("OMP_NUM_THREADS", variable or "")
-    found = choose_threads(asked)
-    assert found.count == count
-    assert found.source.startswith(source)
+    found, reason = choose_threads(asked)
+    assert found == count and reason.startswith(source)
 
 
 @pytest.mark.parametrize(("given", "told"), [(None, "None"), ("1", "1")])
@@ -62,7 +61,7 @@ def test_the_launcher_is_asked_what_it_was_started_with(given: str | None, told:
     """A parent that sets the variable for its child, as `accelerate launch` does."""
     child = (
         "import os; from drafttrain.training import threads; "
-        "print(threads.told_threads(os.environ, threads._launcher_environment))"
+        "print(threads.threads_of_user(os.environ, threads._launcher_environment))"
     )
     parent = (
         "import os, subprocess, sys; os.environ['OMP_NUM_THREADS'] = '1'; "
