@@ -4,9 +4,8 @@ A drafter says how likely it drafts an output's own tokens at every prefix. In g
 is 1 or 0, so its rounds follow exactly: they are counted along the output, as decoding would play
 them. Where the target sampled the output, a drafted token is accepted by rejection sampling with
 the expected probability min(1, draft / target) given the output's token; a draft is accepted up to
-a position with the product of these. Its rates are averages over all prefixes of the outputs:
-decoding begins rounds at some of them only, after rejections, so its own may differ a little.
-Nothing is timed.
+a position with the product of these. Its rates are averages over all prefixes of the outputs;
+decoding begins rounds at some of them only, so its own may differ a little. Nothing is timed.
 """
 
 from __future__ import annotations
