@@ -10,7 +10,7 @@ from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.environment import Environment
 from drafttrain.evaluation.report import DataFacts, Report, plot_path, read_report
 from drafttrain.evaluation.tables import markdown_table, parity_lines
-from drafttrain.evaluation.tune_page import verdict_lines
+from drafttrain.evaluation.tune_report import verdict_lines
 from drafttrain.export.engines import Schedule
 from drafttrain.export.model_card import Measured
 

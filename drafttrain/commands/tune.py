@@ -26,10 +26,8 @@ from drafttrain.evaluation.calibration import (
     follow_oracle,
     stop_threshold,
 )
-from drafttrain.evaluation.candidates import Candidate, make_candidates, most_drafted
 from drafttrain.evaluation.evaluate import Evaluation, write_evaluation
 from drafttrain.evaluation.options import EvaluationOptions
-from drafttrain.evaluation.policy_file import default_policy_file, make_policy, write_policy_file
 from drafttrain.evaluation.prompts import Prompt, PromptSet, read_prompts
 from drafttrain.evaluation.report import Search, data_facts
 from drafttrain.evaluation.runner import decode_by
@@ -45,8 +43,21 @@ from drafttrain.evaluation.tune import (
     measure_finalists,
     search_all,
 )
-from drafttrain.evaluation.tune_page import head_table, verdict_lines
-from drafttrain.evaluation.tune_plan import TunePlan, first, make_plan
+from drafttrain.evaluation.tune_plan import (
+    Candidate,
+    TunePlan,
+    first,
+    make_candidates,
+    make_plan,
+    most_drafted,
+)
+from drafttrain.evaluation.tune_report import (
+    default_policy_file,
+    head_table,
+    make_policy,
+    verdict_lines,
+    write_policy_file,
+)
 
 OF_ORACLE = 16
 """Prompts along whose greedy outputs the oracle is followed."""

@@ -56,7 +56,7 @@ from drafttrain.evaluation.summary import (
 )
 from drafttrain.evaluation.tables import report_page
 from drafttrain.evaluation.teacher_forced import measure_forced
-from drafttrain.evaluation.tune_page import tune_page
+from drafttrain.evaluation.tune_report import tune_page
 from drafttrain.models.loading import LoadedTarget
 
 

@@ -25,7 +25,7 @@ from drafttrain.evaluation.plot_style import (
     tidy,
 )
 from drafttrain.evaluation.report import Report, Run
-from drafttrain.evaluation.tune_page import draw_search
+from drafttrain.evaluation.tune_report import draw_search
 
 QUALITY = {
     "bleu_difference": "BLEU, difference to plain decoding",

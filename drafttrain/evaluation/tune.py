@@ -28,13 +28,13 @@ from drafttrain.evaluation.bootstrap import (
     estimate_quotient,
     estimate_ratio,
 )
-from drafttrain.evaluation.candidates import Candidate
 from drafttrain.evaluation.evaluate import Evaluation, evaluate
 from drafttrain.evaluation.metrics import count_rounds
 from drafttrain.evaluation.options import PLAIN, EvaluationOptions
 from drafttrain.evaluation.prompts import Prompt
 from drafttrain.evaluation.report import Choice, Rung, Tried
 from drafttrain.evaluation.runner import Decoded, make_jobs, run_interleaved
+from drafttrain.evaluation.tune_plan import Candidate
 from drafttrain.models.loading import LoadedTarget
 
 FIRST = 8

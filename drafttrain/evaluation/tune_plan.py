@@ -1,7 +1,9 @@
-"""The plan of `drafttrain tune`: candidates, heads and prompts, checked before weights load."""
+"""What `drafttrain tune` will decode: candidates, which are settings of decoding that a user could
+give to `eval`, heads and prompts; checked before weights load."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,24 +15,209 @@ from drafttrain.build.method import check_method
 from drafttrain.build.pairs import Pair, check_pair, load_pair
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import TuneConfig
-from drafttrain.config.kinds import NONE
+from drafttrain.config.decode import DecodeConfig, StopConfig, TreeConfig, VerifierConfig
+from drafttrain.config.kinds import NONE, DrafterKind, kind_of, named_kind
 from drafttrain.config.runs import head_folders, head_run_of
+from drafttrain.config.stops import STOPS
 from drafttrain.config.trees import TREES
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.store import MANIFEST
 from drafttrain.evaluation.calibration import HeadFacts, judge_heads
-from drafttrain.evaluation.candidates import Candidate, Drafting, check_trees, make_candidates
 from drafttrain.evaluation.report import check_new_file
 from drafttrain.models.acceptance_head import load_heads
+from drafttrain.models.draft_states import drafts_tokens
+from drafttrain.models.drafters import read_drafter_settings
 from drafttrain.models.loading import check_target
 from drafttrain.models.speech import hears
 
+MOST = 40
+"""Candidates in all, plain decoding included."""
+LENGTHS = {"tokens": (1, 2, 3, 4, 6, 8), "blocks": (2, 3, 4, 6, 8, 12), "copies": (2, 4, 8, 16)}
+"""Fixed draft lengths by `DrafterKind.drafts`; of blocks also the length trained for."""
+BY_ROWS = ("entropy", "confidence", "cumulative")
+"""Stops that go by the drafter's distributions, each with its thresholds in a setting of its name.
+"""
+LEVELS = 4
+"""Levels of trees that have a fixed number of them."""
+GAIN = 0.2
+"""Least gain of expected acceptance for which an opt-tree grows another level."""
 MOST_ROWS, MOST_REPORTED = 512, 200
 """Prompts to choose on and for the final figures, at most."""
 MOST_HEADS = 2
 """Heads that are tried, the best by held-out KL."""
 HELD_OUT = "held_out_cache"
 """Folder of a run of heads with states and labels of held-out outputs."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to decode, under the name that the report gives it."""
+
+    name: str
+    decode: DecodeConfig
+    head: str | None = None
+    """Name of the acceptance head that it stops by."""
+
+    @property
+    def is_chain(self) -> bool:
+        return self.decode.cascade is None and TREES[self.decode.tree.kind].shape is None
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it is a chain of fixed length."""
+        return self.is_chain and self.decode.stop.kind == "fixed"
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """What the choice of candidates goes by."""
+
+    kind: DrafterKind
+    longest: int | None
+    """Slots of a block drafter; None: any number of tokens."""
+    grows_trees: bool
+
+    @staticmethod
+    def of(drafter: str) -> Drafting:
+        """Of the drafter that settings name. Raises ConfigError as `read_drafter_settings`."""
+        named = named_kind(drafter)
+        if named is not None:
+            return Drafting(named, None, grows_trees=False)
+        settings = read_drafter_settings(drafter)
+        kind = kind_of(settings)
+        longest = settings.k if kind.drafts == "blocks" else None
+        return Drafting(kind, longest, kind.tree_rows is not None and not drafts_tokens(settings))
+
+
+def make_candidates(
+    settings: TuneConfig, drafting: Drafting, heads: Mapping[str, Path], threshold: float | None
+) -> list[Candidate]:
+    """All candidates but plain decoding, which is always one too.
+
+    heads: folders by name; threshold: h by Theorem 3.1, where it is known. Where tokens are
+    sampled, fixed lengths are tried under rejection and block verification, other stops under block
+    verification alone, which accepts at least as much for every draft (Sun et al. 2024).
+    Raises ConfigError for more than MOST.
+    """
+    sampled = settings.sampling is not None and settings.sampling.temperature > 0
+    found = [
+        *_fixed(settings, drafting, sampled),
+        *_stopped(settings, drafting, sampled),
+        *_by_heads(settings, drafting, heads, threshold, sampled),
+        *(_trees(settings, drafting, sampled) if drafting.grows_trees else ()),
+        *_given(settings),
+    ]
+    names = [one.name for one in found]
+    repeated = sorted({name for name in names if names.count(name) > 1} | ({"plain"} & {*names}))
+    if repeated:
+        raise ConfigError(
+            f"candidates.{repeated[0]} has the name of another candidate; give it another one"
+        )
+    later = len(heads) if threshold is None and drafting.kind.drafts == "tokens" else 0
+    count = 1 + len(found) + later
+    if count > MOST:
+        raise ConfigError(
+            f"{count} candidates, plain decoding included, but at most {MOST} are "
+            "decoded; give fewer values of k, h, entropy, confidence, cumulative or nodes, or "
+            "trees=[]"
+        )
+    return found
+
+
+def _fixed(settings: TuneConfig, drafting: Drafting, sampled: bool) -> Iterator[Candidate]:
+    longest = drafting.longest
+    lengths = settings.k or LENGTHS[drafting.kind.drafts]
+    if settings.k is None and longest is not None:
+        lengths = sorted({*(k for k in lengths if k <= longest), longest})
+    for block in (False, True) if sampled else (False,):
+        for k in lengths:
+            if k > 1 or not block:  # of one token both rules are the same
+                yield _chain(settings, f"k={k}", StopConfig(k=k), block)
+
+
+def _stopped(settings: TuneConfig, drafting: Drafting, sampled: bool) -> Iterator[Candidate]:
+    for kind in BY_ROWS:
+        stop = STOPS[kind]
+        if not stop.requires <= drafting.kind.provides or (sampled and stop.greedy_only):
+            continue
+        for value in getattr(settings, kind):
+            most = most_drafted(settings, drafting)
+            config = StopConfig(kind=kind, max_draft=most, **{kind: value})
+            yield _chain(settings, f"{kind}({value:g})", config, sampled)
+
+
+def _by_heads(
+    settings: TuneConfig,
+    drafting: Drafting,
+    heads: Mapping[str, Path],
+    threshold: float | None,
+    sampled: bool,
+) -> Iterator[Candidate]:
+    values = {*settings.h, *(() if threshold is None else (round(threshold, 3),))}
+    for head, folder in heads.items():
+        for h in sorted(values):
+            most = most_drafted(settings, drafting)
+            config = StopConfig(kind="head", head=str(folder), h=h, max_draft=most)
+            yield _chain(settings, f"{head} h={h:g}", config, sampled, head)
+
+
+def _chain(
+    settings: TuneConfig, name: str, stop: StopConfig, block: bool, head: str | None = None
+) -> Candidate:
+    rule = {"verifier": VerifierConfig(kind="block")} if block else {}
+    name = f"{name} block" if block else name
+    return Candidate(name, _decode(settings, stop=stop, **rule), head)
+
+
+def _trees(settings: TuneConfig, drafting: Drafting, sampled: bool) -> Iterator[Candidate]:
+    """Trees by their number of draft tokens, or one of a kind whose size is its own."""
+    for kind in map(TREES.__getitem__, settings.trees):
+        if kind.shape is None or (kind.drawn and not sampled):
+            continue
+        levels = min(LEVELS, drafting.longest or LEVELS)
+        stop = StopConfig(k=levels)
+        if "expected" in kind.provides:
+            stop = StopConfig(kind="gain", delta=GAIN, max_draft=most_drafted(settings, drafting))
+        if not {"nodes", "width"} & kind.settings:
+            yield Candidate(kind.name, _decode(settings, tree=TreeConfig(kind=kind.name)))
+        elif "nodes" in kind.settings:
+            for nodes in settings.nodes:
+                tree = TreeConfig(kind=kind.name, nodes=nodes)
+                yield Candidate(f"{kind.name}({nodes})", _decode(settings, tree=tree, stop=stop))
+        else:
+            for width in dict.fromkeys(max(2, nodes // levels) for nodes in settings.nodes):
+                tree = TreeConfig(kind=kind.name, width=width)
+                name = f"{kind.name}({width}x{levels})"
+                yield Candidate(name, _decode(settings, tree=tree, stop=stop))
+
+
+def _given(settings: TuneConfig) -> Iterator[Candidate]:
+    for name, one in settings.candidates.items():
+        for field in ("drafter", "sampling"):
+            if field in one.model_fields_set:
+                raise ConfigError(
+                    f"candidates.{name}.{field} is given, but all candidates have the {field} of "
+                    "the tuning; leave it out"
+                )
+        yield Candidate(name, _decode(settings, **dict(_set_fields(one))))
+
+
+def _set_fields(one: DecodeConfig) -> Iterator[tuple[str, object]]:
+    return ((name, getattr(one, name)) for name in one.model_fields_set)
+
+
+def _decode(settings: TuneConfig, **parts: object) -> DecodeConfig:
+    common = {"drafter": settings.drafter, "sampling": settings.sampling}
+    if settings.bigrams is not None:
+        common["bigrams"] = settings.bigrams
+    return DecodeConfig(**common | parts)
+
+
+def most_drafted(settings: TuneConfig, drafting: Drafting) -> int:
+    """Most draft tokens of a round, where a stop ends it."""
+    if "max_draft" in settings.model_fields_set or drafting.longest is None:
+        return settings.max_draft
+    return min(settings.max_draft, drafting.longest)
 
 
 @dataclass(frozen=True)
@@ -80,7 +267,6 @@ class TunePlan:
 def make_plan(settings: TuneConfig) -> TunePlan:
     """Check everything but the weights. Raises ValueError for settings that do not go together."""
     check_new_file(settings.report, "report", (".json",))
-    check_trees(settings.trees)
     drafting = Drafting.of(str(settings.drafter))
     if drafting.kind is NONE:
         raise ConfigError("drafter = 'none' drafts nothing, so there is nothing to tune; give one")

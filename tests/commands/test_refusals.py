@@ -51,7 +51,7 @@ INPUTS = {
     f"{GENERATE} --data rows.jsonl": ("--text and --data", "give one"),
     f"{TUNE} --drafter target": ("'target'", "decoder-only"),
     f"{ALONE} --report-data texts.txt --batch-size 9": ("batch_sizes = 9", "smaller batches"),
-    f"{ALONE} trees=sequoia": ("trees = 'sequoia'", "tree.by_rank"),
+    f"{ALONE} trees=sequoia": ("tree.by_rank is missing", "sequoia"),
     f"{ALONE} entropy=[{','.join(map(str, range(1, 40)))}]": ("at most 40", "trees=[]"),
     f"{ALONE} candidates.x.drafter=llama": ("candidates.x.drafter", "leave it out"),
 }

@@ -13,9 +13,9 @@ from drafttrain.config.decode import CascadeConfig, DecodeConfig, SamplingConfig
 from drafttrain.config.kinds import CAUSAL, KINDS, MAX_GRAM, SPEC_DRAFTER, DrafterKind
 from drafttrain.config.stops import STOPS
 from drafttrain.evaluation.bootstrap import Estimate
-from drafttrain.evaluation.candidates import MOST, Candidate, Drafting, make_candidates
 from drafttrain.evaluation.report import Tried
 from drafttrain.evaluation.tune import FIRST, Clock, choose, finalists, halve, search
+from drafttrain.evaluation.tune_plan import MOST, Candidate, Drafting, make_candidates
 
 
 class Race:

@@ -1,16 +1,27 @@
-"""What `drafttrain tune` shows of its search: findings, the heads' table, the page, panels."""
+"""What `drafttrain tune` writes of its search: findings, page, panels, policy.json."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
+from drafttrain.build.policy import POLICY, dump_policy
+from drafttrain.config.commands import TuneConfig
+from drafttrain.config.policy import DraftMethod, Policy
+from drafttrain.config.runs import head_folders
+from drafttrain.config.stops import STOPS
+from drafttrain.evaluation.bootstrap import Estimate
+from drafttrain.evaluation.options import PLAIN
 from drafttrain.evaluation.page import Card, Page, PageTable
 from drafttrain.evaluation.plot_style import COLOURS, GREY, draw_bars, draw_legend
-from drafttrain.evaluation.report import Choice, Report, Run, Search, Tried
+from drafttrain.evaluation.report import Choice, Report, Search, Tried, write_text
 from drafttrain.evaluation.table_style import (
     Column,
     add_metrics,
@@ -19,6 +30,7 @@ from drafttrain.evaluation.table_style import (
     plain_cell,
 )
 from drafttrain.evaluation.tables import machine_note, main_columns
+from drafttrain.evaluation.tune_plan import Candidate
 
 SPEED = Column("tokens_per_second", "tokens/s", digits=0)
 CALIBRATION = (
@@ -46,7 +58,7 @@ def verdict_lines(report: Report) -> list[str]:
     for choice in search.choices:
         best, size = result_of(report, choice.best, choice.batch_size), choice.batch_size
         words = f"batch size {size}: {choice.best}"
-        if choice.best == "plain":
+        if choice.best == PLAIN:
             lines.append(f"{words}; no draft is faster than plain decoding")
             continue
         lines.append(f"{words}, {_times(best['speedup'])} plain decoding")
@@ -76,22 +88,17 @@ def verdict_lines(report: Report) -> list[str]:
 
 
 def settings_lines(report: Report) -> list[str]:
-    """Draft lengths for serving engines, which draft chains of fixed length; none for drafters that
-    engines cannot load."""
-    search = searched(report)
-    fixed = [(choice.batch_size, choice) for choice in search.choices if choice.best_fixed]
-    if not fixed or report.run(str(fixed[0][1].best_fixed)).drafter != "causal":
-        return []
-    lengths = [(size, served_length(report, choice)) for size, choice in fixed]
-    shown = ", ".join(f"{k} at batch size {size}" for size, k in lengths)
-    return [f"vLLM num_speculative_tokens, llama.cpp --spec-draft-n-max: {shown}"]
-
-
-def served_length(report: Report, choice: Choice) -> int:
-    """The best fixed draft length, 0 where plain decoding is faster on the final prompts."""
-    result = result_of(report, str(choice.best_fixed), choice.batch_size)
-    run = report.run(str(choice.best_fixed))
-    return int(run.settings["k"]) if result["speedup"].value > 1.0 else 0
+    """Draft lengths for serving engines, which draft chains of fixed length, 0 where plain decoding
+    is faster on the final prompts; none for drafters that engines cannot load."""
+    lengths = []
+    for choice in searched(report).choices:
+        run = report.run(str(choice.best_fixed))
+        speedup = result_of(report, run.name, choice.batch_size)["speedup"].value
+        if run.drafter == "causal":
+            k = int(run.settings["k"]) if speedup > 1.0 else 0
+            lengths.append(f"{k} at batch size {choice.batch_size}")
+    shown = ", ".join(lengths)
+    return [f"vLLM num_speculative_tokens, llama.cpp --spec-draft-n-max: {shown}"] if shown else []
 
 
 def head_table(report: Report) -> Table | None:
@@ -188,8 +195,12 @@ def rates_panel(axis: Axes, report: Report) -> None:
     search = searched(report)
     standings = last_standings(search, 1)
     chains = [n for n, own in search.candidates.items() if not {"tree", "cascade"} & own.keys()]
-    for colour, (group, names) in zip(COLOURS, _groups(chains).items(), strict=False):
-        points = sorted((standings[n].verification_rate, standings[n].discard_rate) for n in names)
+    groups: dict[str, list[Tried]] = {}  # k=2 block and k=4 block are of one group
+    for name in chains:
+        group = re.sub(r"[=(][\d.]+\)?", "", name)
+        groups.setdefault(group, []).append(standings[name])
+    for colour, (group, own) in zip(COLOURS, groups.items(), strict=False):
+        points = sorted((one.verification_rate, one.discard_rate) for one in own)
         axis.plot(*zip(*points, strict=True), "o-", color=colour, linewidth=1, label=group)
     if search.oracle is not None:
         rate = search.oracle.target_calls / search.oracle.tokens
@@ -216,17 +227,6 @@ def reliability_panel(axis: Axes, report: Report) -> None:
     draw_legend(axis, place="upper left")
 
 
-def _groups(names: Sequence[str]) -> dict[str, list[str]]:
-    """Candidates by what they have in common before their value: k=4 block and k=2 block."""
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        first, _, rule = name.partition(" ")
-        stem = first.split("=")[0].split("(")[0]
-        rule = rule.split("h=")[-1].partition(" ")[2] if rule.startswith("h=") else rule
-        groups.setdefault(f"{stem} {rule}".strip(), []).append(name)
-    return groups
-
-
 def searched(report: Report) -> Search:
     """How tune chose. Raises ValueError for a report of `eval`."""
     if report.search is None:
@@ -234,12 +234,77 @@ def searched(report: Report) -> Search:
     return report.search
 
 
-def result_of(report: Report, name: str, batch_size: int) -> dict:
+def result_of(report: Report, name: str, batch_size: int) -> dict[str, Estimate]:
     """Metrics of a run at a batch size."""
-    run: Run = report.run(name)
+    run = report.run(name)
     found = {one.batch_size: one.metrics for one in run.batches}
     return found.get(batch_size, run.metrics)
 
 
-def _times(estimate) -> str:
+def _times(estimate: Estimate) -> str:
     return f"{estimate.value:.2f}× ({estimate.low:.2f}–{estimate.high:.2f})"
+
+
+def make_policy(
+    choices: list[Choice], candidates: Mapping[str, Candidate], sampling: dict[str, float]
+) -> Policy:
+    """The policy of the smallest batch size, with those of the others in it."""
+    first, *larger = (policy_of(one, candidates, sampling) for one in choices)
+    batches = {one.batch_size: own for one, own in zip(choices[1:], larger, strict=True)}
+    return first.model_copy(update={"batches": batches})
+
+
+def policy_of(
+    choice: Choice, candidates: Mapping[str, Candidate], sampling: dict[str, float]
+) -> Policy:
+    """The best chain, with the best head and its h even where it does not stop by it; the tree or
+    cascade that is faster, if one is; whether plain decoding is faster than all."""
+    chain = candidates[str(choice.best_chain)]
+    best = None if choice.best in (PLAIN, chain.name) else candidates[choice.best]
+    stop, values = chain.decode.stop, {}
+    if choice.best_head is not None:
+        judge = candidates[choice.best_head if chain.head is None else chain.name]
+        values = {"head": judge.head, "h": judge.decode.stop.h}
+        values["max_draft"] = judge.decode.stop.max_draft
+    varied = {name: getattr(stop, name) for name in stop.model_fields_set - {"kind", "head"}}
+    return Policy(
+        stop=stop.kind,
+        sampling=sampling,
+        verifier=chain.decode.verifier,
+        method=None if best is None else method_of(best),
+        speculate=choice.best != PLAIN,
+        **(values | varied | {STOPS[stop.kind].varied: getattr(stop, STOPS[stop.kind].varied)}),
+    )
+
+
+def method_of(best: Candidate) -> DraftMethod:
+    """The tree or cascade that drafts, as policy.json has it."""
+    decode = best.decode
+    if decode.cascade is not None:
+        return DraftMethod(cascade=decode.cascade, bigrams=decode.bigrams)
+    return DraftMethod(tree=decode.tree, stop=decode.stop)
+
+
+def write_policy_file(policy: Policy, report: Report, file: Path) -> None:
+    """The policy, and what it rests on."""
+    assert report.search is not None
+    facts: dict[str, Any] = {
+        "machine": report.environment.gpu or report.environment.cpu,
+        "target": report.target.path,
+        "drafter": report.search.drafter,
+        "measured_on": f"{report.data.prompts} prompts of {report.data.path}",
+    }
+    chosen = report.search.choices[0].best
+    speedup = report.run(chosen).metrics["speedup"]
+    facts["speedup"] = {"value": speedup.value, "low": speedup.low, "high": speedup.high}
+    content = json.dumps(dump_policy(policy) | facts, indent=2, ensure_ascii=False)
+    write_text(file, content + "\n")
+
+
+def default_policy_file(settings: TuneConfig) -> Path:
+    """Beside the heads; without heads in the drafter's folder, or beside the report where the
+    drafter is no folder of this machine."""
+    if settings.heads is not None:
+        return head_folders(Path(str(settings.heads)))[0].parent / POLICY
+    folder = Path(str(settings.drafter))
+    return (folder if folder.is_dir() else settings.report.parent) / POLICY
