@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import (
     Field,
@@ -11,7 +11,6 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     field_validator,
-    model_validator,
 )
 
 from drafttrain.config.base import Config, split_at_commas
@@ -90,16 +89,6 @@ class VerifierConfig(Config):
     """Spec-Verification: the token must be among the target's top beta."""
     tau: NonNegativeFloat = 1.0
     """Spec-Verification: largest log-probability gap to the target's first choice (nats)."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_leniency(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "leniency" in values:
-            raise ValueError(
-                "leniency of the target's own review, the outermost, would change the output; it "
-                "counts inside cascades only: give cascade.leniency"
-            )
-        return values
 
 
 class TreeConfig(Config):
