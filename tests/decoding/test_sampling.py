@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+from operator import mul
+
 import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
@@ -9,6 +12,7 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWa
 from drafttrain.decoding.sampling import SampledRandomness, likeliest, warp
 from drafttrain.decoding.types import Sampling
 from tests.comparing import close
+from tests.decoding.enumeration import enumerate_law
 
 
 def transformers_probs(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
@@ -55,6 +59,41 @@ def test_sure_and_impossible_events_are_never_mistaken():
         assert randomness.accept_run(torch.tensor([1.0, 1.0, 0.0, 1.0])) == 2
         assert randomness.categorical(torch.tensor([[0.0, 1.0], [1.0, 0.0]])).tolist() == [1, 0]
     assert randomness.accept_run(torch.empty(0)) == 0
+
+
+RUNS = [[0.9, 0.5, 0.8], [0.4, 0.6, 0.95, 0.7], [0.3], [1.0, 0.5, 0.5]]
+"""Probabilities of the events of a run."""
+
+
+def run_law(probs: list[float]) -> list[float]:
+    """Probability of a run of 0, 1, ..., N events that come true independently of each other."""
+    reached = list(accumulate(probs, mul, initial=1.0))
+    return [whole * (1.0 - p) for whole, p in zip(reached, probs, strict=False)] + reached[-1:]
+
+
+@pytest.mark.parametrize("probs", RUNS, ids=str)
+def test_events_of_a_run_are_independent(probs):
+    """Each draws a uniform of its own: one shared by all would make long runs too frequent."""
+    randomness, runs, law = (
+        SampledRandomness(torch.Generator().manual_seed(0)),
+        8000,
+        run_law(probs),
+    )
+    events = torch.tensor(probs)
+    lengths = torch.tensor([randomness.accept_run(events) for _ in range(runs)])
+    shares = (torch.bincount(lengths, minlength=len(law)) / runs).tolist()
+    for share, expected in zip(shares, law, strict=True):
+        assert abs(share - expected) <= 5 * (expected * (1 - expected) / runs) ** 0.5
+    exact = enumerate_law(lambda randomness: randomness.accept_run(events.double()))
+    assert exact == pytest.approx({n: p for n, p in enumerate(law) if p > 0}, abs=1e-6)
+
+
+def test_successive_runs_are_independent():
+    randomness, runs = SampledRandomness(torch.Generator().manual_seed(1)), 8000
+    event = torch.tensor([0.5])
+    drawn = torch.tensor([randomness.accept_run(event) for _ in range(2 * runs)]).view(runs, 2)
+    pairs = torch.bincount(drawn @ torch.tensor([2, 1]), minlength=4) / runs
+    assert ((pairs - 0.25).abs() <= 5 * (0.25 * 0.75 / runs) ** 0.5).all()
 
 
 def test_the_same_seed_gives_the_same_choices():
