@@ -43,14 +43,11 @@ class StopConfig(Config):
     """When a round of drafting ends."""
 
     kind: StopName = "fixed"
-    """What ends a round. fixed: always k tokens. head: a trained acceptance head says when a token
-    of the draft was probably rejected (SpecDec++). entropy: after a row of high entropy.
+    """What ends a round. fixed: always k tokens. head: a trained acceptance head predicts that a
+    draft token was probably rejected (SpecDec++). entropy: after a row of high entropy.
     confidence: after a token of low probability (as Transformers does); greedy decoding only.
-    cumulative: once the tokens of the draft are together improbable. logistic: as head, by a
-    logistic function of the row's largest probability, learned in each sequence from what was
-    accepted. bandit: by one of several such rules, the one that has paid best in the sequence so
-    far; no threshold to choose. gain: after a level that adds little to the expected acceptance of
-    an opt-tree, the default there. None changes the output."""
+    cumulative: once the draft tokens together are improbable. gain: after a level that adds little
+    to the expected acceptance of an opt-tree, the default there. None changes the output."""
     k: PositiveInt = 10
     """Tokens drafted in a round, where that is fixed; levels of a tree."""
     max_draft: PositiveInt = 20
@@ -66,10 +63,6 @@ class StopConfig(Config):
     """confidence: stop after a token of less than this probability."""
     cumulative: float = Field(default=0.3, gt=0.0, lt=1.0)
     """cumulative: stop once the product of the rows' largest probabilities is less than this."""
-    logistic: float = Field(default=0.7, gt=0.0, lt=1.0)
-    """logistic: stop when a rejection is likelier than this."""
-    bandit: PositiveFloat = 0.1
-    """bandit: what a drafted token costs, in target calls (t_draft / t_target of `tune`)."""
     delta: float = Field(default=0.2, ge=0.0, lt=1.0)
     """gain: stop after a level that adds no more expected accepted tokens than this. Useful values
     lie between t_draft / t_target and 1; 0 goes on to max_draft levels."""
@@ -97,13 +90,11 @@ class TreeConfig(Config):
     kind: TreeName = "none"
     """Which tree the tokens of a round make. none: chains. paths: independent paths (SpecTr,
     SpecInfer). rsd-c, rsd-s: without replacement, by branching factors or stochastic beam search
-    (RSD). opt-tree: the tree that expects the most accepted tokens (OPT-Tree). opt-chain: of all
-    chains the one that does. binary, eagle: fixed trees. sequoia: the best fixed tree for measured
-    acceptance by rank. At temperature 0 use opt-tree, opt-chain or a fixed tree: drawn trees are
-    chains there, unless draft_temperature is set."""
+    (RSD). opt-tree: the tree that expects the most accepted tokens (OPT-Tree). binary, eagle: fixed
+    trees. sequoia: the best fixed tree for measured acceptance by rank. At temperature 0 use
+    opt-tree or a fixed tree: drawn trees are chains there, unless draft_temperature is set."""
     width: PositiveInt = 3
-    """paths: how many. rsd-s: sequences a level. opt-chain: of each level, the likeliest paths that
-    the best is sought among."""
+    """paths: how many. rsd-s: sequences a level."""
     branching: tuple[PositiveInt, ...] = Field(default=(2, 2, 2), min_length=1)
     """rsd-c: siblings below every node of each level."""
     nodes: PositiveInt = 25
@@ -114,11 +105,11 @@ class TreeConfig(Config):
     drafters: tuple[str, ...] = ()
     """paths: more drafters, each with `width` paths beside those of the first (SpecInfer)."""
     head: str | None = None
-    """opt-tree, opt-chain: folder of an acceptance head that scores nodes."""
+    """opt-tree: folder of an acceptance head that scores nodes."""
     draft_temperature: tuple[PositiveFloat, ...] | None = Field(default=None, min_length=1)
-    """Temperature of the drafter's rows that tokens are drawn from, or an opt-tree or opt-chain is
-    scored by; for these also one of each level, the last one's of all below it: 0.1,0.9. Default:
-    the target's; for an opt-tree or opt-chain where the target is greedy those that training
+    """Temperature of the drafter's rows that tokens are drawn from, or an opt-tree is
+    scored by; for that also one of each level, the last one's of all below it: 0.1,0.9. Default:
+    the target's; for an opt-tree where the target is greedy those that training
     fitted to a Spec-Drafter's slots, and 0.5 where it fitted none."""
 
     _split = field_validator("draft_temperature", mode="before")(split_at_commas)

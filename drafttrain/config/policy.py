@@ -54,10 +54,6 @@ class Policy(Config):
     """Stop after a token of less than this probability."""
     cumulative: float | None = Field(default=None, gt=0.0, lt=1.0)
     """Stop once the product of the rows' largest probabilities is less than this."""
-    logistic: float | None = Field(default=None, gt=0.0, lt=1.0)
-    """Stop when a rejection is likelier than this, by what was accepted in the sequence so far."""
-    bandit: PositiveFloat | None = None
-    """What a drafted token costs in target calls, for the choice among rules."""
     sampling: dict[str, float] = {}
     """Temperature, top_k and top_p that it was chosen for; under others the output is as exact."""
     drafter: str | None = None

@@ -28,9 +28,6 @@ class StopKind:
     requires: frozenset[Evidence] = frozenset()
     """What it goes by beside depth; a draft that does not show it is refused."""
     takes_trees: bool = False
-    learns: bool = False
-    """Whether it learns from the rounds of a sequence: the function is a class then, an object of
-    which says for one sequence whether to go on."""
     greedy_only: bool = False
     """Whether it would bias what is sampled: it goes by the drafted token itself."""
     in_policies: bool = True
@@ -85,24 +82,6 @@ STOPS: dict[str, StopKind] = {
             ("cumulative", "max_draft"),
             varied="cumulative",
             requires=frozenset({"logits"}),
-        ),
-        StopKind(
-            "logistic",
-            "drafttrain.decoding.online_stops:OnlineLogistic",
-            "logistic({0:g})",
-            ("logistic", "max_draft"),
-            varied="logistic",
-            requires=frozenset({"logits"}),
-            learns=True,
-        ),
-        StopKind(
-            "bandit",
-            "drafttrain.decoding.online_stops:StopBandit",
-            "bandit({0:g})",
-            ("bandit", "max_draft"),
-            varied="bandit",
-            requires=frozenset({"logits"}),
-            learns=True,
         ),
         StopKind(
             "gain",

@@ -87,15 +87,6 @@ TREES: dict[str, TreeKind] = {
             provides=frozenset({"expected"}),
         ),
         TreeKind(
-            "opt-chain",
-            "target-walk",
-            lambda tree, depth: depth,
-            frozenset({"width", "head", "draft_temperature"}),
-            "drafttrain.decoding.trees.chosen:OptimalChain",
-            ("width", "judge", "draft_temperature"),
-            provides=frozenset({"expected"}),
-        ),
-        TreeKind(
             "binary",
             "target-walk",
             lambda tree, depth: tree.nodes,

@@ -97,7 +97,7 @@ class RunningSequence:
         self.remaining = decoder.target.max_new_tokens(source, max_new_tokens)
         self.process = processors.start(source, self.remaining)
         self.randomness = decoder.randomness(index)
-        self.stop = decoder.stop.open()
+        self.stop = decoder.stop
         wanted = decoder.drafter.requires
         if wanted.encoder:
             crossed = {layer: state.crossed(layer) for layer in wanted.cross_layers}
@@ -199,7 +199,6 @@ def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Roun
         target.keep(sequence.state, verdict.path)
         drafted = proposal.tokens.tolist()
         emitted = sequence.commit(proposal, verdict, output, decoder)
-        sequence.stop.learn(len(drafted), len(verdict.path))
         rounds.append(
             Round(
                 sequence=sequence.index,

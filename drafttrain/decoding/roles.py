@@ -53,28 +53,6 @@ class Randomness(Protocol):
 
 
 @dataclass(frozen=True)
-class RoundFacts:
-    """What a stop policy may learn of a round that is over."""
-
-    drafted: int
-    accepted: int
-    longest: int
-    """Most tokens that the policy drafts in a round."""
-
-
-class LearnsFromRounds(Protocol):
-    """What a policy of one sequence goes on by, where it learns (`StopKind.learns`)."""
-
-    def __call__(self, state: DraftState, value: float) -> bool:
-        """Whether to draft one more token."""
-        ...
-
-    def learn(self, facts: RoundFacts, value: float) -> None:
-        """Of the round that it was last asked about."""
-        ...
-
-
-@dataclass(frozen=True)
 class StopPolicy:
     """Says, before each token (or slot) is drafted, whether to draft it.
 
@@ -82,7 +60,7 @@ class StopPolicy:
     """
 
     rule: StopKind
-    goes_on: Callable[[DraftState, float], bool] | LearnsFromRounds
+    goes_on: Callable[[DraftState, float], bool]
     """(state, value) -> whether to draft one more token."""
     value: float
     """The setting that it goes by (`StopKind.varied`)."""
@@ -113,19 +91,6 @@ class StopPolicy:
 
     def should_draft(self, state: DraftState) -> bool:
         return state.depth < self.longest and self.goes_on(state, self.value)
-
-    def open(self) -> StopPolicy:
-        """The policy of one sequence: one that learns knows of no other sequence's rounds."""
-        return replace(self, goes_on=type(self.goes_on)()) if self.rule.learns else self
-
-    def learn(self, drafted: int, accepted: int) -> None:
-        """Take note of a round that is over; what is learned counts from the next one on.
-
-        Whatever a policy learns of earlier rounds, rejected tokens included, each round's output
-        follows the target's law, and so does the whole.
-        """
-        if self.rule.learns:
-            self.goes_on.learn(RoundFacts(drafted, accepted, self.longest), self.value)
 
     def capped(self, limit: int) -> StopPolicy:
         """The same, but never more than so many tokens, what is left to generate, say.

@@ -24,15 +24,12 @@ from drafttrain.models.acceptance_head import AcceptanceHead, quick_judge
 
 def make_policy(name: str, value: float, max_draft: int) -> StopPolicy:
     """The policy of this name that goes by a value; of those without an acceptance head."""
-    goes_on = resolve_name(STOPS[name].function)
-    return StopPolicy(STOPS[name], goes_on() if STOPS[name].learns else goes_on, value, max_draft)
+    return StopPolicy(STOPS[name], resolve_name(STOPS[name].function), value, max_draft)
 
 
 Entropy = partial(make_policy, "entropy")
 Confidence = partial(make_policy, "confidence")
 Cumulative = partial(make_policy, "cumulative")
-Logistic = partial(make_policy, "logistic")
-Bandit = partial(make_policy, "bandit")
 Gain = partial(make_policy, "gain")
 
 

@@ -22,7 +22,7 @@ from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength, Gain
-from drafttrain.decoding.trees.chosen import Optimal, OptimalChain
+from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.drawn import Beam, Branching, Paths
 from drafttrain.decoding.trees.fixed import Fixed
 from drafttrain.decoding.types import Output
@@ -101,7 +101,6 @@ TREES = {
         Optimal(9, draft_temperature=(0.2, 0.8)),
         "target-walk",
     ),
-    "opt-chain": ({"kind": "opt-chain", "width": 4}, OptimalChain(4), "target-walk"),
     "binary": (
         {"kind": "binary", "nodes": 3},
         Fixed(frozenset({(0,), (1,), (0, 0)}), "binary"),
@@ -127,7 +126,7 @@ def test_a_tree_is_of_the_shape_asked_for_and_gets_its_own_rule(folders, kind):
 
 
 def test_greedy_decoding_matches_the_trees_that_are_chosen(folders):
-    for kind in ("opt-tree", "opt-chain", "binary", "eagle"):
+    for kind in ("opt-tree", "binary", "eagle"):
         decode = folders.decode({"kind": kind})
         assert build_method(decode, folders.pair(decode)).verifier.name == "greedy"
 
@@ -144,7 +143,6 @@ def test_trees_over_slots_are_scored_as_training_fitted_them(folders):
     fitted = [0.1, 0.8, 0.9]
     asked = {
         "as fitted": ({"kind": "opt-tree"}, {}, tuple(fitted)),
-        "a chain": ({"kind": "opt-chain"}, {}, tuple(fitted)),
         "as asked": ({"kind": "opt-tree", "draft_temperature": 0.6}, {}, (0.6,)),
         "sampled": ({"kind": "opt-tree"}, {"sampling": SAMPLED}, None),
     }
@@ -275,7 +273,7 @@ def test_several_drafters_draft_side_by_side_and_run_to_the_end(folders):
         (
             {"width": 3},
             {},
-            "tree.width = 3 counts for paths or rsd-s or opt-chain only, but the tree",
+            "tree.width = 3 counts for paths or rsd-s only, but the tree",
         ),
         ({"kind": "rsd-s", "nodes": 9}, {}, "tree.nodes = 9 counts for opt-tree or binary"),
         ({"kind": "eagle", "nodes": 9}, {}, "the tree is 'eagle'; leave it out"),

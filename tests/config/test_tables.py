@@ -99,8 +99,6 @@ def test_a_stop_policy_has_its_settings_and_looks_at_what_its_row_says(stop: Sto
     goes_on = resolve_name(stop.function)
     if stop.reads_head:
         goes_on = goes_on(AcceptanceHead(AcceptanceHeadConfig(hidden_size=4, depth=0)))
-    if stop.learns:
-        goes_on = goes_on()
     state = Watched(DraftState(1, [torch.zeros(3)], [torch.zeros(4)], expected=[0.5]))
     assert goes_on(state, 0.5) in (True, False)
     assert state.seen - {"depth", "notes"} == stop.requires

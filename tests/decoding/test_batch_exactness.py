@@ -24,7 +24,7 @@ from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, StopPolicy
 from drafttrain.decoding.sampling import warp
-from drafttrain.decoding.stopping import Entropy, FixedLength, Logistic
+from drafttrain.decoding.stopping import Entropy, FixedLength
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.drawn import Branching, Paths
 from drafttrain.decoding.trees.verifiers import (
@@ -71,7 +71,6 @@ ANY: dict[str, tuple[Callable[[PreTrainedModel], Drafter], StopPolicy, object]] 
     "plain": (lambda model: NoDrafter(), FixedLength(1), RejectionSampling()),
     "chain": (causal, FixedLength(2), RejectionSampling()),
     "chain that stops": (causal, Entropy(0.6, 2), RejectionSampling()),
-    "chain that learns to stop": (causal, Logistic(0.4, 2), RejectionSampling()),
     "chain that stops, by blocks": (causal, Entropy(0.6, 2), BlockVerification()),
     "heads": (
         lambda model: BlockHeadsDrafter(block_heads(vocab_size=4), model),

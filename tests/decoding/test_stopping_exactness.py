@@ -19,13 +19,11 @@ from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy, Verifier
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.shared import Steps
 from drafttrain.decoding.stopping import (
-    Bandit,
     Confidence,
     Cumulative,
     Entropy,
     FixedLength,
     HeadPolicy,
-    Logistic,
 )
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import Proposal, Sampling, Source
@@ -67,16 +65,12 @@ CHAIN_STOPS: dict[str, StopPolicy] = {
     "head": HeadPolicy(random_head(4, seed=0, depth=2), 0.5, 3),
     "drawn": HeadPolicy(random_head(4, seed=1, depth=1, state="drawn"), 0.5, 3),
     "cumulative": Cumulative(0.7, 3),
-    "logistic": Logistic(0.3, 3),
-    "bandit": Bandit(0.3, 3),
 }
 RULES = {rule.name: rule for rule in (RejectionSampling(), BlockVerification())}
 BLOCK_STOPS: dict[str, StopPolicy] = {
     "entropy": Entropy(0.9, 3),
     "head": HeadPolicy(random_head(16, seed=1, depth=1), 0.6, 3),
     "cumulative": Cumulative(0.3, 3),
-    "logistic": Logistic(0.6, 3),
-    "bandit": Bandit(0.3, 3),
 }
 
 
@@ -126,13 +120,13 @@ def test_a_causal_drafter_is_exact_under_every_policy(kind, sampling, rule):
     target, drafter = ToyTarget(1), CausalDrafter(ToyModel(2))
     played = play(target, drafter, CHAIN_STOPS[kind], sampling, 4, toy_prompt(), RULES[rule])
     assert distance(played.law, autoregressive_law(target, sampling, 4)) < 1e-12
-    if sampling == WIDE and kind != "bandit":
+    if sampling == WIDE:
         assert played.early == ({False} if kind == "fixed" else {True, False})
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("kind", ["entropy", "head", "drawn", "cumulative", "logistic"])
+@pytest.mark.parametrize("kind", ["entropy", "head", "drawn", "cumulative"])
 def test_supports_that_do_not_contain_each_other_stay_exact(kind, seed, rule):
     target = ToyTarget(10 + seed, vocabulary=4, excluded=0.4)
     drafter = CausalDrafter(ToyModel(20 + seed, vocabulary=4, excluded=0.4))
@@ -151,33 +145,6 @@ def test_a_block_that_ends_before_verification_is_exact(rule, kind, rank, name):
     assert distance(played.law, autoregressive_law(target, sampling, 3)) < 1e-12
     if sampling == WIDE and kind in ("entropy", "head"):
         assert played.early == {True, False}
-
-
-ONLINE = {"logistic": Logistic(0.2, 3), "bandit": Bandit(0.3, 3)}
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("kind", ONLINE)
-def test_policies_that_learn_from_rejected_tokens_are_exact(kind, rule):
-    """After the same output a round drafts more or less, by what was rejected on the way."""
-    target, sampling = ToyTarget(3, vocabulary=2), Sampling(1.5)
-    drafter = CausalDrafter(ToyModel(4, vocabulary=2))
-    lengths: dict[tuple[int, ...], set[int]] = {}
-
-    def run(randomness: Randomness) -> tuple[int, ...]:
-        decoder = Decoder(
-            target, drafter, ONLINE[kind], RULES[rule], sampling, lambda _: randomness
-        )
-        [output] = decoder.decode_all([toy_prompt()], 6)
-        emitted: list[int] = []
-        for played in output.rounds:
-            if EOS not in played.drafted:
-                lengths.setdefault(tuple(emitted), set()).add(len(played.drafted))
-            emitted += played.emitted
-        return tuple(output.tokens)
-
-    assert distance(enumerate_law(run), autoregressive_law(target, sampling, 6)) < 1e-12
-    assert any(len(found) > 1 for found in lengths.values()), "nothing was learned"
 
 
 def block_drafter(rank: int) -> BlockDrafter:

@@ -1,8 +1,7 @@
-"""Tree shapes chosen anew each round, by the drafter's probabilities: OPT-Trees, the best chain."""
+"""Tree shapes chosen anew each round by the drafter's probabilities: OPT-Trees."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
@@ -62,40 +61,12 @@ class Optimal:
         return OptimalGrowth(self.nodes, sampling, ends, self.judge, self.draft_temperature)
 
 
-@dataclass(frozen=True)
-class OptimalChain:
-    """The chain that expects to have the most accepted, of those that a beam finds (ours).
+class OptimalGrowth:
+    """Levels of the best children; a node is fed only while it is among the n best of all.
 
-    A chain of tokens whose paths have the products q_1, q_2, ... expects sum_i q_i accepted ones,
-    as the nodes of `Optimal` do; the chain of the likeliest token after each is often not the best,
-    as a token that is a little less likely may be followed by surer ones. A level keeps the `width`
-    likeliest paths; with all of them the chain would be the best of all.
-    """
-
-    width: int
-    judge: Judge | None = None
-    draft_temperature: Temperatures = None
-    draw_kind: DrawKind = "deterministic"
-    estimates = True
-    branches = False
-    widest = 1
-    deepest = None
-
-    def __post_init__(self) -> None:
-        check_positive("width", self.width)
-
-    @property
-    def name(self) -> str:
-        return f"opt-chain({self.width}{',head' if self.judge else ''})"
-
-    def plant(self, sampling: Sampling, randomness: Randomness, ends: Collection[int]) -> Growth:
-        return ChainGrowth(self.width, sampling, ends, self.judge, self.draft_temperature)
-
-
-class ScoredGrowth(ABC):
-    """A tree under way whose nodes are scored by the log-probabilities of their paths.
-
-    most: how many children of all nodes of a level can be of use.
+    Nodes are scored by the log-probabilities of their paths. No child scores more than its parent,
+    so nothing below the others could enter the tree: it is the same as if all were fed (the
+    paper's), for fewer drafter rows.
     """
 
     def __init__(
@@ -104,7 +75,7 @@ class ScoredGrowth(ABC):
         sampling: Sampling,
         ends: Collection[int],
         judge: Judge | None,
-        temperatures: Temperatures,
+        temperatures: Temperatures = None,
     ) -> None:
         self.most, self.ends, self.judge = most, ends, judge
         if temperatures is None:
@@ -116,6 +87,10 @@ class ScoredGrowth(ABC):
         self._fed = [ROOT]
         self._above = np.zeros(1)
         """Scores of the nodes that were fed."""
+        self._best = np.empty(0, dtype=np.int64)
+        """At most n nodes, by falling score; a child that ties its parent comes after it."""
+        self._scores = np.empty(0)
+        """Theirs."""
         whole = judge is not None or sampling.top_k != 0 or sampling.top_p != 1.0
         self.likeliest = None if whole else (most, temperatures)
 
@@ -130,23 +105,26 @@ class ScoredGrowth(ABC):
         first, tree, fed = len(self.tree), self.tree, self._fed
         tree.add_level(tokens.tolist(), [fed[row] for row in rows.tolist()])
         self._level += 1
-        nodes, scores = self._add(first, rows, scores)
+        nodes, scores = self._add(first, scores)
         alive = zip(nodes.tolist(), scores.tolist(), strict=True)
         growing = [(node, score) for node, score in alive if tree.tokens[node] not in self.ends]
         self._fed = [node for node, _ in growing]
         self._above = np.array([score for _, score in growing])
         return self._fed
 
-    @abstractmethod
-    def _add(self, first: int, rows: Array, scores: Array) -> tuple[Array, Array]:
-        """Which of a level's nodes, counted from `first`, may be fed, and their scores.
+    def _add(self, first: int, scores: Array) -> tuple[Array, Array]:
+        """Which of a level's nodes, counted from `first`, may be fed, and their scores."""
+        nodes = np.concatenate([self._best, np.arange(first, len(self.tree))])
+        scores = np.concatenate([self._scores, scores])
+        order = np.argsort(-scores, kind="stable")[: self.most]
+        self._best, self._scores = nodes[order], scores[order]
+        self.expected.append(float(np.exp(self._scores).sum()))
+        fresh = (self._best >= first) & (self._scores > self._least())  # a child scores no more
+        return self._best[fresh], self._scores[fresh]
 
-        Shapes: rows [N] of the nodes that were fed last, scores [N].
-        """
-
-    @abstractmethod
     def _least(self) -> float:
         """What a child must score more than, to enter the tree."""
+        return self._scores[-1] if len(self._best) == self.most else -np.inf
 
     def _candidates(self, logits: Tensor, hidden: Tensor) -> list[Array]:
         """Rows, tokens and scores of the children that enter the tree, best first: at most n."""
@@ -191,90 +169,9 @@ class ScoredGrowth(ABC):
             return best.values.cpu().numpy(), best.indices.cpu().numpy()
         return log_probs.numpy(), None
 
-    @abstractmethod
     def proposal(self, passes: int) -> Proposal:
         """The tree as grown so far, by so many drafter calls."""
-
-
-class OptimalGrowth(ScoredGrowth):
-    """Levels of the best children; a node is fed only while it is among the n best of all.
-
-    No child scores more than its parent, so nothing below the others could enter the tree: it is
-    the same as if all were fed (the paper's), for fewer drafter rows.
-    """
-
-    def __init__(
-        self,
-        nodes: int,
-        sampling: Sampling,
-        ends: Collection[int],
-        judge: Judge | None,
-        temperatures: Temperatures = None,
-    ) -> None:
-        super().__init__(nodes, sampling, ends, judge, temperatures)
-        self._best = np.empty(0, dtype=np.int64)
-        """At most n nodes, by falling score; a child that ties its parent comes after it."""
-        self._scores = np.empty(0)
-        """Theirs."""
-
-    def _add(self, first: int, rows: Array, scores: Array) -> tuple[Array, Array]:
-        nodes = np.concatenate([self._best, np.arange(first, len(self.tree))])
-        scores = np.concatenate([self._scores, scores])
-        order = np.argsort(-scores, kind="stable")[: self.most]
-        self._best, self._scores = nodes[order], scores[order]
-        self.expected.append(float(np.exp(self._scores).sum()))
-        fresh = (self._best >= first) & (self._scores > self._least())  # a child scores no more
-        return self._best[fresh], self._scores[fresh]
-
-    def _least(self) -> float:
-        return self._scores[-1] if len(self._best) == self.most else -np.inf
-
-    def proposal(self, passes: int) -> Proposal:
         return self.tree.chosen(np.sort(self._best).tolist(), passes, self.expected[-1])
-
-
-class ChainGrowth(ScoredGrowth):
-    """A beam of paths, each with what it expects to have accepted."""
-
-    def __init__(
-        self,
-        width: int,
-        sampling: Sampling,
-        ends: Collection[int],
-        judge: Judge | None,
-        temperatures: Temperatures = None,
-    ) -> None:
-        super().__init__(width, sampling, ends, judge, temperatures)
-        self._values = np.empty(0)
-        """Of every node: what the chain down to it expects to have accepted."""
-
-    def _add(self, first: int, rows: Array, scores: Array) -> tuple[Array, Array]:
-        above = np.append(self._values, 0.0)  # the last is the root's
-        values = above[[self._fed[row] for row in rows]] + np.exp(scores)
-        self._values = np.append(self._values, values)
-        self.expected.append(float(self._values.max()))
-        return np.arange(first, len(self.tree)), scores
-
-    def _likely_children(
-        self, log_probs: Array, columns: Array | None
-    ) -> tuple[Array, Array, Array]:
-        """As many of each node's children as the level keeps, the likeliest."""
-        choices = log_probs.shape[1]
-        if choices > self.most:
-            best = np.argpartition(log_probs, choices - self.most, axis=1)[:, -self.most :]
-            log_probs = np.take_along_axis(log_probs, best, axis=1)
-            columns = best if columns is None else np.take_along_axis(columns, best, axis=1)
-        return super()._likely_children(log_probs, columns)
-
-    def _least(self) -> float:
-        return -np.inf
-
-    def proposal(self, passes: int) -> Proposal:
-        node, path = int(self._values.argmax()), []
-        while node != ROOT:
-            path.append(node)
-            node = self.tree.parents[node]
-        return self.tree.chosen(path[::-1], passes, self.expected[-1])
 
 
 GREEDY_SCORES = 0.5

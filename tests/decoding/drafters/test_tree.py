@@ -19,7 +19,7 @@ from drafttrain.decoding.roles import Drafter, StopPolicy, Verifier
 from drafttrain.decoding.sampling import SampledRandomness, warp
 from drafttrain.decoding.shared import Steps, alone
 from drafttrain.decoding.stopping import Entropy, FixedLength, Gain
-from drafttrain.decoding.trees.chosen import Optimal, OptimalChain
+from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.drawn import Beam, Branching, Paths
 from drafttrain.decoding.trees.fixed import binary_tree, eagle_tree
 from drafttrain.decoding.trees.shapes import Shape
@@ -97,7 +97,6 @@ PAIRS = {
         TargetWalk,
         FixedLength(2),
     ),
-    "opt-chain": (OptimalChain(2), TargetWalk, Gain(0.1, 2)),
     "binary": (binary_tree(6), TargetWalk, FixedLength(2)),
 }
 
@@ -139,8 +138,6 @@ SLOTS = {
         "rsd-c traversal",
         "opt-tree",
         "opt-tree of all",
-        "opt-chain",
-        "opt-chain of all",
     ],
 )
 def test_trees_over_the_slots_of_a_block_are_exact(name, settings):
@@ -204,7 +201,6 @@ class WholeRows:
         (Optimal(60), 3),
         (Optimal(60, draft_temperature=(0.2, 1.0)), 3),
         (Optimal(9), 0),
-        (OptimalChain(60), 3),
         (binary_tree(14), 0),
     ],
 )
@@ -256,7 +252,6 @@ SHAPES: dict[str, Shape] = {
     "rsd-c": Branching((3, 2, 1)),
     "rsd-s": Beam(4),
     "opt-tree": Optimal(12),
-    "opt-chain": OptimalChain(3),
     "binary": binary_tree(10),
     "eagle": eagle_tree(),
 }

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.trees.chosen import GREEDY_SCORES, Optimal, OptimalChain
+from drafttrain.decoding.trees.chosen import GREEDY_SCORES, Optimal
 from drafttrain.decoding.trees.drawn import Beam, Branching, Paths
 from drafttrain.decoding.trees.fixed import binary_tree
 from drafttrain.decoding.types import Sampling
@@ -52,32 +52,6 @@ def test_a_greedy_target_is_scored_as_if_the_drafter_were_surer():
     assert greedy.expected > plain.expected and greedy.depth >= plain.depth
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_the_optimal_chain_expects_most_of_all_chains(seed):
-    table, products = LogitsTable(seed, 4), all_products(LogitsTable(seed, 4), 3, 4)
-    growth = OptimalChain(4**3).plant(Sampling(1.0), sampled(), ())
-    proposal = grow(growth, table, 3)
-    assert proposal.parents.tolist() == [-1, 0, 1]
-
-    def value(path: Path) -> float:
-        return sum(products[path[:length]] for length in range(1, len(path) + 1))
-
-    best = [max(value(path) for path in products if len(path) == depth) for depth in (1, 2, 3)]
-    assert value(tuple(proposal.tokens.tolist())) == pytest.approx(best[-1], abs=1e-12)
-    assert growth.expected == pytest.approx(best, abs=1e-6)
-    assert proposal.expected == growth.expected[-1]
-
-
-def test_the_best_chain_need_not_begin_with_the_likeliest_token():
-    """By hand: a half and then four tenths of it expect 0.7, 0.4 and then surely 0.8."""
-    rows = {(): [0.5, 0.4, 0.1], (0,): [0.3, 0.4, 0.3], (1,): [0.0, 0.0, 1.0]}
-    table = {(*START, *path): torch.tensor(row).log() for path, row in rows.items()}
-    for width, tokens, expected in ((1, [0, 1], 0.7), (2, [1, 2], 0.8)):
-        chain = grow(OptimalChain(width).plant(Sampling(1.0), sampled(), ()), table, 2)
-        assert chain.tokens.tolist() == tokens
-        assert chain.expected == pytest.approx(expected)
-
-
 def test_levels_can_have_temperatures_of_their_own():
     """The last one holds for all levels below it."""
     table = LogitsTable(3, 4)
@@ -92,13 +66,6 @@ def test_levels_can_have_temperatures_of_their_own():
     best = sorted(scored, key=scored.__getitem__, reverse=True)[:9]
     assert set(paths_of(found)) == set(best)
     assert found.expected == pytest.approx(sum(scored[path] for path in best), abs=1e-6)
-
-
-def test_a_chain_ends_with_the_end_of_a_sequence():
-    table = LogitsTable(2, 3)
-    ends = {int(table[START].argmax())}
-    chain = grow(OptimalChain(1).plant(Sampling(1.0), sampled(), ends), table, 3)
-    assert chain.tokens.tolist() == list(ends)
 
 
 def test_a_node_whose_children_cannot_enter_is_not_fed():
