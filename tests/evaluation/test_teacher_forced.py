@@ -1,18 +1,45 @@
-"""Teacher-forced rounds are the rounds that decoding runs."""
+"""Teacher-forced acceptance: greedily the rounds that decoding plays, sampled by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
-from drafttrain.decoding.drafters.causal import blocks_of
+from drafttrain.build.drafters import make_drafter
+from drafttrain.build.method import Method
+from drafttrain.decoding.drafters.causal import CausalDrafter, blocks_of
+from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Sampling
-from drafttrain.decoding.verifiers import GreedyMatch
-from drafttrain.evaluation.teacher_forced import replay_rounds
+from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
+from drafttrain.evaluation import teacher_forced
+from drafttrain.evaluation.metrics import count_positions, count_rounds
+from drafttrain.evaluation.options import EvaluationOptions
+from drafttrain.evaluation.prompts import Prompt
+from drafttrain.evaluation.runner import decode_by
+from drafttrain.evaluation.teacher_forced import (
+    COOLEST,
+    NOT_DRAFTED,
+    ROWS_ENOUGH,
+    TargetOutput,
+    count_expected,
+    fit_slot_temperatures,
+    measure_forced,
+    measure_overlaps,
+    replay_rounds,
+)
+from drafttrain.models.spec_drafter.model import UNDRAFTED
 from tests.evaluation.scripted import ScriptedDrafter, noisy_blocks, plain_tokens
+from tests.tiny_drafters import behind_prompts, shared, tiny_drafter
+from tests.tiny_models import near_copy, tiny_model
 
 EOS = 1
 
@@ -76,3 +103,179 @@ def test_drafts_along_an_output_are_the_rows_that_follow_each_prefix():
     best = torch.tensor([7, 8, 9, 3])
     assert blocks_of(best, 4, 3).tolist() == [[7, 8, 9], [8, 9, 3], [9, 3, -1], [3, -1, -1]]
     assert blocks_of(best[:2], 3, 2).tolist() == [[7, 8], [8, -1], [-1, -1]]
+
+
+def masked():
+    """A language model that drafts blocks through masks."""
+    model = tiny_model("llama", seed=7, initializer_range=0.6)
+    model.lm_head.weight.data.normal_()
+    model.config.pard_token, model.config.k = 3, 4
+    return make_drafter(model)
+
+
+def pairs(kind: str):
+    """A target and a drafter that is right now and then."""
+    if kind == "spec-drafter":
+        target, drafter = shared("marian"), tiny_drafter(decoder_layers=2, slots="anchored")
+        torch.manual_seed(0)
+        for parameter in drafter.parameters():
+            parameter.data += 0.02 * torch.randn_like(parameter)
+        return target, make_drafter(drafter)
+    target = tiny_model("t5" if kind == "t5" else "llama", num_hidden_layers=4)
+    if kind == "behind prompts":
+        return target, make_drafter(behind_prompts(target, [2, 3]), target)
+    if kind == "parallel":
+        return target, masked()
+    if kind == "max-gram":
+        return target, MaxGramDrafter()
+    return target, CausalDrafter(CachedModel(near_copy(target, 0.05, seed=2)))
+
+
+def prompts_of(model) -> list[Prompt]:
+    generator = torch.Generator().manual_seed(1)
+    texts = torch.randint(4, 40, (4, 5), generator=generator).tolist()
+    return [Prompt(row, "", None, make_source(ids, model)) for row, ids in enumerate(texts)]
+
+
+@pytest.mark.parametrize(
+    "kind", ["llama", "t5", "spec-drafter", "parallel", "max-gram", "behind prompts"]
+)
+def test_greedy_counts_are_those_of_decoding(kind):
+    model, drafter = pairs(kind)
+    target, prompts = CachedModel(model), prompts_of(model)
+    methods = [Method(drafter, FixedLength(k), GreedyMatch()) for k in (2, 4)]
+    options = EvaluationOptions(max_new_tokens=14)
+    plain, forced = measure_forced(target, methods, prompts, options)
+    for method, found in zip(methods, forced, strict=True):
+        decoded = decode_by(target, method, prompts, options, 1)
+        counts, positions = count_rounds(decoded), count_positions(decoded)
+        assert plain.tokens.tolist() == counts.tokens.tolist()
+        for name in ("tokens", "rounds", "accepted"):
+            assert getattr(found.counts, name).tolist() == getattr(counts, name).tolist(), name
+        for name in ("drafted", "passes"):
+            ours, theirs = getattr(found.counts, name), getattr(counts, name)
+            if kind in ("llama", "t5", "behind prompts"):
+                assert (ours >= theirs).all()  # drafts that end by EOS after a wrong token
+            elif kind != "max-gram" or name == "drafted":
+                assert ours.tolist() == theirs.tolist(), name
+        width = positions.reached.shape[1]
+        assert found.positions.reached[:, :width].tolist() == positions.reached.tolist()
+        assert found.positions.accepted[:, :width].tolist() == positions.accepted.tolist()
+
+
+def test_methods_that_share_a_pass_count_as_alone():
+    model, drafter = pairs("llama")
+    target, prompts = CachedModel(model), prompts_of(model)
+    methods = [
+        Method(one, FixedLength(k), RejectionSampling())
+        for one in (drafter, MaxGramDrafter())
+        for k in (2, 3)
+    ]
+    options = EvaluationOptions(sampling=Sampling(1.0), max_new_tokens=14)
+    _, together = measure_forced(target, methods, prompts, options)
+    for method, found in zip(methods, together, strict=True):
+        _, [alone] = measure_forced(target, [method], prompts, options)
+        assert found.counts.tokens.tolist() == pytest.approx(alone.counts.tokens.tolist())
+        assert found.counts.rounds.tolist() == alone.counts.rounds.tolist()
+
+
+def test_a_drafter_that_is_the_target_is_always_accepted():
+    model = tiny_model("llama")
+    target, prompts = CachedModel(model), prompts_of(model)
+    same = Method(CausalDrafter(CachedModel(model)), FixedLength(3), RejectionSampling())
+    options = EvaluationOptions(sampling=Sampling(0.8), max_new_tokens=14)
+    _, [found] = measure_forced(target, [replace(same, assistant=model)], prompts, options)
+    assert found.positions.accepted == pytest.approx(found.positions.reached)
+    overlap = found.overlaps["sampled_acceptance"]
+    assert overlap.numerators == pytest.approx(overlap.denominators)
+
+
+def test_expected_counts_by_hand():
+    """Tokens 0, 1, 1 with target probabilities 0.5, 0.4, 0.8; drafts of 2, room for 4 tokens."""
+    target_probs = torch.tensor([[0.5, 0.5], [0.6, 0.4], [0.2, 0.8]])
+    output = TargetOutput(None, torch.tensor([0, 1, 1]), target_probs, room=4)
+    draft = torch.tensor([[0.25, 0.4], [0.2, 0.8], [0.4, NOT_DRAFTED]], dtype=torch.double)
+    method = Method(CausalDrafter(CachedModel(tiny_model("llama"))), FixedLength(2), None)
+    counts = count_expected(method, output, draft)
+    tokens, rounds, drafted, accepted, passes, *positions = counts.tolist()
+    # accepted up to each position: 0.5, 0.5 * 1; 0.5, 0.5 * 1; 0.5 (the output ends)
+    assert accepted == pytest.approx(2.5) and rounds == 3
+    assert (drafted, passes) == (5, 5)
+    # one token per round, and accepted ones but for the output's last token, which adds no bonus
+    assert tokens == pytest.approx(3 + 0.5 + 0.5 + 0.5)
+    assert positions == pytest.approx([3, 2, 1.5, 1.0, 3, 1.0])
+
+
+def test_rates_of_engines_by_hand(monkeypatch):
+    rows = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3]])
+    target_probs = torch.tensor([[0.4, 0.5, 0.1], [0.2, 0.7, 0.1]])
+    monkeypatch.setattr(teacher_forced, "rows_along", lambda *_: rows.log())
+    drafter = CachedModel(tiny_model("llama"))
+    output = TargetOutput(None, torch.tensor([0, 1]), target_probs, room=9)
+    match, overlap, first, count = measure_overlaps(drafter, output, Sampling(1.0)).tolist()
+    assert (match, count) == (1, 2)  # likeliest: 0 and 1 differ, 1 and 1 agree
+    assert overlap == pytest.approx((0.4 + 0.3 + 0.1) + (0.1 + 0.6 + 0.1))
+    assert first == pytest.approx(0.4 + 0.7)
+
+
+def test_sampled_acceptance_is_the_mean_of_what_is_kept_of_outputs():
+    """E over the target's token of min(1, draft / target) is the sum of min(p, q)."""
+    generator = torch.Generator().manual_seed(0)
+    target, draft = torch.rand(2, 5, generator=generator, dtype=torch.double)
+    target, draft = target / target.sum(), draft / draft.sum()
+    method = Method(MaxGramDrafter(), FixedLength(1), None)
+    mean = 0.0
+    for token in range(5):
+        output = TargetOutput(None, torch.tensor([token]), target[None], room=9)
+        mean += float(target[token]) * count_expected(method, output, draft[token][None, None])[3]
+    assert mean == pytest.approx(float(torch.minimum(target, draft).sum()))
+
+
+VOCABULARY, TOKENS = 20, 50
+DRAWN_AT = (0.5, 1.0, 2.0)
+
+
+def drawn_blocks(outputs: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Outputs, and rows from whose temperatures, one a slot, their tokens might have been drawn.
+
+    With `row` where the token of place i was drawn at temperature 1, slot s has DRAWN_AT[s] row.
+    """
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(outputs):
+        rows = 2 * torch.randn(TOKENS + 3, VOCABULARY, generator=generator)
+        output = torch.multinomial(rows.softmax(-1), 1, generator=generator)[:TOKENS, 0]
+        slots = [rows[slot : slot + TOKENS] * DRAWN_AT[slot] for slot in range(3)]
+        yield torch.stack(slots, dim=1), output
+
+
+def test_temperatures_that_tokens_were_drawn_at_are_found() -> None:
+    """To what 400 rows tell: a standard error of some 4 %."""
+    assert fit_slot_temperatures(drawn_blocks(20)) == pytest.approx(DRAWN_AT, rel=0.15)
+
+
+def test_no_more_outputs_are_read_than_needed() -> None:
+    blocks = drawn_blocks(100)
+    fit_slot_temperatures(blocks)
+    assert len(list(blocks)) >= 100 - 2 * ROWS_ENOUGH // TOKENS
+
+
+def test_a_slot_that_is_always_right_is_as_cool_as_can_be() -> None:
+    output = torch.arange(10)
+    rows = torch.eye(VOCABULARY)[output][:, None]  # unsure: 1 for 0
+    assert fit_slot_temperatures([(rows, output)]) == [pytest.approx(COOLEST, abs=0.02)]
+
+
+def test_tokens_that_cannot_be_drafted_count_nothing() -> None:
+    blocks = list(drawn_blocks(10))
+    whole = fit_slot_temperatures(blocks)
+    for rows, output in blocks:
+        extra = torch.full((TOKENS, 3, 1), UNDRAFTED)
+        rows.data = torch.cat((rows, extra), dim=-1)
+        output[-1] = VOCABULARY
+    assert fit_slot_temperatures(blocks) == pytest.approx(whole, rel=0.1)
+
+
+def test_a_slot_that_no_output_reaches_is_as_the_one_before() -> None:
+    [(rows, output)] = drawn_blocks(1)
+    found = fit_slot_temperatures([(rows[:2], output[:2])])
+    assert found[2] == found[1]

@@ -1,0 +1,99 @@
+"""`drafttrain eval` on the command line: batch sizes, teacher-forced drafters, a dry run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.commanding import ended
+from tests.small_pair import LENGTH, PAIR, SHORT, methods_of, save_small_pair
+
+BATCHES = [*PAIR, *SHORT, "--sweep", "k=2,4", "--batch-size", "2", "baselines=generate,assisted"]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Path:
+    return save_small_pair(tmp_path_factory.mktemp("eval-commands"))
+
+
+def test_a_report_has_every_batch_size_a_table_a_plot_and_a_page(inside, capsys):
+    assert ended("eval", *BATCHES, "--report", "batches.json") == 0
+    runs = json.loads(Path("batches.json").read_text())["runs"]
+    sizes = {run["name"]: [one["batch_size"] for one in run["batches"]] for run in runs}
+    assert sizes == {
+        "plain": [1, 2],
+        "causal k=2 greedy": [1, 2],
+        "causal k=4 greedy": [1, 2],
+        "generate": [1, 2],
+        "assisted causal k=2, constant, confidence 0": [1],
+        "assisted causal k=4, constant, confidence 0": [1],
+    }
+    assert all(one["differing"] == 0 for run in runs for one in run["batches"])
+    assert "causal greedy" in capsys.readouterr().out
+    assert Path("batches.png").read_bytes().startswith(b"\x89PNG")
+    assert "data:image/png;base64," in Path("batches.html").read_text()
+
+
+def test_sampled_batches_report_how_many_outputs_differ(inside):
+    sampled = [*PAIR, *SHORT, "--batch-size", "2", "decode.sampling.temperature=1"]
+    assert ended("eval", *sampled, "--report", "sampled.json") == 0
+    plain, method, generate = json.loads(Path("sampled.json").read_text())["runs"]
+    for run in (plain, method):
+        assert [one["parity"] for one in run["batches"]] == [None, None]
+        assert [one["differing"] for one in run["batches"]] == [0, 0]
+    assert generate["batches"][1]["differing"] is None
+
+
+def test_a_dry_run_says_what_would_be_measured(inside, capsys):
+    assert ended("eval", *BATCHES, "--dry-run") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "baseline  assisted" in lines and "batches   1, 2" in lines
+    assert sum(line.startswith("method ") for line in lines) == 2
+    assert not Path("report.json").exists()
+
+
+def test_other_drafters_are_measured_teacher_forced_at_every_k_of_a_sweep(inside, capsys):
+    others = {
+        "copied": {"drafter": "max-gram"},
+        "itself": {"drafter": "llama"},
+        "short": {"drafter": "small", "stop": {"k": 1}},
+    }
+    quick = ["bootstrap=20", f"decode.sampling.max_new_tokens={LENGTH}"]
+    asked = ["--mode", "teacher-forced", "--sweep", "k=2,4", f"others={json.dumps(others)}"]
+    assert ended("eval", *PAIR, *quick, *asked, "--report", "forced.json") == 0
+    runs = methods_of(json.loads(Path("forced.json").read_text()))
+    assert {name: (one["other"], one["settings"].get("k")) for name, one in runs.items()} == {
+        "causal k=2 greedy": (None, 2),
+        "causal k=4 greedy": (None, 4),
+        "copied k=2": ("copied", 2),
+        "copied k=4": ("copied", 4),
+        "itself k=2": ("itself", 2),
+        "itself k=4": ("itself", 4),
+        "short": ("short", 1),
+    }
+    for k in (2, 4):  # the target accepts all of its own drafts
+        itself = runs[f"itself k={k}"]
+        rates = itself["acceptance_rate_per_position"]["conditional"]
+        assert [rate["value"] for rate in rates] == [1.0] * k
+        assert itself["metrics"]["greedy_match"]["value"] == 1.0
+    rounds = [runs[name]["totals"]["rounds"] for name in ("itself k=4", "itself k=2", "short")]
+    assert rounds == sorted(set(rounds))
+    assert "greedy match" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        (["--tree", "opt-tree"], "tree.kind = 'opt-tree'"),
+        (["--stop", "entropy"], "stop.kind = 'entropy'"),
+        (["--verifier", "block"], "verifier.kind = 'block'"),
+        (["--batch-size", "2"], "batch_sizes"),
+        (["--drafter", "none"], "drafter = 'none'"),
+    ],
+)
+def test_what_does_not_follow_from_plain_outputs_is_refused(inside, capsys, asked, named):
+    assert ended("eval", *PAIR, "--mode", "teacher-forced", *asked) == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert named in message and "use --mode decode" in message
