@@ -38,7 +38,7 @@ SETTINGS = {
     f"{EXPORT} forse=true": ("'forse'", "'force'"),
 }
 INPUTS = {
-    f"{DISTILL} --data broken.jsonl": ("'broken.jsonl'", "line 2", ";"),
+    f"{DISTILL} --data broken.jsonl": ("'broken.jsonl'", "JSON parse error", "row 1", ";"),
     f"{DISTILL} --data table.csv": ("'table.csv'", "data.input_column", "question"),
     f"{DISTILL} --target untokenized": ("'untokenized'", "tokenizer", "beside"),
     f"{DISTILL} --target pickled": ("'pickled'", "pytorch_model.bin", "safetensors"),
