@@ -88,7 +88,8 @@ def main(settings: CausalDrafterRecipe, dry_run: DryRun = False) -> None:
     if matches is not None:
         accelerator.print(matches.summary)
     drafter = start_drafter(settings, target.model, matches)
-    choose_draftable(settings, drafter, rows)
+    ends = drafter.generation_config.eos_token_id
+    choose_draftable(drafter.config, settings.drafter.output_tokens, ends, rows)
     kept = getattr(torch, settings.save_dtype)
     if accelerator.is_main_process:
         save_start(settings.run, copy.deepcopy(drafter).to(kept), target.tokenizer)

@@ -94,7 +94,8 @@ def main(settings: ParallelDrafterRecipe, dry_run: DryRun = False) -> None:
         accelerator.print(matches.summary)
     drafter = start_drafter(settings, target.model, matches)
     check_positions(drafter.config, rows)
-    choose_draftable(settings, drafter, rows)
+    ends = drafter.generation_config.eos_token_id
+    choose_draftable(drafter.config, settings.drafter.output_tokens, ends, rows)
     size = drafter.config.vocab_size
     mask = choose_mask(settings.drafter.mask_token, target.tokenizer, size, rows)
     kept = getattr(torch, settings.save_dtype)

@@ -28,7 +28,6 @@ from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.data.batches.slots import SlotCollator
 from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.distill.recipe_rows import (
-    count_used_tokens,
     distillations,
     distilled_rows,
     frequent_tokens,
@@ -81,7 +80,8 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
     torch.manual_seed(settings.train.seed)
     drafter_config.untied_output = has_own_output(target.model)
     if settings.drafter.output_tokens == "used":
-        used = count_used_tokens(rows, drafter_config.eos_token_id)
+        ends = drafter_config.eos_token_id
+        used = len(frequent_tokens(rows, None, drafter_config.vocab_size, ends))
         drafter_config.output_tokens = used
         accelerator.print(f"{used:,} of {drafter_config.vocab_size:,} tokens can be drafted")
     if reads_states(drafter_config):
@@ -117,16 +117,6 @@ def choose_mask(tokenizer: PreTrainedTokenizerBase, target: PretrainedConfig) ->
     return len(tokenizer) if len(tokenizer) < target.vocab_size else None
 
 
-def choose_draftable(drafter: SpecDrafter, rows: datasets.Dataset) -> None:
-    """Which tokens a drafter of few can draft (`frequent_tokens`)."""
-    config = drafter.config
-    if config.output_tokens is None:
-        return
-    wanted, ends = config.output_tokens, config.eos_token_id
-    chosen = frequent_tokens(rows, wanted, config.vocab_size, ends)
-    drafter.draftable.copy_(torch.from_numpy(chosen))
-
-
 def identity(settings: SpecDrafterRecipe) -> dict:
     """Which target the drafter is for, written to its config.json."""
     return {"path": settings.target.path, "revision": settings.target.revision}
@@ -140,8 +130,11 @@ def make_task(
     target: LoadedTarget,
 ) -> Task:
     """The target is kept only where its distributions or its encoder are looked at."""
-    choose_draftable(drafter, rows)
-    collate = SlotCollator(drafter.config, settings.objective.blocks, settings.train.seed)
+    config = drafter.config
+    if (size := config.output_tokens) is not None:
+        chosen = frequent_tokens(rows, size, config.vocab_size, config.eos_token_id)
+        drafter.draftable.copy_(torch.tensor(chosen))
+    collate = SlotCollator(config, settings.objective.blocks, settings.train.seed)
     asked = settings.objective.total_variation > 0 or settings.drafter.target_states
     teacher = target.model if asked else None
     if settings.objective.freeze_embeddings:

@@ -38,9 +38,9 @@ from drafttrain.data.batches.packing import (
 )
 from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.distill.recipe_rows import (
+    choose_draftable,
     distillations,
     distilled_rows,
-    frequent_tokens,
     row_lengths,
     taught_rows,
 )
@@ -78,10 +78,8 @@ def main(settings: StateDrafterRecipe, dry_run: DryRun = False) -> None:
     target = load_target(settings.target)
     rows, held_out = distilled_rows(settings, target, open_decoder)
     taught = taught_rows(rows, reads_prompt=False)
-    if settings.drafter.output_tokens is not None:
-        ends = target.model.generation_config.eos_token_id
-        size = settings.drafter.output_tokens
-        config.draftable_tokens = frequent_tokens(rows, size, config.vocab_size, ends).tolist()
+    ends = target.model.generation_config.eos_token_id
+    choose_draftable(config, settings.drafter.output_tokens, ends, rows)
     config.target |= {"weights_sha256": hash_target(target.model)}
     torch.manual_seed(settings.train.seed)
     drafter = StateDrafter(config)

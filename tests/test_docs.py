@@ -48,7 +48,6 @@ SETTINGS: dict[str, type[Config]] = {
     "recipes/train_parallel_drafter.py": language_recipes.ParallelDrafterRecipe,
     "recipes/train_state_drafter.py": language_recipes.StateDrafterRecipe,
     "recipes/train_target.py": recipes.TargetRecipe,
-    "benchmarks/ablations.py": recipes.SpecDrafterRecipe,
     "benchmarks/opt_tree.py": verbs.EvalConfig,
     "benchmarks/train.py": recipes.SpecDrafterRecipe,
     "benchmarks/tree_experiments.py": verbs.EvalConfig,

@@ -8,13 +8,12 @@ from typing import Any
 
 import datasets
 import numpy as np
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
 from drafttrain.config.filling import fill_distill
 from drafttrain.config.inputs import DataConfig
-from drafttrain.config.language_recipes import CausalDrafterRecipe
 from drafttrain.config.reading import settings_of_group
 from drafttrain.config.recipes import DistillingRecipe, HeadRecipe, SpecDrafterRecipe
 from drafttrain.data.distill.batches import OpenDecoder
@@ -101,17 +100,6 @@ def taught_rows(rows: datasets.Dataset, reads_prompt: bool) -> np.ndarray:
     return found
 
 
-def choose_draftable(
-    settings: CausalDrafterRecipe, drafter: PreTrainedModel, rows: datasets.Dataset
-) -> None:
-    """Record which tokens a drafter of few drafts, in its config.json."""
-    wanted, config = settings.drafter.output_tokens, drafter.config
-    if wanted is not None:
-        ends = drafter.generation_config.eos_token_id
-        chosen = frequent_tokens(rows, wanted, config.vocab_size, ends)
-        config.draftable_tokens = chosen.tolist()
-
-
 def choose_mask(
     wanted: int | None, tokenizer: PreTrainedTokenizerBase, vocabulary: int, rows: datasets.Dataset
 ) -> int:
@@ -161,21 +149,29 @@ def check_positions(drafter: PretrainedConfig, rows: datasets.Dataset) -> None:
         )
 
 
+def choose_draftable(
+    config: PretrainedConfig,
+    size: int | None,
+    ends: int | Sequence[int] | None,
+    rows: datasets.Dataset,
+) -> None:
+    """Record in a decoder-only drafter's config the tokens it drafts; size None: all of them."""
+    if size is not None:
+        config.draftable_tokens = frequent_tokens(rows, size, config.vocab_size, ends)
+
+
 def frequent_tokens(
-    rows: datasets.Dataset, count: int, vocabulary: int, ends: int | Sequence[int] | None
-) -> np.ndarray:
-    """So many tokens, in rising order: the ends of outputs, then those that occur most often in
-    them, then the first of the vocabulary. Shapes: -> [count]."""
+    rows: datasets.Dataset, count: int | None, vocabulary: int, ends: int | Sequence[int] | None
+) -> list[int]:
+    """The tokens that a drafter with `count` output tokens can draft, in rising order: those that
+    end outputs, then those most frequent in them, then the first of the vocabulary.
+
+    count: None for the tokens that occur in outputs or end them, and no others.
+    """
     counts = np.bincount(_tokens(rows, "target_ids"), minlength=vocabulary)
     counts[[] if ends is None else np.atleast_1d(ends)] = counts.max() + 1
-    return np.sort(np.argsort(-counts, kind="stable")[:count])
-
-
-def count_used_tokens(rows: datasets.Dataset, ends: int | Sequence[int] | None) -> int:
-    """How many different tokens outputs have, their ends among them: as many `frequent_tokens` are
-    just these."""
-    also = [] if ends is None else np.atleast_1d(ends)
-    return len(np.union1d(_tokens(rows, "target_ids"), also))
+    count = np.count_nonzero(counts) if count is None else count
+    return np.sort(np.argsort(-counts, kind="stable")[:count]).tolist()
 
 
 def _tokens(rows: datasets.Dataset, name: str) -> np.ndarray:
