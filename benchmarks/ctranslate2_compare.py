@@ -36,8 +36,7 @@ from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.evaluation.bootstrap import Ratio, draw_resamples, estimate_ratio
 from drafttrain.evaluation.environment import describe_environment
 from drafttrain.evaluation.metrics import identical
-from drafttrain.evaluation.options import EvaluationOptions, Job
-from drafttrain.evaluation.prompts import read_prompts
+from drafttrain.evaluation.prompts import EvaluationOptions, Job, read_prompts
 from drafttrain.evaluation.runner import make_jobs, run_interleaved
 from drafttrain.models.drafters import load_drafter_beside
 from drafttrain.models.loading import load_target

@@ -28,8 +28,7 @@ from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Proposal
 from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.evaluation.environment import describe_environment
-from drafttrain.evaluation.options import EvaluationOptions
-from drafttrain.evaluation.prompts import Prompt, read_prompts
+from drafttrain.evaluation.prompts import EvaluationOptions, Prompt, read_prompts
 from drafttrain.evaluation.runner import Decoded, decode_interleaved
 from drafttrain.models.drafters import load_drafter_beside
 from drafttrain.models.loading import load_target

@@ -41,9 +41,8 @@ from drafttrain.decoding.types import Sampling
 from drafttrain.evaluation.bootstrap import Array, draw_resamples, estimate_ratio
 from drafttrain.evaluation.environment import describe_environment
 from drafttrain.evaluation.metrics import acceptance_metrics, count_rounds
-from drafttrain.evaluation.options import EvaluationOptions, read_options
-from drafttrain.evaluation.prompts import Prompt, read_prompts
-from drafttrain.evaluation.rank_acceptance import measure_ranks
+from drafttrain.evaluation.plan import measure_ranks
+from drafttrain.evaluation.prompts import EvaluationOptions, Prompt, read_options, read_prompts
 from drafttrain.evaluation.report import write_text
 from drafttrain.evaluation.runner import Decoded, Job, make_jobs, run_interleaved
 from drafttrain.evaluation.summary import token_rate

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from drafttrain.evaluation.bootstrap import Estimate
-from drafttrain.evaluation.plot_style import (
+from drafttrain.evaluation.plots import (
     COLOURS,
     GREY,
     draw_legend,

@@ -27,8 +27,7 @@ from drafttrain.config.filling import fill_tune
 from drafttrain.config.reading import load_settings
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.evaluation.options import PLAIN
-from drafttrain.evaluation.prompts import read_prompts
+from drafttrain.evaluation.prompts import PLAIN, read_prompts
 from drafttrain.evaluation.report import Choice, read_report
 from drafttrain.evaluation.tune import Bench, Standings, build_methods, decode_all
 from drafttrain.evaluation.tune_plan import Candidate, drafters_beside

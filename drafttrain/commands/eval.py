@@ -14,10 +14,9 @@ from drafttrain.config.sweep import expand_sweep
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.compiling import compile_calls
 from drafttrain.evaluation.evaluate import evaluate, evaluate_teacher_forced, write_evaluation
-from drafttrain.evaluation.options import read_options
 from drafttrain.evaluation.plan import make_plan, plan_lines
-from drafttrain.evaluation.table_style import print_findings
-from drafttrain.evaluation.tables import main_table, parity_lines
+from drafttrain.evaluation.prompts import read_options
+from drafttrain.evaluation.tables import main_table, parity_lines, print_findings
 
 
 def measure(settings: EvalConfig, dry_run: bool = False) -> None:

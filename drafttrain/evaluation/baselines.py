@@ -17,8 +17,7 @@ from drafttrain.decoding.engine.architectures import WHISPER_LIKE
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.padding import padded
 from drafttrain.decoding.types import Output, Sampling
-from drafttrain.evaluation.options import ASSISTED, BEAM, GENERATE, EvaluationOptions, Job
-from drafttrain.evaluation.prompts import Prompt
+from drafttrain.evaluation.prompts import ASSISTED, BEAM, GENERATE, EvaluationOptions, Job, Prompt
 from drafttrain.models.loading import LoadedTarget, cache_for_generate
 
 

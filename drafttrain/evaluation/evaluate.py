@@ -13,8 +13,7 @@ from datasets import Dataset
 from drafttrain.build.method import Method
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.evaluation.bootstrap import draw_resamples, estimate_ratio
-from drafttrain.evaluation.environment import describe_environment
-from drafttrain.evaluation.memory import memory_kind, peak_growth
+from drafttrain.evaluation.environment import describe_environment, memory_kind, peak_growth
 from drafttrain.evaluation.metrics import (
     Counts,
     acceptance_metrics,
@@ -22,11 +21,17 @@ from drafttrain.evaluation.metrics import (
     identical,
     position_rates,
 )
-from drafttrain.evaluation.options import EvaluationOptions, Job
 from drafttrain.evaluation.page import render_page
-from drafttrain.evaluation.parity import compare_outputs
 from drafttrain.evaluation.plots import plot_report
-from drafttrain.evaluation.prompts import Prompt, PromptSet, Skipped, read_prompts
+from drafttrain.evaluation.prompts import (
+    EvaluationOptions,
+    Job,
+    Prompt,
+    PromptSet,
+    Skipped,
+    read_prompts,
+)
+from drafttrain.evaluation.quality import compare_outputs
 from drafttrain.evaluation.report import (
     BatchResult,
     Report,

@@ -2,11 +2,13 @@
 
 Speedup against batch size (SpecDec, Figure 5), quality (the trade-off of lossy rules) or draft
 tokens per round (lengths, stop policies, trees); teacher-forced acceptance against the position in
-the draft. A line joins points of one method that differ in one setting; every point is drawn.
+the draft. A line joins points of one method that differ in one setting; every point is drawn. A
+report of `tune` has panels: all candidates, Figure 4 of SpecDec++, reliability of heads.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,26 +17,46 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from drafttrain.config.sweep import SWEEPABLE
+from drafttrain.data.shards.writing import renamed_when_whole
 from drafttrain.evaluation.bootstrap import Estimate
-from drafttrain.evaluation.plot_style import (
-    COLOURS,
-    GREY,
-    draw_level,
-    error_lengths,
-    save_figure,
-    tidy,
-)
-from drafttrain.evaluation.report import Report, Run
-from drafttrain.evaluation.tune_report import draw_search
+from drafttrain.evaluation.report import Report, Run, Search, Tried
 
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A7A7A", "#B8A800")
+"""Okabe and Ito's palette, which colour-blind readers can tell apart, and two more."""
+GREY = "#9A9A9A"
+MARKERS = "osD^vP*X"
 QUALITY = {
     "bleu_difference": "BLEU, difference to plain decoding",
     "consistency_bleu": "BLEU against plain decoding",
     "target_agreement": "share of tokens that the target agrees with",
 }
 """Quality metrics of the trade-off, best first."""
-MARKERS = "osD^vP*X"
 SPEEDUP = "speedup over plain decoding"
+
+
+def error_lengths(estimates: Sequence[Estimate]) -> list[list[float]]:
+    """Distances below and above; never negative, as a resampled interval may miss the value."""
+    below = [max(0.0, one.value - one.low) for one in estimates]
+    above = [max(0.0, one.high - one.value) for one in estimates]
+    return [below, above]
+
+
+def draw_legend(axis: Axes, size: float = 8, **how: object) -> None:
+    axis.legend(fontsize=size, frameon=True, framealpha=0.85, edgecolor="none", **how)
+
+
+def tidy(axis: Axes) -> None:
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(color="#EBEBEB", linewidth=0.8)
+    axis.set_axisbelow(True)
+    axis.title.set(fontsize=11, fontweight="bold")
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a PNG, and the folders above it, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with renamed_when_whole(path) as temporary:
+        figure.savefig(temporary, format="png")
 
 
 @dataclass(frozen=True)
@@ -51,7 +73,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Plot:
-    """What is drawn."""
+    """What is drawn; bars where it has no x axis."""
 
     title: str
     xlabel: str
@@ -67,15 +89,19 @@ def plot_report(report: Report, path: Path) -> None:
     """Write the plot as a PNG."""
     if report.search is not None:
         figure = Figure(figsize=(13, 9), dpi=120, layout="constrained")
-        draw_search(figure, report)
+        draw_search(figure, report.search)
     else:
         plot = choose_plot(report)
         figure = Figure(figsize=(9, 6), dpi=150, layout="constrained")
         axis = figure.subplots()
-        if all(len(curve.xs) == 1 and curve.xs[0] == 0.0 for curve in plot.curves):
-            draw_bars(axis, plot)
-        else:
+        if plot.xlabel:
             draw_curves(axis, plot)
+        else:
+            names = [f"{c.label} (lossy)" if c.lossy else c.label for c in plot.curves]
+            draw_bars(axis, names, [curve.ys[0] for curve in plot.curves])
+            axis.axvline(1.0, color=GREY, linewidth=1)
+            axis.set_xlabel(plot.ylabel, fontsize=13)
+            axis.tick_params(labelsize=12)
         axis.set_title(plot.title, loc="left")
     for axis in figure.axes:
         tidy(axis)
@@ -88,11 +114,9 @@ def footer(report: Report) -> str:
     """Drafter, target, machine and date."""
     named = [run for run in report.runs if run.kind == "method"]
     drafters = ", ".join(dict.fromkeys(run.other or run.drafter or "" for run in named)) or "none"
-    machine = report.environment.gpu if "cuda" in report.target.device else None
-    machine = machine or f"{report.environment.cpu}, {report.environment.threads} threads"
     return (
         f"drafter: {drafters}; target: {Path(report.target.path).name} ({report.target.dtype}); "
-        f"{report.data.prompts} prompts\n{machine}; {report.environment.date[:10]}"
+        f"{report.data.prompts} prompts\n{report.machine}; {report.environment.date[:10]}"
     )
 
 
@@ -101,43 +125,32 @@ def choose_plot(report: Report) -> Plot:
     methods = [run for run in report.runs if run.kind == "method"]
     if report.mode == "teacher-forced":
         return _by_position(methods)
-    baselines = {
-        run.name: run.metrics["speedup"].value for run in report.runs if run.kind != "method"
-    }
     if any(run.batches for run in report.runs):
         return _by_batch_size(report)
     quality = next((name for name in QUALITY if any(name in r.metrics for r in methods)), None)
     if quality is not None and any(run.lossy for run in methods):
-        curves = [
-            Curve(
-                label,
-                [run.metrics[quality] for run in line],
-                [run.metrics["speedup"] for run in line],
-                line[0].lossy,
-                _varied(line),
-            )
-            for label, line in lines([run for run in methods if quality in run.metrics])
-        ]
-        return Plot("Quality and speed", QUALITY[quality], SPEEDUP, curves, baselines)
-    found = lines(methods)
-    if any(len(line) > 1 for _, line in found):
-        curves = [
-            Curve(
-                label,
-                [draft_tokens(run) for run in line],
-                [run.metrics["speedup"] for run in line],
-                line[0].lossy,
-                _varied(line),
-            )
-            for label, line in found
-        ]
-        return Plot("Speed by draft length", "draft tokens per round", SPEEDUP, curves, baselines)
+        title, xlabel = "Quality and speed", QUALITY[quality]
+        found = lines([run for run in methods if quality in run.metrics])
+    else:
+        quality, title, xlabel = None, "Speed by draft length", "draft tokens per round"
+        found = lines(methods)
+        if all(len(line) == 1 for _, line in found):
+            timed = [run for run in report.runs if "speedup" in run.metrics]
+            bars = [Curve(run.name, [0.0], [run.metrics["speedup"]], run.lossy) for run in timed]
+            return Plot("Speed", "", SPEEDUP, bars)
     curves = [
-        Curve(run.name, [0.0], [run.metrics["speedup"]], run.lossy)
-        for run in report.runs
-        if "speedup" in run.metrics
+        Curve(
+            label,
+            [draft_tokens(run) if quality is None else run.metrics[quality] for run in line],
+            [run.metrics["speedup"] for run in line],
+            line[0].lossy,
+            _varied(line),
+        )
+        for label, line in found
     ]
-    return Plot("Speed", "", SPEEDUP, curves)
+    others = [run for run in report.runs if run.kind != "method"]
+    levels = {run.name: run.metrics["speedup"].value for run in others}
+    return Plot(title, xlabel, SPEEDUP, curves, levels)
 
 
 def lines(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
@@ -173,59 +186,12 @@ def draft_tokens(run: Run) -> float:
     return run.totals["drafted"] / max(1, run.totals["rounds"])
 
 
-def draw_curves(axis: Axes, plot: Plot) -> None:
-    """Points with intervals, a line through those of each curve."""
-    for place, curve in enumerate(plot.curves):
-        colour = COLOURS[place % len(COLOURS)]
-        marker = MARKERS[place // len(COLOURS) % len(MARKERS)]
-        xs = [x.value if isinstance(x, Estimate) else x for x in curve.xs]
-        ys = [y.value for y in curve.ys]
-        spread = [x for x in curve.xs if isinstance(x, Estimate)]
-        axis.errorbar(
-            xs, ys, xerr=error_lengths(spread) if spread else None, yerr=error_lengths(curve.ys),
-            fmt=f"{marker}-", color=colour, ecolor="#CFCFCF", elinewidth=1, linewidth=2,
-            markersize=7, markerfacecolor="white" if curve.lossy else colour,
-            label=f"{curve.label} (lossy)" if curve.lossy else curve.label,
-        )  # fmt: skip
-        for x, y, note in zip(xs, ys, curve.notes, strict=False):
-            axis.annotate(
-                note, (x, y), textcoords="offset points", xytext=(7, 6), fontsize=9, color="#444444"
-            )
-    for name, level in plot.levels.items():
-        draw_level(axis, level, name, below=level < 1.0)
-    axis.set_xlabel(plot.xlabel, fontsize=13)
-    axis.set_ylabel(plot.ylabel, fontsize=13)
-    axis.tick_params(labelsize=12)
-    if plot.ticks:
-        if len(plot.ticks) > 2 and plot.ticks[-1] >= 4 * plot.ticks[0]:
-            axis.set_xscale("log", base=2)
-        axis.set_xticks(list(plot.ticks), [f"{tick:g}" for tick in plot.ticks])
-        axis.minorticks_off()
-    axis.margins(0.08)
-    columns = 1 + (len(plot.curves) > 6)
-    axis.legend(fontsize=11, frameon=True, framealpha=0.85, edgecolor="none", ncols=columns)
-
-
-def draw_bars(axis: Axes, plot: Plot) -> None:
-    """A bar for each curve's only point, the first on top, the value at its end."""
-    values = [curve.ys[0] for curve in plot.curves]
-    names = [f"{curve.label} (lossy)" if curve.lossy else curve.label for curve in plot.curves]
-    axis.barh(
-        range(len(names)), [one.value for one in values], color=COLOURS[0], height=0.62,
-        xerr=error_lengths(values), error_kw={"ecolor": "#444444", "elinewidth": 1, "capsize": 3},
-    )  # fmt: skip
-    for place, estimate in enumerate(values):
-        axis.annotate(
-            f"{estimate.value:.2f}", (estimate.high, place), xytext=(6, 0), fontsize=12,
-            textcoords="offset points", va="center",
-        )  # fmt: skip
-    axis.axvline(1.0, color=GREY, linewidth=1)
-    axis.set_yticks(range(len(names)), names)
-    axis.invert_yaxis()
-    axis.set_xlabel(plot.ylabel, fontsize=13)
-    axis.tick_params(labelsize=12)
-    axis.margins(x=0.14)
-    axis.set_xlim(left=0)
+def _varied(line: Sequence[Run]) -> list[str]:
+    """The setting in which each run differs from the others of its line."""
+    names = [n for n in SWEEPABLE if len({run.settings.get(n) for run in line}) > 1]
+    return [
+        " ".join(f"{n}={run.settings[n]:g}" for n in names if n in run.settings) for run in line
+    ]
 
 
 def _by_position(methods: Sequence[Run]) -> Plot:
@@ -264,9 +230,117 @@ def _by_batch_size(report: Report) -> Plot:
     return Plot(title, "batch size", f"{SPEEDUP} at the same size", curves, {"plain": 1.0}, sizes)
 
 
-def _varied(line: Sequence[Run]) -> list[str]:
-    """The setting in which each run differs from the others of its line."""
-    names = [n for n in SWEEPABLE if len({run.settings.get(n) for run in line}) > 1]
-    return [
-        " ".join(f"{n}={run.settings[n]:g}" for n in names if n in run.settings) for run in line
-    ]
+def draw_curves(axis: Axes, plot: Plot) -> None:
+    """Points with intervals, a line through those of each curve."""
+    for place, curve in enumerate(plot.curves):
+        colour = COLOURS[place % len(COLOURS)]
+        marker = MARKERS[place // len(COLOURS) % len(MARKERS)]
+        xs = [x.value if isinstance(x, Estimate) else x for x in curve.xs]
+        ys = [y.value for y in curve.ys]
+        spread = [x for x in curve.xs if isinstance(x, Estimate)]
+        axis.errorbar(
+            xs, ys, xerr=error_lengths(spread) if spread else None, yerr=error_lengths(curve.ys),
+            fmt=f"{marker}-", color=colour, ecolor="#CFCFCF", elinewidth=1, linewidth=2,
+            markersize=7, markerfacecolor="white" if curve.lossy else colour,
+            label=f"{curve.label} (lossy)" if curve.lossy else curve.label,
+        )  # fmt: skip
+        for x, y, note in zip(xs, ys, curve.notes, strict=False):
+            axis.annotate(
+                note, (x, y), textcoords="offset points", xytext=(7, 6), fontsize=9, color="#444444"
+            )
+    for name, level in plot.levels.items():
+        axis.axhline(level, color=GREY, linewidth=1, linestyle=":", zorder=1)
+        axis.annotate(
+            name, (0.995, level), xycoords=("axes fraction", "data"), textcoords="offset points",
+            xytext=(0, -2 if level < 1.0 else 2), va="top" if level < 1.0 else "bottom",
+            ha="right", fontsize=7.5, color="#666666",
+        )  # fmt: skip
+    axis.set_xlabel(plot.xlabel, fontsize=13)
+    axis.set_ylabel(plot.ylabel, fontsize=13)
+    axis.tick_params(labelsize=12)
+    if plot.ticks:
+        if len(plot.ticks) > 2 and plot.ticks[-1] >= 4 * plot.ticks[0]:
+            axis.set_xscale("log", base=2)
+        axis.set_xticks(list(plot.ticks), [f"{tick:g}" for tick in plot.ticks])
+        axis.minorticks_off()
+    axis.margins(0.08)
+    if plot.curves:
+        draw_legend(axis, 11, ncols=1 + (len(plot.curves) > 6))
+
+
+def draw_bars(
+    axis: Axes,
+    names: Sequence[str],
+    values: Sequence[Estimate],
+    colours: Sequence[str] | str = COLOURS[0],
+    digits: int = 2,
+    size: float = 12,
+) -> None:
+    """A bar to the right for each name, the first one on top, the value at its end."""
+    axis.barh(
+        range(len(names)), [one.value for one in values], color=colours, height=0.62,
+        xerr=error_lengths(values), error_kw={"ecolor": "#444444", "elinewidth": 1, "capsize": 3},
+    )  # fmt: skip
+    for place, estimate in enumerate(values):
+        axis.annotate(
+            f"{estimate.value:.{digits}f}", (max(estimate.value, estimate.high), place),
+            xytext=(6, 0), fontsize=size, textcoords="offset points", va="center",
+        )  # fmt: skip
+    axis.set_yticks(range(len(names)), names)
+    axis.invert_yaxis()
+    axis.margins(x=0.14)
+    axis.set_xlim(left=0)
+
+
+def draw_search(figure: Figure, search: Search) -> None:
+    """Draws speed of all candidates, Figure 4 of SpecDec++, and the reliability of heads."""
+    grid = figure.add_gridspec(2 if search.heads else 1, 2)
+    speed_panel(figure.add_subplot(grid[:, 0]), search)
+    rates_panel(figure.add_subplot(grid[0, 1]), search)
+    if search.heads:
+        reliability_panel(figure.add_subplot(grid[1, 1]), search)
+
+
+def speed_panel(axis: Axes, search: Search) -> None:
+    """Tokens per second of every candidate at batch size 1, in its last rung."""
+    standings, best = search.standings(1), search.choices[0].best
+    colours = [COLOURS[0] if name == best else "#C4C4C4" for name in standings]
+    speeds = [one.tokens_per_second for one in standings.values()]
+    draw_bars(axis, list(standings), speeds, colours, digits=0, size=6.5)
+    axis.tick_params(axis="y", labelsize=6.5)
+    axis.set(title="Candidates, batch size 1", xlabel="tokens per second, last rung decoded")
+
+
+def rates_panel(axis: Axes, search: Search) -> None:
+    """Discard rate against verification rate of chains (SpecDec++ Figure 4), and the oracle."""
+    standings = search.standings(1)
+    groups: dict[str, list[Tried]] = {}  # k=2 block and k=4 block are of one group
+    for name, settings in search.candidates.items():
+        if not {"tree", "cascade"} & settings.keys():
+            groups.setdefault(re.sub(r"[=(][\d.]+\)?", "", name), []).append(standings[name])
+    for colour, (group, own) in zip(COLOURS, groups.items(), strict=False):
+        points = sorted((one.verification_rate, one.discard_rate) for one in own)
+        axis.plot(*zip(*points, strict=True), "o-", color=colour, linewidth=1, label=group)
+    if search.oracle is not None:
+        rate = search.oracle.target_calls / search.oracle.tokens
+        axis.plot(rate, 0.0, "*", color="#B8A800", markersize=13, label="oracle")
+    axis.set(
+        title="Cost of drafts", xlabel="target calls per token", ylabel="discarded tokens per token"
+    )
+    axis.set_ylim(bottom=0.0)
+    draw_legend(axis)
+
+
+def reliability_panel(axis: Axes, search: Search) -> None:
+    """Predicted against observed acceptance of the heads; the area of a point is its positions."""
+    axis.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
+    for colour, head in zip(COLOURS, search.heads[:4], strict=False):
+        bins = head.reliability
+        sizes = [8 + 70 * count / max(bins.positions) for count in bins.positions]
+        axis.plot(bins.predicted, bins.observed, "-", color=colour, linewidth=1.2)
+        axis.scatter(bins.predicted, bins.observed, s=sizes, color=colour, label=head.name)
+    axis.set(
+        title="Reliability of acceptance heads", xlabel="predicted acceptance", ylabel="acceptance",
+        xlim=(0, 1), ylim=(0, 1),
+    )  # fmt: skip
+    draw_legend(axis, loc="upper left")

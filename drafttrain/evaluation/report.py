@@ -218,6 +218,14 @@ class Search(Part):
     oracle: OracleCounts | None = None
     """Lemma 2.1, along the plain outputs of the final figures; greedy decoding only."""
 
+    def standings(self, batch_size: int) -> dict[str, Tried]:
+        """Each candidate in the last rung that decoded it: who stayed longest, fastest first."""
+        found: dict[str, Tried] = {}
+        for rung in reversed(self.rungs):
+            if rung.batch_size == batch_size:
+                found |= {name: one for name, one in rung.candidates.items() if name not in found}
+        return found
+
 
 class Report(Part):
     """What `drafttrain eval` or `drafttrain tune` measured."""
@@ -234,6 +242,13 @@ class Report(Part):
     memory: Literal["allocated", "resident"] | None = None
     """What memory of batches counts: torch's allocations on the device, or resident memory of the
     process, which is coarse."""
+
+    @property
+    def machine(self) -> str:
+        """The device that decoded, and on a CPU its threads."""
+        if "cuda" in self.target.device and self.environment.gpu:
+            return self.environment.gpu
+        return f"{self.environment.cpu}, {self.environment.threads} threads"
 
     def run(self, name: str) -> Run:
         """The run of that name. Raises ValueError naming those there are."""

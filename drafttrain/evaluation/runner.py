@@ -33,8 +33,7 @@ from drafttrain.decoding.types import Output
 from drafttrain.decoding.verifiers import check_pairing
 from drafttrain.evaluation.baselines import transformers_jobs
 from drafttrain.evaluation.bootstrap import Array
-from drafttrain.evaluation.options import BEAM, PLAIN, Decode, EvaluationOptions, Job
-from drafttrain.evaluation.prompts import Prompt
+from drafttrain.evaluation.prompts import BEAM, PLAIN, Decode, EvaluationOptions, Job, Prompt
 from drafttrain.models.loading import LoadedTarget
 
 RunKind = Literal["plain", "method", "baseline"]

@@ -35,13 +35,14 @@ from drafttrain.evaluation.metrics import (
     position_rates,
     walltime_improvement,
 )
-from drafttrain.evaluation.options import BEAM, GENERATE, PLAIN, EvaluationOptions
-from drafttrain.evaluation.parity import Judged, compare_outputs, target_agreement
-from drafttrain.evaluation.prompts import Prompt
+from drafttrain.evaluation.prompts import BEAM, GENERATE, PLAIN, EvaluationOptions, Prompt
 from drafttrain.evaluation.quality import (
     CorpusStatistics,
+    Judged,
     bleu_statistics,
+    compare_outputs,
     quality_metrics,
+    target_agreement,
     word_error_metrics,
 )
 from drafttrain.evaluation.report import CallCosts, Parity, Run, TimeShares

@@ -43,8 +43,7 @@ from drafttrain.evaluation.metrics import (
     count_rounds,
     first_difference,
 )
-from drafttrain.evaluation.options import EvaluationOptions
-from drafttrain.evaluation.prompts import Prompt
+from drafttrain.evaluation.prompts import EvaluationOptions, Prompt
 from drafttrain.models.spec_drafter.model import UNDRAFTED
 
 DECODED_AT_ONCE = 16

@@ -30,8 +30,7 @@ from drafttrain.evaluation.bootstrap import (
 )
 from drafttrain.evaluation.evaluate import Evaluation, evaluate
 from drafttrain.evaluation.metrics import count_rounds
-from drafttrain.evaluation.options import PLAIN, EvaluationOptions
-from drafttrain.evaluation.prompts import Prompt
+from drafttrain.evaluation.prompts import PLAIN, EvaluationOptions, Prompt
 from drafttrain.evaluation.report import Choice, Rung, Tried
 from drafttrain.evaluation.runner import Decoded, make_jobs, run_interleaved
 from drafttrain.evaluation.tune_plan import Candidate

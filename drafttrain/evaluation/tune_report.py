@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from rich.table import Table
 
 from drafttrain.build.policy import POLICY, dump_policy
@@ -18,18 +15,18 @@ from drafttrain.config.policy import DraftMethod, Policy
 from drafttrain.config.runs import head_folders
 from drafttrain.config.stops import STOPS
 from drafttrain.evaluation.bootstrap import Estimate
-from drafttrain.evaluation.options import PLAIN
 from drafttrain.evaluation.page import Card, Page, PageTable
-from drafttrain.evaluation.plot_style import COLOURS, GREY, draw_bars, draw_legend
-from drafttrain.evaluation.report import Choice, Report, Search, Tried, write_text
-from drafttrain.evaluation.table_style import (
+from drafttrain.evaluation.prompts import PLAIN
+from drafttrain.evaluation.report import Choice, Report, Search, write_text
+from drafttrain.evaluation.tables import (
     Column,
     add_metrics,
+    machine_note,
+    main_columns,
     metric_cells,
     new_table,
     plain_cell,
 )
-from drafttrain.evaluation.tables import machine_note, main_columns
 from drafttrain.evaluation.tune_plan import Candidate
 
 SPEED = Column("tokens_per_second", "tokens/s", digits=0)
@@ -42,18 +39,9 @@ CALIBRATION = (
 )
 
 
-def last_standings(search: Search, batch_size: int) -> dict[str, Tried]:
-    """Every candidate in the last rung that it decoded, who stayed longest and is fastest first."""
-    found: dict[str, Tried] = {}
-    for rung in reversed(search.rungs):
-        if rung.batch_size == batch_size:
-            found |= {name: one for name, one in rung.candidates.items() if name not in found}
-    return found
-
-
 def verdict_lines(report: Report) -> list[str]:
     """What was chosen and what it is worth on the final prompts, a sentence each."""
-    search = searched(report)
+    search = report.search
     lines = []
     for choice in search.choices:
         best, size = result_of(report, choice.best, choice.batch_size), choice.batch_size
@@ -91,7 +79,7 @@ def settings_lines(report: Report) -> list[str]:
     """Draft lengths for serving engines, which draft chains of fixed length, 0 where plain decoding
     is faster on the final prompts; none for drafters that engines cannot load."""
     lengths = []
-    for choice in searched(report).choices:
+    for choice in report.search.choices:
         run = report.run(str(choice.best_fixed))
         speedup = result_of(report, run.name, choice.batch_size)["speedup"].value
         if run.drafter == "causal":
@@ -103,7 +91,7 @@ def settings_lines(report: Report) -> list[str]:
 
 def head_table(report: Report) -> Table | None:
     """Calibration of every head on held-out draft tokens; None without heads."""
-    heads = searched(report).heads
+    heads = report.search.heads
     if not heads:
         return None
     table = new_table("Acceptance heads on held-out draft tokens")
@@ -116,7 +104,7 @@ def head_table(report: Report) -> Table | None:
 
 def tune_page(report: Report, plot: bytes) -> Page:
     """The page: the choice at each batch size, the final figures, the plot, all candidates."""
-    search = searched(report)
+    search = report.search
     columns = main_columns(report)
     final = PageTable(
         f"Final figures on {report.data.prompts} prompts of {report.data.path}",
@@ -158,7 +146,7 @@ def _standings(search: Search, choice: Choice) -> PageTable:
         if rung.batch_size == size:
             prompts |= dict.fromkeys(rung.candidates, rung.prompts)
     rows = []
-    for name, one in last_standings(search, size).items():
+    for name, one in search.standings(size).items():
         against = one.against_best
         ratio = f"{against.value:.3f} ({against.low:.3f}–{against.high:.3f})"
         rates = [f"{one.verification_rate:.3f}", f"{one.discard_rate:.3f}"]
@@ -167,71 +155,6 @@ def _standings(search: Search, choice: Choice) -> PageTable:
     titles = ["candidate", "prompts", SPEED.title, "against the fastest"]
     titles += ["target calls per token", "discarded per token"]
     return PageTable(f"Candidates at batch size {size}", titles, rows, choice.best)
-
-
-def draw_search(figure: Figure, report: Report) -> None:
-    """Draws speed of all candidates, Figure 4 of SpecDec++, and the reliability of heads."""
-    heads = bool(searched(report).heads)
-    grid = figure.add_gridspec(2 if heads else 1, 2)
-    speed_panel(figure.add_subplot(grid[:, 0]), report)
-    rates_panel(figure.add_subplot(grid[0, 1]), report)
-    if heads:
-        reliability_panel(figure.add_subplot(grid[1, 1]), report)
-
-
-def speed_panel(axis: Axes, report: Report) -> None:
-    """Tokens per second of every candidate at batch size 1, in its last rung."""
-    search = searched(report)
-    standings = last_standings(search, 1)
-    names = list(standings)
-    colours = [COLOURS[0] if name == search.choices[0].best else "#C4C4C4" for name in names]
-    draw_bars(axis, names, [one.tokens_per_second for one in standings.values()], colours)
-    axis.tick_params(axis="y", labelsize=6.5)
-    axis.set(title="Candidates, batch size 1", xlabel="tokens per second, last rung decoded")
-
-
-def rates_panel(axis: Axes, report: Report) -> None:
-    """Discard rate against verification rate of chains (SpecDec++ Figure 4), and the oracle."""
-    search = searched(report)
-    standings = last_standings(search, 1)
-    chains = [n for n, own in search.candidates.items() if not {"tree", "cascade"} & own.keys()]
-    groups: dict[str, list[Tried]] = {}  # k=2 block and k=4 block are of one group
-    for name in chains:
-        group = re.sub(r"[=(][\d.]+\)?", "", name)
-        groups.setdefault(group, []).append(standings[name])
-    for colour, (group, own) in zip(COLOURS, groups.items(), strict=False):
-        points = sorted((one.verification_rate, one.discard_rate) for one in own)
-        axis.plot(*zip(*points, strict=True), "o-", color=colour, linewidth=1, label=group)
-    if search.oracle is not None:
-        rate = search.oracle.target_calls / search.oracle.tokens
-        axis.plot(rate, 0.0, "*", color="#B8A800", markersize=13, label="oracle")
-    axis.set(
-        title="Cost of drafts", xlabel="target calls per token", ylabel="discarded tokens per token"
-    )
-    axis.set_ylim(bottom=0.0)
-    draw_legend(axis)
-
-
-def reliability_panel(axis: Axes, report: Report) -> None:
-    """Predicted against observed acceptance of the heads; the area of a point is its positions."""
-    axis.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
-    for colour, head in zip(COLOURS, searched(report).heads[:4], strict=False):
-        bins = head.reliability
-        sizes = [8 + 70 * count / max(bins.positions) for count in bins.positions]
-        axis.plot(bins.predicted, bins.observed, "-", color=colour, linewidth=1.2)
-        axis.scatter(bins.predicted, bins.observed, s=sizes, color=colour, label=head.name)
-    axis.set(
-        title="Reliability of acceptance heads", xlabel="predicted acceptance", ylabel="acceptance",
-        xlim=(0, 1), ylim=(0, 1),
-    )  # fmt: skip
-    draw_legend(axis, place="upper left")
-
-
-def searched(report: Report) -> Search:
-    """How tune chose. Raises ValueError for a report of `eval`."""
-    if report.search is None:
-        raise ValueError("the report is of `drafttrain eval`; give one of `drafttrain tune`")
-    return report.search
 
 
 def result_of(report: Report, name: str, batch_size: int) -> dict[str, Estimate]:

@@ -13,11 +13,10 @@ from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch
-from drafttrain.evaluation import parity
+from drafttrain.evaluation import quality
 from drafttrain.evaluation.bootstrap import draw_resamples
-from drafttrain.evaluation.options import EvaluationOptions
-from drafttrain.evaluation.parity import target_agreement, token_probs
-from drafttrain.evaluation.prompts import Prompt
+from drafttrain.evaluation.prompts import EvaluationOptions, Prompt
+from drafttrain.evaluation.quality import target_agreement, token_probs
 from tests.tiny_models import tiny_model
 
 OUTPUT = [5, 9, 5, 11, 7]
@@ -26,7 +25,7 @@ OUTPUT = [5, 9, 5, 11, 7]
 @pytest.mark.parametrize("chunk", [1, 2, 64])
 @pytest.mark.parametrize("family", ["marian", "llama"])
 def test_each_token_has_its_probability_after_those_before_it(family, chunk, monkeypatch):
-    monkeypatch.setattr(parity, "CHUNK", chunk)
+    monkeypatch.setattr(quality, "CHUNK", chunk)
     model = tiny_model(family)
     source = make_source([4, 6, 8], model)
     found = token_probs(CachedModel(model), source, OUTPUT, Sampling(temperature=0.7), 10)
@@ -67,7 +66,7 @@ def test_outputs_that_are_the_same_are_judged_once(monkeypatch):
         asked.append(tuple(tokens))
         return token_probs(model, source, tokens, *others)
 
-    monkeypatch.setattr(parity, "token_probs", watched)
+    monkeypatch.setattr(quality, "token_probs", watched)
     resamples, known = draw_resamples(2, 10), {}
 
     def judged(first, second):

@@ -13,7 +13,7 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.verifiers import GreedyMatch, SpecVerification
 from drafttrain.evaluation.baselines import cut_after_eos, steady_assistant
-from drafttrain.evaluation.options import EvaluationOptions
+from drafttrain.evaluation.prompts import EvaluationOptions
 from drafttrain.evaluation.runner import make_jobs
 from tests.comparing import same_weights
 from tests.evaluation.scripted import loaded

@@ -17,10 +17,9 @@ from drafttrain.decoding.types import Output, Round, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
 from drafttrain.evaluation import runner
 from drafttrain.evaluation.bootstrap import draw_resamples
+from drafttrain.evaluation.environment import peak_growth
 from drafttrain.evaluation.evaluate import batch_results, evaluate, measure_batches
-from drafttrain.evaluation.memory import peak_growth
-from drafttrain.evaluation.options import EvaluationOptions, Job
-from drafttrain.evaluation.prompts import read_prompts
+from drafttrain.evaluation.prompts import EvaluationOptions, Job, read_prompts
 from drafttrain.evaluation.runner import make_jobs, make_waves, run_interleaved
 from drafttrain.evaluation.summary import Context, speed_metrics
 from tests.evaluation.scripted import loaded

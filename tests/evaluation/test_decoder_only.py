@@ -15,9 +15,8 @@ from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.evaluation.evaluate import evaluate
-from drafttrain.evaluation.options import EvaluationOptions
-from drafttrain.evaluation.parity import top_two_gap
-from drafttrain.evaluation.prompts import read_prompts
+from drafttrain.evaluation.prompts import EvaluationOptions, read_prompts
+from drafttrain.evaluation.quality import top_two_gap
 from tests.evaluation.scripted import loaded
 from tests.tiny_models import CAUSAL_FAMILIES, EOS, tiny_model
 

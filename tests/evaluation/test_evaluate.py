@@ -23,10 +23,9 @@ from drafttrain.decoding.verifiers import (
     verify_greedy,
 )
 from drafttrain.evaluation.evaluate import evaluate, write_evaluation
-from drafttrain.evaluation.options import EvaluationOptions
-from drafttrain.evaluation.parity import top_two_gap
 from drafttrain.evaluation.plots import plot_report
-from drafttrain.evaluation.prompts import read_prompts
+from drafttrain.evaluation.prompts import EvaluationOptions, read_prompts
+from drafttrain.evaluation.quality import top_two_gap
 from drafttrain.evaluation.report import GAP_TOLERANCE, Report, read_report, write_json
 from drafttrain.evaluation.runner import decode_interleaved, make_jobs
 from drafttrain.evaluation.tables import main_table, markdown_table, parity_lines

@@ -14,9 +14,8 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.calls import StepOutput
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.verifiers import GreedyMatch
-from drafttrain.evaluation.options import EvaluationOptions
-from drafttrain.evaluation.parity import compare_outputs, tie_bound, top_two_gap
-from drafttrain.evaluation.prompts import read_prompts
+from drafttrain.evaluation.prompts import EvaluationOptions, read_prompts
+from drafttrain.evaluation.quality import compare_outputs, tie_bound, top_two_gap
 from drafttrain.evaluation.report import Difference, Parity
 from drafttrain.evaluation.runner import decode_by
 from tests.evaluation.scripted import loaded

@@ -12,7 +12,7 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.types import Sampling
-from drafttrain.evaluation.rank_acceptance import measure_acceptance_by_rank
+from drafttrain.evaluation.plan import measure_acceptance_by_rank
 from tests.decoding.toys import ToyModel, ToyTarget, toy_prompt
 from tests.evaluation.scripted import plain_tokens
 from tests.tiny_models import tiny_model

@@ -22,8 +22,7 @@ from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.evaluation import teacher_forced
 from drafttrain.evaluation.metrics import count_positions, count_rounds
-from drafttrain.evaluation.options import EvaluationOptions
-from drafttrain.evaluation.prompts import Prompt
+from drafttrain.evaluation.prompts import EvaluationOptions, Prompt
 from drafttrain.evaluation.runner import decode_by
 from drafttrain.evaluation.teacher_forced import (
     COOLEST,
