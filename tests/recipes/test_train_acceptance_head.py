@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -83,30 +82,6 @@ def test_held_out_measures_of_every_head_are_logged(made: SimpleNamespace) -> No
     assert read_manifest(CacheManifest, made.run / "held_out_cache").mixes == 1
 
 
-def test_a_finished_run_says_so(made: SimpleNamespace, capsys: pytest.CaptureFixture) -> None:
-    assert exit_code(main, "--config", str(made.file)) == 0
-    assert "is finished" in capsys.readouterr().out
-
-
-def test_without_held_out_prompts_heads_are_trained_all_the_same(
-    made: SimpleNamespace, tmp_path: Path
-) -> None:
-    code = exit_code(
-        main,
-        "--config",
-        str(made.file),
-        f"run={tmp_path / 'run'}",
-        f"cache.distilled={made.run / 'distilled'}",
-        f"cache.out={made.run / 'cache'}",
-        "held_out=null",
-        "heads.depths=[2]",
-        "train.max_steps=2",
-    )
-    assert code == 0
-    assert set(load_heads(tmp_path / "run")) == {"D2-w1", "D2-w6"}
-    assert not (tmp_path / "run" / "cache").exists()
-
-
 def test_dry_run_prints_the_plan_and_writes_nothing(
     made: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -117,17 +92,6 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
         assert word in printed
     assert "4, 1,156 parameters" in printed  # 2 * 17 + 2 * (2 * 16 * 17 + 17)
     assert not run.exists()
-
-
-def test_the_drafter_may_be_given_as_the_run_that_made_it(
-    made: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    run = tmp_path / "drafter-run"
-    shutil.copytree(made.folder / "drafter", run / "final")
-    (run / "run.yaml").write_text("run: drafter-run\n")
-    given = ["--config", str(made.file), f"run={tmp_path / 'heads'}", "--dry-run"]
-    assert exit_code(main, *given, f"drafter={run}") == 0
-    assert "4, 1,156 parameters" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,9 @@ from drafttrain.cli import main as drafttrain
 from drafttrain.config.runs import newest_run
 from drafttrain.models.block_heads import BlockHeads
 from recipes.train_block_heads import main
-from tests.recipes.tiny_recipe import exit_code, resumed_as_if_never_stopped, write_recipe
+from tests.recipes.tiny_recipe import QUICK, exit_code, plans_and_writes_nothing, write_recipe
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
 
 
 def make_project(folder: Path, family: str) -> list[str]:
@@ -40,11 +35,7 @@ def test_one_command_leaves_heads_that_eval_measures_as_exact(
     family: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     arguments = make_project(tmp_path, family)
-    assert exit_code(main, *arguments, "--dry-run") == 0
-    plan = capsys.readouterr().out
-    for word in ("parameters", "distillation", "batches", "steps", "disk", "memory"):
-        assert word in plan
-    assert not (tmp_path / "run").exists()
+    plans_and_writes_nothing(main, arguments, tmp_path / "run", capsys)
     assert exit_code(main, *arguments) == 0, capsys.readouterr().err
     heads = BlockHeads.from_pretrained(tmp_path / "run" / "final")
     assert (heads.config.k, heads.config.hidden_size, heads.config.ffn_size) == (4, 16, 16)
@@ -55,16 +46,17 @@ def test_one_command_leaves_heads_that_eval_measures_as_exact(
     assert validation["mean_acceptance_length"] >= 1 and validation["held_out_loss"] > 0
     assert exit_code(main, *arguments) == 0 and "is finished" in capsys.readouterr().out
     assert newest_run(tmp_path).recipe.drafter.k == 4
-    quick = ["repeats=1", "warmup=0", "bootstrap=20", "baselines=[]"]
-    quick.append("decode.sampling.max_new_tokens=16")
-    assert exit_code(drafttrain, "eval", "--drafter", str(tmp_path / "run"), *quick) == 0
+    assert (
+        exit_code(
+            drafttrain,
+            "eval",
+            "--drafter",
+            str(tmp_path / "run"),
+            *QUICK,
+            "decode.sampling.max_new_tokens=16",
+        )
+        == 0
+    )
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert report["runs"][1]["name"] == "block-heads k=4 greedy"
     assert report["runs"][1]["metrics"]["identical"]["value"] == 1.0
-
-
-def test_interrupted_training_on_shards_that_are_there_ends_with_the_same_bits(
-    tmp_path: Path,
-) -> None:
-    arguments = make_project(tmp_path, "marian")
-    resumed_as_if_never_stopped(main, arguments, tmp_path, "final")

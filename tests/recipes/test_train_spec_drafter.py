@@ -11,7 +11,7 @@ from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from recipes.train_spec_drafter import main
 from tests.processes.launching import Launch, kill_nine_when, run
-from tests.recipes.tiny_recipe import exit_code, write_recipe
+from tests.recipes.tiny_recipe import exit_code, plans_and_writes_nothing, write_recipe
 from tests.tiny_drafters import shared, tiny_drafter
 from tests.tiny_targets import save_target
 
@@ -83,11 +83,7 @@ def test_tokens_that_outputs_use_can_be_drafted(
 def test_dry_run_prints_the_plan_and_writes_nothing(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    assert exit_code(main, *arguments, "--dry-run") == 0
-    plan = capsys.readouterr().out
-    for word in ("parameters", "distillation", "batches", "steps", "disk", "memory"):
-        assert word in plan
-    assert not (tmp_path / "run").exists()
+    plans_and_writes_nothing(main, arguments, tmp_path / "run", capsys)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,15 @@ from recipes import train_acceptance_head
 from recipes.train_state_drafter import main
 from tests.commands.test_tune import SMALL
 from tests.comparing import same_weights
-from tests.recipes.tiny_recipe import exit_code, resumed_as_if_never_stopped, write_recipe
+from tests.recipes.tiny_recipe import (
+    QUICK,
+    exit_code,
+    forced_length,
+    generates_what_plain_decoding_does,
+    plans_and_writes_nothing,
+    resumed_as_if_never_stopped,
+    write_recipe,
+)
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target
 
@@ -30,11 +38,6 @@ SHAPES = {
     "linked": {"previous_token_rank": 5},
     "tokens": {"drafts": "tokens"},
 }
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
 
 
 def make_project(folder: Path, drafts: str = "blocks") -> list[str]:
@@ -54,11 +57,7 @@ def test_one_command_leaves_a_drafter_that_eval_generate_and_export_take(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     arguments, run = make_project(tmp_path, "linked"), tmp_path / "run"
-    assert exit_code(main, *arguments, "--dry-run") == 0
-    plan = capsys.readouterr().out
-    for word in ("parameters", "distillation", "batches", "steps", "disk", "memory"):
-        assert word in plan
-    assert not run.exists()
+    plans_and_writes_nothing(main, arguments, run, capsys)
     assert exit_code(main, *arguments) == 0, capsys.readouterr().err
     assert "maps fitted along" in capsys.readouterr().out
     drafter, start = (StateDrafter.from_pretrained(run / name) for name in ("final", "start"))
@@ -70,25 +69,15 @@ def test_one_command_leaves_a_drafter_that_eval_generate_and_export_take(
     validation = [entry for entry in log if "mean_acceptance_length" in entry][-1]
     assert all(0 < validation[f"acceptance/{slot}"] < 1 for slot in (1, 2, 3))
 
-    quick = ["repeats=1", "warmup=0", "bootstrap=20", "baselines=[]"]
-    quick.append("decode.sampling.max_new_tokens=8")
     others = [f"others={{start: {{drafter: {run / 'start'}}}}}"]
-    assert exit_code(drafttrain, "eval", "--drafter", str(run), *quick, *others) == 0
+    assert exit_code(drafttrain, "eval", "--drafter", str(run), *QUICK, *others) == 0
     runs = json.loads((run / "report.json").read_text())["runs"]
     assert all(one["metrics"]["identical"]["value"] == 1.0 for one in runs[1:])
     length = runs[1]["metrics"]["mean_acceptance_length"]["value"]
     assert length == pytest.approx(validation["mean_acceptance_length"])
-    forced = [*quick, "--mode", "teacher-forced", "--report", str(tmp_path / "forced.json")]
-    assert exit_code(drafttrain, "eval", "--drafter", str(run), *forced) == 0
-    found = json.loads((tmp_path / "forced.json").read_text())["runs"][-1]
-    assert found["metrics"]["mean_acceptance_length"]["value"] == pytest.approx(length)
+    assert forced_length(run) == pytest.approx(length)
 
-    said = []
-    for name in (str(run), "none"):
-        given = ["--target", str(tmp_path / "target"), "--text", "w5 w6 w7", "--drafter", name]
-        assert exit_code(drafttrain, "generate", *given, "--max-new-tokens", "5") == 0
-        said.append(capsys.readouterr().out.splitlines()[-1])
-    assert said[0] == said[1]
+    generates_what_plain_decoding_does(run, tmp_path / "target", capsys)
 
     export(ExportConfig(drafter=str(run), out=tmp_path / "out"), reload=compare)
     told = capsys.readouterr().out
@@ -120,8 +109,7 @@ def test_what_it_reads_of_its_block_decides_whether_it_drafts_trees(
     drafts: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     assert exit_code(main, *make_project(tmp_path, drafts), "train.max_steps=2") == 0
-    quick = ["repeats=1", "warmup=0", "bootstrap=20", "baselines=[]"]
-    quick += ["decode.sampling.max_new_tokens=8", "--drafter", str(tmp_path / "run")]
+    quick = [*QUICK, "--drafter", str(tmp_path / "run")]
     assert exit_code(drafttrain, "eval", *quick) == 0
     own = json.loads((tmp_path / "run" / "report.json").read_text())["runs"][-1]
     assert own["metrics"]["identical"]["value"] == 1.0
@@ -147,8 +135,7 @@ def test_acceptance_heads_read_its_slots(tmp_path: Path, capsys: pytest.CaptureF
         "train.epochs=1",
     ]
     assert exit_code(train_acceptance_head.main, *given) == 0, capsys.readouterr().err
-    quick = ["repeats=1", "warmup=0", "bootstrap=20", "baselines=[]", "--temperature", "1"]
-    quick += ["decode.sampling.max_new_tokens=8", "--sweep", "h=0.5", "--head", str(heads)]
+    quick = [*QUICK, "--temperature", "1", "--sweep", "h=0.5", "--head", str(heads)]
     assert exit_code(drafttrain, "eval", "--drafter", str(tmp_path / "run"), *quick) == 0
     quick = [*SMALL, "trees=[opt-tree]", f"report={tmp_path / 'tune.json'}"]
     quick += ["--drafter", str(tmp_path / "run")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,14 @@ from typing import Any
 import pytest
 import yaml
 
+from drafttrain.cli import main as drafttrain
 from drafttrain.config.base import Interrupted
 from drafttrain.training import loop
 from tests.tiny_targets import random_sentences
+
+QUICK = ["repeats=1", "warmup=0", "bootstrap=20", "baselines=[]"]
+QUICK += ["decode.sampling.max_new_tokens=8"]
+"""Of `eval`: a measurement as short as can be."""
 
 
 def write_texts(folder: Path, rows: int, held_out_rows: int) -> None:
@@ -63,3 +69,36 @@ def resumed_as_if_never_stopped(
     for model in models:
         cut, whole = (folder / run / model / "model.safetensors" for run in ("run", "whole"))
         assert cut.read_bytes() == whole.read_bytes()
+
+
+def plans_and_writes_nothing(
+    main: Callable[[list[str]], None],
+    arguments: list[str],
+    run: Path,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    assert exit_code(main, *arguments, "--dry-run") == 0
+    plan = capsys.readouterr().out
+    for word in ("parameters", "distillation", "batches", "steps", "disk", "memory"):
+        assert word in plan
+    assert not run.exists()
+
+
+def forced_length(run: Path, *more: str) -> float:
+    """The mean acceptance length of a run's drafter by `eval --mode teacher-forced`."""
+    report = run.parent / "forced.json"
+    forced = [*QUICK, "--mode", "teacher-forced", "--report", str(report), *more]
+    assert exit_code(drafttrain, "eval", "--drafter", str(run), *forced) == 0
+    metrics = json.loads(report.read_text())["runs"][-1]["metrics"]
+    return metrics["mean_acceptance_length"]["value"]
+
+
+def generates_what_plain_decoding_does(
+    run: Path, target: Path, capsys: pytest.CaptureFixture
+) -> None:
+    said = []
+    for name in (str(run), "none"):
+        given = ["--target", str(target), "--text", "w5 w6 w7", "--drafter", name]
+        assert exit_code(drafttrain, "generate", *given, "--max-new-tokens", "5") == 0
+        said.append(capsys.readouterr().out.splitlines()[-1])
+    assert said[0] == said[1]

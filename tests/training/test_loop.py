@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file
 
 from drafttrain.config.recipes import TrainConfig
-from drafttrain.training import loop
 from drafttrain.training.checkpoints import CheckpointError, average_weights, checkpoint_folders
 from drafttrain.training.loop import Interrupted, count_steps, learning_rate, make_plan
 from tests.comparing import same_weights
@@ -99,23 +98,6 @@ def test_other_settings_do_not_continue_a_run(tmp_path: Path) -> None:
         train_small(small_task(), other, tmp_path)
 
 
-def test_damaged_checkpoint_is_named(tmp_path: Path) -> None:
-    train_small(small_task(), SIX_STEPS, tmp_path)
-    (checkpoint_folders(tmp_path)[-1] / "progress.json").write_text("{")
-    with pytest.raises(CheckpointError, match="step-00000006 cannot be read"):
-        train_small(small_task(), SIX_STEPS, tmp_path)
-
-
-def test_half_written_checkpoint_is_no_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints" / ".writing-step-00000002").mkdir(parents=True)
-    assert checkpoint_folders(tmp_path) == []
-
-
-def test_validation_is_logged_with_its_step(tmp_path: Path) -> None:
-    train_small(small_task(validate=lambda objective: {"answer": 42.0}), SIX_STEPS, tmp_path)
-    assert logged(tmp_path, "answer") == [42.0, 42.0]
-
-
 def test_steps_follow_from_epochs_and_processes() -> None:
     plan = make_plan(small_task().lengths, SIX_STEPS)
     epochs = SIX_STEPS.model_copy(update={"max_steps": None, "epochs": 4})
@@ -137,14 +119,3 @@ def test_steps_follow_from_epochs_and_processes() -> None:
 def test_learning_rates_by_hand(schedule: str, step: int, expected: float) -> None:
     settings = TrainConfig(learning_rate=1.0, warmup=4, schedule=schedule)
     assert learning_rate(settings, step, 20) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("precision", "has", "slow"),
-    [("bf16", set(), True), ("bf16", {torch.bfloat16}, False), ("fp32", set(), False)],
-)
-def test_bfloat16_is_slow_where_the_processor_has_no_products_of_it(
-    precision: str, has: set, slow: bool, monkeypatch
-) -> None:
-    monkeypatch.setattr(loop, "PACKED_TYPES", frozenset(has))
-    assert loop.is_slow(precision) is slow

@@ -120,13 +120,6 @@ def test_rows_that_are_known_teach_as_the_target_does(draftable) -> None:
     assert asked.counted == 4 + 4 + 3 + 2 + 1 + 4 + 3 + 2 + 1 + 2 + 1
 
 
-def test_rows_of_which_nothing_is_learned_cost_nothing() -> None:
-    target = tiny_model("llama", num_hidden_layers=4)
-    objective = FollowTarget(behind_prompts(target, LAYERS), FollowTargetConfig(), target).train()
-    sums = objective(DocumentCollator(0, reads_prompt=False)([examples()[3:]]), 0.0)
-    assert (sums.loss, sums.weight, sums.counted) == (0, 0, 0)
-
-
 def test_some_columns_see_what_the_mask_lets_them() -> None:
     rows = Columns.where(torch.tensor([[False, True, False, True], [False, False, True, False]]))
     seen = Columns.where(torch.tensor([[True, False, False, False], [True, True, False, False]]))

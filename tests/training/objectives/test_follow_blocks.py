@@ -67,25 +67,6 @@ def test_weights_have_no_gradient() -> None:
     assert not objective(COLLATE([examples()]), 0.0).weight.requires_grad
 
 
-def test_rows_that_share_a_sequence_have_the_gradients_of_rows_apart() -> None:
-    apart, packed = objective_of(), objective_of()
-    one, two = apart(COLLATE.alone(examples()), 0.0), packed(COLLATE([examples()[::-1]]), 0.0)
-    for a, b in zip(one, two, strict=True):
-        close(a, b)
-    one.loss.backward()
-    two.loss.backward()
-    for a, b in zip(apart.model.parameters(), packed.model.parameters(), strict=True):
-        close(a.grad, b.grad)
-
-
-def test_without_weights_validation_is_the_cross_entropy_of_all_tokens() -> None:
-    batch = COLLATE([examples()])
-    plain = objective_of(cross_entropy=1.0, forward_kl=0.0)(batch, 0.0)
-    other = objective_of(forward_kl=1.0, acceptance_weight=True).eval()(batch, 1.0)
-    close(other.loss, plain.loss)
-    assert other.weight == plain.weight == 15
-
-
 @pytest.mark.parametrize("draftable", [None, DRAFTABLE], ids=["all", "few"])
 def test_rows_that_are_known_teach_every_token_of_every_block_as_the_target_does(draftable) -> None:
     objective = objective_of(draftable, forward_kl=1.0, lk=1.0, acceptance_weight=True)

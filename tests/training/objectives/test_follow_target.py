@@ -127,9 +127,3 @@ def test_validation_is_the_cross_entropy_of_the_output_whatever_is_trained() -> 
     sums = objective(COLLATE.alone(examples()), 1.0)
     of_outputs = objective_of(FollowTargetConfig(cross_entropy=1.0, forward_kl=0.0))
     close(sums.loss, of_outputs(COLLATE.alone(examples()), 1.0).loss)
-
-
-def test_without_divergences_the_target_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    objective = objective_of(FollowTargetConfig(cross_entropy=1.0, forward_kl=0.0))
-    monkeypatch.setattr(objective.teacher, "on", None)
-    assert objective(COLLATE.alone(examples()), 0.0).loss > 0

@@ -12,11 +12,11 @@ from torch.utils.data import Dataset
 
 from drafttrain.config.recipes import HeadConfig, TrainConfig
 from drafttrain.data.hidden.states import HeadBatch, whole_batch
-from drafttrain.training.loop import Interrupted, Task
+from drafttrain.training.loop import Task
 from drafttrain.training.losses import acceptance_loss, binary_kl
 from drafttrain.training.objectives.head_sweep import HeadSweep, make_heads
-from tests.comparing import close, same_weights
-from tests.training.tiny_runs import SIX_STEPS, logged, stop_at, train_small
+from tests.comparing import same_weights
+from tests.training.tiny_runs import SIX_STEPS, train_small
 
 WIDTH = 6
 SWEEP = HeadConfig(depths=(0, 1, 3), rejection_weights=(1.0, 6.0))
@@ -131,13 +131,6 @@ def test_an_empty_batch_keeps_a_graph() -> None:
     assert all(not parameter.grad.any() for parameter in sweep.parameters())
 
 
-def test_half_precision_states_are_read_as_float32() -> None:
-    sweep = HeadSweep(make_heads(SWEEP, WIDTH, seed=0))
-    batch = batch_of(30, torch.float16)
-    full = HeadBatch(batch.hidden.float(), batch.acceptance.float())
-    close(sweep(batch, 0.0).loss, sweep(full, 0.0).loss, 1e-6)
-
-
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_head_in_a_sweep_ends_as_if_trained_alone(tmp_path: Path, accumulation: int) -> None:
     """With clipping, and over two batches a step: each head has its own norm and normaliser."""
@@ -151,43 +144,6 @@ def test_a_head_in_a_sweep_ends_as_if_trained_alone(tmp_path: Path, accumulation
                 assert (value - together[name]).abs().max() < 1e-6, name
     first = make_task().objective.model[0].out.weight
     assert (together["D0-w1.out.weight"] - first).abs().max() > 1e-3  # something was learned
-
-
-def test_accumulated_batches_divide_each_head_by_its_own_weight(tmp_path: Path) -> None:
-    """The gradient of a step is that of its batches' losses added up and divided once, per head."""
-    settings = SETTINGS.model_copy(update={"max_steps": 1, "accumulation": 3, "clip": None})
-    task, by_hand = make_task(), make_task()
-    sums = []
-    fetched = Rows.__getitems__
-
-    def spy(rows, keys):
-        batches = fetched(rows, keys)
-        sums.append(by_hand.objective(batches[0], 0.0))
-        return batches
-
-    seen = {}
-    step = torch.optim.AdamW.step
-
-    def note(optimizer, *args, **kwargs):
-        seen.update({n: p.grad.clone() for n, p in task.objective.named_parameters()})
-        return step(optimizer, *args, **kwargs)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Rows, "__getitems__", spy)
-        patch.setattr(torch.optim.AdamW, "step", note)
-        trained(task, settings, tmp_path)
-    assert len(sums) == 3
-    (sum(s.loss for s in sums) / sum(s.weight for s in sums)).sum().backward()
-    for name, parameter in by_hand.objective.named_parameters():
-        assert (seen[name] - parameter.grad).abs().max() < 1e-6
-
-
-def test_resumed_sweep_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path) -> None:
-    whole = trained(make_task(), SETTINGS, tmp_path / "whole")
-    with pytest.raises(Interrupted, match="step 3 of 6"):
-        trained(make_task(validate=stop_at(3)), SETTINGS, tmp_path / "cut")
-    assert same_weights(whole, trained(make_task(), SETTINGS, tmp_path / "cut"))
-    assert logged(tmp_path / "whole", "loss/D3-w6") == logged(tmp_path / "cut", "loss/D3-w6")
 
 
 def test_first_weights_depend_on_seed_and_name_alone() -> None:

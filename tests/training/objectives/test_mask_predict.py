@@ -107,13 +107,6 @@ def test_validation_does_not_glance() -> None:
     assert objective(batch, 0.0).weight == (batch.layout.labels >= 0).sum()
 
 
-def test_slots_past_the_end_carry_no_loss_but_are_fed() -> None:
-    objective = MaskPredict(small_drafter(slots="paper"), ObjectiveConfig()).eval()
-    batch = SlotCollator(objective.model.config, 1, seed=0)([(0, 0, [5, 1], [1])])
-    assert batch.layout.of_blocks(batch.layout.rows.tokens).shape[-1] == 4  # k masks, always
-    assert objective(batch, 0.0).weight == 1
-
-
 @pytest.mark.parametrize("changes", CAUSAL, ids=str)
 def test_causal_slots_behind_the_end_give_way_to_further_blocks(changes: dict) -> None:
     config = small_drafter(**changes).config
@@ -148,13 +141,6 @@ def test_slots_that_are_left_out_were_seen_by_none(changes: dict) -> None:
     assert abs(few.loss - all_sums.loss) < 1e-9
     for one, other in zip(few_grads, all_grads, strict=True):
         assert (one - other).abs().max() < 1e-10
-
-
-def test_unknown_word_in_the_output_is_a_token_like_any_other() -> None:
-    drafter = small_drafter(slots="paper", mask_id=19)
-    batch = SlotCollator(drafter.config, 1, seed=0)([(0, 0, [5, 1], [2, 2, 2, 1])])
-    layout = batch.layout
-    assert ((layout.rows.tokens == 19) == (layout.rows.block != -1)).all()
 
 
 def test_prefix_rows_weigh_what_was_asked_and_slots_decay() -> None:

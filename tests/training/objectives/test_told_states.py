@@ -14,7 +14,7 @@ from drafttrain.decoding.drafters.block_along import block_states
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.engine.teacher_forcing import states_before
 from drafttrain.models.least_squares import RIDGE
-from drafttrain.models.spec_drafter.model import SpecDrafter, SpecDrafterConfig
+from drafttrain.models.spec_drafter.model import SpecDrafterConfig
 from drafttrain.models.spec_drafter.told import Fitted, fit_told
 from drafttrain.training.objectives.mask_predict import MaskPredict
 from tests.tiny_drafters import shared, tiny_drafter, told_states
@@ -87,11 +87,6 @@ def test_sums_do_not_depend_on_the_batch_and_states_are_learned_from(shape: dict
     assert ours.model.told.of_state.weight.grad.abs().max() > 0
 
 
-def test_a_drafter_that_was_not_fitted_is_told_nothing() -> None:
-    fresh = SpecDrafter(objective().model.config)
-    assert all(parameter.count_nonzero() == 0 for parameter in fresh.told.parameters())
-
-
 @pytest.mark.parametrize("family", ["marian", "bart", "t5"])
 def test_the_map_is_fitted_to_what_the_target_hands_the_copied_layer(family: str) -> None:
     """Of squared errors and a share of squared weights the least: the gradient is zero."""
@@ -129,11 +124,6 @@ def fitted(config: SpecDrafterConfig) -> Iterator[Fitted]:
     tokens = torch.cat((start, batch.targets[:, :-1]), 1)
     lengths = torch.tensor([len(output) + len(given) for _, output, given in ROWS])
     yield Fitted(batch.source, batch.attention_mask, tokens, lengths, batch.given)
-
-
-def test_the_target_is_asked_for() -> None:
-    with pytest.raises(ValueError, match="told the target's states; give the target"):
-        MaskPredict(objective().model, ObjectiveConfig())
 
 
 @pytest.mark.parametrize(

@@ -101,8 +101,3 @@ def test_term_is_added_with_the_weights_of_the_rows() -> None:
     assert sums.weight == plain.weight
     with_term.eval()
     assert with_term(batch, 0.0).loss.item() == pytest.approx(plain.loss.item())  # not validation
-
-
-def test_term_without_a_target_is_refused() -> None:
-    with pytest.raises(ValueError, match="total_variation = 1 .*teacher"):
-        MaskPredict(objective(0.0).model, ObjectiveConfig(total_variation=1.0))
