@@ -95,8 +95,7 @@ TENSORRT_LLM = Engine(
     programs=("servers", "parallel_servers"),
     loads=_PLAIN,
     command="drafttrain.export.engines:tensorrt_command",
-    notes="It does not compare tokenizers: give it no other target. Take a release that has "
-    "Transformers 5: earlier ones miss `rope_parameters` in config.json.",
+    notes="It does not compare tokenizers: give it no other target.",
     checks=("drafttrain.export.engines:known_architecture", *_EQUAL),
     architectures=(
         "Cohere2ForCausalLM",

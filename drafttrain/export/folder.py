@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import copy
 import glob
+import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
@@ -156,6 +158,10 @@ def write_parts(folder: Path, parts: Parts, place: str) -> None:
     """Everything but the model card, into a new folder; `place` is where it will be found."""
     folder.mkdir()
     parts.drafter.save_pretrained(folder)
+    settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    settings |= older_rope_names(settings)
+    text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
+    (folder / "config.json").write_text(text, encoding="utf-8")
     if parts.drafter.can_generate():
         config = copy.deepcopy(parts.drafter.generation_config)
         config.update(num_assistant_tokens_schedule="constant", **asdict(parts.assisted))
@@ -171,6 +177,23 @@ def write_parts(folder: Path, parts: Parts, place: str) -> None:
     (code / "generate.py").write_text(GENERATE % place, encoding="utf-8")
     requirement = f"drafttrain>={version('drafttrain')}\n"
     (code / "requirements.txt").write_text(requirement, encoding="utf-8")
+
+
+def older_rope_names(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The rotary embedding's entries of config.json under the names of Transformers 4.
+
+    Transformers 5 writes `rope_parameters` only. What pins Transformers 4 reads `rope_theta`,
+    `partial_rotary_factor` and `rope_scaling`, and silently takes a base of 10,000 without them.
+    Empty for models without rotary embeddings, and where each type of layers has its own.
+    """
+    rope = config.get("rope_parameters") or {}
+    if any(isinstance(value, Mapping) for value in rope.values()):
+        return {}
+    outside = ("rope_theta", "partial_rotary_factor")
+    names = {name: rope[name] for name in outside if name in rope}
+    if rope.get("rope_type", "default") != "default":
+        names["rope_scaling"] = {name: rope[name] for name in rope if name not in outside}
+    return {name: value for name, value in names.items() if name not in config}
 
 
 def _put_in_place(temporary: Path, out: Path) -> None:
