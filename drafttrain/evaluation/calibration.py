@@ -207,6 +207,18 @@ class OracleCounts:
     target_calls: int
 
 
+def round_starts(runs: Array) -> list[int]:
+    """Prefixes at which rounds of greedy decoding begin, given the draft tokens accepted at each.
+
+    A round emits one token more than it accepts. Shapes: runs [L].
+    """
+    starts, place = [], 0
+    while place < len(runs):
+        starts.append(place)
+        place += int(runs[place]) + 1
+    return starts
+
+
 def oracle_counts(agrees: Sequence[Array]) -> OracleCounts:
     """Greedy decoding by a policy that stops just before each disagreement (SpecDec++ Lemma 2.1).
 
@@ -217,10 +229,9 @@ def oracle_counts(agrees: Sequence[Array]) -> OracleCounts:
     drafted = calls = 0
     for output in agrees:
         runs = np.cumprod(output, axis=1).sum(axis=1).astype(int)
-        place, length = 0, len(output)
-        while place < length:
-            run = min(int(runs[place]), length - 1 - place)
-            drafted, calls, place = drafted + run, calls + 1, place + run + 1
+        runs = np.minimum(runs, np.arange(len(output))[::-1])  # the target adds the last token
+        starts = round_starts(runs)
+        drafted, calls = drafted + int(runs[starts].sum()), calls + len(starts)
     return OracleCounts(sum(map(len, agrees)), drafted, calls)
 
 

@@ -11,12 +11,13 @@ decoding begins rounds at some of them only, so its own may differ a little. Not
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drafttrain.build.method import Method
@@ -34,23 +35,18 @@ from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import exact_enough, sequence_randomness, warp
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.target_states import TargetRequirements
-from drafttrain.decoding.types import Output, Proposal, Round, Sampling, Source
+from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.evaluation.bootstrap import Array, Ratio
+from drafttrain.evaluation.calibration import round_starts
 from drafttrain.evaluation.metrics import (
     Counts,
     PositionCounts,
-    count_positions,
-    count_rounds,
-    first_difference,
 )
 from drafttrain.evaluation.prompts import EvaluationOptions, Prompt
 from drafttrain.models.spec_drafter.model import UNDRAFTED
 
 DECODED_AT_ONCE = 16
 """Outputs that the target decodes in one batch."""
-WRONG = -2
-"""A drafted token that is not the output's; which one does not matter."""
-SUMS = ("tokens", "rounds", "drafted", "accepted", "passes")
 OVERLAPS = ("greedy_match", "sampled_acceptance", "first_choice_acceptance")
 """How often engines accept a language model's draft after a right one. Drafted from the whole
 vocabulary, as they do."""
@@ -92,7 +88,6 @@ def measure_forced(
     Methods draft chains of fixed lengths, verified by greedy match or rejection. Returns plain
     decoding's counts and those of each method.
     """
-    count = count_greedy if options.sampling.greedy else count_expected
     models = {
         id(method.drafter): method.drafter.model.drafting_all()
         for method in methods
@@ -107,7 +102,7 @@ def measure_forced(
             lengths.append(len(output.tokens))
             drafted = _draft_along(methods, output, options.sampling)
             for own, method, probs in zip(sums, methods, drafted, strict=True):
-                own.append(count(method, output, probs))
+                own.append(count_along(method, output, probs, options.sampling.greedy))
             for key, model in models.items():
                 overlaps[key].append(measure_overlaps(model, output, options.sampling))
             work.update()
@@ -191,51 +186,47 @@ def _draft_along(
     return [passes[key][:, : m.stop.longest] for key, m in zip(keys, methods, strict=True)]
 
 
-def count_greedy(method: Method, output: TargetOutput, probs: Tensor) -> Array:
-    """The rounds that greedy decoding plays along an output.
+def count_along(method: Method, output: TargetOutput, probs: Tensor, greedy: bool) -> Array:
+    """Sums over the rounds of a method along an output: tokens, rounds, drafted, accepted and
+    passes, then drafted, accepted and reached by position.
 
-    Tokens, rounds, drafted, accepted and passes, then drafted, accepted and reached by position.
-    A draft is taken to be as long as it may: a language model's may end by EOS after a wrong token.
-    Shapes: probs [L, k], 1 where the output's token is drafted -> [5 + 3 k].
+    Position i of the draft at prefix s is accepted with min(1, draft / target) at token s + i,
+    given that those before it were; greedily that is 1 or 0. Greedily a round begins where the one
+    before it ended, and a draft is taken to be as long as it may (a language model's may end by EOS
+    after a wrong token). Where tokens were sampled the sums are expectations, as if a round began
+    at every prefix, and positions beyond the output's end are not counted.
+    Shapes: probs [L, k] -> [5 + 3 k].
     """
     length, k = probs.shape
     kind = KINDS[method.drafter.name]
-    places = (torch.arange(length)[:, None] + torch.arange(k)).clamp_max(length - 1)
-    drafts = torch.where(probs > 0.5, output.tokens[places], WRONG)
-    drafts[probs == NOT_DRAFTED] = -1
-    ends = method.drafter.eos_ids if kind.is_language_model else frozenset()
-    rounds = replay_rounds(drafts, output.tokens.tolist(), output.room, eos_ids=ends)
-    if kind.drafts == "tokens":
-        rounds = [replace(played, passes=len(played.drafted)) for played in rounds]
-    played = [Output(output.tokens.tolist(), rounds)]
-    sums, by_position = count_rounds(played), count_positions(played)
-    found = [getattr(sums, name)[0] for name in SUMS]
-    for part in (by_position.drafted, by_position.accepted, by_position.reached):
-        found += np.pad(part[0], (0, k - part.shape[1])).tolist()
-    return np.array(found)
-
-
-def count_expected(method: Method, output: TargetOutput, probs: Tensor) -> Array:
-    """The same sums in expectation, where tokens were sampled, as if a round began at every prefix.
-
-    Position i of the draft at prefix s is accepted with min(1, draft / target) at token s + i,
-    given that those before it were. Positions beyond the output's end are not counted.
-    """
-    length, k = probs.shape
     prefixes, positions = np.arange(length)[:, None], np.arange(k)
-    places = prefixes + positions
-    own = output.target_probs.gather(-1, output.tokens[:, None])[:, 0].double().numpy()
-    at_target = own[places.clip(max=length - 1)].clip(min=np.finfo(np.float64).tiny)
-    draft = probs.double().numpy()
+    places, draft = prefixes + positions, probs.double().numpy()
     drafted = (draft != NOT_DRAFTED) & (positions < output.room - 1 - prefixes)
+    drafted = np.logical_and.accumulate(drafted, axis=1)
     inside = drafted & (places < length)
-    accepted = np.cumprod(np.where(inside, np.minimum(1.0, draft / at_target), 0.0), axis=1)
+    if greedy:
+        rates = (draft > 0.5).astype(float)
+    else:
+        own = output.target_probs.gather(-1, output.tokens[:, None])[:, 0].double().numpy()
+        at_target = own[places.clip(max=length - 1)].clip(min=np.finfo(np.float64).tiny)
+        rates = np.minimum(1.0, draft / at_target)
+    accepted = np.cumprod(np.where(inside, rates, 0.0), axis=1)
     reached = np.where(inside, np.roll(accepted, 1, axis=1), 0.0)
     reached[:, 0] = inside[:, 0]
-    tokens = length + accepted[places < length - 1].sum()  # no bonus after the output's last token
-    passes = drafted if KINDS[method.drafter.name].drafts == "tokens" else drafted[:, 0]
-    sums = [tokens, length, inside.sum(), accepted.sum(), passes.sum()]
-    return np.concatenate([sums, inside.sum(0), accepted.sum(0), reached.sum(0)]).astype(float)
+    starts, counted = np.arange(length), inside
+    if greedy:
+        runs = accepted.sum(axis=1).astype(int)
+        starts, counted = round_starts(runs), drafted
+        if kind.is_language_model and int(output.tokens[-1]) in method.drafter.eos_ids:
+            ended = (runs > 0) & (prefixes[:, 0] + runs == length)  # its drafts end with EOS
+            counted = drafted = np.where(ended[:, None], inside, drafted)
+    places, drafted, counted, accepted, reached = (
+        one[starts] for one in (places, drafted, counted, accepted, reached)
+    )
+    tokens = len(starts) + accepted[places < length - 1].sum()  # no bonus after the last token
+    passes = drafted if kind.drafts == "tokens" else drafted[:, 0]
+    sums = [tokens, len(starts), counted.sum(), accepted.sum(), passes.sum()]
+    return np.concatenate([sums, counted.sum(0), accepted.sum(0), reached.sum(0)]).astype(float)
 
 
 def measure_overlaps(drafter: CachedModel, output: TargetOutput, sampling: Sampling) -> Tensor:
@@ -256,46 +247,19 @@ def measure_overlaps(drafter: CachedModel, output: TargetOutput, sampling: Sampl
     return torch.stack([*rates, torch.tensor(float(len(target)))])
 
 
-def replay_rounds(
-    predicted: Tensor,
-    reference: Sequence[int],
-    max_new_tokens: int | None = None,
-    sequence: int = 0,
-    eos_ids: frozenset[int] = frozenset(),
-) -> list[Round]:
-    """The rounds of greedy verification along a known output.
+def accepted_runs(blocks: Tensor, output: Sequence[int]) -> Array:
+    """Draft tokens at every prefix of an output that are its next ones. Shapes: [>= L, k] -> [L].
 
-    A round at prefix p drafts predicted[p], accepts its longest common beginning with
-    reference[p:], and emits one token more: the correction, or the bonus. EOS is the last token
-    of the reference; a draft that contains it ends the output without a bonus. With max_new_tokens,
-    drafts leave room for that one token, as the decoding loop does. A draft ends before a token -1,
-    and after an accepted one of eos_ids.
-
-    Shapes: predicted [P, k], P >= number of reference tokens; reference [L] with its EOS.
+    blocks: -1 where a draft ended before. Raises ValueError where a prefix has no block.
     """
-    if len(predicted) < len(reference):
+    tokens = torch.as_tensor(output, dtype=torch.long)
+    if len(blocks) < len(tokens):
         raise ValueError(
-            f"predicted has blocks for {len(predicted)} prefixes but the reference has "
-            f"{len(reference)} tokens; predict a block at every prefix length 0..L-1"
+            f"predicted has blocks for {len(blocks)} prefixes but the reference has "
+            f"{len(tokens)} tokens; predict a block at every prefix length 0..L-1"
         )
-    reference = [int(token) for token in reference]
-    rounds: list[Round] = []
-    start = 0
-    while start < len(reference):
-        block = predicted[start].tolist()
-        block = block[: block.index(-1)] if -1 in block else block
-        if max_new_tokens is not None:
-            block = block[: max_new_tokens - start - 1]
-        wrong = first_difference(block, reference[start:])
-        accepted = len(block) if wrong is None else wrong
-        if accepted and block[accepted - 1] in eos_ids:
-            block = block[:accepted]
-        emitted = reference[start : start + accepted + 1]
-        start += len(emitted)
-        passes, finished = int(len(block) > 0), start == len(reference)
-        path = range(accepted)
-        rounds.append(Round(sequence, block, path, emitted, passes, finished=finished))
-    return rounds
+    own = F.pad(tokens, (0, blocks.shape[1] - 1), value=-2).unfold(0, blocks.shape[1], 1)
+    return (blocks[: len(tokens)].cpu() == own).cumprod(1).sum(1).numpy()
 
 
 @dataclass(frozen=True)
@@ -322,8 +286,8 @@ class BlockValidation:
             found = objective(self.collate(chunk).to(device), 1.0)
             sums += torch.stack([value.double().cpu() for value in found])
             for example in chunk:
-                blocks, output = self.predict_blocks(objective, example), example.target_ids
-                tokens, rounds = tokens + len(output), rounds + len(replay_rounds(blocks, output))
+                runs = accepted_runs(self.predict_blocks(objective, example), example.target_ids)
+                tokens, rounds = tokens + len(runs), rounds + len(round_starts(runs))
         loss, weight, correct, counted = sums.tolist()
         return {
             "mean_acceptance_length": tokens / rounds,

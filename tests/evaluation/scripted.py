@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
@@ -14,8 +16,9 @@ from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.target_states import TargetRequirements
-from drafttrain.decoding.types import Proposal, Sampling, Source
+from drafttrain.decoding.types import Proposal, Round, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch
+from drafttrain.evaluation.metrics import first_difference
 from drafttrain.models.loading import LoadedTarget
 from tests.tiny_models import EOS, PAD, UNK, VOCAB
 
@@ -85,3 +88,35 @@ def word_tokenizer() -> PreTrainedTokenizerFast:
 
 def loaded(model: PreTrainedModel) -> LoadedTarget:
     return LoadedTarget(model=model, tokenizer=word_tokenizer(), path="models/tiny")
+
+
+def replay_rounds(
+    predicted: Tensor,
+    reference: Sequence[int],
+    max_new_tokens: int | None = None,
+) -> list[Round]:
+    """The rounds of greedy verification along a known output.
+
+    A round at prefix p drafts predicted[p], accepts its longest common beginning with
+    reference[p:], and emits one token more: the correction, or the bonus. EOS is the last token
+    of the reference; a draft that contains it ends the output without a bonus. With max_new_tokens,
+    drafts leave room for that one token, as the decoding loop does. A draft ends before a token -1.
+
+    Shapes: predicted [P, k], P >= number of reference tokens; reference [L] with its EOS.
+    """
+    reference = [int(token) for token in reference]
+    rounds: list[Round] = []
+    start = 0
+    while start < len(reference):
+        block = predicted[start].tolist()
+        block = block[: block.index(-1)] if -1 in block else block
+        if max_new_tokens is not None:
+            block = block[: max_new_tokens - start - 1]
+        wrong = first_difference(block, reference[start:])
+        accepted = len(block) if wrong is None else wrong
+        emitted = reference[start : start + accepted + 1]
+        start += len(emitted)
+        passes, finished = int(len(block) > 0), start == len(reference)
+        path = range(accepted)
+        rounds.append(Round(0, block, path, emitted, passes, finished=finished))
+    return rounds

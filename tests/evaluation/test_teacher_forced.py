@@ -21,6 +21,7 @@ from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.evaluation import teacher_forced
+from drafttrain.evaluation.calibration import round_starts
 from drafttrain.evaluation.metrics import count_positions, count_rounds
 from drafttrain.evaluation.prompts import EvaluationOptions, Prompt
 from drafttrain.evaluation.runner import decode_by
@@ -29,14 +30,14 @@ from drafttrain.evaluation.teacher_forced import (
     NOT_DRAFTED,
     ROWS_ENOUGH,
     TargetOutput,
-    count_expected,
+    accepted_runs,
+    count_along,
     fit_slot_temperatures,
     measure_forced,
     measure_overlaps,
-    replay_rounds,
 )
 from drafttrain.models.spec_drafter.model import UNDRAFTED
-from tests.evaluation.scripted import ScriptedDrafter, noisy_blocks, plain_tokens
+from tests.evaluation.scripted import ScriptedDrafter, noisy_blocks, plain_tokens, replay_rounds
 from tests.tiny_drafters import behind_prompts, shared, tiny_drafter
 from tests.tiny_models import near_copy, tiny_model
 
@@ -59,13 +60,23 @@ def test_rounds_start_after_the_accepted_tokens_and_the_one_more():
 
 
 def test_always_wrong_blocks_give_one_token_a_round():
-    assert len(replay_rounds(torch.zeros(4, 3), [5, 6, 7, EOS])) == 4
+    assert round_starts(accepted_runs(torch.zeros(4, 3), [5, 6, 7, EOS])) == [0, 1, 2, 3]
 
 
 def test_perfect_blocks_of_k_give_k_plus_one_tokens_a_round():
     reference = list(range(2, 14))
     blocks = noisy_blocks(reference, k=3, wrong=0.0, seed=0)
-    assert len(replay_rounds(blocks, reference)) == 3
+    assert round_starts(accepted_runs(blocks, reference)) == [0, 4, 8]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_validation_counts_the_rounds_of_decoding(seed):
+    """A block may end early: -1 stands for no token."""
+    reference = [*range(2, 30), EOS]
+    blocks = noisy_blocks(reference, k=4, wrong=0.3, seed=seed)
+    blocks[3, 2:] = blocks[9] = -1
+    runs = accepted_runs(blocks, reference)
+    assert len(round_starts(runs)) == len(replay_rounds(blocks, reference))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -89,7 +100,7 @@ def test_replayed_rounds_equal_those_of_decoding(tiny_marian, seed, max_new_toke
 
 def test_blocks_must_cover_every_prefix():
     with pytest.raises(ValueError, match="2 prefixes but the reference has 3 tokens"):
-        replay_rounds(torch.zeros(2, 3), [5, 6, EOS])
+        accepted_runs(torch.zeros(2, 3), [5, 6, EOS])
 
 
 def test_where_a_block_begins_with_no_token_nothing_is_drafted():
@@ -195,7 +206,7 @@ def test_expected_counts_by_hand():
     output = TargetOutput(None, torch.tensor([0, 1, 1]), target_probs, room=4)
     draft = torch.tensor([[0.25, 0.4], [0.2, 0.8], [0.4, NOT_DRAFTED]], dtype=torch.double)
     method = Method(CausalDrafter(CachedModel(tiny_model("llama"))), FixedLength(2), None)
-    counts = count_expected(method, output, draft)
+    counts = count_along(method, output, draft, greedy=False)
     tokens, rounds, drafted, accepted, passes, *positions = counts.tolist()
     # accepted up to each position: 0.5, 0.5 * 1; 0.5, 0.5 * 1; 0.5 (the output ends)
     assert accepted == pytest.approx(2.5) and rounds == 3
@@ -226,7 +237,8 @@ def test_sampled_acceptance_is_the_mean_of_what_is_kept_of_outputs():
     mean = 0.0
     for token in range(5):
         output = TargetOutput(None, torch.tensor([token]), target[None], room=9)
-        mean += float(target[token]) * count_expected(method, output, draft[token][None, None])[3]
+        counts = count_along(method, output, draft[token][None, None], greedy=False)
+        mean += float(target[token]) * counts[3]
     assert mean == pytest.approx(float(torch.minimum(target, draft).sum()))
 
 

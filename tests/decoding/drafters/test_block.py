@@ -21,7 +21,6 @@ from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import DraftState, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
-from drafttrain.evaluation.teacher_forced import replay_rounds
 from tests.decoding.drafters.toy_blocks import CONVENTIONS, TOLD_STATES, toy_drafter
 from tests.decoding.enumeration import (
     alone_and_together,
@@ -36,6 +35,7 @@ from tests.decoding.toys import (
     toy_source,
     toys_together,
 )
+from tests.evaluation.scripted import replay_rounds
 from tests.tiny_drafters import shared, tiny_drafter, told_states
 from tests.tiny_models import VOCAB, tiny_source
 

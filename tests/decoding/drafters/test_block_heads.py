@@ -24,9 +24,9 @@ from drafttrain.decoding.stopping import Entropy, FixedLength
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
-from drafttrain.evaluation.teacher_forced import replay_rounds
 from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.decoding.toys import LogitsTable, ToyTarget, autoregressive_law, toy_source
+from tests.evaluation.scripted import replay_rounds
 from tests.tiny_drafters import block_heads
 from tests.tiny_models import tiny_model
 

@@ -27,12 +27,12 @@ from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.verifiers import TargetWalk
 from drafttrain.decoding.types import Output, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
-from drafttrain.evaluation.teacher_forced import replay_rounds
 from drafttrain.models.drafters import check_fit
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.rows import PREFIX, Rows
 from drafttrain.models.spec_drafter.shape import make_config
 from tests.decoding.decoded import sources_for
+from tests.evaluation.scripted import replay_rounds
 from tests.tiny_drafters import shared, tiny_drafter
 from tests.tiny_models import VOCAB, tiny_model, tiny_source
 
