@@ -41,11 +41,6 @@ class CausalStart(Config):
     """Which of the target's layers it is made of: so many first ones, last ones, or evenly spaced
     ones, the first and the last among them; or a list, counted from 0. Embeddings, final norm and
     output projection are the target's."""
-    width: PositiveInt | None = None
-    """Hidden size that the target's layers are projected down to, along the principal components of
-    its embedding and output rows; heads and the feed-forward keep their sizes, embeddings and
-    output become the drafter's own. For families with RMSNorm (Llama, Mistral, Qwen2, Qwen3).
-    Default: the target's."""
     path: str | None = None
     """A language model with the target's tokens to start from, instead of the target's layers."""
     vocabulary: Literal["same", "matched"] = "same"

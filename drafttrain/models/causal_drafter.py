@@ -29,7 +29,6 @@ from drafttrain.models.language_models import (
 )
 from drafttrain.models.loading import LoadedTarget, read_config, read_tokenizer, read_weights
 from drafttrain.models.matched_tokens import Matches, adopt_tokens, match_tokens
-from drafttrain.models.narrowed import choose_directions, narrow_config, narrow_weights
 from drafttrain.models.prompts import prompt_layers
 from drafttrain.models.target_embeddings import lacks_embeddings, leave_out_embeddings, read_whole
 
@@ -75,7 +74,6 @@ def empty_drafter(settings: CausalDrafterRecipe, target: PretrainedConfig) -> Pr
         config.vocab_size = size
     else:
         config = shallow_config(target, chosen_layers(settings, target))
-        config = config if start.width is None else narrow_config(config, start.width)
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
@@ -123,10 +121,7 @@ def start_drafter(
     of_it = {"path": settings.target.path, "revision": settings.target.revision}
     if start.path is None and start.model is None:
         stem, taken = layer_stem(target), chosen_layers(settings, target.config)
-        weights = take_layers(target.state_dict(), stem, taken)
-        if start.width is not None:
-            weights = narrow_weights(weights, choose_directions(target, start.width))
-        drafter.load_state_dict(weights)
+        drafter.load_state_dict(take_layers(target.state_dict(), stem, taken))
         if settings.drafter.prompt == "target":
             drafter.config.prompt_layers = taken
     if prompt_layers(drafter.config):

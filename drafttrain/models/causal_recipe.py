@@ -10,7 +10,6 @@ from drafttrain.models.causal_drafter import chosen_layers
 from drafttrain.models.drafters import check_tokenizers
 from drafttrain.models.language_models import family_defaults
 from drafttrain.models.loading import check_target, is_language_model, read_config, read_tokenizer
-from drafttrain.models.narrowed import check_width
 from drafttrain.models.prompts import check_prompt_layers, prompt_layers
 from drafttrain.models.target_embeddings import lacks_embeddings
 
@@ -36,8 +35,6 @@ def check_causal_recipe(settings: CausalDrafterRecipe) -> PretrainedConfig:
         raise ConfigError(
             f"initialise.path = {start.path!r} and initialise.model are both given; leave one out"
         )
-    if start.width is not None:
-        _check_width(settings, target)
     if start.path is None and start.vocabulary == "matched":
         raise ConfigError(
             "initialise.vocabulary = 'matched' is of the tokens of initialise.path, which is not "
@@ -72,28 +69,6 @@ def check_causal_recipe(settings: CausalDrafterRecipe) -> PretrainedConfig:
             "fewer, or leave it out"
         )
     return target
-
-
-def _check_width(settings: CausalDrafterRecipe, target: PretrainedConfig) -> None:
-    """Whether the target's layers, and nothing else, can be projected down to that width."""
-    start = settings.initialise
-    for name, given in (("path", start.path), ("model", start.model)):
-        if given is not None:
-            raise ConfigError(
-                f"initialise.width = {start.width} is of the target's layers, but "
-                f"initialise.{name} gives another start; leave one of the two out"
-            )
-    if settings.drafter.prompt == "target":
-        raise ConfigError(
-            f"initialise.width = {start.width}: with drafter.prompt = 'target' the drafter goes on "
-            "behind the target's own states; leave it out, or give drafter.prompt=own"
-        )
-    if settings.drafter.embeddings == "target":
-        raise ConfigError(
-            f"initialise.width = {start.width}: embeddings of another width are not the target's, "
-            "but drafter.embeddings = 'target'; leave one of the two out"
-        )
-    check_width(start.width, target)
 
 
 def check_losses(objective: FollowTargetConfig) -> bool:

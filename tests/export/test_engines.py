@@ -122,7 +122,7 @@ def gpt2(pair, root: Path) -> dict[str, object]:
 
 
 def wide_heads(pair, root: Path, family: str = "qwen2") -> dict[str, object]:
-    """Heads of 8 in a stream of 16 with 4 heads, as `initialise.width` leaves them."""
+    """Heads of 8 in a stream of 16 with 4 heads."""
     return {"drafter": save_target(tiny_model(family, head_dim=8), root / f"{family}-wide-heads")}
 
 
