@@ -104,14 +104,12 @@ SLOTS = {
         RecursiveRejection,
     ),
 }
-CASES = [(family, name) for family in SMALL for name in ANY] + [("marian", name) for name in SLOTS]
+CASES = [("llama", 1, 4, name) for name in ANY] + [("marian", 3, 2, name) for name in ANY | SLOTS]
+"""Batch rows between others, and rows of sequences that start where another one ended."""
 
 
-@pytest.mark.parametrize(
-    ("place", "batch_size"), [(1, 4), (3, 2)], ids=["between others", "where another ended"]
-)
-@pytest.mark.parametrize(("family", "name"), CASES)
-def test_a_row_beside_others_follows_the_target_exactly(family, name, place, batch_size):
+@pytest.mark.parametrize(("family", "place", "batch_size", "name"), CASES)
+def test_a_row_beside_others_follows_the_target_exactly(family, place, batch_size, name):
     model = small(family)
     make, stop, verifier = (ANY | SLOTS)[name]
     decoder = Decoder(CachedModel(model), make(model), stop, verifier, SAMPLING, replaced)

@@ -140,12 +140,12 @@ def check(model: PreTrainedModel, make: Make, stop: StopPolicy, sampling: Sampli
     each = decode(model, drafter, stop, sampling, 1)
     if sampling.greedy:
         assert each == generate(model, sources_for(model, 8), NEW)
-    for batch_size in (3, 8):
+    for batch_size in (3, 8) if sampling.greedy else (3,):
         assert decode(model, drafter, stop, sampling, batch_size) == each
 
 
 @pytest.mark.parametrize("name", [*ANY, *TREES])
-@pytest.mark.parametrize("family", ["llama", "gpt2", "t5", "marian"])
+@pytest.mark.parametrize("family", ["llama", "marian"])
 def test_chains_and_trees_of_any_batch_are_those_of_each_alone(family, name):
     if name != "several":  # their independent draws are for sampling
         check(tiny_model(family), (ANY | TREES)[name], FixedLength(4), Sampling())

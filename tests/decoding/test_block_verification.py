@@ -75,13 +75,13 @@ def test_the_output_is_the_targets_own(point, sampling, together):
     assert bias(ToyTarget(1), drafter, sampling, together=together) < 1e-12
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("point", [False, True], ids=["drawn", "point mass"])
 def test_a_draft_of_three_and_its_bonus_are_exact(point, seed):
     assert bias(ToyTarget(5 + seed), ToyDrafter(16 + seed, point=point), k=3, longest=4) < 1e-12
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_supports_that_do_not_contain_each_other_stay_exact(seed):
     target = ToyTarget(10 + seed, vocabulary=4, excluded=0.5)
     drafter = ToyDrafter(20 + seed, vocabulary=4, excluded=0.5)

@@ -86,7 +86,7 @@ def autoregressive_law_greedy(target: ToyTarget, max_new_tokens: int) -> dict:
     return {tuple(tokens): 1.0}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_supports_that_do_not_contain_each_other_stay_exact(seed):
     target = ToyTarget(10 + seed, vocabulary=4, excluded=0.5)
     drafter = ToyDrafter(20 + seed, vocabulary=4, excluded=0.5)

@@ -22,7 +22,9 @@ from tests.tiny_drafters import block_heads, shared, tiny_drafter
 
 K, ROUNDS, BATCH = 3, 3, 2
 EVERY = parity.ANY | parity.TREES | parity.SLOTS
-GREEDY = [name for name in EVERY if name != "several"]
+MERGED = {"causal slots", "soft copy, first fed", "own weights, first fed", "opt-tree over slots"}
+"""Each is another drafter's way of drafting with a second one's, both of which are played."""
+NAMES = [name for name in EVERY if name not in MERGED]
 WAITS = {
     "plain": 1,
     "max-gram": 1,
@@ -94,14 +96,14 @@ def test_the_pretended_device_tells_what_a_real_one_would() -> None:
         assert waits.count == 3
 
 
-@pytest.mark.parametrize("name", GREEDY)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "several"])
 def test_a_greedy_round_runs_on_one_device_and_waits_for_it_seldom(name: str) -> None:
     found = waits_of_rounds(name, Sampling())
     if name in WAITS:
         assert found == [WAITS[name]] * len(found)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in WAITS or name == "causal"])
 def test_a_sampled_round_runs_on_one_device(name: str) -> None:
     waits_of_rounds(name, parity.SAMPLED)
 

@@ -48,7 +48,7 @@ from tests.decoding.toys import (
 )
 from tests.decoding.trees.growing import paths_of
 from tests.tiny_drafters import noisy, shared, tiny_drafter
-from tests.tiny_models import CAUSAL_FAMILIES, tiny_model
+from tests.tiny_models import tiny_model
 
 SAMPLINGS = {
     "top-k": Sampling(1.3, top_k=2),
@@ -123,7 +123,6 @@ def test_several_drafters_side_by_side_are_exact():
 
 
 SLOTS = {
-    "plain": {"slots": "anchored"},
     "coupled": {"slots": "paper", "previous_token_rank": 3},
     "first fed": CONVENTIONS["first fed, coupled"],
 }
@@ -315,7 +314,7 @@ def decode(target: CachedModel, drafter, stop, verifier, sampling: Sampling, sou
 
 
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("family", [*CAUSAL_FAMILIES, "marian", "bart", "t5"])
+@pytest.mark.parametrize("family", ["llama", "opt", "marian", "t5"])
 def test_greedy_trees_give_plain_output_and_keep_what_was_accepted(family, name):
     model = endless(tiny_model(family))
     target, source = CachedModel(model), make_source([5, 9, 20], model)
@@ -328,7 +327,7 @@ def test_greedy_trees_give_plain_output_and_keep_what_was_accepted(family, name)
 
 
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("family", ["llama", "opt", "marian", "t5"])
+@pytest.mark.parametrize("family", ["llama", "t5"])
 def test_sampled_trees_run_on_real_models_and_count_what_they_did(family, name):
     model = endless(tiny_model(family))
     target, source = CachedModel(model), make_source([5, 9, 20], model)
@@ -354,7 +353,7 @@ def test_sampled_trees_run_on_real_models_and_count_what_they_did(family, name):
 
 
 @pytest.mark.parametrize("slots", ["anchored", "paper"])
-@pytest.mark.parametrize("family", ["marian", "bart", "t5"])
+@pytest.mark.parametrize("family", ["marian", "t5"])
 def test_greedy_trees_over_slots_give_plain_output(family, slots):
     model = shared(family)
     target = CachedModel(model)

@@ -114,10 +114,9 @@ def test_every_start_decodes_as_generate_does(name):
     causal = CausalDrafter(CachedModel(near_copy(model, 0.05, seed=1)))
     levels = cascade([Level("one", causal), Level("max-gram", MaxGramDrafter())], [[2, 3], [4]])
     rounds = []
-    for drafter in (NoDrafter(), MaxGramDrafter(), levels, causal, TreeDrafter(causal, OPTIMAL)):
-        for batch_size in (1, 3):
-            outputs = run(model, sources, drafter, 20, batch_size=batch_size)
-            assert tokens_of(outputs) == expected
+    for drafter in (NoDrafter(), levels, TreeDrafter(causal, OPTIMAL)):
+        outputs = run(model, sources, drafter, 20, batch_size=3)
+        assert tokens_of(outputs) == expected
         rounds.append(sum(len(output.rounds) for output in outputs))
     plain, *_, tree = rounds
     assert tree < 0.7 * plain  # drafts were accepted
