@@ -10,8 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
@@ -25,7 +24,6 @@ import numpy as np
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import DataConfig
 from drafttrain.data.inputs.rows import REFERENCE_COLUMNS, find_column, select_rows
-from drafttrain.data.shards.writing import say
 
 RATE = 16_000
 """Samples per second that speech models read."""
@@ -73,8 +71,7 @@ class Clip:
         if self.path is None:
             return self.content or b""
         try:
-            size = self.path.stat().st_size
-            if size > MOST_BYTES:
+            if (size := self.path.stat().st_size) > MOST_BYTES:
                 raise self.refused(f"has {size:,} bytes")
             return self.path.read_bytes()
         except OSError as error:
@@ -86,19 +83,8 @@ class Clip:
         )
 
 
-@dataclass(frozen=True)
-class Facts:
-    """Properties of a recording."""
-
-    seconds: float
-    rate: int
-    channels: int
-    sha256: str
-    """Of the file."""
-
-
-def decode(clip: Clip) -> tuple[np.ndarray, Facts]:
-    """A clip's samples, [T, channels] float32.
+def decode(clip: Clip) -> tuple[np.ndarray, int, str]:
+    """A clip's samples, [T, channels] float32, their rate, and the SHA-256 of its file.
 
     Raises ConfigError, naming the clip, for a file that soundfile cannot read, that is empty or
     damaged, or longer than 30 s.
@@ -116,17 +102,14 @@ def decode(clip: Clip) -> tuple[np.ndarray, Facts]:
         raise clip.refused(f"holds {len(samples)} samples where its header says {frames}")
     if not np.isfinite(samples).all():
         raise clip.refused("has samples that are no numbers")
-    digest = hashlib.sha256(content).hexdigest()
-    return samples, Facts(len(samples) / rate, rate, samples.shape[1], digest)
+    return samples, rate, hashlib.sha256(content).hexdigest()
 
 
 def read_speech(clip: Clip) -> np.ndarray:
     """The input of a feature extractor: [T] float32, one channel at 16 kHz. Raises ConfigError."""
-    samples, facts = decode(clip)
+    samples, rate, _ = decode(clip)
     samples = samples.mean(axis=1)
-    if facts.rate == RATE:
-        return samples
-    return library("soxr").resample(samples, facts.rate, RATE)
+    return samples if rate == RATE else library("soxr").resample(samples, rate, RATE)
 
 
 def library(name: str) -> ModuleType:
@@ -164,13 +147,12 @@ def as_clips(rows: datasets.Dataset, config: DataConfig) -> datasets.Dataset:
     """The rows asked for, their clips checked: `row`, `source` (the clip's name), `reference`,
     `audio`, `seconds` and `sha256` (of the file).
 
-    One line says which are resampled or mixed down. Raises ConfigError for columns that are not
-    there or hold something else, and naming the clip for one that cannot be used.
+    Raises ConfigError for columns that are not there or hold something else, and naming the clip
+    for one that cannot be used.
     """
-    undecoded = datasets.Audio(decode=False)
     for name, kind in rows.features.items():
         if isinstance(kind, datasets.Audio):
-            rows = rows.cast_column(name, undecoded)
+            rows = rows.cast_column(name, datasets.Audio(decode=False))
     column = find_column(rows, config, "input_column", CLIP_COLUMNS)
     if column is None:
         raise ConfigError(
@@ -188,8 +170,7 @@ def as_clips(rows: datasets.Dataset, config: DataConfig) -> datasets.Dataset:
         for number, value in zip(numbers, chosen[column], strict=True)
     ]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        sounds = list(pool.map(lambda clip: decode(clip)[1], clips))
-    tell_changes(sounds, config.path)
+        facts = list(pool.map(measure, clips))
     references = [None] * len(clips) if written is None else chosen[written][:]
     return datasets.Dataset.from_dict(
         {
@@ -200,11 +181,17 @@ def as_clips(rows: datasets.Dataset, config: DataConfig) -> datasets.Dataset:
                 {"path": None if clip.path is None else str(clip.path), "bytes": clip.content}
                 for clip in clips
             ],
-            "seconds": [sound.seconds for sound in sounds],
-            "sha256": [sound.sha256 for sound in sounds],
+            "seconds": [seconds for seconds, _ in facts],
+            "sha256": [digest for _, digest in facts],
         },
         features=FEATURES,
     )
+
+
+def measure(clip: Clip) -> tuple[float, str]:
+    """Seconds of a clip that can be decoded, and the SHA-256 of its file. Raises ConfigError."""
+    samples, rate, digest = decode(clip)
+    return len(samples) / rate, digest
 
 
 def as_clip(value: Any, row: int, folder: Path) -> Clip:
@@ -228,16 +215,6 @@ def as_clip(value: Any, row: int, folder: Path) -> Clip:
             "below the file that names it, or leave the row out"
         )
     return Clip(value, path)
-
-
-def tell_changes(sounds: Sequence[Facts], path: str) -> None:
-    """Say on one line which clips a target does not hear as they were recorded."""
-    rates = Counter(sound.rate for sound in sounds if sound.rate != RATE)
-    mixed = sum(sound.channels > 1 for sound in sounds)
-    told = [f"{count} resampled from {rate / 1e3:g} to 16 kHz" for rate, count in rates.items()]
-    told += [f"{mixed} mixed down to one channel"] if mixed else []
-    if told and os.environ.get("RANK", "0") == "0":
-        say(f"{path}: of {len(sounds)} clips " + ", ".join(told))
 
 
 def clip_of(row: Mapping[str, Any]) -> Clip:

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import datasets
 import pyarrow
@@ -75,8 +75,8 @@ def _load_rows(config: DataConfig, path: Path, heard: bool) -> datasets.Dataset:
         return _load_aligned(config)
     if heard and path.exists() and not _is_saved(path) and (files := find_files(path)) is not None:
         return files
-    if path.is_dir():
-        return _load_folder(config, path)
+    if _is_saved(path):
+        return _load_saved(config)
     if path.is_file():
         for field in ("config_name", "split"):
             if getattr(config, field) != DataConfig.model_fields[field].default:
@@ -85,12 +85,20 @@ def _load_rows(config: DataConfig, path: Path, heard: bool) -> datasets.Dataset:
                     f"but {config.path!r} is a file; leave it out"
                 )
         return _load_file(path, "data.path")
-    if not HUB_NAME.fullmatch(config.path) or _kind_suffix(path) in (*BUILDERS, *SUFFIXES):
+    of_kind = _kind_suffix(path) in (*BUILDERS, *SUFFIXES)
+    if not path.is_dir() and (of_kind or not HUB_NAME.fullmatch(config.path)):
         raise ConfigError(
             f"data.path = {config.path!r}: no such file or folder; give an existing one, or the "
             "name of a data set on the Hub"
         )
-    return _load_hub(config)
+    try:
+        return datasets.load_dataset(config.path, config.config_name, split=config.split)
+    except LOADING_ERRORS as error:
+        raise ConfigError(
+            f"data.path = {config.path!r} (data.config_name = {config.config_name!r}, data.split "
+            f"= {config.split!r}) cannot be loaded: {_innermost(error)}; give a file, a folder "
+            "with files of one kind, or the name of a data set on the Hub"
+        ) from None
 
 
 def _load_aligned(config: DataConfig) -> datasets.Dataset:
@@ -125,19 +133,20 @@ def _load_aligned(config: DataConfig) -> datasets.Dataset:
 
 def _load_file(path: Path, name: str) -> datasets.Dataset:
     """One local file; a suffix that says nothing (train.en) is read as lines of text."""
-    head = _read_head(path, name)
     suffix = _kind_suffix(path)
-    if suffix not in BUILDERS and not _is_text(head):
-        raise ConfigError(
-            f"{name} = {str(path)!r} is neither text nor of a known kind; give one of "
-            f"{', '.join(BUILDERS)}, each also .gz"
-        )
     builder, options = BUILDERS.get(suffix, ("text", {}))
     try:
+        if suffix not in BUILDERS and not _is_text(path):
+            raise ConfigError(
+                f"{name} = {str(path)!r} is neither text nor of a known kind; give one of "
+                f"{', '.join(BUILDERS)}, each also .gz"
+            )
         if builder == "parquet" and path.suffix == ".gz":  # a builder needs to seek in the file
             packed = pyarrow.BufferReader(gzip.decompress(path.read_bytes()))
             return datasets.Dataset(pyarrow.parquet.read_table(packed))
         return datasets.load_dataset(builder, data_files=str(path), split="train", **options)
+    except ConfigError:
+        raise
     except LOADING_ERRORS as error:
         raise ConfigError(
             f"{name} = {str(path)!r} cannot be read as {builder}: {_innermost(error)}; mend the "
@@ -145,25 +154,16 @@ def _load_file(path: Path, name: str) -> datasets.Dataset:
         ) from None
 
 
-def _load_folder(config: DataConfig, path: Path) -> datasets.Dataset:
-    if _is_saved(path):
-        saved = datasets.load_from_disk(str(path))
-        if isinstance(saved, datasets.Dataset):
-            return saved
-        if config.split not in saved:
-            raise ConfigError(
-                f"data.split = {config.split!r} is not in {config.path!r}; "
-                f"there are: {', '.join(saved)}"
-            )
-        return saved[config.split]
-    try:
-        return datasets.load_dataset(str(path), config.config_name, split=config.split)
-    except LOADING_ERRORS as error:
+def _load_saved(config: DataConfig) -> datasets.Dataset:
+    saved = datasets.load_from_disk(config.path)
+    if isinstance(saved, datasets.Dataset):
+        return saved
+    if config.split not in saved:
         raise ConfigError(
-            f"data.path = {config.path!r}: this folder cannot be loaded with data.split = "
-            f"{config.split!r}: {_innermost(error)}; give a file, or a folder with files of one "
-            "kind"
-        ) from None
+            f"data.split = {config.split!r} is not in {config.path!r}; there are: "
+            f"{', '.join(saved)}"
+        )
+    return saved[config.split]
 
 
 def _is_saved(path: Path) -> bool:
@@ -171,42 +171,15 @@ def _is_saved(path: Path) -> bool:
     return any((path / name).is_file() for name in ("dataset_dict.json", "dataset_info.json"))
 
 
-def _load_hub(config: DataConfig) -> datasets.Dataset:
-    try:
-        return datasets.load_dataset(config.path, config.config_name, split=config.split)
-    except LOADING_ERRORS as error:
-        raise ConfigError(
-            f"data.path = {config.path!r}: there is no such file or folder here, and the Hub data "
-            f"set (data.config_name = {config.config_name!r}, data.split = {config.split!r}) "
-            f"could not be loaded: {_innermost(error)}; give an existing file, or mend the name"
-        ) from None
-
-
 def _kind_suffix(path: Path) -> str:
     """The suffix that tells the kind, .gz set aside."""
     return (path.with_suffix("") if path.suffix == ".gz" else path).suffix.lower()
 
 
-def _open(path: Path) -> IO[bytes]:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
-
-
-def _read_head(path: Path, name: str) -> bytes:
-    """The first bytes, unpacked. Raises ConfigError where there are none or gzip is broken."""
-    try:
-        with _open(path) as file:
-            head = file.read(HEAD_BYTES)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ConfigError(
-            f"{name} = {str(path)!r} ends in .gz but is not sound gzip ({error}); "
-            "rename or repack it"
-        ) from None
-    if len(head) < HEAD_BYTES and not head.strip():
-        raise ConfigError(f"{name} = {str(path)!r} is empty; give a file with inputs")
-    return head
-
-
-def _is_text(head: bytes) -> bool:
+def _is_text(path: Path) -> bool:
+    """Whether the first bytes, unpacked, are UTF-8 without a zero."""
+    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(head)  # may end inside a character
     except UnicodeDecodeError:

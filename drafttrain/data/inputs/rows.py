@@ -8,7 +8,6 @@ the first.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from string import Formatter
 from typing import Any
@@ -122,25 +121,15 @@ def _fill_template(rows: datasets.Dataset, config: DataConfig) -> datasets.Datas
         )
     try:
         fields = [name for _, name, *_ in Formatter().parse(template) if name is not None]
-        names = {re.split(r"[.\[]", field)[0] for field in fields}
-    except ValueError as error:
-        raise ConfigError(
-            f"data.template = {template!r}: {error}; write columns in braces, as {{question}}, and "
-            "braces that are text doubled"
-        ) from None
-    strays = sorted(names - set(rows.column_names))
-    if strays or any("." in field for field in fields):
-        wrong = strays[0] if strays else next(field for field in fields if "." in field)
-        raise ConfigError(
-            f"data.template names {wrong!r}, which is no column of {config.path!r}; give one of: "
-            f"{', '.join(rows.column_names)}"
-        )
-    try:
+        if attributes := [field for field in fields if "." in field]:
+            raise KeyError(attributes[0])
+        names = {field.split("[")[0] for field in fields}
         return rows.map(lambda row: {FILLED: template.format(**{n: row[n] for n in names})})
     except (IndexError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"data.template = {template!r} does not fit the rows of {config.path!r} "
-            f"({type(error).__name__}: {error}); name what every row has"
+            f"({type(error).__name__}: {error}); name what every row has in braces, and double "
+            f"braces that are text (the columns are: {', '.join(rows.column_names)})"
         ) from None
 
 

@@ -12,7 +12,7 @@ import soundfile
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import DataConfig
-from drafttrain.data.inputs.clips import Clip, clip_of, decode, read_speech
+from drafttrain.data.inputs.clips import Clip, clip_of, read_speech
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import hash_inputs
 from tests.tiny_speech import noise, save_clips
@@ -22,7 +22,7 @@ def load(path: Path | str, **settings) -> datasets.Dataset:
     return load_inputs(DataConfig(path=str(path), **settings), heard=True)
 
 
-def test_a_jsonl_names_files_beside_it_and_what_was_said(tmp_path, capsys):
+def test_a_jsonl_names_files_beside_it_and_what_was_said(tmp_path):
     rows = load(save_clips(tmp_path))
     assert rows["row"][:] == [0, 1, 2]
     assert rows["source"][:] == ["clip0.wav", "clip1.flac", "clip2.wav"]
@@ -31,7 +31,6 @@ def test_a_jsonl_names_files_beside_it_and_what_was_said(tmp_path, capsys):
     heard = read_speech(clip_of(rows[1]))
     assert heard.dtype == np.float32
     assert np.abs(heard - noise(2.0, seed=1)).max() < 1e-4  # 16 bits a sample
-    assert capsys.readouterr().err == ""
 
 
 def test_a_recording_or_a_folder_of_them_is_enough(tmp_path):
@@ -70,24 +69,14 @@ def test_audio_columns_of_data_sets_are_read_by_us(tmp_path, typed):
     assert load(tmp_path / "saved")["sha256"][:] == found["sha256"][:]
 
 
-def test_other_rates_and_channels_are_told_on_one_line(tmp_path, capsys):
-    both = np.stack([noise(2.0, 44_100), np.zeros(88_200, np.float32)], axis=1)
-    soundfile.write(tmp_path / "a.wav", both, 44_100, subtype="FLOAT")
-    soundfile.write(tmp_path / "b.flac", noise(1.0), 16_000)
+def test_what_a_tone_is_stays_the_same_when_it_is_resampled_and_mixed_down(tmp_path):
+    tone = np.sin(2 * np.pi * 440 * np.arange(48_000) / 48_000)
+    both = np.stack([2 * tone, np.zeros(48_000)], axis=1)
+    soundfile.write(tmp_path / "tone.wav", both, 48_000, subtype="FLOAT")
     rows = load(tmp_path)
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.endswith("of 2 clips 1 resampled from 44.1 to 16 kHz, 1 mixed down to one channel")
-    assert len(read_speech(clip_of(rows[0]))) == 32_000
-    samples, facts = decode(clip_of(rows[0]))
-    assert (facts.channels, facts.rate, facts.seconds) == (2, 44_100, 2.0)
-
-
-def test_what_a_tone_is_stays_the_same_when_it_is_resampled(tmp_path):
-    times = np.arange(48_000) / 48_000
-    soundfile.write(tmp_path / "tone.wav", np.sin(2 * np.pi * 440 * times), 48_000, subtype="FLOAT")
-    heard = read_speech(Clip("tone", tmp_path / "tone.wav"))
+    assert rows["seconds"][:] == [1.0]
     expected = np.sin(2 * np.pi * 440 * np.arange(16_000) / 16_000)
-    assert np.abs(heard - expected)[200:-200].max() < 1e-3
+    assert np.abs(read_speech(clip_of(rows[0])) - expected)[200:-200].max() < 1e-3
 
 
 def test_clips_are_the_same_by_content_wherever_they_lie(tmp_path):
