@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from drafttrain.config.recipes import DrafterConfig
 from drafttrain.decoding.drafters.block import BlockDrafter
@@ -16,7 +15,6 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy, Verifier
-from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.shared import Steps
 from drafttrain.decoding.stopping import (
     Confidence,
@@ -34,6 +32,7 @@ from drafttrain.models.spec_drafter.initialise import initialise
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.shape import make_config
 from tests.decoding.enumeration import enumerate_law, total_variation
+from tests.decoding.test_batch_exactness import law_of_model
 from tests.decoding.toys import EOS, ToyModel, ToyTarget, autoregressive_law, toy_prompt, toy_source
 from tests.tiny_models import tiny_model
 
@@ -170,25 +169,6 @@ def test_two_real_models_with_their_caches_are_exact(kind, rule):
     played = play(CachedModel(model), drafter, stop, sampling, 4, source, RULES[rule])
     assert distance(played.law, law_of_model(model, source, sampling, 4)) < 1e-12
     assert played.early == {True, False}
-
-
-def law_of_model(model: PreTrainedModel, source: Source, sampling: Sampling, longest: int) -> Law:
-    """Plain sampling from the model's own forward, no cache."""
-    law: Law = {}
-
-    def extend(tokens: tuple[int, ...], probability: float) -> None:
-        if len(tokens) == longest or tokens[-1:] == (EOS,):
-            law[tokens] = probability
-            return
-        with torch.no_grad():
-            path = torch.cat([source.prefix, torch.tensor(tokens, dtype=torch.long)])
-            row = model(input_ids=path[None]).logits[0, -1]
-        for token, p in enumerate(warp(row, sampling).tolist()):
-            if p > 0.0:
-                extend((*tokens, token), probability * p)
-
-    extend((), 1.0)
-    return law
 
 
 @pytest.mark.parametrize("kind", [*CHAIN_STOPS, "confidence"])

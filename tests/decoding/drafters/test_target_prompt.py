@@ -15,7 +15,7 @@ from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.roles import Drafter, Randomness
+from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.shared import alone
 from drafttrain.decoding.stopping import FixedLength
@@ -24,7 +24,8 @@ from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.verifiers import TargetWalk
 from drafttrain.decoding.types import Output, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
-from tests.decoding.enumeration import enumerate_law, enumerate_output, replaced, total_variation
+from tests.decoding.enumeration import enumerate_output, replaced, total_variation
+from tests.decoding.test_batch_exactness import law_of_model
 from tests.tiny_drafters import behind_prompts
 from tests.tiny_models import tiny_model
 
@@ -95,39 +96,15 @@ def test_greedy_output_is_plain_output_in_batches_trees_and_cascades(
 
 
 @pytest.mark.parametrize("k", [None, 2], ids=["token by token", "blocks"])
-@pytest.mark.parametrize(
-    "sampling", [Sampling(1.0), Sampling(1.3, top_k=2)], ids=["temperature 1", "top-k"]
-)
-def test_sampling_follows_the_target_exactly(k: int | None, sampling: Sampling) -> None:
-    target = tiny_target(vocab_size=4, bos_token_id=2)
-    source, model = make_source([2, 3, 2], target), CachedModel(target)
-    drafter = make_drafter(behind_prompts(target, [1, 3], k, noise=0.3), target)
-    drafted = []
-
-    def plain(choices: Randomness) -> tuple[int, ...]:
-        stop, verifier = FixedLength(1), RejectionSampling()
-        decoder = Decoder(model, NoDrafter(), stop, verifier, sampling, lambda _: choices)
-        return tuple(decoder.decode_all([source], 4)[0].tokens)
-
-    def behind(choices: Randomness) -> tuple[int, ...]:
-        stop, verifier = FixedLength(2), RejectionSampling()
-        decoder = Decoder(model, drafter, stop, verifier, sampling, lambda _: choices)
-        [output] = decoder.decode_all([source], 4)
-        drafted.append(max(len(played.drafted) for played in output.rounds))
-        return tuple(output.tokens)
-
-    assert total_variation(enumerate_law(behind), enumerate_law(plain)) < 1e-12
-    assert max(drafted) == 2
-
-
-def test_sequences_beside_it_change_no_law() -> None:
+def test_sampling_follows_the_target_exactly(k: int | None) -> None:
+    """The second of three sequences, two at once; four tokens hold a whole draft of two."""
     target, sampling = tiny_target(vocab_size=4, bos_token_id=2), Sampling(1.3, top_k=2)
-    drafter = make_drafter(behind_prompts(target, [1, 3], 2, noise=0.3), target)
+    drafter = make_drafter(behind_prompts(target, [1, 3], k, noise=0.3), target)
     stop, verifier = FixedLength(2), RejectionSampling()
     decoder = Decoder(CachedModel(target), drafter, stop, verifier, sampling, replaced)
     sources = [make_source(ids, target) for ids in ([3], [2, 3, 2], [3, 3])]
-    together = enumerate_output(decoder, sources, 3, place=1, batch_size=2)
-    assert total_variation(together, enumerate_output(decoder, sources[1:2], 3)) < 1e-12
+    law = enumerate_output(decoder, sources, 4, place=1, batch_size=2)
+    assert total_variation(law, law_of_model(target, sources[1], sampling, 4)) < 1e-12
 
 
 def target_state(target: PreTrainedModel, prompt: list[int], layers: tuple[int, ...]):

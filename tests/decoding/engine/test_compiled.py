@@ -131,6 +131,7 @@ def test_machine_code_decodes_as_others_do(monkeypatch, capsys):
     reason = compiling.missing_compiler()
     if reason is not None:
         pytest.skip(reason)
+    monkeypatch.delitem(compiled.ROWS, "calls of one row")  # each kind takes ten seconds
     calls, model = count_calls(monkeypatch), tiny_model("llama", num_hidden_layers=1)
     assert decode_compiled(model, "max-gram") == generate(model, sources_for(model, 8), NEW)
     assert any(calls) and ": compiled; " in capsys.readouterr().err
@@ -157,6 +158,8 @@ def test_layers_that_a_drafter_reads_are_kept(traced):
 @pytest.mark.parametrize("family", ["bart", "t5"])
 def test_texts_are_read_as_they_are_uncompiled(family, traced, monkeypatch, capsys):
     """One text of some tokens is; one of a single token, and several at once, are read as ever."""
+    monkeypatch.delitem(compiled.ROWS, "calls of few rows")
+    monkeypatch.delitem(compiled.ROWS, "calls of one row")
     model, found, run = tiny_model(family), [], CompiledEncoder.__call__
 
     def count(encoder, ids):
@@ -178,7 +181,8 @@ def test_texts_are_read_as_they_are_uncompiled(family, traced, monkeypatch, caps
     assert len(found) == 5
 
 
-def test_decoders_of_one_shape_keep_their_own_weights(traced):
+def test_decoders_of_one_shape_keep_their_own_weights(traced, monkeypatch):
+    monkeypatch.delitem(compiled.ROWS, "calls of few rows")
     models = [tiny_model("llama", num_hidden_layers=1) for _ in range(2)]
     for parameter in models[1].parameters():
         parameter.data.mul_(-1.5)
