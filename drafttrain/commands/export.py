@@ -7,20 +7,23 @@ from dataclasses import replace
 from pathlib import Path
 from textwrap import indent
 
-from drafttrain.commands.export_report import read_draft_lengths, read_measured
 from drafttrain.config.base import ConfigError
+from drafttrain.config.command_line import describe_command
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.language_recipes import CausalDrafterRecipe
 from drafttrain.config.runs import Run, head_folders, run_of
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.tokens import tokenize_prompts
-from drafttrain.export.engines import check_engines, command_of, engines_for
+from drafttrain.evaluation.bootstrap import Estimate
+from drafttrain.evaluation.report import Report, plot_path, read_report
+from drafttrain.evaluation.tables import markdown_table, parity_lines
+from drafttrain.evaluation.tune_report import verdict_lines
+from drafttrain.export.engines import Schedule, check_engines, command_of, engines_for
 from drafttrain.export.folder import check_destination, write_export
 from drafttrain.export.model_card import (
     Card,
-    Plan,
-    Provenance,
+    Measured,
     describe_policy,
     describe_verifier,
     serving_of,
@@ -42,31 +45,29 @@ def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
     check_destination(settings.out, settings.force)
     run = run_of(settings.drafter)
     settings = fill_from_drafters_run(settings, run)
-    measured, lengths = None, (None, ())
+    measured, fastest, schedule = None, None, ()
     if settings.report is not None:
-        measured, lengths = read_measured(settings.report), read_draft_lengths(settings.report)
-    settings = fill_draft_length(settings, run, lengths[0])
-    plot = None if measured is None else measured.plot
+        report = read_report(settings.report)
+        measured = measured_of(settings.report, report)
+        fastest, schedule = fastest_length(report), fastest_lengths(report)
+    settings = fill_draft_length(settings, run, fastest)
     target = settings.target or recorded_target(settings)
-    check_engines(
-        settings.engines,
-        settings.drafter,
-        read_drafter_settings(settings.drafter),
-        target,
-    )
+    config = read_drafter_settings(settings.drafter)
+    check_engines(settings.engines, settings.drafter, config, target)
     check_target_choice(settings, target)
     if settings.push is not None:
         check_push(settings.push)
-    parts = replace(load_parts(settings), plot=plot)
+    parts = replace(load_parts(settings), plot=None if measured is None else measured.plot)
     check = Check(some_inputs(settings, run, parts), target_to_decode(settings, target))
-    made_from = Provenance(
+    card = Card(
+        folder=settings.push or str(settings.out),
         target=target,
         license=settings.license,
         data=settings.training_data,
+        measured=measured,
+        engines=settings.engines,
+        schedule=parts.policy.lengths_by_batch() or schedule,
     )
-    schedule = parts.policy.lengths_by_batch() or lengths[1]
-    plan = Plan(settings.engines, schedule)
-    card = Card(settings.push or str(settings.out), made_from, measured, plan)
     found = write_export(
         settings.out,
         parts,
@@ -77,7 +78,9 @@ def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
         settings.push,
     )
     print(summary(settings, parts, found))
-    print(commands(settings, card, parts), end="")
+    serving = serving_of(card, parts)
+    for engine in engines_for(settings.engines, config) if settings.engines else ():
+        print(f"\n{engine.title}:\n{indent(command_of(engine, serving), '  ')}")
     if settings.push is not None:
         print(f"pushed   {push(settings.out, settings.push, settings.private)}")
 
@@ -95,26 +98,14 @@ def fill_from_drafters_run(settings: ExportConfig, run: Run | None) -> ExportCon
 
 
 def fill_draft_length(settings: ExportConfig, run: Run | None, fastest: int | None) -> ExportConfig:
-    """The draft length, where neither the user nor a policy or head says one: the fastest that was
-    measured, else the one that the drafter was trained for."""
+    """The draft length, where neither the user nor a policy or head gives one: the fastest that was
+    measured at batch size 1, else the one that the drafter was trained for."""
     if settings.num_assistant_tokens or settings.policy or settings.head or settings.heads:
         return settings
     length = fastest
-    if length is None and run is not None:
-        token_by_token = isinstance(run.recipe, CausalDrafterRecipe)
-        length = run.recipe.drafter.k if token_by_token else None
+    if length is None and run is not None and isinstance(run.recipe, CausalDrafterRecipe):
+        length = run.recipe.drafter.k
     return settings.model_copy(update={"num_assistant_tokens": length})
-
-
-def commands(settings: ExportConfig, card: Card, parts: Parts) -> str:
-    """How each program that was asked for is started, a block each."""
-    if not settings.engines:
-        return ""
-    serving = serving_of(card, parts)
-    return "".join(
-        f"\n{engine.title}:\n{indent(command_of(engine, serving), '  ')}\n"
-        for engine in engines_for(settings.engines, parts.drafter.config)
-    )
 
 
 def recorded_target(settings: ExportConfig) -> str | None:
@@ -187,3 +178,67 @@ def summary(settings: ExportConfig, parts: Parts, found: Verification) -> str:
     if settings.license is None:
         lines.append("licence  not stated: give license=...")
     return "\n".join(lines)
+
+
+def measured_of(file: Path, report: Report) -> Measured:
+    """What a model card shows of a report of `drafttrain eval` or `drafttrain tune`."""
+    notes = [
+        "95 % bootstrap intervals over the prompts; `plain` is the target alone in the same "
+        "engine, `generate` Transformers' own",
+        *parity_lines(report),
+        *([] if report.search is None else verdict_lines(report)),
+    ]
+    data, environment, plot = report.data, report.environment, plot_path(file)
+    versions = [f"{name} {environment.versions[name]}" for name in ("torch", "transformers")]
+    machine = environment.gpu or f"{environment.cores} cores of {environment.cpu}"
+    return Measured(
+        table=markdown_table(report),
+        notes=[note.strip() for note in notes],
+        command=describe_command(environment.command.split(" ")),
+        data=f"{data.prompts:,} prompts of `{data.path}`",
+        machine=f"{machine}, {environment.threads} threads, {', '.join(versions)}",
+        date=environment.date[:10],
+        plot=plot if plot.is_file() else None,
+    )
+
+
+def fastest_length(report: Report) -> int | None:
+    """The draft length k of a language model's chain that was the fastest, one sequence at once.
+
+    None where none was timed: a teacher-forced report knows acceptance, not costs.
+    """
+    timed = [(metrics["speedup"].value, k) for k, metrics in _chains(report, 1)]
+    return max(timed)[1] if timed else None
+
+
+def fastest_lengths(report: Report) -> Schedule:
+    """The same for every batch size up to each; none where it is everywhere the same.
+
+    0 where plain decoding was faster than all of them.
+    """
+    schedule: list[tuple[int, int]] = []
+    sizes = sorted({result.batch_size for run in report.runs for result in run.batches})
+    for size in sizes:
+        speed, k = max([(m["speedup"].value, k) for k, m in _chains(report, size)], default=(0, 0))
+        k = k if speed > 1.0 else 0
+        if schedule and schedule[-1][1] == k:
+            schedule.pop()
+        schedule.append((size, k))
+    return schedule if len(schedule) > 1 else ()
+
+
+def _chains(report: Report, size: int) -> list[tuple[int, dict[str, Estimate]]]:
+    """Draft length and metrics of each timed chain of a language model at a batch size; none of a
+    report of `tune`, whose choice is in policy.json."""
+    found: list[tuple[int, dict[str, Estimate]]] = []
+    if report.search is not None:
+        return found
+    for run in report.runs:
+        k = run.sizes.get("k", run.settings.get("k"))
+        if run.kind != "method" or run.method != "chain" or run.drafter != "causal" or not k:
+            continue
+        measured = [one.metrics for one in run.batches if one.batch_size == size]
+        for metrics in measured or ([run.metrics] if size == 1 else []):
+            if "speedup" in metrics:
+                found.append((int(k), metrics))
+    return found

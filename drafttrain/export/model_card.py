@@ -12,7 +12,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 from huggingface_hub import ModelCard, ModelCardData
-from transformers import PreTrainedModel
 
 from drafttrain.build.policy import is_lossy
 from drafttrain.config.command_line import hide_folders
@@ -27,18 +26,6 @@ from drafttrain.models.layout import count_parameters
 TEMPLATE = Path(__file__).with_suffix(".md")
 UNKNOWN_TARGET = "TARGET"
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-
-
-@dataclass(frozen=True)
-class Provenance:
-    """Target, data and licence. None: nobody said."""
-
-    target: str | None = None
-    """Hub name or folder of the target."""
-    license: str | None = None
-    """Of the drafter, as the Hub names it."""
-    data: str | None = None
-    """What the drafter was trained on: a Hub name, a file, or words."""
 
 
 @dataclass(frozen=True)
@@ -58,23 +45,21 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """For which programs, and how they are to draft where the parts do not say it."""
-
-    engines: Sequence[str] = ()
-    """As settings name them; none: all that read the plain folder."""
-    schedule: Schedule = ()
-
-
-@dataclass(frozen=True)
 class Card:
-    """What a card says beyond the parts themselves."""
+    """What a card says beyond the parts themselves. None: not stated."""
 
     folder: str
-    """The export's name, as commands will give it."""
-    made_from: Provenance = Provenance()
+    """The export's name in commands."""
+    target: str | None = None
+    """Hub name or folder."""
+    license: str | None = None
+    """Of the drafter, as the Hub names it."""
+    data: str | None = None
+    """What the drafter was trained on: a Hub name, a file, or words."""
     measured: Measured | None = None
-    plan: Plan = Plan()
+    engines: Sequence[str] = ()
+    """Programs to write commands for; empty: all that read the plain folder."""
+    schedule: Schedule = ()
 
 
 def write_card(card: Card, parts: Parts, found: Verification) -> str:
@@ -82,35 +67,35 @@ def write_card(card: Card, parts: Parts, found: Verification) -> str:
 
     No folder of the machine that wrote it is named: absolute paths are cut to their last part.
     """
-    drafter, made_from, policy = parts.drafter, card.made_from, parts.policy
-    engines = engines_for(card.plan.engines, drafter.config)
+    drafter, policy, head = parts.drafter, parts.policy, parts.head
+    kind, engines = kind_of(drafter.config), engines_for(card.engines, drafter.config)
     serving, rule = serving_of(card, parts), RULES.get(policy.verifier.kind)
+    shape = "encoder-decoder" if drafter.config.is_encoder_decoder else "decoder-only"
+    if kind.reads_target:
+        shape = kind.described.format(shape="this target alone")
+    elif kind.drafts == "blocks":
+        shape = "mask-predict drafter of blocks"
     lossy = None
     if is_lossy(policy):
         lossy = "Lossy in greedy decoding" if rule.greedy_only else "Lossy"
     text = ModelCard.from_template(
-        front_matter(made_from, [] if parts.head is None else ["acceptance-head"]),
+        front_matter(card, [] if head is None else ["acceptance-head"]),
         template_path=str(TEMPLATE),
         name=card.folder.rstrip("/").rsplit("/", 1)[-1],
-        target_words=f"`{made_from.target}`" if made_from.target else "a model with its tokenizer",
-        target=serving.target,
-        folder=card.folder,
+        card=card,
         lossy=lossy,
         rule=rule,
         policy=describe_policy(policy),
         verifier=describe_verifier(policy),
         sampling=_sampling_arguments(policy),
         config=drafter.config,
-        shape=_shape(drafter),
+        shape=shape,
         parameters=count_parameters(drafter),
         dtype=str(drafter.dtype).removeprefix("torch."),
-        vocabulary=serving.vocabulary,
-        auto_class=serving.auto_class,
-        loads=_loader(drafter, serving.auto_class),
-        head=parts.head,
-        head_labels=_warping(", labels at ", parts.head.config.sampling) if parts.head else "",
-        head_use="none here" if parts.head is None else _head_use(policy),
-        measured=card.measured,
+        loads=serving.auto_class if kind.model is None else kind.model.replace(":", "."),
+        head=head,
+        head_labels=_warping(", labels at ", head.config.sampling) if head else "",
+        head_decides=policy.stop == "head",
         found=found,
         assisted="assisted" in programs(drafter.config),
         servers=", ".join(one.title for one in engines if one.name != "transformers"),
@@ -118,25 +103,20 @@ def write_card(card: Card, parts: Parts, found: Verification) -> str:
         serving=serving,
         serving_fields=vars(serving),
         command_of=command_of,
-        made_from=made_from,
-        origins=[
-            ("target", made_from.target),
-            ("training data", made_from.data),
-        ],
         version=version("drafttrain"),
         transformers_version=version("transformers"),
     )
     return hide_folders(str(text).strip()) + "\n"
 
 
-def front_matter(made_from: Provenance, tags: Sequence[str]) -> ModelCardData:
+def front_matter(card: Card, tags: Sequence[str]) -> ModelCardData:
     """The card's YAML for the Hub. Only names that the Hub can know are put in it."""
     return ModelCardData(
         library_name="transformers",
         tags=["speculative-decoding", "drafter", "drafttrain", *tags],
-        license=made_from.license,
-        base_model=_on_hub(made_from.target),
-        datasets=_on_hub(made_from.data),
+        license=card.license,
+        base_model=_on_hub(card.target),
+        datasets=_on_hub(card.data),
     )
 
 
@@ -153,7 +133,7 @@ def serving_of(card: Card, parts: Parts) -> Serving:
     p_min = policy.confidence if policy.stop == "confidence" else 0.0
     seq2seq = parts.drafter.config.is_encoder_decoder
     return Serving(
-        target=card.made_from.target or UNKNOWN_TARGET,
+        target=card.target or UNKNOWN_TARGET,
         folder=card.folder,
         auto_class="AutoModelForSeq2SeqLM" if seq2seq else "AutoModelForCausalLM",
         tokens=parts.assisted.num_assistant_tokens,
@@ -161,7 +141,7 @@ def serving_of(card: Card, parts: Parts) -> Serving:
         vocabulary=vocabulary_size(parts.drafter),
         mask_token=getattr(parts.drafter.config, "pard_token", None),
         p_min=p_min or 0.0,
-        schedule=card.plan.schedule,
+        schedule=card.schedule,
     )
 
 
@@ -191,24 +171,6 @@ def describe_policy(policy: Policy) -> str:
 def _warping(before: str, sampling: dict | None) -> str:
     words = ", ".join(f"{name} {value:g}" for name, value in (sampling or {}).items())
     return before + words if words else ""
-
-
-def _head_use(policy: Policy) -> str:
-    return "yes" if policy.stop == "head" else "not by this policy"
-
-
-def _shape(drafter: PreTrainedModel) -> str:
-    kind = kind_of(drafter.config)
-    if kind.reads_target:
-        return kind.described.format(shape="this target alone")
-    if kind.drafts == "blocks":
-        return "mask-predict drafter of blocks"
-    return "encoder-decoder" if drafter.config.is_encoder_decoder else "decoder-only"
-
-
-def _loader(drafter: PreTrainedModel, auto_class: str) -> str:
-    kind = kind_of(drafter.config)
-    return auto_class if kind.model is None else kind.model.replace(":", ".")
 
 
 def _sampling_arguments(policy: Policy) -> str:

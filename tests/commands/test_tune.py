@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from drafttrain.build.policy import read_policy
-from drafttrain.commands.export_report import read_draft_lengths, read_measured
+from drafttrain.commands.export import fastest_length, fastest_lengths, measured_of
 from drafttrain.evaluation import tune
 from drafttrain.evaluation.report import Report, read_report
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
@@ -127,10 +127,10 @@ def test_the_page_stands_alone_and_shows_every_candidate(tuned: Report, project:
 
 
 def test_a_report_of_tune_is_read_as_one_of_eval(tuned: Report, project: Path):
-    measured = read_measured(project / "run" / "tune.json")
+    measured = measured_of(project / "run" / "tune.json", tuned)
     assert f"| {tuned.search.choices[0].best_fixed} |" in measured.table
     assert any("of 12 other prompts" in note for note in measured.notes)
-    assert read_draft_lengths(project / "run" / "tune.json") == (None, ())
+    assert fastest_length(tuned) is None and fastest_lengths(tuned) == ()
 
 
 @pytest.mark.parametrize("fastest", ["plain", "opt-tree(4)", "deep", "k=5"])

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.recipes import DrafterConfig
 from drafttrain.export.folder import write_export
-from drafttrain.export.model_card import Card, Provenance, write_card
+from drafttrain.export.model_card import Card, write_card
 from drafttrain.export.parts import load_parts
 from drafttrain.export.verify import Check, compare
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
@@ -64,7 +64,7 @@ def export_to(out: Path, **settings: object) -> Path:
     """
     config = ExportConfig(out=out, **settings)
     parts = load_parts(config)
-    card = Card(str(out), Provenance(target=config.target))
+    card = Card(str(out), config.target)
     write_export(
         out,
         parts,

@@ -12,8 +12,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
-from drafttrain.commands.export import export
-from drafttrain.commands.export_report import fastest_length, fastest_lengths
+from drafttrain.commands.export import export, fastest_length, fastest_lengths
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.engines import ENGINES

@@ -12,7 +12,6 @@ from drafttrain.config.policy import Policy
 from drafttrain.export.model_card import (
     Card,
     Measured,
-    Provenance,
     describe_policy,
     front_matter,
     write_card,
@@ -36,7 +35,7 @@ def card_of(tmp_path: Path, family: str = "llama", with_head: bool = True, **set
     if with_head:
         settings["head"] = save_head(tmp_path / "head", noisy_copy(family))
     config = ExportConfig(drafter=str(drafter), out=tmp_path / "out", **settings)
-    card = Card("exports/mine", Provenance(target="org/big"), MEASURED)
+    card = Card("exports/mine", "org/big", measured=MEASURED)
     return write_card(card, load_parts(config), Verification(drafted=20))
 
 
@@ -84,7 +83,7 @@ def test_the_policy_in_words():
 
 
 def test_front_matter_names_what_the_hub_can_know(tmp_path):
-    on_hub = Provenance("org/big", "apache-2.0", "user/data")
+    on_hub = Card("mine", "org/big", "apache-2.0", "user/data")
     assert yaml.safe_load(front_matter(on_hub, ["acceptance-head"]).to_yaml()) == {
         "library_name": "transformers",
         "license": "apache-2.0",
@@ -92,14 +91,14 @@ def test_front_matter_names_what_the_hub_can_know(tmp_path):
         "datasets": "user/data",
         "tags": ["speculative-decoding", "drafter", "drafttrain", "acceptance-head"],
     }
-    local = front_matter(Provenance(target=str(tmp_path), data="my own notes"), []).to_yaml()
+    local = front_matter(Card("mine", target=str(tmp_path), data="my own notes"), []).to_yaml()
     assert "base_model" not in local and "datasets" not in local and "license" not in local
 
 
 def test_licences_that_nobody_stated_are_marked_so(tmp_path):
     parts = load_parts(ExportConfig(drafter=str(save_drafter(tmp_path)), out=tmp_path / "out"))
-    made_from = Provenance("org/big", "apache-2.0", "tickets.jsonl")
-    text = write_card(Card("mine", made_from), parts, Verification())
+    card = Card("mine", "org/big", "apache-2.0", "tickets.jsonl")
+    text = write_card(card, parts, Verification())
     assert "| this drafter |  | apache-2.0 |" in text
     assert "| its target | `org/big` | see there |" in text
     assert "| its training data | `tickets.jsonl` | see there |" in text
@@ -111,14 +110,15 @@ def test_licences_that_nobody_stated_are_marked_so(tmp_path):
 def test_it_shows_the_plot_and_what_was_verified(tmp_path):
     drafter = save_drafter(tmp_path / "drafter")
     parts = load_parts(ExportConfig(drafter=str(drafter), out=tmp_path / "out"))
-    made_from = Provenance(target="org/big")
     measured = replace(MEASURED, plot=tmp_path / "any.png")
     found = Verification(drafted=20, decoded=20, ties=1)
-    text = write_card(Card("mine", made_from, measured), parts, found)
+    text = write_card(Card("mine", "org/big", measured=measured), parts, found)
     assert "![What was measured](report.png)" in text
     assert "for 20 of 20 inputs, `org/big` with custom_generate" in text
     assert "1 of them but for ties" in text
-    without = write_card(Card("mine", made_from, MEASURED), parts, Verification(drafted=20))
+    without = write_card(
+        Card("mine", "org/big", measured=MEASURED), parts, Verification(drafted=20)
+    )
     assert "report.png" not in without and "its own greedy output" not in without
 
 
