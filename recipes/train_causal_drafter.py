@@ -58,7 +58,6 @@ from drafttrain.models.causal_drafter import (
     draftable_tokens,
     empty_drafter,
     freeze,
-    match_donor,
     start_drafter,
 )
 from drafttrain.models.causal_recipe import check_causal_recipe
@@ -84,10 +83,7 @@ def main(settings: CausalDrafterRecipe, dry_run: DryRun = False) -> None:
     target = load_target(settings.target)
     rows, held_out = distilled_rows(settings, target, open_decoder)
     torch.manual_seed(settings.train.seed)
-    matches = match_donor(settings, target)
-    if matches is not None:
-        accelerator.print(matches.summary)
-    drafter = start_drafter(settings, target.model, matches)
+    drafter = start_drafter(settings, target.model)
     ends = drafter.generation_config.eos_token_id
     choose_draftable(drafter.config, settings.drafter.output_tokens, ends, rows)
     kept = getattr(torch, settings.save_dtype)

@@ -60,7 +60,6 @@ from drafttrain.models.causal_drafter import (
     draftable_tokens,
     empty_drafter,
     freeze,
-    match_donor,
     start_drafter,
 )
 from drafttrain.models.loading import LoadedTarget, load_target
@@ -89,10 +88,7 @@ def main(settings: ParallelDrafterRecipe, dry_run: DryRun = False) -> None:
     target = load_target(settings.target)
     rows, held_out = distilled_rows(settings, target, open_decoder)
     torch.manual_seed(settings.train.seed)
-    matches = match_donor(settings, target)
-    if matches is not None:
-        accelerator.print(matches.summary)
-    drafter = start_drafter(settings, target.model, matches)
+    drafter = start_drafter(settings, target.model)
     check_positions(drafter.config, rows)
     ends = drafter.generation_config.eos_token_id
     choose_draftable(drafter.config, settings.drafter.output_tokens, ends, rows)

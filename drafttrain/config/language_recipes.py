@@ -43,11 +43,6 @@ class CausalStart(Config):
     output projection are the target's."""
     path: str | None = None
     """A language model with the target's tokens to start from, instead of the target's layers."""
-    vocabulary: Literal["same", "matched"] = "same"
-    """Tokens of that model. same: the target's, or it is refused. matched: any others; each token
-    of the target's gets the rows, of embeddings and output, of its token with the same text, else
-    the mean of those that the text is split into, else the mean of all. They are a start to learn
-    from: give objective.frozen=[] with it."""
     model: dict[str, Any] | None = None
     """Random weights instead: fields of the Transformers configuration; model_type names the
     family. Vocabulary, special tokens and whether the output is tied are the target's."""

@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfi
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.language_recipes import CausalDrafterRecipe
-from drafttrain.models.drafters import vocabulary_size
 from drafttrain.models.identity import hash_target
 from drafttrain.models.language_models import (
     SPECIAL_TOKENS,
@@ -27,8 +26,7 @@ from drafttrain.models.language_models import (
     spread,
     take_layers,
 )
-from drafttrain.models.loading import LoadedTarget, read_config, read_tokenizer, read_weights
-from drafttrain.models.matched_tokens import Matches, adopt_tokens, match_tokens
+from drafttrain.models.loading import read_config, read_weights
 from drafttrain.models.prompts import prompt_layers
 from drafttrain.models.target_embeddings import lacks_embeddings, leave_out_embeddings, read_whole
 
@@ -77,25 +75,12 @@ def empty_drafter(settings: CausalDrafterRecipe, target: PretrainedConfig) -> Pr
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
-def match_donor(settings: CausalDrafterRecipe, target: LoadedTarget) -> Matches | None:
-    """The rows of `initialise.path` for the target's tokens, where they are to be matched."""
-    start = settings.initialise
-    if start.path is None or start.vocabulary == "same":
-        return None
-    name = f"initialise.path = {start.path!r}"
-    donor, has = read_tokenizer(start.path, name), vocabulary_size(read_config(start.path, name))
-    size = target.model.get_output_embeddings().out_features
-    return match_tokens(target.tokenizer, donor, size, has)
-
-
 @torch.no_grad()
-def start_drafter(
-    settings: CausalDrafterRecipe, target: PreTrainedModel, matches: Matches | None = None
-) -> PreTrainedModel:
+def start_drafter(settings: CausalDrafterRecipe, target: PreTrainedModel) -> PreTrainedModel:
     """The drafter as it is before training, in float32 on the CPU.
 
-    matches: of `match_donor`. Random weights are drawn from torch's generator. Raises ConfigError
-    for weights that cannot be read.
+    Random weights are drawn from torch's generator. Raises ConfigError for weights that cannot be
+    read.
     """
     start = settings.initialise
     if start.path is not None:
@@ -105,17 +90,13 @@ def start_drafter(
                 AutoModelForCausalLM,
                 start.path,
                 name,
-                target if matches is None else None,  # matched: those of the donor's own target
+                target,
                 shared=False,
                 dtype=torch.float32,
             )
         else:
             drafter = read_weights(AutoModelForCausalLM, start.path, name, dtype=torch.float32)
-        if matches is None:
-            fit_vocabulary(drafter, target.get_output_embeddings().out_features)
-        else:
-            adopt_tokens(drafter, matches)
-            forget_tokens(drafter.config, target.config)
+        fit_vocabulary(drafter, target.get_output_embeddings().out_features)
     else:
         drafter = empty_drafter(settings, target.config)
     of_it = {"path": settings.target.path, "revision": settings.target.revision}
@@ -146,14 +127,6 @@ def fit_vocabulary(model: PreTrainedModel, size: int) -> None:
     model.resize_token_embeddings(size, mean_resizing=False)
     for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
         layer.weight[had:] = layer.weight[:had].mean(0)
-
-
-def forget_tokens(drafter: PretrainedConfig, target: PretrainedConfig) -> None:
-    """Let a drafter's config.json name tokens as the target's does, and none of its own."""
-    for name in SPECIAL_TOKENS:
-        setattr(drafter, name, getattr(target, name, None))
-    for name in ("draftable_tokens", "pard_token"):
-        vars(drafter).pop(name, None)
 
 
 def freeze(drafter: PreTrainedModel, parts: Sequence[str]) -> None:

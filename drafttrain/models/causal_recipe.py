@@ -9,7 +9,7 @@ from drafttrain.config.language_recipes import CausalDrafterRecipe, FollowTarget
 from drafttrain.models.causal_drafter import chosen_layers
 from drafttrain.models.drafters import check_tokenizers
 from drafttrain.models.language_models import family_defaults
-from drafttrain.models.loading import check_target, is_language_model, read_config, read_tokenizer
+from drafttrain.models.loading import check_target, is_language_model, read_config
 from drafttrain.models.prompts import check_prompt_layers, prompt_layers
 from drafttrain.models.target_embeddings import lacks_embeddings
 
@@ -35,13 +35,8 @@ def check_causal_recipe(settings: CausalDrafterRecipe) -> PretrainedConfig:
         raise ConfigError(
             f"initialise.path = {start.path!r} and initialise.model are both given; leave one out"
         )
-    if start.path is None and start.vocabulary == "matched":
-        raise ConfigError(
-            "initialise.vocabulary = 'matched' is of the tokens of initialise.path, which is not "
-            "given; give it, or leave both out"
-        )
     if start.path is not None:
-        _check_donor(settings, target)
+        _check_start(settings, target)
     elif start.model is not None:
         if family_defaults(start.model, "initialise.model").is_encoder_decoder:
             raise ConfigError(
@@ -105,10 +100,8 @@ def _check_embeddings(settings: CausalDrafterRecipe) -> None:
             f"{list(settings.objective.frozen)}; give objective.frozen=[embeddings,output], or "
             "drafter.embeddings=own"
         )
-    given = (
-        start.path is not None
-        and start.vocabulary == "same"
-        and lacks_embeddings(read_config(start.path, f"initialise.path = {start.path!r}"))
+    given = start.path is not None and lacks_embeddings(
+        read_config(start.path, f"initialise.path = {start.path!r}")
     )
     if start.model is not None or (start.path is not None and not given):
         what = "initialise.path" if start.path is not None else "initialise.model"
@@ -118,25 +111,21 @@ def _check_embeddings(settings: CausalDrafterRecipe) -> None:
         )
 
 
-def _check_donor(settings: CausalDrafterRecipe, target: PretrainedConfig) -> None:
+def _check_start(settings: CausalDrafterRecipe, target: PretrainedConfig) -> None:
     """Whether `initialise.path` is a decoder-only model of the target's tokens."""
     path, name = str(settings.initialise.path), f"initialise.path = {settings.initialise.path!r}"
-    donor = read_config(path, name)
-    if donor.is_encoder_decoder or not is_language_model(donor):
+    start = read_config(path, name)
+    if start.is_encoder_decoder or not is_language_model(start):
         raise ConfigError(
-            f"{name} is a {donor.model_type!r} model, no decoder-only language model; give one "
+            f"{name} is a {start.model_type!r} model, no decoder-only language model; give one "
             "with the target's tokens"
         )
-    if settings.initialise.vocabulary == "matched":
-        read_tokenizer(path, name)
-    else:
-        remedy = "give one of the target's family, or initialise.vocabulary=matched"
-        check_tokenizers(settings.target, path, name, remedy)
-    trained = "target" if prompt_layers(donor) else "own"
+    check_tokenizers(settings.target, path, name)
+    trained = "target" if prompt_layers(start) else "own"
     if trained != settings.drafter.prompt:
         raise ConfigError(
             f"{name} was trained with drafter.prompt = {trained!r}, but drafter.prompt = "
             f"{settings.drafter.prompt!r} here; give drafter.prompt={trained}, or start from the "
             "target's layers"
         )
-    check_prompt_layers(donor, target, name, f"target {settings.target.path!r}")
+    check_prompt_layers(start, target, name, f"target {settings.target.path!r}")

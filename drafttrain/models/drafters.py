@@ -180,16 +180,11 @@ def _check_same_encoder(
             )
 
 
-def check_tokenizers(
-    target: TargetConfig,
-    drafter: str,
-    name: str | None = None,
-    remedy: str = "give one of the target's family",
-) -> None:
+def check_tokenizers(target: TargetConfig, drafter: str, name: str | None = None) -> None:
     """An id must be the same token in both, where the drafter has a tokenizer beside it.
 
-    Tokens that only one of them knows do no harm; `name` is what messages call the drafter, and
-    `remedy` what they say to do. Raises ConfigError naming the first difference.
+    Tokens that only one of them knows do no harm; `name` is what messages call the drafter. Raises
+    ConfigError naming the first difference.
     """
     name = name or f"drafter {drafter!r}"
     if not has_tokenizer(drafter):
@@ -202,7 +197,7 @@ def check_tokenizers(
             raise ConfigError(
                 f"{name} and target {target.path!r} have different tokenizers: token {index} is "
                 f"{token!r} ({len(theirs)} tokens) in the former but {tokens[index]!r} "
-                f"({len(ours)} tokens) in the target's; {remedy}"
+                f"({len(ours)} tokens) in the target's; give one of the target's family"
             )
 
 

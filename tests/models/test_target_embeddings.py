@@ -169,12 +169,3 @@ def test_embeddings_that_would_change_are_refused(groups, words, tmp_path: Path)
         groups = {"initialise": {"path": str(tmp_path)}}
     with pytest.raises(ConfigError, match=words):
         check_causal_recipe(recipe(tmp_path, **groups))
-
-
-def test_matched_tokens_have_embeddings_of_their_own(folders) -> None:
-    """Also where the donor's folder holds none."""
-    target, final = folders
-    start = {"path": str(final), "vocabulary": "matched"}
-    with pytest.raises(ConfigError, match=r"initialise\.path brings embeddings of its own"):
-        check_causal_recipe(recipe(target, initialise=start))
-    check_causal_recipe(recipe(target, initialise={"path": str(final)}))
