@@ -29,7 +29,7 @@ from drafttrain.decoding.types import Proposal
 from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.evaluation.environment import describe_environment
 from drafttrain.evaluation.prompts import EvaluationOptions, Prompt, read_prompts
-from drafttrain.evaluation.runner import Decoded, decode_interleaved
+from drafttrain.evaluation.runner import Decoded, make_jobs, run_interleaved
 from drafttrain.models.drafters import load_drafter_beside
 from drafttrain.models.loading import load_target
 
@@ -52,9 +52,8 @@ def main() -> None:
     if arguments.drafter is not None:
         drafter = make_drafter(load_drafter_beside(target, arguments.drafter), target.model)
         methods.append(Method(drafter, FixedLength(arguments.k), GreedyMatch()))
-    plain, *drafted, generate = decode_interleaved(
-        target, model, methods, prompts, options, progress=True
-    )
+    jobs = make_jobs(target, model, methods, prompts, options)
+    plain, *drafted, generate = run_interleaved(jobs, len(prompts), options, model.device, True)
     tokens = sum(len(output.tokens) for output in plain.outputs)
     encoder = median_seconds(
         [lambda p=prompt: model.encode(p.source) for prompt in prompts], arguments.repeats

@@ -30,7 +30,7 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.evaluation.prompts import PLAIN, read_prompts
 from drafttrain.evaluation.report import Choice, read_report
 from drafttrain.evaluation.tune import Bench, Standings, build_methods, decode_all
-from drafttrain.evaluation.tune_plan import Candidate, drafters_beside
+from drafttrain.evaluation.tune_plan import Candidate, drafters_of
 
 SEED = 1000
 """Samples are others than those that were chosen on."""
@@ -60,8 +60,7 @@ def read_candidates(settings: TuneConfig, known: dict[str, dict]) -> list[Candid
 
 
 def open_bench(settings: TuneConfig, candidates: list[Candidate]) -> Bench:
-    beside, _, table = drafters_beside(settings, candidates)
-    pair = load_pair(settings.target, str(settings.drafter), beside, bigrams=table)
+    pair = load_pair(settings.target, *drafters_of(settings, candidates))
     model = CachedModel(pair.target.model)
     prompts, _ = read_prompts(pair.target, model, load_inputs(settings.data))
     methods = build_methods(candidates, pair)

@@ -16,7 +16,7 @@ from drafttrain.build.method import Method
 from drafttrain.decoding.engine.architectures import WHISPER_LIKE
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.padding import padded
-from drafttrain.decoding.types import Output, Sampling
+from drafttrain.decoding.types import Output
 from drafttrain.evaluation.prompts import ASSISTED, BEAM, GENERATE, EvaluationOptions, Job, Prompt
 from drafttrain.models.loading import LoadedTarget, cache_for_generate
 
@@ -129,51 +129,50 @@ class Generate:
         wanted = self.options.max_new_tokens
         limits = [self.model.max_new_tokens(prompt.source, wanted) for prompt in batch]
         found: list[list[int]] = [[] for _ in batch]
-        heard = isinstance(self.target, WHISPER_LIKE)
         for limit in sorted(set(limits)):
             places = [place for place, own in enumerate(limits) if own == limit]
-            generate = self._transcribe if heard else self._generate
-            tokens = generate([batch[place] for place in places], limit)
-            for place, own in zip(places, tokens, strict=True):
-                found[place] = own
+            generated = self._generate([batch[place] for place in places], limit)
+            for place, tokens in zip(places, generated, strict=True):
+                found[place] = cut_after_eos(tokens, self.model.eos_ids)
         return found
 
-    def _generate(self, batch: Sequence[Prompt], max_new_tokens: int) -> list[list[int]]:
+    def _generate(self, batch: Sequence[Prompt], limit: int) -> list[list[int]]:
+        if isinstance(self.target, WHISPER_LIKE):
+            # returned without what the decoder starts from and without EOS, which ended an output
+            # that is shorter than it might be
+            features = torch.stack([prompt.source.inputs["input_features"] for prompt in batch])
+            generated = self._call(batch, limit, input_features=features.to(self.target.dtype))
+            [end] = self.model.eos_ids
+            return [[*tokens, end][:limit] for tokens in generated.tolist()]
         decoder_only = not self.model.is_encoder_decoder
+        padding = self.target.generation_config.pad_token_id
         input_ids, mask = padded(
             [prompt.source.input_ids for prompt in batch],
-            _padding_id(self.target),
+            0 if padding is None else padding,  # masked, so that any token will do
             "left" if decoder_only else "right",
         )
-        inputs = {"inputs": input_ids, "attention_mask": mask, **cache_for_generate(self.target)}
-        generated = self._call(batch, inputs, max_new_tokens)
+        cache = cache_for_generate(self.target)
+        generated = self._call(batch, limit, inputs=input_ids, attention_mask=mask, **cache)
         first = input_ids.shape[1] if decoder_only else len(batch[0].source.prefix)
-        eos_ids = self.model.eos_ids
-        return [cut_after_eos(tokens, eos_ids) for tokens in generated[:, first:].tolist()]
+        return generated[:, first:].tolist()
 
-    def _transcribe(self, batch: Sequence[Prompt], max_new_tokens: int) -> list[list[int]]:
-        """`generate` of speech models returns neither what the decoder starts from nor EOS: an
-        output that is shorter than it might be was ended by it."""
-        features = torch.stack([prompt.source.inputs["input_features"] for prompt in batch])
-        inputs = {"input_features": features.to(self.target.dtype)}
-        generated = self._call(batch, inputs, max_new_tokens)
-        [end] = self.model.eos_ids
-        return [
-            cut_after_eos((*tokens, end)[:max_new_tokens], self.model.eos_ids)
-            for tokens in generated.tolist()
-        ]
-
-    def _call(self, batch: Sequence[Prompt], inputs: dict[str, Any], max_new_tokens: int) -> Tensor:
+    def _call(self, batch: Sequence[Prompt], limit: int, **inputs: Any) -> Tensor:
         how = {"do_sample": False, "num_beams": 1, **self.settings}
-        if how["num_beams"] == 1:
-            how |= how_to_sample(self.options.sampling)
+        sampling = self.options.sampling
+        if how["num_beams"] == 1 and not sampling.greedy:
+            how |= {
+                "do_sample": True,
+                "temperature": sampling.temperature,
+                "top_k": sampling.top_k,
+                "top_p": sampling.top_p,
+            }
         devices = [self.model.device] if self.model.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices, enabled=bool(how["do_sample"])):
             if how["do_sample"]:
                 torch.manual_seed(self.options.seed + batch[0].row)
             return self.target.generate(
                 **inputs,
-                max_new_tokens=max_new_tokens,
+                max_new_tokens=limit,
                 max_length=None,  # the target's own would only be warned about
                 **how,
             )
@@ -185,21 +184,3 @@ def cut_after_eos(tokens: Sequence[int], eos_ids: frozenset[int]) -> list[int]:
         if token in eos_ids:
             return list(tokens[: position + 1])
     return list(tokens)
-
-
-def how_to_sample(sampling: Sampling) -> dict[str, Any]:
-    """The arguments of `generate` that ask for this sampling."""
-    if sampling.greedy:
-        return {}
-    return {
-        "do_sample": True,
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-    }
-
-
-def _padding_id(model: PreTrainedModel) -> int:
-    """A token to fill rows with; it is masked, so that any will do."""
-    padding = model.generation_config.pad_token_id
-    return 0 if padding is None else padding

@@ -119,16 +119,9 @@ def make_plan(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Plan:
     for config in with_ranks(configs, None if rank_rows is None else (1.0,)):
         check_method(config)
     check_assisted(settings, configs)
-    named = {str(config.drafter) for config in configs}.union(*map(other_drafters, configs))
-    return Plan(
-        settings,
-        methods,
-        rows,
-        rank_rows,
-        tuple(sorted(named - {str(settings.decode.drafter)})),
-        max_gram_table(configs),
-        any(TREES[config.tree.kind].shape is not None for config in configs),
-    )
+    companions, table = companions_of(str(settings.decode.drafter), configs)
+    trees = any(TREES[config.tree.kind].shape is not None for config in configs)
+    return Plan(settings, methods, rows, rank_rows, companions, table, trees)
 
 
 def other_methods(settings: EvalConfig) -> list[PlannedMethod]:
@@ -213,14 +206,20 @@ def check_assisted(settings: EvalConfig, methods: Sequence[DecodeConfig]) -> Non
         )
 
 
-def max_gram_table(methods: Sequence[DecodeConfig]) -> str | None:
-    """The table of max-gram. Raises ConfigError where methods give it different ones."""
+def companions_of(
+    drafter: str, methods: Sequence[DecodeConfig]
+) -> tuple[tuple[str, ...], str | None]:
+    """The drafters of these methods besides the first one, and the table of max-gram.
+
+    Raises ConfigError where methods give max-gram different tables.
+    """
+    named = {str(method.drafter) for method in methods}.union(*map(other_drafters, methods))
     copying = [m for m in methods if any(map(copies_text, (m.drafter, *other_drafters(m))))]
     tables = {method.bigrams for method in copying}
     if len(tables) > 1:
         shown = " and ".join(sorted(map(repr, tables)))
         raise ConfigError(f"bigrams = {shown}; give all methods with max-gram one table, or none")
-    return tables.pop() if tables else None
+    return tuple(sorted(named - {drafter})), tables.pop() if tables else None
 
 
 def plan_lines(plan: Plan) -> list[str]:

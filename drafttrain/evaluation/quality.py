@@ -225,14 +225,6 @@ def compare_outputs(
     )
 
 
-def top_two_gap(
-    model: CachedModel, source: Source, tokens: Sequence[int], max_new_tokens: int
-) -> float:
-    """Gap between plain decoding's two highest logits at the token after `tokens`."""
-    first, second = top_two(model, source, tokens, max_new_tokens)
-    return first - second
-
-
 def top_two(
     model: CachedModel, source: Source, tokens: Sequence[int], max_new_tokens: int
 ) -> tuple[float, float]:

@@ -9,7 +9,7 @@ others end. Tokenisation is not timed; encoding the source is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from time import perf_counter
@@ -26,7 +26,6 @@ from drafttrain.config.progress import tracking
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output
@@ -81,23 +80,6 @@ class Decoded:
         return self.method.verifier.lossless
 
 
-def decode_interleaved(
-    target: LoadedTarget,
-    model: CachedModel,
-    methods: Sequence[Method],
-    prompts: Sequence[Prompt],
-    options: EvaluationOptions,
-    progress: bool = False,
-) -> list[Decoded]:
-    """Decode every prompt by plain decoding, every method and the baselines, interleaved.
-
-    One sequence at a time. The first result is plain decoding. Raises ValueError, before anything
-    is decoded, as `make_jobs`.
-    """
-    jobs = make_jobs(target, model, methods, prompts, options)
-    return run_interleaved(jobs, len(prompts), options, model.device, progress)
-
-
 def run_interleaved(
     jobs: Sequence[Job],
     prompts: int,
@@ -106,7 +88,7 @@ def run_interleaved(
     progress: bool = False,
     batch_size: int = 1,
 ) -> list[Decoded]:
-    """What every job did with so many prompts, in the order of the jobs.
+    """What every job did with so many prompts, in the order of the jobs; plain decoding is first.
 
     batch_size: sequences that are decoded at once; the jobs must take it.
     """
@@ -218,19 +200,15 @@ def decode_by(
     prompts: Sequence[Prompt],
     options: EvaluationOptions,
     batch_size: int,
-    open_randomness: Callable[[int, int, torch.device], Randomness] = sequence_randomness,
 ) -> list[Output]:
-    """Decode prompts by this engine, so many at once, an Output for each in order.
-
-    open_randomness: from (seed, the prompt's row, device); the same whatever else is decoded.
-    """
+    """Decode prompts by this engine, so many at once, an Output for each in order."""
     return Decoder(
         model,
         method.drafter,
         method.stop,
         method.verifier,
         options.sampling,
-        lambda place: open_randomness(options.seed, prompts[place].row, model.device),
+        lambda place: sequence_randomness(options.seed, prompts[place].row, model.device),
     ).decode_all([prompt.source for prompt in prompts], options.max_new_tokens, batch_size)
 
 

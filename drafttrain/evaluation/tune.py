@@ -219,8 +219,7 @@ def search_all(bench: Bench, clock: Clock) -> list[Rung]:
         began = perf_counter()
         decode(names, range(size), 0)  # nothing is timed before everything was called once
         warmed = (perf_counter() - began) / size
-        tell = partial(print_rung, size)
-        found = search(names, fixed, len(bench.prompts), decode, own, warmed, size, tell)
+        found = search(names, fixed, len(bench.prompts), decode, own, warmed, size, print_rung)
         if not found and not rungs:
             raise ConfigError(
                 f"minutes is too small: all {len(names)} candidates together take {warmed:.0f} s a "
@@ -253,11 +252,11 @@ def facts_of(run: Decoded) -> Facts:
     )
 
 
-def print_rung(batch_size: int, rung: Rung) -> None:
+def print_rung(rung: Rung) -> None:
     best, tried = next(iter(rung.candidates.items()))
     left = sum(one.stays for one in rung.candidates.values())
     print(
-        f"batch size {batch_size}, {rung.prompts} prompts, {len(rung.candidates)} candidates: "
+        f"batch size {rung.batch_size}, {rung.prompts} prompts, {len(rung.candidates)} candidates: "
         f"{best} is fastest, {tried.tokens_per_second.value:.0f} tokens/s; {left} stay",
         file=sys.stderr,
     )

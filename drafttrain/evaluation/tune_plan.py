@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 from datasets import Dataset
 
-from drafttrain.build.cascades import other_drafters
 from drafttrain.build.method import check_method
 from drafttrain.build.pairs import Pair, check_pair, load_pair
 from drafttrain.config.base import ConfigError
@@ -23,6 +22,7 @@ from drafttrain.config.trees import TREES
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.store import MANIFEST
 from drafttrain.evaluation.calibration import HeadFacts, judge_heads
+from drafttrain.evaluation.plan import companions_of
 from drafttrain.evaluation.report import check_new_file
 from drafttrain.models.acceptance_head import load_heads
 from drafttrain.models.draft_states import drafts_tokens
@@ -101,9 +101,7 @@ def make_candidates(
     """
     sampled = settings.sampling is not None and settings.sampling.temperature > 0
     found = [
-        *_fixed(settings, drafting, sampled),
-        *_stopped(settings, drafting, sampled),
-        *_by_heads(settings, drafting, heads, threshold, sampled),
+        *_chains(settings, drafting, heads, threshold, sampled),
         *(_trees(settings, drafting, sampled) if drafting.grows_trees else ()),
         *_given(settings),
     ]
@@ -124,8 +122,15 @@ def make_candidates(
     return found
 
 
-def _fixed(settings: TuneConfig, drafting: Drafting, sampled: bool) -> Iterator[Candidate]:
-    longest = drafting.longest
+def _chains(
+    settings: TuneConfig,
+    drafting: Drafting,
+    heads: Mapping[str, Path],
+    threshold: float | None,
+    sampled: bool,
+) -> Iterator[Candidate]:
+    """Fixed lengths, stops by the drafter's distributions, and stops by heads."""
+    longest, most = drafting.longest, most_drafted(settings, drafting)
     lengths = settings.k or LENGTHS[drafting.kind.drafts]
     if settings.k is None and longest is not None:
         lengths = sorted({*(k for k in lengths if k <= longest), longest})
@@ -133,30 +138,16 @@ def _fixed(settings: TuneConfig, drafting: Drafting, sampled: bool) -> Iterator[
         for k in lengths:
             if k > 1 or not block:  # of one token both rules are the same
                 yield _chain(settings, f"k={k}", StopConfig(k=k), block)
-
-
-def _stopped(settings: TuneConfig, drafting: Drafting, sampled: bool) -> Iterator[Candidate]:
     for kind in BY_ROWS:
         stop = STOPS[kind]
         if not stop.requires <= drafting.kind.provides or (sampled and stop.greedy_only):
             continue
         for value in getattr(settings, kind):
-            most = most_drafted(settings, drafting)
             config = StopConfig(kind=kind, max_draft=most, **{kind: value})
             yield _chain(settings, f"{kind}({value:g})", config, sampled)
-
-
-def _by_heads(
-    settings: TuneConfig,
-    drafting: Drafting,
-    heads: Mapping[str, Path],
-    threshold: float | None,
-    sampled: bool,
-) -> Iterator[Candidate]:
     values = {*settings.h, *(() if threshold is None else (round(threshold, 3),))}
     for head, folder in heads.items():
         for h in sorted(values):
-            most = most_drafted(settings, drafting)
             config = StopConfig(kind="head", head=str(folder), h=h, max_draft=most)
             yield _chain(settings, f"{head} h={h:g}", config, sampled, head)
 
@@ -199,11 +190,8 @@ def _given(settings: TuneConfig) -> Iterator[Candidate]:
                     f"candidates.{name}.{field} is given, but all candidates have the {field} of "
                     "the tuning; leave it out"
                 )
-        yield Candidate(name, _decode(settings, **dict(_set_fields(one))))
-
-
-def _set_fields(one: DecodeConfig) -> Iterator[tuple[str, object]]:
-    return ((name, getattr(one, name)) for name in one.model_fields_set)
+        given = {field: getattr(one, field) for field in one.model_fields_set}
+        yield Candidate(name, _decode(settings, **given))
 
 
 def _decode(settings: TuneConfig, **parts: object) -> DecodeConfig:
@@ -247,9 +235,7 @@ class TunePlan:
         return sorted({1, *self.settings.batch_sizes})
 
     def load_pair(self) -> Pair:
-        settings = self.settings
-        beside, trees, table = drafters_beside(settings, self.candidates)
-        return load_pair(settings.target, str(settings.drafter), beside, trees, table)
+        return load_pair(self.settings.target, *drafters_of(self.settings, self.candidates))
 
     def lines(self) -> list[str]:
         """What would be decoded, a line each."""
@@ -274,8 +260,8 @@ def make_plan(settings: TuneConfig) -> TunePlan:
     candidates = make_candidates(settings, drafting, heads, None)
     for one in candidates:
         check_method(one.decode)
-    beside, trees, table = drafters_beside(settings, candidates)
-    check_pair(settings.target, (str(settings.drafter), *beside), trees, table)
+    drafter, beside, trees, table = drafters_of(settings, candidates)
+    check_pair(settings.target, (drafter, *beside), trees, table)
     plan = TunePlan(settings, drafting, heads, judged, candidates, *split_rows(settings))
     fewest, largest = min(len(plan.rows), len(plan.reported)), plan.batch_sizes[-1]
     if largest > fewest:
@@ -300,18 +286,15 @@ def choose_heads(settings: TuneConfig) -> tuple[list[HeadFacts], dict[str, Path]
     return judged, {name: found[name] for name in names[:MOST_HEADS]}
 
 
-def drafters_beside(
+def drafters_of(
     settings: TuneConfig, candidates: list[Candidate]
-) -> tuple[list[str], bool, str | None]:
-    """Drafters that have a part in some candidate beside the first one; whether the user gives
-    candidates with trees; the table of max-gram. Raises ConfigError for several tables."""
-    decodes = [one.decode for one in candidates]
-    beside = sorted({name for decode in decodes for name in other_drafters(decode)})
+) -> tuple[str, tuple[str, ...], bool, str | None]:
+    """The arguments of `load_pair` after the target: the drafter, those beside it in a candidate,
+    whether the user gives candidates with trees, the table of max-gram."""
+    drafter = str(settings.drafter)
+    beside, table = companions_of(drafter, [one.decode for one in candidates])
     trees = any(TREES[one.tree.kind].shape is not None for one in settings.candidates.values())
-    tables = sorted({decode.bigrams for decode in decodes if decode.bigrams is not None})
-    if len(tables) > 1:
-        raise ConfigError(f"bigrams = {tables}; give all candidates one table, or none")
-    return beside, trees, next(iter(tables), None)
+    return drafter, beside, trees, table
 
 
 def split_rows(settings: TuneConfig) -> tuple[Dataset, Dataset]:

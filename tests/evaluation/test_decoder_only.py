@@ -16,7 +16,7 @@ from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.evaluation.evaluate import evaluate
 from drafttrain.evaluation.prompts import EvaluationOptions, read_prompts
-from drafttrain.evaluation.quality import top_two_gap
+from drafttrain.evaluation.quality import top_two
 from tests.evaluation.scripted import loaded
 from tests.tiny_models import CAUSAL_FAMILIES, EOS, tiny_model
 
@@ -82,4 +82,4 @@ def test_the_gap_is_that_of_the_row_after_prompt_and_output():
     with torch.inference_mode():
         logits = target.model(torch.tensor([[5, 6, 7, 9, 11]])).logits[0, -1]
     first, second = logits.topk(2).values.tolist()
-    assert top_two_gap(model, prompt.source, [9, 11], 12) == pytest.approx(first - second, 1e-9)
+    assert top_two(model, prompt.source, [9, 11], 12) == pytest.approx((first, second), 1e-9)

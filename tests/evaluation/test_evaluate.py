@@ -25,9 +25,9 @@ from drafttrain.decoding.verifiers import (
 from drafttrain.evaluation.evaluate import evaluate, write_evaluation
 from drafttrain.evaluation.plots import plot_report
 from drafttrain.evaluation.prompts import EvaluationOptions, read_prompts
-from drafttrain.evaluation.quality import top_two_gap
+from drafttrain.evaluation.quality import top_two
 from drafttrain.evaluation.report import GAP_TOLERANCE, Report, read_report, write_json
-from drafttrain.evaluation.runner import decode_interleaved, make_jobs
+from drafttrain.evaluation.runner import make_jobs, run_interleaved
 from drafttrain.evaluation.tables import main_table, markdown_table, parity_lines
 from tests.evaluation.scripted import ScriptedDrafter, loaded, noisy_blocks, plain_tokens
 from tests.tiny_models import tiny_model
@@ -255,7 +255,8 @@ def test_the_order_of_methods_rotates_from_input_to_input(target, monkeypatch):
 
     monkeypatch.setattr("drafttrain.evaluation.runner._timed", record)
     options = replace(OPTIONS, baselines=(), repeats=1)
-    decode_interleaved(target, model, [strict(drafter)], prompts, options)
+    jobs = make_jobs(target, model, [strict(drafter)], prompts, options)
+    run_interleaved(jobs, len(prompts), options, model.device)
     assert seen[0::2] == ["plain", "scripted k=4 greedy"] * 2
     assert seen[1::2] == ["scripted k=4 greedy", "plain"] * 2
 
@@ -267,9 +268,8 @@ def test_the_gap_at_a_difference_is_plain_decodings_own(target):
     tokens = plain_tokens(target.model, source.input_ids.tolist(), LENGTH)
     prefix = torch.cat([source.prefix, torch.tensor(tokens[:3])])
     logits = target.model(source.input_ids[None], decoder_input_ids=prefix[None]).logits[0, -1]
-    top = logits.topk(2).values
-    gap = top_two_gap(model, source, tokens[:3], LENGTH)
-    assert gap == pytest.approx((top[0] - top[1]).item(), abs=1e-9)
+    found = top_two(model, source, tokens[:3], LENGTH)
+    assert found == pytest.approx(logits.topk(2).values.tolist(), abs=1e-9)
 
 
 def test_a_wrong_output_is_reported_with_row_position_and_gap(target, monkeypatch):

@@ -15,7 +15,7 @@ from drafttrain.decoding.engine.calls import StepOutput
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.evaluation.prompts import EvaluationOptions, read_prompts
-from drafttrain.evaluation.quality import compare_outputs, tie_bound, top_two_gap
+from drafttrain.evaluation.quality import compare_outputs, tie_bound, top_two
 from drafttrain.evaluation.report import Difference, Parity
 from drafttrain.evaluation.runner import decode_by
 from tests.evaluation.scripted import loaded
@@ -74,8 +74,8 @@ def test_a_difference_has_its_row_position_and_gap():
     before = plain[1].tokens[:position]
     wrong = [plain[0], replace(plain[1], tokens=[*before, 5]), *plain[2:]]
     parity = compare_outputs(model, prompts, wrong, plain, 16, "plain")
-    gap = top_two_gap(model, prompts[1].source, before, 16)
-    assert parity.differences == [Difference(row=1, position=position, gap=gap)]
+    first, second = top_two(model, prompts[1].source, before, 16)
+    assert parity.differences == [Difference(row=1, position=position, gap=first - second)]
     assert (parity.against, parity.compared, parity.identical) == ("plain", 8, 7)
 
 
