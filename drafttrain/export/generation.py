@@ -14,21 +14,33 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import ModelOutput
 
-from drafttrain.build.policy import verifier_config
+from drafttrain.build.drafters import drafter_for
+from drafttrain.build.policy import HEAD, POLICY, parse_policy, read_policy, verifier_config
+from drafttrain.build.stops import make_stop
 from drafttrain.build.verifiers import build_verifier
+from drafttrain.config.base import ConfigError
+from drafttrain.config.kinds import kind_of
+from drafttrain.config.policy import Policy
+from drafttrain.config.stops import STOPS
+from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.roles import Drafter, StopPolicy
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.types import Sampling, Source
-from drafttrain.export.pairing import load_assistant, prepare
+from drafttrain.export.parts import DEFAULT_LENGTH
+from drafttrain.models.acceptance_head import check_head_identity, check_head_shape, load_heads
+from drafttrain.models.drafters import load_drafter, read_drafter_settings
 
 UNSUPPORTED = {
     "logits_processor": "put what it does into model.generation_config, or decode without it",
@@ -50,6 +62,10 @@ UNSUPPORTED_OUTPUTS = (
 
 DEFAULT_NEW_TOKENS = 20
 """Transformers' own default length."""
+KEPT_AS = "_drafttrain_pair"
+"""Attribute of the target that holds its prepared pair."""
+Chosen = str | os.PathLike[str] | Mapping[str, Any] | None
+"""An export's folder, the content of a policy.json, or nothing."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +88,7 @@ def generate(
     generation_config: GenerationConfig | None = None,
     assistant_model: PreTrainedModel | None = None,
     streamer: BaseStreamer | None = None,
-    policy: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    policy: Chosen = None,
     exported_to: str | None = None,
     batch_size: int | None = None,
     **kwargs: Any,
@@ -118,33 +134,27 @@ def generate(
         sampling,
         partial(sequence_randomness, seed, device=model.device),
     )
-    together = batch_size or len(request.sources)
-    return finish(model, request, run(decoder, request, streamer, together))
-
-
-def run(
-    decoder: Decoder, request: Request, streamer: BaseStreamer | None, batch_size: int
-) -> list[list[int]]:
-    """The new tokens of every sequence; a streamer gets each round's as it is done."""
     outputs: list[list[int]] = [[] for _ in request.sources]
     if streamer is not None:
         streamer.put(request.starts.cpu())
-    for played in decoder.decode(request.sources, request.max_new_tokens, batch_size):
+    together = batch_size or len(outputs)
+    for played in decoder.decode(request.sources, request.max_new_tokens, together):
         outputs[played.sequence].extend(played.emitted)
         if streamer is not None:
             streamer.put(torch.tensor(played.emitted))
     if streamer is not None:
         streamer.end()
-    return outputs
+    return padded(model, request, outputs)
 
 
-def finish(
-    model: PreTrainedModel, request: Request, outputs: Sequence[Sequence[int]]
+def padded(
+    model: PreTrainedModel, request: Request, outputs: Sequence[list[int]]
 ) -> Tensor | ModelOutput:
     """Prompts with their new tokens, padded on the right; in a ModelOutput where asked for."""
-    longest = max(len(tokens) for tokens in outputs)
-    padding = _padding_id(request.config)
-    rows = [list(tokens) + [padding] * (longest - len(tokens)) for tokens in outputs]
+    padding, longest = request.config.pad_token_id, max(map(len, outputs))
+    if padding is None:  # the first EOS, as in Transformers
+        padding = next(iter(_ids(request.config.eos_token_id)), 0)
+    rows = [tokens + [padding] * (longest - len(tokens)) for tokens in outputs]
     sequences = torch.cat([request.starts, torch.tensor(rows, device=request.starts.device)], 1)
     if not request.config.return_dict_in_generate:
         return sequences
@@ -179,7 +189,11 @@ def read_request(
         raise ValueError(f"input_ids must be integers of shape [batch, length], not {shown}")
     rows = _without_padding(model, config, input_ids, mask)
     if model.config.is_encoder_decoder:
-        start = torch.tensor([_start_id(config)], device=model.device)
+        first = config.decoder_start_token_id
+        first = config.bos_token_id if first is None else first
+        if not isinstance(first, int):
+            raise ValueError(f"decoder_start_token_id is {first!r}; one token id is needed")
+        start = torch.tensor([first], device=model.device)
         starts = start.repeat(len(rows), 1)
         sources = [Source.of_text(row, start) for row in rows]
     else:
@@ -189,8 +203,11 @@ def read_request(
     limits = (*asked, model.generation_config.to_dict())
     given = any(settings.get("max_length") is not None for settings in limits)
     max_new_tokens = _lengths(config, starts.shape[1], given)
-    sampling, copies = _take_sampling(config), config.num_return_sequences or 1
+    sampling, copies = Sampling(), config.num_return_sequences or 1
     config.num_return_sequences = 1
+    if config.do_sample:  # the config is left greedy: the logits processors do none of these
+        sampling = Sampling(config.temperature, config.top_k or 0, config.top_p or 1.0)
+        config.do_sample, config.temperature, config.top_k, config.top_p = False, 1.0, 50, 1.0
     return Request(
         config,
         sampling,
@@ -218,15 +235,6 @@ def check_config(config: GenerationConfig) -> None:
                 f"{name} is not available when drafts are verified; leave it out (the sequences "
                 "are returned)"
             )
-
-
-def _take_sampling(config: GenerationConfig) -> Sampling:
-    """How to sample. The config is left greedy: these three are not the logits processors'."""
-    if not config.do_sample:
-        return Sampling()
-    sampling = Sampling(config.temperature, config.top_k or 0, config.top_p or 1.0)
-    config.do_sample, config.temperature, config.top_k, config.top_p = False, 1.0, 50, 1.0
-    return sampling
 
 
 def _without_padding(
@@ -282,23 +290,124 @@ def _lengths(config: GenerationConfig, length: int, given: bool) -> int:
     return allowed
 
 
-def _start_id(config: GenerationConfig) -> int:
-    start = config.decoder_start_token_id
-    if start is None:
-        start = config.bos_token_id
-    if not isinstance(start, int):
-        raise ValueError(f"decoder_start_token_id is {start!r}; one token id is needed")
-    return start
-
-
-def _padding_id(config: GenerationConfig) -> int:
-    """The padding token; the first EOS where there is none, as in Transformers."""
-    if config.pad_token_id is not None:
-        return config.pad_token_id
-    return next(iter(_ids(config.eos_token_id)), 0)
-
-
 def _ids(value: int | Sequence[int] | None) -> Sequence[int]:
     if value is None:
         return ()
     return (value,) if isinstance(value, int) else value
+
+
+@dataclass(frozen=True)
+class PreparedPair:
+    """A target and a drafter ready to decode, and when a round stops."""
+
+    target: CachedModel
+    assistant: PreTrainedModel
+    drafter: Drafter
+    stop: StopPolicy
+    rules: Policy
+    """As policy.json has them: the verifier counts too."""
+    policy: Chosen
+    """As the caller gave it."""
+
+    def serves(self, model: PreTrainedModel, assistant: PreTrainedModel, policy: Chosen) -> bool:
+        """Whether nothing has changed since: the models, where they are, the policy."""
+        return (
+            self.target.model is model
+            and self.assistant is assistant
+            and self.policy == policy
+            and self.target.device == model.device
+            and not (model.training or assistant.training)
+        )
+
+
+def prepare(model: PreTrainedModel, assistant: PreTrainedModel, policy: Chosen) -> PreparedPair:
+    """Check and wrap a pair; the next call with the same pair finds it done.
+
+    It is kept as an attribute of the target, and so freed with it. Raises ValueError for models
+    that do not go together, and for a policy or head that cannot be used.
+    """
+    kept = vars(model).get(KEPT_AS)
+    if isinstance(kept, PreparedPair) and kept.serves(model, assistant, policy):
+        return kept
+    drafter = drafter_for(model, assistant, "assistant_model")
+    rules, stop = choose_policy(assistant, policy)
+    pair = PreparedPair(CachedModel(model), assistant, drafter, stop, rules, policy)
+    setattr(model, KEPT_AS, pair)
+    return pair
+
+
+def load_assistant(model: PreTrainedModel, place: str) -> PreTrainedModel:
+    """The drafter of an export, where the call gave none: on the target's device, in its type.
+
+    `place` is where the export was written or pushed to. The next call with the same target finds
+    it loaded. Raises ValueError where it is not there (any more).
+    """
+    kept = vars(model).get(KEPT_AS)
+    if (
+        isinstance(kept, PreparedPair)
+        and kept.assistant.name_or_path == place
+        and kept.assistant.device == model.device
+        and kept.assistant.dtype == model.dtype
+    ):
+        return kept.assistant
+    try:
+        settings = read_drafter_settings(place)
+    except ConfigError as error:
+        raise ValueError(
+            f"assistant_model is missing, and no drafter lies where it was exported to ({error}); "
+            "load it from where it lies now, and give assistant_model=drafter"
+        ) from None
+    return load_drafter(place, settings).to(device=model.device, dtype=model.dtype)
+
+
+def choose_policy(assistant: PreTrainedModel, policy: Chosen) -> tuple[Policy, StopPolicy]:
+    """The policy given, or of the drafter's own folder, or a fixed length; and its stops.
+
+    A head from another folder than the drafter's must have been trained for it; one from the same
+    folder was checked when it was exported. Raises ValueError.
+    """
+    own = _own_folder(assistant)
+    if isinstance(policy, Mapping):
+        rules = parse_policy(policy)
+        return rules, _open_stop(rules, own, assistant, elsewhere=False)
+    folder = own if policy is None else Path(policy)
+    if policy is not None and not (folder / POLICY).is_file():
+        raise ValueError(f"policy = {str(policy)!r} holds no {POLICY}; give an export's folder")
+    if folder is None or not (folder / POLICY).is_file():
+        blocks = kind_of(assistant.config).drafts == "blocks"
+        asked = None if blocks else assistant.generation_config.num_assistant_tokens
+        rules = Policy(stop="fixed", k=assistant.config.k if blocks else asked or DEFAULT_LENGTH)
+        return rules, make_stop(rules.stop_config())
+    rules = read_policy(folder / POLICY)
+    return rules, _open_stop(rules, folder, assistant, elsewhere=policy is not None)
+
+
+def _open_stop(
+    policy: Policy, folder: Path | None, assistant: PreTrainedModel, elsewhere: bool
+) -> StopPolicy:
+    config = policy.stop_config()
+    reads_head = STOPS[policy.stop].reads_head
+    if not reads_head or folder is None or not (folder / HEAD).is_dir():
+        return make_stop(config)
+    [head] = load_heads(folder / HEAD).values()
+    check_head_shape(head, assistant.config, str(folder / HEAD))
+    if elsewhere:
+        check_head_identity(head, assistant, str(folder / HEAD))
+    return make_stop(config, head.to(assistant.device))
+
+
+def _own_folder(assistant: PreTrainedModel) -> Path | None:
+    """Where the drafter was loaded from; None for a model that was never on disk."""
+    name = assistant.name_or_path
+    if not name:
+        return None
+    if Path(name).is_dir():
+        return Path(name)
+    commit = assistant.config._commit_hash
+    if commit is None:
+        raise ValueError(
+            f"assistant_model was loaded from {name!r}, which is no longer there; give "
+            "policy=FOLDER of an export"
+        )
+    files = [POLICY, f"{HEAD}/*"]
+    return Path(snapshot_download(name, revision=commit, allow_patterns=files))

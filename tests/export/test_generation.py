@@ -19,8 +19,7 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
-from drafttrain.export.generation import generate
-from drafttrain.export.pairing import load_assistant, prepare
+from drafttrain.export.generation import generate, load_assistant, prepare
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from tests.comparing import same_weights
 from tests.export.pairs import (
