@@ -86,15 +86,19 @@ def new_table(title: str) -> Table:
     )
 
 
-def terminal_cell(run: Measured, column: Column, intervals: bool) -> Text:
-    """A value, with its interval below it where it has one."""
-    estimate = run.metrics.get(column.metric)
-    if estimate is None:
-        return Text("–", style="dim")
-    cell = Text(column.number(estimate.value))
-    if intervals and estimate.low < estimate.high:
-        cell.append(f"\n{column.interval(estimate)}", style="dim")
-    return cell
+def metric_cells(run: Measured, columns: Sequence[Column], intervals: bool) -> list[Text]:
+    """The values of a row, each with its interval below it where it has one."""
+    cells = []
+    for column in columns:
+        estimate = run.metrics.get(column.metric)
+        if estimate is None:
+            cells.append(Text("–", style="dim"))
+            continue
+        cell = Text(column.number(estimate.value))
+        if intervals and estimate.low < estimate.high:
+            cell.append(f"\n{column.interval(estimate)}", style="dim")
+        cells.append(cell)
+    return cells
 
 
 def plain_cell(run: Measured, column: Column, intervals: bool) -> str:
@@ -106,23 +110,6 @@ def plain_cell(run: Measured, column: Column, intervals: bool) -> str:
     if not intervals or estimate.low == estimate.high:
         return number
     return f"{number} ({column.interval(estimate)})"
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], names: int = 1) -> str:
-    """A Markdown table, all columns but the first (`names` of them) aligned to the right."""
-    lines = [header, ["---"] * names + ["---:"] * (len(header) - names), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
-def add_metrics(table: Table, columns: Sequence[Column]) -> None:
-    """A column for each metric."""
-    for column in columns:
-        table.add_column(column.heading, justify="right")
-
-
-def metric_cells(run: Measured, columns: Sequence[Column], intervals: bool) -> list[Text]:
-    """The cells of a row, one for each metric."""
-    return [terminal_cell(run, column, intervals) for column in columns]
 
 
 def print_findings(
@@ -237,13 +224,15 @@ def main_table(report: Report) -> FittedTable:
 def markdown_table(report: Report, intervals: bool = True) -> str:
     """The table for documents and model cards."""
     header, rows = _plain_table(report, intervals)
-    return markdown(header, rows)
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def report_page(report: Report, plot: bytes) -> Page:
     """What the HTML page of a report shows."""
     header, rows = _plain_table(report, intervals=True)
-    drafters = ", ".join(dict.fromkeys(run.drafter or "" for run in _methods(report)))
+    methods = [run for run in report.runs if run.kind == "method"]
+    drafters = ", ".join(dict.fromkeys(run.drafter or "" for run in methods))
     return Page(
         title=f"{Path(report.target.path).name}" + (f" with {drafters}" if drafters else ""),
         subtitle=f"{report.data.prompts} prompts of {report.data.path}; "
@@ -259,14 +248,14 @@ def report_page(report: Report, plot: bytes) -> Page:
 
 def fastest(report: Report) -> dict[int, Row]:
     """The fastest of the methods and plain decoding at each batch size; none untimed."""
-    found: dict[int, Row] = {}
+    found: dict[int, list[Row]] = {}
     for row in report_rows(report):
-        size = 1 if row.result is None else row.result.batch_size
-        if row.run.kind == "baseline" or "speedup" not in row.metrics:
-            continue
-        if size not in found or _speedup(row) > _speedup(found[size]):
-            found[size] = row
-    return found
+        if row.run.kind != "baseline" and "speedup" in row.metrics:
+            found.setdefault(row.result.batch_size if row.result else 1, []).append(row)
+    return {
+        size: max(rows, key=lambda row: row.metrics["speedup"].value)
+        for size, rows in found.items()
+    }
 
 
 def parity_lines(report: Report) -> list[str]:
@@ -329,7 +318,8 @@ def _main_table(report: Report, intervals: bool) -> Table:
     table.add_column("method", no_wrap=True)
     for title in facts:
         table.add_column(title, justify="right")
-    add_metrics(table, columns)
+    for column in columns:
+        table.add_column(column.heading, justify="right")
     for title in after:
         table.add_column("\n".join(title.split(", ")), justify="right")
     rows = report_rows(report)
@@ -371,7 +361,7 @@ def _facts(report: Report) -> dict[str, Callable[[Row], str]]:
         for size, title in (("depth", "levels"), ("nodes", "nodes")):
             found[title] = lambda row, size=size: _shown(row.run.sizes.get(size))
     if report.mode == "teacher-forced":
-        found["parameters"] = lambda row: shown_count(row.run.parameters)
+        found["parameters"] = lambda row: _shown_count(row.run.parameters)
     if any(run.batches for run in report.runs):
         found["batch"] = lambda row: _shown(row.result and row.result.batch_size)
     return found
@@ -386,7 +376,11 @@ def _facts_after(report: Report) -> dict[str, Callable[[Row], str]]:
     if results:
         found["other tokens"] = _differing
     if any(result.memory_bytes is not None for result in results):
-        found["memory, MB"] = _memory
+        found["memory, MB"] = lambda row: (
+            f"{row.result.memory_bytes / 1e6:,.1f}"
+            if row.result is not None and row.result.memory_bytes is not None
+            else "–"
+        )
     return found
 
 
@@ -407,12 +401,6 @@ def _differing(row: Row) -> str:
     if result.parity is not None and not result.parity.holds:
         text += f", {result.parity.unexplained} NOT ties"
     return text
-
-
-def _memory(row: Row) -> str:
-    if row.result is None or row.result.memory_bytes is None:
-        return "–"
-    return f"{row.result.memory_bytes / 1e6:,.1f}"
 
 
 def _names(report: Report) -> list[str]:
@@ -437,15 +425,8 @@ def _is_generated(run: Run) -> bool:
 
 
 def _has_trees(report: Report) -> bool:
-    return any(run.method not in ("chain", "cascade") for run in _methods(report))
-
-
-def _methods(report: Report) -> list[Run]:
-    return [run for run in report.runs if run.kind == "method"]
-
-
-def _speedup(row: Row) -> float:
-    return row.metrics["speedup"].value
+    chains = ("chain", "cascade")
+    return any(run.kind == "method" and run.method not in chains for run in report.runs)
 
 
 def _card(size: int, row: Row) -> Card:
@@ -462,7 +443,7 @@ def _shown(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def shown_count(count: int | None) -> str:
+def _shown_count(count: int | None) -> str:
     """A number of parameters in three digits."""
     for scale, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
         if count is not None and count >= scale:

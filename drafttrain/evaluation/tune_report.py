@@ -20,7 +20,6 @@ from drafttrain.evaluation.prompts import PLAIN
 from drafttrain.evaluation.report import Choice, Report, Search, write_text
 from drafttrain.evaluation.tables import (
     Column,
-    add_metrics,
     machine_note,
     main_columns,
     metric_cells,
@@ -96,7 +95,8 @@ def head_table(report: Report) -> Table | None:
         return None
     table = new_table("Acceptance heads on held-out draft tokens")
     table.add_column("head", no_wrap=True)
-    add_metrics(table, CALIBRATION)
+    for column in CALIBRATION:
+        table.add_column(column.heading, justify="right")
     for head in heads:
         table.add_row(head.name, *metric_cells(head, CALIBRATION, True))
     return table
