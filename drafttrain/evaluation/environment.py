@@ -19,10 +19,11 @@ import psutil
 import torch
 from pydantic import BaseModel, ConfigDict
 
+from drafttrain import __version__
 from drafttrain.config.command_line import describe_command
 from drafttrain.decoding.engine.pool import release_caches
 
-PACKAGES = ("drafttrain", "torch", "transformers", "datasets", "sacrebleu", "rouge-score")
+PACKAGES = ("torch", "transformers", "datasets", "sacrebleu", "rouge-score")
 
 
 class Environment(BaseModel):
@@ -73,7 +74,7 @@ def _cpu_model() -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    found = {"drafttrain": __version__}
     for package in PACKAGES:
         try:
             found[package] = version(package)

@@ -20,13 +20,13 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
+from drafttrain import __version__
 from drafttrain.build.policy import HEAD, POLICY, write_policy
 from drafttrain.config.base import ConfigError
 from drafttrain.export.parts import Parts
@@ -175,7 +175,7 @@ def write_parts(folder: Path, parts: Parts, place: str) -> None:
     code = folder / CUSTOM_GENERATE
     code.mkdir()
     (code / "generate.py").write_text(GENERATE % place, encoding="utf-8")
-    requirement = f"drafttrain>={version('drafttrain')}\n"
+    requirement = f"drafttrain>={__version__}\n"
     (code / "requirements.txt").write_text(requirement, encoding="utf-8")
 
 

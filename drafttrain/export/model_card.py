@@ -13,6 +13,7 @@ from pathlib import Path
 
 from huggingface_hub import ModelCard, ModelCardData
 
+from drafttrain import __version__
 from drafttrain.build.policy import is_lossy
 from drafttrain.config.command_line import hide_folders
 from drafttrain.config.kinds import kind_of
@@ -103,7 +104,7 @@ def write_card(card: Card, parts: Parts, found: Verification) -> str:
         serving=serving,
         serving_fields=vars(serving),
         command_of=command_of,
-        version=version("drafttrain"),
+        version=__version__,
         transformers_version=version("transformers"),
     )
     return hide_folders(str(text).strip()) + "\n"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
 from transformers import PretrainedConfig
 
+from drafttrain import __version__
 from drafttrain.config.base import ConfigError
 from drafttrain.config.language_recipes import StateDrafterRecipe
 from drafttrain.models.causal_recipe import check_losses
@@ -53,5 +52,5 @@ def check_state_recipe(settings: StateDrafterRecipe) -> tuple[PretrainedConfig, 
     shape = {"k": asked.k, "drafts": asked.drafts, "previous_token_rank": rank}
     config = make_config(target, layers, states, **shape)
     config.target = {"path": settings.target.path, "revision": settings.target.revision}
-    config.drafttrain_version = version("drafttrain")
+    config.drafttrain_version = __version__
     return target, config

@@ -17,6 +17,7 @@ from filelock import FileLock
 from pydantic import ValidationError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from drafttrain import __version__
 from drafttrain.config.base import Config, ConfigError
 from drafttrain.config.command_line import describe_command
 from drafttrain.config.reading import dump_settings
@@ -40,7 +41,7 @@ REMEDY = (
     "delete this file to go on with the settings given now (the checkpoints check them), or give "
     "run=ANOTHER_FOLDER"
 )
-PACKAGES = ("torch", "transformers", "datasets", "accelerate", "safetensors", "drafttrain")
+PACKAGES = ("torch", "transformers", "datasets", "accelerate", "safetensors")
 
 
 def check_run(run: Path, settings: Config) -> None:
@@ -75,7 +76,7 @@ def open_run(run: Path, settings: Config) -> None:
     remove_unfinished(run)
     _write(run / "run.yaml", dump_settings(settings))
     environment = {"python": platform.python_version(), "platform": platform.platform()}
-    environment |= {name: version(name) for name in PACKAGES}
+    environment |= {name: version(name) for name in PACKAGES} | {"drafttrain": __version__}
     environment["command"] = describe_command(sys.argv)
     _write(run / "environment.json", json.dumps(environment, indent=2) + "\n")
 
