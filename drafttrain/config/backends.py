@@ -27,8 +27,6 @@ class Backend:
     any weights are read."""
     takes_drafter: bool = False
     """Whether a drafter may draft for it."""
-    counts_rows: bool = False
-    """Whether its batches hold batch_rows rows, instead of batch_tokens tokens."""
     reads_weights: bool = True
     """Whether the target decodes in this process; otherwise its tokenizer and settings suffice."""
 
@@ -46,7 +44,6 @@ ENGINE = Backend(
     methods=("greedy", "sample"),
     checks="drafttrain.build.distilling:check_engine",
     takes_drafter=True,
-    counts_rows=True,
 )
 """The loop that `drafttrain generate` and `eval` decode with, with a drafter where one is given."""
 

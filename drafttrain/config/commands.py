@@ -76,8 +76,7 @@ class DistillConfig(Config):
     sampling: SamplingConfig = SamplingConfig()
     """Temperature, top-k and top-p count where method is sample; max_new_tokens always."""
     batch_tokens: PositiveInt = 4096
-    """transformers: source tokens (rows x longest row) decoded at once by a process.
-    The keys and values of these and of the rows' new tokens are held in memory: see --dry-run."""
+    """transformers: source tokens (rows x longest row) decoded at once by a process."""
     batch_rows: PositiveInt = 32
     """engine: rows decoded at once by a process. The next row enters when one has ended."""
     shard_rows: PositiveInt = 2048

@@ -10,32 +10,6 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.reading import validate_settings
 
-BEAMS_AT_DEPTH = {  # C.3.1: (K, L) of SpecTr and RSD-S
-    2: [(2, 2), (3, 2)],
-    3: [(3, 3), (4, 3)],
-    4: [(5, 4), (7, 4)],
-    5: [(6, 5), (12, 5)],
-}
-BRANCHINGS_AT_DEPTH = {  # C.3.1: b of RSD-C
-    2: [(2, 2), (2, 1), (3, 1)],
-    3: [(2, 2, 2), (3, 1, 1), (4, 1, 1)],
-    4: [(2, 2, 2, 2), (5, 1, 1, 1), (7, 1, 1, 1)],
-    5: [(2, 2, 2, 2, 2), (6, 1, 1, 1, 1), (12, 1, 1, 1, 1)],
-}
-BEAMS_AT_BUDGET = {  # C.3.2
-    6: [(2, 3), (3, 2)],
-    10: [(2, 5), (5, 2)],
-    14: [(2, 7), (7, 2)],
-    21: [(3, 7), (7, 3)],
-    30: [(5, 6), (6, 5)],
-}
-BRANCHINGS_AT_BUDGET = {  # C.3.2
-    6: [(2, 1, 1), (2, 2), (3, 1)],
-    10: [(2, 1, 1, 1, 1), (2, 2, 1), (5, 1)],
-    14: [(2, 1, 1, 1, 1, 1, 1), (2, 2, 2), (7, 1)],
-    21: [(3, 1, 1, 1, 1, 1, 1), (3, 2, 2), (7, 1, 1)],
-    30: [(2, 2, 2, 2), (5, 1, 1, 1, 1, 1), (6, 1, 1, 1, 1)],
-}
 EVERY_METHOD = ["sd", "spectr", "specinfer", "rsd-c", "rsd-s", "opt-tree", "binary", "sequoia"]
 
 
@@ -49,27 +23,22 @@ def beams(found: list[DecodeConfig]) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    ("method", "kind", "verifier"),
-    [("spectr", "paths", "k-seq"), ("specinfer", "paths", "multi-round"), ("rsd-s", "rsd-s", None)],
-)
-def test_paths_and_beams_are_the_papers(method, kind, verifier):
-    for depth, expected in BEAMS_AT_DEPTH.items():
-        found = expand_methods(decode(), [method], [depth], [])
-        assert beams(found) == expected
-        assert {config.tree.kind for config in found} == {kind}
-        assert {config.verifier.kind for config in found} == {verifier or "auto"}
-    for budget, expected in BEAMS_AT_BUDGET.items():
-        assert beams(expand_methods(decode(), [method], [], [budget])) == expected
-
-
-def test_branchings_are_the_papers_and_as_deep_as_they_are_long():
-    for axis, table in ((0, BRANCHINGS_AT_DEPTH), (1, BRANCHINGS_AT_BUDGET)):
-        for value, expected in table.items():
-            wanted = ([], [])
-            wanted[axis].append(value)
-            found = expand_methods(decode(), ["rsd-c"], *wanted)
-            assert [config.tree.branching for config in found] == expected
-            assert [config.stop.k for config in found] == [len(b) for b in expected]
+    ("method", "kind", "verifier", "at_depth_5", "at_budget_30"),
+    [
+        ("spectr", "paths", "k-seq", [(6, 5), (12, 5)], [(5, 6), (6, 5)]),
+        ("specinfer", "paths", "multi-round", [(6, 5), (12, 5)], [(5, 6), (6, 5)]),
+        ("rsd-s", "rsd-s", "auto", [(6, 5), (12, 5)], [(5, 6), (6, 5)]),
+        ("rsd-c", "rsd-c", "auto", [(2,) * 5, (6,) + (1,) * 4, (12,) + (1,) * 4],
+         [(2,) * 4, (5,) + (1,) * 5, (6,) + (1,) * 4]),
+    ],
+)  # fmt: skip
+def test_trees_are_the_papers(method, kind, verifier, at_depth_5, at_budget_30):
+    """RSD, Appendix C.3: paths or beams with their length, or RSD-C's branchings."""
+    for given, expected in (([5], []), at_depth_5), (([], [30]), at_budget_30):
+        found = expand_methods(decode(), [method], *given)
+        assert {(config.tree.kind, config.verifier.kind) for config in found} == {(kind, verifier)}
+        trees = [config.tree.branching for config in found] if kind == "rsd-c" else beams(found)
+        assert trees == expected
 
 
 @pytest.mark.parametrize("method", EVERY_METHOD)

@@ -16,7 +16,6 @@ from drafttrain.config.filling import fill_distill
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.recipes import SpecDrafterRecipe
 from drafttrain.data.distill import distill as distillation
-from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.distill.recipe_rows import distillations, distilled_rows
 from drafttrain.data.shards.outputs import Drafting, Manifest, load_distilled, read_manifest
 from drafttrain.models.identity import hash_target, hash_weights
@@ -262,13 +261,6 @@ def test_heads_of_another_target_are_refused_before_anything_is_written(models, 
     with pytest.raises(ConfigError, match="trained on"):
         distil(config.model_copy(update={"target": other}))
     assert not config.out.exists()
-
-
-def test_the_plan_counts_rows_where_the_backend_does(models, tmp_path):
-    config = made(models, tmp_path, "marian", "out", backend="engine")
-    tokenizer = load_target(config.target).tokenizer
-    longest = max(map(len, tokenizer(Path(config.data.path).read_text().splitlines()).input_ids))
-    assert plan_distillation(config).cache_bytes == 2 * 2 * 2 * 8 * 4 * 3 * (12 + longest)
 
 
 def test_a_run_stands_for_its_drafter_and_its_draft_length(tmp_path):

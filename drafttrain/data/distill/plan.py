@@ -53,17 +53,13 @@ class DistillPlan:
     disk_bytes: int
     """Estimated."""
     parameters: int
-    cache_bytes: int
-    """Keys and values of one full batch (times the beams), at max_new_tokens; not a drafter's."""
 
     def __str__(self) -> str:
-        mib = 2**20
         return (
             f"{self.rows:,} rows, about {self.source_tokens:,} source tokens and "
             f"{self.target_tokens:,} generated ones, in {self.shards} shards ({self.shards_there} "
-            f"there), about {self.disk_bytes / mib:,.1f} MiB on disk; target of "
-            f"{self.parameters:,} parameters, at most {self.cache_bytes / mib:,.0f} MiB of keys "
-            "and values"
+            f"there), about {self.disk_bytes / 2**20:,.1f} MiB on disk; target of "
+            f"{self.parameters:,} parameters"
         )
 
 
@@ -90,7 +86,7 @@ def check_distillation(
 
 
 def plan_distillation(config: DistillConfig, sample: int = 1000) -> DistillPlan:
-    """Rows, tokens, disk and memory of a run. Loads the inputs and the tokenizer only."""
+    """Rows, tokens and disk of a run. Loads the inputs and the tokenizer only."""
     inputs = check_distillation(config)
     model_config, most = check_target(config.target), config.sampling.max_new_tokens
     decoder_only, heard = not model_config.is_encoder_decoder, AUDIO in inputs.column_names
@@ -108,17 +104,11 @@ def plan_distillation(config: DistillConfig, sample: int = 1000) -> DistillPlan:
     disk = 2 * (new_tokens + (0 if heard else tokens)) + 8 * rows
     if heard and config.encoded is not None:
         disk += encoded_bytes(rows, model_config)
-    if config.decoded_by.counts_rows:
-        positions = config.batch_rows * (most + max(lengths))
-    else:
-        fit = max(1, config.batch_tokens * len(lengths) // max(1, sum(lengths)))
-        positions = fit * most + config.batch_tokens
     with torch.device("meta"):
         model = auto_class(model_config).from_config(
             model_config, trust_remote_code=config.target.trust_remote_code
         )
     shards = count_shards(rows, config.shard_rows)
-    here = config.decoded_by.reads_weights  # else keys and values lie in a server
     return DistillPlan(
         rows,
         shards,
@@ -127,20 +117,7 @@ def plan_distillation(config: DistillConfig, sample: int = 1000) -> DistillPlan:
         new_tokens,
         disk,
         model.num_parameters(),
-        _position_bytes(config, model_config) * positions if here else 0,
     )
-
-
-def _position_bytes(config: DistillConfig, model_config: PretrainedConfig) -> int:
-    """Keys and values of one position, of all beams; fewer heads where queries share them."""
-    if not model_config.is_encoder_decoder:
-        model_config = model_config.get_text_config(decoder=True)
-    settings, heads = model_config.to_dict(), model_config.num_attention_heads
-    shared = settings.get("num_key_value_heads") or heads
-    width = settings.get("head_dim") or model_config.hidden_size // heads
-    width *= torch.finfo(getattr(torch, config.target.dtype)).bits // 8
-    beams = config.num_beams if config.method == "beam" else 1
-    return 2 * model_config.num_hidden_layers * shared * width * beams
 
 
 def check_lengths(config: DistillConfig, model_config: PretrainedConfig) -> None:

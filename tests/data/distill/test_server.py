@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -126,19 +125,6 @@ def test_rows_that_fail_once_are_asked_for_again(ask, fake, own_rows, tmp_path, 
         ask(fake.url, retries=6)
     assert rows_of(tmp_path / "rows") == own_rows
     assert len(fake.asked) > 20
-
-
-def test_a_slow_answer_is_asked_for_again(ask, fake, own_rows, tmp_path):
-    slow = sorted(fake.outputs)[0]
-
-    def trouble(number, prompt):
-        if prompt == slow and fake.asked.count(slow) == 1:
-            time.sleep(0.6)
-
-    fake.trouble = trouble
-    with serving(fake):
-        ask(fake.url, timeout=0.3)
-    assert rows_of(tmp_path / "rows") == own_rows and fake.asked.count(slow) == 2
 
 
 def test_a_row_that_a_living_server_does_not_answer_is_an_error(ask, fake, tmp_path):
