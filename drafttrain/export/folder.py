@@ -69,7 +69,8 @@ def check_destination(out: Path, force: bool) -> None:
         raise ConfigError(f"out = {str(out)!r}: {str(nearest)!r} is a file, not a folder")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
-    if not is_export(out):
+    code = out / CUSTOM_GENERATE / "generate.py"
+    if not code.is_file() or ENTRY not in code.read_text(encoding="utf-8", errors="replace"):
         raise ConfigError(
             f"out = {str(out)!r} exists and is no earlier export; give the name of a new folder"
         )
@@ -78,12 +79,6 @@ def check_destination(out: Path, force: bool) -> None:
             f"out = {str(out)!r} holds an earlier export; add --force to replace it, or give the "
             "name of a new folder"
         )
-
-
-def is_export(folder: Path) -> bool:
-    """Whether this program wrote the folder."""
-    code = folder / CUSTOM_GENERATE / "generate.py"
-    return code.is_file() and ENTRY in code.read_text(encoding="utf-8", errors="replace")
 
 
 def write_export(

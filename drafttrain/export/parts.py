@@ -124,7 +124,13 @@ def _open_head(settings: ExportConfig) -> tuple[Path | None, AcceptanceHead | No
         return settings.head, head
     if settings.heads is None:
         return None, None
-    file = settings.policy or _policy_in_run(settings.heads)
+    places = [settings.heads / POLICY, settings.heads / "final" / POLICY]
+    file = settings.policy or next((place for place in places if place.is_file()), None)
+    if file is None:
+        raise ConfigError(
+            f"{str(settings.heads)!r} holds no {POLICY} that says which head to take; run "
+            "`drafttrain tune`, or give one head's folder with --head"
+        )
     name = read_policy(file).head
     found = load_heads(settings.heads)
     if name not in found:
@@ -134,17 +140,6 @@ def _open_head(settings: ExportConfig) -> tuple[Path | None, AcceptanceHead | No
         )
     final = settings.heads / "final"
     return (final if final.is_dir() else settings.heads) / name, found[name]
-
-
-def _policy_in_run(run: Path) -> Path:
-    places = [run / POLICY, run / "final" / POLICY]
-    found = next((file for file in places if file.is_file()), None)
-    if found is None:
-        raise ConfigError(
-            f"{str(run)!r} holds no {POLICY} that says which head to take; run `drafttrain tune`, "
-            "or give one head's folder with --head"
-        )
-    return found
 
 
 def _choose_policy(
