@@ -244,11 +244,11 @@ def test_calls_that_fail_later_run_as_they_are_from_then_on(traced, monkeypatch,
     assert not any(traced)
 
 
-def test_without_a_compiler_one_line_says_so(monkeypatch, capsys):
-    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("no-such-compiler",))
+def test_without_a_compiler_one_line_says_so(capsys):
     model = tiny_model("llama")
     target, drafter = CachedModel(model), ANY["causal"](model)
-    compile_calls("auto")
+    with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
+        compile_calls("auto")
     assert decode(target, drafter) == generate(model, sources_for(model, 8), NEW)
     [line] = capsys.readouterr().err.splitlines()
     assert "no-such-compiler" in line and line.endswith("all calls run uncompiled")
