@@ -21,12 +21,11 @@ from drafttrain.config import (
     language_recipes,
     policy,
     recipes,
-    serving,
 )
 from drafttrain.config.base import Config, sentences, settings_class
 
 PAGE = Path(__file__).with_name("settings.md")
-MODULES = (inputs, decode, commands, serving, recipes, language_recipes, policy)
+MODULES = (inputs, decode, commands, recipes, language_recipes, policy)
 HEAD = """# Settings
 
 Made from [drafttrain/config](../drafttrain/config) by `python docs/make_settings.py`.

@@ -13,7 +13,6 @@ import typer
 
 from drafttrain.commands.options import DryRun, takes_settings
 from drafttrain.commands.shell import TYPER_STYLE, call, run_command
-from drafttrain.commands.texts import read_texts
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import (
     BigramsConfig,
@@ -189,8 +188,32 @@ def generate(
     if show_rounds and json_lines:
         raise ConfigError("--json holds the rounds already; leave --show-rounds out")
     display = "json" if json_lines else "rounds" if show_rounds else "text"
-    texts = read_texts(text, settings)
-    call("drafttrain.commands.generate:generate_texts", settings, texts, display)
+    call(
+        "drafttrain.commands.generate:generate_texts", settings, read_texts(text, settings), display
+    )
+
+
+def read_texts(given: Sequence[str] | None, settings: GenerateConfig) -> Sequence[str] | None:
+    """Texts of --text or standard input; None where the inputs are settings.data.
+
+    Raises ConfigError for both at once, for none, and for bytes that are no text.
+    """
+    if given and settings.data is not None:
+        raise ConfigError("--text and --data are both given; give one of them")
+    if given or settings.data is not None:
+        return given or None
+    if sys.stdin.isatty():
+        raise ConfigError("no inputs; add --text TEXT, --data FILE, or pipe lines in")
+    try:
+        lines = [line.rstrip("\r\n") for line in sys.stdin]
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"standard input is not {error.encoding}: {error.reason} at byte {error.start}; "
+            "convert it with iconv"
+        ) from None
+    if not lines:
+        raise ConfigError("standard input is empty; pipe one text a line, or use --text or --data")
+    return lines
 
 
 @app.command()

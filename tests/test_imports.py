@@ -34,7 +34,6 @@ LIGHT = {
     "__main__",
     "commands/shell.py",
     "commands/options.py",
-    "commands/texts.py",
 }
 """What is loaded before any argument is checked, so nothing heavy at module level."""
 HEAVY = {"torch", "transformers", "datasets", "accelerate", "matplotlib", "sacrebleu", "pandas"}

@@ -32,7 +32,6 @@ from drafttrain.config.decode import (
 )
 from drafttrain.config.engines import ENGINES
 from drafttrain.config.inputs import DataConfig, TargetConfig
-from drafttrain.config.serving import ServerConfig
 
 BackendName = Literal["auto", *BACKENDS]
 EngineName = Literal[*ENGINES]
@@ -48,6 +47,29 @@ Compile = Annotated[Literal["off", "auto", "on"], BeforeValidator(_spelled_out)]
 SweptValues = Annotated[list[float], BeforeValidator(split_at_commas)]
 
 
+class ServerConfig(Config):
+    """Servers that run the target of a distillation, by OpenAI's interface."""
+
+    urls: tuple[str, ...] = ()
+    """Addresses, as http://localhost:8000/v1, several with commas between them; rows are shared out
+    among them. A key is read from the environment (OPENAI_API_KEY)."""
+    model: str | None = None
+    """The name that they have for the target. Default: the only one, or the target's path."""
+    concurrency: PositiveInt = 32
+    """Rows that each server is asked for at once."""
+    timeout: PositiveFloat = 600.0
+    """Seconds that an answer may take."""
+    retries: NonNegativeInt = 6
+    """How often a row is asked for again, with growing pauses, where a server fails."""
+    prompts: Literal["tokens", "text"] = "tokens"
+    """How prompts are sent. text: for servers that take no token ids (transformers serve)."""
+    extra_body: dict[str, bool | int | float | str] = {}
+    """More fields of each request. For vLLM: {return_token_ids: true, top_k: -1, min_p: 0.0,
+    repetition_penalty: 1.0}."""
+
+    _split = field_validator("urls", mode="before")(split_at_commas)
+
+
 class DistillConfig(Config):
     """`drafttrain distill`: the target's own outputs, as Parquet shards with a manifest."""
 
@@ -58,15 +80,14 @@ class DistillConfig(Config):
     method: DistillMethod = "greedy"
     """How the target decodes. Greedy outputs make the drafter agree with greedy decoding."""
     backend: BackendName = "auto"
-    """What decodes. transformers: the loop of `generate`. engine: the loop of `drafttrain generate`
-    and `eval`, greedy or sampled. Greedy outputs are the same; sampled ones follow the same law,
-    from other draws. auto: engine where a drafter is given, else transformers. server: greedy or
-    sampled, of decoder-only targets; the default where server.urls is given."""
+    """What decodes. transformers: the loop of `generate`. engine: that of `drafttrain generate`,
+    greedy or sampled. server: greedy or sampled, decoder-only targets. auto: server where
+    server.urls is given, engine where a drafter is, else transformers."""
     server: ServerConfig = ServerConfig()
     """server: where it is, and how it is asked."""
     drafter: str | None = None
-    """engine: what drafts, so that the target answers in fewer calls: a run, the folder or Hub name
-    of a drafter, or max-gram. Greedy outputs do not depend on it."""
+    """engine: what drafts, so that the target needs fewer calls: a run, the folder or Hub name of a
+    drafter, or max-gram."""
     bigrams: str | None = None
     """engine: table of likeliest successors, where the drafter is max-gram."""
     stop: StopConfig = StopConfig()
@@ -84,8 +105,8 @@ class DistillConfig(Config):
     max_source_tokens: PositiveInt = 512
     """Inputs longer than this are skipped and reported by row number."""
     encoded: Path | None = None
-    """Folder that what the target's encoder makes of clips is kept in, half precision, for drafters
-    that read it: 1.2 MB a clip of Whisper's smallest. Default: it is not kept."""
+    """Folder in which the encoder states of clips are kept in half precision, for drafters that
+    read them. Default: they are not kept."""
     share: str | None = None
     """0/4: write every fourth shard, from number 0 on. For launches that share a folder only."""
 
@@ -108,84 +129,70 @@ class BigramsConfig(Config):
     """The table, a .safetensors file."""
 
 
-class EvalConfig(Config):
-    """`drafttrain eval`: what a drafter is worth on a target and inputs."""
+class DecodingConfig(Config):
+    """What `eval` and `generate` decode, and how."""
 
     target: TargetConfig | None = None
-    """Default: the target the newest run (or the given drafter) was trained for."""
-    data: DataConfig | None = None
-    """Default: the held-out rows of the newest run."""
+    """Default: the target that the drafter, else the newest run, was trained for."""
     decode: DecodeConfig = DecodeConfig()
     policy: Path | None = None
-    """A policy.json of `drafttrain tune`: the stop policy, tree or cascade to decode with, where no
-    setting of these is given. Default: the one beside the drafter, if there is one."""
+    """A policy.json of `drafttrain tune`, for where no stop, tree or cascade is given. Default: the
+    one beside the drafter, if there is one."""
+    compile: Compile = "off"
+    """Whether calls of one sequence are compiled by torch; it takes a C++ compiler, and minutes at
+    the start. on: all of them. auto: those measured to be faster so."""
+
+
+class EvalConfig(DecodingConfig):
+    """`drafttrain eval`: what a drafter is worth on a target and inputs."""
+
+    data: DataConfig | None = None
+    """Default: the held-out rows of the newest run."""
     mode: Literal["decode", "teacher-forced"] = "decode"
-    """How acceptance is measured. decode: by decoding with each method. teacher-forced: the target
-    decodes once, and each drafter, those of `others` too, is judged by parallel passes along its
-    outputs: what decoding would accept at temperature 0, the expectation of it above."""
+    """decode: measure by decoding with each method. teacher-forced: the target decodes once, and
+    acceptance is computed in parallel passes along its outputs, for `others` too."""
     others: dict[str, DecodeConfig] = {}
-    """More methods by the names that reports give them, measured in the same run, with the
-    sampling of `decode`: {copied: {drafter: max-gram}, ...}. Chains without a stop of their own are
-    measured at every k of a sweep; reports compare them with the drafter, input by input."""
+    """More methods by name, measured in the same run with the sampling of `decode`: {copied:
+    {drafter: max-gram}, ...}. Chains without a stop of their own are measured at every k of a
+    sweep."""
     sweep: dict[str, SweptValues] = {}
-    """Values to try, as k=5,10; of several settings {k: [5, 10], h: [0.5, 0.7], beta: [3]}. Every
-    setting of a stop policy makes one policy per value, measured with the verifier asked for; beta
-    and tau add Spec-Verification at each of their pairs."""
+    """Values to try, as k=5,10; of several settings {k: [5, 10], h: [0.5, 0.7], beta: [3]}. Each
+    value of a stop setting is a policy; beta and tau add Spec-Verification at each of their
+    pairs."""
     rank_data: DataConfig | None = None
     """Prompts on which acceptance by rank is measured for sequoia; not those reported on."""
     baselines: tuple[Baseline, ...] = ("generate", "beam")
-    """What a user would take instead. Transformers' own `generate` (greedy or sampling as asked),
-    beam search, and assisted generation with the language models among the drafters: k tokens a
-    round as their methods have it, constant, no confidence threshold; batch size 1 only."""
+    """Baselines: Transformers' own `generate`, beam search, and assisted generation with the
+    language models among the drafters (k tokens a round, batch size 1 only)."""
     num_beams: PositiveInt = 5
     """Beams of that search."""
     batch_sizes: tuple[PositiveInt, ...] = (1,)
-    """Most sequences decoded at once, for example 1,4,8,16,32; 1 is always among them. A sequence
-    enters as another one ends; `generate` decodes padded batches."""
-    wave_batches: int = Field(default=4, ge=4)
-    """Batches of inputs, at least, that a method decodes in turn at batch sizes above 1: more make
-    its start and end, where batches are not full, count for less."""
+    """Most sequences decoded at once, for example 1,4,8,16,32; 1 is always among them."""
     repeats: PositiveInt = 3
     """Interleaved timing rounds; medians are reported."""
     warmup: NonNegativeInt = 3
     """Inputs decoded by every method before timing starts."""
-    compile: Compile = "off"
-    """Whether calls of one sequence are compiled by torch, before the first one. on: all of them.
-    auto: those found to be faster so, which is measured first. Takes a C++ compiler and minutes at
-    the start. What cannot be compiled runs as it is, and a line says why."""
     bootstrap: PositiveInt = 1000
     """Resamples of the prompts for the 95 % intervals."""
     bleu_tokenizer: str = "13a"
-    """sacrebleu's tokenizer: 13a, or zh, ja-mecab, ko-mecab, char for such outputs. Chats have no
-    BLEU."""
+    """sacrebleu's tokenizer: 13a, or zh, ja-mecab, ko-mecab, char for such outputs."""
     report: Path | None = None
-    """Where report.json goes; samples.jsonl and the plot lie beside it. Default: in the run of the
-    drafter, if it is of one, else here."""
+    """Where report.json goes; samples.jsonl and the plot lie beside it. Default: in the drafter's
+    run, if it is of one, else here."""
 
     _split = field_validator("batch_sizes", "baselines", mode="before")(split_at_commas)
 
 
-class GenerateConfig(Config):
+class GenerateConfig(DecodingConfig):
     """`drafttrain generate`: decode texts, with or without a drafter."""
 
-    target: TargetConfig | None = None
-    """Default: the target the drafter was trained for."""
     data: DataConfig | None = None
     """Default: the lines of standard input, each a text."""
     chat: bool = False
     """Put every text as a user's message through the tokenizer's chat template (decoder-only
-    targets), wherever it comes from; of data the same as data.chat."""
-    decode: DecodeConfig = DecodeConfig()
-    policy: Path | None = None
-    """A policy.json of `drafttrain tune`: the stop policy, tree or cascade to decode with, where no
-    setting of these is given. Default: the one beside the drafter, if there is one."""
+    targets)."""
     batch_size: PositiveInt = 1
-    """Most inputs decoded at once; one enters as another one ends. Outputs come in order and are
-    those of batch size 1, up to rounding."""
-    compile: Compile = "off"
-    """Whether calls of one sequence are compiled by torch, before the first one. on: all of them.
-    auto: those found to be faster so, which is measured first. Takes a C++ compiler and minutes at
-    the start. What cannot be compiled runs as it is, and a line says why."""
+    """Most inputs decoded at once; outputs come in order."""
 
 
 class CacheConfig(Config):
@@ -203,14 +210,14 @@ class CacheConfig(Config):
     out: Path
     """Folder for the shards and manifest.json."""
     sampling: SamplingConfig | None = None
-    """The warping (temperature, top_k, top_p) that decoding will use; labels are made under it.
+    """The warping (temperature, top_k, top_p) that decoding will use, under which labels are made.
     Default: as the outputs were decoded."""
     state: Literal["drawn", "token"] = "drawn"
-    """What heads read, where the drafter drafts token by token: what is known when a token is
-    drawn, or the hidden state at its own position, a pass later (SpecDec++)."""
+    """What heads read where the drafter drafts token by token: the state that a token is drawn
+    from, or the one at its own position, a pass later (SpecDec++)."""
     mixing: float | None = Field(default=None, ge=0.0, le=1.0)
-    """r, for `token` states: share of positions that keep the target's own token. The others are
-    drafted and in the loss (SpecDec++ Section 3.2). Default: 0.15."""
+    """r, for `token` states: share of positions that keep the target's own token (SpecDec++ Section
+    3.2). Default: 0.15."""
     mixes: PositiveInt = 1
     """R: how often drafted tokens and mixing are drawn anew; epochs cycle over them."""
     dtype: Literal["float32", "float16"] = "float32"
@@ -227,8 +234,8 @@ class CacheConfig(Config):
     """Blocks drawn from each output, where the drafter drafts blocks. Default: one at every
     prefix."""
     encoded: Path | None = None
-    """Of clips: folder of what the target's encoder makes of them, which several runs may share;
-    what is not there is made. Default: `encoded`, beside `distilled`."""
+    """Folder of the encoder states of clips, which several runs may share; missing ones are made.
+    Default: `encoded`, beside `distilled`."""
     share: str | None = None
     """0/4: write every fourth shard, from number 0 on. For launches that share a folder only."""
 
@@ -258,11 +265,11 @@ class TuneConfig(Config):
     sampling: SamplingConfig | None = None
     """Default: as the heads' labels were made; greedy decoding without heads."""
     k: tuple[PositiveInt, ...] | None = None
-    """Fixed draft lengths. Default: 1,2,3,4,6,8 for a drafter that drafts token by token; for one
-    that drafts blocks 2,3,4,6,8,12 and the length that it was trained for."""
+    """Fixed draft lengths. Default: 1,2,3,4,6,8 for a drafter that drafts token by token; for
+    blocks 2,3,4,6,8,12 and the length that it was trained for."""
     h: tuple[Share, ...] = (0.3, 0.5, 0.7)
-    """Thresholds of acceptance heads. The one that follows from the measured costs of a draft token
-    and a target call (SpecDec++, Theorem 3.1) is tried too."""
+    """Thresholds of acceptance heads. The one that follows from the measured costs (SpecDec++,
+    Theorem 3.1) is tried too."""
     entropy: tuple[PositiveFloat, ...] = (1.0, 2.0)
     """Thresholds of the entropy stop."""
     confidence: tuple[Share, ...] = (0.3, 0.5)
@@ -277,8 +284,8 @@ class TuneConfig(Config):
     nodes: tuple[PositiveInt, ...] = (8, 16, 30)
     """Draft tokens of those trees."""
     candidates: dict[str, DecodeConfig] = {}
-    """More candidates by name, such as cascades: {deep: {cascade: {drafters: [small, max-gram],
-    increments: "5,3,0/4,10/10", leniency: 2}}}. At most 40 in all."""
+    """More candidates by name, at most 40 in all: {deep: {cascade: {drafters: [small, max-gram],
+    increments: "5,3,0/4,10/10", leniency: 2}}}."""
     bigrams: str | None = None
     """max-gram: table of likeliest successors, made by `drafttrain bigrams`."""
     batch_sizes: tuple[PositiveInt, ...] = (1,)
@@ -286,8 +293,7 @@ class TuneConfig(Config):
     minutes: PositiveFloat = 5.0
     """Most minutes for all of it. With less time the choice rests on fewer prompts."""
     report: Path | None = None
-    """Where the report goes (JSON); its plot and page lie beside it. Default: tune.json in the run.
-    """
+    """Where the report goes (JSON), beside its plot and page. Default: tune.json in the run."""
     policy: Path | None = None
     """Where policy.json goes. Default: beside the heads; without heads in the drafter's folder,
     where `generate` and `eval` find it."""
@@ -309,34 +315,31 @@ class ExportConfig(Config):
     h: float | None = Field(default=None, gt=0.0, lt=1.0)
     """Stop when a rejection is likelier than this. Default: policy.json's, else 0.7."""
     verifier: VerifierConfig | None = None
-    """The verifier in policy.json; kind=spec-verification makes greedy decoding lossy. Default:
-    the policy's, else auto (lossless)."""
+    """The verifier in policy.json. Default: the policy's, else auto (lossless)."""
     target: str | None = None
-    """Hub name or folder of the target, for the model card and the check of decoding. Default: as
-    the head or the drafter recorded it."""
+    """Hub name or folder of the target. Default: as the head or the drafter recorded it."""
     license: str | None = None
     """Licence of the drafter, as the Hub names it (apache-2.0, cc-by-4.0, other)."""
     training_data: str | None = None
-    """What the drafter was trained on, for the model card: a Hub name or words. Default: as its
-    run recorded it."""
+    """What the drafter was trained on: a Hub name or words. Default: as its run recorded it."""
     report: Path | None = None
-    """Measured numbers for the model card, written by `drafttrain eval` or `drafttrain tune`; the
-    plot beside it goes along. Default: report.json in the drafter's run, if there is one."""
+    """Measured numbers for the model card, written by `drafttrain eval` or `drafttrain tune`.
+    Default: report.json in the drafter's run, if there is one."""
     out: Path
     """The folder to write."""
     engines: tuple[EngineName, ...] = ()
-    """Programs that are to draft with the export, as vllm,llama.cpp: what each cannot take is
-    refused first, and the command for each is printed and written into the card. Default: nothing
-    is refused, and the card has the commands of all that take such a drafter."""
+    """Programs that are to draft with the export, as vllm,llama.cpp: each one's needs are checked
+    and its command is printed. Default: nothing is refused, and the card has the commands of
+    all."""
     num_assistant_tokens: PositiveInt | None = None
     """Draft length of Transformers' own assisted generation, and of all commands. Default: the
     policy's, else the fastest in the report, else as the drafter's run has it, else 20."""
     check: Literal["auto", "target", "drafter"] = "auto"
-    """What is decoded on 20 inputs before the folder gets its name. target: the target with
-    custom_generate, against plain greedy `generate` (loads the target). drafter: drafts alone,
-    against those of the original. auto: target, where it is a folder on this machine."""
+    """What is decoded on 20 inputs as a check. target: the target with custom_generate, against
+    plain greedy `generate`. drafter: drafts alone. auto: target, where it is a folder on this
+    machine."""
     data: DataConfig | None = None
-    """Inputs of that check. Default: the held-out rows of the drafter's run, else random tokens."""
+    """Inputs of that check. Default: the held-out rows of the run, else random tokens."""
     force: bool = False
     """Replace an earlier export."""
     push: str | None = None

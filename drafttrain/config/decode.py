@@ -43,16 +43,15 @@ class StopConfig(Config):
     """When a round of drafting ends."""
 
     kind: StopName = "fixed"
-    """What ends a round. fixed: always k tokens. head: a trained acceptance head predicts that a
-    draft token was probably rejected (SpecDec++). entropy: after a row of high entropy.
-    confidence: after a token of low probability (as Transformers does); greedy decoding only.
-    cumulative: once the draft tokens together are improbable. gain: after a level that adds little
-    to the expected acceptance of an opt-tree, the default there. None changes the output."""
+    """What ends a round. fixed: k tokens. head: an acceptance head predicts a rejection
+    (SpecDec++). entropy: a row of high entropy. confidence: a token of low probability (greedy
+    decoding only). cumulative: the draft tokens together are improbable. gain: a level adds little
+    to the expected acceptance of an opt-tree, the default there."""
     k: PositiveInt = 10
     """Tokens drafted in a round, where that is fixed; levels of a tree."""
     max_draft: PositiveInt = 20
     """Most tokens (levels of a tree) drafted in a round by the other kinds. Default: policy.json's
-    for a head; where one pass drafts a block, the slots that the drafter was trained with."""
+    for a head; for blocks the slots that the drafter was trained with."""
     head: str | None = None
     """head: folder of the acceptance head. Default: the one beside the drafter, if there is one."""
     h: float | None = Field(default=None, gt=0.0, lt=1.0)
@@ -64,20 +63,19 @@ class StopConfig(Config):
     cumulative: float = Field(default=0.3, gt=0.0, lt=1.0)
     """cumulative: stop once the product of the rows' largest probabilities is less than this."""
     delta: float = Field(default=0.2, ge=0.0, lt=1.0)
-    """gain: stop after a level that adds no more expected accepted tokens than this. Useful values
-    lie between t_draft / t_target and 1; 0 goes on to max_draft levels."""
+    """gain: stop after a level that adds no more expected accepted tokens than this; useful values
+    lie between t_draft / t_target and 1."""
 
 
 class VerifierConfig(Config):
     """How drafted tokens are accepted."""
 
     kind: VerifierName = "auto"
-    """Rule of acceptance; only spec-verification changes the output. auto: greedy match at
-    temperature 0, above it the rejection rule for drafts: rejection for chains, recursive for rsd-c
-    and rsd-s, k-seq for paths (multi-round with several drafters), target-walk for other trees; all
-    are lossless. So are block, for chains, and traversal, for drawn trees, which accept a little
-    more: they judge whole prefixes, a later token may make up for an earlier one.
-    spec-verification is lossy: it accepts tokens among the target's top beta within tau."""
+    """Rule of acceptance; only spec-verification (the target's top beta within tau) changes the
+    output. auto: greedy match at temperature 0, above it the rejection rule for the draft:
+    rejection for chains, recursive for rsd-c and rsd-s, k-seq for paths (multi-round with several
+    drafters), target-walk for other trees. block, for chains, and traversal, for drawn trees,
+    accept a little more."""
     beta: PositiveInt = 3
     """Spec-Verification: the token must be among the target's top beta."""
     tau: NonNegativeFloat = 1.0
@@ -88,11 +86,11 @@ class TreeConfig(Config):
     """The shape of draft trees. stop.k is the number of levels."""
 
     kind: TreeName = "none"
-    """Which tree the tokens of a round make. none: chains. paths: independent paths (SpecTr,
-    SpecInfer). rsd-c, rsd-s: without replacement, by branching factors or stochastic beam search
-    (RSD). opt-tree: the tree that expects the most accepted tokens (OPT-Tree). binary, eagle: fixed
-    trees. sequoia: the best fixed tree for measured acceptance by rank. At temperature 0 use
-    opt-tree or a fixed tree: drawn trees are chains there, unless draft_temperature is set."""
+    """Tree of a round's draft tokens. none: chains. paths: independent paths (SpecTr, SpecInfer).
+    rsd-c, rsd-s: without replacement, by branching factors or stochastic beam search (RSD).
+    opt-tree: the tree of the most expected accepted tokens (OPT-Tree). binary, eagle: fixed trees.
+    sequoia: the best fixed tree for measured acceptance by rank. Drawn trees are chains at
+    temperature 0, unless draft_temperature is set."""
     width: PositiveInt = 3
     """paths: how many. rsd-s: sequences a level."""
     branching: tuple[PositiveInt, ...] = Field(default=(2, 2, 2), min_length=1)
@@ -107,10 +105,9 @@ class TreeConfig(Config):
     head: str | None = None
     """opt-tree: folder of an acceptance head that scores nodes."""
     draft_temperature: tuple[PositiveFloat, ...] | None = Field(default=None, min_length=1)
-    """Temperature of the drafter's rows that tokens are drawn from, or an opt-tree is
-    scored by; for that also one of each level, the last one's of all below it: 0.1,0.9. Default:
-    the target's; for an opt-tree where the target is greedy those that training
-    fitted to a Spec-Drafter's slots, and 0.5 where it fitted none."""
+    """Temperature of the rows that tokens are drawn from, or an opt-tree is scored by (there also
+    one a level: 0.1,0.9). Default: the target's; for an opt-tree in greedy decoding those fitted to
+    a Spec-Drafter's slots, else 0.5."""
 
     _split = field_validator("draft_temperature", mode="before")(split_at_commas)
 
@@ -122,14 +119,11 @@ class CascadeConfig(Config):
     drafters: tuple[str, ...] = Field(min_length=1)
     """Folders or Hub names, from the largest down, as a rule to `max-gram`."""
     increments: tuple[tuple[NonNegativeInt, ...], ...] | None = None
-    """Tokens that each drafter adds to a round / in reviews, as 5,3,0/4,10/10; `drafttrain
-    tune` finds them. This is the matrix K, a row for each depth of reviews: `drafter` adds
-    5 tokens to a round and the second 3; in the first one's reviews the second adds 4 and the third
-    10; and so on. Default: 5 a model; from max-gram 10 in reviews, none in a round."""
+    """The matrix K: tokens that each drafter adds to a round / in reviews, as 5,3,0/4,10/10, a row
+    for each depth of reviews. Default: 5 a model; from max-gram 10 in reviews, none in a round."""
     leniency: float = Field(default=1.0, ge=1.0)
-    """How lenient reviews inside are, from 1 on. They accept up to l times more than their own
-    distribution would; against max-gram, and where the target reviews, l is 1 always. The output
-    stays the target's own."""
+    """How lenient reviews inside the cascade are: they accept up to this many times more than their
+    own distribution would. The output stays the target's own."""
 
     _split = field_validator("drafters", mode="before")(split_at_commas)
 
@@ -161,13 +155,11 @@ class DecodeConfig(Config):
     drafter: str | None = None
     """Folder or Hub name of the drafter; none: plain decoding; max-gram: copying from the text
     itself. max-gram copies what followed the longest earlier occurrence of the text's end (CS
-    Drafting) and needs no training."""
+    Drafting)."""
     bigrams: str | None = None
-    """max-gram: table of likeliest successors, for where nothing occurred before; made by
-    `drafttrain bigrams`."""
+    """max-gram: table of likeliest successors, made by `drafttrain bigrams`."""
     cascade: CascadeConfig | None = None
-    """More drafters, which speed up the drafter's own drafting. A round drafts as many tokens as
-    the first row of increments adds up to."""
+    """More drafters, which speed up the drafter's own drafting."""
     tree: TreeConfig = TreeConfig()
     """What the drafter's drafts look like: chains, or trees."""
     sampling: SamplingConfig = SamplingConfig()

@@ -1,12 +1,11 @@
 """What `eval`, `generate` and `tune` take from runs and exports where the user left it out.
 
 Each function takes what the user wrote, as nested mappings, and gives it back with more in it; what
-was given always wins. Imports no torch.
+was given always wins.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from copy import deepcopy
@@ -25,8 +24,8 @@ from drafttrain.config.runs import (
     finished_runs,
     head_folders,
     head_run_of,
-    newest_head_run,
     newest_run,
+    read_config,
     read_run,
     run_of,
 )
@@ -46,13 +45,13 @@ LAYOUT = {
 """Settings of prompts that say how they are read, not which they are."""
 
 
-def fill_eval(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> dict[str, Any]:
+def fill_eval(values: dict[str, Any]) -> dict[str, Any]:
     """All that `eval` needs: target, drafter, draft length, inputs, and where the report goes.
 
     Runs among the drafters of other methods are what they trained. Raises ConfigError where nothing
     says which drafter, target or inputs.
     """
-    values = fill_data(fill_from_run(values, checkpoints), checkpoints)
+    values = fill_data(fill_from_run(values))
     for other in _group(values, "others").values():
         if run := run_of(str(other.get("drafter"))):
             other["drafter"] = str(run.drafter)
@@ -62,7 +61,7 @@ def fill_eval(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> dict[s
     return values
 
 
-def fill_tune(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> dict[str, Any]:
+def fill_tune(values: dict[str, Any]) -> dict[str, Any]:
     """All that `tune` needs: what the run of the heads, then that of the drafter know, and where
     the report goes.
 
@@ -70,14 +69,14 @@ def fill_tune(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> dict[s
     """
     values = deepcopy(values)
     if values.get("heads") is None and values.get("drafter") is None:
-        values["heads"] = str(newest_head_run(checkpoints).folder)
+        values["heads"] = str(newest_run(of_heads=True).folder)
     heads = values.get("heads")
     if heads is not None:
         _fill_from_heads(values, Path(heads))
     _group(values, "sampling")
     asked = {name: values[name] for name in ("target", "data") if values.get(name)}
     asked["decode"] = {"drafter": values["drafter"]}
-    known = fill_data(fill_from_run(asked, checkpoints), checkpoints)
+    known = fill_data(fill_from_run(asked))
     values |= {"target": known["target"], "data": known["data"]}
     values["drafter"] = known["decode"]["drafter"]
     if values.get("report") is None:
@@ -87,15 +86,13 @@ def fill_tune(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> dict[s
     return values
 
 
-def fill_generate(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> dict[str, Any]:
+def fill_generate(values: dict[str, Any]) -> dict[str, Any]:
     """All that `generate` needs. Where a policy.json says that plain decoding is faster than every
     draft, nothing is drafted, unless the user says how to."""
-    return fill_from_run(values, checkpoints, draft_anyway=False)
+    return fill_from_run(values, draft_anyway=False)
 
 
-def fill_from_run(
-    values: dict[str, Any], checkpoints: Path = CHECKPOINTS, draft_anyway: bool = True
-) -> dict[str, Any]:
+def fill_from_run(values: dict[str, Any], draft_anyway: bool = True) -> dict[str, Any]:
     """Target, drafter and draft length of `eval` and `generate`, where a run knows them.
 
     No drafter and no target: the newest run. No drafter, but a target: the newest run for it, or
@@ -108,11 +105,11 @@ def fill_from_run(
     decode, target = _group(values, "decode"), _group(values, "target")
     path = target.get("path")
     if decode.get("drafter") is None and path is not None:
-        decode["drafter"] = _drafter_for(str(path), checkpoints)
+        decode["drafter"] = _drafter_for(str(path))
     drafter = decode.get("drafter")
     trained = named_kind(drafter) is None
     if drafter is None or (not trained and path is None):
-        run = newest_run(checkpoints)
+        run = newest_run()
     else:
         run = run_of(str(drafter)) if trained else None
     if values.get("policy") is not None or trained:
@@ -123,7 +120,10 @@ def fill_from_run(
             print("policy.json: plain decoding is faster than every draft", file=sys.stderr)
             decode |= {"drafter": NONE.name, "stop": {}, "verifier": {}}
     if path is None:
-        known = _trained_for(str(drafter)) if run is None else _dump(run.recipe.target)
+        known = read_config(Path(str(drafter))).get("target") or {}
+        known = {key: known[key] for key in ("path", "revision") if known.get(key)}
+        if run is not None:
+            known = run.recipe.target.model_dump(mode="json")
         values["target"] = known | target
     if values["target"].get("path") is None:
         raise ConfigError(
@@ -148,7 +148,7 @@ def fill_distill(values: dict[str, Any]) -> dict[str, Any]:
     return values | {"drafter": decode["drafter"], "stop": decode["stop"]}
 
 
-def fill_data(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> dict[str, Any]:
+def fill_data(values: dict[str, Any]) -> dict[str, Any]:
     """Inputs of `eval`, where none are given: the held-out rows of the run.
 
     To be used after `fill_from_run`. Raises ConfigError where no run says which rows.
@@ -157,7 +157,7 @@ def fill_data(values: dict[str, Any], checkpoints: Path = CHECKPOINTS) -> dict[s
     data, drafter = _group(values, "data"), str(values["decode"]["drafter"])
     if data.get("path") is not None:
         return values
-    run = run_of(drafter) if named_kind(drafter) is None else newest_run(checkpoints)
+    run = run_of(drafter) if named_kind(drafter) is None else newest_run()
     if run is None or run.recipe.held_out is None:
         raise ConfigError("no inputs to measure on; add --data FILE (or a Hub name)")
     if run.recipe.target.path != values["target"]["path"]:
@@ -181,8 +181,7 @@ def _fill_from_heads(values: dict[str, Any], heads: Path) -> None:
             f"heads = {str(heads)!r} holds no acceptance head; give a head's folder, or the run of "
             "recipes/train_acceptance_head.py"
         )
-    config = json.loads((folders[0] / "config.json").read_text(encoding="utf-8"))
-    known = dict(config.get("sampling") or {})
+    known = dict(read_config(folders[0]).get("sampling") or {})
     if run is not None:
         if values.get("drafter") is None:
             values["drafter"] = run.recipe.drafter
@@ -224,16 +223,15 @@ def _fill_from_drafter(
         stop = _group(decode, "stop")
         if not decode.get("cascade") and stop.get("kind", "fixed") == "fixed":
             stop.setdefault("k", run.recipe.drafter.k)
-    greedy = float((decode.get("sampling") or {}).get("temperature") or 0.0) == 0.0
-    return policy is not None and not policy.speculate and policy.chosen_for(greedy)
+    return policy is not None and not policy.speculate and policy.chosen_for(_is_greedy(decode))
 
 
 def _read_policy(given: str | None, folder: Path) -> Policy | None:
     """The policy.json that is given, else the one beside a drafter, if there is one."""
     file = folder / "policy.json" if given is None else Path(given)
+    if given is None and not file.is_file():
+        return None
     if not file.is_file():
-        if given is None:
-            return None
         raise ConfigError(f"policy = {given!r}: no such file; `drafttrain tune` writes one")
     try:
         return Policy.model_validate_json(file.read_text(encoding="utf-8"))
@@ -251,8 +249,7 @@ def _fill_from_policy(decode: dict[str, Any], policy: Policy, chains: bool) -> N
     A policy or rule for greedy decoding only is left out where the user samples; other rules count
     there, for chains.
     """
-    greedy = float((decode.get("sampling") or {}).get("temperature") or 0.0) == 0.0
-    stop, verifier = _group(decode, "stop"), _group(decode, "verifier")
+    greedy, stop, verifier = _is_greedy(decode), _group(decode, "stop"), _group(decode, "verifier")
     tree = (decode.get("tree") or {}).get("kind", "none") != "none"
     free = not tree and not decode.get("cascade") and not stop
     method = policy.method_for(greedy) if free and not chains and not verifier else None
@@ -270,24 +267,18 @@ def _fill_from_policy(decode: dict[str, Any], policy: Policy, chains: bool) -> N
         verifier |= policy.verifier.model_dump(exclude_unset=True)
 
 
-def _drafter_for(target: str, checkpoints: Path) -> str:
+def _is_greedy(decode: Mapping[str, Any]) -> bool:
+    return float((decode.get("sampling") or {}).get("temperature") or 0.0) == 0.0
+
+
+def _drafter_for(target: str) -> str:
     """The newest drafter trained for this target, else max-gram; says which."""
-    runs = map(read_run, finished_runs(checkpoints))
+    runs = map(read_run, finished_runs(CHECKPOINTS))
     newest = next((run for run in runs if run.recipe.target.path == target), None)
     found = MAX_GRAM.name if newest is None else str(newest.drafter)
     why = "none is trained for this target" if newest is None else "the newest for this target"
     print(f"no drafter is given: using {found} ({why})", file=sys.stderr)
     return found
-
-
-def _trained_for(drafter: str) -> dict[str, Any]:
-    """Path and revision of the target, as a local drafter's config.json has them."""
-    try:
-        config = json.loads((Path(drafter) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    target = config.get("target") or {}
-    return {key: target[key] for key in ("path", "revision") if target.get(key)}
 
 
 def _dump(settings: Config) -> dict[str, Any]:

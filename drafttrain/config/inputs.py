@@ -23,11 +23,11 @@ class TargetConfig(Config):
     trust_remote_code: bool = False
     """Run Python code that lies beside the model's weights. Off unless you trust its author."""
     language: str | None = None
-    """Speech targets of several languages: that of all clips, as de or german. Default: as the
-    target's generation_config says; where it says none, the target names it for each clip."""
+    """Speech: language of all clips, as de or german. Default: as the target's generation_config
+    says, else recognised in each clip."""
     task: Literal["transcribe", "translate"] | None = None
-    """Speech targets of several languages: write in the clip's language, or in English. Default: as
-    the target's generation_config says, else transcribe."""
+    """Speech: write in the clip's language, or in English. Default: as the target's
+    generation_config says, else transcribe."""
 
 
 class DataConfig(Config):
@@ -45,14 +45,14 @@ class DataConfig(Config):
     split: str = "train"
     """Split of a Hub data set or `datasets` folder."""
     input_column: str | None = None
-    """Column of the inputs, texts or chats. Default: messages (chats), source, prompt, text,
-    document or turns (the first of each list), whichever exists; of recordings, audio or file."""
+    """Column of the inputs, texts or chats. Default: the first of messages, source, prompt, text,
+    document, turns (its first element); of recordings, audio or file."""
     template: str | None = None
     """The input made of a row's columns, instead of one column: "{question} (A) {choices[0]}"."""
     reference_column: str | None = None
-    """Column of the references. Default: reference, target, response, summary or
-    canonical_solution, if one exists; of chats, the assistant's turn at the end; of recordings,
-    text, sentence, transcription or transcript before these."""
+    """Column of the references. Default: the first of reference, target, response, summary,
+    canonical_solution; of chats the last assistant turn; of recordings text, sentence,
+    transcription or transcript first."""
     source_language: str | None = None
     """For rows of {"translation": {LANG: text}}: language of the inputs."""
     target_language: str | None = None
@@ -63,10 +63,10 @@ class DataConfig(Config):
     """Text put after every input ("\\nAnswer:")."""
     chat: bool = False
     """Put every text as a user's message through the tokenizer's chat template (decoder-only
-    targets). Rows that are chats are rendered with it in any case."""
+    targets); rows that are chats always are."""
     where: dict[str, str | int | float | bool] = {}
-    """Keep only the rows with these values, as {category: math_reasoning}; skip and limit count
-    what is kept."""
+    """Keep only the rows with these values, as {category: math_reasoning}, before skip and
+    limit."""
     skip: NonNegativeInt = 0
     """Rows to leave out at the start."""
     limit: PositiveInt | None = None

@@ -1,7 +1,6 @@
 """Finished runs in checkpoints/, of drafters and of acceptance heads, and their settings.
 
-A run is a folder with run.yaml (the recipe's settings) and final/ (what it trained). Imports no
-torch.
+A run is a folder with run.yaml (the recipe's settings) and final/ (what it trained).
 """
 
 from __future__ import annotations
@@ -20,48 +19,48 @@ from drafttrain.config.recipes import DistillingRecipe, HeadRecipe
 CHECKPOINTS = Path("checkpoints")
 HEAD = "acceptance-head"
 """model_type of an acceptance head."""
+HEADS = "drafttrain.config.recipes:HeadRecipe"
+"""Settings of the recipe that trains heads."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run of a drafter that is made for one target: final/ is its folder."""
+    """A finished run: final/ is the folder of a drafter for one target, or holds a folder for each
+    acceptance head."""
 
     folder: Path
-    recipe: DistillingRecipe
+    recipe: DistillingRecipe | HeadRecipe
 
     @property
     def drafter(self) -> Path:
         return self.folder / "final"
 
 
-@dataclass(frozen=True)
-class HeadRun:
-    """A finished run of acceptance heads: final/ holds a folder a head."""
-
-    folder: Path
-    recipe: HeadRecipe
-
-
-def newest_run(folder: Path = CHECKPOINTS) -> Run:
-    """The run whose drafter was finished last. Raises ConfigError where there is none."""
-    finished = finished_runs(folder)
+def newest_run(folder: Path = CHECKPOINTS, of_heads: bool = False) -> Run:
+    """The run finished last, of a drafter or of heads. Raises ConfigError where there is none."""
+    finished = finished_runs(folder, of_heads)
     if not finished:
+        what, script, give = ("run", "train_spec_drafter.py", "--target and --drafter")
+        if of_heads:
+            what, script, give = ("run of heads", "train_acceptance_head.py", "--heads")
         raise ConfigError(
-            f"no finished run in {str(folder)!r}; train one with `accelerate launch "
-            "recipes/train_spec_drafter.py`, or give --target and --drafter"
+            f"no finished {what} in {str(folder)!r}; train one with `accelerate launch "
+            f"recipes/{script}`, or give {give}"
         )
     return read_run(finished[0])
 
 
-def finished_runs(folder: Path) -> list[Path]:
-    """Folders of the runs whose drafters are finished, the newest first."""
-    found = [file.parent for file in folder.rglob("run.yaml") if _holds_drafter(file.parent)]
-    return sorted(found, key=lambda run: -(run / "final" / "config.json").stat().st_mtime)
+def finished_runs(folder: Path, of_heads: bool = False) -> list[Path]:
+    """Folders of the runs whose drafters, or heads, are finished, the newest first."""
+    runs = [file.parent for file in folder.rglob("run.yaml")]
+    found = [(run, _recipe_of(run)) for run in runs]
+    right = [run for run, recipe in found if recipe and (recipe == HEADS) is of_heads]
+    return sorted(right, key=lambda run: -_finished_at(run))
 
 
 def read_run(folder: Path) -> Run:
     """The finished run in a folder, from its run.yaml."""
-    recipe = _recipe_of(folder / "final")
+    recipe = _recipe_of(folder)
     assert recipe is not None
     return Run(folder, load_settings(resolve_name(recipe), folder / "run.yaml"))
 
@@ -70,71 +69,49 @@ def run_of(drafter: str) -> Run | None:
     """The run that a drafter folder (RUN/final, or RUN itself) belongs to, if it is one."""
     folder = Path(drafter)
     for run in (folder, folder.parent):
-        if _holds_drafter(run) and folder in (run, run / "final"):
+        if _recipe_of(run) not in (None, HEADS) and folder in (run, run / "final"):
             return read_run(run)
     return None
 
 
-def newest_head_run(folder: Path = CHECKPOINTS) -> HeadRun:
-    """The run whose heads were finished last. Raises ConfigError where there is none."""
-    finished = [file.parent for file in folder.rglob("run.yaml") if head_folders(file.parent)]
-    if not finished:
-        raise ConfigError(
-            f"no finished run of heads in {str(folder)!r}; train one with `accelerate launch "
-            "recipes/train_acceptance_head.py`, or give --heads"
-        )
-    return read_head_run(max(finished, key=lambda run: head_folders(run)[0].stat().st_mtime))
-
-
-def read_head_run(folder: Path) -> HeadRun:
-    """The run of heads in a folder, from its run.yaml."""
-    return HeadRun(folder, load_settings(HeadRecipe, folder / "run.yaml"))
-
-
-def head_run_of(heads: Path) -> HeadRun | None:
+def head_run_of(heads: Path) -> Run | None:
     """The run that heads (RUN, RUN/final, or a head's folder in it) belong to, if any."""
-    for run in (heads, heads.parent, heads.parent.parent):
-        if (run / "run.yaml").is_file() and head_folders(run):
-            return read_head_run(run)
-    return None
+    places = (heads, heads.parent, heads.parent.parent)
+    return next((read_run(run) for run in places if _recipe_of(run) == HEADS), None)
 
 
 def head_folders(place: Path) -> list[Path]:
     """Folders of acceptance heads: the place itself, or those in it or in its final/."""
-    holders = [[place], sorted(place.glob("*")), sorted((place / "final").glob("*"))]
-    for folders in holders:
-        found = [folder for folder in folders if _model_type(folder) == HEAD]
+    for folders in ([place], sorted(place.glob("*")), sorted((place / "final").glob("*"))):
+        found = [folder for folder in folders if read_config(folder).get("model_type") == HEAD]
         if found:
             return found
     return []
 
 
-def _holds_drafter(run: Path) -> bool:
-    return (run / "run.yaml").is_file() and _recipe_of(run / "final") is not None
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config.json in a folder; nothing where there is none."""
+    try:
+        return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
 
 
-def _recipe_of(drafter: Path) -> str | None:
-    """What names the settings of the recipe that trained a drafter; None for another's."""
-    config = _config(drafter)
+def _recipe_of(run: Path) -> str | None:
+    """Names the settings of the recipe that made a finished run; None for other folders."""
+    if not (run / "run.yaml").is_file():
+        return None
+    config = read_config(run / "final")
     kind = own_kind(config)
     if kind is not None:
         return kind.recipe
-    if not isinstance(config.get("target"), dict):  # made for no target in particular
-        return None
-    return TRAINED_CAUSAL
+    if isinstance(config.get("target"), dict):  # otherwise made for no target in particular
+        return TRAINED_CAUSAL
+    return HEADS if head_folders(run) else None
 
 
-def _model_type(folder: Path) -> str | None:
-    """What the config.json in a folder says, if there is one."""
-    return _config(folder).get("model_type")
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    """The config.json in a folder; nothing where there is none."""
-    file = folder / "config.json"
-    if not file.is_file():
-        return {}
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
-        return {}
+def _finished_at(run: Path) -> float:
+    """When the drafter or the first head was written."""
+    trained = [run / "final", *head_folders(run)]
+    files = (folder / "config.json" for folder in trained)
+    return next(file.stat().st_mtime for file in files if file.is_file())

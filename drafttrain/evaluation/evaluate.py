@@ -220,7 +220,7 @@ def measure_batches(
             decoded = list(alone)
         else:
             decoded = run_interleaved(able, prompts, options, device, progress, size)
-        [wave, *_] = make_waves(prompts, size, options.wave_batches)
+        [wave, *_] = make_waves(prompts, size)
         memory = {
             job.name: peak_growth(
                 lambda job=job, wave=wave, size=size: job.decode(wave, size), device

@@ -28,7 +28,7 @@ from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.trees.fixed import Fixed
 from drafttrain.decoding.trees.verifiers import TargetWalk
 from drafttrain.decoding.types import Sampling, Source
-from drafttrain.evaluation.prompts import read_prompts
+from drafttrain.evaluation.prompts import WAVE_BATCHES, read_prompts
 from drafttrain.evaluation.report import check_new_file
 from drafttrain.models.drafters import can_assist, read_drafter_settings, read_kind
 from drafttrain.models.loading import cache_is_deep_enough, check_target
@@ -109,7 +109,7 @@ def make_plan(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Plan:
     if largest > len(rows):
         raise ConfigError(
             f"batch_sizes = {largest}, but there are {len(rows)} inputs, so no batch would be "
-            f"full; give at least {settings.wave_batches * largest} inputs, or smaller batches"
+            f"full; give at least {WAVE_BATCHES * largest} inputs, or smaller batches"
         )
     rank_rows = None
     if settings.rank_data is not None:

@@ -130,6 +130,10 @@ class Job:
         return self.largest_batch is None or batch_size <= self.largest_batch
 
 
+WAVE_BATCHES = 4
+"""Batches of prompts, at least, that a job decodes in turn at batch sizes above 1."""
+
+
 @dataclass(frozen=True)
 class EvaluationOptions:
     """How to decode and how often."""
@@ -141,8 +145,6 @@ class EvaluationOptions:
     num_beams: int = 5
     batch_sizes: Sequence[int] = (1,)
     """In rising order, 1 first."""
-    wave_batches: int = 4
-    """Batches of prompts, at least, that a job decodes in turn at larger batch sizes."""
     repeats: int = 3
     warmup: int = 3
     bootstrap: int = 1000
@@ -154,7 +156,7 @@ class EvaluationOptions:
 
 def read_options(config: EvalConfig) -> EvaluationOptions:
     """The options in the settings of `drafttrain eval`."""
-    own = ("baselines", "num_beams", "wave_batches", "repeats", "warmup", "bootstrap")
+    own = ("baselines", "num_beams", "repeats", "warmup", "bootstrap")
     own += ("bleu_tokenizer", "compile")
     sampling = config.decode.sampling
     return EvaluationOptions(

@@ -32,7 +32,15 @@ from drafttrain.decoding.types import Output
 from drafttrain.decoding.verifiers import check_pairing
 from drafttrain.evaluation.baselines import transformers_jobs
 from drafttrain.evaluation.bootstrap import Array
-from drafttrain.evaluation.prompts import BEAM, PLAIN, Decode, EvaluationOptions, Job, Prompt
+from drafttrain.evaluation.prompts import (
+    BEAM,
+    PLAIN,
+    WAVE_BATCHES,
+    Decode,
+    EvaluationOptions,
+    Job,
+    Prompt,
+)
 from drafttrain.models.loading import LoadedTarget
 
 RunKind = Literal["plain", "method", "baseline"]
@@ -92,7 +100,7 @@ def run_interleaved(
 
     batch_size: sequences that are decoded at once; the jobs must take it.
     """
-    waves = make_waves(prompts, batch_size, options.wave_batches)
+    waves = make_waves(prompts, batch_size)
     for wave in waves[: options.warmup if batch_size == 1 else min(options.warmup, 1)]:
         for job in jobs:
             job.decode(wave, batch_size)
@@ -119,12 +127,12 @@ def run_interleaved(
     ]
 
 
-def make_waves(prompts: int, batch_size: int, wave_batches: int) -> list[list[int]]:
-    """Consecutive groups of prompts: one each at batch size 1; else at least `wave_batches` times
-    the batch size, of nearly one size, or all where there are not so many."""
+def make_waves(prompts: int, batch_size: int) -> list[list[int]]:
+    """Consecutive groups of prompts: one each at batch size 1; else at least `WAVE_BATCHES`
+    times the batch size, of nearly one size, or all where there are not so many."""
     if batch_size == 1:
         return [[prompt] for prompt in range(prompts)]
-    waves = max(1, prompts // (wave_batches * batch_size))
+    waves = max(1, prompts // (WAVE_BATCHES * batch_size))
     return [group.tolist() for group in np.array_split(np.arange(prompts), waves)]
 
 

@@ -85,9 +85,9 @@ def test_prompts_near_the_last_position_are_generated_in_batches_as_alone():
 
 
 def test_waves_are_single_prompts_at_batch_size_1_else_four_batches_or_more():
-    assert make_waves(3, 1, 4) == [[0], [1], [2]]
-    assert make_waves(6, 2, 4) == [[0, 1, 2, 3, 4, 5]]
-    waves = make_waves(21, 2, 4)
+    assert make_waves(3, 1) == [[0], [1], [2]]
+    assert make_waves(6, 2) == [[0, 1, 2, 3, 4, 5]]
+    waves = make_waves(21, 2)
     assert [len(wave) for wave in waves] == [11, 10]
     assert sum(waves, []) == list(range(21))
 
