@@ -18,7 +18,6 @@ from drafttrain.config.kinds import NONE, copies_text, named_kind
 from drafttrain.config.sweep import expand_sweep
 from drafttrain.config.trees import TREES
 from drafttrain.data.inputs.prompts import load_inputs
-from drafttrain.decoding.drafters.cascade import show_increments
 from drafttrain.decoding.drafters.tree import GrowingDrafter, TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
@@ -234,25 +233,14 @@ def plan_lines(plan: Plan) -> list[str]:
         f"target    {settings.target.path} ({settings.target.dtype}), {how}, "
         f"{sampling.max_new_tokens} tokens",
         f"data      {settings.data.path}: {len(plan.rows):,} inputs, {times}",
-        *[f"method    {describe(method.config)}" for method in plan.methods],
+        *[
+            "method    " + method.config.model_dump_json(exclude_unset=True, exclude={"sampling"})
+            for method in plan.methods
+        ],
         *[f"baseline  {name}" for name in baselines],
         f"batches   {sizes}",
         f"report    {settings.report}",
     ]
-
-
-def describe(method: DecodeConfig) -> str:
-    """The settings of a method that tell it from others."""
-    words = [str(method.drafter)]
-    if method.cascade is not None:
-        words = [" > ".join((*words, *method.cascade.drafters))]
-        words.append(f"increments {show_increments(method.cascade.matrix())}")
-        words.append(f"leniency {method.cascade.leniency:g}")
-    elif TREES[method.tree.kind].shape is not None:
-        words.append(f"tree {method.tree.kind}")
-    if named_kind(method.drafter) is not NONE and method.cascade is None:
-        words.append(f"stop {method.stop.kind}, k {method.stop.k}")
-    return "; ".join((*words, f"verifier {method.verifier.kind}"))
 
 
 RANKS = 16

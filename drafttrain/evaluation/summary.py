@@ -184,9 +184,9 @@ def compare_with_first(
     return found
 
 
-def call_costs(method: Method | None, counts: Counts, target_seconds: float) -> CallCosts | None:
+def call_costs(method: Method, counts: Counts, target_seconds: float) -> CallCosts | None:
     """What a call of each drafter costs, in calls of the target that decodes plainly."""
-    if method is None or not method.parameter_ratios:
+    if not method.parameter_ratios:
         return None
     by_size = method.parameter_ratios
     return CallCosts(
@@ -211,7 +211,11 @@ def speed_metrics(context: Context, run: Decoded) -> dict[str, Estimate]:
         "tokens_per_second": estimate_ratio(speed, context.resamples),
         "ms_per_token": estimate_median(latency, context.resamples),
     }
-    for name, baseline in speed_baselines(context).items():
+    ways = {"speedup": PLAIN, "speedup_vs_generate": GENERATE, "speedup_vs_beam": BEAM}
+    for name, way in ways.items():
+        baseline = context.find(way)
+        if baseline is None:
+            continue
         if sampled:
             metrics[name] = estimate_quotient(speed, token_rate(baseline), context.resamples)
         else:
@@ -234,16 +238,6 @@ def real_time_factors(context: Context, run: Decoded) -> dict[str, Estimate]:
     return {
         name: estimate_ratio(Ratio(took, audio), context.resamples) for name, took in parts.items()
     }
-
-
-def speed_baselines(context: Context) -> dict[str, Decoded]:
-    """What speed-ups are over, by their metric's name."""
-    baselines = {
-        "speedup": context.find(PLAIN),
-        "speedup_vs_generate": context.find(GENERATE),
-        "speedup_vs_beam": context.find(BEAM),
-    }
-    return {name: run for name, run in baselines.items() if run is not None}
 
 
 def token_rate(run: Decoded) -> Ratio:
