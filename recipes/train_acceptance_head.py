@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +33,6 @@ from drafttrain.data.distill.recipe_rows import distill_settings
 from drafttrain.data.hidden.cache import build_cache, check_cache, estimate_cache, state_of
 from drafttrain.data.hidden.states import (
     CachedRows,
-    CacheManifest,
     HiddenCache,
     open_cache,
     whole_batch,
@@ -48,7 +46,7 @@ from drafttrain.models.loading import check_target, load_target
 from drafttrain.training.loop import Task, train
 from drafttrain.training.losses import acceptance_loss, binary_kl
 from drafttrain.training.objectives.head_sweep import HeadSweep, make_heads
-from drafttrain.training.recipe import already_finished, begin_run, plan_training
+from drafttrain.training.recipe import already_finished, begin_run, print_steps
 from drafttrain.training.run_folder import save_heads
 
 ROWS_AT_ONCE = 64
@@ -66,7 +64,12 @@ def main(settings: HeadRecipe, dry_run: DryRun = False) -> None:
     accelerator = begin_run(settings, checked(distillations(settings)))
     cache, held_out = cached_rows(settings)
     task = make_task(settings, cache, held_out)
-    accelerator.print(describe(task, cache))
+    manifest, heads = cache.manifest, task.objective
+    accelerator.print(
+        f"{len(heads.parts)} heads of {sum(p.numel() for p in heads.parameters()):,} parameters "
+        f"together; {len(cache.rows):,} rows, {sum(manifest.counts):,} positions in "
+        f"{manifest.mixes} mixes, mean acceptance {manifest.mean_acceptance:.3f}"
+    )
     train(accelerator, task, settings.train, settings.run)
     if accelerator.is_main_process:
         print(f"saved {save_heads(settings.run, task.objective.cpu().model)}")
@@ -127,26 +130,20 @@ def cached_rows(settings: HeadRecipe) -> tuple[HiddenCache, HiddenCache | None]:
     return made["data"], made.get("held_out")
 
 
-def identity(manifest: CacheManifest) -> dict[str, Any]:
-    """Which drafter, target and decoding the heads are for, written to their config.json."""
-    return {
-        "state": manifest.state,
-        "drafter": manifest.drafter.model_dump(),
-        "target": manifest.target.model_dump(),
-        "sampling": manifest.sampling,
-        "mixing": manifest.mixing,
-        "drafttrain_version": version("drafttrain"),
-    }
-
-
 def make_task(settings: HeadRecipe, cache: HiddenCache, held_out: HiddenCache | None) -> Task:
+    """The heads' config.json says which drafter, target and decoding they are for."""
     manifest = cache.manifest
     heads = make_heads(
         settings.heads,
         manifest.hidden_size,
         settings.train.seed,
         manifest.mean_acceptance,
-        **identity(manifest),
+        state=manifest.state,
+        drafter=manifest.drafter.model_dump(),
+        target=manifest.target.model_dump(),
+        sampling=manifest.sampling,
+        mixing=manifest.mixing,
+        drafttrain_version=version("drafttrain"),
     )
     sweep, rows = HeadSweep(heads), CachedRows(cache)
     validate = Validation(held_out) if held_out is not None else None
@@ -190,16 +187,6 @@ def head_sums(head: AcceptanceHead, hidden: Tensor, acceptance: Tensor) -> Tenso
     return torch.stack([values.double().sum() for values in each]).cpu()
 
 
-def describe(task: Task, cache: HiddenCache) -> str:
-    parameters = sum(p.numel() for p in task.objective.parameters())
-    manifest = cache.manifest
-    return (
-        f"{len(task.objective.parts)} heads of {parameters:,} parameters together; "
-        f"{len(cache.rows):,} rows, {sum(manifest.counts):,} positions in "
-        f"{manifest.mixes} mixes, mean acceptance {manifest.mean_acceptance:.3f}"
-    )
-
-
 def print_plan(settings: HeadRecipe, drafter: PretrainedConfig) -> None:
     """What a run would do, without loading weights or writing anything."""
     cache = caches(settings)["data"]
@@ -207,23 +194,15 @@ def print_plan(settings: HeadRecipe, drafter: PretrainedConfig) -> None:
         width = state_size(drafter, state_of(cache, drafter))
         heads = make_heads(settings.heads, width, settings.train.seed)
     distillation = plan_distillation(checked(distillations(settings))["data"])
-    rows, positions, disk = distillation.rows, *plan_positions(cache, drafter, distillation)
+    positions, disk = plan_positions(cache, drafter, distillation)
     parameters = sum(head.num_parameters() for head in heads)
-    plan = plan_training(parameters, rows, positions, settings.train)
-    mib = 2**20
     print(f"heads        {len(heads)}, {parameters:,} parameters together")
     print(f"distillation {distillation}")
-    print(f"cache        about {positions:,} positions in each of {cache.mixes} mixes")
-    print(f"batches      {plan.batches:,} of {settings.train.batch_tokens:,} positions")
-    print(f"steps        {plan.steps:,} of {plan.batches_per_step} batches")
     print(
-        f"disk         {disk / mib:,.0f} MiB for the cache, "
-        f"{plan.disk_bytes / mib:,.0f} MiB for {plan.checkpoints} checkpoints"
+        f"cache        about {positions:,} positions in each of {cache.mixes} mixes, "
+        f"{disk / 2**20:,.0f} MiB; target and drafter are in memory only until it is made"
     )
-    print(
-        f"memory       {plan.memory_bytes / mib:,.0f} MiB for weights, gradients and optimizer; "
-        "target and drafter are in memory only until the cache is made"
-    )
+    print_steps(parameters, distillation.rows, positions, settings.train)
 
 
 def plan_positions(

@@ -7,21 +7,17 @@
     accelerate launch recipes/train_causal_drafter.py --config recipes/smollm2_drafter.yaml \\
         initialise.path=SMALL_MODEL objective.forward_kl=0 objective.lk_adaptive=1
     accelerate launch recipes/train_causal_drafter.py --config recipes/smollm2_drafter.yaml \\
-        teacher.kind=cached
-    accelerate launch recipes/train_causal_drafter.py --config recipes/smollm2_drafter.yaml \\
         run=checkpoints/mine drafter.prompt=target initialise.layers=last
 
-It starts from some of the target's layers, from another model with the target's tokens, or from
-random weights, and learns on the target's own answers: their tokens, or the target's rows at them,
-asked for in every step or once for all. With drafter.prompt=target it drafts behind what the
-target's own layers made of the prompt. final/ is an ordinary language model of Transformers; start/
-is what it started from. Missing distilled outputs are made first. Running the same command again
-goes on where it was stopped.
+It starts from some of the target's layers, another model with the same tokens, or random weights,
+and learns the tokens of the target's answers or the target's distribution at each of them
+(teacher.kind=cached computes that once). With drafter.prompt=target the target's own layers read
+the prompt. final/ is a language model of Transformers; start/ is what it started from. Missing
+distilled outputs are made first. The same command continues a stopped run.
 """
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 import datasets
@@ -62,10 +58,15 @@ from drafttrain.models.causal_drafter import (
 )
 from drafttrain.models.causal_recipe import check_causal_recipe
 from drafttrain.models.loading import LoadedTarget, load_target
-from drafttrain.training.loop import Task, train
+from drafttrain.training.loop import Task
 from drafttrain.training.objectives.follow_target import FollowTarget
-from drafttrain.training.recipe import already_finished, begin_run, print_training
-from drafttrain.training.run_folder import save_final, save_start
+from drafttrain.training.recipe import (
+    already_finished,
+    begin_run,
+    keep_start,
+    print_training,
+    train_and_save,
+)
 
 
 @recipe_command(CausalDrafterRecipe, "recipes/smollm2_drafter.yaml")
@@ -86,17 +87,13 @@ def main(settings: CausalDrafterRecipe, dry_run: DryRun = False) -> None:
     drafter = start_drafter(settings, target.model)
     ends = drafter.generation_config.eos_token_id
     choose_draftable(drafter.config, settings.drafter.output_tokens, ends, rows)
-    kept = getattr(torch, settings.save_dtype)
-    if accelerator.is_main_process:
-        save_start(settings.run, copy.deepcopy(drafter).to(kept), target.tokenizer)
+    keep_start(accelerator, settings, drafter, target.tokenizer)
     freeze(drafter, settings.objective.frozen)
     trained = sum(p.numel() for p in drafter.parameters() if p.requires_grad)
     accelerator.print(f"{drafter.num_parameters():,} parameters, {trained:,} of them trained")
     accelerator.print(preview(rows[0], target.tokenizer))
     task = make_task(settings, drafter, rows, held_out, target)
-    train(accelerator, task, settings.train, settings.run)
-    if accelerator.is_main_process:
-        print(f"saved {save_final(settings.run, drafter.cpu().to(kept), target.tokenizer)}")
+    train_and_save(accelerator, settings, task, target.tokenizer)
 
 
 def make_task(
@@ -109,10 +106,9 @@ def make_task(
     check_positions(drafter.config, rows)
     lengths = row_lengths(rows).sum(axis=1) - 1  # an output's last token is never fed
     draftable = draftable_tokens(drafter.config, drafter.config.vocab_size)
-    reads_prompt = settings.drafter.prompt == "own"
-    alone = DocumentCollator(target.tokenizer.pad_token_id or 0, reads_prompt)
+    alone = DocumentCollator(target.tokenizer.pad_token_id or 0, settings.drafter.prompt == "own")
     objective = FollowTarget(drafter, settings.objective, target.model, draftable)
-    taught = taught_rows(rows, settings.drafter.prompt == "own")
+    taught = taught_rows(rows, alone.reads_prompt)
     sequences = sequences_of(lengths, settings.objective.packed_tokens, taught)
     examples = training_examples(settings, rows, target, draftable)
     packed, lengths = PackedExamples(examples, sequences), sequence_lengths(lengths, sequences)

@@ -9,21 +9,18 @@
         run=checkpoints/mine drafter.prompt=target "initialise.layers=[26,27,28,29]"
 
 It starts as recipes/train_causal_drafter.py starts a drafter, best from one that this has trained,
-and learns to fill in masks behind every prefix of the target's own answers: their tokens, or the
-target's rows at them. With drafter.prompt=target the deep part is the target: some of its layers,
-its last ones say, are copied, and draft behind what they made of the prompt in the target itself.
-final/ is a language model of Transformers with `pard_token` in config.json; start/ is what it
-started from, which drafts token by token. Missing distilled outputs are made first. Running the
-same command again goes on where it was stopped.
+and learns to fill in masks after every prefix of the target's own answers. With
+drafter.prompt=target it is a copy of some of the target's layers, the last ones for example, and
+the target itself reads the prompt. final/ is a language model of Transformers with `pard_token` in
+config.json; start/ drafts token by token. Missing distilled outputs are made first. The same
+command continues a stopped run.
 """
 
 from __future__ import annotations
 
-import copy
-from dataclasses import replace
+from functools import partial
 
 import datasets
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -32,13 +29,8 @@ from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.language_recipes import ParallelDrafterRecipe
 from drafttrain.data.batches.examples import Examples
-from drafttrain.data.batches.masked_blocks import BlocksCollator, lengths_with_masks
-from drafttrain.data.batches.packing import (
-    PackedExamples,
-    preview,
-    sequence_lengths,
-    sequences_of,
-)
+from drafttrain.data.batches.masked_blocks import BlocksCollator
+from drafttrain.data.batches.packing import preview
 from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.distill.recipe_rows import (
     check_positions,
@@ -46,8 +38,6 @@ from drafttrain.data.distill.recipe_rows import (
     choose_mask,
     distillations,
     distilled_rows,
-    row_lengths,
-    taught_rows,
 )
 from drafttrain.data.teacher import print_teacher, training_examples
 from drafttrain.decoding.engine.architectures import (
@@ -64,10 +54,17 @@ from drafttrain.models.causal_drafter import (
 )
 from drafttrain.models.loading import LoadedTarget, load_target
 from drafttrain.models.parallel_drafter import check_parallel_recipe
-from drafttrain.training.loop import Task, train
+from drafttrain.training.loop import Task
 from drafttrain.training.objectives.follow_blocks import FollowInBlocks
-from drafttrain.training.recipe import already_finished, begin_run, print_training
-from drafttrain.training.run_folder import save_final, save_start
+from drafttrain.training.recipe import (
+    already_finished,
+    begin_run,
+    blocks_task,
+    keep_start,
+    masks_of_row,
+    print_training,
+    train_and_save,
+)
 
 
 @recipe_command(ParallelDrafterRecipe, "recipes/smollm2_parallel.yaml")
@@ -94,9 +91,7 @@ def main(settings: ParallelDrafterRecipe, dry_run: DryRun = False) -> None:
     choose_draftable(drafter.config, settings.drafter.output_tokens, ends, rows)
     size = drafter.config.vocab_size
     mask = choose_mask(settings.drafter.mask_token, target.tokenizer, size, rows)
-    kept = getattr(torch, settings.save_dtype)
-    if accelerator.is_main_process:
-        save_start(settings.run, copy.deepcopy(drafter).to(kept), target.tokenizer)
+    keep_start(accelerator, settings, drafter, target.tokenizer)
     drafter.config.pard_token, drafter.config.k = mask, settings.drafter.k
     freeze(drafter, settings.objective.frozen)
     trained = sum(p.numel() for p in drafter.parameters() if p.requires_grad)
@@ -104,9 +99,7 @@ def main(settings: ParallelDrafterRecipe, dry_run: DryRun = False) -> None:
     accelerator.print(preview(rows[0], target.tokenizer))
     accelerator.print(f"mask: token {mask}, {target.tokenizer.convert_ids_to_tokens(mask)!r}")
     task = make_task(settings, drafter, rows, held_out, target)
-    train(accelerator, task, settings.train, settings.run)
-    if accelerator.is_main_process:
-        print(f"saved {save_final(settings.run, drafter.cpu().to(kept), target.tokenizer)}")
+    train_and_save(accelerator, settings, task, target.tokenizer)
 
 
 def make_task(
@@ -116,39 +109,23 @@ def make_task(
     held_out: datasets.Dataset | None,
     target: LoadedTarget,
 ) -> Task:
-    objective, k = settings.objective, settings.drafter.k
-    lengths = lengths_with_masks(row_lengths(rows), k, objective.kept, objective.kept_floor)
-    taught = taught_rows(rows, settings.drafter.prompt == "own")
-    sequences = sequences_of(lengths, objective.packed_tokens, taught)
     draftable = draftable_tokens(drafter.config, drafter.config.vocab_size)
+    objective = FollowInBlocks(drafter, settings.objective, target.model, draftable)
     examples = training_examples(settings, rows, target, draftable)
-    packed = PackedExamples(examples, sequences)
     collate = BlocksCollator(
         pad_token_id=target.tokenizer.pad_token_id or 0,
         mask_token=drafter.config.pard_token,
-        k=k,
-        kept=objective.kept,
-        floor=objective.kept_floor,
-        seed=settings.train.seed,
+        k=settings.drafter.k,
         reads_prompt=settings.drafter.prompt == "own",
     )
-    follow = FollowInBlocks(drafter, objective, target.model, draftable)
-    validate = None
-    if held_out is not None:
-        validate = SlotValidation(Examples(held_out), replace(collate, kept=1.0, floor=1.0))
-    return Task(follow, packed, sequence_lengths(lengths, sequences), collate, validate)
+    validation = None if held_out is None else partial(SlotValidation, Examples(held_out))
+    return blocks_task(settings, objective, examples, collate, validation)
 
 
 def print_plan(settings: ParallelDrafterRecipe, drafter: PreTrainedModel) -> None:
     """What a run would do, without loading weights or writing anything."""
-    plan, objective = (
-        plan_distillation(checked(distillations(settings))["data"]),
-        settings.objective,
-    )
-    output = plan.target_tokens // max(plan.rows, 1)
-    lengths, kept = np.array([[1, output]]), (objective.kept, objective.kept_floor)
-    masks = int(lengths_with_masks(lengths, settings.drafter.k, *kept)[0]) - output
-    print_training(plan, settings.train, drafter, more_tokens=masks)
+    plan = plan_distillation(checked(distillations(settings))["data"])
+    print_training(plan, settings.train, drafter, more_tokens=masks_of_row(settings, plan))
     print_teacher(settings, drafter.config, plan)
 
 

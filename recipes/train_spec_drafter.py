@@ -46,7 +46,7 @@ from drafttrain.models.drafters import reads_states
 from drafttrain.models.identity import hash_target
 from drafttrain.models.loading import LoadedTarget, check_seq2seq, load_target, load_tokenizer
 from drafttrain.models.spec_drafter.families import FAMILIES
-from drafttrain.models.spec_drafter.initialise import Account, initialise
+from drafttrain.models.spec_drafter.initialise import initialise
 from drafttrain.models.spec_drafter.model import SpecDrafter, SpecDrafterConfig
 from drafttrain.models.spec_drafter.rows import PREFIX
 from drafttrain.models.spec_drafter.shape import has_own_output, make_config
@@ -67,7 +67,8 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
     target_config = check_seq2seq(settings.target)
     tokenizer = load_tokenizer(settings.target)
     mask_id = choose_mask(tokenizer, target_config)
-    drafter_config = make_config(target_config, settings.drafter, mask_id, identity(settings))
+    identity = {"path": settings.target.path, "revision": settings.target.revision}
+    drafter_config = make_config(target_config, settings.drafter, mask_id, identity)
     check_frozen(settings, drafter_config, target_config)
     if dry_run:
         print_plan(settings, drafter_config, target_config)
@@ -91,7 +92,9 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
     account = initialise(drafter, target.model, settings.drafter.initialise)
     accelerator.print(f"{drafter.num_parameters():,} parameters; {account}")
     if settings.objective.freeze_tokens:
-        freeze_tokens(drafter, account)
+        for name, parameter in drafter.named_parameters():  # slots' own weights are trained
+            if name in account.loaded and ".slots." not in name:
+                parameter.requires_grad_(False)
     task = make_task(settings, drafter, rows, held_out, target)
     if settings.objective.copied_rate != 1.0:
         share = settings.objective.copied_rate
@@ -117,11 +120,6 @@ def choose_mask(tokenizer: PreTrainedTokenizerBase, target: PretrainedConfig) ->
     return len(tokenizer) if len(tokenizer) < target.vocab_size else None
 
 
-def identity(settings: SpecDrafterRecipe) -> dict:
-    """Which target the drafter is for, written to its config.json."""
-    return {"path": settings.target.path, "revision": settings.target.revision}
-
-
 def make_task(
     settings: SpecDrafterRecipe,
     drafter: SpecDrafter,
@@ -138,7 +136,11 @@ def make_task(
     asked = settings.objective.total_variation > 0 or settings.drafter.target_states
     teacher = target.model if asked else None
     if settings.objective.freeze_embeddings:
-        freeze_embeddings(drafter)
+        drafter.embedding.requires_grad_(False)
+        if drafter.output is not None:
+            drafter.output.requires_grad_(False)
+        if drafter.logits_bias is not None:
+            drafter.logits_bias.requires_grad_(False)
     objective = MaskPredict(drafter, settings.objective, teacher)
     validate = None
     if held_out is not None:
@@ -211,15 +213,6 @@ def what_is_known(
     return source, output, example.given_ids, before
 
 
-def freeze_embeddings(drafter: SpecDrafter) -> None:
-    """Embeddings, output rows and their bias are not trained."""
-    drafter.embedding.requires_grad_(False)
-    if drafter.output is not None:
-        drafter.output.requires_grad_(False)
-    if drafter.logits_bias is not None:
-        drafter.logits_bias.requires_grad_(False)
-
-
 def check_frozen(
     settings: SpecDrafterRecipe, config: SpecDrafterConfig, target: PretrainedConfig
 ) -> None:
@@ -237,13 +230,6 @@ def check_frozen(
                 f"objective.freeze_tokens keeps the target's weights for tokens, but drafter.{name}"
                 f" = {found[name]!r}; set drafter.{name}={value}, or leave freeze_tokens out"
             )
-
-
-def freeze_tokens(drafter: SpecDrafter, account: Account) -> None:
-    """Only what slots have to themselves is trained."""
-    for name, parameter in drafter.named_parameters():
-        if name in account.loaded and ".slots." not in name:
-            parameter.requires_grad_(False)
 
 
 def print_plan(

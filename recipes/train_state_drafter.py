@@ -1,4 +1,4 @@
-"""Train a drafter behind its target's own states: a decoder-only target's Spec-Drafter.
+"""Train a drafter that reads its target's hidden states: a decoder-only target's Spec-Drafter.
 
     accelerate launch recipes/train_state_drafter.py --config recipes/smollm2_states.yaml
     accelerate launch recipes/train_state_drafter.py --config recipes/smollm2_states.yaml \\
@@ -6,18 +6,17 @@
     accelerate launch recipes/train_state_drafter.py --config recipes/smollm2_states.yaml \\
         run=checkpoints/mine "drafter.layers=[29]" --dry-run
 
-The deep part is the target: a few of its last layers are copied, read its keys and values of all
-that is verified, and are fed what its hidden states say of the last token. One call drafts a block.
-start/ is fitted to the target by least squares, without a step of training; final/ has learned the
-target's rows along its own answers. Missing distilled outputs are made first. Running the same
-command again goes on where it was stopped.
+A few of the target's last layers are copied. They read the target's keys and values of the verified
+prefix and its hidden states at the last token, and draft a block in one call. start/ is fitted to
+the target by least squares, without a training step; final/ has learned the target's distribution
+along its own answers. Missing distilled outputs are made first. The same command continues a
+stopped run.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
-from dataclasses import replace
+from functools import partial
 
 import datasets
 import numpy as np
@@ -29,19 +28,13 @@ from drafttrain.commands.shell import recipe_command
 from drafttrain.config.language_recipes import StateDrafterRecipe
 from drafttrain.config.progress import tracked
 from drafttrain.data.batches.examples import Examples
-from drafttrain.data.batches.masked_blocks import BlocksCollator, lengths_with_masks
-from drafttrain.data.batches.packing import (
-    PackedExamples,
-    preview,
-    sequence_lengths,
-    sequences_of,
-)
+from drafttrain.data.batches.masked_blocks import BlocksCollator
+from drafttrain.data.batches.packing import preview
 from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.distill.recipe_rows import (
     choose_draftable,
     distillations,
     distilled_rows,
-    row_lengths,
     taught_rows,
 )
 from drafttrain.decoding.engine.architectures import check_states
@@ -56,10 +49,17 @@ from drafttrain.models.state_drafter import (
     fit_start,
 )
 from drafttrain.models.state_recipe import check_state_recipe
-from drafttrain.training.loop import Task, train
+from drafttrain.training.loop import Task
 from drafttrain.training.objectives.follow_states import FollowStates
-from drafttrain.training.recipe import already_finished, begin_run, print_training
-from drafttrain.training.run_folder import save_final, save_start
+from drafttrain.training.recipe import (
+    already_finished,
+    begin_run,
+    blocks_task,
+    keep_start,
+    masks_of_row,
+    print_training,
+    train_and_save,
+)
 
 FITTED_SEED = 1
 """Of the order in which rows are taken for the start."""
@@ -90,17 +90,13 @@ def main(settings: StateDrafterRecipe, dry_run: DryRun = False) -> None:
     texts = list(first_texts(rows, taught, settings.initialise.tokens))
     shown = accelerator.is_main_process
     fitted = fit_start(drafter, teacher.model, tracked(texts, "fit", "text", shown))
-    kept = getattr(torch, settings.save_dtype)
-    if accelerator.is_main_process:
-        save_start(settings.run, copy.deepcopy(drafter).to(kept), target.tokenizer)
+    keep_start(accelerator, settings, drafter, target.tokenizer)
     accelerator.print(
         f"{drafter.num_parameters():,} parameters; maps fitted along {fitted:,} tokens"
     )
     accelerator.print(preview(rows[int(taught[0])], target.tokenizer))
-    task = make_task(settings, drafter, rows, taught, held_out, teacher)
-    train(accelerator, task, settings.train, settings.run)
-    if accelerator.is_main_process:
-        print(f"saved {save_final(settings.run, drafter.cpu().to(kept), target.tokenizer)}")
+    task = make_task(settings, drafter, rows, held_out, teacher)
+    train_and_save(accelerator, settings, task, target.tokenizer)
 
 
 def first_texts(
@@ -120,29 +116,16 @@ def make_task(
     settings: StateDrafterRecipe,
     drafter: StateDrafter,
     rows: datasets.Dataset,
-    taught: np.ndarray,
     held_out: datasets.Dataset | None,
     teacher: LoadedTarget,
 ) -> Task:
-    objective, k = settings.objective, settings.drafter.k
-    lengths = lengths_with_masks(row_lengths(rows), k, objective.kept, objective.kept_floor)
-    sequences = sequences_of(lengths, objective.packed_tokens, taught)
     draftable = draftable_tokens(drafter.config, drafter.config.vocab_size)
-    collate = BlocksCollator(
-        pad_token_id=teacher.tokenizer.pad_token_id or 0,
-        mask_token=0,  # what slots are fed is no token's embedding
-        k=k,
-        kept=objective.kept,
-        floor=objective.kept_floor,
-        seed=settings.train.seed,
-        reads_prompt=False,
-    )
-    follow = FollowStates(drafter, objective, teacher.model, draftable)
-    validate = None
-    if held_out is not None:
-        validate = SlotValidation(Examples(held_out), replace(collate, kept=1.0, floor=1.0))
-    packed = PackedExamples(Examples(rows), sequences)
-    return Task(follow, packed, sequence_lengths(lengths, sequences), collate, validate)
+    objective = FollowStates(drafter, settings.objective, teacher.model, draftable)
+    # slots are not fed a token's embedding, so any id stands for a mask
+    pad, k = teacher.tokenizer.pad_token_id or 0, settings.drafter.k
+    collate = BlocksCollator(pad, mask_token=0, k=k, reads_prompt=False)
+    validation = None if held_out is None else partial(SlotValidation, Examples(held_out))
+    return blocks_task(settings, objective, Examples(rows), collate, validation)
 
 
 def print_plan(settings: StateDrafterRecipe, config: StateDrafterConfig) -> None:
@@ -150,10 +133,7 @@ def print_plan(settings: StateDrafterRecipe, config: StateDrafterConfig) -> None
     with torch.device("meta"):
         drafter = StateDrafter(config)
     plan = plan_distillation(checked(distillations(settings))["data"])
-    output, objective = plan.target_tokens // max(plan.rows, 1), settings.objective
-    lengths, kept = np.array([[1, output]]), (objective.kept, objective.kept_floor)
-    masks = int(lengths_with_masks(lengths, settings.drafter.k, *kept)[0]) - output
-    print_training(plan, settings.train, drafter, more_tokens=masks)
+    print_training(plan, settings.train, drafter, more_tokens=masks_of_row(settings, plan))
 
 
 if __name__ == "__main__":

@@ -46,10 +46,10 @@ from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.models.drafters import check_tokenizers
 from drafttrain.models.language_models import family_defaults, random_model
 from drafttrain.models.loading import check_target, load_target, load_tokenizer, read_tokenizer
-from drafttrain.training.loop import Task, count_steps, make_plan, train
+from drafttrain.training.loop import Task, count_steps, make_plan
 from drafttrain.training.objectives.language_modelling import NextToken, SequenceToSequence
-from drafttrain.training.recipe import already_finished, begin_run
-from drafttrain.training.run_folder import check_run, save_final
+from drafttrain.training.recipe import already_finished, begin_run, train_and_save
+from drafttrain.training.run_folder import check_run
 
 SPECIAL = ["<pad>", "</s>", "<unk>", "<mask>"]
 """Ids 0 to 3 of a tokenizer trained here; an encoder-decoder's decoder starts from <pad>."""
@@ -142,7 +142,7 @@ def perplexity(
 def main(settings: TargetRecipe, dry_run: DryRun = False) -> None:
     if already_finished(settings.run):
         return
-    pairs = check_family(settings)
+    pairs = family_defaults(settings.model, "model").is_encoder_decoder
     check_teacher(settings, pairs)
     check_run(settings.run, settings)
     inputs = load_inputs(settings.data)
@@ -156,10 +156,7 @@ def main(settings: TargetRecipe, dry_run: DryRun = False) -> None:
         return
     accelerator = begin_run(settings)
     accelerator.print(f"{said}, {describe_steps(task, settings.train, accelerator.num_processes)}")
-    train(accelerator, task, settings.train, settings.run)
-    if accelerator.is_main_process:
-        final = model.to(getattr(torch, settings.save_dtype))
-        print(f"saved {save_final(settings.run, final, tokenizer)}")
+    train_and_save(accelerator, settings, task, tokenizer)
 
 
 def choose_tokenizer(
@@ -217,11 +214,6 @@ def describe_steps(task: Task, settings: TrainConfig, world_size: int) -> str:
         f"{task.lengths.sum():,} tokens, {plan.batches_per_epoch} batches an epoch, "
         f"{count_steps(plan, settings, world_size)} steps"
     )
-
-
-def check_family(settings: TargetRecipe) -> bool:
-    """Whether model.model_type is an encoder-decoder. Raises ConfigError if it is not known."""
-    return family_defaults(settings.model, "model").is_encoder_decoder
 
 
 def check_teacher(settings: TargetRecipe, pairs: bool) -> None:

@@ -1,20 +1,38 @@
-"""What recipes do around their own task: say what they would do, or begin or go on with it."""
+"""What recipes share around their own task: plans, the run's folder, packed batches of blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from accelerate import Accelerator
 from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from drafttrain.config.commands import DistillConfig
+from drafttrain.config.language_recipes import (
+    CausalDrafterRecipe,
+    ParallelDrafterRecipe,
+    StateDrafterRecipe,
+)
 from drafttrain.config.recipes import DistillingRecipe, HeadRecipe, TargetRecipe, TrainConfig
+from drafttrain.data.batches.examples import Examples
+from drafttrain.data.batches.masked_blocks import BlocksCollator, lengths_with_masks
+from drafttrain.data.batches.packing import PackedExamples, sequence_lengths, sequences_of
 from drafttrain.data.distill.plan import DistillPlan, check_distillation
-from drafttrain.training.loop import count_steps, make_accelerator, make_plan
-from drafttrain.training.run_folder import check_run, open_run
+from drafttrain.data.distill.recipe_rows import row_lengths, taught_rows
+from drafttrain.training.loop import Task, count_steps, make_accelerator, make_plan, train
+from drafttrain.training.objective import Objective
+from drafttrain.training.objectives.follow_blocks import FollowInBlocks
+from drafttrain.training.run_folder import check_run, open_run, save_final
+
+BlocksRecipe = ParallelDrafterRecipe | StateDrafterRecipe
+KeptRecipe = CausalDrafterRecipe | StateDrafterRecipe | TargetRecipe
+"""Recipes that say in which type their model is saved."""
 
 
 def already_finished(run: Path) -> bool:
@@ -46,40 +64,58 @@ def begin_run(
     return accelerator
 
 
-@dataclass(frozen=True)
-class TrainingPlan:
-    """What training would take, estimated for rows that are all of the same length."""
-
-    parameters: int
-    batches: int
-    """Of an epoch."""
-    steps: int
-    batches_per_step: int
-    checkpoints: int
-    """Most that lie there at a time."""
-
-    @property
-    def disk_bytes(self) -> int:
-        """Of the checkpoints (weights, optimizer) and final/."""
-        return (self.checkpoints * 16 + 4) * self.parameters
-
-    @property
-    def memory_bytes(self) -> int:
-        """Of weights, gradients and optimizer."""
-        return 16 * self.parameters
+def keep_start(
+    accelerator: Accelerator,
+    settings: KeptRecipe,
+    drafter: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """Write `start/` once: the drafter before its first step, to compare with."""
+    if accelerator.is_main_process and not (settings.run / "start").exists():
+        kept = copy.deepcopy(drafter).to(getattr(torch, settings.save_dtype))
+        save_final(settings.run, kept, tokenizer, "start")
 
 
-def plan_training(parameters: int, rows: int, tokens: int, settings: TrainConfig) -> TrainingPlan:
-    """tokens: of all rows, as batches count them."""
-    lengths = np.full(rows, max(1, tokens // max(rows, 1)))
-    plan, world = make_plan(lengths, settings), Accelerator().num_processes
-    return TrainingPlan(
-        parameters=parameters,
-        batches=plan.batches_per_epoch,
-        steps=count_steps(plan, settings, world),
-        batches_per_step=settings.accumulation * world,
-        checkpoints=max(settings.keep_checkpoints, settings.average),
-    )
+def train_and_save(
+    accelerator: Accelerator,
+    settings: KeptRecipe,
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """Train a model to the end and write `final/`, in settings.save_dtype."""
+    train(accelerator, task, settings.train, settings.run)
+    if accelerator.is_main_process:
+        model = task.objective.model.cpu().to(getattr(torch, settings.save_dtype))
+        print(f"saved {save_final(settings.run, model, tokenizer)}")
+
+
+def blocks_task(
+    settings: BlocksRecipe,
+    objective: FollowInBlocks,
+    rows: Examples,
+    collate: BlocksCollator,
+    validation: Callable[[BlocksCollator], Callable[[Objective], dict[str, float]]] | None,
+) -> Task:
+    """Rows that share sequences, in blocks of which the settings say how many are kept.
+
+    collate: keeps all of them. validation: makes a measure of held-out rows with a collator.
+    """
+    own, k = settings.objective, settings.drafter.k
+    lengths = lengths_with_masks(row_lengths(rows.rows), k, own.kept, own.kept_floor)
+    taught = taught_rows(rows.rows, collate.reads_prompt)
+    sequences = sequences_of(lengths, own.packed_tokens, taught)
+    drops = replace(collate, kept=own.kept, floor=own.kept_floor, seed=settings.train.seed)
+    validate = None if validation is None else validation(collate)
+    packed = PackedExamples(rows, sequences)
+    return Task(objective, packed, sequence_lengths(lengths, sequences), drops, validate)
+
+
+def masks_of_row(settings: BlocksRecipe, distillation: DistillPlan) -> int:
+    """Masks after an output of mean length."""
+    own, output = settings.objective, distillation.target_tokens // max(distillation.rows, 1)
+    lengths = np.array([[1, output]])
+    columns = lengths_with_masks(lengths, settings.drafter.k, own.kept, own.kept_floor)
+    return int(columns[0]) - output
 
 
 def print_training(
@@ -89,12 +125,22 @@ def print_training(
     parameters = sum(parameter.numel() for parameter in drafter.parameters())
     rows = distillation.rows
     tokens = distillation.source_tokens + distillation.target_tokens + more_tokens * rows
-    plan = plan_training(parameters, rows, tokens, settings)
-    batches = max(1, round(tokens / settings.batch_tokens))
-    mib = 2**20
     print(f"drafter      {parameters:,} parameters")
     print(f"distillation {distillation}")
-    print(f"batches      {batches:,} an epoch of about {settings.batch_tokens:,} tokens")
-    print(f"steps        {plan.steps:,} of {plan.batches_per_step} batches")
-    print(f"disk         {plan.disk_bytes / mib:,.0f} MiB for {plan.checkpoints} checkpoints")
-    print(f"memory       {plan.memory_bytes / mib:,.0f} MiB for weights, gradients and optimizer")
+    print_steps(parameters, rows, tokens, settings)
+
+
+def print_steps(parameters: int, rows: int, tokens: int, settings: TrainConfig) -> None:
+    """Batches, steps, disk and memory, estimated for rows that are all of the same length.
+
+    tokens: of all rows, as batches count them.
+    """
+    lengths = np.full(rows, max(1, tokens // max(rows, 1)))
+    plan, world = make_plan(lengths, settings), Accelerator().num_processes
+    checkpoints, mib = max(settings.keep_checkpoints, settings.average), 2**20
+    disk = (checkpoints * 16 + 4) * parameters  # weights and optimizer each; final/
+    steps = count_steps(plan, settings, world)
+    print(f"batches      {plan.batches_per_epoch:,} an epoch of {settings.batch_tokens:,} tokens")
+    print(f"steps        {steps:,} of {settings.accumulation * world} batches")
+    print(f"disk         {disk / mib:,.0f} MiB for {checkpoints} checkpoints")
+    print(f"memory       {16 * parameters / mib:,.0f} MiB for weights, gradients and optimizer")

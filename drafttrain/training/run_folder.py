@@ -81,33 +81,27 @@ def open_run(run: Path, settings: Config) -> None:
     _write(run / "environment.json", json.dumps(environment, indent=2) + "\n")
 
 
-def save_final(run: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Path:
+def save_final(
+    run: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str = "final"
+) -> Path:
     """Write `final/`, whole or not at all; `from_pretrained` loads it, unless it leaves embeddings
     to its target."""
-    with _whole_folder(run) as folder:
+    with _whole_folder(run, name) as folder:
         model.save_pretrained(folder, state_dict=saved_weights(model))
         tokenizer.save_pretrained(folder)
-    return run / "final"
-
-
-def save_start(run: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Write `start/` once: the model before its first step, as a drafter to compare with."""
-    if not (run / "start").exists():
-        with _whole_folder(run, "start") as folder:
-            model.save_pretrained(folder, state_dict=saved_weights(model))
-            tokenizer.save_pretrained(folder)
+    return run / name
 
 
 def save_heads(run: Path, heads: Iterable[AcceptanceHead]) -> Path:
     """Write `final/` with a folder for each head, such as D3-w6, whole or not at all."""
-    with _whole_folder(run) as folder:
+    with _whole_folder(run, "final") as folder:
         for head in heads:
             head.save_pretrained(folder / head.config.name, safe_serialization=True)
     return run / "final"
 
 
 @contextmanager
-def _whole_folder(run: Path, name: str = "final") -> Iterator[Path]:
+def _whole_folder(run: Path, name: str) -> Iterator[Path]:
     """A temporary folder that becomes that of the name when the block ends well."""
     final, temporary = run / name, run / f".writing-{name}"
     shutil.rmtree(temporary, ignore_errors=True)
