@@ -16,8 +16,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from drafttrain.data.shards.writing import named_disk_errors
 
 WEIGHTS = "weights.safetensors"
 PROGRESS = "progress.json"
+SAVING = logging.getLogger("accelerate.utils.other")
 UNFINISHED = (".writing-", ".deleting-")
 """Beginnings of the names of folders that a killed run may leave."""
 
@@ -106,14 +106,18 @@ def save_checkpoint(
     weights = trained_weights(accelerator, objective)
     try:
         with named_disk_errors(run):
-            with _without_warnings("accelerate.utils.other"):  # tied weights are saved once
-                accelerator.save_state(str(temporary / "state"), safe_serialization=True)
+            SAVING.setLevel(logging.ERROR)  # tied weights are saved once, which is no warning
+            accelerator.save_state(str(temporary / "state"), safe_serialization=True)
             accelerator.wait_for_everyone()  # every process has written its part
             if accelerator.is_main_process:
                 save_file(weights, temporary / WEIGHTS)
-                progress = replace(progress, files=_digests(temporary))
-                (temporary / PROGRESS).write_text(json.dumps(asdict(progress)), encoding="utf-8")
-                _flush(temporary)
+                files = sorted(path for path in temporary.rglob("*") if path.is_file())
+                digests = {path.relative_to(temporary).as_posix(): _digest(path) for path in files}
+                record = json.dumps(asdict(replace(progress, files=digests)))
+                (temporary / PROGRESS).write_text(record, encoding="utf-8")
+                for path in (*files, temporary / PROGRESS):
+                    with path.open("rb+") as file:
+                        os.fsync(file.fileno())  # before the rename that declares them complete
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -128,18 +132,6 @@ def save_checkpoint(
             old.rename(dead)
             shutil.rmtree(dead)
     accelerator.wait_for_everyone()
-
-
-@contextmanager
-def _without_warnings(name: str) -> Iterator[None]:
-    """No warnings of this logger."""
-    logger = logging.getLogger(name)
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def load_checkpoint(accelerator: Accelerator, folder: Path, fingerprint: str) -> Progress:
@@ -232,19 +224,6 @@ def average_weights(folders: Sequence[Path]) -> dict[str, Tensor]:
     return {name: (value / len(folders)).to(dtypes[name]) for name, value in total.items()}
 
 
-def _digests(folder: Path) -> dict[str, str]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): _digest(path) for path in files}
-
-
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(folder: Path) -> None:
-    """Make the files durable before the rename that declares them complete."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with open(path, "rb+") as file:
-                os.fsync(file.fileno())

@@ -38,7 +38,8 @@ Divergence = Callable[[Tensor, Tensor], Tensor]
 
 def forward_kl(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
     """KL(target || draft) = sum p log(p / q); the gradient by log q is -p. 0 log 0 = 0."""
-    return _expected(target_log_probs, target_log_probs - draft_log_probs)
+    probs = target_log_probs.exp()
+    return torch.where(probs > 0, probs * (target_log_probs - draft_log_probs), 0.0).sum(-1)
 
 
 def total_variation(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
@@ -96,9 +97,3 @@ DIVERGENCES: dict[str, Divergence] = {
     "lk_adaptive": adaptive_mix,
 }
 """By the settings that weigh them (`FollowTargetConfig`)."""
-
-
-def _expected(log_probs: Tensor, values: Tensor) -> Tensor:
-    """sum probs * values of each row, 0 where a probability is 0. Shapes: [N, C] -> [N]."""
-    probs = log_probs.exp()
-    return torch.where(probs > 0, probs * values, 0.0).sum(-1)

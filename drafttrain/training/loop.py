@@ -22,9 +22,10 @@ import datasets
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import DistributedType, set_seed
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
+from transformers.integrations import unset_hf_deepspeed_config
 
 from drafttrain.config.base import Interrupted
 from drafttrain.config.progress import tracking
@@ -49,16 +50,10 @@ from drafttrain.training.sharding import (
     check_sharding,
     copy_to_shard,
     is_sharded,
-    load_models_whole,
     whole_objective,
 )
 from drafttrain.training.stop_signal import StopSignal
 from drafttrain.training.threads import choose_threads
-
-SLOW_BF16 = (
-    "train.precision=bf16: this processor has no products of bfloat16, so that steps take several "
-    "times as long as in float32; stop, and start again with train.precision=fp32"
-)
 
 
 @dataclass(frozen=True)
@@ -119,16 +114,15 @@ def make_accelerator(settings: TrainConfig, run: Path) -> Accelerator:
         count, source = choose_threads(settings.threads)
         torch.set_num_threads(count)
         accelerator.print(f"CPU threads of each process: {count} ({source})")
-        if is_slow(settings.precision):
-            accelerator.print(SLOW_BF16)
+        if settings.precision == "bf16" and torch.bfloat16 not in PACKED_TYPES:
+            accelerator.print(
+                "train.precision=bf16 is several times slower than fp32 here: this processor has "
+                "no products of bfloat16; start again with train.precision=fp32"
+            )
     check_sharding(accelerator, settings)
-    load_models_whole(accelerator)
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        unset_hf_deepspeed_config()  # else Transformers cuts up every model, the target too
     return accelerator
-
-
-def is_slow(precision: str) -> bool:
-    """Whether this processor, where it is one that trains, has no products of this precision."""
-    return precision == "bf16" and torch.bfloat16 not in PACKED_TYPES
 
 
 def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path) -> None:

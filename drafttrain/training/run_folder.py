@@ -14,7 +14,6 @@ from pathlib import Path
 
 import yaml
 from filelock import FileLock
-from pydantic import ValidationError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from drafttrain import __version__
@@ -37,10 +36,6 @@ LOOSE = frozenset(
 """Settings of a run that may change when it goes on: they do not decide what is computed."""
 OWNED: dict[Path, FileLock] = {}
 """Locks of the runs that this process works on, by their absolute paths: held until it ends."""
-REMEDY = (
-    "delete this file to go on with the settings given now (the checkpoints check them), or give "
-    "run=ANOTHER_FOLDER"
-)
 PACKAGES = ("torch", "transformers", "datasets", "accelerate", "safetensors")
 
 
@@ -52,15 +47,23 @@ def check_run(run: Path, settings: Config) -> None:
     if run.exists() and not run.is_dir():
         raise ConfigError(f"run = {str(run)!r} is a file; give a folder")
     file = run / "run.yaml"
-    if file.exists():
-        before = _read_settings(file, type(settings))
-        now = settings.model_dump(mode="json")
-        if difference := _first_difference(before, now):
-            key, old, new = difference
-            raise ConfigError(
-                f"run = {str(run)!r} was begun with {key}={old!r}, not {new!r}; give "
-                "run=ANOTHER_FOLDER, or the old value to go on with it"
-            )
+    if not file.exists():
+        return
+    try:
+        before = yaml.safe_load(file.read_text(encoding="utf-8"))
+        if not isinstance(before, dict):
+            raise ValueError("it holds no settings")
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(
+            f"{file} cannot be read ({error}); delete this file to go on with the settings given "
+            "now (the checkpoints check them), or give run=ANOTHER_FOLDER"
+        ) from None
+    if difference := _first_difference(before, settings.model_dump(mode="json")):
+        key, old, new = difference
+        raise ConfigError(
+            f"run = {str(run)!r} was begun with {key}={old!r}, not {new!r}; give "
+            "run=ANOTHER_FOLDER, or the old value to go on with it"
+        )
 
 
 def open_run(run: Path, settings: Config) -> None:
@@ -119,23 +122,6 @@ def _whole_folder(run: Path, name: str) -> Iterator[Path]:
 def _write(file: Path, text: str) -> None:
     with renamed_when_whole(file) as temporary:
         temporary.write_text(text, encoding="utf-8")
-
-
-def _read_settings(file: Path, kind: type[Config]) -> dict:
-    """The settings that a run was begun with; those that came later have their defaults.
-
-    Raises ConfigError.
-    """
-    try:
-        settings = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} cannot be read ({error}); {REMEDY}") from None
-    if not isinstance(settings, dict):
-        raise ConfigError(f"{file} holds no settings; {REMEDY}")
-    try:
-        return kind.model_validate(settings).model_dump(mode="json")
-    except ValidationError:
-        return settings
 
 
 def _first_difference(before: dict, now: dict, path: str = ""):

@@ -11,7 +11,6 @@ import copy
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, parse_flag_from_env
 from torch import nn
-from transformers.integrations import unset_hf_deepspeed_config
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import TrainConfig
@@ -49,12 +48,6 @@ def check_sharding(accelerator: Accelerator, settings: TrainConfig) -> None:
             f"divided by what was counted in all its batches, which DeepSpeed's own accumulation "
             f"cannot do; set train.accumulation=1 and raise train.batch_tokens"
         )
-
-
-def load_models_whole(accelerator: Accelerator) -> None:
-    """Under ZeRO-3, Transformers would cut up every model it loads, the frozen target too."""
-    if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        unset_hf_deepspeed_config()
 
 
 def copy_to_shard(

@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import yaml
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import ObjectiveConfig
 from drafttrain.training.run_folder import check_run, open_run
-
-
-def test_a_run_begun_before_a_setting_existed_goes_on_with_its_default(tmp_path):
-    settings = ObjectiveConfig(blocks=3)
-    open_run(tmp_path, settings)
-    file = tmp_path / "run.yaml"
-    values = yaml.safe_load(file.read_text())
-    del values["total_variation"]
-    file.write_text(yaml.safe_dump(values))
-    check_run(tmp_path, settings)
-    with pytest.raises(ConfigError, match=r"total_variation=0.0, not 1.0"):
-        check_run(tmp_path, settings.model_copy(update={"total_variation": 1.0}))
 
 
 def test_other_settings_are_refused_by_name(tmp_path):
