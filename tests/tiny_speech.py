@@ -8,14 +8,11 @@ from pathlib import Path
 import numpy as np
 import soundfile
 from transformers import (
-    PreTrainedModel,
     WhisperFeatureExtractor,
-    WhisperForCausalLM,
     WhisperProcessor,
     WhisperTokenizer,
 )
 
-from drafttrain.models.shallow_decoder import copy_decoder, shallow_config
 from tests.tiny_models import MEL_BINS, VOCAB, tiny_model
 
 FRAMES_A_CLIP = 30
@@ -31,11 +28,6 @@ def save_whisper(folder: Path) -> Path:
     features = WhisperFeatureExtractor(feature_size=MEL_BINS, hop_length=16_000)
     WhisperProcessor(features, tokenizer).save_pretrained(folder)
     return folder
-
-
-def shallow(target: PreTrainedModel, layers: int) -> WhisperForCausalLM:
-    """A decoder that shares the encoder of a Whisper, a copy of some of its layers."""
-    return copy_decoder(target, shallow_config(target.config, layers))
 
 
 def noise(seconds: float, rate: int = 16_000, seed: int = 0) -> np.ndarray:

@@ -23,7 +23,6 @@ from drafttrain.models.loading import (
     ready_to_decode,
 )
 from drafttrain.models.prompts import check_prompt_layers, prompt_layers
-from drafttrain.models.speech import ENCODER_SIZES, hears, shares_encoder
 from drafttrain.models.state_drafter import check_read_layers
 from drafttrain.models.target_embeddings import lacks_embeddings, read_whole
 from drafttrain.models.weight_files import check_weight_files
@@ -98,7 +97,6 @@ def reads_tokens_alone(drafter: PretrainedConfig) -> bool:
     return (
         kind_of(drafter).runs_as_targets
         and not drafter.is_encoder_decoder
-        and not shares_encoder(drafter)
         and not reads_states(drafter)
         and not lacks_embeddings(drafter)
     )
@@ -125,9 +123,7 @@ def check_fit(
     kind = kind_of(drafter)
     check_prompt_layers(drafter, target, drafter_name, target_name)
     check_read_layers(drafter, target, drafter_name, target_name)
-    if shares_encoder(drafter):
-        _check_same_encoder(drafter, target, drafter_name, target_name)
-    elif drafter.is_encoder_decoder != target.is_encoder_decoder:
+    if drafter.is_encoder_decoder != target.is_encoder_decoder:
         found = kind.described.format(shape=_shape(drafter), model_type=drafter.model_type)
         wanted = _shape(target)
         remedy = f"give {wanted} with its vocabulary as drafter"
@@ -158,26 +154,6 @@ def check_fit(
             f"last hidden state of {target_name} has {width}; train {kind.words} for this target, "
             "or give the target they were trained on"
         )
-
-
-def _check_same_encoder(
-    drafter: PretrainedConfig, target: PretrainedConfig, drafter_name: str, target_name: str
-) -> None:
-    """Whether a drafter reads what this target's encoder puts out: the same sizes, as Transformers'
-    assisted generation asks for. Raises ConfigError."""
-    remedy = "train one for this target, or give the target that it was trained for"
-    if not hears(target):
-        raise ConfigError(
-            f"{drafter_name} is {_shape(drafter)} ({drafter.model_type!r}), but {target_name} is a "
-            f"{target.model_type!r} model; {remedy}"
-        )
-    for name in ENCODER_SIZES:
-        own, theirs = getattr(drafter, name), getattr(target, name)
-        if own != theirs:
-            raise ConfigError(
-                f"{drafter_name} reads an encoder of {name} = {own}, but that of {target_name} has "
-                f"{theirs}; {remedy}"
-            )
 
 
 def check_tokenizers(target: TargetConfig, drafter: str, name: str | None = None) -> None:
@@ -259,6 +235,4 @@ def _class_of(kind: DrafterKind) -> type[PreTrainedModel] | None:
 
 
 def _shape(settings: PretrainedConfig) -> str:
-    if shares_encoder(settings):
-        return "a decoder that shares its target's encoder"
     return "an encoder-decoder model" if settings.is_encoder_decoder else "a decoder-only model"

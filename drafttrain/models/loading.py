@@ -18,6 +18,7 @@ from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -36,7 +37,7 @@ from transformers.configuration_utils import PretrainedConfig
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.models.layout import store_column_major
-from drafttrain.models.speech import check_speech, hears, prepare_speech, shares_encoder
+from drafttrain.models.speech import check_speech, hears, prepare_speech
 from drafttrain.models.weight_files import check_weight_files
 
 CONFIG_ERRORS = (OSError, ValueError, StrictDataclassError)
@@ -164,11 +165,6 @@ def check_target(config: TargetConfig) -> PretrainedConfig:
             "model that generates; give an encoder-decoder (T5, BART, Marian, ...) or decoder-only "
             "one (Llama, Qwen, GPT-2, ...), or a Whisper"
         )
-    if shares_encoder(model_config):
-        raise ConfigError(
-            f"target.path = {config.path!r} is a decoder that shares the encoder of another model, "
-            "so it only drafts; give that model as the target, and this one as the drafter"
-        )
     check_speech(config, model_config)
     check_weight_files(config.path, name, config.revision)
     return model_config
@@ -194,6 +190,8 @@ def is_language_model(config: PretrainedConfig) -> bool:
     """Whether Transformers has a generating language model for this configuration."""
     if config.is_encoder_decoder:
         return type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING or hears(config)
+    if type(config) in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING:  # a decoder that lacks its encoder
+        return False
     return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
 
 

@@ -18,25 +18,10 @@ from drafttrain.config.inputs import TargetConfig
 ASKED = {"language": "lang_to_id", "task": "task_to_id"}
 """What a speech model may be asked for, and where its generation_config says what it knows."""
 
-ENCODER_SIZES = (
-    "d_model",
-    "encoder_layers",
-    "encoder_attention_heads",
-    "encoder_ffn_dim",
-    "max_source_positions",
-)
-"""What config.json says of the encoder, where a decoder shares one."""
-
 
 def hears(config: PretrainedConfig) -> bool:
     """Whether a model of this configuration writes down speech: its inputs are audio."""
     return config.is_encoder_decoder and type(config) in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING
-
-
-def shares_encoder(config: PretrainedConfig) -> bool:
-    """Whether a model of this configuration is a decoder that reads the encoder output of another
-    one: Whisper's as `WhisperForCausalLM`."""
-    return not config.is_encoder_decoder and type(config) in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING
 
 
 def check_speech(config: TargetConfig, model_config: PretrainedConfig) -> None:

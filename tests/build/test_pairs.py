@@ -8,17 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import GPTJConfig, MambaConfig, WhisperForCausalLM
+from transformers import GPTJConfig, MambaConfig
 
 from drafttrain.build.pairs import load_pair
 from drafttrain.build.trees import check_companions
 from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import TreeConfig
 from drafttrain.config.inputs import TargetConfig
-from drafttrain.models.loading import load_target
 from drafttrain.models.spec_drafter.config import SpecDrafterConfig
 from tests.tiny_models import VOCAB, tiny_model
-from tests.tiny_speech import save_whisper, shallow
+from tests.tiny_speech import save_whisper
 from tests.tiny_targets import save_target
 
 
@@ -189,43 +188,11 @@ def test_a_drafter_that_is_none_or_has_no_weights_is_named(folders, tmp_path):
         load_pair(target(folders / "llama"), str(empty))
 
 
-@pytest.fixture(scope="module")
-def speech(tmp_path_factory) -> Path:
-    """A Whisper, and a shallow decoder that shares its encoder."""
-    root = tmp_path_factory.mktemp("speech")
-    save_whisper(root / "whisper")
-    shallow(load_target(target(root / "whisper")).model, 1).save_pretrained(root / "shared")
-    return root
-
-
-def test_a_decoder_that_shares_the_targets_encoder_drafts_as_a_language_model(speech):
-    pair = load_pair(target(speech / "whisper", dtype="bfloat16"), str(speech / "shared"))
-    assert isinstance(pair.drafter_model, WhisperForCausalLM)
-    assert pair.drafter.name == "causal" and pair.drafter.requires.encoder
-    assert pair.drafter_model.dtype == torch.bfloat16
-    assert load_pair(target(speech / "whisper"), str(speech / "shared"), trees=True).drafter
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"encoder_layers": 3}, "encoder of encoder_layers = 3, but that of target .* has 2"),
-        ({"d_model": 24}, "encoder of d_model = 24, but that of target .* has 16"),
-        ({"max_source_positions": 9}, "encoder of max_source_positions = 9, but .* has 15"),
-        ({"vocab_size": 48}, "a vocabulary of 48 tokens but target .* has 40"),
-    ],
-    ids=str,
-)
-def test_decoders_that_share_another_encoder_are_refused(speech, tmp_path, changed, message):
-    settings = json.loads((speech / "shared" / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(settings | changed))
-    with pytest.raises(ConfigError, match=message):
-        load_pair(target(speech / "whisper"), str(tmp_path))
-
-
-def test_a_decoder_that_shares_an_encoder_is_no_target_and_drafts_for_no_texts(folders, speech):
-    with pytest.raises(ConfigError, match="shares the encoder of another model, so it only drafts"):
-        load_pair(target(speech / "shared"), "none")
-    for family in ("t5", "llama"):
-        with pytest.raises(ConfigError, match="is a decoder that shares its target's encoder"):
-            load_pair(target(folders / family), str(speech / "shared"))
+def test_a_decoder_of_speech_without_its_encoder_is_no_language_model(folders, tmp_path):
+    save_whisper(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text()) | {"is_encoder_decoder": False}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ConfigError, match="'whisper' model, not a language model"):
+        load_pair(target(tmp_path), "none")
+    with pytest.raises(ConfigError, match="'whisper' model, which drafts nothing"):
+        load_pair(target(folders / "t5"), str(tmp_path))

@@ -16,7 +16,7 @@ from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.models.loading import load_target
 from tests.commanding import ended
 from tests.tiny_models import near_copy
-from tests.tiny_speech import save_clips, save_whisper, shallow
+from tests.tiny_speech import save_clips, save_whisper
 
 ON = ["--target", "whisper", "--data", "clips/clips.jsonl", "target.device=cpu"]
 SHORT = "decode.sampling.max_new_tokens=8"
@@ -29,7 +29,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_whisper(root / "whisper")
     save_clips(root / "clips", 4)
     whisper = load_target(TargetConfig(path=str(root / "whisper"), device="cpu")).model
-    near_copy(shallow(whisper, 1), 0.02, seed=1).save_pretrained(root / "shallow")
+    near_copy(whisper, 0.02, seed=1).save_pretrained(root / "drafter")
     (root / "texts.txt").write_text("w5 w6\n")
     return root
 
@@ -68,9 +68,9 @@ HOW = {
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_a_shallow_decoder_drafts_from_the_targets_own_encoder(inside, capsys, how):
+def test_a_whisper_drafts_for_another_one(inside, capsys, how):
     for batch_size in (1, 3):
-        asked = ["--drafter", "shallow", "--batch-size", batch_size, "--json", SHORT, *HOW[how]]
+        asked = ["--drafter", "drafter", "--batch-size", batch_size, "--json", SHORT, *HOW[how]]
         assert ended("generate", *ON, *asked) == 0
         lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert [line["tokens"] for line in lines] == theirs()
@@ -116,7 +116,7 @@ def test_eval_reports_word_errors_and_real_time_factors(inside):
 
 
 def test_assisted_generation_with_the_same_drafter_is_a_baseline(inside):
-    asked = ["--drafter", "shallow", "--report", "assisted.json", "repeats=1", "warmup=0", "--k", 3]
+    asked = ["--drafter", "drafter", "--report", "assisted.json", "repeats=1", "warmup=0", "--k", 3]
     asked += ["bootstrap=20", "baselines=[generate,assisted]", SHORT]
     assert ended("eval", *ON, *asked) == 0
     *_, generate, assisted = json.loads(Path("assisted.json").read_text())["runs"]

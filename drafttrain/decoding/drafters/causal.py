@@ -3,8 +3,7 @@
 Speculative sampling (Leviathan et al. 2023; Chen et al. 2023). Greedy decoding proposes the
 drafter's arg-max; under sampling tokens are drawn from its rows, warped as the target's are. A
 decoder-only model continues the same prompt, which it reads itself or takes as the target has read
-it; an encoder-decoder model encodes the source itself, or reads what the target's encoder made of
-it where it shares that.
+it; an encoder-decoder model encodes the source itself.
 """
 
 from __future__ import annotations
@@ -31,8 +30,6 @@ from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
 from drafttrain.models.causal_drafter import draftable_tokens
 from drafttrain.models.draft_states import drawn_state
-from drafttrain.models.shallow_decoder import same_cross_layers
-from drafttrain.models.speech import shares_encoder
 
 
 class CausalDrafter:
@@ -99,7 +96,7 @@ class SequenceOfDrafts(Protocol):
 class OwnSequence:
     """What a language model has of a sequence that it drafts for: its state, its own prefix.
 
-    An encoder-decoder drafter encodes the source itself, unless it shares the target's encoder; a
+    An encoder-decoder drafter encodes the source itself; a
     decoder start token of its own takes the place of the target's. A model whose cache begins with
     the target's keys and values of the prompt drafts nothing before the target's first call, which
     makes them.
@@ -231,10 +228,8 @@ class CausalSession:
 
 def open_drafter(model: PreTrainedModel, target: PreTrainedModel | None) -> CausalDrafter:
     """What the kind's row opens it with."""
-    shares = target is not None and shares_encoder(model.config)
-    crossed = same_cross_layers(model, target) if shares else None
     draftable = draftable_tokens(model.config, model.get_output_embeddings().out_features)
-    return CausalDrafter(CachedModel(model, crossed, draftable, vocabulary_of(target)))
+    return CausalDrafter(CachedModel(model, draftable, vocabulary_of(target)))
 
 
 def vocabulary_of(target: PreTrainedModel | None) -> int | None:

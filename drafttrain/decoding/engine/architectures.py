@@ -28,11 +28,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3ForCausalLM,
     T5ForConditionalGeneration,
-    WhisperForCausalLM,
     WhisperForConditionalGeneration,
 )
-
-from drafttrain.models.speech import shares_encoder
 
 BART_LIKE = (
     BartForConditionalGeneration,
@@ -46,9 +43,6 @@ WHISPER_LIKE = (WhisperForConditionalGeneration,)
 """Encoder-decoder models that read features of audio: `input_features`. `generate` starts their
 decoder from several tokens (`speech.py`)."""
 
-SHARED_ENCODER = (WhisperForCausalLM,)
-"""Decoders alone, which read the encoder output of a target."""
-
 T5_LIKE = (T5ForConditionalGeneration, MT5ForConditionalGeneration)
 """Relative positions, counted by place in the cache."""
 
@@ -58,20 +52,11 @@ ROTARY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausal
 PLAIN_CAUSAL = (*ROTARY, GPT2LMHeadModel, GPTNeoXForCausalLM, OPTForCausalLM)
 """Decoder-only: logits are the output embeddings' product with the last hidden state."""
 
-KNOWN = (*BART_LIKE, *WHISPER_LIKE, *SHARED_ENCODER, *T5_LIKE, *PLAIN_CAUSAL)
+KNOWN = (*BART_LIKE, *WHISPER_LIKE, *T5_LIKE, *PLAIN_CAUSAL)
 
 
 FAMILIES = "T5, BART, Marian, Llama, Qwen2, Qwen3, GPT-2, GPT-NeoX, OPT, ..."
 """Those in `KNOWN`, in messages."""
-
-NEVER = -1e4
-"""Added to the score of a token that is never given. Finite, so that no row gives NaN."""
-
-
-def never_given(model: PreTrainedModel) -> list[int]:
-    """Tokens that a decoder which only drafts never gives: what its generation_config suppresses,
-    as the target would not give them either."""
-    return (model.generation_config.suppress_tokens or []) if type(model) in SHARED_ENCODER else []
 
 
 def counts_last_token(model: PreTrainedModel) -> bool:
@@ -195,11 +180,8 @@ def check_architecture(model: PreTrainedModel) -> None:
 def source_limit(config: PretrainedConfig) -> int | None:
     """Most tokens of a source, or of a decoder-only model's prompt; None = no limit.
 
-    Encoders that read features have lengths of their own (`max_source_positions`); who shares an
-    encoder reads whatever it puts out.
+    Encoders that read features have lengths of their own (`max_source_positions`).
     """
-    if shares_encoder(config):
-        return None
     settings = config.to_dict()
     if config.is_encoder_decoder and "max_source_positions" in settings:
         return settings["max_source_positions"]
@@ -208,7 +190,7 @@ def source_limit(config: PretrainedConfig) -> int | None:
 
 def position_limit(config: PretrainedConfig) -> int | None:
     """Most tokens that the decoder can be fed, its prefix included; None = no limit."""
-    if not (config.is_encoder_decoder or shares_encoder(config)):
+    if not config.is_encoder_decoder:
         config = config.get_text_config(decoder=True)
     settings = config.to_dict()
     if "max_target_positions" in settings:

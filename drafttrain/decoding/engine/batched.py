@@ -92,7 +92,6 @@ class Batched:
     @staticmethod
     def of_model(
         model: PreTrainedModel,
-        cross_layers: Sequence[int] | None = None,
         draftable: Tensor | None = None,
         prompt_layers: Sequence[int] = (),
         vocabulary: int | None = None,
@@ -105,9 +104,7 @@ class Batched:
         if draftable is not None:
             stack = stack.drafting(draftable.to(stack.device))
         stack = replace(stack, vocabulary=vocabulary)
-        return Batched(
-            stack, encode, limit, rotary, cross_layers=cross_layers, prompt_layers=prompt_layers
-        )
+        return Batched(stack, encode, limit, rotary, prompt_layers=prompt_layers)
 
     @without_gradients
     def compile(self, how: Compile) -> str:

@@ -36,7 +36,6 @@ from drafttrain.decoding.inference import without_gradients
 from drafttrain.decoding.target_states import TargetRequirements
 from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.models.prompts import prompt_layers
-from drafttrain.models.speech import shares_encoder
 
 
 class CachedModel:
@@ -52,12 +51,10 @@ class CachedModel:
     def __init__(
         self,
         model: PreTrainedModel,
-        cross_layers: Sequence[int] | None = None,
         draftable: Tensor | None = None,
         vocabulary: int | None = None,
     ) -> None:
-        """cross_layers: of a drafter that shares the target's encoder, the target's layers whose
-        keys and values of cross-attention its own layers would make again. draftable [N]: of a
+        """draftable [N]: of a
         drafter, the tokens that it drafts, if not all; a family that is not known drafts all.
         vocabulary: of a drafter, its target's, whose embedding may be padded otherwise
         (`fit_scores`)."""
@@ -74,8 +71,6 @@ class CachedModel:
         """Tokens that end a sequence."""
         of_prompt = prompt_layers(model.config)
         self.requires = TargetRequirements(
-            encoder=shares_encoder(model.config),
-            cross_layers=tuple(cross_layers or ()),
             prompt_layers=of_prompt,
             first_row=bool(of_prompt),
         )
@@ -95,7 +90,7 @@ class CachedModel:
         if self.requires.prompt_layers:
             check_prompts(model.config)
         self.engine = (
-            Batched.of_model(model, cross_layers, draftable, self.requires.prompt_layers, other)
+            Batched.of_model(model, draftable, self.requires.prompt_layers, other)
             if known
             else Whole(model, other)
         )
@@ -133,8 +128,7 @@ class CachedModel:
         has them. Scores that were left out were not trained: they may win where they should not."""
         if not self._trimmed:
             return self
-        shared = self.requires.cross_layers or None
-        return CachedModel(self.model, shared, None, self.row_size)
+        return CachedModel(self.model, vocabulary=self.row_size)
 
     def max_new_tokens(self, source: Source, wanted: int) -> int:
         """Tokens that can be generated: as many as wanted, within the decoder's positions."""

@@ -16,7 +16,6 @@ from drafttrain.decoding.engine.products import choose_ways
 from drafttrain.decoding.engine.stack import Rows, Stack, run_stack
 from drafttrain.decoding.padding import padded
 from drafttrain.decoding.types import Source
-from drafttrain.models.speech import shares_encoder
 
 Encode = Callable[[Sequence[Source]], list[Tensor]]
 """The encoder's output of every source, [S, D] each."""
@@ -64,9 +63,7 @@ def given_encoding(sources: Sequence[Source]) -> list[Tensor]:
 
 
 def encoder_of(model: PreTrainedModel) -> Encode | None:
-    """How a model's sources are read; None: it has no encoder and shares none."""
-    if shares_encoder(model.config):
-        return given_encoding
+    """How a model's sources are read; None: it has no encoder."""
     if not model.config.is_encoder_decoder:
         return None
     stack = read_encoder(model)

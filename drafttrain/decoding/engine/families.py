@@ -18,12 +18,9 @@ from transformers import (
 
 from drafttrain.decoding.engine.architectures import (
     BART_LIKE,
-    NEVER,
     ROTARY,
-    SHARED_ENCODER,
     T5_LIKE,
     WHISPER_LIKE,
-    never_given,
 )
 from drafttrain.decoding.engine.products import Linear
 from drafttrain.decoding.engine.reading import (
@@ -50,7 +47,7 @@ def read_stack(model: PreTrainedModel) -> Stack:
     kind = type(model)
     if kind in BART_LIKE:
         return _bart(model)
-    if kind in WHISPER_LIKE or kind in SHARED_ENCODER:
+    if kind in WHISPER_LIKE:
         return _whisper(model)
     if kind in T5_LIKE:
         return _t5(model)
@@ -88,12 +85,7 @@ def _bart_kind(model: PreTrainedModel) -> tuple[bool, float]:
 
 def _whisper(model: PreTrainedModel) -> Stack:
     """The decoder never scales embedded tokens, whatever its configuration says."""
-    output = linear(model.proj_out)
-    if never := never_given(model):
-        bias = output.weight.new_zeros(len(output.weight))
-        bias[never] = NEVER
-        output = Linear(output.weight, bias)
-    return replace(_bart_part(model.get_decoder(), True, 1.0), output=output)
+    return replace(_bart_part(model.get_decoder(), True, 1.0), output=linear(model.proj_out))
 
 
 def _bart_part(part: nn.Module, pre: bool, scale: float) -> Stack:

@@ -10,7 +10,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.decoding.types import Source
-from drafttrain.models.speech import shares_encoder
 
 
 def make_source(
@@ -32,12 +31,9 @@ def make_source(
 def own_source(source: Source, model: PreTrainedModel) -> Source:
     """The same source as another model decodes it, on its device.
 
-    Where that model's decoder starts from another token, it takes the place of the first one; one
-    that shares the target's encoder starts as the target does. What the target made of a prompt
-    goes along.
+    Where that model's decoder starts from another token, it takes the place of the first one. What
+    the target made of a prompt goes along.
     """
-    if shares_encoder(model.config):
-        return source
     if not model.config.is_encoder_decoder:
         return replace(make_source(source.input_ids, model), prompt=source.prompt)
     inputs = {name: value.to(model.device) for name, value in source.inputs.items()}

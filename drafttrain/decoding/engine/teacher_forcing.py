@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, T5ForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
-from drafttrain.decoding.engine.architectures import BART_LIKE, KNOWN, NEVER, never_given
+from drafttrain.decoding.engine.architectures import BART_LIKE, KNOWN
 from drafttrain.decoding.engine.encoding import pad_texts
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.types import Source
@@ -172,8 +172,6 @@ def project(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     if type(model) is T5ForConditionalGeneration and model.config.scale_decoder_outputs:
         hidden = hidden * model.config.d_model**-0.5
     logits = model.get_output_embeddings()(hidden)
-    if never := never_given(model):
-        logits[..., never] += NEVER
     return logits + model.final_logits_bias if isinstance(model, BART_LIKE) else logits
 
 

@@ -23,13 +23,13 @@ from drafttrain.decoding.drafters.slots import probs_along
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.types import Sampling
 from drafttrain.models.identity import hash_target
-from drafttrain.models.loading import load_target
+from drafttrain.models.loading import LoadedTarget, load_target
 from drafttrain.models.spec_drafter.initialise import initialise
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.shape import make_config
 from tests.comparing import close
 from tests.data.hidden.tiny_cache import columns
-from tests.tiny_speech import save_clips, save_whisper, shallow
+from tests.tiny_speech import save_clips, save_whisper
 
 
 @pytest.fixture
@@ -64,25 +64,19 @@ def open_target(project: Path):
     return load_target(TargetConfig(path=str(project / "target"), device="cpu"))
 
 
-@pytest.mark.parametrize("state", ["drawn", "token"])
-def test_a_decoder_that_is_the_targets_own_is_always_accepted(project, state):
-    target = open_target(project).model
-    shallow(target, target.config.decoder_layers).save_pretrained(project / "drafter")
-    build_cache(cache(project, state=state))
-    found = columns(project / "hidden")["acceptance"]
-    tokens = sum(len(row["target_ids"]) for row in load_distilled(project / "distilled"))
-    assert len(found) == tokens if state == "drawn" else 0 < len(found) <= tokens
-    assert found.min() == 1.0
-
-
-def test_slots_are_labelled_as_the_clips_read_anew_have_them(project):
-    target = open_target(project)
+def save_drafter(project: Path, target: LoadedTarget) -> SpecDrafter:
     shape = DrafterConfig(encoder="target", decoder_layers=1, k=3, previous_token_rank=2)
     torch.manual_seed(1)
     whose = {"path": target.path, "weights_sha256": hash_target(target.model), "hears": True}
     drafter = SpecDrafter(make_config(target.model.config, shape, None, whose)).eval()
     initialise(drafter, target.model, "both")
     drafter.save_pretrained(project / "drafter")
+    return drafter
+
+
+def test_slots_are_labelled_as_the_clips_read_anew_have_them(project):
+    target = open_target(project)
+    drafter = save_drafter(project, target)
     build_cache(cache(project, k=3))
     clips = load_inputs(DataConfig(path=str(project / "clips" / "clips.jsonl")), heard=True)
     reader, expected, stored = CachedModel(target.model), [], columns(project / "hidden")
@@ -107,12 +101,11 @@ def test_slots_are_labelled_as_the_clips_read_anew_have_them(project):
 
 
 def test_clips_that_are_others_now_are_refused(project):
-    target = open_target(project).model
-    shallow(target, 1).save_pretrained(project / "drafter")
+    save_drafter(project, open_target(project))
     path = project / "clips" / "clips.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     rows[0], rows[1] = rows[1], rows[0]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(ConfigError, match="are not those that .* was distilled from"):
-        build_cache(cache(project))
+        build_cache(cache(project, k=3))
     assert not list((project / "hidden").glob("*"))

@@ -14,6 +14,7 @@ from drafttrain.decoding.drafters import candidates
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.block_along import predict_blocks
 from drafttrain.decoding.drafters.cascade import Level, cascade
+from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.tree import TreeDrafter
@@ -34,7 +35,7 @@ from drafttrain.models.spec_drafter.shape import make_config
 from tests.decoding.decoded import sources_for
 from tests.evaluation.scripted import replay_rounds
 from tests.tiny_drafters import shared, tiny_drafter
-from tests.tiny_models import VOCAB, tiny_model, tiny_source
+from tests.tiny_models import VOCAB, near_copy, tiny_model, tiny_source
 
 FAMILIES = ("marian", "t5", "whisper")
 NEW = 16
@@ -182,6 +183,29 @@ def test_trees_and_cascades_read_the_encoder_too(family):
         found = decode(target, other, sources, 2)
         assert [one.tokens for one in found] == plain
         assert sum(len(one.rounds) for one in found) < sum(map(len, plain))
+
+
+def test_a_clip_is_encoded_once_for_target_and_drafter():
+    target, shapes = target_of("whisper"), []
+    sources = sources_for(target.model)
+    hook = target.model.get_encoder().register_forward_hook(
+        lambda *call: shapes.append(call[2][0].shape)
+    )
+    decode(target, BlockDrafter(drafter_of("whisper")), sources, 2)
+    hook.remove()
+    assert sum(shape[0] for shape in shapes) == len(sources)
+
+
+def test_a_drafter_with_its_own_encoder_uses_it_next_to_one_that_shares():
+    target, model = target_of("whisper"), near_copy(shared("whisper"), 0.05, seed=1)
+    own, sources = CausalDrafter(CachedModel(model)), sources_for(target.model)
+    expected, calls = decode(target, own, sources), []
+    model.get_encoder().register_forward_hook(lambda *call: calls.append(call))
+    levels = [Level("own", own), Level("slots", BlockDrafter(drafter_of("whisper")))]
+    found = decode(target, cascade(levels, [[2, 0], [1]], 1.0), sources)
+    assert calls and [one.tokens for one in found] == [one.tokens for one in expected]
+    first = [[one.rounds[0].drafted[0] for one in outputs] for outputs in (found, expected)]
+    assert first[0] == first[1]
 
 
 def test_a_source_that_no_target_has_read_is_refused():

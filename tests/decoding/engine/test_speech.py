@@ -14,7 +14,9 @@ from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.encoding import CLIPS_AT_ONCE
 from drafttrain.decoding.engine.speech import read_start
+from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.trees.chosen import Optimal
+from tests.comparing import close
 from tests.decoding.decoded import generate, run, tokens_of
 from tests.tiny_models import (
     EOS,
@@ -192,3 +194,12 @@ def test_features_are_fed_in_the_models_precision():
     model = whisper().to(torch.bfloat16)
     [state] = CachedModel(model).encode_all(clips(model, 1))
     assert state.encoded.dtype == torch.bfloat16
+
+
+def test_one_pass_along_outputs_gives_the_rows_of_decoding():
+    cached, outputs = CachedModel(whisper()), [[5, 8, 39], [20, 11, 30, 6, 17], [4, 4]]
+    sources = [cached.read(source) for source in clips(cached.model)[:3]]
+    found = teacher_force(cached.model, sources, outputs)
+    for source, output, forced in zip(sources, outputs, found, strict=True):
+        rows = cached.feed(cached.encode(source), torch.cat([source.prefix, torch.tensor(output)]))
+        close(forced.logits, rows.logits[len(source.prefix) - 1 : -1], 1e-10)
