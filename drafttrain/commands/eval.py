@@ -14,9 +14,10 @@ from drafttrain.config.sweep import expand_sweep
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.compiling import compile_calls
 from drafttrain.evaluation.evaluate import evaluate, evaluate_teacher_forced, write_evaluation
+from drafttrain.evaluation.page import print_findings
 from drafttrain.evaluation.plan import make_plan, plan_lines
 from drafttrain.evaluation.prompts import read_options
-from drafttrain.evaluation.tables import main_table, parity_lines, print_findings
+from drafttrain.evaluation.tables import main_table, parity_lines
 
 
 def measure(settings: EvalConfig, dry_run: bool = False) -> None:

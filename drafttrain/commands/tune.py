@@ -27,10 +27,11 @@ from drafttrain.evaluation.calibration import (
     stop_threshold,
 )
 from drafttrain.evaluation.evaluate import Evaluation, write_evaluation
+from drafttrain.evaluation.page import print_findings
 from drafttrain.evaluation.prompts import EvaluationOptions, Prompt, PromptSet, read_prompts
 from drafttrain.evaluation.report import Search, data_facts
 from drafttrain.evaluation.runner import decode_by
-from drafttrain.evaluation.tables import main_table, print_findings
+from drafttrain.evaluation.tables import main_table
 from drafttrain.evaluation.tune import (
     FINAL_SHARE,
     Bench,

@@ -15,17 +15,18 @@ from drafttrain.config.policy import DraftMethod, Policy
 from drafttrain.config.runs import head_folders
 from drafttrain.config.stops import STOPS
 from drafttrain.evaluation.bootstrap import Estimate
-from drafttrain.evaluation.page import Card, Page, PageTable
-from drafttrain.evaluation.prompts import PLAIN
-from drafttrain.evaluation.report import Choice, Report, Search, write_text
-from drafttrain.evaluation.tables import (
+from drafttrain.evaluation.page import (
+    Card,
     Column,
-    machine_note,
-    main_columns,
+    Page,
+    PageTable,
     metric_cells,
     new_table,
     plain_cell,
 )
+from drafttrain.evaluation.prompts import PLAIN
+from drafttrain.evaluation.report import Choice, Report, Search, write_text
+from drafttrain.evaluation.tables import machine_note, main_columns
 from drafttrain.evaluation.tune_plan import Candidate
 
 SPEED = Column("tokens_per_second", "tokens/s", digits=0)
