@@ -29,7 +29,8 @@ import torch
 from expectation import compare_expectation
 from opt_tree_figures import Point, draw, summary
 
-from drafttrain.build.method import Method, build_method, build_sampling, check_method
+from drafttrain.build.method import Method, build_method, build_sampling
+from drafttrain.build.pairing import check_methods
 from drafttrain.build.pairs import Pair, load_pair
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import EvalConfig
@@ -141,7 +142,7 @@ def read_settings(arguments: argparse.Namespace) -> tuple[EvalConfig, Any]:
 def prepare(arguments: argparse.Namespace, settings: EvalConfig, ranked: Any) -> Bench:
     """Load the pair and measure acceptance by rank."""
     torch.set_num_threads(arguments.threads)
-    check_method(opt_tree(settings.decode, arguments.nodes, 0.0, arguments.levels))
+    check_methods(opt_tree(settings.decode, arguments.nodes, 0.0, arguments.levels))
     rows = load_inputs(settings.data)
     pair = load_pair(settings.target, str(settings.decode.drafter), trees=True)
     model = CachedModel(pair.target.model)

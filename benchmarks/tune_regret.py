@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from drafttrain.build.pairing import check_methods
 from drafttrain.build.pairs import load_pair
 from drafttrain.commands.shell import quiet_libraries
 from drafttrain.commands.tune import options_of
@@ -30,7 +31,7 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.evaluation.prompts import PLAIN, read_prompts
 from drafttrain.evaluation.report import Choice, read_report
 from drafttrain.evaluation.tune import Bench, Standings, build_methods, decode_all
-from drafttrain.evaluation.tune_plan import Candidate, drafters_of
+from drafttrain.evaluation.tune_plan import Candidate
 
 SEED = 1000
 """Samples are others than those that were chosen on."""
@@ -60,7 +61,9 @@ def read_candidates(settings: TuneConfig, known: dict[str, dict]) -> list[Candid
 
 
 def open_bench(settings: TuneConfig, candidates: list[Candidate]) -> Bench:
-    pair = load_pair(settings.target, *drafters_of(settings, candidates))
+    found = check_methods(*(one.decode for one in candidates))
+    name = str(settings.drafter)
+    pair = load_pair(settings.target, name, found.companions, bigrams=found.table)
     model = CachedModel(pair.target.model)
     prompts, _ = read_prompts(pair.target, model, load_inputs(settings.data))
     methods = build_methods(candidates, pair)

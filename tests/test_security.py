@@ -17,7 +17,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
-from drafttrain.build.stops import check_stop
+from drafttrain.build.pairing import check_methods
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig, ExportConfig
 from drafttrain.config.decode import DecodeConfig, StopConfig
@@ -329,7 +329,7 @@ def test_a_policy_names_heads_of_its_own_run_only(tmp_path, name):
         load_parts(ExportConfig(drafter=str(drafter), heads=tmp_path / "run", out=Path("out")))
     stop = StopConfig(kind="head", head=str(tmp_path / "run"))
     with pytest.raises(ConfigError, match="2 heads"):
-        check_stop(DecodeConfig(drafter=str(drafter), stop=stop))
+        check_methods(DecodeConfig(drafter=str(drafter), stop=stop))
 
 
 @pytest.mark.parametrize("field", ["depth", "rejection_weight"])

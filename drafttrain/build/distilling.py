@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from drafttrain.build.method import build_method, build_sampling, check_method
+from drafttrain.build.method import build_method, build_sampling
+from drafttrain.build.pairing import check_methods
 from drafttrain.build.pairs import CheckedDrafters, Pair, check_pair, open_pair
 from drafttrain.config.backends import ENGINE
-from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
 from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.kinds import NONE
@@ -49,16 +49,11 @@ def decode_settings(config: DistillConfig) -> DecodeConfig:
 def check_engine(config: DistillConfig) -> CheckedDrafters:
     """Refuse a drafter that does not fit the target or the stop policy, before weights are read.
 
-    Raises ConfigError.
+    Raises ValueError as `check_methods` and `check_pair`.
     """
     settings = decode_settings(config)
-    try:
-        check_method(settings)
-        return check_pair(config.target, (str(settings.drafter),), bigrams=settings.bigrams)
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    check_methods(settings)
+    return check_pair(config.target, (str(settings.drafter),), bigrams=settings.bigrams)
 
 
 def open_engine(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:

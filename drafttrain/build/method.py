@@ -1,38 +1,44 @@
-"""A method from settings: drafter, stop policy and verifier, checked against each other."""
+"""A method from settings: drafter, stop policy and verifier."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
-from drafttrain.build.cascades import (
-    build_cascade,
-    cascade_ratios,
-    cascade_stop,
-    check_cascade,
-    other_drafters,
-)
+from drafttrain.build.cascades import build_cascade, cascade_ratios
+from drafttrain.build.heads import open_head, warn_of_other_sampling
+from drafttrain.build.pairing import method_stop, other_drafters, rule_of
 from drafttrain.build.pairs import Pair
-from drafttrain.build.sizes import Sizes, draft_sizes, method_kind
-from drafttrain.build.stops import build_stop, check_stop
-from drafttrain.build.trees import (
-    build_drafter,
-    build_shape,
-    check_companions,
-    check_tree,
-    tree_stop,
-)
-from drafttrain.build.verifiers import build_verifier
+from drafttrain.build.policy import DEFAULT_H, HEAD, POLICY
+from drafttrain.build.trees import build_drafter, tree_settings
 from drafttrain.config.base import ConfigError
-from drafttrain.config.decode import DecodeConfig, SamplingConfig, StopConfig
-from drafttrain.config.kinds import MAX_GRAM, copies_text
+from drafttrain.config.decode import (
+    DecodeConfig,
+    SamplingConfig,
+    StopConfig,
+    TreeConfig,
+    VerifierConfig,
+)
+from drafttrain.config.kinds import NONE, kind_of, named_kind
+from drafttrain.config.policy import Policy
+from drafttrain.config.stops import STOPS
 from drafttrain.config.trees import TREES
 from drafttrain.decoding.roles import Drafter, StopPolicy, Verifier
+from drafttrain.decoding.stopping import HeadPolicy, make_policy
 from drafttrain.decoding.types import Sampling
-from drafttrain.decoding.verifiers import check_draw_kind
-from drafttrain.models.drafters import read_kind
+from drafttrain.decoding.verifiers import make_verifier
+from drafttrain.models.acceptance_head import AcceptanceHead
+
+AUTO, CHAINS = VerifierConfig(), TreeConfig()
+
+Size = int | list[int] | list[list[int]]
+Sizes = Mapping[str, Size]
+"""depth: most levels of a draft (a chain's tokens); nodes: its most draft tokens, which the target
+scores at once. Beside them what the method itself goes by: k of a chain of fixed length, max_draft
+where a policy may stop earlier; width, branching and drafters (several, side by side) of a tree;
+increments of a cascade, a row for each depth of reviews; beams of beam search."""
 
 
 @dataclass(frozen=True)
@@ -70,36 +76,10 @@ def build_sampling(config: SamplingConfig) -> Sampling:
     return Sampling(config.temperature, config.top_k, config.top_p)
 
 
-def check_method(config: DecodeConfig) -> None:
-    """Refuse what can be known to be wrong before any large model is loaded.
-
-    Raises ValueError as `build_verifier`, `check_tree`, `check_stop` and `check_draw_kind`.
-    """
-    sampling = build_sampling(config.sampling)
-    verifier = build_verifier(config.verifier, sampling, config.tree)
-    check_cascade(config)
-    config = config.model_copy(update={"stop": method_stop(config)})
-    behind = () if config.cascade is None else config.cascade.drafters
-    if config.bigrams is not None and not any(map(copies_text, (config.drafter, *behind))):
-        raise ConfigError(
-            f"bigrams = {config.bigrams!r} counts for drafter {MAX_GRAM.name!r} only; leave it out"
-        )
-    check_tree(config)
-    check_stop(config)
-    tree = TREES[config.tree.kind]
-    if tree.shape is not None:
-        draw_kind = "independent" if config.tree.drafters else tree.draw_kind
-        check_draw_kind(verifier, draw_kind, True, build_shape(config.tree, config.stop.k).name)
-        check_companions(config.tree)
-    elif config.drafter is not None:
-        kind = read_kind(config.drafter)
-        check_draw_kind(verifier, kind.draw_kind(sampling.greedy), False, kind.name)
-
-
 def build_method(config: DecodeConfig, pair: Pair) -> Method:
-    """Drafter, stop policy and verifier; whoever decodes with them checks that they go together.
+    """Drafter, stop policy and verifier of settings that `check_methods` takes.
 
-    Raises ValueError as `build_verifier`, `build_stop` and `build_drafter`.
+    Raises ValueError as `build_stop` and `build_drafter`.
     """
     sampling = build_sampling(config.sampling)
     verifier = build_verifier(config.verifier, sampling, config.tree)
@@ -121,9 +101,62 @@ def build_method(config: DecodeConfig, pair: Pair) -> Method:
     )
 
 
-def method_stop(config: DecodeConfig) -> StopConfig:
-    """The stop policy asked for, or the one that goes with the drafts."""
-    return tree_stop(config) if config.cascade is None else cascade_stop(config)
+def build_verifier(
+    config: VerifierConfig, sampling: Sampling, tree: TreeConfig = CHAINS
+) -> Verifier:
+    """The verifier asked for, as `rule_of`."""
+    rule = rule_of(config, sampling.greedy, tree)
+    return make_verifier(rule.name, *(getattr(config, name) for name in rule.settings))
+
+
+def build_stop(decode: DecodeConfig, drafter: PreTrainedModel | None) -> StopPolicy:
+    """The stop policy that the settings ask for; `drafter` is None for what is no model.
+
+    Raises ConfigError for a head that is missing or was trained for another drafter. A head whose
+    labels were made for other sampling is used, with a warning: its stops are as exact.
+    """
+    stop, found = STOPS[decode.stop.kind], None
+    if not stop.requires:
+        return make_stop(decode.stop)
+    assert drafter is not None
+    if stop.reads_head:
+        found = open_head(str(decode.drafter), decode.stop.head, drafter)
+        warn_of_other_sampling(found, decode.sampling)
+    filled = _fill(decode.stop, found and found.policy, drafter.config)
+    return make_stop(filled, found and found.head)
+
+
+def make_stop(config: StopConfig, head: AcceptanceHead | None = None) -> StopPolicy:
+    """The stop policy of settings that hold all it goes by, and of its head where it has one.
+
+    Raises ConfigError where the head is missing.
+    """
+    stop = STOPS[config.kind]
+    if stop.reads_head and head is None:
+        raise ConfigError(
+            f"{POLICY} stops by an acceptance head, but there is none in {HEAD}/; export the "
+            "drafter with its head"
+        )
+    value, most = getattr(config, stop.varied), getattr(config, stop.settings[-1])
+    if stop.reads_head and head is not None:
+        return HeadPolicy(head, value, most)
+    return make_policy(stop.name, value, most)
+
+
+def _fill(config: StopConfig, policy: Policy | None, drafter: PretrainedConfig) -> StopConfig:
+    """What was not given: as policy.json says, else by the drafter's kind and the paper.
+
+    A block drafter drafts as many slots as it was trained with.
+    """
+    values: dict[str, float] = {}
+    if config.h is None:
+        values["h"] = DEFAULT_H if policy is None or policy.h is None else policy.h
+    if "max_draft" not in config.model_fields_set:
+        if policy is not None:
+            values["max_draft"] = policy.max_draft
+        elif kind_of(drafter).drafts == "blocks":
+            values["max_draft"] = drafter.k
+    return config.model_copy(update=values)
 
 
 def parameter_ratios(config: DecodeConfig, pair: Pair, name: str) -> dict[str, float]:
@@ -132,3 +165,36 @@ def parameter_ratios(config: DecodeConfig, pair: Pair, name: str) -> dict[str, f
         return cascade_ratios(config, pair)
     ratio = pair.parameter_ratio(other_drafters(config))
     return {} if ratio is None else {name: ratio}
+
+
+def method_kind(config: DecodeConfig) -> str:
+    """plain, chain, cascade, or the kind of tree; `opt-tree,head` where a head scores its nodes."""
+    if named_kind(config.drafter) is NONE:
+        return "plain"
+    if config.cascade is not None:
+        return "cascade"
+    if TREES[config.tree.kind].shape is None:
+        return "chain"
+    return f"{config.tree.kind},head" if config.tree.head is not None else config.tree.kind
+
+
+def draft_sizes(config: DecodeConfig, stop: StopPolicy) -> dict[str, Size]:
+    """The sizes of a method's drafts, as `Sizes` says; none of plain decoding."""
+    if named_kind(config.drafter) is NONE:
+        return {}
+    tree, kind = config.tree, TREES[config.tree.kind]
+    sizes = tree_settings(tree, stop.longest)
+    found: dict[str, Size] = {name: int(size) for name, size in sizes.items()}
+    if "max_draft" in stop.rule.settings:
+        found["max_draft"] = stop.longest
+    elif kind.shape is None:
+        found["k"] = stop.longest
+    if "width" in kind.settings:
+        found["width"] = tree.width
+    if "branching" in kind.settings:
+        found["branching"] = list(tree.branching)
+    if tree.drafters:
+        found["drafters"] = 1 + len(tree.drafters)
+    if config.cascade is not None:
+        found["increments"] = [list(row) for row in config.cascade.matrix()]
+    return found

@@ -15,9 +15,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from drafttrain.build.verifiers import AUTO, check_settings
 from drafttrain.config.base import ConfigError
-from drafttrain.config.decode import VerifierConfig
+from drafttrain.config.decode import VerifierConfig, check_given
 from drafttrain.config.policy import Policy
 from drafttrain.config.stops import STOPS
 from drafttrain.config.verifiers import RULES
@@ -66,7 +65,7 @@ def check_policy(policy: Policy, name: str) -> None:
     if getattr(policy, field) is None:
         raise ConfigError(f"{name}: stop is {policy.stop!r} but there is no {field}; add {field}")
     try:
-        check_settings(policy.verifier)
+        check_given("verifier", policy.verifier, RULES)
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from None
 
@@ -77,7 +76,7 @@ def dump_policy(policy: Policy) -> dict[str, Any]:
     if "max_draft" not in STOPS[policy.stop].settings and policy.head is None:
         del values["max_draft"]  # a head may still be asked for, where there is one
     rule = RULES.get(policy.verifier.kind)
-    known = {"kind"} if rule is None else {"kind", *(setting.name for setting in rule.settings)}
+    known = {"kind", *(() if rule is None else rule.settings)}
     values["verifier"] = {name: v for name, v in values["verifier"].items() if name in known}
     if policy.method is not None:
         values["method"] = policy.method.model_dump(
@@ -106,7 +105,7 @@ def verifier_config(policy: Policy, sampling: Sampling) -> VerifierConfig:
     rule = RULES.get(policy.verifier.kind)
     draw_kind = "deterministic" if sampling.greedy else "iid"
     if rule is None or not rule.fits(sampling.greedy, draw_kind):
-        return AUTO
+        return VerifierConfig()
     return policy.verifier
 
 

@@ -16,12 +16,11 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers import TextStreamer
 
-from drafttrain.build.cascades import other_drafters
-from drafttrain.build.method import build_method, build_sampling, check_method
+from drafttrain.build.method import build_method, build_sampling
+from drafttrain.build.pairing import check_methods
 from drafttrain.build.pairs import load_pair
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import GenerateConfig
-from drafttrain.config.trees import TREES
 from drafttrain.data.inputs.hearing import HeardRows
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.rows import CHATS
@@ -52,11 +51,8 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
     for row, text in rows:
         if not text.strip():
             raise ConfigError(f"input {row} is empty; leave it out (inputs are counted from 0)")
-    check_method(settings.decode)
-    drafter = str(settings.decode.drafter)
-    trees = TREES[settings.decode.tree.kind].shape is not None
-    bigrams = settings.decode.bigrams
-    pair = load_pair(settings.target, drafter, other_drafters(settings.decode), trees, bigrams)
+    found, drafter = check_methods(settings.decode), str(settings.decode.drafter)
+    pair = load_pair(settings.target, drafter, found.companions, found.trees, found.table)
     method, target = build_method(settings.decode, pair), pair.target
     sampling = build_sampling(settings.decode.sampling)
     seed, device = settings.decode.sampling.seed, target.model.device

@@ -13,9 +13,8 @@ from time import perf_counter
 
 from datasets import Dataset
 
-from drafttrain.build.method import Method, build_sampling
+from drafttrain.build.method import AUTO, Method, build_sampling, build_verifier
 from drafttrain.build.pairs import Pair
-from drafttrain.build.verifiers import AUTO, build_verifier
 from drafttrain.config.commands import TuneConfig
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import (
@@ -13,11 +14,11 @@ from pydantic import (
     field_validator,
 )
 
-from drafttrain.config.base import Config, split_at_commas
+from drafttrain.config.base import Config, ConfigError, split_at_commas
 from drafttrain.config.kinds import copies_text
-from drafttrain.config.stops import STOPS
-from drafttrain.config.trees import TREES
-from drafttrain.config.verifiers import RULES
+from drafttrain.config.stops import STOPS, StopKind
+from drafttrain.config.trees import TREES, TreeKind
+from drafttrain.config.verifiers import RULES, VerifierRule
 
 StopName = Literal[*STOPS]
 VerifierName = Literal["auto", *RULES]
@@ -165,3 +166,19 @@ class DecodeConfig(Config):
     sampling: SamplingConfig = SamplingConfig()
     stop: StopConfig = StopConfig()
     verifier: VerifierConfig = VerifierConfig()
+
+
+def check_given(
+    group: str, given: Config, kinds: Mapping[str, StopKind | TreeKind | VerifierRule]
+) -> None:
+    """Refuse settings of `stop`, `tree` or `verifier` that only other kinds use.
+
+    Raises ConfigError.
+    """
+    own = kinds[given.kind].settings if given.kind in kinds else ()
+    for name in sorted(given.model_fields_set - {"kind", *own}):
+        users = [one.name for one in kinds.values() if name in one.settings]
+        raise ConfigError(
+            f"{group}.{name} = {getattr(given, name)} counts for {' or '.join(users)} only, but "
+            f"{group}.kind is {given.kind!r}; leave it out, or add --{group} {users[0]}"
+        )

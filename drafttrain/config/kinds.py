@@ -103,7 +103,6 @@ NONE = DrafterKind(
     described="drafts nothing",
     opens="drafttrain.decoding.drafters.none:open_drafter",
     drafts="nothing",
-    provides=frozenset({"logits", "hidden", "expected"}),  # of no draft: any stop policy goes
 )
 """Plain decoding."""
 

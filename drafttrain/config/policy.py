@@ -10,7 +10,8 @@ from drafttrain.config.base import Config
 from drafttrain.config.decode import CascadeConfig, StopConfig, TreeConfig, VerifierConfig
 from drafttrain.config.stops import STOPS
 
-PolicyStop = Literal[*(name for name, stop in STOPS.items() if stop.in_policies)]
+PolicyStop = Literal[*(name for name, stop in STOPS.items() if "expected" not in stop.requires)]
+"""Those of chains: what they go by is not the expected acceptance of a tree."""
 
 
 class DraftMethod(Config):

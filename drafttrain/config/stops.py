@@ -27,11 +27,8 @@ class StopKind:
     """The one that is its value: a sweep varies it, and without it policy.json says nothing."""
     requires: frozenset[Evidence] = frozenset()
     """What it goes by beside depth; a draft that does not show it is refused."""
-    takes_trees: bool = False
     greedy_only: bool = False
     """Whether it would bias what is sampled: it goes by the drafted token itself."""
-    in_policies: bool = True
-    """Whether policy.json may name it: it speaks of chains alone."""
 
     @property
     def reads_head(self) -> bool:
@@ -48,7 +45,6 @@ STOPS: dict[str, StopKind] = {
             "k={0:g}",
             ("k",),
             varied="k",
-            takes_trees=True,
         ),
         StopKind(
             "head",
@@ -90,8 +86,6 @@ STOPS: dict[str, StopKind] = {
             ("delta", "max_draft"),
             varied="delta",
             requires=frozenset({"expected"}),
-            takes_trees=True,
-            in_policies=False,
         ),
     )
 }

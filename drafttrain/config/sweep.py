@@ -15,7 +15,7 @@ from drafttrain.config.verifiers import RULES
 
 STOP_OF = {stop.varied: stop for stop in STOPS.values()}
 """Setting of a stop policy that can be swept -> the policy that goes by it."""
-RULE_OF = {setting.name: rule for rule in RULES.values() for setting in rule.settings}
+RULE_OF = {name: rule for rule in RULES.values() for name in rule.settings}
 """The same of verifiers."""
 SWEEPABLE = (*STOP_OF, *RULE_OF)
 Sweep = Mapping[str, Sequence[float]]
@@ -63,7 +63,7 @@ def _verifiers(decode: DecodeConfig, sweep: Sweep) -> list[dict[str, Any]]:
     given = decode.verifier.model_dump(exclude_unset=True)
     found = []
     for rule in dict.fromkeys(RULE_OF[name] for name in RULE_OF if name in sweep):
-        names = [setting.name for setting in rule.settings]
+        names = rule.settings
         tried = product(*(sweep.get(name, [getattr(decode.verifier, name)]) for name in names))
         found += [{"kind": rule.name, **dict(zip(names, values, strict=True))} for values in tried]
         given = {name: value for name, value in given.items() if name not in names}

@@ -16,15 +16,6 @@ ANY_DRAW: frozenset[DrawKind] = frozenset(
 
 
 @dataclass(frozen=True)
-class RuleSetting:
-    """A number that a rule goes by: a field of VerifierConfig and an argument of the function."""
-
-    name: str
-    type: type[int] | type[float]
-    least: float
-
-
-@dataclass(frozen=True)
 class VerifierRule:
     """What is known about a rule."""
 
@@ -35,15 +26,14 @@ class VerifierRule:
     """Drafts that it is valid for, by how they were drawn."""
     takes_trees: bool = True
     """Whether it is right for drafts that branch."""
-    settings: tuple[RuleSetting, ...] = ()
+    settings: tuple[str, ...] = ()
+    """Fields of VerifierConfig that it goes by, arguments of the function."""
     lossless: bool = True
     """Whether the output, or its law, is the target's own."""
     greedy_only: bool = False
     """Whether it is for temperature 0 only; otherwise any temperature is right."""
     accepts: str = ""
     """Of a lossy rule, what it accepts, as a sentence with {settings}; for model cards."""
-    paper: str = ""
-    """Of a lossy rule, where it is from."""
 
     def fits(self, greedy: bool, draw_kind: DrawKind) -> bool:
         """Whether it is right for decoding of this kind and drafts so drawn."""
@@ -63,12 +53,11 @@ RULES: dict[str, VerifierRule] = {
             "spec-verification",
             "drafttrain.decoding.verifiers:verify_spec",
             ANY_DRAW,
-            settings=(RuleSetting("beta", int, 1), RuleSetting("tau", float, 0.0)),
+            settings=("beta", "tau"),
             lossless=False,
             greedy_only=True,
             accepts="a drafted token is accepted if it is among the target's top {beta} and within "
             "{tau:g} nats of its first choice",
-            paper="SpecDec, arXiv 2203.16487",
         ),
         VerifierRule(
             "rejection",

@@ -51,7 +51,7 @@ class Decoder:
             raise ValueError(
                 f"max_new_tokens={max_new_tokens} and batch_size={batch_size} must be at least 1"
             )
-        check_pairing(self.drafter, self.stop, self.verifier, self.sampling)
+        check_pairing(self.drafter, self.stop.rule, self.verifier.rule, self.sampling)
         if self.drafter.branches:
             self.target.check_branches()
         return _rounds(self, self.processors, sources, max_new_tokens, batch_size)

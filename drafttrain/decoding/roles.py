@@ -74,21 +74,6 @@ class StopPolicy:
         """As reports have it: `k=10`, `head(0.7)`."""
         return self.rule.shown.format(self.value, self.longest)
 
-    @property
-    def requires(self) -> frozenset[Evidence]:
-        """What it goes by beside depth; a drafter that does not show it is refused."""
-        return self.rule.requires
-
-    def check_sampling(self, sampling: Sampling) -> None:
-        """Raise ValueError if the policy would bias decoding of this kind."""
-        if self.rule.greedy_only and not sampling.greedy:
-            raise ValueError(
-                f"stop policy {self.name!r} goes by the probability of the drafted token itself, "
-                f"but temperature is {sampling.temperature}: whether a sampled token is submitted "
-                "may not depend on its own value (dropping unlikely tokens would change the "
-                "output's distribution); use the entropy or head policy, or temperature 0"
-            )
-
     def should_draft(self, state: DraftState) -> bool:
         return state.depth < self.longest and self.goes_on(state, self.value)
 
@@ -155,24 +140,8 @@ class Verifier:
     def lossless(self) -> bool:
         return self.rule.lossless
 
-    @property
-    def accepts_draws(self) -> frozenset[DrawKind]:
-        return self.rule.accepts_draws
-
-    @property
-    def takes_trees(self) -> bool:
-        return self.rule.takes_trees
-
     def __str__(self) -> str:
         return self.name
-
-    def check_sampling(self, sampling: Sampling) -> None:
-        """Raise ValueError if the rule is not right for this sampling."""
-        if self.rule.greedy_only and not sampling.greedy:
-            raise ValueError(
-                f"verifier {self.name!r} decodes greedily, but temperature is "
-                f"{sampling.temperature}; set temperature to 0, or use verifier.kind=rejection"
-            )
 
     def verify(
         self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness

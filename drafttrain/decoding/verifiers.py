@@ -11,22 +11,36 @@ import itertools
 from collections.abc import Sequence
 from functools import partial
 from pkgutil import resolve_name
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from drafttrain.config.kinds import DrawKind, Evidence
-from drafttrain.config.verifiers import RULES, rules_for
-from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy, Verifier
+from drafttrain.config.decode import VerifierConfig
+from drafttrain.config.kinds import KINDS, DrawKind, Evidence, in_words
+from drafttrain.config.stops import StopKind
+from drafttrain.config.trees import TREES
+from drafttrain.config.verifiers import RULES, VerifierRule, rules_for
+from drafttrain.decoding.roles import Randomness, Verifier
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.shared import Call, Steps, arg_max_of_each
 from drafttrain.decoding.types import Proposal, Sampling, Verdict
 
-IN_WORDS: dict[Evidence, str] = {
-    "logits": "the drafter's newest row",
-    "hidden": "the states of drafted tokens",
+SEEN: dict[Evidence, str] = {
+    "logits": "the drafter's distributions",
+    "hidden": "the states of draft tokens",
     "expected": "the expected acceptance of a tree's levels",
 }
+
+
+class Drafts(Protocol):
+    """What a pairing goes by of a drafter."""
+
+    name: str
+    provides: frozenset[Evidence]
+    branches: bool
+
+    def draw_kind(self, sampling: Sampling) -> DrawKind: ...
 
 
 def make_verifier(name: str, *values: float) -> Verifier:
@@ -35,12 +49,8 @@ def make_verifier(name: str, *values: float) -> Verifier:
     Raises ValueError for values that are out of range.
     """
     rule = RULES[name]
-    given = dict(zip(rule.settings, values, strict=True))
-    if not all(value >= setting.least for setting, value in given.items()):  # nan is refused too
-        needed = " and ".join(f"{one.name} >= {one.least:g}" for one in given)
-        seen = ", ".join(f"{one.name}={value}" for one, value in given.items())
-        raise ValueError(f"{name} needs {needed}, not {seen}")
-    settings = {setting.name: setting.type(value) for setting, value in given.items()}
+    config = VerifierConfig(kind=name, **dict(zip(rule.settings, values, strict=True)))
+    settings = {name: getattr(config, name) for name in rule.settings}
     return Verifier(rule, resolve_name(rule.function), settings)
 
 
@@ -51,36 +61,39 @@ BlockVerification = partial(make_verifier, "block")
 
 
 def check_pairing(
-    drafter: Drafter, stop: StopPolicy, verifier: Verifier, sampling: Sampling
+    drafter: Drafts, stop: StopKind, verifier: VerifierRule, sampling: Sampling
 ) -> None:
-    """Refuse a verifier that is not valid for how the drafter draws or how the target decodes.
+    """Refuse parts of a method that do not go together, by their rows in the tables of `config`.
 
-    The same for a stop policy that would bias the output, or that goes by what the drafter does not
-    show. Raises ValueError, before any model runs.
+    A stop policy must go by what the drafter shows, and may not bias sampling; a verifier must be
+    valid for the sampling, and for how the drafter draws. Raises ValueError, before any model runs.
     """
-    stop.check_sampling(sampling)
+    if stop.greedy_only and not sampling.greedy:
+        raise ValueError(
+            f"stop policy {stop.name!r} needs greedy decoding, but temperature is "
+            f"{sampling.temperature}: if a sampled token were dropped for its own value, the "
+            "output's distribution would change; use the entropy or head policy, or temperature 0"
+        )
     unseen = stop.requires - drafter.provides
     if unseen:
+        seen = min(unseen)
+        trees = [tree.name for tree in TREES.values() if seen in tree.provides]
+        kinds = in_words([kind for kind in KINDS.values() if seen in kind.provides])
         raise ValueError(
-            f"stop policy {stop.name!r} goes by {IN_WORDS[min(unseen)]}, which drafter "
-            f"{drafter.name!r} does not show; use a fixed length"
+            f"stop policy {stop.name!r} goes by {SEEN[seen]}, which {drafter.name!r} does not "
+            f"show; use a fixed length, or {' or '.join(trees) or f'chains of {kinds}'}"
         )
-    verifier.check_sampling(sampling)
-    check_draw_kind(verifier, drafter.draw_kind(sampling), drafter.branches, drafter.name)
-
-
-def check_draw_kind(verifier: Verifier, draw_kind: DrawKind, branches: bool, drafter: str) -> None:
-    """Refuse a verifier that is not valid for how the drafter of this name draws its drafts."""
-    remedy = " or ".join(rules_for(draw_kind, branches))
-    if draw_kind not in verifier.accepts_draws:
+    if verifier.greedy_only and not sampling.greedy:
         raise ValueError(
-            f"verifier {verifier.name!r} is not valid for {draw_kind} drafts, which drafter "
-            f"{drafter!r} makes; it takes {', '.join(sorted(verifier.accepts_draws))}; use {remedy}"
+            f"verifier {verifier.name!r} decodes greedily, but temperature is "
+            f"{sampling.temperature}; set temperature to 0, or use verifier.kind=rejection"
         )
-    if branches and not verifier.takes_trees:
+    drawn = drafter.draw_kind(sampling)
+    if drawn not in verifier.accepts_draws or (drafter.branches and not verifier.takes_trees):
         raise ValueError(
-            f"verifier {verifier.name!r} takes chains, but drafter {drafter!r} makes trees; "
-            f"use {remedy}"
+            f"verifier {verifier.name!r} is not valid for {drawn} "
+            f"{'trees' if drafter.branches else 'chains'}, which {drafter.name!r} drafts; use "
+            f"{' or '.join(rules_for(drawn, drafter.branches))}"
         )
 
 

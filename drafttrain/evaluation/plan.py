@@ -8,13 +8,13 @@ from functools import partial
 
 from datasets import Dataset
 
-from drafttrain.build.cascades import other_drafters
-from drafttrain.build.method import Method, build_method, build_sampling, check_method
+from drafttrain.build.method import Method, build_method, build_sampling
+from drafttrain.build.pairing import Drafters, check_methods
 from drafttrain.build.pairs import Pair, check_pair, load_pair
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import EvalConfig
 from drafttrain.config.decode import DecodeConfig, SamplingConfig
-from drafttrain.config.kinds import NONE, copies_text, named_kind
+from drafttrain.config.kinds import NONE, named_kind
 from drafttrain.config.sweep import expand_sweep
 from drafttrain.config.trees import TREES
 from drafttrain.data.inputs.prompts import load_inputs
@@ -58,11 +58,7 @@ class Plan:
     rows: Dataset
     rank_rows: Dataset | None
     """Prompts to measure acceptance by rank on, where a tree needs it."""
-    companions: tuple[str, ...]
-    """The drafters besides the first one."""
-    table: str | None
-    """Max-Gram's."""
-    trees: bool
+    drafters: Drafters
 
     @property
     def drafter(self) -> str:
@@ -70,12 +66,13 @@ class Plan:
 
     def check_pair(self) -> None:
         """Check target and drafters against each other, without reading weights."""
-        names = (self.drafter, *self.companions)
-        check_pair(self.settings.target, names, self.trees, self.table)
+        found = self.drafters
+        names = (self.drafter, *found.companions)
+        check_pair(self.settings.target, names, found.trees, found.table)
 
     def load_pair(self) -> Pair:
-        target, trees = self.settings.target, self.trees
-        return load_pair(target, self.drafter, self.companions, trees, self.table)
+        target, found = self.settings.target, self.drafters
+        return load_pair(target, self.drafter, found.companions, found.trees, found.table)
 
     def build_methods(self, pair: Pair) -> list[Method]:
         """The methods; acceptance by rank is measured first where a tree needs it."""
@@ -115,12 +112,9 @@ def make_plan(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Plan:
         if not any(map(needs_ranks, configs)):
             raise ConfigError("rank_data is given, but no sequoia tree lacks tree.by_rank")
         rank_rows = load_inputs(settings.rank_data, "rank_data", heard)
-    for config in with_ranks(configs, None if rank_rows is None else (1.0,)):
-        check_method(config)
+    drafters = check_methods(*with_ranks(configs, None if rank_rows is None else (1.0,)))
     check_assisted(settings, configs)
-    companions, table = companions_of(str(settings.decode.drafter), configs)
-    trees = any(TREES[config.tree.kind].shape is not None for config in configs)
-    return Plan(settings, methods, rows, rank_rows, companions, table, trees)
+    return Plan(settings, methods, rows, rank_rows, drafters)
 
 
 def other_methods(settings: EvalConfig) -> list[PlannedMethod]:
@@ -203,22 +197,6 @@ def check_assisted(settings: EvalConfig, methods: Sequence[DecodeConfig]) -> Non
             f"baselines has 'assisted', but {reason}; leave 'assisted' out, or give another "
             "drafter, also among others (others.NAME.drafter=MODEL)"
         )
-
-
-def companions_of(
-    drafter: str, methods: Sequence[DecodeConfig]
-) -> tuple[tuple[str, ...], str | None]:
-    """The drafters of these methods besides the first one, and the table of max-gram.
-
-    Raises ConfigError where methods give max-gram different tables.
-    """
-    named = {str(method.drafter) for method in methods}.union(*map(other_drafters, methods))
-    copying = [m for m in methods if any(map(copies_text, (m.drafter, *other_drafters(m))))]
-    tables = {method.bigrams for method in copying}
-    if len(tables) > 1:
-        shown = " and ".join(sorted(map(repr, tables)))
-        raise ConfigError(f"bigrams = {shown}; give all methods with max-gram one table, or none")
-    return tuple(sorted(named - {drafter})), tables.pop() if tables else None
 
 
 def plan_lines(plan: Plan) -> list[str]:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from datasets import Dataset
 
-from drafttrain.build.method import Method, build_sampling
-from drafttrain.build.sizes import Sizes
+from drafttrain.build.method import Method, Sizes, build_sampling
 from drafttrain.config.commands import Baseline, Compile, EvalConfig
 from drafttrain.data.inputs.clips import AUDIO, SECONDS
 from drafttrain.data.inputs.hearing import hear

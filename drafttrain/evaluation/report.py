@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from drafttrain.build.sizes import Size
+from drafttrain.build.method import Size
 from drafttrain.config.base import ConfigError
 from drafttrain.config.reading import first_problem
 from drafttrain.data.shards.writing import renamed_when_whole

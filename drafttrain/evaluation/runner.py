@@ -18,9 +18,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from drafttrain.build.method import Method
-from drafttrain.build.sizes import Sizes
-from drafttrain.build.verifiers import AUTO, build_verifier
+from drafttrain.build.method import AUTO, Method, Sizes, build_verifier
 from drafttrain.config.kinds import NONE
 from drafttrain.config.progress import tracking
 from drafttrain.decoding.drafters.none import NoDrafter
@@ -197,7 +195,7 @@ def make_jobs(
         raise ValueError(f"methods of the same name: {', '.join(repeated)}; give each once")
     jobs = [Job(PLAIN, PLAIN, _engine(model, plain, prompts, options), plain)]
     for method in methods:
-        check_pairing(method.drafter, method.stop, method.verifier, options.sampling)
+        check_pairing(method.drafter, method.stop.rule, method.verifier.rule, options.sampling)
         jobs.append(Job(method.name, method.kind, _engine(model, method, prompts, options), method))
     return jobs + transformers_jobs(target, model, methods, prompts, options)
 

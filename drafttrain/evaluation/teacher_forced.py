@@ -20,8 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drafttrain.build.method import Method
-from drafttrain.build.verifiers import AUTO, build_verifier
+from drafttrain.build.method import AUTO, Method, build_verifier
 from drafttrain.config.kinds import KINDS
 from drafttrain.config.progress import tracking
 from drafttrain.data.batches.examples import Example, Examples

@@ -4,13 +4,13 @@ give to `eval`, heads and prompts; checked before weights load."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from datasets import Dataset
 
-from drafttrain.build.method import check_method
+from drafttrain.build.pairing import Drafters, check_methods
 from drafttrain.build.pairs import Pair, check_pair, load_pair
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import TuneConfig
@@ -22,7 +22,6 @@ from drafttrain.config.trees import TREES
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.store import MANIFEST
 from drafttrain.evaluation.calibration import HeadFacts, judge_heads
-from drafttrain.evaluation.plan import companions_of
 from drafttrain.evaluation.report import check_new_file
 from drafttrain.models.acceptance_head import load_heads
 from drafttrain.models.draft_states import drafts_tokens
@@ -220,6 +219,8 @@ class TunePlan:
     """Calibration of all heads, the best first; empty without held-out rows."""
     candidates: list[Candidate]
     """Without those by Theorem 3.1, whose threshold is known once calls are timed."""
+    drafters: Drafters
+    """Its trees are those that the user gives: others are left out where a model takes none."""
     rows: Dataset
     """To choose on."""
     reported: Dataset
@@ -235,7 +236,9 @@ class TunePlan:
         return sorted({1, *self.settings.batch_sizes})
 
     def load_pair(self) -> Pair:
-        return load_pair(self.settings.target, *drafters_of(self.settings, self.candidates))
+        settings, found = self.settings, self.drafters
+        name = str(settings.drafter)
+        return load_pair(settings.target, name, found.companions, found.trees, found.table)
 
     def lines(self) -> list[str]:
         """What would be decoded, a line each."""
@@ -258,11 +261,12 @@ def make_plan(settings: TuneConfig) -> TunePlan:
         raise ConfigError("drafter = 'none' drafts nothing, so there is nothing to tune; give one")
     judged, heads = choose_heads(settings)
     candidates = make_candidates(settings, drafting, heads, None)
-    for one in candidates:
-        check_method(one.decode)
-    drafter, beside, trees, table = drafters_of(settings, candidates)
-    check_pair(settings.target, (drafter, *beside), trees, table)
-    plan = TunePlan(settings, drafting, heads, judged, candidates, *split_rows(settings))
+    drafters = check_methods(*(one.decode for one in candidates))
+    trees = any(TREES[one.tree.kind].shape is not None for one in settings.candidates.values())
+    drafters = replace(drafters, trees=trees)
+    names = (str(settings.drafter), *drafters.companions)
+    check_pair(settings.target, names, trees, drafters.table)
+    plan = TunePlan(settings, drafting, heads, judged, candidates, drafters, *split_rows(settings))
     fewest, largest = min(len(plan.rows), len(plan.reported)), plan.batch_sizes[-1]
     if largest > fewest:
         raise ConfigError(
@@ -284,17 +288,6 @@ def choose_heads(settings: TuneConfig) -> tuple[list[HeadFacts], dict[str, Path]
         judged = judge_heads(load_heads(place), run.folder / HELD_OUT)
     names = [one.name for one in judged] or sorted(found)
     return judged, {name: found[name] for name in names[:MOST_HEADS]}
-
-
-def drafters_of(
-    settings: TuneConfig, candidates: list[Candidate]
-) -> tuple[str, tuple[str, ...], bool, str | None]:
-    """The arguments of `load_pair` after the target: the drafter, those beside it in a candidate,
-    whether the user gives candidates with trees, the table of max-gram."""
-    drafter = str(settings.drafter)
-    beside, table = companions_of(drafter, [one.decode for one in candidates])
-    trees = any(TREES[one.tree.kind].shape is not None for one in settings.candidates.values())
-    return drafter, beside, trees, table
 
 
 def split_rows(settings: TuneConfig) -> tuple[Dataset, Dataset]:

@@ -26,9 +26,8 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.utils import ModelOutput
 
 from drafttrain.build.drafters import drafter_for
+from drafttrain.build.method import build_verifier, make_stop
 from drafttrain.build.policy import HEAD, POLICY, parse_policy, read_policy, verifier_config
-from drafttrain.build.stops import make_stop
-from drafttrain.build.verifiers import build_verifier
 from drafttrain.config.base import ConfigError
 from drafttrain.config.kinds import kind_of
 from drafttrain.config.policy import Policy

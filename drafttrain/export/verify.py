@@ -27,9 +27,8 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, logging
 
 from drafttrain.build.drafters import make_drafter
+from drafttrain.build.method import AUTO, make_stop
 from drafttrain.build.policy import HEAD, POLICY, dump_policy, read_policy
-from drafttrain.build.stops import make_stop
-from drafttrain.build.verifiers import AUTO
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.kinds import kind_of
 from drafttrain.config.policy import Policy

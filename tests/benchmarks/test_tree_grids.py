@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.tree_grids import EAGLE_NODES, expand_methods
-from drafttrain.build.trees import build_shape, tree_settings, tree_stop
+from drafttrain.build.pairing import method_stop
+from drafttrain.build.trees import build_shape, tree_settings
 from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.reading import validate_settings
@@ -48,7 +49,7 @@ def test_every_tree_of_a_budget_has_just_as_many_tokens(method, budget):
     found = expand_methods(decode(**by_rank), [method], [], [budget])
     assert found
     for config in found:
-        depth = tree_stop(config).k
+        depth = method_stop(config).k
         assert tree_settings(config.tree, depth)["nodes"] == budget
         shape = None if config.tree.kind == "none" else build_shape(config.tree, depth)
         if config.tree.kind in ("binary", "sequoia"):

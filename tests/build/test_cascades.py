@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from drafttrain.build.cascades import level_names
-from drafttrain.build.method import build_method, check_method
+from drafttrain.build.method import build_method
+from drafttrain.build.pairing import check_methods
 from drafttrain.build.pairs import load_pair
 from drafttrain.config.decode import CascadeConfig, DecodeConfig
 from drafttrain.config.filling import fill_from_run
@@ -84,7 +85,7 @@ def decode_config(**cascade) -> DecodeConfig:
 
 def test_a_round_drafts_what_the_first_row_adds_up_to(inside):
     decode = decode_config(drafters=("max-gram",), increments=((4, 3), (10,)))
-    check_method(decode)
+    check_methods(decode)
     pair = load_pair(TargetConfig(path="llama"), "base", ["max-gram"])
     method = build_method(decode, pair)
     assert method.stop.longest == 7

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import save_file
 from transformers import GPTJConfig, MambaConfig
 
+from drafttrain.build.pairing import check_methods
 from drafttrain.build.pairs import load_pair
-from drafttrain.build.trees import check_companions
 from drafttrain.config.base import ConfigError
-from drafttrain.config.decode import TreeConfig
+from drafttrain.config.decode import DecodeConfig, SamplingConfig, TreeConfig
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.models.spec_drafter.config import SpecDrafterConfig
 from tests.tiny_models import VOCAB, tiny_model
@@ -167,8 +167,9 @@ def test_companions_are_language_models_with_the_targets_vocabulary(folders, tmp
     settings = SpecDrafterConfig(vocab_size=40).to_dict()
     (tmp_path / "config.json").write_text(json.dumps(settings))
     tree = TreeConfig(kind="paths", drafters=(str(tmp_path),))
-    with pytest.raises(ConfigError, match="tree.drafters = .* is of kind spec-drafter"):
-        check_companions(tree)
+    sampled = SamplingConfig(temperature=1.0)
+    with pytest.raises(ConfigError, match="tree.drafters = .* is a Spec-Drafter"):
+        check_methods(DecodeConfig(drafter=str(folders / "llama"), tree=tree, sampling=sampled))
     for large, companion, message in (
         ("marian", folders / "llama", "is a decoder-only model"),
         ("llama", folders / "absent", "no such folder"),

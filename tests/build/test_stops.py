@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from drafttrain.build.stops import build_stop, check_stop
+from drafttrain.build.method import build_stop
+from drafttrain.build.pairing import check_methods
 from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.filling import fill_eval, fill_from_run
@@ -65,19 +66,19 @@ def test_every_kind_is_built_with_its_own_numbers(tmp_path, drafter):
 @pytest.mark.parametrize(
     ("stop", "message"),
     [
-        ({"h": 0.5}, "stop.h = 0.5 counts for stop policy head only.*--stop head"),
-        ({"head": "x"}, "stop.head = x counts for stop policy head only"),
-        ({"kind": "head", "k": 3}, "stop.k = 3 counts for stop policy fixed only"),
-        ({"kind": "entropy", "confidence": 0.3}, "stop.confidence = 0.3.*it is 'entropy'"),
+        ({"h": 0.5}, "stop.h = 0.5 counts for head only.*--stop head"),
+        ({"head": "x"}, "stop.head = x counts for head only"),
+        ({"kind": "head", "k": 3}, "stop.k = 3 counts for fixed only"),
+        ({"kind": "entropy", "confidence": 0.3}, "stop.confidence = 0.3.*is 'entropy'"),
         (
             {"max_draft": 8},
-            "stop.max_draft = 8 counts for stop policy head or entropy",
+            "stop.max_draft = 8 counts for head or entropy",
         ),
     ],
 )
-def test_settings_of_another_policy_are_refused(tmp_path, stop, message):
+def test_settings_of_another_policy_are_refused(tmp_path, drafter, stop, message):
     with pytest.raises(ConfigError, match=message):
-        check_stop(decode(tmp_path, stop))
+        check_methods(decode(tmp_path, stop))
 
 
 @pytest.mark.parametrize("h", [0.0, 1.0, -0.1, 1.5])
@@ -86,11 +87,11 @@ def test_h_outside_its_range_is_refused(tmp_path, h):
         decode(tmp_path, {"kind": "head", "h": h})
 
 
-def test_policies_that_cannot_be_right_are_refused_before_anything_loads(tmp_path):
+def test_policies_that_cannot_be_right_are_refused_before_anything_loads(tmp_path, drafter):
     with pytest.raises(ValueError, match="temperature is 0.8.*its own value"):
-        check_stop(decode(tmp_path, {"kind": "confidence"}))
-    with pytest.raises(ConfigError, match="has no rows or states"):
-        check_stop(decode(tmp_path, {"kind": "entropy"}, drafter="none"))
+        check_methods(decode(tmp_path, {"kind": "confidence"}))
+    with pytest.raises(ValueError, match="goes by .*chains of a Spec-Drafter"):
+        check_methods(decode(tmp_path, {"kind": "entropy"}, drafter="none"))
 
 
 def test_the_head_beside_the_drafter_is_the_default_with_the_papers_h(tmp_path, drafter):
@@ -135,7 +136,7 @@ def test_policy_json_chooses_among_the_heads_of_a_run(tmp_path, drafter):
         save_head(tmp_path / f"run/final/D{depth}-w6", drafter, depth=depth)
     stop = {"kind": "head", "head": str(tmp_path / "run")}
     with pytest.raises(ConfigError, match="holds 2 heads .D0-w6, D2-w6.*give the folder of one"):
-        check_stop(decode(tmp_path, stop))
+        check_methods(decode(tmp_path, stop))
     write_policy(tmp_path / "run", h=0.2, head="D2-w6")
     chosen = build_stop(decode(tmp_path, stop), drafter)
     assert (chosen.goes_on.head.config.depth, chosen.value) == (2, 0.2)
@@ -143,11 +144,11 @@ def test_policy_json_chooses_among_the_heads_of_a_run(tmp_path, drafter):
 
 def test_missing_heads_are_refused_by_name(tmp_path, drafter):
     with pytest.raises(ConfigError, match="no acceptance_head folder beside it; add --head"):
-        check_stop(decode(tmp_path, {"kind": "head"}))
+        check_methods(decode(tmp_path, {"kind": "head"}))
     with pytest.raises(ConfigError, match="nowhere.*no such folder"):
-        check_stop(decode(tmp_path, {"kind": "head", "head": str(tmp_path / "nowhere")}))
+        check_methods(decode(tmp_path, {"kind": "head", "head": str(tmp_path / "nowhere")}))
     with pytest.raises(ConfigError, match="'llama' model, not an acceptance head"):
-        check_stop(decode(tmp_path, {"kind": "head", "head": str(tmp_path / "drafter")}))
+        check_methods(decode(tmp_path, {"kind": "head", "head": str(tmp_path / "drafter")}))
 
 
 @pytest.mark.parametrize(
@@ -159,13 +160,13 @@ def test_heads_of_another_shape_are_refused_before_the_drafter_loads(
 ):
     head = str(save_head(tmp_path / "head", drafter, **settings))
     with pytest.raises(ConfigError, match=message):
-        check_stop(decode(tmp_path, {"kind": "head", "head": head}))
+        check_methods(decode(tmp_path, {"kind": "head", "head": head}))
 
 
 def test_a_head_trained_for_another_drafter_is_refused(tmp_path, drafter):
     other = tiny_model("llama", seed=9).float()
     head = str(save_head(tmp_path / "head", other))
-    check_stop(decode(tmp_path, {"kind": "head", "head": head}))  # the shape fits
+    check_methods(decode(tmp_path, {"kind": "head", "head": head}))  # the shape fits
     with pytest.raises(ConfigError, match="was trained for drafter 'drafter' with other weights"):
         build_stop(decode(tmp_path, {"kind": "head", "head": head}), drafter)
 

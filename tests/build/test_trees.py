@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from drafttrain.build.method import build_method, build_sampling, check_method
+from drafttrain.build.method import build_method, build_sampling
+from drafttrain.build.pairing import check_methods, method_stop
 from drafttrain.build.pairs import Pair, load_pair
-from drafttrain.build.trees import drawn_judge, tree_settings, tree_stop
+from drafttrain.build.trees import drawn_judge, tree_settings
 from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import DecodeConfig, TreeConfig
 from drafttrain.config.filling import fill_from_run
@@ -118,7 +119,7 @@ TREES = {
 def test_a_tree_is_of_the_shape_asked_for_and_gets_its_own_rule(folders, kind):
     settings, shape, rule = TREES[kind]
     decode = folders.decode(settings, sampling=SAMPLED)
-    check_method(decode)
+    check_methods(decode)
     method = build_method(decode, folders.pair(decode))
     assert isinstance(method.drafter, TreeDrafter)
     assert method.drafter.shape == shape
@@ -163,7 +164,7 @@ def test_an_opt_tree_stops_by_gain_unless_a_length_or_a_policy_is_given(folders)
     assert stop({"kind": "opt-tree"}, k=3) == FixedLength(3)
     assert stop({"kind": "opt-tree"}, kind="fixed") == FixedLength(10)
     assert stop({"kind": "binary"}) == FixedLength(10)
-    assert tree_stop(folders.decode({"kind": "none"})).kind == "fixed"
+    assert method_stop(folders.decode({"kind": "none"})).kind == "fixed"
 
 
 def test_gain_goes_no_deeper_than_the_slots_of_a_block(folders):
@@ -218,7 +219,7 @@ def test_head_guided_trees_write_what_plain_decoding_does(folders, drafter, head
         drafter=str(folders.root / drafter),
         stop={"k": 4},
     )
-    check_method(decode)
+    check_methods(decode)
     assert build_method(decode, folders.pair(decode)).drafter.name.endswith(name)
     outputs, plain = decode_all(folders, decode)
     assert [output.tokens for output in outputs] == plain
@@ -249,7 +250,7 @@ def test_several_drafters_draft_side_by_side_and_run_to_the_end(folders):
     decode = folders.decode(
         {"kind": "paths", "width": 2, "drafters": [other]}, sampling=SAMPLED, stop={"k": 2}
     )
-    check_method(decode)
+    check_methods(decode)
     method = build_method(decode, folders.pair(decode))
     assert isinstance(method.drafter, SeveralDrafters)
     assert (method.drafter.name, method.verifier.name) == ("paths(2)+paths(2)", "multi-round")
@@ -273,16 +274,20 @@ def test_several_drafters_draft_side_by_side_and_run_to_the_end(folders):
         (
             {"width": 3},
             {},
-            "tree.width = 3 counts for paths or rsd-s only, but the tree",
+            "tree.width = 3 counts for paths or rsd-s only, but tree",
         ),
         ({"kind": "rsd-s", "nodes": 9}, {}, "tree.nodes = 9 counts for opt-tree or binary"),
-        ({"kind": "eagle", "nodes": 9}, {}, "the tree is 'eagle'; leave it out"),
+        ({"kind": "eagle", "nodes": 9}, {}, "tree.kind is 'eagle'; leave it out"),
         (
             {"kind": "binary", "draft_temperature": 1.0},
             {},
-            r"tree.draft_temperature = \[1.0\] counts",
+            r"tree.draft_temperature = \(1.0,\) counts",
         ),
-        ({"kind": "opt-tree"}, {"drafter": "none"}, "has no rows to grow a tree"),
+        (
+            {"kind": "opt-tree"},
+            {"drafter": "none"},
+            "can only draft chains; .* or give a",
+        ),
         ({"kind": "paths"}, {"sampling": {}}, "at temperature 0 all draws are the same"),
         ({"kind": "rsd-c"}, {"sampling": {}}, "set tree.draft_temperature=1, or use opt-tree"),
         ({"kind": "rsd-s", "draft_temperature": (0.5, 1.0)}, {}, "all drawn at one; give one"),
@@ -291,30 +296,43 @@ def test_several_drafters_draft_side_by_side_and_run_to_the_end(folders):
         ({"kind": "sequoia", "by_rank": (0.7, 0.4)}, {}, "sum to 1 at most"),
         ({"kind": "sequoia", "by_rank": (0.7, -0.1)}, {}, "shares of the rows, of 0 or more"),
         ({"kind": "opt-tree", "head": "absent"}, {}, "tree.head = 'absent': no such folder"),
-        ({"kind": "opt-tree"}, {"stop": {"kind": "entropy"}}, "'entropy' stops chains, but"),
-        ({"kind": "binary"}, {"stop": {"kind": "gain"}}, "gain' goes by .* an opt-tree"),
+        (
+            {"kind": "opt-tree"},
+            {"stop": {"kind": "entropy"}},
+            "'entropy' goes by .*; use a fixed",
+        ),
+        (
+            {"kind": "binary"},
+            {"stop": {"kind": "gain"}},
+            "gain' goes by .*, or opt-tree",
+        ),
         ({"kind": "paths"}, {"verifier": {"kind": "recursive"}}, "use multi-round or k-seq"),
         ({"kind": "rsd-s"}, {"verifier": {"kind": "k-seq"}}, "use recursive or traversal or"),
-        ({"kind": "opt-tree"}, {"verifier": {"kind": "rejection"}}, "takes chains.*target-walk"),
+        (
+            {"kind": "opt-tree"},
+            {"verifier": {"kind": "rejection"}},
+            "deterministic trees.*target-walk",
+        ),
         ({"kind": "binary"}, {"verifier": {"kind": "multi-round"}}, "use target-walk"),
         (
             {"kind": "paths", "drafters": ("other",)},
             {"verifier": {"kind": "k-seq"}},
-            "not valid for independent drafts.*use multi-round or traversal or target-walk",
+            "not valid for independent trees.*use multi-round or traversal or target-walk",
         ),
-        ({}, {"verifier": {"kind": "recursive"}}, "not valid for iid drafts.*use rejection"),
+        ({}, {"verifier": {"kind": "recursive"}}, "not valid for iid chains.*use rejection"),
         ({"kind": "rsd-s"}, {"verifier": {"kind": "greedy"}}, "greedy.*temperature"),
     ],
 )
-def test_wrong_trees_are_refused_before_a_model_loads(folders, tree, groups, message):
+def test_wrong_trees_are_refused_before_a_model_loads(folders, monkeypatch, tree, groups, message):
+    monkeypatch.chdir(folders.root)
     with pytest.raises(ValueError, match=message):
-        check_method(folders.decode(tree, **({"sampling": SAMPLED} | groups)))
+        check_methods(folders.decode(tree, **({"sampling": SAMPLED} | groups)))
 
 
 def test_a_head_that_reads_tokens_own_states_cannot_score_nodes(folders):
     tree = {"kind": "opt-tree", "head": str(folders.root / "token-head")}
     with pytest.raises(ConfigError, match="tree.head = .* trained with cache.state=drawn"):
-        check_method(folders.decode(tree))
+        check_methods(folders.decode(tree))
 
 
 def test_an_exports_stop_policy_is_of_chains_and_left_out_for_trees(folders):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from drafttrain.build.method import build_verifier
+from drafttrain.build.pairing import check_methods
 from drafttrain.build.policy import dump_policy, is_lossy, verifier_config
-from drafttrain.build.verifiers import build_verifier
 from drafttrain.config.base import ConfigError
-from drafttrain.config.decode import TreeConfig, VerifierConfig
+from drafttrain.config.decode import DecodeConfig, TreeConfig, VerifierConfig
 from drafttrain.config.policy import Policy
 from drafttrain.decoding.types import Sampling
 
@@ -36,8 +37,9 @@ def test_auto_is_greedy_match_at_temperature_0_and_the_rule_of_the_drafts_above(
 def test_settings_reach_their_rule_and_no_other():
     assert build_verifier(VerifierConfig(**LENIENT), GREEDY).settings == {"beta": 5, "tau": 2.0}
     for kind in ("auto", "rejection"):
+        decode = DecodeConfig(drafter="max-gram", verifier=VerifierConfig(kind=kind, tau=2.0))
         with pytest.raises(ConfigError, match="verifier.tau = 2.0 counts for spec-verification"):
-            build_verifier(VerifierConfig(kind=kind, tau=2.0), GREEDY)
+            check_methods(decode)
 
 
 def policy(verifier: dict) -> Policy:

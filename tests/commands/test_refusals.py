@@ -64,7 +64,11 @@ PAIRINGS = {
     f"{DISTILL} --drafter max-gram --backend transformers": ("drafter = 'max", "backend=engine"),
     f"{DISTILL} --backend engine --k 4": ("stop.k = 4", "none is given", "drafter=max-gram"),
     f"{DISTILL} --drafter target bigrams=none.safetensors": ("bigrams", "max-gram", "leave"),
-    f"{DISTILL} --drafter max-gram --stop entropy": ("'entropy'", "trained drafter"),
+    f"{DISTILL} --drafter max-gram --stop entropy": (
+        "'entropy'",
+        "max-gram",
+        "or chains of",
+    ),
     f"{DISTILL} --backend engines": ("backend = 'engines'", "'engine'"),
     f"{CAUSAL} --stop entropy --k 4": ("stop.k = 4", "--stop fixed"),
     f"{SAMPLED} --verifier greedy": ("greedy", "temperature", ";"),
@@ -109,7 +113,7 @@ PAIRINGS = {
     f"{CAUSAL} --tree opt-tree --drafter max-gram": (
         "'opt-tree'",
         "'max-gram'",
-        "give a trained drafter",
+        "or give a Spec-Drafter",
     ),
     f"{CAUSAL} --cascade max-gram --increments 5,3/4,10/10": (
         "increments '5,3/4,10/10'",

@@ -118,14 +118,10 @@ class Watched:
 @pytest.mark.parametrize("rule", RULES.values(), ids=lambda rule: rule.name)
 def test_a_rule_takes_its_settings_after_what_all_rules_take(rule: VerifierRule):
     taken = list(inspect.signature(resolve_name(rule.function)).parameters)
-    names = [setting.name for setting in rule.settings]
     assert taken[:4] == ["proposal", "target_logits", "sampling", "randomness"]
-    assert taken[4:] == names
-    assert set(names) <= VerifierConfig.model_fields.keys()
-    defaults = [(setting, getattr(VerifierConfig(), setting.name)) for setting in rule.settings]
-    assert all(value >= setting.least for setting, value in defaults)
-    assert rule.lossless or rule.accepts.format(**{one.name: value for one, value in defaults})
-    assert bool(rule.paper) is not rule.lossless
+    assert tuple(taken[4:]) == rule.settings
+    defaults = {name: getattr(VerifierConfig(), name) for name in rule.settings}
+    assert rule.lossless or rule.accepts.format(**defaults)
 
 
 @pytest.mark.parametrize("tree", TREES.values(), ids=lambda tree: tree.name)

@@ -47,4 +47,4 @@ def test_sampling_says_the_same() -> None:
 
 def test_a_rule_keeps_its_name_and_what_it_takes() -> None:
     rule = on_finite_scores(GreedyMatch())
-    assert (rule.name, rule.lossless, rule.takes_trees) == ("greedy", True, True)
+    assert (rule.name, rule.rule) == ("greedy", GreedyMatch().rule)

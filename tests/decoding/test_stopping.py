@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from drafttrain.config.stops import STOPS
+from drafttrain.config.verifiers import RULES
 from drafttrain.decoding.drafters.causal import CausalDrafter
-from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import StopPolicy
 from drafttrain.decoding.sampling import SampledRandomness, warp
@@ -26,7 +26,6 @@ from drafttrain.decoding.stopping import (
 )
 from drafttrain.decoding.types import DraftState, Sampling, Source
 from drafttrain.decoding.verifiers import (
-    GreedyMatch,
     RejectionSampling,
     acceptance_probability,
     check_pairing,
@@ -245,9 +244,10 @@ def test_confidence_stops_after_a_token_of_low_probability():
 
 
 def test_confidence_is_refused_where_tokens_are_sampled():
+    drafter, confidence = CausalDrafter(ToyModel(0)), STOPS["confidence"]
     with pytest.raises(ValueError, match="temperature is 0.7.*its own value.*entropy or head"):
-        check_pairing(NoDrafter(), Confidence(0.4, 5), RejectionSampling(), Sampling(0.7))
-    check_pairing(NoDrafter(), Confidence(0.4, 5), GreedyMatch(), GREEDY)
+        check_pairing(drafter, confidence, RULES["rejection"], Sampling(0.7))
+    check_pairing(drafter, confidence, RULES["greedy"], GREEDY)
     with pytest.raises(ValueError, match="its own value"):
         Decoder(
             ToyTarget(0),
@@ -257,8 +257,8 @@ def test_confidence_is_refused_where_tokens_are_sampled():
             SAMPLED,
             lambda _: SampledRandomness(torch.Generator()),
         ).decode([toy_prompt()], 3)
-    for stop in (FixedLength(3), Entropy(1.0, 3), HeadPolicy(knowing_head(), 0.5, 3)):
-        check_pairing(NoDrafter(), stop, RejectionSampling(), SAMPLED)
+    for stop in ("fixed", "entropy", "head"):
+        check_pairing(drafter, STOPS[stop], RULES["rejection"], SAMPLED)
 
 
 def test_names_and_caps_are_those_of_reports():

@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 
+from drafttrain.config.stops import STOPS
+from drafttrain.config.verifiers import RULES
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.sampling import SampledRandomness
-from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Proposal, Sampling, Verdict
 from drafttrain.decoding.verifiers import (
     GreedyMatch,
@@ -165,7 +166,7 @@ def test_emitted_rows_are_targets_rows_up_to_the_next_token():
 )
 def test_a_greedy_rule_with_a_temperature_is_refused(verifier):
     with pytest.raises(ValueError, match="temperature is 0.7"):
-        check_pairing(NoDrafter(), FixedLength(1), verifier, Sampling(temperature=0.7))
+        check_pairing(NoDrafter(), STOPS["fixed"], verifier.rule, Sampling(temperature=0.7))
 
 
 def test_a_draw_that_a_rule_is_not_valid_for_is_refused():
@@ -174,8 +175,8 @@ def test_a_draw_that_a_rule_is_not_valid_for_is_refused():
             return "without_replacement"
 
     with pytest.raises(ValueError, match="without_replacement"):
-        check_pairing(Tree(0), FixedLength(1), RejectionSampling(), Sampling(temperature=1.0))
-    check_pairing(Tree(0), FixedLength(1), GreedyMatch(), GREEDY)
+        check_pairing(Tree(0), STOPS["fixed"], RULES["rejection"], Sampling(temperature=1.0))
+    check_pairing(Tree(0), STOPS["fixed"], RULES["greedy"], GREEDY)
 
 
 def test_names_are_those_of_reports():
@@ -191,5 +192,5 @@ def test_names_are_those_of_reports():
 
 @pytest.mark.parametrize(("beta", "tau"), [(0, 1.0), (1, -0.1), (1, math.nan)])
 def test_impossible_tolerances_are_refused(beta, tau):
-    with pytest.raises(ValueError, match="beta"):
+    with pytest.raises(ValueError, match="beta|tau"):
         SpecVerification(beta, tau)

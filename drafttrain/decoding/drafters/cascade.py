@@ -375,13 +375,14 @@ def cascade(
 
 
 def check_increments(increments: Sequence[Sequence[int]], names: Sequence[str]) -> None:
-    """Raise ValueError for a matrix that is no triangle over the levels."""
+    """Raise ValueError for a matrix that is no triangle over the levels, or asks for no token."""
     shape = [len(names) - row for row in range(len(names))]
-    if [len(row) for row in increments] != shape:
+    if [len(row) for row in increments] != shape or not any(increments[0]):
         raise ValueError(
             f"increments {show_increments(increments)!r} of a cascade of {', '.join(names)} must "
             f"have {len(names)} rows, of {', '.join(map(str, shape))} numbers: a row for each "
-            "depth of reviews, a number for each level from that depth on"
+            "depth of reviews, a number for each level from that depth on; the first row must add "
+            "up to 1 or more"
         )
 
 

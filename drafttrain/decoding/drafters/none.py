@@ -15,8 +15,7 @@ class NoDrafter:
     """Proposes nothing. It keeps no state, so it is its own session."""
 
     name = "none"
-    provides: frozenset[Evidence] = frozenset({"logits", "hidden", "expected"})
-    """All there is to see of no draft: any stop policy goes with it."""
+    provides: frozenset[Evidence] = frozenset()
     requires = TargetRequirements()
     branches = False
 

@@ -1,0 +1,206 @@
+"""Whether the parts of a method go together: drafters, tree or cascade, stop, verifier, sampling.
+
+The one place where settings are checked against each other, for every command, from the tables of
+`config` and the drafters' config.json. `decoding/verifiers.check_pairing` compares the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from drafttrain.build.heads import find_head
+from drafttrain.build.trees import build_shape
+from drafttrain.config.base import ConfigError
+from drafttrain.config.decode import (
+    DecodeConfig,
+    StopConfig,
+    TreeConfig,
+    VerifierConfig,
+    check_given,
+)
+from drafttrain.config.kinds import (
+    KINDS,
+    MAX_GRAM,
+    DrawKind,
+    Evidence,
+    copies_text,
+    in_words,
+    kind_of,
+    named_kind,
+)
+from drafttrain.config.stops import STOPS
+from drafttrain.config.trees import TREES
+from drafttrain.config.verifiers import GREEDY, RULES, VerifierRule
+from drafttrain.decoding.drafters.cascade import check_increments
+from drafttrain.decoding.drafters.tree import check_width
+from drafttrain.decoding.types import Sampling
+from drafttrain.decoding.verifiers import check_pairing
+from drafttrain.models.draft_states import drafts_tokens
+from drafttrain.models.drafters import read_drafter_settings, read_kind
+
+
+@dataclass(frozen=True)
+class Drafters:
+    """What the checked methods draft with."""
+
+    companions: tuple[str, ...]
+    """All drafters but that of the first method, sorted."""
+    trees: bool
+    """Whether some drafts are trees."""
+    table: str | None
+    """Max-Gram's, if it has one."""
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """What the drafts of settings are like, as `check_pairing` asks drafters."""
+
+    name: str
+    provides: frozenset[Evidence]
+    branches: bool
+    drawn: DrawKind
+
+    def draw_kind(self, sampling: Sampling) -> DrawKind:
+        return self.drawn
+
+
+def check_methods(*methods: DecodeConfig) -> Drafters:
+    """Refuse methods that cannot be right, before any large model is loaded.
+
+    Raises ConfigError for a setting that the method does not use, a tree that the drafter cannot
+    grow, a cascade that is none, a head that is missing or reads other states than the drafter has,
+    and several max-gram tables; ValueError as `check_pairing`, `check_increments` and
+    `check_width`.
+    """
+    for method in methods:
+        _check_method(method)
+    named = [{str(method.drafter), *other_drafters(method)} for method in methods]
+    tables = {one.bigrams for one, names in zip(methods, named, strict=True) if _copies(names)}
+    if len(tables) > 1:
+        shown = " and ".join(sorted(map(repr, tables)))
+        raise ConfigError(f"bigrams = {shown}; give all methods with max-gram one table, or none")
+    return Drafters(
+        tuple(sorted(set().union(*named) - {str(methods[0].drafter)})),
+        any(TREES[method.tree.kind].shape is not None for method in methods),
+        tables.pop() if tables else None,
+    )
+
+
+def other_drafters(decode: DecodeConfig) -> tuple[str, ...]:
+    """Drafters that take part beside the first one."""
+    return decode.tree.drafters if decode.cascade is None else decode.cascade.drafters
+
+
+def method_stop(decode: DecodeConfig) -> StopConfig:
+    """The stop policy asked for. A cascade drafts all its increments; a tree that estimates its
+    acceptance stops by the gain of it, unless a policy or a length is given."""
+    if decode.cascade is not None:
+        return StopConfig(kind="fixed", k=sum(decode.cascade.matrix()[0]))
+    if not TREES[decode.tree.kind].provides or decode.stop.model_fields_set & {"kind", "k"}:
+        return decode.stop
+    own = next(stop for stop in STOPS.values() if "expected" in stop.requires)
+    return StopConfig(kind=own.name, **decode.stop.model_dump(exclude_unset=True))
+
+
+def _check_method(decode: DecodeConfig) -> None:
+    check_given("tree", decode.tree, TREES)
+    check_given("verifier", decode.verifier, RULES)
+    if decode.bigrams is not None and not _copies({str(decode.drafter), *other_drafters(decode)}):
+        raise ConfigError(
+            f"bigrams = {decode.bigrams!r} counts for drafter {MAX_GRAM.name!r} only; leave it out"
+        )
+    if decode.cascade is not None:
+        _check_cascade(decode)
+    decode = decode.model_copy(update={"stop": method_stop(decode)})
+    check_given("stop", decode.stop, STOPS)
+    sampling = Sampling(decode.sampling.temperature)
+    if TREES[decode.tree.kind].shape is not None:
+        drafts = _check_tree(decode)
+    else:
+        kind = read_kind(str(decode.drafter))
+        drafts = Drafts(kind.name, kind.provides, False, kind.draw_kind(sampling.greedy))
+    stop = STOPS[decode.stop.kind]
+    rule = rule_of(decode.verifier, sampling.greedy, decode.tree)
+    check_pairing(drafts, stop, rule, sampling)
+    if stop.reads_head:
+        drafter = str(decode.drafter)
+        find_head(decode.stop.head, drafter, read_drafter_settings(drafter))
+
+
+def _check_tree(decode: DecodeConfig) -> Drafts:
+    """What the trees are like, once the drafter can grow them."""
+    tree, kind, name = decode.tree, TREES[decode.tree.kind], str(decode.drafter)
+    settings = None if named_kind(name) is not None else read_drafter_settings(name)
+    drafter = named_kind(name) if settings is None else kind_of(settings)
+    if settings is None or drafter.tree_rows is None or drafts_tokens(settings):
+        growing = in_words([one for one in KINDS.values() if one.tree_rows is not None])
+        raise ConfigError(
+            f"tree.kind = {tree.kind!r}, but drafter {name!r} ({drafter.words}) can only draft "
+            f"chains; leave the tree out, or give {growing}"
+        )
+    if kind.drawn and decode.sampling.temperature == 0 and tree.draft_temperature is None:
+        raise ConfigError(
+            f"tree.kind = {tree.kind!r} draws its tokens, but at temperature 0 all draws are the "
+            "same; set tree.draft_temperature=1, or use opt-tree or a fixed tree"
+        )
+    if kind.drawn and len(tree.draft_temperature or ()) > 1:
+        raise ConfigError(
+            f"tree.draft_temperature = {list(tree.draft_temperature)} has one for each level, but "
+            f"the tokens of a {tree.kind!r} tree are all drawn at one; give one number"
+        )
+    for other in tree.drafters:
+        if not read_kind(other).is_language_model:
+            raise ConfigError(
+                f"tree.drafters = {other!r} is {read_kind(other).words}; paths of several drafters "
+                "are drawn by language models; give one, or use it alone"
+            )
+    shape = build_shape(tree, decode.stop.k)
+    check_width(shape, settings.get_text_config(decoder=True).vocab_size)
+    if tree.head is not None:
+        head = find_head(tree.head, name, settings, setting="tree.head").head
+        if head.config.state == "token":
+            raise ConfigError(
+                f"tree.head = {tree.head!r} reads a token's own state, which is there only once "
+                "the token has been fed; give a head trained with cache.state=drawn"
+            )
+    drawn = "independent" if tree.drafters else kind.draw_kind
+    return Drafts(shape.name, kind.provides, shape.branches, drawn)
+
+
+def _check_cascade(decode: DecodeConfig) -> None:
+    paths = [str(decode.drafter), *other_drafters(decode)]
+    for place, path in enumerate(paths):
+        named = named_kind(path)
+        if named is not None and not (copies_text(path) and place == len(paths) - 1):
+            raise ConfigError(
+                f"{path!r} ({named.words}) is level {place + 1} of a cascade of {paths}; only "
+                f"{MAX_GRAM.name!r} takes part beside models, as the last level"
+            )
+        if path in paths[:place]:
+            raise ConfigError(f"{path!r} is twice in the cascade of {paths}; give each level once")
+    matrix = decode.cascade.matrix()
+    check_increments(matrix, paths)
+    if "k" in decode.stop.model_fields_set or decode.stop.kind != "fixed":
+        raise ConfigError(
+            "stop is given, but a cascade drafts as many tokens in a round as the first row of its "
+            f"increments adds up to ({sum(matrix[0])}); leave --k and --stop out"
+        )
+    if TREES[decode.tree.kind].shape is not None:
+        raise ConfigError(
+            f"tree.kind = {decode.tree.kind!r}, but a cascade drafts chains; leave one of the two "
+            "out"
+        )
+
+
+def rule_of(config: VerifierConfig, greedy: bool, tree: TreeConfig) -> VerifierRule:
+    """The rule asked for; `auto` is greedy match at temperature 0, above it the drafts' rule."""
+    if config.kind != "auto":
+        return RULES[config.kind]
+    kind = TREES[tree.kind]
+    several = kind.rule_of_several if tree.drafters else None
+    return GREEDY if greedy else RULES[several or kind.rule]
+
+
+def _copies(drafters: Iterable[str]) -> bool:
+    return any(map(copies_text, drafters))
