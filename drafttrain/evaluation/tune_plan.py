@@ -42,8 +42,6 @@ GAIN = 0.2
 """Least gain of expected acceptance for which an opt-tree grows another level."""
 MOST_ROWS, MOST_REPORTED = 512, 200
 """Prompts to choose on and for the final figures, at most."""
-MOST_HEADS = 2
-"""Heads that are tried, the best by held-out KL."""
 HELD_OUT = "held_out_cache"
 """Folder of a run of heads with states and labels of held-out outputs."""
 
@@ -278,7 +276,8 @@ def make_plan(settings: TuneConfig) -> TunePlan:
 
 def choose_heads(settings: TuneConfig) -> tuple[list[HeadFacts], dict[str, Path]]:
     """Calibration of the heads on the held-out cache of their run, and the folders of those that
-    are tried: the best by binary KL, or those with the fewest layers where there is no cache."""
+    are tried: the best by binary KL, and the best of those with the fewest blocks, as a head's own
+    time counts. Without a cache: the first two by name."""
     if settings.heads is None:
         return [], {}
     place = Path(str(settings.heads))
@@ -286,8 +285,11 @@ def choose_heads(settings: TuneConfig) -> tuple[list[HeadFacts], dict[str, Path]
     run, judged = head_run_of(place), []
     if run is not None and (run.folder / HELD_OUT / MANIFEST).is_file():
         judged = judge_heads(load_heads(place), run.folder / HELD_OUT)
-    names = [one.name for one in judged] or sorted(found)
-    return judged, {name: found[name] for name in names[:MOST_HEADS]}
+    names = sorted(found)[:2]
+    if judged:
+        shallowest = min(judged, key=lambda one: one.depth)  # the best of them: best KL is first
+        names = list(dict.fromkeys((judged[0].name, shallowest.name)))
+    return judged, {name: found[name] for name in names}
 
 
 def split_rows(settings: TuneConfig) -> tuple[Dataset, Dataset]:
