@@ -33,5 +33,5 @@ test: lint  ## Check style and run all tests, one process a core
 quickstart: $(STAMP)  ## Distil, train and measure a small drafter on the embedded data (10 to 20 min)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash launch/quickstart.sh
 
-quickstart-heads: $(STAMP)  ## Train acceptance heads for the embedded GSM8K pair, measure (6 to 8 min)
+quickstart-heads: $(STAMP)  ## Train acceptance heads for the embedded GSM8K pair, measure (7 to 8 min)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash launch/quickstart_heads.sh
