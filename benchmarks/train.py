@@ -88,7 +88,8 @@ def prepare_recipe(settings: SpecDrafterRecipe, folder: Path) -> Prepared:
     target = load_target(settings.target)
     rows, _ = distilled_rows(settings.model_copy(update={"held_out": None}), target, open_decoder)
     mask = recipe.choose_mask(load_tokenizer(settings.target), target.model.config)
-    config = make_config(target.model.config, settings.drafter, mask, recipe.identity(settings))
+    identity = {"path": settings.target.path, "revision": settings.target.revision}
+    config = make_config(target.model.config, settings.drafter, mask, identity)
     config.untied_output = has_own_output(target.model)
     torch.manual_seed(settings.train.seed)
     drafter = SpecDrafter(config)

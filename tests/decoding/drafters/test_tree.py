@@ -373,17 +373,17 @@ def test_greedy_trees_over_slots_give_plain_output(family, slots):
 
 def refusals() -> dict[str, tuple[Drafter, StopPolicy, Verifier]]:
     return {
-        "not valid for deterministic drafts": (toy(Optimal(4)), FixedLength(2), MultiRound),
-        "not valid for without_replacement drafts": (
+        "not valid for deterministic trees": (toy(Optimal(4)), FixedLength(2), MultiRound),
+        "not valid for without_replacement trees": (
             toy(Branching((2, 2))), FixedLength(2), KSeq,
         ),
-        "not valid for iid drafts": (toy(Paths(2)), FixedLength(2), RecursiveRejection),
-        "takes chains, but drafter .* use multi-round or k-seq": (
+        "not valid for iid trees": (toy(Paths(2)), FixedLength(2), RecursiveRejection),
+        "not valid for iid trees, .* use multi-round or k-seq": (
             toy(Paths(2)), FixedLength(2), RejectionSampling(),
         ),
         "goes by the expected acceptance": (toy(Beam(2)), Gain(0.5, 2), RecursiveRejection),
-        "goes by the drafter's newest row": (toy(Optimal(2)), Entropy(1.0, 2), TargetWalk),
-        "not valid for independent drafts": (
+        "stop policy 'entropy' goes by ": (toy(Optimal(2)), Entropy(1.0, 2), TargetWalk),
+        "not valid for independent trees": (
             SeveralDrafters([toy(Paths(1)), toy(Paths(2))]), FixedLength(2), KSeq,
         ),
         "only independent draws of several": (
