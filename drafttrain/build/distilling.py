@@ -19,7 +19,7 @@ from drafttrain.config.backends import ENGINE
 from drafttrain.config.commands import DistillConfig
 from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.kinds import NONE
-from drafttrain.data.distill.batches import BatchDecoder, longest_first
+from drafttrain.data.distill.batches import BatchDecoder, batches_of_rows
 from drafttrain.data.shards.outputs import Drafting, ShardRow
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
@@ -97,10 +97,8 @@ class RowDecoder:
 
     def batches(self, rows: Sequence[ShardRow]) -> list[list[ShardRow]]:
         """Rows that are handed to the engine together, the longest first."""
-        ordered, most = longest_first(rows), BATCHES_AT_ONCE * self.batch_rows
-        if any(row.encoded for row in rows):  # features take memory
-            most = 4 * self.batch_rows
-        return [ordered[start : start + most] for start in range(0, len(ordered), most)]
+        heard = any(row.encoded for row in rows)  # features take memory
+        return batches_of_rows(rows, (4 if heard else BATCHES_AT_ONCE) * self.batch_rows)
 
     def __call__(self, rows: Sequence[ShardRow]) -> list[list[int] | None]:
         """As `BatchDecoder.decode`; rows with scores that are not finite are found by halving."""

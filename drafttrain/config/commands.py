@@ -61,8 +61,6 @@ class ServerConfig(Config):
     """Seconds that an answer may take."""
     retries: NonNegativeInt = 6
     """How often a row is asked for again, with growing pauses, where a server fails."""
-    prompts: Literal["tokens", "text"] = "tokens"
-    """How prompts are sent. text: for servers that take no token ids (transformers serve)."""
     extra_body: dict[str, bool | int | float | str] = {}
     """More fields of each request. For vLLM: {return_token_ids: true, top_k: -1, min_p: 0.0,
     repetition_penalty: 1.0}."""

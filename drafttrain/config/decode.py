@@ -36,7 +36,7 @@ class SamplingConfig(Config):
     """Keep the smallest set of tokens whose probability reaches this."""
     max_new_tokens: PositiveInt = 128
     """Most tokens to generate for an input."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Seed of every random choice."""
 
 

@@ -53,7 +53,6 @@ class TeacherManifest(DerivedManifest):
         "batch_tokens",
         "top_k_share",
     }
-    EFFECTS: ClassVar[tuple[str, ...]] = ("draftable_sha256", "outputs_sha256", "rows")
 
     top_k: int
     """k, or the number of draftable tokens if it is smaller."""

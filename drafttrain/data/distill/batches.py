@@ -59,6 +59,12 @@ def batches_by_length(
         ordered = ordered[fit:]
 
 
+def batches_of_rows(rows: Sequence[ShardRow], count: int) -> list[list[ShardRow]]:
+    """Longest first, `count` rows each."""
+    ordered = longest_first(rows)
+    return [ordered[start : start + count] for start in range(0, len(ordered), count)]
+
+
 def longest_first(rows: Sequence[ShardRow]) -> list[ShardRow]:
     """Rows sorted by length, then by number."""
     return sorted(rows, key=lambda row: (-row.length, row.row))

@@ -143,11 +143,9 @@ class Distilling:
     def report(self, manifest: Manifest) -> None:
         """The account, and the numbers of the rows that gave no output."""
         folder, counts = self.config.out, manifest.counts
-        other = counts.retokenised
-        retokenised = f" ({other} came as text that gives other tokens)" if other else ""
         say(
             f"{folder}: {manifest.rows} rows = {counts.ok} ok + {counts.skipped} skipped + "
-            f"{counts.error} failed{retokenised}; {counts.target_tokens} tokens, "
+            f"{counts.error} failed; {counts.target_tokens} tokens, "
             f"{counts.truncated} outputs cut at max_new_tokens = {manifest.max_new_tokens}"
         )
         rows = read_shards(folder, manifest).select(["row", "status", "reason"]).to_pylist()

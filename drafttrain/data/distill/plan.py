@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import datasets
-import torch
-from transformers import PretrainedConfig
 
 from drafttrain.config.backends import BACKENDS
 from drafttrain.config.base import ConfigError
@@ -24,42 +22,32 @@ from drafttrain.data.shards.store import (
     read_share,
 )
 from drafttrain.decoding.engine.architectures import position_limit, source_limit
-from drafttrain.models.loading import (
-    LoadedTarget,
-    auto_class,
-    check_target,
-    choose_device,
-    load_tokenizer,
-)
+from drafttrain.models.loading import LoadedTarget, check_target, choose_device, load_tokenizer
 from drafttrain.models.speech import hears
 
 SPOKEN = 4.0
 """Tokens that a second of speech has, about: English, read aloud."""
+SAMPLE = 1000
+"""Inputs that are tokenised to estimate the tokens of all."""
 
 
 @dataclass(frozen=True)
 class DistillPlan:
-    """What a distillation will take, known before any weights are loaded."""
+    """What a distillation will take, estimated from a sample of the inputs."""
 
     rows: int
-    shards: int
-    shards_there: int
-    """Shards that an earlier run has left."""
     source_tokens: int
-    """Estimated from a sample of the inputs."""
     target_tokens: int
-    """Estimated: outputs as long as their inputs, at most max_new_tokens; of decoder-only targets
+    """Outputs as long as their inputs, at most max_new_tokens; of decoder-only targets
     max_new_tokens each."""
     disk_bytes: int
-    """Estimated."""
-    parameters: int
+    shards: str
 
     def __str__(self) -> str:
         return (
             f"{self.rows:,} rows, about {self.source_tokens:,} source tokens and "
-            f"{self.target_tokens:,} generated ones, in {self.shards} shards ({self.shards_there} "
-            f"there), about {self.disk_bytes / 2**20:,.1f} MiB on disk; target of "
-            f"{self.parameters:,} parameters"
+            f"{self.target_tokens:,} generated ones, in {self.shards}, about "
+            f"{self.disk_bytes / 2**20:,.1f} MiB on disk"
         )
 
 
@@ -77,7 +65,14 @@ def check_distillation(
         model_config, tokenizer = check_target(config.target), load_tokenizer(config.target)
     else:
         model_config, tokenizer = target.model.config, target.tokenizer
-    check_lengths(config, model_config)
+    positions, new = position_limit(model_config), config.sampling.max_new_tokens
+    prompt = 0 if model_config.is_encoder_decoder else 1
+    if positions is not None and new > positions - prompt:
+        raise ConfigError(
+            f"sampling.max_new_tokens = {new}, but the target has only {positions} positions"
+            f"{', prompt included' * prompt}; use sampling.max_new_tokens={positions - prompt} or "
+            "less"
+        )
     if (config.out / MANIFEST).is_file():
         read_manifest(config.out)
     inputs = load_inputs(config.data, group, hears(model_config))
@@ -85,12 +80,12 @@ def check_distillation(
     return inputs
 
 
-def plan_distillation(config: DistillConfig, sample: int = 1000) -> DistillPlan:
+def plan_distillation(config: DistillConfig) -> DistillPlan:
     """Rows, tokens and disk of a run. Loads the inputs and the tokenizer only."""
     inputs = check_distillation(config)
     model_config, most = check_target(config.target), config.sampling.max_new_tokens
     decoder_only, heard = not model_config.is_encoder_decoder, AUDIO in inputs.column_names
-    chosen = inputs.select(range(0, len(inputs), max(1, len(inputs) // sample)))
+    chosen = inputs.select(range(0, len(inputs), max(1, len(inputs) // SAMPLE)))
     if heard:
         lengths = [source_limit(model_config) or 0] * len(chosen)
         outputs = [min(round(SPOKEN * seconds), most) for seconds in chosen[SECONDS]]
@@ -104,58 +99,17 @@ def plan_distillation(config: DistillConfig, sample: int = 1000) -> DistillPlan:
     disk = 2 * (new_tokens + (0 if heard else tokens)) + 8 * rows
     if heard and config.encoded is not None:
         disk += encoded_bytes(rows, model_config)
-    with torch.device("meta"):
-        model = auto_class(model_config).from_config(
-            model_config, trust_remote_code=config.target.trust_remote_code
-        )
     shards = count_shards(rows, config.shard_rows)
-    return DistillPlan(
-        rows,
-        shards,
-        count_there(Manifest, config.out, shards),
-        tokens,
-        new_tokens,
-        disk,
-        model.num_parameters(),
-    )
-
-
-def check_lengths(config: DistillConfig, model_config: PretrainedConfig) -> None:
-    """The target must have positions for `max_new_tokens`. Raises ConfigError."""
-    positions = position_limit(model_config)
-    wanted = config.sampling.max_new_tokens
-    most = positions if model_config.is_encoder_decoder or positions is None else positions - 1
-    if most is not None and wanted > most:
-        prompt = "" if model_config.is_encoder_decoder else ", prompt included"
-        raise ConfigError(
-            f"sampling.max_new_tokens = {wanted}, but the target has only {positions} positions"
-            f"{prompt}; use sampling.max_new_tokens={most} or less"
-        )
+    there = count_there(Manifest, config.out, shards)
+    return DistillPlan(rows, tokens, new_tokens, disk, f"{shards} shards ({there} there)")
 
 
 def check_distill_settings(config: DistillConfig) -> None:
-    """Settings that contradict each other. Raises ConfigError."""
-    read_share(config.share)
-    _check_backend_settings(config)
-    sampling = config.sampling
-    if config.method == "sample" and sampling.temperature == 0:
-        raise ConfigError(
-            "sampling.temperature = 0.0 with method = 'sample' would be greedy decoding; "
-            "use sampling.temperature=1.0, or method=greedy"
-        )
-    if config.method == "beam" and config.num_beams == 1:
-        raise ConfigError(
-            "num_beams = 1 with method = 'beam' would be greedy decoding; use num_beams=5, "
-            "or method=greedy"
-        )
-    if sampling.seed < 0:
-        raise ConfigError(f"sampling.seed = {sampling.seed}; use a seed of 0 or more")
-    check_folder(config.out)
-
-
-def _check_backend_settings(config: DistillConfig) -> None:
-    """Settings that the backend does not go by. Raises ConfigError."""
+    """Settings that contradict each other, or that the backend does not go by. Raises
+    ConfigError."""
     backend = config.decoded_by
+    read_share(config.share)
+    check_folder(config.out)
     if config.method not in backend.methods:
         able = [one.name for one in BACKENDS.values() if config.method in one.methods]
         remedy = "leave the drafter out" if config.backend == "auto" else f"backend={able[0]}"
@@ -174,10 +128,8 @@ def _check_backend_settings(config: DistillConfig) -> None:
             f"server.urls = {', '.join(config.server.urls)!r}, but the backend is "
             f"{backend.name!r}; leave one of them out"
         )
-    stop = {f"stop.{key}": v for key, v in config.stop.model_dump(exclude_defaults=True).items()}
-    for name, value in ({"bigrams": config.bigrams} | stop).items():
-        if config.drafter is None and value is not None:
-            raise ConfigError(
-                f"{name} = {value!r} counts for a drafter, but none is given; leave it out, or "
-                "give one, as drafter=max-gram"
-            )
+    if config.method == "sample" and config.sampling.temperature == 0:
+        raise ConfigError(
+            "sampling.temperature = 0.0 with method = 'sample' would be greedy decoding; "
+            "use sampling.temperature=1.0, or method=greedy"
+        )

@@ -14,6 +14,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,9 +26,8 @@ from openai.types import Completion
 from drafttrain.config.backends import SERVER
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
-from drafttrain.data.distill.batches import BatchDecoder, Decoded, Refused, longest_first
-from drafttrain.data.inputs.tokens import tokenize_texts
-from drafttrain.data.shards.outputs import RETOKENISED, Serving, ShardRow
+from drafttrain.data.distill.batches import BatchDecoder, Decoded, Refused, batches_of_rows
+from drafttrain.data.shards.outputs import Serving, ShardRow
 from drafttrain.data.shards.writing import say
 from drafttrain.models.loading import LoadedTarget, check_target
 
@@ -74,8 +74,6 @@ def check_server(config: DistillConfig) -> None:
             f"servers answer for decoder-only targets, but target.path = {config.target.path!r} is "
             "an encoder-decoder model; leave --server out"
         )
-    if config.encoded is not None:
-        raise ConfigError("encoded is of clips, which are not sent to servers; leave it out")
 
 
 def read_address(text: str) -> str:
@@ -110,13 +108,8 @@ def open_server(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
         )
     check_sent(target, config)
     size = ROUNDS * given.concurrency * len(urls)
-
-    def batches(rows: Sequence[ShardRow]) -> list[list[ShardRow]]:
-        ordered = longest_first(rows)
-        return [ordered[start : start + size] for start in range(0, len(ordered), size)]
-
-    serving = Serving(urls=urls, model=names[0], prompts=given.prompts, extra_body=given.extra_body)
-    servers = Servers(config, target, urls, names[0])
+    serving = Serving(urls=urls, model=names[0], extra_body=given.extra_body)
+    servers, batches = Servers(config, target, urls, names[0]), partial(batches_of_rows, count=size)
     return BatchDecoder(SERVER.name, servers.decode, batches, {"server": serving})
 
 
@@ -135,12 +128,9 @@ def find_model(url: str, wanted: str | None, path: str) -> str:
     try:
         with OpenAI(**given) as client:
             names = [model.id for model in client.models.list().data]
-    except openai.OpenAIError as error:
-        raise ConfigError(f"{words(url, error)}; start it, or correct server.urls") from None
-    except (TypeError, AttributeError, ValueError):
+    except (openai.OpenAIError, TypeError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"server {url}: it gives no list of models; give the address of an OpenAI-compatible "
-            "server, ending in /v1"
+            f"{words(url, error)}: it gives no list of models; start it, or correct server.urls"
         ) from None
     found = wanted or next((name for name in names if name == path or len(names) == 1), None)
     if found not in names:
@@ -155,12 +145,11 @@ def find_model(url: str, wanted: str | None, path: str) -> str:
 def check_sent(target: LoadedTarget, config: DistillConfig) -> None:
     """Refuse settings of the target that cannot be sent. Raises ConfigError."""
     values = target.model.generation_config.to_dict()
-    for name in UNSENT:
-        if values.get(name):
-            raise ConfigError(
-                f"the target's generation_config sets {name}={values[name]!r}, which cannot "
-                "be sent to a server; take it out of generation_config.json, or leave --server out"
-            )
+    if unsent := {name: values[name] for name in UNSENT if values.get(name)}:
+        raise ConfigError(
+            f"the target's generation_config sets {unsent}, which cannot be sent to a server; take "
+            "it out of generation_config.json, or leave --server out"
+        )
     top_k = config.sampling.top_k if config.method == "sample" else 0
     penalty = values.get("repetition_penalty") or 1.0
     for name, value, neutral in (("top_k", top_k, 0), ("repetition_penalty", penalty, 1.0)):
@@ -242,13 +231,8 @@ class Servers:
 
     async def _answer(self, client: AsyncOpenAI, url: str, row: ShardRow) -> Decoded:
         """A row's output, or why it has none. Raises Retired."""
-        prompt: list[int] | str = list(row.source_ids)
-        if self.config.server.prompts == "text":
-            prompt = self._as_text(prompt)
-            if tokenize_texts(self.target.tokenizer, [prompt], True)[0] != list(row.source_ids):
-                return Refused("the prompt's text gives other tokens; send tokens, if it can be")
         try:
-            answer = await client.completions.create(**self._request(row, prompt))
+            answer = await client.completions.create(**self._request(row))
             return self._tokens(row, answer)
         except openai.APIStatusError as error:
             if error.status_code in RETIRES:
@@ -264,21 +248,11 @@ class Servers:
         except (openai.OpenAIError, AttributeError, TypeError, ValueError) as error:
             return Refused(f"{words(url, error)}: no answer of /v1/completions")
 
-    def _as_text(self, source_ids: list[int]) -> str:
-        """The prompt without the tokens that tokenizers put before a text, which servers add."""
-        tokenizer = self.target.tokenizer
-        before = tokenize_texts(tokenizer, ["."], True)[0]
-        after = tokenizer(".", add_special_tokens=False)["input_ids"]
-        added = before[: len(before) - len(after)]
-        if added and source_ids[: len(added)] == added:
-            source_ids = source_ids[len(added) :]
-        return tokenizer.decode(source_ids, skip_special_tokens=False)
-
-    def _request(self, row: ShardRow, prompt: list[int] | str) -> dict[str, Any]:
+    def _request(self, row: ShardRow) -> dict[str, Any]:
         sampling = self.config.sampling
         asked: dict[str, Any] = {
             "model": self.model,
-            "prompt": prompt,
+            "prompt": list(row.source_ids),
             "max_tokens": sampling.max_new_tokens,
             "temperature": 0.0,
             "top_p": 1.0,
@@ -306,7 +280,7 @@ class Servers:
             tokens = tokenizer(choice.text, add_special_tokens=False)["input_ids"]
             tokens = [*tokens, self._end] if ended else tokens
             if made not in (None, len(tokens)):
-                return Refused(f"{RETOKENISED}: {len(tokens)} tokens where the server made {made}")
+                return Refused(f"{len(tokens)} tokens of the text where the server made {made}")
         if not tokens:
             return Refused("an answer without tokens")
         if not 0 <= min(tokens) <= max(tokens) < vocabulary:

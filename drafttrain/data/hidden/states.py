@@ -30,7 +30,6 @@ class CacheManifest(DerivedManifest):
 
     COMMAND: ClassVar[str] = "drafttrain cache"
     MAY_DIFFER: ClassVar[frozenset[str]] = DerivedManifest.MAY_DIFFER | {"mean_acceptance"}
-    EFFECTS: ClassVar[tuple[str, ...]] = ("hidden_size", "outputs_sha256", "rows")
 
     state: StateKind
     """What the states are of: a token as it was drawn, a token at its own position, or a slot."""

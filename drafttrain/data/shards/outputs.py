@@ -30,7 +30,6 @@ from drafttrain.models.identity import ModelIdentity
 from drafttrain.models.loading import LoadedTarget
 
 TRUNCATED = "no end within max_new_tokens"
-RETOKENISED = "the text gives other tokens than the server's"
 SCHEMA = pyarrow.schema(
     [
         ("row", pyarrow.int64()),
@@ -86,8 +85,6 @@ class Counts(Config):
     """Tokens of the ok rows' sources."""
     target_tokens: int
     """Tokens of the ok rows' outputs."""
-    retokenised: int = 0
-    """Rows among error whose output came as a text that is not tokenised as the server had it."""
 
 
 class Drafting(Config):
@@ -108,8 +105,6 @@ class Serving(Config):
     """Their addresses, without anything secret."""
     model: str
     """The name that all have for the target."""
-    prompts: str
-    """Whether they were given tokens or text."""
     extra_body: dict[str, bool | int | float | str] = {}
     """More fields of each request."""
 
@@ -128,13 +123,6 @@ class Manifest(ShardManifest):
         | {"data.path", "data.reference_path", "data.reference_column", "data.target_language"}
         | {"drafter.path", "server.urls"}
     )
-    EFFECTS: ClassVar[tuple[str, ...]] = ("inputs_sha256", "rows")
-    MEANING: ClassVar[dict[str, str]] = {
-        "inputs_sha256": "the texts of {wanted.data[path]!r} are not those of the first run",
-        "weights_sha256": "the first run's target was {there.target!r}, this is {wanted.target!r}",
-        "drafter.weights_sha256": "the first run's was {there.drafter.path!r}, this is "
-        "{wanted.drafter.path!r}",
-    }
 
     target: str
     """Path or Hub name as it was given."""
@@ -186,14 +174,6 @@ class DerivedManifest(ShardManifest):
     MAY_DIFFER: ClassVar[frozenset[str]] = frozenset(
         {"target.path", "drafter.path", "distilled", "versions", "counts"}
     )
-    MEANING: ClassVar[dict[str, str]] = {
-        "target.weights_sha256": "the first run's target was {there.target.path!r}, this is "
-        "{wanted.target.path!r}",
-        "drafter.weights_sha256": "the first run's drafter was {there.drafter.path!r}, this is "
-        "{wanted.drafter.path!r}",
-        "outputs_sha256": "the outputs in {wanted.distilled!r} are not those of the first run",
-        "draftable_sha256": "the drafter drafts other tokens (drafter.output_tokens)",
-    }
 
     target: ModelIdentity
     distilled: str
@@ -274,7 +254,7 @@ def read_shards(folder: Path, manifest: Manifest) -> pyarrow.Table:
 
 def count_rows(table: pyarrow.Table) -> Counts:
     """The account of some rows."""
-    statuses, reasons = table["status"].to_pylist(), table["reason"].to_pylist()
+    statuses = table["status"].to_pylist()
     ok = table.filter(compute.equal(table["status"], "ok"))
     source_tokens, target_tokens = (
         compute.sum(compute.list_value_length(ok[name])).as_py() or 0
@@ -287,7 +267,6 @@ def count_rows(table: pyarrow.Table) -> Counts:
         truncated=ok["reason"].to_pylist().count(TRUNCATED),
         source_tokens=source_tokens,
         target_tokens=target_tokens,
-        retokenised=sum(reason.startswith(RETOKENISED) for reason in reasons),
     )
 
 

@@ -38,8 +38,8 @@ MANIFEST = "manifest.json"
 class ShardManifest(Config):
     """What a folder was made from, with which settings, and whether it is finished.
 
-    Each kind declares its fields in the order of its file; all have `rows` (of the input),
-    `shard_rows` (rows per shard) and `counts` (None until every shard is there).
+    Each kind declares its fields, causes before what follows from them; all have `rows` (of the
+    input), `shard_rows` (rows per shard) and `counts` (None until every shard is there).
     """
 
     COMMAND: ClassVar[str]
@@ -52,11 +52,6 @@ class ShardManifest(Config):
     """The setting that names the folder."""
     MAY_DIFFER: ClassVar[frozenset[str]]
     """Fields, or dotted fields of a group, that a resumed run may change."""
-    EFFECTS: ClassVar[tuple[str, ...]]
-    """Fields that follow from others: a difference in them is reported last."""
-    MEANING: ClassVar[dict[str, str]] = {}
-    """What a difference in a field means, where its name does not say it; {there} and {wanted} are
-    the two manifests."""
 
     @property
     def shards(self) -> int:
@@ -73,6 +68,10 @@ class ShardManifest(Config):
     def missing(self, folder: Path) -> list[int]:
         """Shards still to be written."""
         return [n for n in range(self.shards) if not self.path(folder, n).is_file()]
+
+    def finished(self, folder: Path) -> bool:
+        """Whether every shard is there and has been counted."""
+        return self.counts is not None and not self.missing(folder)
 
     def settled(self) -> dict[str, Any]:
         """What a resumed run must share, by dotted fields."""
@@ -213,14 +212,14 @@ def begin_folder(folder: Path, wanted: ShardManifest, share: Share) -> None:
 def check_same_settings(folder: Path, there: M, wanted: M) -> None:
     """A folder is resumed only with the settings it was begun with. Raises ConfigError."""
     old, new = there.settled(), wanted.settled()
-    for field in sorted(old | new, key=lambda field: field in there.EFFECTS):
+    for field in old | new:
         before, now = old.get(field), new.get(field)
         if before != now:
-            meaning = there.MEANING.get(field, "").format(there=there, wanted=wanted)
+            other = ", another content" if field.endswith("sha256") else ""
             raise ConfigError(
                 f"{folder / MANIFEST} was begun with {field} = {before!r}, but the settings now "
-                f"say {now!r}{meaning and f' ({meaning})'}; go back to the old value, or give "
-                f"another folder with {there.SETTING}="
+                f"say {now!r}{other}; go back to the old value, or give another folder with "
+                f"{there.SETTING}="
             )
 
 
@@ -249,22 +248,18 @@ def read_manifest(kind: type[M], folder: Path | str) -> M:
 def read_finished(kind: type[M], folder: Path | str) -> M:
     """The manifest of a folder whose shards are all there and counted. Raises ConfigError."""
     manifest = read_manifest(kind, folder)
-    missing = manifest.missing(Path(folder))
-    if missing or manifest.counts is None:
+    if not manifest.finished(Path(folder)):
+        there = manifest.shards - len(manifest.missing(Path(folder)))
         raise ConfigError(
-            f"{str(folder)!r} is unfinished: {manifest.shards - len(missing)} of "
-            f"{manifest.shards} shards are there; run the same `{manifest.COMMAND}` again, "
-            "it continues"
+            f"{str(folder)!r} is unfinished: {there} of {manifest.shards} shards are there; run "
+            f"the same `{manifest.COMMAND}` again, it continues"
         )
     return manifest
 
 
 def is_finished(kind: type[M], folder: Path) -> bool:
-    """Whether every shard is there and has been counted."""
-    if not (folder / MANIFEST).is_file():
-        return False
-    manifest = read_manifest(kind, folder)
-    return manifest.counts is not None and not manifest.missing(folder)
+    """Whether a folder has a manifest, and every shard of it."""
+    return (folder / MANIFEST).is_file() and read_manifest(kind, folder).finished(folder)
 
 
 def count_shards(rows: int, shard_rows: int) -> int:

@@ -70,8 +70,6 @@ class Handler(BaseHTTPRequestHandler):
         fake = self.fake
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         prompt = body["prompt"]
-        if isinstance(prompt, str):
-            prompt = fake.tokenizer(prompt, add_special_tokens=False)["input_ids"]
         with fake.lock:
             number = len(fake.asked)
             fake.asked.append(tuple(prompt))

@@ -217,12 +217,12 @@ def test_other_inputs_or_weights_than_the_first_are_refused(tiny_target, tmp_pat
     with pytest.raises(ConfigError, match=r"data.limit = None, .*2"):
         data = config.data.model_copy(update={"limit": 2})
         distill(config.model_copy(update={"data": data}))
-    with pytest.raises(ConfigError, match=r"inputs_sha256 .*texts of"):
+    with pytest.raises(ConfigError, match=r"inputs_sha256 .*another content"):
         other = tmp_path / "other.txt"
         other.write_text("\n".join(random_sentences(4)[::-1]) + "\n")
         data = config.data.model_copy(update={"path": str(other)})
         distill(config.model_copy(update={"data": data}))
-    with pytest.raises(ConfigError, match=r"weights_sha256 .*target was"):
+    with pytest.raises(ConfigError, match=r"weights_sha256 .*another content"):
         path = save_target(tiny_model("marian", seed=1), tmp_path / "other")
         other = config.target.model_copy(update={"path": str(path)})
         distill(config.model_copy(update={"target": other}))
@@ -276,7 +276,6 @@ def test_damaged_or_strange_folders_are_refused(tiny_target, tmp_path):
 
 BAD = {
     "sampling at 0": ({"method": "sample"}, "sampling.temperature = 0"),
-    "one beam": ({"method": "beam", "num_beams": 1}, "num_beams = 1"),
     "too long": ({"sampling": {"max_new_tokens": 65}}, "max_new_tokens = 65.*64 positions"),
     "no file": ({"data": {"path": "./nowhere.txt"}}, "no such file"),
 }
@@ -304,11 +303,9 @@ def test_the_plan_counts_what_the_run_then_does(tiny_target):
     plan = plan_distillation(config)
     target = load_target(config.target)
     counts = distill(config, target).counts
-    assert (plan.rows, plan.shards, plan.shards_there) == (20, 3, 0)
     assert plan.source_tokens == counts.source_tokens  # 20 rows: the sample is all of them
-    assert plan.parameters == target.model.num_parameters()
-    assert "20 rows" in str(plan)
-    assert plan_distillation(config).shards_there == 3
+    assert "20 rows" in str(plan) and "3 shards (0 there)" in str(plan)
+    assert "3 shards (3 there)" in str(plan_distillation(config))
 
 
 def test_fingerprints_follow_contents(tmp_path):

@@ -10,7 +10,6 @@ import torch
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
-from drafttrain.config.inputs import TargetConfig
 from drafttrain.data.distill.distill import distill
 from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.shards.outputs import load_distilled
@@ -125,8 +124,6 @@ def test_chats_without_a_template_are_refused_before_anything_is_written(
 @pytest.mark.parametrize("family", ["llama", "opt"])
 def test_a_decoder_only_run_is_planned_without_its_weights(family, tmp_path):
     target = save_target(tiny_model(family), tmp_path / "target")
-    parameters = load_target(TargetConfig(path=str(target), device="cpu")).model.num_parameters()
     (target / "model.safetensors").unlink()
     plan = plan_distillation(settings(target))
-    assert plan.parameters == parameters
     assert plan.target_tokens == 20 * 12  # at most

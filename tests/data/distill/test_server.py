@@ -67,29 +67,23 @@ def test_rows_are_those_of_transformers_where_tokens_come_back(ask, fake, own_ro
     assert rows_of(tmp_path / "rows") == own_rows
     assert (manifest.backend, manifest.weights_sha256, manifest.dtype) == ("server", None, None)
     assert manifest.counts.ok == manifest.rows == 20
-    facts = {"urls": [fake.url], "model": "tiny", "prompts": "tokens", "extra_body": IDS}
+    facts = {"urls": [fake.url], "model": "tiny", "extra_body": IDS}
     assert manifest.server.model_dump() == facts
     assert sorted(fake.asked) == sorted(fake.outputs) and 1 < fake.most_at_once <= 4
     assert len(load_distilled(tmp_path / "rows")) == 20
 
 
-@pytest.mark.parametrize("prompts", ["tokens", "text"])
-def test_texts_are_tokenised_again_and_what_differs_is_an_error_and_counted(
-    ask, fake, own_rows, tmp_path, prompts, capsys
-):
+def test_texts_are_tokenised_again_and_what_differs_is_an_error(ask, fake, own_rows, tmp_path):
     with serving(fake):
-        manifest = ask(fake.url, prompts=prompts, extra_body={})
+        manifest = ask(fake.url, extra_body={})
     special, counts = {0, 2, 3}, manifest.counts  # pad, unk and bos: left out of a text
     lost = [row["row"] for row in own_rows if special & set(row["target_ids"])]
     assert 0 < len(lost) < 20 and (counts.ok, counts.error) == (20 - len(lost), len(lost))
-    assert counts.retokenised == len(lost)
     for own, row in zip(own_rows, rows_of(tmp_path / "rows"), strict=True):
         if own["row"] in lost:
             assert row["status"] == "error" and "where the server made" in row["reason"]
         else:
             assert row == own
-    assert f"{len(lost)} came as text that gives other tokens" in capsys.readouterr().err
-    assert {type(body["prompt"]) for body in fake.bodies} == {str if prompts == "text" else list}
     assert fake.bodies[0].keys() == {"model", "prompt", "max_tokens", "temperature", "top_p"}
 
 
@@ -292,7 +286,7 @@ def test_what_servers_are_not_told_is_refused(local, ask, fake):
     try:
         for name, value in {"no_repeat_ngram_size": 2, "repetition_penalty": 1.5}.items():
             file.write_text(json.dumps(json.loads(before) | {name: value}))
-            with serving(fake), pytest.raises(ConfigError, match=f"{name} ?= ?{value}"):
+            with serving(fake), pytest.raises(ConfigError, match=f"{name}.* {value}"):
                 ask(fake.url)
     finally:
         file.write_text(before)
