@@ -222,7 +222,6 @@ def read_texts(given: Sequence[str] | None, settings: GenerateConfig) -> Sequenc
     {
         "--drafter": "drafter",
         "--head": "head",
-        "--heads": "heads",
         "--h": "h",
         "--target": "target",
         "--report": "report",
@@ -246,7 +245,7 @@ def export(settings: ExportConfig) -> None:
       drafttrain export --drafter checkpoints/my-run/final --out my-drafter
       drafttrain export --drafter my-lm --head checkpoints/heads/final/D3-w6 \\
           --out my-drafter
-      drafttrain export --drafter my-lm --heads checkpoints/heads \\
+      drafttrain export --drafter my-lm --head checkpoints/heads \\
           --report tune.json --out mine
       drafttrain export --drafter my-lm --target T --out mine \\
           --for vllm,llama.cpp

@@ -100,7 +100,7 @@ def fill_from_drafters_run(settings: ExportConfig, run: Run | None) -> ExportCon
 def fill_draft_length(settings: ExportConfig, run: Run | None, fastest: int | None) -> ExportConfig:
     """The draft length, where neither the user nor a policy or head gives one: the fastest that was
     measured at batch size 1, else the one that the drafter was trained for."""
-    if settings.num_assistant_tokens or settings.policy or settings.head or settings.heads:
+    if settings.num_assistant_tokens or settings.policy or settings.head:
         return settings
     length = fastest
     if length is None and run is not None and isinstance(run.recipe, CausalDrafterRecipe):
@@ -110,10 +110,10 @@ def fill_draft_length(settings: ExportConfig, run: Run | None, fastest: int | No
 
 def recorded_target(settings: ExportConfig) -> str | None:
     """The target's name, as the head or a Spec-Drafter recorded it in its config.json."""
-    places = [settings.head, *head_folders(settings.heads or Path()), Path(settings.drafter)]
+    places = [*(head_folders(settings.head) if settings.head else ()), Path(settings.drafter)]
     for place in places:
-        file = None if place is None else Path(place) / "config.json"
-        if file is None or not file.is_file():
+        file = place / "config.json"
+        if not file.is_file():
             continue
         target = json.loads(file.read_text(encoding="utf-8")).get("target")
         if target and target.get("path"):

@@ -305,9 +305,7 @@ class ExportConfig(Config):
     drafter: str
     """Folder or Hub name of the drafter; a run of recipes/train_spec_drafter.py is its final/."""
     head: Path | None = None
-    """Folder of the acceptance head."""
-    heads: Path | None = None
-    """A run of heads, instead of one head: policy.json in it says which."""
+    """Folder of an acceptance head, or a run of heads, whose policy.json names one."""
     policy: Path | None = None
     """The policy.json. Default: the one beside the head, if there is one."""
     h: float | None = Field(default=None, gt=0.0, lt=1.0)

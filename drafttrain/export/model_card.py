@@ -21,7 +21,8 @@ from drafttrain.config.policy import Policy
 from drafttrain.config.verifiers import RULES
 from drafttrain.export.engines import Schedule, Serving, command_of, engines_for
 from drafttrain.export.parts import Parts, programs
-from drafttrain.export.verify import Verification, vocabulary_size
+from drafttrain.export.verify import Verification
+from drafttrain.models.drafters import vocabulary_size
 from drafttrain.models.layout import count_parameters
 
 TEMPLATE = Path(__file__).with_suffix(".md")
@@ -139,7 +140,7 @@ def serving_of(card: Card, parts: Parts) -> Serving:
         auto_class="AutoModelForSeq2SeqLM" if seq2seq else "AutoModelForCausalLM",
         tokens=parts.assisted.num_assistant_tokens,
         confidence=parts.assisted.assistant_confidence_threshold,
-        vocabulary=vocabulary_size(parts.drafter),
+        vocabulary=vocabulary_size(parts.drafter.config),
         mask_token=getattr(parts.drafter.config, "pard_token", None),
         p_min=p_min or 0.0,
         schedule=card.schedule,

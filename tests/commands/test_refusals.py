@@ -130,7 +130,7 @@ PAIRINGS = {
         "'target' has 16",
         "train block heads for this target",
     ),
-    f"{EXPORT} --heads heads policy=no-h.json": ("no-h.json", "add h"),
+    f"{EXPORT} --head heads policy=no-h.json": ("no-h.json", "add h"),
 }
 RUN = "drafttrain eval"
 """The newest run, a Spec-Drafter, on its own held-out rows."""

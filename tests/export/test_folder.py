@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -183,11 +184,11 @@ def test_a_run_of_heads_is_exported_with_the_one_its_policy_chose(tmp_path, draf
         save_head(final / f"D{depth}-w6", model, depth=depth)
     policy = {"stop": "head", "head": "D2-w6", "h": 0.4, "max_draft": 12}
     (final / "policy.json").write_text(json.dumps(policy))
-    out = export_to(tmp_path / "out", drafter=str(drafter), heads=tmp_path / "run")
+    out = export_to(tmp_path / "out", drafter=str(drafter), head=tmp_path / "run")
     [exported] = load_heads(out / "acceptance_head").values()
     assert exported.config.depth == 2
     assert read_policy(out / "policy.json") == Policy(**policy, drafter="llama")
-    changed = export_to(tmp_path / "b", drafter=str(drafter), heads=tmp_path / "run", h=0.6)
+    changed = export_to(tmp_path / "b", drafter=str(drafter), head=tmp_path / "run", h=0.6)
     assert read_policy(changed / "policy.json").h == 0.6
 
 
@@ -245,15 +246,17 @@ def test_parts_that_do_not_go_together_are_refused(tmp_path, drafter, head):
         with pytest.raises(ConfigError, match=says):
             load_parts(ExportConfig(out=tmp_path / "out", drafter=str(drafter), **settings))
 
-    refused("give one of them", head=head, heads=head.parent)
-    refused("holds no policy.json that says", heads=head.parent)
+    two = tmp_path / "heads"
+    for depth in (0, 1):
+        save_head(two / f"D{depth}-w6", noisy_copy("llama"), depth=depth)
+    refused("holds 2 heads but no policy.json that names one", head=two)
     refused("no acceptance head in", head=tmp_path / "nothing")
     refused("h = 0.5 is a head's threshold", h=0.5)
     policy = tmp_path / "policy.json"
     policy.write_text('{"stop": "head", "head": "D3-w6", "h": 0.7}')
     refused("chosen for head 'D3-w6', but --head is 'D1-w6'", head=head, policy=policy)
-    refused("no head is given; add --head", policy=policy)
-    refused("chose head 'D3-w6', but .* holds D1-w6", heads=head.parent, policy=policy)
+    refused("no head is given; give that head with --head", policy=policy)
+    refused("chose head 'D3-w6', but .* holds D0-w6, D1-w6", head=two, policy=policy)
     for text, says in [
         ("{}", "stop: Field required"),
         ('{"stop": "head", "h": 1.5}', "h: Input should be less than 1"),
@@ -394,9 +397,12 @@ def test_numbers_may_differ_by_rounding_only():
 
 def test_the_gap_is_taken_where_outputs_part():
     target = tiny_model("llama")
-    source = torch.tensor([[3, 9]])
-    plain = target.generate(source, max_new_tokens=4, do_sample=False)[0]
-    other = plain.clone()
+    source, own = torch.tensor([[3, 9]]), {"output_logits": True, "return_dict_in_generate": True}
+    plain = target.generate(source, max_new_tokens=4, do_sample=False, **own)
+    other = plain.sequences[0].clone()
     other[3] = (other[3] + 1) % 40
-    best, second = target(plain[None, :3]).logits[0, -1].float().topk(2).values.tolist()
-    assert gap_where_they_part(target, source, plain, other) == pytest.approx(best - second)
+    best, second = target(plain.sequences[:, :3]).logits[0, -1].float().topk(2).values.tolist()
+    assert gap_where_they_part(plain, other) == pytest.approx(best - second)
+    other[0] += 1
+    assert gap_where_they_part(plain, other) == math.inf
+    assert gap_where_they_part(plain, plain.sequences[0][:4]) == math.inf
