@@ -57,8 +57,6 @@ class ServerConfig(Config):
     """The name that they have for the target. Default: the only one, or the target's path."""
     concurrency: PositiveInt = 32
     """Rows that each server is asked for at once."""
-    timeout: PositiveFloat = 600.0
-    """Seconds that an answer may take."""
     retries: NonNegativeInt = 6
     """How often a row is asked for again, with growing pauses, where a server fails."""
     extra_body: dict[str, bool | int | float | str] = {}

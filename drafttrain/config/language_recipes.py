@@ -61,10 +61,6 @@ class FollowTargetConfig(Config):
     """
     total_variation: NonNegativeFloat = 0.0
     """Weight of 1 - sum min(p, q): how often rejection sampling rejects a drafted token."""
-    lk: NonNegativeFloat = 0.0
-    """Weight of -log sum min(p, q) (LK losses): of what rejection sampling accepts. From layers of
-    the target it learns as fast as forward_kl; where p and q share next to nothing, as from random
-    weights, its gradients are small."""
     lk_adaptive: NonNegativeFloat = 0.0
     """Weight of a KL(p || q) + (1 - a) (1 - sum min(p, q)) with a = exp(-3 sum min(p, q)):
     the KL divergence where p and q hardly overlap, total variation where they do (LK losses)."""
@@ -132,9 +128,6 @@ class FollowInBlocksConfig(FollowTargetConfig):
     (PARD's conditional drop). 1: all."""
     kept_floor: float = Field(default=0.2, ge=0.0, le=1.0)
     """The least that this share falls to."""
-    acceptance_weight: bool = False
-    """Whether a token's loss weighs what the drafter gives the tokens before it in its block,
-    multiplied: how often it will be reached (ours, after PARD-2). Default: all weigh the same."""
 
 
 class ParallelDrafterRecipe(CausalDrafterRecipe):

@@ -72,8 +72,6 @@ class DrafterConfig(Config):
     slot_weights: Literal["shared", "own"] = "shared"
     """own: the decoder multiplies masks with other weights than tokens (ours); both start from the
     target's. A round reads twice the weights of its layers. See objective.freeze_tokens."""
-    soft_copy: bool = False
-    """Masked slots start from softly copied source embeddings."""
     previous_token_rank: NonNegativeInt = 128
     """Width of a correction that tells each slot the token before it, left to right over the block
     (ours); 0: off, as in the paper."""
@@ -96,9 +94,6 @@ class ObjectiveConfig(Config):
     """Weight of the next-token loss on prefix positions (anchored slots only)."""
     position_decay: PositiveFloat | None = None
     """Slot i weighs exp(-(i - 1) / position_decay); None: all alike, as in the paper."""
-    acceptance_weight: bool = False
-    """Whether a slot's loss weighs what the drafter gives the tokens before it among its block's
-    masks, multiplied: how often it will be reached (ours, after PARD-2)."""
     freeze_embeddings: bool = False
     """Whether embeddings and output rows stay as they start: most weights of a large vocabulary,
     few of whose tokens occur in few rows. Needs initialise=encoder or both."""
@@ -151,8 +146,6 @@ class TrainConfig(Config):
     """Steps between validations."""
     checkpoint_every: PositiveInt = 500
     """Steps between checkpoints."""
-    keep_checkpoints: PositiveInt = 3
-    """Newest checkpoints kept; at least `average` are kept whatever this says."""
     average: PositiveInt = 1
     """Weights of the last n checkpoints averaged into final/ (the paper: 10)."""
     trackers: tuple[Literal["wandb", "tensorboard"], ...] = ()

@@ -22,13 +22,17 @@ class StopKind:
     shown: str
     """Its name in reports, made of the value and the most tokens of a round."""
     settings: tuple[str, ...]
-    """Fields of StopConfig that it goes by; the last one bounds a round."""
-    varied: str
-    """The one that is its value: a sweep varies it, and without it policy.json says nothing."""
+    """Fields of StopConfig that it goes by: at the end its value and what bounds a round, which may
+    be the same one."""
     requires: frozenset[Evidence] = frozenset()
     """What it goes by beside depth; a draft that does not show it is refused."""
     greedy_only: bool = False
     """Whether it would bias what is sampled: it goes by the drafted token itself."""
+
+    @property
+    def varied(self) -> str:
+        """The setting that is its value: a sweep varies it, policy.json must have it."""
+        return self.settings[-2:][0]
 
     @property
     def reads_head(self) -> bool:
@@ -36,56 +40,42 @@ class StopKind:
         return "head" in self.settings
 
 
+_AT = "drafttrain.decoding.stopping"
+_LOGITS: frozenset[Evidence] = frozenset({"logits"})
+
 STOPS: dict[str, StopKind] = {
     stop.name: stop
     for stop in (
-        StopKind(
-            "fixed",
-            "drafttrain.decoding.stopping:always",
-            "k={0:g}",
-            ("k",),
-            varied="k",
-        ),
+        StopKind("fixed", f"{_AT}:always", "k={0:g}", ("k",)),
         StopKind(
             "head",
-            "drafttrain.decoding.stopping:HeadJudge",
+            f"{_AT}:HeadJudge",
             "head({0:g})",
             ("head", "h", "max_draft"),
-            varied="h",
-            requires=frozenset({"hidden"}),
+            frozenset({"hidden"}),
         ),
-        StopKind(
-            "entropy",
-            "drafttrain.decoding.stopping:certain",
-            "entropy({0:g})",
-            ("entropy", "max_draft"),
-            varied="entropy",
-            requires=frozenset({"logits"}),
-        ),
+        StopKind("entropy", f"{_AT}:certain", "entropy({0:g})", ("entropy", "max_draft"), _LOGITS),
         StopKind(
             "confidence",
-            "drafttrain.decoding.stopping:confident",
+            f"{_AT}:confident",
             "confidence({0:g})",
             ("confidence", "max_draft"),
-            varied="confidence",
-            requires=frozenset({"logits"}),
+            _LOGITS,
             greedy_only=True,
         ),
         StopKind(
             "cumulative",
-            "drafttrain.decoding.stopping:likely_so_far",
+            f"{_AT}:likely_so_far",
             "cumulative({0:g})",
             ("cumulative", "max_draft"),
-            varied="cumulative",
-            requires=frozenset({"logits"}),
+            _LOGITS,
         ),
         StopKind(
             "gain",
-            "drafttrain.decoding.stopping:gaining",
+            f"{_AT}:gaining",
             "gain({0:g},{1})",
             ("delta", "max_draft"),
-            varied="delta",
-            requires=frozenset({"expected"}),
+            frozenset({"expected"}),
         ),
     )
 }

@@ -43,6 +43,8 @@ class TreeKind:
         return self.draw_kind != "deterministic"
 
 
+_AT = "drafttrain.decoding.trees"
+
 TREES: dict[str, TreeKind] = {
     tree.name: tree
     for tree in (
@@ -52,7 +54,7 @@ TREES: dict[str, TreeKind] = {
             "k-seq",
             lambda tree, depth: tree.width * depth * (1 + len(tree.drafters)),
             frozenset({"width", "drafters", "draft_temperature"}),
-            "drafttrain.decoding.trees.drawn:Paths",
+            f"{_AT}.drawn:Paths",
             ("width",),
             "iid",
             rule_of_several="multi-round",
@@ -64,7 +66,7 @@ TREES: dict[str, TreeKind] = {
                 prod(tree.branching[: level + 1]) for level in range(len(tree.branching))
             ),
             frozenset({"branching", "draft_temperature"}),
-            "drafttrain.decoding.trees.drawn:Branching",
+            f"{_AT}.drawn:Branching",
             ("branching",),
             "without_replacement",
         ),
@@ -73,7 +75,7 @@ TREES: dict[str, TreeKind] = {
             "recursive",
             lambda tree, depth: tree.width * depth,
             frozenset({"width", "draft_temperature"}),
-            "drafttrain.decoding.trees.drawn:Beam",
+            f"{_AT}.drawn:Beam",
             ("width",),
             "without_replacement",
         ),
@@ -82,7 +84,7 @@ TREES: dict[str, TreeKind] = {
             "target-walk",
             lambda tree, depth: tree.nodes,
             frozenset({"nodes", "head", "draft_temperature"}),
-            "drafttrain.decoding.trees.chosen:Optimal",
+            f"{_AT}.chosen:Optimal",
             ("nodes", "judge", "draft_temperature"),
             provides=frozenset({"expected"}),
         ),
@@ -91,21 +93,18 @@ TREES: dict[str, TreeKind] = {
             "target-walk",
             lambda tree, depth: tree.nodes,
             frozenset({"nodes"}),
-            "drafttrain.decoding.trees.fixed:binary_tree",
+            f"{_AT}.fixed:binary_tree",
             ("nodes",),
         ),
         TreeKind(
-            "eagle",
-            "target-walk",
-            lambda tree, depth: EAGLE_NODES,
-            shape="drafttrain.decoding.trees.fixed:eagle_tree",
+            "eagle", "target-walk", lambda tree, depth: EAGLE_NODES, shape=f"{_AT}.fixed:eagle_tree"
         ),
         TreeKind(
             "sequoia",
             "target-walk",
             lambda tree, depth: tree.nodes,
             frozenset({"nodes", "by_rank"}),
-            "drafttrain.decoding.trees.fixed:best_fixed_tree",
+            f"{_AT}.fixed:best_fixed_tree",
             ("by_rank", "nodes", "depth"),
         ),
     )

@@ -40,9 +40,9 @@ class VerifierRule:
         return draw_kind in self.accepts_draws and (greedy or not self.greedy_only)
 
 
-GREEDY = VerifierRule(
-    "greedy", "drafttrain.decoding.verifiers:verify_greedy", ANY_DRAW, greedy_only=True
-)
+_AT = "drafttrain.decoding"
+
+GREEDY = VerifierRule("greedy", f"{_AT}.verifiers:verify_greedy", ANY_DRAW, greedy_only=True)
 """What `auto` is at temperature 0; above it, `config/trees.py` says which rule fits a draft."""
 
 RULES: dict[str, VerifierRule] = {
@@ -51,7 +51,7 @@ RULES: dict[str, VerifierRule] = {
         GREEDY,
         VerifierRule(
             "spec-verification",
-            "drafttrain.decoding.verifiers:verify_spec",
+            f"{_AT}.verifiers:verify_spec",
             ANY_DRAW,
             settings=("beta", "tau"),
             lossless=False,
@@ -61,37 +61,33 @@ RULES: dict[str, VerifierRule] = {
         ),
         VerifierRule(
             "rejection",
-            "drafttrain.decoding.verifiers:verify_rejection",
+            f"{_AT}.verifiers:verify_rejection",
             frozenset({"deterministic", "iid"}),
             takes_trees=False,
         ),
         VerifierRule(
             "block",
-            "drafttrain.decoding.verifiers:verify_block",
+            f"{_AT}.verifiers:verify_block",
             frozenset({"deterministic", "iid"}),
             takes_trees=False,
         ),
         VerifierRule(
             "multi-round",
-            "drafttrain.decoding.trees.verifiers:verify_multi_round",
+            f"{_AT}.trees.verifiers:verify_multi_round",
             frozenset({"iid", "independent"}),
         ),
-        VerifierRule(
-            "k-seq", "drafttrain.decoding.trees.verifiers:verify_k_seq", frozenset({"iid"})
-        ),
+        VerifierRule("k-seq", f"{_AT}.trees.verifiers:verify_k_seq", frozenset({"iid"})),
         VerifierRule(
             "recursive",
-            "drafttrain.decoding.trees.verifiers:verify_recursive",
+            f"{_AT}.trees.verifiers:verify_recursive",
             frozenset({"without_replacement"}),
         ),
         VerifierRule(
             "traversal",
-            "drafttrain.decoding.trees.verifiers:verify_traversal",
+            f"{_AT}.trees.verifiers:verify_traversal",
             frozenset({"iid", "independent", "without_replacement"}),
         ),
-        VerifierRule(
-            "target-walk", "drafttrain.decoding.trees.verifiers:verify_target_walk", ANY_DRAW
-        ),
+        VerifierRule("target-walk", f"{_AT}.trees.verifiers:verify_target_walk", ANY_DRAW),
     )
 }
 """All rules by name."""

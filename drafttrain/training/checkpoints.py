@@ -32,6 +32,8 @@ from drafttrain.data.shards.writing import named_disk_errors
 WEIGHTS = "weights.safetensors"
 PROGRESS = "progress.json"
 SAVING = logging.getLogger("accelerate.utils.other")
+KEPT_CHECKPOINTS = 2
+"""Newest checkpoints that a run keeps; more where more are averaged."""
 UNFINISHED = (".writing-", ".deleting-")
 """Beginnings of the names of folders that a killed run may leave."""
 

@@ -14,8 +14,7 @@ is applied as it stands. What is lost is how target and drafter differ among the
   one factor;
 - total_variation is too low by min(P, Q) - sum min(p, q) over the others, at most min(P, Q), with Q
   what the drafter gives them together;
-- lk and lk_adaptive take their sum min(p, q) too high by the same number, and lk_adaptive its KL as
-  forward_kl.
+- lk_adaptive takes its sum min(p, q) too high by the same number, and its KL as forward_kl.
 
 None is ever too high, but for lk_adaptive, which also weighs its two parts by that sum.
 """
@@ -46,13 +45,6 @@ def total_variation(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor
     """1 - sum min(target, draft), how often a drafted token is rejected (Leviathan et al., Theorem
     3.5). Of a part of the vocabulary: exact where the drafter drafts nothing else."""
     return 1.0 - overlap(target_log_probs.exp(), draft_log_probs.exp())
-
-
-def negative_log_acceptance(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
-    """-log sum min(target, draft) (LK losses, arXiv 2602.23881). Where the sum is 0 so is the
-    gradient, and the value is that of the smallest number."""
-    found = overlap(target_log_probs.exp(), draft_log_probs.exp())
-    return -found.clamp(min=torch.finfo(found.dtype).tiny).log()
 
 
 def adaptive_mix(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
@@ -93,7 +85,6 @@ class Mixture:
 DIVERGENCES: dict[str, Divergence] = {
     "forward_kl": forward_kl,
     "total_variation": total_variation,
-    "lk": negative_log_acceptance,
     "lk_adaptive": adaptive_mix,
 }
 """By the settings that weigh them (`FollowTargetConfig`)."""

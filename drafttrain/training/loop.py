@@ -35,6 +35,7 @@ from drafttrain.data.batches.examples import Batch, Example, Examples
 from drafttrain.data.shards.writing import join_processes
 from drafttrain.decoding.engine.products import PACKED_TYPES
 from drafttrain.training.checkpoints import (
+    KEPT_CHECKPOINTS,
     Progress,
     Schedule,
     average_weights,
@@ -140,7 +141,7 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
         step = load_checkpoint(accelerator, existing[-1], fingerprint).step
         accelerator.print(f"resuming {run} at step {step} of {total}")
     log = MetricsLog(accelerator, run, step, settings)
-    keep = max(settings.keep_checkpoints, settings.average)
+    keep = max(KEPT_CHECKPOINTS, settings.average)
     schedule = Schedule(settings.checkpoint_every, total, keep)
     stop = StopSignal()
     names = list(task.objective.parts or ()) or None

@@ -25,6 +25,7 @@ from drafttrain.data.batches.masked_blocks import BlocksCollator, lengths_with_m
 from drafttrain.data.batches.packing import PackedExamples, sequence_lengths, sequences_of
 from drafttrain.data.distill.plan import DistillPlan, check_distillation
 from drafttrain.data.distill.recipe_rows import row_lengths, taught_rows
+from drafttrain.training.checkpoints import KEPT_CHECKPOINTS
 from drafttrain.training.loop import Task, count_steps, make_accelerator, make_plan, train
 from drafttrain.training.objective import Objective
 from drafttrain.training.objectives.follow_blocks import FollowInBlocks
@@ -137,7 +138,7 @@ def print_steps(parameters: int, rows: int, tokens: int, settings: TrainConfig) 
     """
     lengths = np.full(rows, max(1, tokens // max(rows, 1)))
     plan, world = make_plan(lengths, settings), Accelerator().num_processes
-    checkpoints, mib = max(settings.keep_checkpoints, settings.average), 2**20
+    checkpoints, mib = max(KEPT_CHECKPOINTS, settings.average), 2**20
     disk = (checkpoints * 16 + 4) * parameters  # weights and optimizer each; final/
     steps = count_steps(plan, settings, world)
     print(f"batches      {plan.batches_per_epoch:,} an epoch of {settings.batch_tokens:,} tokens")

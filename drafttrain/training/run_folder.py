@@ -30,9 +30,7 @@ from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.target_embeddings import saved_weights
 from drafttrain.training.checkpoints import remove_unfinished
 
-LOOSE = frozenset(
-    {"threads", "trackers", "validate_every", "checkpoint_every", "keep_checkpoints", "log_every"}
-)
+LOOSE = frozenset({"threads", "trackers", "validate_every", "checkpoint_every", "log_every"})
 """Settings of a run that may change when it goes on: they do not decide what is computed."""
 OWNED: dict[Path, FileLock] = {}
 """Locks of the runs that this process works on, by their absolute paths: held until it ends."""

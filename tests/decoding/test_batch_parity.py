@@ -80,9 +80,7 @@ SLOTS: dict[str, Make] = {
         "first fed": {"slot_attention": "causal", "feeds_first": True},
         "paper": {"slots": "paper"},
         "bidirectional": {"slots": "paper", "prefix_attention": "bidirectional"},
-        "soft copy": {"soft_copy": True, "slots": "paper"},
-        "soft copy, first fed": {
-            "soft_copy": True,
+        "own weights, first fed": {
             "slot_attention": "causal",
             "feeds_first": True,
             "slot_weights": "own",

@@ -61,7 +61,6 @@ def make_inputs(folder: Path) -> None:
         "max_steps": 12,
         "batch_tokens": 400,
         "checkpoint_every": 2,
-        "keep_checkpoints": 2,
         "average": 2,
         "validate_every": 6,
         "log_every": 1,

@@ -238,27 +238,10 @@ def test_a_state_is_corrected_by_the_direction_of_the_last_tokens_embedding() ->
         assert (drafter.project(hidden) - expected).abs().max() > 0.1
 
 
-def test_soft_copy_mixes_source_embeddings_into_masked_slots_only() -> None:
-    drafter = tiny_drafter("bart", soft_copy=True)
-    ids, targets = torch.randint(4, VOCAB, (1, 5)), torch.randint(4, VOCAB, (1, 6))
-    layout = lay_out(targets, torch.tensor([6]), torch.tensor([[2]]), drafter.config)
-    rows = layout.rows
-    with torch.no_grad():
-        memory = drafter.encode(ids)
-        embedded = drafter.embed(rows.tokens)
-        copied = drafter.copy_source(embedded, rows.tokens, rows.positions, memory)
-    masked = rows.tokens == drafter.config.mask_id
-    assert torch.equal(copied[~masked], embedded[~masked])
-    source = memory.source[0][0]
-    assert (copied[masked] <= source.max(0).values + 1e-9).all()
-    assert (copied[masked] >= source.min(0).values - 1e-9).all()
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"prefix_attention": "bidirectional"}, "drafter.slots=paper"),
-        ({"soft_copy": True, "positions": "relative"}, "drafter.soft_copy=false"),
         ({"slot_weights": "own", "slots": "paper"}, "drafter.slots=anchored"),
         ({"feeds_first": True}, "drafter.slot_attention=causal"),
         (

@@ -36,7 +36,10 @@ WRONG = {
         "start from a family",
     ),
     f"{PARALLEL} drafter.k=1": ("drafter.k = 1", "greater than or equal to 2"),
-    f"{CAUSAL} objective.lk=-1": ("objective.lk = -1", "greater than or equal to 0"),
+    f"{CAUSAL} objective.forward_kl=-1": (
+        "objective.forward_kl = -1",
+        "greater than or equal to 0",
+    ),
     f"{SMALL} model.model_type=lama": ("model.model_type = 'lama'", "'llama'"),
     f"{SMALL} max_tokens=1": ("max_tokens = 1", "'rows.jsonl'", "larger"),
 }

@@ -36,7 +36,7 @@ def make_project(folder: Path) -> list[str]:
         "distill": {"sampling": {"max_new_tokens": 8}},
         "drafter": {"k": 3, "output_tokens": 12},
         "initialise": {"layers": [0, 3]},
-        "objective": {"cross_entropy": 0.5, "acceptance_weight": True, "packed_tokens": 60},
+        "objective": {"cross_entropy": 0.5, "packed_tokens": 60},
         "train": {"max_steps": 6, "batch_tokens": 90, "checkpoint_every": 2, "threads": 1},
     }
     return ["--config", str(write_recipe(folder, 8, 3, **settings))]

@@ -19,7 +19,6 @@ SHARE = math.exp(-0.75 * RATE)
 VALUES = {
     "forward_kl": KL,
     "total_variation": 0.25,
-    "lk": -math.log(0.75),
     "lk_adaptive": SHARE * KL + (1 - SHARE) * 0.25,
 }
 OF_OVERLAP = (0.25 * 0.75, -0.25 * 0.5, -0.25 * 0.25)
@@ -29,7 +28,6 @@ OF_OVERLAP = (0.25 * 0.75, -0.25 * 0.5, -0.25 * 0.25)
 GRADIENTS = {
     "forward_kl": [q - p for p, q in zip(P, Q, strict=True)],
     "total_variation": [-g for g in OF_OVERLAP],
-    "lk": [-g / 0.75 for g in OF_OVERLAP],
 }
 GRADIENTS["lk_adaptive"] = [
     SHARE * a + (1 - SHARE) * b
@@ -72,8 +70,8 @@ def test_tokens_that_the_target_never_gives_leave_values_and_gradients_finite(na
 
 
 def test_a_mixture_adds_up_what_has_a_weight() -> None:
-    mixture = Mixture({"forward_kl": 0.5, "total_variation": 0.0, "lk": 2.0, "lk_adaptive": 1.0})
-    expected = 0.5 * KL - 2.0 * math.log(0.75) + VALUES["lk_adaptive"]
+    mixture = Mixture({"forward_kl": 0.5, "total_variation": 0.0, "lk_adaptive": 2.0})
+    expected = 0.5 * KL + 2.0 * VALUES["lk_adaptive"]
     found = mixture(rows(P, Q), rows(Q, Q))
     assert found.tolist() == pytest.approx([expected, 0.0], abs=1e-12)
 
@@ -87,7 +85,6 @@ OTHERS_P, OTHERS_Q = (1 / 2, 1 / 3, 1 / 6), (0.2, 0.6, 0.2)
 TOO_LOW = {
     "forward_kl": 0.3 * kl(OTHERS_P, OTHERS_Q),
     "total_variation": 0.3 - (0.1 + 0.1 + 0.05),
-    "lk": math.log(0.8 / 0.75),
 }
 
 

@@ -107,7 +107,7 @@ def test_the_target_learns_nothing_and_the_drafters_own_keys_do() -> None:
 @pytest.mark.parametrize("draftable", [None, torch.tensor([1, 8, 12, 25])], ids=["all", "few"])
 def test_rows_that_are_known_teach_as_the_target_does(draftable) -> None:
     target = tiny_model("llama", num_hidden_layers=4)
-    settings = FollowInBlocksConfig(forward_kl=1.0, cross_entropy=0.5, acceptance_weight=True)
+    settings = FollowInBlocksConfig(forward_kl=1.0, cross_entropy=0.5)
     model = behind_prompts(target, LAYERS, K)
     objective = FollowInBlocks(model, settings, target, draftable).train()
     known = []

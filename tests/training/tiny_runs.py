@@ -25,7 +25,6 @@ SIX_STEPS = TrainConfig(
     learning_rate=1e-3,
     warmup=2,
     checkpoint_every=2,
-    keep_checkpoints=2,
     validate_every=3,
     log_every=1,
 )

@@ -33,6 +33,8 @@ from drafttrain.models.loading import LoadedTarget, check_target
 
 KEY = "OPENAI_API_KEY"
 """Environment variable that the API key is read from."""
+TIMEOUT = 600.0
+"""Seconds that an answer may take."""
 PROBE_SECONDS = 10.0
 """Timeout of the request for the list of models."""
 ROUNDS = 16
@@ -210,9 +212,7 @@ class Servers:
                     self.gone[url] = str(reason)
 
         while left and (urls := [url for url in self.urls if url not in self.gone]):
-            clients = {
-                url: AsyncOpenAI(**connection(url, given.timeout, given.retries)) for url in urls
-            }
+            clients = {url: AsyncOpenAI(**connection(url, TIMEOUT, given.retries)) for url in urls}
             count = min(given.concurrency, len(left))
             try:
                 async with asyncio.TaskGroup() as tasks:

@@ -28,7 +28,7 @@ from drafttrain.decoding.drafters.slots import Slots, SlotSession
 from drafttrain.decoding.engine.batched import Batched
 from drafttrain.decoding.engine.calls import Feed, StepOutput
 from drafttrain.decoding.engine.compiled import ROWS
-from drafttrain.decoding.engine.encoding import Encode, TextEncoder, given_encoding, pad_texts
+from drafttrain.decoding.engine.encoding import Encode, TextEncoder, given_encoding
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.sources import check_length
 from drafttrain.decoding.engine.spec_drafter import read_drafter
@@ -40,7 +40,6 @@ from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.models.layout import store_column_major
 from drafttrain.models.spec_drafter.model import SpecDrafter
-from drafttrain.models.spec_drafter.rows import Memory
 
 OfSlots = tuple[Tensor, Tensor]
 """Of slots: hidden states [slots, D] and scores without the token before [slots, V]."""
@@ -66,7 +65,6 @@ class BlockDrafter:
         self.told_states = config.state_width is not None
         self.nothing_said = Said(0, torch.empty(0, config.state_width or 0, device=model.device))
         """What sequences that begin are told."""
-        embed = self._embed if config.soft_copy else None
         encoder, decoder = read_drafter(model)
         encode: Encode = given_encoding
         if encoder is not None:
@@ -80,7 +78,6 @@ class BlockDrafter:
             decoder,
             encode,
             limit,
-            embed=embed,
             cross_layers=config.cross_layers,
             pooling=config.source_pooling,
             apart=config.feeds_first,
@@ -94,16 +91,6 @@ class BlockDrafter:
     def project(self, hidden: Tensor) -> Tensor:
         """Scores of every token, before previous-token features. Shapes: [..., D] -> [..., V]."""
         return self.engine.stack.logits(hidden)
-
-    def _embed(self, feeds: Sequence[Feed], tokens: Tensor, positions: Tensor) -> Tensor:
-        """Tokens where they stand, slots softly copied from the source. Shapes: -> [B, N, D]."""
-        model = self.model
-        tokens = tokens % model.config.embedding_rows  # one in a slot (`Stack.slot_id`)
-        sources = [feed.state.source for feed in feeds]
-        ids, mask = pad_texts(sources, model.config.pad_token_id, self.engine.device)
-        memory = Memory([], mask.bool()[:, None, None], model.copied_source(ids))
-        copied = model.copy_source(model.embed(tokens), tokens, positions, memory)
-        return model.decoder.start(copied, positions)
 
     def encode_all(self, sources: Sequence[Source]) -> list[SequenceState]:
         """States with nothing cached; encodes the sources."""

@@ -64,7 +64,6 @@ class SpecDrafterConfig(PretrainedConfig):
     fitted to. None: the first one, whose input is the tokens, or none."""
     slot_weights: Literal["shared", "own"] = "shared"
     """own: the decoder's products have other weights for masked slots than for tokens."""
-    soft_copy: bool = False
     previous_token_rank: int = 0
     slot_temperatures: list[float] | None = None
     """Temperature of each slot's rows under which a greedy target's tokens are likeliest: what
@@ -118,11 +117,6 @@ def check_shape(config: SpecDrafterConfig) -> None:
             "anchored slots need a causal prefix (a prefix that sees the slots would see its "
             "own labels); set drafter.slots=paper or drafter.prefix_attention=causal"
         )
-    if config.soft_copy and config.positions == "relative":
-        raise ValueError(
-            "softly copied slots are addressed by position embeddings, which a target with "
-            "relative positions (T5) has not; set drafter.soft_copy=false"
-        )
     if config.slot_weights == "own" and (
         config.prefix_attention == "bidirectional" or config.slots == "paper"
     ):
@@ -146,14 +140,4 @@ def check_shape(config: SpecDrafterConfig) -> None:
         raise ValueError(
             "the target's states are fed with tokens behind a causal prefix; set "
             "drafter.slots=anchored, or drafter.target_states=false"
-        )
-    if config.soft_copy and config.state_width is not None:
-        raise ValueError(
-            "softly copied slots and the target's states are not fed together; set "
-            "drafter.soft_copy=false or drafter.target_states=false"
-        )
-    if config.soft_copy and config.encoder == "target":
-        raise ValueError(
-            "softly copied slots read the source's tokens, which a drafter that reads the "
-            "target's encoder is not given; set drafter.soft_copy=false or drafter.encoder=own"
         )

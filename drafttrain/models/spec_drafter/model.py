@@ -103,7 +103,6 @@ class SpecDrafter(PreTrainedModel):
         if config.cross_layers is not None:
             for layer in self.decoder.layers:
                 layer.cross_attention.kv.requires_grad_(False)
-        self.soft_copy = linear(width, width) if config.soft_copy else None
         fed = config.state_width
         self.told = None if fed is None else Told(fed, width)
         if config.output_tokens is not None:
@@ -157,8 +156,7 @@ class SpecDrafter(PreTrainedModel):
         if self.encoder is not None:
             x = self.encode_source(source, mask)
         keys_values = [layer.cross_attention.project(x) for layer in self.decoder.layers]
-        copied = None if self.soft_copy is None else self.copied_source(source)
-        return Memory(keys_values, mask, copied)
+        return Memory(keys_values, mask)
 
     def _pool(self, states: Tensor, there: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The target's encoder output as the decoder reads it. Shapes: [B, S, E], [B, S]."""
@@ -175,12 +173,6 @@ class SpecDrafter(PreTrainedModel):
         for layer in self.encoder.layers:
             x, _ = layer(x, bias)
         return self.encoder.finish(x)
-
-    def copied_source(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """What softly copied slots read: two [B, S, D] (`Memory.source`)."""
-        positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
-        embedded = self.embed(input_ids)
-        return embedded, embedded + self.encoder.embed_positions(positions)
 
     def decode(
         self,
@@ -199,8 +191,6 @@ class SpecDrafter(PreTrainedModel):
         0..P-1); past: per layer keys and values [B, H, P, C]; states: of `start` -> [B, T, D].
         """
         embedded = self.embed(tokens)
-        if self.soft_copy is not None:
-            embedded = self.copy_source(embedded, tokens, positions, memory)
         x = self.start(embedded, positions, states)
         key_positions = positions
         if past is not None and self.decoder.relative_bias is not None:
@@ -232,17 +222,6 @@ class SpecDrafter(PreTrainedModel):
             return x
         told = self.told(states, embedded[:, : states.shape[1]])
         return x + F.pad(told, (0, 0, 0, x.shape[1] - told.shape[1]))
-
-    def copy_source(
-        self, embedded: Tensor, tokens: Tensor, positions: Tensor, memory: Memory
-    ) -> Tensor:
-        """Masks become softmax(W pos (source + source pos)^T) source, as in the original code."""
-        values, keys = memory.source
-        scores = self.soft_copy(self.decoder.embed_positions(positions)) @ keys.transpose(1, 2)
-        if memory.mask is not None:
-            scores = scores.masked_fill(~memory.mask[:, 0], float("-inf"))
-        copied = scores.softmax(-1) @ values
-        return torch.where((tokens == self.config.mask_id)[..., None], copied, embedded)
 
     def logits(self, hidden: Tensor, previous: Tensor | None = None) -> Tensor:
         """Scores of every token at the given rows; `previous` is the token before each prediction.

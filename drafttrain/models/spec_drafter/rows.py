@@ -20,8 +20,6 @@ class Memory:
     keys_values: list[tuple[Tensor, Tensor]]
     mask: Tensor | None
     """[B, 1, 1, S] true where a source token is; None: all are."""
-    source: tuple[Tensor, Tensor] | None = None
-    """Two [B, S, D], embedded source without and with positions, for softly copied slots only."""
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def make_config(
     taken = decoder_sources(settings.decoder_layers, target)
     if shape["encoder"] == "target" and settings.initialise == "both":
         shape["cross_layers"] = taken
-    given = {"decoder_layers", "dropout", "k", "slots", "prefix_attention", "soft_copy"}
+    given = {"decoder_layers", "dropout", "k", "slots", "prefix_attention"}
     given |= {"source_pooling", "slot_weights", "slot_attention", "feeds_first"}
     if settings.target_states:
         shape["state_width"] = state_size(target, "token")

@@ -57,15 +57,13 @@ class FollowTarget(nn.Module):
         places = self.places(labels)
         known = places != IGNORED
         weights = torch.ones_like(places, dtype=torch.float)
-        if self.training:
-            weights = self.weights(batch, logits, places)
         loss, weight = smoothed_cross_entropy(logits[known], places[known], weights[known], 0.0)
         if self.training:
             weight = weights.sum()
             loss = self.cross_entropy * loss
             if self.follows:
                 found = self.divergence(*self.compared_rows(batch, logits))
-                loss = loss + (weights * found).sum()
+                loss = loss + found.sum()
         correct = (logits.argmax(-1) == places).sum()
         return LossSums(loss, weight, correct, torch.ones_like(places).sum())
 
@@ -78,11 +76,6 @@ class FollowTarget(nn.Module):
             prompts = read_prompts(target, batch, self.prompt_layers)
         logits = text_rows(self.model, batch, self.draftable, prompts)
         return logits, batch.labels[batch.labels != IGNORED]
-
-    def weights(self, batch: DocumentBatch, logits: Tensor, places: Tensor) -> Tensor:
-        """What the loss at every labelled position weighs in training. Shapes: logits [N, C],
-        places [N] -> [N]."""
-        return torch.ones_like(places, dtype=torch.float)
 
     def places(self, labels: Tensor) -> Tensor:
         """Where tokens stand among those that can be drafted; IGNORED of others. Shapes: [N]."""

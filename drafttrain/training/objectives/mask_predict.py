@@ -158,8 +158,6 @@ class MaskPredict(nn.Module):
         counted = weights > 0
         labels, weights = labels[counted], weights[counted]
         logits = self.model.draftable_logits(hidden[counted], layout.previous[counted])
-        if self.settings.acceptance_weight:
-            weights = weights * self._reached(logits.detach(), labels, counted, layout)
         loss, weight = smoothed_cross_entropy(
             logits, labels, weights, self.settings.label_smoothing
         )
@@ -169,19 +167,6 @@ class MaskPredict(nn.Module):
         in_block = (layout.rows.block >= 0)[counted]
         correct = (logits.argmax(-1) == labels) & in_block
         return LossSums(loss, weight, correct.sum(), in_block.sum())
-
-    def _reached(self, logits: Tensor, labels: Tensor, counted: Tensor, layout: Layout) -> Tensor:
-        """The product, over the masks before it in its block, of the probabilities that they give
-        the output's own tokens; 1 of other rows, and what was revealed is sure.
-
-        Shapes: logits [N, V], labels [N], counted [B, T], the N rows of the loss -> [N].
-        """
-        given = logits.float().log_softmax(-1).gather(1, labels[:, None])[:, 0]
-        own = given.new_zeros(counted.shape).masked_scatter(counted, given)
-        of_blocks = layout.of_blocks(own)
-        before = (of_blocks.cumsum(-1) - of_blocks).exp()
-        of_prefix = torch.ones_like(layout.of_prefix(own))
-        return torch.cat((of_prefix, before.flatten(1)), dim=1)[counted]
 
     def _weights(self, labels: Tensor, layout: Layout) -> Tensor:
         """Weight of each row's loss: slots 1 (or decaying), prefix rows prefix_weight. [B, T]"""

@@ -46,9 +46,10 @@ def ask(local, tmp_path, monkeypatch):
     """Distil from the addresses, with settings of `server` and others."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
+    monkeypatch.setattr("drafttrain.data.distill.server.TIMEOUT", 5.0)
 
     def run(*urls, others=None, opener=open_decoder, **server):
-        quick = {"concurrency": 4, "retries": 3, "timeout": 5.0, "extra_body": IDS}
+        quick = {"concurrency": 4, "retries": 3, "extra_body": IDS}
         changes = {
             "out": str(tmp_path / "rows"),
             "server": {"urls": list(urls)} | quick | server,

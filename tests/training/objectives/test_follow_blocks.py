@@ -32,44 +32,34 @@ def objective_of(draftable=None, **settings: object) -> FollowInBlocks:
 
 
 @pytest.mark.parametrize("draftable", [None, DRAFTABLE], ids=["all", "few"])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_the_loss_is_that_of_every_block_run_alone(draftable, weighted: bool) -> None:
-    settings = {"cross_entropy": 0.5, "forward_kl": 2.0, "acceptance_weight": weighted}
-    objective = objective_of(draftable, **settings)
+def test_the_loss_is_that_of_every_block_run_alone(draftable) -> None:
+    objective = objective_of(draftable, cross_entropy=0.5, forward_kl=2.0)
     batch = COLLATE([examples()])
     sums = objective(batch, 0.0)
     wanted = range(40) if draftable is None else draftable.tolist()
     loss = weights = acceptance = torch.zeros((), dtype=torch.float64)
     for source, output in ROWS:
         for place in range(len(output)):
-            weight, context = 1.0, source + output[:place]
+            context = source + output[:place]
             for slot, token in enumerate(output[place : place + 3]):
                 ids = torch.tensor([context + [MASK] * slot])
                 with torch.no_grad():
                     own = objective.model(ids).logits[0, -1, wanted].log_softmax(-1)
                     known = torch.tensor([source + output[: place + slot]])
                     theirs = objective.teacher.model(known).logits[0, -1].log_softmax(-1)[wanted]
-                given = own[wanted.index(token)] if token in wanted else None
-                cross = 0.0 if given is None else -0.5 * given
-                loss = loss + weight * (cross + 2 * (theirs.exp() * (theirs - own)).sum())
-                weights = weights + weight
+                cross = -0.5 * own[wanted.index(token)] if token in wanted else 0.0
+                loss = loss + cross + 2 * (theirs.exp() * (theirs - own)).sum()
+                weights = weights + 1
                 acceptance = acceptance + torch.minimum(theirs.exp(), own.exp()).sum()
-                if weighted:
-                    weight = weight * (0.0 if given is None else given.exp())
     close(sums.loss, loss, 1e-6)  # weights are float32
     close(sums.weight.double(), weights, 1e-6)
     assert sums.counted == 3 + 2 + 1 + 4 + 3 + 2  # blocks end where their output ends
     close(objective.acceptance(batch).sum(), acceptance)
 
 
-def test_weights_have_no_gradient() -> None:
-    objective = objective_of(cross_entropy=1.0, forward_kl=0.0, acceptance_weight=True)
-    assert not objective(COLLATE([examples()]), 0.0).weight.requires_grad
-
-
 @pytest.mark.parametrize("draftable", [None, DRAFTABLE], ids=["all", "few"])
 def test_rows_that_are_known_teach_every_token_of_every_block_as_the_target_does(draftable) -> None:
-    objective = objective_of(draftable, forward_kl=1.0, lk=1.0, acceptance_weight=True)
+    objective = objective_of(draftable, forward_kl=1.0, lk_adaptive=1.0)
     known, teacher = [], objective.teacher.model
     for example in examples():
         forced = teacher_force(teacher, [example.source_ids], [example.target_ids])[0]

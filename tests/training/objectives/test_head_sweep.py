@@ -20,9 +20,7 @@ from tests.training.tiny_runs import SIX_STEPS, train_small
 
 WIDTH = 6
 SWEEP = HeadConfig(depths=(0, 1, 3), rejection_weights=(1.0, 6.0))
-SETTINGS = SIX_STEPS.model_copy(
-    update={"batch_tokens": 40, "learning_rate": 1e-2, "clip": 0.05, "keep_checkpoints": 3}
-)
+SETTINGS = SIX_STEPS.model_copy(update={"batch_tokens": 40, "learning_rate": 1e-2, "clip": 0.05})
 
 
 class Rows(Dataset):

@@ -159,36 +159,6 @@ def test_prefix_rows_weigh_what_was_asked_and_slots_decay() -> None:
     assert unlearned[6:].tolist() == weights[6:].tolist()
 
 
-@pytest.mark.parametrize("changes", SLOTS, ids=str)
-def test_a_slot_weighs_how_often_it_is_reached(changes: dict) -> None:
-    """By the masks before it in its block, one after the other; what is revealed is sure."""
-    settings = ObjectiveConfig(acceptance_weight=True, label_smoothing=0.0)
-    objective = MaskPredict(small_drafter(**changes), settings).eval()
-    blocks = 1 if "prefix_attention" in changes else 2
-    batch = SlotCollator(objective.model.config, blocks, seed=0)(examples())
-    layout, start = batch.layout, batch.layout.prefix_rows
-    hidden = torch.randn(*layout.labels.shape, 24, dtype=torch.double)
-    labels = layout.labels.clone()
-    revealed = start + 1 if layout.mask_rows > 1 else start
-    labels[:, revealed : revealed + 1] = IGNORED
-    sums = objective.requires_grad_(False)._loss(hidden, labels, layout, None)
-    loss = total = 0.0
-    for b in range(len(labels)):
-        for t in range(labels.shape[1]):
-            if labels[b, t] == IGNORED:
-                continue
-            row = objective.model.logits(hidden[b, t], layout.previous[b, t]).log_softmax(-1)
-            weight = settings.prefix_weight if t < start else 1.0
-            first = t if t < start else t - (t - start) % layout.mask_rows
-            for earlier in range(first, t):
-                if labels[b, earlier] != IGNORED:
-                    before = objective.model.logits(hidden[b, earlier], layout.previous[b, earlier])
-                    weight *= float(before.softmax(-1)[labels[b, earlier]])
-            loss, total = loss - weight * float(row[labels[b, t]]), total + weight
-    assert float(sums.loss) == pytest.approx(loss, rel=1e-5)
-    assert float(sums.weight) == pytest.approx(total, rel=1e-5)
-
-
 @pytest.mark.parametrize("changes", [{}, {"previous_token_rank": 8}, {"slots": "paper"}], ids=str)
 def test_one_batch_is_learned_by_heart(changes: dict) -> None:
     objective = MaskPredict(small_drafter(**changes), ObjectiveConfig(label_smoothing=0.0)).train()
