@@ -31,7 +31,7 @@ class TargetConfig(Config):
 
 
 class DataConfig(Config):
-    """Input texts: a Hub name, a local file (json, jsonl, parquet, csv, txt, each also .gz),
+    """Input texts: a Hub name, a local file (parquet; json, jsonl, csv, txt, also .gz),
     two line-aligned files, or a folder written by `datasets`. For targets that hear: a recording
     (wav, flac) or a folder of them, rows that name files beside or below them, or a data set with
     an Audio column; clips of 30 s at most, resampled to 16 kHz and mixed down where needed."""

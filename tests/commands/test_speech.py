@@ -10,7 +10,7 @@ import torch
 from transformers import WhisperForConditionalGeneration
 
 from drafttrain.config.inputs import DataConfig, TargetConfig
-from drafttrain.data.inputs.clips import clip_of, read_speech
+from drafttrain.data.inputs.clips import read_speech
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.models.loading import load_target
@@ -41,7 +41,7 @@ def theirs(**asked: str) -> list[list[int]]:
     outputs = []
     for row in rows:
         features = target.processor.feature_extractor(
-            read_speech(clip_of(row)), sampling_rate=16_000, return_tensors="pt"
+            read_speech(row), sampling_rate=16_000, return_tensors="pt"
         )["input_features"]
         assert isinstance(target.model, WhisperForConditionalGeneration)
         with torch.inference_mode():

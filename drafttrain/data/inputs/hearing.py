@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any
 
 import datasets
 import torch
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from drafttrain.data.inputs.clips import RATE, clip_of, read_speech
+from drafttrain.data.inputs.clips import RATE, read_speech
 from drafttrain.decoding.engine.encoding import given_encoding
 from drafttrain.decoding.engine.speech import speech_source
 from drafttrain.decoding.types import Source
@@ -25,7 +25,7 @@ def hear(target: LoadedTarget, row: Mapping[str, Any]) -> Source:
     """
     assert target.processor is not None
     found = target.processor.feature_extractor(
-        read_speech(clip_of(row)), sampling_rate=RATE, return_tensors="pt"
+        read_speech(row), sampling_rate=RATE, return_tensors="pt"
     )
     return speech_source(found["input_features"][0], target.model)
 
@@ -39,17 +39,7 @@ class HeardRows(Sequence[Source]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    @overload
-    def __getitem__(self, place: int) -> Source: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> list[Source]: ...
-
-    def __getitem__(self, place: int | slice) -> Source | list[Source]:
-        if isinstance(place, slice):
-            return [self[one] for one in range(len(self))[place]]
-        if not -len(self) <= place < len(self):
-            raise IndexError(f"row {place} of {len(self)}")
+    def __getitem__(self, place: int) -> Source:
         return hear(self._target, self._rows[place])
 
 

@@ -1,14 +1,12 @@
 """Inputs: any of the places people keep texts or chats in -> rows of (row, source, reference).
 
-Read with `datasets`: a Hub name, a local file (json, jsonl, parquet, csv, tsv, txt, each also .gz),
-two line-aligned files, a folder written by `save_to_disk`, or a folder of data files. For targets
-that hear: recordings, a folder of them, or rows that name or hold them.
+Read with `datasets`: a Hub name, a local file (json, jsonl, parquet, csv, tsv, txt, the text kinds
+also .gz), two line-aligned files, a folder written by `save_to_disk`, or a folder of data files.
+For targets that hear: recordings, a folder of them, or rows that name or hold them.
 """
 
 from __future__ import annotations
 
-import codecs
-import gzip
 import re
 import zlib
 from collections.abc import Iterator
@@ -17,12 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import pyarrow
-import pyarrow.parquet
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import DataConfig
-from drafttrain.data.inputs.clips import SUFFIXES, as_clips, check_clip_settings, find_files
+from drafttrain.data.inputs.clips import SUFFIXES, as_clips, find_files
 from drafttrain.data.inputs.rows import as_inputs, select_rows
 
 BUILDERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -36,7 +32,6 @@ BUILDERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 LOADING_ERRORS = (OSError, EOFError, RuntimeError, StopIteration, ValueError, zlib.error)
 LOADING_ERRORS += (datasets.exceptions.DatasetsError,)
-HEAD_BYTES = 1 << 16
 DATA_FIELD = re.compile(rf"\bdata\.(?=({'|'.join(DataConfig.model_fields)})\b)")
 """`data.` before a setting's name; messages are worded for the group that is called so."""
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -56,35 +51,34 @@ def load_inputs(config: DataConfig, group: str = "data", heard: bool = False) ->
     path = Path(config.path)
     try:
         with _quiet(path.exists()):
-            if heard:
-                check_clip_settings(config)
             rows = _load_rows(config, path, heard)
             if len(rows) == 0:
                 raise ConfigError(
                     f"data.path = {config.path!r} holds no rows; give a file with inputs"
                 )
-            if heard:
-                return as_clips(rows, config)
-            return as_inputs(rows, select_rows(rows, config), config)
+            numbers = select_rows(rows, config)
+            return (as_clips if heard else as_inputs)(rows, numbers, config)
     except ConfigError as error:
         raise ConfigError(DATA_FIELD.sub(f"{group}.", str(error))) from None
 
 
 def _load_rows(config: DataConfig, path: Path, heard: bool) -> datasets.Dataset:
-    if config.reference_path is not None:
+    if config.reference_path is not None and not heard:
         return _load_aligned(config)
-    if heard and path.exists() and not _is_saved(path) and (files := find_files(path)) is not None:
+    if any((path / name).is_file() for name in ("dataset_dict.json", "dataset_info.json")):
+        saved = datasets.load_from_disk(config.path)  # what `save_to_disk` wrote
+        if isinstance(saved, datasets.Dataset):
+            return saved
+        if config.split in saved:
+            return saved[config.split]
+        raise ConfigError(
+            f"data.split = {config.split!r} is not in {config.path!r}; there are: "
+            f"{', '.join(saved)}"
+        )
+    if heard and path.exists() and (files := find_files(path)) is not None:
         return files
-    if _is_saved(path):
-        return _load_saved(config)
     if path.is_file():
-        for field in ("config_name", "split"):
-            if getattr(config, field) != DataConfig.model_fields[field].default:
-                raise ConfigError(
-                    f"data.{field} = {getattr(config, field)!r} is for Hub data sets and folders, "
-                    f"but {config.path!r} is a file; leave it out"
-                )
-        return _load_file(path, "data.path")
+        return _load_file(config.path, "data.path", config.split)
     of_kind = _kind_suffix(path) in (*BUILDERS, *SUFFIXES)
     if not path.is_dir() and (of_kind or not HUB_NAME.fullmatch(config.path)):
         raise ConfigError(
@@ -102,89 +96,39 @@ def _load_rows(config: DataConfig, path: Path, heard: bool) -> datasets.Dataset:
 
 
 def _load_aligned(config: DataConfig) -> datasets.Dataset:
-    for field in ("input_column", "reference_column", "source_language", "target_language"):
-        if (value := getattr(config, field)) is not None:
-            raise ConfigError(
-                f"data.{field} = {value!r} has no meaning with data.reference_path: two "
-                "line-aligned text files have no columns; leave one of them out"
-            )
-    sides = {}
-    for field, text_path in (("path", config.path), ("reference_path", config.reference_path)):
-        path, name = Path(text_path), f"data.{field}"
-        if not path.is_file():
-            raise ConfigError(f"{name} = {text_path!r}: no such file; give an existing one")
-        if BUILDERS.get(_kind_suffix(path), ("text",))[0] != "text":
-            raise ConfigError(
-                f"{name} = {text_path!r} is no plain text; data.reference_path is for two "
-                "line-aligned text files (name the columns of one file with data.input_column "
-                "and data.reference_column instead)"
-            )
-        sides[field] = _load_file(path, name)
-    counts = {field: len(rows) for field, rows in sides.items()}
-    if counts["path"] != counts["reference_path"]:
+    """Two files of texts, a line a row: sources and references."""
+    sources = _load_file(config.path, "data.path")
+    references = _load_file(str(config.reference_path), "data.reference_path")
+    if sources.column_names != ["text"] or references.column_names != ["text"]:
         raise ConfigError(
-            f"data.path {config.path!r} has {counts['path']} lines but data.reference_path "
-            f"{config.reference_path!r} has {counts['reference_path']}; they must be line-aligned"
+            f"data.reference_path = {config.reference_path!r} is for two files of plain text; name "
+            "the columns of one file with data.input_column and data.reference_column instead"
         )
-    source = sides["path"].rename_column("text", "source")
-    reference = sides["reference_path"].rename_column("text", "reference")
-    return datasets.concatenate_datasets([source, reference], axis=1)
+    if len(sources) != len(references):
+        raise ConfigError(
+            f"data.path {config.path!r} has {len(sources)} lines but data.reference_path "
+            f"{config.reference_path!r} has {len(references)}; they must be line-aligned"
+        )
+    columns = [sources.rename_column("text", "source")]
+    columns.append(references.rename_column("text", "reference"))
+    return datasets.concatenate_datasets(columns, axis=1)
 
 
-def _load_file(path: Path, name: str) -> datasets.Dataset:
+def _load_file(path: str, name: str, split: str = "train") -> datasets.Dataset:
     """One local file; a suffix that says nothing (train.en) is read as lines of text."""
-    suffix = _kind_suffix(path)
-    builder, options = BUILDERS.get(suffix, ("text", {}))
+    builder, options = BUILDERS.get(_kind_suffix(Path(path)), ("text", {}))
     try:
-        if suffix not in BUILDERS and not _is_text(path):
-            raise ConfigError(
-                f"{name} = {str(path)!r} is neither text nor of a known kind; give one of "
-                f"{', '.join(BUILDERS)}, each also .gz"
-            )
-        if builder == "parquet" and path.suffix == ".gz":  # a builder needs to seek in the file
-            packed = pyarrow.BufferReader(gzip.decompress(path.read_bytes()))
-            return datasets.Dataset(pyarrow.parquet.read_table(packed))
-        return datasets.load_dataset(builder, data_files=str(path), split="train", **options)
-    except ConfigError:
-        raise
+        return datasets.load_dataset(builder, data_files=path, split=split, **options)
     except LOADING_ERRORS as error:
         raise ConfigError(
-            f"{name} = {str(path)!r} cannot be read as {builder}: {_innermost(error)}; mend the "
-            "file, or give another"
+            f"{name} = {path!r} cannot be read as {builder}: {_innermost(error)}; mend the file, "
+            "or give another"
         ) from None
-
-
-def _load_saved(config: DataConfig) -> datasets.Dataset:
-    saved = datasets.load_from_disk(config.path)
-    if isinstance(saved, datasets.Dataset):
-        return saved
-    if config.split not in saved:
-        raise ConfigError(
-            f"data.split = {config.split!r} is not in {config.path!r}; there are: "
-            f"{', '.join(saved)}"
-        )
-    return saved[config.split]
-
-
-def _is_saved(path: Path) -> bool:
-    """Whether `save_to_disk` wrote this folder."""
-    return any((path / name).is_file() for name in ("dataset_dict.json", "dataset_info.json"))
 
 
 def _kind_suffix(path: Path) -> str:
     """The suffix that tells the kind, .gz set aside."""
     return (path.with_suffix("") if path.suffix == ".gz" else path).suffix.lower()
-
-
-def _is_text(path: Path) -> bool:
-    """Whether the first bytes, unpacked, are UTF-8 without a zero."""
-    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-        head = file.read(HEAD_BYTES)
-    try:
-        text = codecs.getincrementaldecoder("utf-8")().decode(head)  # may end inside a character
-    except UnicodeDecodeError:
-        return False
-    return "\0" not in text
 
 
 def _innermost(error: BaseException) -> str:

@@ -9,7 +9,6 @@ the first.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from string import Formatter
 from typing import Any
 
 import datasets
@@ -46,11 +45,9 @@ def select_rows(rows: datasets.Dataset, config: DataConfig) -> Sequence[int]:
         values = [str(value) for value in rows[name][:]]
         numbers = [number for number in numbers if values[number] == str(wanted)]
         if not numbers:
-            there = sorted(set(values))
-            more = f" and {len(there) - 20} more" if len(there) > 20 else ""
             raise ConfigError(
                 f"data.where leaves nothing: no row of {config.path!r} with {name} = "
-                f"{str(wanted)!r}; there are: {', '.join(there[:20])}{more}"
+                f"{str(wanted)!r}; there are: {', '.join(sorted(set(values))[:20])}"
             )
     if config.skip >= len(numbers):
         left = " that data.where leaves" if config.where else ""
@@ -78,25 +75,23 @@ def as_inputs(
     prefix, suffix = config.prefix, config.suffix
 
     def convert(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
-        prompts = [_split_chat(value) if chats else (value, None) for value in batch[column]]
-        references = [answer for _, answer in prompts]
-        if reference_column is not None:
-            references = [_text(value, reference_key) for value in batch[reference_column]]
-        found: dict[str, list[Any]] = {
-            "row": [numbers[index] for index in indices],
-            "reference": references,
-        }
+        found: dict[str, list[Any]] = {"row": [numbers[index] for index in indices]}
         if chats:
+            prompts = [_split_chat(value) for value in batch[column]]
             wrapped = [_wrap_chat(chat, prefix, suffix) for chat, _ in prompts]
-            found["source"] = [text for text, _ in wrapped]
-            return found | {CHATS: [chat for _, chat in wrapped]}
-        texts = [_text(value, source_key) or "" for value, _ in prompts]
-        found["source"] = [prefix + text + suffix for text in texts]
-        if config.chat:
-            found[CHATS] = [
-                [{"role": "user", "content": source}] if text.strip() else []
-                for text, source in zip(texts, found["source"], strict=True)
-            ]
+            found["source"], found[CHATS] = map(list, zip(*wrapped, strict=True))
+            found["reference"] = [answer for _, answer in prompts]
+        else:
+            texts = [_text(value, source_key) or "" for value in batch[column]]
+            found["source"] = [prefix + text + suffix for text in texts]
+            found["reference"] = [None] * len(texts)
+            if config.chat:
+                found[CHATS] = [
+                    [{"role": "user", "content": source}] if text.strip() else []
+                    for text, source in zip(texts, found["source"], strict=True)
+                ]
+        if reference_column is not None:
+            found["reference"] = [_text(value, reference_key) for value in batch[reference_column]]
         return found
 
     features = FEATURES
@@ -120,12 +115,8 @@ def _fill_template(rows: datasets.Dataset, config: DataConfig) -> datasets.Datas
             "one of the two out"
         )
     try:
-        fields = [name for _, name, *_ in Formatter().parse(template) if name is not None]
-        if attributes := [field for field in fields if "." in field]:
-            raise KeyError(attributes[0])
-        names = {field.split("[")[0] for field in fields}
-        return rows.map(lambda row: {FILLED: template.format(**{n: row[n] for n in names})})
-    except (IndexError, KeyError, TypeError, ValueError) as error:
+        return rows.map(lambda row: {FILLED: template.format(**row)})
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"data.template = {template!r} does not fit the rows of {config.path!r} "
             f"({type(error).__name__}: {error}); name what every row has in braces, and double "
@@ -134,17 +125,19 @@ def _fill_template(rows: datasets.Dataset, config: DataConfig) -> datasets.Datas
 
 
 def _choose_columns(rows: datasets.Dataset, config: DataConfig) -> tuple[str, str | None]:
-    if config.input_column is None and "translation" in rows.column_names:
-        _check_languages(rows, config)
-        return "translation", None if config.target_language is None else "translation"
-    there = ", ".join(rows.column_names)
+    """The columns of inputs and references. Raises ConfigError for none, and for what they hold."""
+    translated = config.input_column is None and "translation" in rows.column_names
+    languages = sorted(rows[0]["translation"]) if translated else []
     for field in ("source_language", "target_language"):
-        if (value := getattr(config, field)) is not None:
+        value = getattr(config, field)
+        if value not in (languages or [None]) and (value or field == "source_language"):
             raise ConfigError(
-                f"data.{field} = {value!r} is for rows with a translation column; "
-                f"the columns of {config.path!r} are: {there}"
+                f"data.{field} = {value!r}, but the translations in {config.path!r} are in "
+                f"{', '.join(languages) or 'no column of that name'}; give one of these, or none"
             )
-    usual = (CHATS, *INPUT_COLUMNS, TURNS)
+    if translated:
+        return "translation", None if config.target_language is None else "translation"
+    there, usual = ", ".join(rows.column_names), (CHATS, *INPUT_COLUMNS, TURNS)
     inputs = find_column(rows, config, "input_column", usual)
     if inputs is None:
         raise ConfigError(
@@ -153,16 +146,14 @@ def _choose_columns(rows: datasets.Dataset, config: DataConfig) -> tuple[str, st
         )
     references = find_column(rows, config, "reference_column", REFERENCE_COLUMNS)
     for field, column in (("input_column", inputs), ("reference_column", references)):
-        if column is None:
-            continue
-        kind = rows.features[column]
-        plain = isinstance(kind, datasets.Value) and column != CHATS
-        listed = inputs == TURNS and isinstance(kind, LISTS)
-        if not (plain or listed or (field == "input_column" and _is_chat(kind))):
-            wanted = 'chats of {"role", "content"} turns' if column == CHATS else "text"
+        kind = None if column is None else rows.features[column]
+        listed = isinstance(kind, LISTS) and not isinstance(kind.feature, dict)
+        chats = field == "input_column" and _is_chat(kind)
+        if not (kind is None or isinstance(kind, datasets.Value) or listed or chats):
             raise ConfigError(
-                f"column {column!r} of {config.path!r} holds {kind}, not {wanted}; choose another "
-                f"with data.{field} (there are: {there})"
+                f"column {column!r} of {config.path!r} holds {kind}, which is neither text nor "
+                f'chats of {{"role", "content"}} turns; choose another with data.{field} (there '
+                f"are: {there})"
             )
     return inputs, references
 
@@ -179,19 +170,6 @@ def find_column(
             f"data.{field} = {named!r} is no column of {config.path!r}; give one of: {there}"
         )
     return named or next((name for name in defaults if name in rows.column_names), None)
-
-
-def _check_languages(rows: datasets.Dataset, config: DataConfig) -> None:
-    languages = sorted(rows[0]["translation"])
-    for field in ("source_language", "target_language"):
-        value = getattr(config, field)
-        if value is None and field == "target_language":
-            continue
-        if value not in languages:
-            raise ConfigError(
-                f"data.{field} = {value!r}, but the translations in {config.path!r} are in "
-                f"{', '.join(languages)}; give one of these"
-            )
 
 
 def _is_chat(kind: Any) -> bool:
