@@ -124,7 +124,7 @@ def test_a_pickle_under_the_name_of_safetensors_is_not_run(target, tmp_path):
 @pytest.mark.parametrize("name", ["rows.pkl", "rows.pt", "rows.bin", "rows.npy", "rows"])
 def test_a_pickle_is_no_table_of_inputs(tmp_path, name):
     write_malicious(tmp_path / name)
-    with pytest.raises(ConfigError, match=f"{name}' is neither text nor of a known kind"):
+    with pytest.raises(ConfigError, match=f"{name}' cannot be read as text"):
         load_inputs(DataConfig(path=name))
 
 
