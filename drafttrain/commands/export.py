@@ -19,7 +19,7 @@ from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.report import Report, plot_path, read_report
 from drafttrain.evaluation.tables import markdown_table, parity_lines
 from drafttrain.evaluation.tune_report import verdict_lines
-from drafttrain.export.engines import Schedule, check_engines, command_of, engines_for
+from drafttrain.export.engines import COMMANDS, Schedule, check_engines, engines_for
 from drafttrain.export.folder import check_destination, write_export
 from drafttrain.export.model_card import (
     Card,
@@ -80,7 +80,7 @@ def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
     print(summary(settings, parts, found))
     serving = serving_of(card, parts)
     for engine in engines_for(settings.engines, config) if settings.engines else ():
-        print(f"\n{engine.title}:\n{indent(command_of(engine, serving), '  ')}")
+        print(f"\n{engine.title}:\n{indent(COMMANDS[engine.name](serving), '  ')}")
     if settings.push is not None:
         print(f"pushed   {push(settings.out, settings.push, settings.private)}")
 

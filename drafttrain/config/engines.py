@@ -1,8 +1,7 @@
-"""The programs that load exported drafters, a row each: what each needs, checks, and is told.
+"""The programs that load exported drafters, a row each: what each reads and needs.
 
-Written from the programs' sources and documentation as they were in late 2026. A row names
-functions by dotted paths (`module:name`), which `pkgutil.resolve_name` finds: the table imports
-nothing heavy.
+Written from the programs' sources and documentation as they were in late 2026. `export/engines.py`
+checks what a row says, and has the commands.
 """
 
 from __future__ import annotations
@@ -25,39 +24,36 @@ class Engine:
     """What it is: a drafter's kind must be exportable for one of them (`DrafterKind.exports`)."""
     loads: str
     """What of the folder it reads, in words."""
-    command: str
-    """Function (Serving) -> what starts target and drafter, or decodes with them."""
     language: Literal["bash", "python"] = "bash"
-    """Of the command."""
+    """Of its command."""
     notes: str = ""
     """What stands below the command in model cards, with fields of Serving in braces."""
-    checks: tuple[str, ...] = ()
-    """Functions (Pairing, Engine) -> None, each raising ConfigError for one thing that the program
-    cannot take; asked in this order, before anything is written."""
+    size_difference: int = 0
+    """How far the sizes of both vocabularies may differ."""
+    needs_positions: bool = False
+    """Whether the drafter must have as many positions as the target."""
+    needs_same_tokens: bool = False
+    """Whether neither tokenizer may have a token that the other one lacks."""
+    needs_special_tokens: bool = False
+    """Whether both tokenizers must have the same special tokens and add the same ones."""
     architectures: tuple[str, ...] = ()
     """Those of its own that it drafts with, where it has no code for others."""
     fixed_heads: tuple[str, ...] = ()
-    """Architectures whose `head_dim` it does not read: heads share `hidden_size` evenly there."""
+    """Architectures whose `head_dim` it does not read: heads share `hidden_size` evenly there. vLLM
+    cuts the weights of attention to that without a word; llama.cpp does not load them."""
 
 
 _PLAIN = "config.json, model.safetensors and the tokenizer of the folder"
-_EQUAL = (
-    "drafttrain.export.engines:same_size",
-    "drafttrain.export.engines:same_tokens",
-    "drafttrain.export.engines:nothing_but_the_drafter",
-)
 
 TRANSFORMERS = Engine(
     name="transformers",
     title="Transformers alone",
     programs=("assisted",),
     loads=f"{_PLAIN}, and generation_config.json",
-    command="drafttrain.export.engines:transformers_call",
     language="python",
     notes="Transformers' own assisted generation: batch 1, {tokens} tokens a round, confidence "
     "threshold {confidence:g} (both in `generation_config.json`). Pass no `assistant_tokenizer`: "
     "target and drafter share one.",
-    checks=_EQUAL,
 )
 """Assisted generation of `generate`."""
 
@@ -66,11 +62,9 @@ VLLM = Engine(
     title="vLLM",
     programs=("servers", "parallel_servers"),
     loads=_PLAIN,
-    command="drafttrain.export.engines:vllm_command",
     notes="The target's `vocab_size` must be {vocabulary} (compare the rows of both embeddings: a "
     "family may pad them differently). Drafts are greedy unless `draft_sample_method` is "
     "`probabilistic`.",
-    checks=("drafttrain.export.engines:known_heads", *_EQUAL),
     fixed_heads=("Qwen2ForCausalLM",),
 )
 """Method draft_model. What vLLM has no code for runs in its Transformers backend."""
@@ -80,12 +74,8 @@ SGLANG = Engine(
     title="SGLang",
     programs=("servers",),
     loads=_PLAIN,
-    command="drafttrain.export.engines:sglang_command",
-    checks=(
-        *_EQUAL,
-        "drafttrain.export.engines:same_vocabulary",
-        "drafttrain.export.engines:long_enough",
-    ),
+    needs_positions=True,
+    needs_same_tokens=True,
 )
 """Algorithm STANDALONE."""
 
@@ -94,9 +84,7 @@ TENSORRT_LLM = Engine(
     title="TensorRT-LLM",
     programs=("servers", "parallel_servers"),
     loads=_PLAIN,
-    command="drafttrain.export.engines:tensorrt_command",
     notes="It does not compare tokenizers: give it no other target.",
-    checks=("drafttrain.export.engines:known_architecture", *_EQUAL),
     architectures=(
         "Cohere2ForCausalLM",
         "DeciLMForCausalLM",
@@ -124,19 +112,13 @@ LLAMA_CPP = Engine(
     title="llama.cpp",
     programs=("servers",),
     loads="a GGUF file that its own converter makes of the folder",
-    command="drafttrain.export.engines:llama_command",
     notes="`convert_hf_to_gguf.py` is llama.cpp's; it refuses architectures and tokenizers that "
     "it does not know. `target.gguf` is the target, converted in the same way; `llama-quantize` "
     "makes smaller files of both. `--spec-draft-p-min` ends a "
     "draft before a token that the drafter gives less probability; 0: never. Acceptance stands in "
     "the `timings` of every answer.",
-    checks=(
-        "drafttrain.export.engines:known_heads",
-        "drafttrain.export.engines:close_size",
-        "drafttrain.export.engines:same_tokens",
-        "drafttrain.export.engines:same_special_tokens",
-        "drafttrain.export.engines:nothing_but_the_drafter",
-    ),
+    size_difference=128,  # its own SPEC_VOCAB_MAX_SIZE_DIFFERENCE
+    needs_special_tokens=True,
     fixed_heads=("Qwen2ForCausalLM",),
 )
 """draft-simple of llama-server."""

@@ -3,17 +3,16 @@
 Facts are of the programs' sources: vLLM compares the rows of both embeddings; SGLang those, the
 vocabularies of both tokenizers and the context lengths; TensorRT-LLM compares nothing; llama.cpp
 compares sizes, tokens from id 5 on, and the special tokens. Every program needs the same token
-under the same id. `config/engines.py` says which of these checks each program has.
+under the same id. `config/engines.py` says what each program needs beyond that.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import PurePath
-from pkgutil import resolve_name
 from shlex import quote
 
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -23,7 +22,7 @@ from drafttrain.config.engines import ENGINES, Engine
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.kinds import kind_of
 from drafttrain.export.parts import programs
-from drafttrain.models.drafters import check_fit, check_tokenizers
+from drafttrain.models.drafters import check_fit, check_tokenizers, vocabulary_size
 from drafttrain.models.loading import (
     auto_class,
     check_target,
@@ -32,39 +31,12 @@ from drafttrain.models.loading import (
     read_weights,
 )
 
-LARGEST_DIFFERENCE = 128
-"""llama.cpp's own bound on vocabulary sizes (SPEC_VOCAB_MAX_SIZE_DIFFERENCE)."""
 Schedule = Sequence[tuple[int, int]]
 """(largest batch size, draft length), batch sizes rising: the fastest that was measured there."""
 
 
-@dataclass(frozen=True)
-class Pairing:
-    """A drafter and the target that it is exported for."""
-
-    drafter: str
-    """Folder or Hub name."""
-    config: PretrainedConfig
-    target: TargetConfig
-    target_config: PretrainedConfig
-
-    @property
-    def names(self) -> tuple[str, str]:
-        return f"drafter {self.drafter!r}", f"target {self.target.path!r}"
-
-    @property
-    def tokenizers(self) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
-        return read_tokenizer(self.drafter, self.names[0]), load_tokenizer(self.target)
-
-    def text_settings(self, name: str) -> tuple[int | None, int | None]:
-        """One entry of both text decoders' settings."""
-        both = (self.config, self.target_config)
-        ours, theirs = (getattr(one.get_text_config(decoder=True), name, None) for one in both)
-        return ours, theirs
-
-
 def engines_for(names: Sequence[str], drafter: PretrainedConfig) -> list[Engine]:
-    """Those that are named; else all that can use such a drafter."""
+    """The named programs; without names, all that can use such a drafter."""
     if names:
         return [ENGINES[name] for name in names]
     return [one for one in ENGINES.values() if {*programs(drafter)} & {*one.programs}]
@@ -73,12 +45,14 @@ def engines_for(names: Sequence[str], drafter: PretrainedConfig) -> list[Engine]
 def check_engines(
     names: Sequence[str], drafter: str, config: PretrainedConfig, target: str | None
 ) -> None:
-    """Every check of every program that is named. Raises ConfigError for the first that fails."""
+    """Check a drafter and its target against the needs of every named program.
+
+    Raises ConfigError for the first that is not met.
+    """
     if not names:
         return
-    chosen = engines_for(names, config)
-    for engine in chosen:
-        if not {*programs(config)} & {*engine.programs}:
+    for engine in engines_for(names, config):
+        if engine not in engines_for((), config):
             raise ConfigError(
                 f"--for {engine.name}: {engine.title} drafts token by token with decoder-only "
                 f"language models, but drafter {drafter!r} is {kind_of(config).words} "
@@ -90,77 +64,91 @@ def check_engines(
             "add --target MODEL"
         )
     asked = TargetConfig(path=target)
-    pairing = Pairing(drafter, config, asked, check_target(asked))
-    done: set[str] = set()
-    for engine in chosen:
-        for check in engine.checks:
-            if check not in done:  # a check that several programs have is made once
-                try:
-                    resolve_name(check)(pairing, engine)
-                except ConfigError as error:
-                    raise ConfigError(f"--for {engine.name}: {error}") from None
-            done.add(check)
-
-
-def same_size(pairing: Pairing, engine: Engine) -> None:
-    """As many rows in both embeddings, and both with an encoder or without one."""
-    check_fit(pairing.config, pairing.target_config, *pairing.names)
-
-
-def close_size(pairing: Pairing, engine: Engine) -> None:
-    """Vocabulary sizes that differ by 128 tokens at most."""
-    ours, theirs = pairing.text_settings("vocab_size")
-    if pairing.target_config.is_encoder_decoder or abs(ours - theirs) > LARGEST_DIFFERENCE:
+    target_config, name = check_target(asked), f"drafter {drafter!r}"
+    tokenizers = read_tokenizer(drafter, name), load_tokenizer(asked)
+    for engine in engines_for(names, config):
+        try:
+            _check_settings(engine, name, config, f"target {target!r}", target_config)
+            check_tokenizers(asked, drafter)
+            _check_tokens(engine, *tokenizers)
+        except ConfigError as error:
+            raise ConfigError(f"--for {engine.name}: {error}") from None
+    _, found = read_weights(
+        auto_class(config), drafter, name, trust_remote_code=False, output_loading_info=True
+    )
+    if strays := sorted(found["unexpected_keys"]):  # loaders stop at them, or read them silently
         raise ConfigError(
-            f"{pairing.names[0]} has {ours} tokens and {pairing.names[1]} {theirs}; "
-            f"{engine.title} takes decoder-only pairs that differ by {LARGEST_DIFFERENCE} at most: "
-            "give the target that it was trained for"
+            f"the weights of {name} hold {strays[0]!r} ({len(strays)} tensors), no part of a "
+            f"{config.model_type!r} model; keep an acceptance head in a folder of its own, and "
+            "give it with --head"
         )
 
 
-def same_tokens(pairing: Pairing, engine: Engine) -> None:
-    """An id is the same token in both tokenizers."""
-    check_tokenizers(pairing.target, pairing.drafter)
+def _check_settings(
+    engine: Engine,
+    name: str,
+    drafter: PretrainedConfig,
+    target_name: str,
+    target: PretrainedConfig,
+) -> None:
+    """By both config.json: sizes of vocabularies, positions, architecture, width of heads."""
+    check_fit(drafter, target, name, target_name, same_size=engine.size_difference == 0)
+    ours, theirs = vocabulary_size(drafter), vocabulary_size(target)
+    if abs(ours - theirs) > engine.size_difference:
+        raise ConfigError(
+            f"{name} has {ours} tokens and {target_name} {theirs}; {engine.title} takes pairs that "
+            f"differ by {engine.size_difference} at most: give the target that it was trained for"
+        )
+    both = (one.get_text_config(decoder=True) for one in (drafter, target))
+    ours, theirs = (getattr(one, "max_position_embeddings", None) for one in both)
+    if engine.needs_positions and ours is not None and theirs is not None and ours < theirs:
+        raise ConfigError(
+            f"{name} has max_position_embeddings = {ours}, {target_name} {theirs}; {engine.title} "
+            f"starts no shorter drafter: give the drafter's config.json {theirs}, where its "
+            f"positions are rotary, or leave {engine.name} out"
+        )
+    [own] = drafter.architectures or ["none"]
+    if engine.architectures and own not in engine.architectures:
+        raise ConfigError(
+            f"{engine.title} has no code for {own!r} ({name}); give one of "
+            f"{', '.join(engine.architectures)}, or leave {engine.name} out"
+        )
+    if own in engine.fixed_heads:
+        width = drafter.hidden_size // drafter.num_attention_heads
+        found = getattr(drafter, "head_dim", None) or width
+        if found != width:
+            raise ConfigError(
+                f"{name} has head_dim = {found}, but {engine.title} takes the heads of a {own!r} "
+                f"to be hidden_size / num_attention_heads = {width} wide; leave {engine.name} out"
+            )
 
 
-def same_vocabulary(pairing: Pairing, engine: Engine) -> None:
-    """The same tokens with the same ids in both, none in one of them alone."""
-    ours, theirs = (tokenizer.get_vocab() for tokenizer in pairing.tokenizers)
-    strays = sorted(ours.items() ^ theirs.items(), key=lambda entry: (entry[1], entry[0]))
-    if strays:
-        token, index = strays[0]
+def _check_tokens(
+    engine: Engine, drafter: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase
+) -> None:
+    """By both tokenizers: tokens that only one of them has, and the special tokens."""
+    ours, theirs = drafter.get_vocab(), target.get_vocab()
+    remedy = "copy the target's tokenizer files into the drafter's folder"
+    if engine.needs_same_tokens and ours != theirs:
+        token, index = min(ours.items() ^ theirs.items(), key=lambda entry: (entry[1], entry[0]))
         owner = "the drafter" if token in ours else "the target"
         raise ConfigError(
             f"{engine.title} needs the same tokens in both tokenizers, but {token!r} ({index}) is "
-            f"{owner}'s alone, of {len(ours)} and {len(theirs)}; copy the target's tokenizer files "
-            "into the drafter's folder"
+            f"{owner}'s alone, of {len(ours)} and {len(theirs)}; {remedy}"
         )
-
-
-def long_enough(pairing: Pairing, engine: Engine) -> None:
-    """As many positions as the target has, where both say how many."""
-    ours, theirs = pairing.text_settings("max_position_embeddings")
-    if ours is not None and theirs is not None and ours < theirs:
-        raise ConfigError(
-            f"{pairing.names[0]} has max_position_embeddings = {ours}, {pairing.names[1]} "
-            f"{theirs}; {engine.title} starts no shorter drafter: give the drafter's config.json "
-            f"{theirs}, where its positions are rotary, or leave {engine.name} out"
-        )
-
-
-def same_special_tokens(pairing: Pairing, engine: Engine) -> None:
-    """BOS and EOS, and the tokens that are added before and after a text."""
-    ours, theirs = map(_special_tokens, pairing.tokenizers)
-    for name, value in ours.items():
-        if value != theirs[name]:
+    if not engine.needs_special_tokens:
+        return
+    special = _special_tokens(target)
+    for name, value in _special_tokens(drafter).items():
+        if value != special[name]:
             raise ConfigError(
-                f"the drafter's tokenizer has {name} = {value!r}, the target's {theirs[name]!r}, "
-                f"and {engine.title} needs the same; copy the target's tokenizer files into the "
-                "drafter's folder"
+                f"the drafter's tokenizer has {name} = {value!r}, the target's {special[name]!r}, "
+                f"and {engine.title} needs the same; {remedy}"
             )
 
 
 def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, object]:
+    """BOS and EOS, and the tokens that are added before and after a text."""
     encoded = tokenizer(".", return_special_tokens_mask=True)
     added = list(zip(encoded["input_ids"], encoded["special_tokens_mask"], strict=True))
     before = list(takewhile(lambda one: one[1], added))
@@ -170,50 +158,6 @@ def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, object]:
         "tokens before a text": [token for token, _ in before],
         "tokens after a text": [token for token, special in added[len(before) :] if special],
     }
-
-
-def known_architecture(pairing: Pairing, engine: Engine) -> None:
-    """One that the program has code for."""
-    [own] = pairing.config.architectures or ["none"]
-    if own not in engine.architectures:
-        raise ConfigError(
-            f"{engine.title} has no code for {own!r} ({pairing.drafter!r}); give one of "
-            f"{', '.join(engine.architectures)}, or leave {engine.name} out"
-        )
-
-
-def known_heads(pairing: Pairing, engine: Engine) -> None:
-    """Heads as wide as the program takes them to be, where it does not read `head_dim`: vLLM cuts
-    the weights of attention to what it expects, without a word; llama.cpp does not load them."""
-    config, [own] = pairing.config, pairing.config.architectures or ["none"]
-    if own not in engine.fixed_heads:
-        return
-    width = config.hidden_size // config.num_attention_heads
-    found = getattr(config, "head_dim", None) or width
-    if found != width:
-        raise ConfigError(
-            f"{pairing.names[0]} has head_dim = {found}, but {engine.title} takes the heads of a "
-            f"{own!r} to be hidden_size / num_attention_heads = {width} wide; leave {engine.name} "
-            "out"
-        )
-
-
-def nothing_but_the_drafter(pairing: Pairing, engine: Engine) -> None:
-    """No tensors in the drafter's files that are not its own, such as a head's: the programs' own
-    loaders stop at them, or read them silently."""
-    _, found = read_weights(
-        auto_class(pairing.config),
-        pairing.drafter,
-        pairing.names[0],
-        trust_remote_code=False,
-        output_loading_info=True,
-    )
-    if strays := sorted(found["unexpected_keys"]):
-        raise ConfigError(
-            f"the weights of {pairing.names[0]} hold {strays[0]!r} ({len(strays)} tensors), no "
-            f"part of a {pairing.config.model_type!r} model; keep an acceptance head in a folder "
-            "of its own, and give it with --head"
-        )
 
 
 @dataclass(frozen=True)
@@ -237,10 +181,6 @@ class Serving:
     """--spec-draft-p-min."""
     schedule: Schedule = ()
     """Draft lengths by batch size, where a report has them."""
-
-
-def command_of(engine: Engine, serving: Serving) -> str:
-    return resolve_name(engine.command)(serving)
 
 
 def transformers_call(serving: Serving) -> str:
@@ -306,3 +246,13 @@ def llama_command(serving: Serving) -> str:
     return f"""python convert_hf_to_gguf.py {quote(serving.folder)} --outtype f16 --outfile {file}
 llama-server -m target.gguf -md {file} --spec-type draft-simple \\
     --spec-draft-n-max {serving.tokens} --spec-draft-p-min {serving.p_min:g}"""
+
+
+COMMANDS: dict[str, Callable[[Serving], str]] = {
+    "transformers": transformers_call,
+    "vllm": vllm_command,
+    "sglang": sglang_command,
+    "tensorrt-llm": tensorrt_command,
+    "llama.cpp": llama_command,
+}
+"""By the programs' names."""
