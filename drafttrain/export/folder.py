@@ -13,22 +13,19 @@ whatever loads the folder sees an ordinary model.
 from __future__ import annotations
 
 import copy
-import glob
 import json
-import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from drafttrain import __version__
 from drafttrain.build.policy import HEAD, POLICY, write_policy
 from drafttrain.config.base import ConfigError
+from drafttrain.data.shards.writing import only_writer
 from drafttrain.export.parts import Parts
 from drafttrain.export.verify import Check, Reload, Verification, verify
 
@@ -46,7 +43,6 @@ def generate(model, **arguments):
     return speculate(model, exported_to=EXPORTED_TO, **arguments)
 '''
 PLOT = "report.png"
-TEMPORARY, ASIDE = ".part", ".old"
 TRAPS = ("eagle-", "eagle3", "dflash", "dspark")
 """Parts of a path that make vLLM take a plain drafter for one of another method."""
 
@@ -99,54 +95,36 @@ def write_export(
     """
     check_destination(out, force)
     out = out.absolute()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with only_exporter(out):
-        _clear_leftovers(out)
+    lock = only_writer(out.parent, "out", f".{out.name}.exporting.lock")
+    holder, aside = places = [out.with_name(f".{out.name}{end}") for end in (".part", ".old")]
+    try:
+        _clean(out, *places)  # after an export that was killed
         check_destination(out, force)
-        holder = out.with_name(f".{out.name}-{os.getpid()}{TEMPORARY}")
         written = holder / out.name
-        try:
-            holder.mkdir()
-            write_parts(written, parts, pushed_to or str(out))
-            found = verify(written, parts, check, reload)
-            (written / "README.md").write_text(card(found), encoding="utf-8")
-            _put_in_place(written, out)
-        except (OSError, SafetensorError) as error:
-            raise OSError(
-                f"out = {str(out)!r} could not be written ({error}); nothing was exported"
-            ) from error
-        finally:
-            shutil.rmtree(holder, ignore_errors=True)
+        holder.mkdir()
+        write_parts(written, parts, pushed_to or str(out))
+        found = verify(written, parts, check, reload)
+        (written / "README.md").write_text(card(found), encoding="utf-8")
+        if out.exists():
+            out.rename(aside)
+        written.rename(out)
+    except (OSError, SafetensorError) as error:
+        raise OSError(
+            f"out = {str(out)!r} could not be written ({error}); nothing was exported"
+        ) from error
+    finally:
+        _clean(out, *places)
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
     return found
 
 
-@contextmanager
-def only_exporter(out: Path) -> Iterator[None]:
-    """A lock that the system drops when its holder dies. Raises ConfigError if it is held."""
-    lock = FileLock(out.with_name(f".{out.name}.exporting.lock"))
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise ConfigError(
-            f"another process is exporting to {str(out)!r}; wait until it ends, or give another "
-            "folder with --out"
-        ) from None
-    try:
-        yield
-    finally:
-        Path(lock.lock_file).unlink(missing_ok=True)
-        lock.release()
-
-
-def _clear_leftovers(out: Path) -> None:
-    """Undo what an export to this place left when it was killed."""
-    for aside in out.parent.glob(f".{glob.escape(out.name)}-*{ASIDE}"):
-        if out.exists():
-            shutil.rmtree(aside)
-        else:  # killed between the two renames
-            aside.rename(out)
-    for holder in out.parent.glob(f".{glob.escape(out.name)}-*{TEMPORARY}"):
-        shutil.rmtree(holder)
+def _clean(out: Path, holder: Path, aside: Path) -> None:
+    """Put an earlier export back if the new one did not take its place; remove everything else."""
+    if aside.exists() and not out.exists():
+        aside.rename(out)
+    for folder in (holder, aside):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_parts(folder: Path, parts: Parts, place: str) -> None:
@@ -189,18 +167,3 @@ def older_rope_names(config: Mapping[str, Any]) -> dict[str, Any]:
     if rope.get("rope_type", "default") != "default":
         names["rope_scaling"] = {name: rope[name] for name in rope if name not in outside}
     return {name: value for name, value in names.items() if name not in config}
-
-
-def _put_in_place(temporary: Path, out: Path) -> None:
-    """Rename; an earlier export is moved aside first, and comes back should the rename fail."""
-    aside = out.with_name(f".{out.name}-{os.getpid()}{ASIDE}")
-    replaced = out.exists()
-    if replaced:
-        out.rename(aside)
-    try:
-        temporary.rename(out)
-    except OSError:
-        if replaced:
-            aside.rename(out)
-        raise
-    shutil.rmtree(aside, ignore_errors=True)

@@ -41,24 +41,8 @@ from drafttrain.export.parts import DEFAULT_LENGTH
 from drafttrain.models.acceptance_head import check_head_identity, check_head_shape, load_heads
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
 
-UNSUPPORTED = {
-    "logits_processor": "put what it does into model.generation_config, or decode without it",
-    "stopping_criteria": "use max_new_tokens and eos_token_id",
-    "prefix_allowed_tokens_fn": "decode without it",
-    "negative_prompt_ids": "decode without it",
-    "negative_prompt_attention_mask": "decode without it",
-    "assistant_tokenizer": "drafter and target must share one tokenizer",
-    "synced_gpus": "decode on one device",
-}
-"""Arguments of `generate` that cannot be honoured here, and what to do instead."""
-
-UNSUPPORTED_OUTPUTS = (
-    "output_scores",
-    "output_logits",
-    "output_attentions",
-    "output_hidden_states",
-)
-
+UNAVAILABLE = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+"""Outputs of `generate` that are not computed here."""
 DEFAULT_NEW_TOKENS = 20
 """Transformers' own default length."""
 KEPT_AS = "_drafttrain_pair"
@@ -109,10 +93,6 @@ def generate(
             "callable custom_generate is not passed it: give the folder's name instead, or call "
             "drafttrain.export.generation.generate(model, ...) itself)"
         )
-    for name, remedy in UNSUPPORTED.items():
-        value = kwargs.pop(name, None)
-        if value is not None and value is not False and value != []:
-            raise ValueError(f"{name} cannot be honoured when drafts are verified; {remedy}")
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size = {batch_size}; give at least 1, or leave it out")
     request = read_request(model, inputs, generation_config, kwargs)
@@ -177,31 +157,30 @@ def read_request(
     mask = rest.pop("attention_mask", None)
     rest.pop("tokenizer", None)  # Transformers needs it for stop_strings, which are refused
     check_config(config)
-    left = [name for name, value in rest.items() if value is not None]
-    if left:
+    given = {name: value for name, value in rest.items() if value is not None}
+    if left := [name for name, value in given.items() if value is not False and value != []]:
         raise ValueError(
-            f"{left[0]} is not taken here; give input_ids and attention_mask, and the settings of "
-            "generate"
+            f"{left[0]} cannot be honoured when drafts are verified; give input_ids, "
+            "attention_mask and the settings of generate"
         )
     if input_ids is None or input_ids.dim() != 2 or input_ids.is_floating_point():
         shown = "nothing" if input_ids is None else f"{input_ids.dtype} {tuple(input_ids.shape)}"
         raise ValueError(f"input_ids must be integers of shape [batch, length], not {shown}")
     rows = _without_padding(model, config, input_ids, mask)
+    starts = input_ids
     if model.config.is_encoder_decoder:
         first = config.decoder_start_token_id
         first = config.bos_token_id if first is None else first
         if not isinstance(first, int):
             raise ValueError(f"decoder_start_token_id is {first!r}; one token id is needed")
-        start = torch.tensor([first], device=model.device)
-        starts = start.repeat(len(rows), 1)
-        sources = [Source.of_text(row, start) for row in rows]
+        starts = torch.full((len(rows), 1), first, device=model.device)
+        sources = [Source.of_text(row, start) for row, start in zip(rows, starts, strict=True)]
     else:
-        starts = input_ids
         sources = [Source.of_text(row, row) for row in rows]
     asked = (arguments, {} if generation_config is None else generation_config.to_dict())
     limits = (*asked, model.generation_config.to_dict())
-    given = any(settings.get("max_length") is not None for settings in limits)
-    max_new_tokens = _lengths(config, starts.shape[1], given)
+    limited = any(settings.get("max_length") is not None for settings in limits)
+    max_new_tokens = _lengths(config, starts.shape[1], limited)
     sampling, copies = Sampling(), config.num_return_sequences or 1
     config.num_return_sequences = 1
     if config.do_sample:  # the config is left greedy: the logits processors do none of these
@@ -217,7 +196,7 @@ def read_request(
 
 
 def check_config(config: GenerationConfig) -> None:
-    """Refuse by name what the settings ask for in vain (more: decoding/logits_processing.py)."""
+    """Refuse by name settings that cannot be honoured (more: decoding/logits_processing.py)."""
     if (config.num_beams or 1) > 1:
         raise ValueError(
             f"num_beams = {config.num_beams}, but drafts are verified along one sequence; give "
@@ -228,12 +207,8 @@ def check_config(config: GenerationConfig) -> None:
             f"temperature = {config.temperature} with do_sample=True; give one above 0, or "
             "do_sample=False for greedy decoding"
         )
-    for name in UNSUPPORTED_OUTPUTS:
-        if getattr(config, name):
-            raise ValueError(
-                f"{name} is not available when drafts are verified; leave it out (the sequences "
-                "are returned)"
-            )
+    if asked := [name for name in UNAVAILABLE if getattr(config, name)]:
+        raise ValueError(f"{asked[0]} is not available when drafts are verified; leave it out")
 
 
 def _without_padding(
@@ -243,27 +218,26 @@ def _without_padding(
 
     The padding may be on either side, but not between tokens.
     """
-    seq2seq = model.config.is_encoder_decoder
     if mask is None:
-        mask = torch.ones_like(input_ids)
-        padding = config.pad_token_id
-        if not seq2seq and padding is not None and padding not in _ids(config.eos_token_id):
+        mask, padding = torch.ones_like(input_ids), config.pad_token_id
+        if not model.config.is_encoder_decoder and padding not in (
+            None,
+            *_ids(config.eos_token_id),
+        ):
             mask = input_ids != padding
     if mask.shape != input_ids.shape:
         raise ValueError(
             f"attention_mask has shape {tuple(mask.shape)}, but input_ids {tuple(input_ids.shape)}"
         )
     mask = mask.bool()
-    starts = mask.diff(dim=1, prepend=torch.zeros_like(mask[:, :1])) & mask
-    wrong = starts.sum(1) > 1
-    if wrong.any():
-        raise ValueError(
-            f"row {int(wrong.nonzero()[0])} of the inputs has padding between its tokens "
-            "(attention_mask); put all of it on one side"
-        )
-    if not mask.any(1).all():
-        row = int((~mask.any(1)).nonzero()[0])
-        raise ValueError(f"row {row} of the inputs holds no tokens; leave empty inputs out")
+    begins = mask & ~torch.cat([torch.zeros_like(mask[:, :1]), mask[:, :-1]], dim=1)
+    for row, count in enumerate(begins.sum(1).tolist()):
+        if count != 1:
+            wrong = "has padding between its tokens" if count else "holds no tokens"
+            raise ValueError(
+                f"row {row} of the inputs {wrong} (attention_mask); put all padding on one side, "
+                "and leave empty inputs out"
+            )
     return [
         ids[kept].to(model.device, torch.long) for ids, kept in zip(input_ids, mask, strict=True)
     ]
@@ -304,29 +278,24 @@ class PreparedPair:
     drafter: Drafter
     stop: StopPolicy
     rules: Policy
-    """As policy.json has them: the verifier counts too."""
+    """The policy in effect: its verifier counts too."""
     policy: Chosen
     """As the caller gave it."""
 
-    def serves(self, model: PreTrainedModel, assistant: PreTrainedModel, policy: Chosen) -> bool:
-        """Whether nothing has changed since: the models, where they are, the policy."""
-        return (
-            self.target.model is model
-            and self.assistant is assistant
-            and self.policy == policy
-            and self.target.device == model.device
-            and not (model.training or assistant.training)
-        )
-
 
 def prepare(model: PreTrainedModel, assistant: PreTrainedModel, policy: Chosen) -> PreparedPair:
-    """Check and wrap a pair; the next call with the same pair finds it done.
+    """Check and wrap a pair; the next call finds it unless models, device or policy changed.
 
     It is kept as an attribute of the target, and so freed with it. Raises ValueError for models
     that do not go together, and for a policy or head that cannot be used.
     """
-    kept = vars(model).get(KEPT_AS)
-    if isinstance(kept, PreparedPair) and kept.serves(model, assistant, policy):
+    kept = _kept_pair(model)
+    if (
+        kept is not None
+        and kept.assistant is assistant
+        and kept.policy == policy
+        and not (model.training or assistant.training)
+    ):
         return kept
     drafter = drafter_for(model, assistant, "assistant_model")
     rules, stop = choose_policy(assistant, policy)
@@ -335,20 +304,24 @@ def prepare(model: PreTrainedModel, assistant: PreTrainedModel, policy: Chosen) 
     return pair
 
 
+def _kept_pair(model: PreTrainedModel) -> PreparedPair | None:
+    """The pair of the last call, if the model is still where it was."""
+    kept = vars(model).get(KEPT_AS)
+    if not isinstance(kept, PreparedPair) or kept.target.model is not model:
+        return None
+    return kept if kept.target.device == model.device else None
+
+
 def load_assistant(model: PreTrainedModel, place: str) -> PreTrainedModel:
     """The drafter of an export, where the call gave none: on the target's device, in its type.
 
     `place` is where the export was written or pushed to. The next call with the same target finds
     it loaded. Raises ValueError where it is not there (any more).
     """
-    kept = vars(model).get(KEPT_AS)
-    if (
-        isinstance(kept, PreparedPair)
-        and kept.assistant.name_or_path == place
-        and kept.assistant.device == model.device
-        and kept.assistant.dtype == model.dtype
-    ):
-        return kept.assistant
+    kept = _kept_pair(model)
+    if kept is not None and kept.assistant.name_or_path == place:
+        if (kept.assistant.device, kept.assistant.dtype) == (model.device, model.dtype):
+            return kept.assistant
     try:
         settings = read_drafter_settings(place)
     except ConfigError as error:
@@ -366,42 +339,33 @@ def choose_policy(assistant: PreTrainedModel, policy: Chosen) -> tuple[Policy, S
     folder was checked when it was exported. Raises ValueError.
     """
     own = _own_folder(assistant)
+    folder = own if policy is None or isinstance(policy, Mapping) else Path(policy)
     if isinstance(policy, Mapping):
         rules = parse_policy(policy)
-        return rules, _open_stop(rules, own, assistant, elsewhere=False)
-    folder = own if policy is None else Path(policy)
-    if policy is not None and not (folder / POLICY).is_file():
+    elif folder is not None and (folder / POLICY).is_file():
+        rules = read_policy(folder / POLICY)
+    elif policy is not None:
         raise ValueError(f"policy = {str(policy)!r} holds no {POLICY}; give an export's folder")
-    if folder is None or not (folder / POLICY).is_file():
-        blocks = kind_of(assistant.config).drafts == "blocks"
-        asked = None if blocks else assistant.generation_config.num_assistant_tokens
-        rules = Policy(stop="fixed", k=assistant.config.k if blocks else asked or DEFAULT_LENGTH)
+    elif kind_of(assistant.config).drafts == "blocks":
+        rules = Policy(stop="fixed", k=assistant.config.k)
+    else:
+        asked = assistant.generation_config.num_assistant_tokens
+        rules = Policy(stop="fixed", k=asked or DEFAULT_LENGTH)
+    place = None if folder is None else folder / HEAD
+    if not STOPS[rules.stop].reads_head or place is None or not place.is_dir():
         return rules, make_stop(rules.stop_config())
-    rules = read_policy(folder / POLICY)
-    return rules, _open_stop(rules, folder, assistant, elsewhere=policy is not None)
-
-
-def _open_stop(
-    policy: Policy, folder: Path | None, assistant: PreTrainedModel, elsewhere: bool
-) -> StopPolicy:
-    config = policy.stop_config()
-    reads_head = STOPS[policy.stop].reads_head
-    if not reads_head or folder is None or not (folder / HEAD).is_dir():
-        return make_stop(config)
-    [head] = load_heads(folder / HEAD).values()
-    check_head_shape(head, assistant.config, str(folder / HEAD))
-    if elsewhere:
-        check_head_identity(head, assistant, str(folder / HEAD))
-    return make_stop(config, head.to(assistant.device))
+    [head] = load_heads(place).values()
+    check_head_shape(head, assistant.config, str(place))
+    if folder != own:
+        check_head_identity(head, assistant, str(place))
+    return rules, make_stop(rules.stop_config(), head.to(assistant.device))
 
 
 def _own_folder(assistant: PreTrainedModel) -> Path | None:
     """Where the drafter was loaded from; None for a model that was never on disk."""
     name = assistant.name_or_path
-    if not name:
-        return None
-    if Path(name).is_dir():
-        return Path(name)
+    if not name or Path(name).is_dir():
+        return Path(name) if name else None
     commit = assistant.config._commit_hash
     if commit is None:
         raise ValueError(

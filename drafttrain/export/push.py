@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from huggingface_hub import HfApi
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
+from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from drafttrain.config.base import ConfigError
@@ -30,15 +30,11 @@ def check_push(repository: str) -> None:
         ) from None
     try:
         HfApi().whoami()
-    except (LocalTokenNotFoundError, HfHubHTTPError) as error:
-        raise ConfigError(
-            f"push = {repository!r}: no valid token for the Hub ({first_line(error)}); log in "
-            "with `hf auth login`, or leave --push out"
-        ) from None
     except Exception as error:  # transport errors have no public class of their own
         raise ConfigError(
-            f"push = {repository!r}: the Hub cannot be reached ({first_line(error)}); leave "
-            f"--push out, and push later with `hf upload {repository} OUT`"
+            f"push = {repository!r}: the Hub cannot be reached or does not know you "
+            f"({first_line(error)}); log in with `hf auth login`, or leave --push out and push "
+            f"later with `hf upload {repository} OUT`"
         ) from None
 
 

@@ -23,8 +23,9 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.policy import Policy
+from drafttrain.data.shards.writing import only_writer
 from drafttrain.export import folder as export_folder
-from drafttrain.export.folder import older_rope_names, only_exporter, write_parts
+from drafttrain.export.folder import older_rope_names, write_parts
 from drafttrain.export.parts import Parts, load_parts
 from drafttrain.export.verify import (
     Check,
@@ -345,8 +346,8 @@ def test_verification_notices_what_changed(tmp_path, drafter, head, spoil, says)
 
 def test_what_a_killed_export_left_is_put_right(tmp_path, drafter):
     out = export_to(tmp_path / "out", drafter=str(drafter))
-    (tmp_path / ".out-999999.part" / "out").mkdir(parents=True)
-    out.rename(tmp_path / ".out-999999.old")  # killed between its two renames
+    (tmp_path / ".out.part" / "out").mkdir(parents=True)
+    out.rename(tmp_path / ".out.old")  # killed between its two renames
     with pytest.raises(ConfigError, match="add --force"):
         export_to(out, drafter=str(drafter))
     assert (out / "model.safetensors").is_file()
@@ -355,8 +356,8 @@ def test_what_a_killed_export_left_is_put_right(tmp_path, drafter):
 
 
 def test_two_exports_into_one_folder_do_not_mix(tmp_path, drafter):
-    with only_exporter(tmp_path / "out"):
-        with pytest.raises(ConfigError, match="another process is exporting"):
+    with only_writer(tmp_path, "out", ".out.exporting.lock"):
+        with pytest.raises(ConfigError, match="another process is writing"):
             export_to(tmp_path / "out", drafter=str(drafter))
     export_to(tmp_path / "out", drafter=str(drafter))
 
