@@ -1,12 +1,11 @@
 """Checkpoints of a run: written whole or not at all, resumed exactly, rotated, averaged.
 
 A checkpoint folder holds `weights.safetensors` (the trained model, whole, whatever the sharding),
-`state/` (what Accelerate needs to go on: optimizer and sharded weights; read as plain tensors
-only, so that no file can run code) and `progress.json`, which
-has the digests of all these files: what is read back is what was written. The folder is written
-under a temporary name and renamed last, so that one that has its name is complete. Accelerate's own
-`total_limit` cannot be used: it deletes the oldest checkpoint before the new one is written, writes
-that one under its final name, and counts those of runs that were asked to stop.
+`state/` (Accelerate's own state: optimizer and sharded weights; read as plain tensors only, so that
+no file can run code) and `progress.json` with the digests of all these files. The folder is written
+under a temporary name and renamed last, so a folder with the final name is complete. Accelerate's
+own `total_limit` cannot be used: it deletes the oldest checkpoint before the new one is written,
+and counts those of runs that were asked to stop.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -31,7 +31,6 @@ from drafttrain.data.shards.writing import named_disk_errors
 
 WEIGHTS = "weights.safetensors"
 PROGRESS = "progress.json"
-SAVING = logging.getLogger("accelerate.utils.other")
 KEPT_CHECKPOINTS = 2
 """Newest checkpoints that a run keeps; more where more are averaged."""
 UNFINISHED = (".writing-", ".deleting-")
@@ -40,7 +39,7 @@ UNFINISHED = (".writing-", ".deleting-")
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands. Everything else (data position, randomness) follows from the step."""
+    """The position of a run. Everything else (data position, randomness) follows from the step."""
 
     step: int
     world_size: int
@@ -56,26 +55,50 @@ class CheckpointError(ValueError):
 
 def checkpoint_folders(run: Path) -> list[Path]:
     """Complete checkpoints of a run, oldest first."""
-    folder = run / "checkpoints"
-    if not folder.is_dir():
-        return []
-    return sorted(p for p in folder.iterdir() if p.name.startswith("step-") and p.is_dir())
+    return sorted(path for path in (run / "checkpoints").glob("step-*") if path.is_dir())
 
 
 def remove_unfinished(run: Path) -> None:
-    """Delete what a killed run left half-written. Only while no other run writes here."""
+    """Delete the half-written folders of a killed run. Only while no other run writes here."""
     for path in (run / "checkpoints").glob(".*"):
         if path.name.startswith(UNFINISHED):
             shutil.rmtree(path)
+
+
+@contextmanager
+def whole_folder(final: Path, writes: bool = True) -> Iterator[Path]:
+    """A temporary folder that gets the final name when the block ends well, else disappears.
+
+    writes: whether this process makes and renames it, one of all that fill it. Raises DiskFull
+    where there is no room.
+    """
+    temporary = final.with_name(f"{UNFINISHED[0]}{final.name}")
+    if writes:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+    try:
+        with named_disk_errors(final.parent):
+            yield temporary
+            for path in temporary.rglob("*") if writes else ():
+                if path.is_file():
+                    with path.open("rb+") as file:
+                        os.fsync(file.fileno())  # before the rename that declares them complete
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    if writes:
+        if final.exists():
+            shutil.rmtree(final)
+        temporary.rename(final)
 
 
 @dataclass(frozen=True)
 class Schedule:
     """At which steps checkpoints are due, and how many of those are kept.
 
-    One that a run wrote because it was asked to stop is there to go on from, and for nothing else:
-    it takes no other's place and no part in the average, so that a run that was stopped ends with
-    the weights of one that was not.
+    The checkpoint of a run that was asked to stop serves to continue it, and for nothing else: it
+    takes no other's place and no part in the average, so that a run that was stopped ends with the
+    weights of one that was not.
     """
 
     every: int
@@ -94,43 +117,29 @@ def save_checkpoint(
     progress: Progress,
     schedule: Schedule,
 ) -> None:
-    """Write step-N under a temporary name, rename it, then delete those that need not be kept.
+    """Write step-N, then delete the checkpoints that need not be kept.
 
     Raises DiskFull where there is no room; the checkpoints before it are left as they are.
     """
-    folder = run / "checkpoints"
-    final = folder / f"step-{progress.step:08d}"
-    temporary = folder / f".writing-{final.name}"
-    if accelerator.is_main_process:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-    accelerator.wait_for_everyone()
-    weights = trained_weights(accelerator, objective)
-    try:
-        with named_disk_errors(run):
-            SAVING.setLevel(logging.ERROR)  # tied weights are saved once, which is no warning
-            accelerator.save_state(str(temporary / "state"), safe_serialization=True)
-            accelerator.wait_for_everyone()  # every process has written its part
-            if accelerator.is_main_process:
-                save_file(weights, temporary / WEIGHTS)
-                files = sorted(path for path in temporary.rglob("*") if path.is_file())
-                digests = {path.relative_to(temporary).as_posix(): _digest(path) for path in files}
-                record = json.dumps(asdict(replace(progress, files=digests)))
-                (temporary / PROGRESS).write_text(record, encoding="utf-8")
-                for path in (*files, temporary / PROGRESS):
-                    with path.open("rb+") as file:
-                        os.fsync(file.fileno())  # before the rename that declares them complete
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    if accelerator.is_main_process:
-        if final.exists():
-            shutil.rmtree(final)
-        temporary.rename(final)
+    final, main = run / "checkpoints" / f"step-{progress.step:08d}", accelerator.is_main_process
+    with whole_folder(final, writes=main) as temporary:
+        accelerator.wait_for_everyone()  # the folder is there
+        weights = trained_weights(accelerator, objective)
+        # tied weights are saved once, which is no warning
+        logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)
+        accelerator.save_state(str(temporary / "state"), safe_serialization=True)
+        accelerator.wait_for_everyone()  # every process has written its part
+        if main:
+            save_file(weights, temporary / WEIGHTS)
+            files = sorted(path for path in temporary.rglob("*") if path.is_file())
+            digests = {path.relative_to(temporary).as_posix(): _digest(path) for path in files}
+            record = json.dumps(asdict(replace(progress, files=digests)))
+            (temporary / PROGRESS).write_text(record, encoding="utf-8")
+    if main:
         folders = checkpoint_folders(run)
         kept = {final, *schedule.due(folders)[-schedule.keep :]}
         for old in (folder for folder in folders if folder not in kept):
-            dead = old.with_name(f".deleting-{old.name}")
+            dead = old.with_name(f"{UNFINISHED[1]}{old.name}")
             old.rename(dead)
             shutil.rmtree(dead)
     accelerator.wait_for_everyone()

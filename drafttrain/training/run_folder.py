@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
-import shutil
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,15 +17,10 @@ from drafttrain import __version__
 from drafttrain.config.base import Config, ConfigError
 from drafttrain.config.command_line import describe_command
 from drafttrain.config.reading import dump_settings
-from drafttrain.data.shards.writing import (
-    named_disk_errors,
-    only_writer,
-    remove_leftovers,
-    renamed_when_whole,
-)
+from drafttrain.data.shards.writing import only_writer, remove_leftovers, renamed_when_whole
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.target_embeddings import saved_weights
-from drafttrain.training.checkpoints import remove_unfinished
+from drafttrain.training.checkpoints import remove_unfinished, whole_folder
 
 LOOSE = frozenset({"threads", "trackers", "validate_every", "checkpoint_every", "log_every"})
 """Settings of a run that may change when it goes on: they do not decide what is computed."""
@@ -87,7 +79,7 @@ def save_final(
 ) -> Path:
     """Write `final/`, whole or not at all; `from_pretrained` loads it, unless it leaves embeddings
     to its target."""
-    with _whole_folder(run, name) as folder:
+    with whole_folder(run / name) as folder:
         model.save_pretrained(folder, state_dict=saved_weights(model))
         tokenizer.save_pretrained(folder)
     return run / name
@@ -95,26 +87,10 @@ def save_final(
 
 def save_heads(run: Path, heads: Iterable[AcceptanceHead]) -> Path:
     """Write `final/` with a folder for each head, such as D3-w6, whole or not at all."""
-    with _whole_folder(run, "final") as folder:
+    with whole_folder(run / "final") as folder:
         for head in heads:
             head.save_pretrained(folder / head.config.name, safe_serialization=True)
     return run / "final"
-
-
-@contextmanager
-def _whole_folder(run: Path, name: str) -> Iterator[Path]:
-    """A temporary folder that becomes that of the name when the block ends well."""
-    final, temporary = run / name, run / f".writing-{name}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        with named_disk_errors(run):
-            yield temporary
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    if final.exists():
-        shutil.rmtree(final)
-    os.replace(temporary, final)
 
 
 def _write(file: Path, text: str) -> None:
