@@ -11,10 +11,9 @@ from pathlib import Path
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from drafttrain.build.policy import HEAD, POLICY, read_policy
 from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import SamplingConfig
-from drafttrain.config.policy import Policy
+from drafttrain.config.policy import HEAD, POLICY, Policy, read_policy
 from drafttrain.models.acceptance_head import (
     AcceptanceHead,
     check_head_identity,

@@ -11,7 +11,6 @@ from drafttrain.build.cascades import build_cascade, cascade_ratios
 from drafttrain.build.heads import open_head, warn_of_other_sampling
 from drafttrain.build.pairing import method_stop, other_drafters, rule_of
 from drafttrain.build.pairs import Pair
-from drafttrain.build.policy import DEFAULT_H, HEAD, POLICY
 from drafttrain.build.trees import build_drafter, tree_settings
 from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import (
@@ -22,7 +21,7 @@ from drafttrain.config.decode import (
     VerifierConfig,
 )
 from drafttrain.config.kinds import NONE, kind_of, named_kind
-from drafttrain.config.policy import Policy
+from drafttrain.config.policy import DEFAULT_H, HEAD, POLICY, Policy
 from drafttrain.config.stops import STOPS
 from drafttrain.config.trees import TREES
 from drafttrain.decoding.roles import Drafter, StopPolicy, Verifier

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -31,11 +31,15 @@ class Config(BaseModel):
     )
 
 
-def split_at_commas(value: object) -> object:
-    """`a,b` as [a, b] and a number as the only one, for lists of settings; all else as it is."""
+def _split_at_commas(value: object) -> object:
     if isinstance(value, str):
         return [part.strip() for part in value.split(",")]
     return [value] if type(value) in (int, float) else value
+
+
+Listed = BeforeValidator(_split_at_commas)
+"""For lists of settings: `a,b` is [a, b] and a number the only one."""
+Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
 def fields_of(kind: type[Config]) -> dict[str, FieldInfo]:

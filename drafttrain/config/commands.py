@@ -5,24 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    field_validator,
-)
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from drafttrain.config.backends import (
-    BACKENDS,
-    ENGINE,
-    SERVER,
-    TRANSFORMERS,
-    Backend,
-    DistillMethod,
-)
-from drafttrain.config.base import Config, split_at_commas
+from drafttrain.config.backends import BACKENDS, Backend, DistillMethod
+from drafttrain.config.base import Config, Fraction, Listed
 from drafttrain.config.decode import (
     DecodeConfig,
     SamplingConfig,
@@ -44,26 +30,23 @@ def _spelled_out(value: object) -> object:
 
 
 Compile = Annotated[Literal["off", "auto", "on"], BeforeValidator(_spelled_out)]
-SweptValues = Annotated[list[float], BeforeValidator(split_at_commas)]
 
 
 class ServerConfig(Config):
     """Servers that run the target of a distillation, by OpenAI's interface."""
 
-    urls: tuple[str, ...] = ()
-    """Addresses, as http://localhost:8000/v1, several with commas between them; rows are shared out
-    among them. A key is read from the environment (OPENAI_API_KEY)."""
+    urls: Annotated[tuple[str, ...], Listed] = ()
+    """Addresses, as http://localhost:8000/v1, several with commas between them; they share the
+    rows. A key is read from the environment (OPENAI_API_KEY)."""
     model: str | None = None
     """The name that they have for the target. Default: the only one, or the target's path."""
     concurrency: PositiveInt = 32
-    """Rows that each server is asked for at once."""
+    """Open requests of each server, a row each."""
     retries: NonNegativeInt = 6
-    """How often a row is asked for again, with growing pauses, where a server fails."""
+    """Attempts to repeat a failed request, with growing pauses."""
     extra_body: dict[str, bool | int | float | str] = {}
     """More fields of each request. For vLLM: {return_token_ids: true, top_k: -1, min_p: 0.0,
     repetition_penalty: 1.0}."""
-
-    _split = field_validator("urls", mode="before")(split_at_commas)
 
 
 class DistillConfig(Config):
@@ -93,9 +76,9 @@ class DistillConfig(Config):
     sampling: SamplingConfig = SamplingConfig()
     """Temperature, top-k and top-p count where method is sample; max_new_tokens always."""
     batch_tokens: PositiveInt = 4096
-    """transformers: source tokens (rows x longest row) decoded at once by a process."""
+    """transformers: source tokens (rows x longest row) in a batch of a process."""
     batch_rows: PositiveInt = 32
-    """engine: rows decoded at once by a process. The next row enters when one has ended."""
+    """engine: rows in a batch of a process. The next row enters when one has ended."""
     shard_rows: PositiveInt = 2048
     """Input rows a shard; a shard is the unit that is written, resumed and shared out."""
     max_source_tokens: PositiveInt = 512
@@ -109,11 +92,9 @@ class DistillConfig(Config):
     @property
     def decoded_by(self) -> Backend:
         """The backend asked for, or the one that `auto` is."""
-        if self.backend != "auto":
-            return BACKENDS[self.backend]
-        if self.server.urls:
-            return SERVER
-        return TRANSFORMERS if self.drafter is None else ENGINE
+        drafted = "transformers" if self.drafter is None else "engine"
+        chosen = "server" if self.server.urls else drafted
+        return BACKENDS[chosen if self.backend == "auto" else self.backend]
 
 
 class BigramsConfig(Config):
@@ -151,18 +132,18 @@ class EvalConfig(DecodingConfig):
     """More methods by name, measured in the same run with the sampling of `decode`: {copied:
     {drafter: max-gram}, ...}. Chains without a stop of their own are measured at every k of a
     sweep."""
-    sweep: dict[str, SweptValues] = {}
+    sweep: dict[str, Annotated[list[float], Listed]] = {}
     """Values to try, as k=5,10; of several settings {k: [5, 10], h: [0.5, 0.7], beta: [3]}. Each
     value of a stop setting is a policy; beta and tau add Spec-Verification at each of their
     pairs."""
     rank_data: DataConfig | None = None
     """Prompts on which acceptance by rank is measured for sequoia; not those reported on."""
-    baselines: tuple[Baseline, ...] = ("generate", "beam")
+    baselines: Annotated[tuple[Baseline, ...], Listed] = ("generate", "beam")
     """Baselines: Transformers' own `generate`, beam search, and assisted generation with the
-    language models among the drafters (k tokens a round, batch size 1 only)."""
+    language models among the drafters (k draft tokens a round, batch size 1 only)."""
     num_beams: PositiveInt = 5
     """Beams of that search."""
-    batch_sizes: tuple[PositiveInt, ...] = (1,)
+    batch_sizes: Annotated[tuple[PositiveInt, ...], Listed] = (1,)
     """Most sequences decoded at once, for example 1,4,8,16,32; 1 is always among them."""
     repeats: PositiveInt = 3
     """Interleaved timing rounds; medians are reported."""
@@ -175,8 +156,6 @@ class EvalConfig(DecodingConfig):
     report: Path | None = None
     """Where report.json goes; samples.jsonl and the plot lie beside it. Default: in the drafter's
     run, if it is of one, else here."""
-
-    _split = field_validator("batch_sizes", "baselines", mode="before")(split_at_commas)
 
 
 class GenerateConfig(DecodingConfig):
@@ -194,8 +173,8 @@ class GenerateConfig(DecodingConfig):
 class CacheConfig(Config):
     """`drafttrain cache`: what acceptance heads are trained on, computed once.
 
-    Distilled outputs -> a teacher-forced pass of target and drafter -> drafted tokens and how
-    likely each is accepted -> the drafter's hidden states at them, as safetensors shards.
+    Distilled outputs -> a teacher-forced pass of target and drafter -> draft tokens and how likely
+    each is accepted -> the drafter's hidden states at them, as safetensors shards.
     """
 
     target: TargetConfig
@@ -215,7 +194,7 @@ class CacheConfig(Config):
     """r, for `token` states: share of positions that keep the target's own token (SpecDec++ Section
     3.2). Default: 0.15."""
     mixes: PositiveInt = 1
-    """R: how often drafted tokens and mixing are drawn anew; epochs cycle over them."""
+    """R: how often draft tokens and mixing are drawn anew; epochs cycle over them."""
     dtype: Literal["float32", "float16"] = "float32"
     """Type of the stored hidden states; float16 takes half the disk."""
     seed: NonNegativeInt = 0
@@ -240,9 +219,6 @@ class CacheConfig(Config):
         return self.encoded or self.distilled.absolute().parent / "encoded"
 
 
-Share = Annotated[float, Field(gt=0.0, lt=1.0)]
-
-
 class TuneConfig(Config):
     """`drafttrain tune`: decodes your prompts with every candidate, interleaved, and chooses the
     fastest one for each batch size."""
@@ -252,30 +228,29 @@ class TuneConfig(Config):
     drafter: str | None = None
     """Folder or Hub name of the drafter. Default: that of the heads' run."""
     heads: Path | None = None
-    """A head's folder, or a run of heads. Default: the newest run of heads. Given a drafter and no
-    heads, none are tried."""
+    """A head's folder, or a run of heads. Default: the newest run of heads; none with a drafter."""
     data: DataConfig | None = None
     """Prompts to choose on. Default: the held-out prompts of the run."""
     report_data: DataConfig | None = None
     """Prompts for the final figures. Default: a third of `data`, which is not used to choose."""
     sampling: SamplingConfig | None = None
     """Default: as the heads' labels were made; greedy decoding without heads."""
-    k: tuple[PositiveInt, ...] | None = None
+    k: Annotated[tuple[PositiveInt, ...] | None, Listed] = None
     """Fixed draft lengths. Default: 1,2,3,4,6,8 for a drafter that drafts token by token; for
     blocks 2,3,4,6,8,12 and the length that it was trained for."""
-    h: tuple[Share, ...] = (0.3, 0.5, 0.7)
+    h: tuple[Fraction, ...] = (0.3, 0.5, 0.7)
     """Thresholds of acceptance heads. The one that follows from the measured costs (SpecDec++,
     Theorem 3.1) is tried too."""
     entropy: tuple[PositiveFloat, ...] = (1.0, 2.0)
     """Thresholds of the entropy stop."""
-    confidence: tuple[Share, ...] = (0.3, 0.5)
+    confidence: tuple[Fraction, ...] = (0.3, 0.5)
     """Thresholds of the confidence stop (greedy decoding only)."""
-    cumulative: tuple[Share, ...] = (0.2, 0.4, 0.6)
+    cumulative: tuple[Fraction, ...] = (0.2, 0.4, 0.6)
     """Thresholds of the cumulative confidence stop."""
     max_draft: PositiveInt = 20
     """Most draft tokens of a round under these stops. Default: for a drafter of blocks the length
     that it was trained for."""
-    trees: tuple[TreeName, ...] = ("opt-tree", "rsd-s")
+    trees: Annotated[tuple[TreeName, ...], Listed] = ("opt-tree", "rsd-s")
     """Kinds of draft trees; [] for none. Drawn kinds count where tokens are sampled."""
     nodes: tuple[PositiveInt, ...] = (8, 16, 30)
     """Draft tokens of those trees."""
@@ -284,7 +259,7 @@ class TuneConfig(Config):
     increments: "5,3,0/4,10/10", leniency: 2}}}."""
     bigrams: str | None = None
     """max-gram: table of likeliest successors, made by `drafttrain bigrams`."""
-    batch_sizes: tuple[PositiveInt, ...] = (1,)
+    batch_sizes: Annotated[tuple[PositiveInt, ...], Listed] = (1,)
     """Sequences decoded at once, for example 1,4,16. Each has its own choice in policy.json."""
     minutes: PositiveFloat = 5.0
     """Most minutes for all of it. With less time the choice rests on fewer prompts."""
@@ -293,8 +268,6 @@ class TuneConfig(Config):
     policy: Path | None = None
     """Where policy.json goes. Default: beside the heads; without heads in the drafter's folder,
     where `generate` and `eval` find it."""
-
-    _split = field_validator("k", "batch_sizes", "trees", mode="before")(split_at_commas)
 
 
 class ExportConfig(Config):
@@ -306,7 +279,7 @@ class ExportConfig(Config):
     """Folder of an acceptance head, or a run of heads, whose policy.json names one."""
     policy: Path | None = None
     """The policy.json. Default: the one beside the head, if there is one."""
-    h: float | None = Field(default=None, gt=0.0, lt=1.0)
+    h: Fraction | None = None
     """Stop when a rejection is likelier than this. Default: policy.json's, else 0.7."""
     verifier: VerifierConfig | None = None
     """The verifier in policy.json. Default: the policy's, else auto (lossless)."""
@@ -321,13 +294,12 @@ class ExportConfig(Config):
     Default: report.json in the drafter's run, if there is one."""
     out: Path
     """The folder to write."""
-    engines: tuple[EngineName, ...] = ()
-    """Programs that are to draft with the export, as vllm,llama.cpp: each one's needs are checked
-    and its command is printed. Default: nothing is refused, and the card has the commands of
-    all."""
+    engines: Annotated[tuple[EngineName, ...], Listed] = ()
+    """Programs that are to draft with the export, as vllm,llama.cpp: their needs are
+    checked and their commands printed. Default: none; the card has the commands of all."""
     num_assistant_tokens: PositiveInt | None = None
     """Draft length of Transformers' own assisted generation, and of all commands. Default: the
-    policy's, else the fastest in the report, else as the drafter's run has it, else 20."""
+    policy's, else as the drafter's run has it, else 20."""
     check: Literal["auto", "target", "drafter"] = "auto"
     """What is decoded on 20 inputs as a check. target: the target with custom_generate, against
     plain greedy `generate`. drafter: drafts alone. auto: target, where it is a folder on this
@@ -340,5 +312,3 @@ class ExportConfig(Config):
     """Repository on the Hub (USER/NAME) that the verified folder is pushed to."""
     private: bool = False
     """Make that repository private, where it does not exist yet."""
-
-    _split = field_validator("engines", mode="before")(split_at_commas)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import (
+    BeforeValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    field_validator,
 )
 
-from drafttrain.config.base import Config, ConfigError, split_at_commas
+from drafttrain.config.base import Config, ConfigError, Fraction, Listed
 from drafttrain.config.kinds import copies_text
 from drafttrain.config.stops import STOPS, StopKind
 from drafttrain.config.trees import TREES, TreeKind
@@ -55,13 +55,13 @@ class StopConfig(Config):
     for a head; for blocks the slots that the drafter was trained with."""
     head: str | None = None
     """head: folder of the acceptance head. Default: the one beside the drafter, if there is one."""
-    h: float | None = Field(default=None, gt=0.0, lt=1.0)
+    h: Fraction | None = None
     """head: stop when a rejection is likelier than this. Default: policy.json's, else 0.7."""
     entropy: PositiveFloat = 2.0
     """entropy: stop after a row of more than so many nats."""
-    confidence: float = Field(default=0.4, gt=0.0, lt=1.0)
+    confidence: Fraction = 0.4
     """confidence: stop after a token of less than this probability."""
-    cumulative: float = Field(default=0.3, gt=0.0, lt=1.0)
+    cumulative: Fraction = 0.3
     """cumulative: stop once the product of the rows' largest probabilities is less than this."""
     delta: float = Field(default=0.2, ge=0.0, lt=1.0)
     """gain: stop after a level that adds no more expected accepted tokens than this; useful values
@@ -105,37 +105,35 @@ class TreeConfig(Config):
     """paths: more drafters, each with `width` paths beside those of the first (SpecInfer)."""
     head: str | None = None
     """opt-tree: folder of an acceptance head that scores nodes."""
-    draft_temperature: tuple[PositiveFloat, ...] | None = Field(default=None, min_length=1)
+    draft_temperature: Annotated[tuple[PositiveFloat, ...] | None, Listed] = Field(
+        default=None, min_length=1
+    )
     """Temperature of the rows that tokens are drawn from, or an opt-tree is scored by (there also
     one a level: 0.1,0.9). Default: the target's; for an opt-tree in greedy decoding those fitted to
     a Spec-Drafter's slots, else 0.5."""
 
-    _split = field_validator("draft_temperature", mode="before")(split_at_commas)
+
+def _split_rows(value: object) -> object:
+    """`5,3,0/4,10/10` as its rows."""
+    if isinstance(value, int):
+        return [[value]]
+    return [row.split(",") for row in value.split("/")] if isinstance(value, str) else value
 
 
 class CascadeConfig(Config):
-    """Smaller drafters behind the drafter (CS Drafting). Each is smaller than the one before it; a
-    language model's drafts are made by reviewing what those behind it say."""
+    """Smaller drafters that draft for the drafter (CS Drafting), the largest first; each language
+    model reviews what the ones after it draft."""
 
-    drafters: tuple[str, ...] = Field(min_length=1)
+    drafters: Annotated[tuple[str, ...], Listed] = Field(min_length=1)
     """Folders or Hub names, from the largest down, as a rule to `max-gram`."""
-    increments: tuple[tuple[NonNegativeInt, ...], ...] | None = None
+    increments: Annotated[
+        tuple[tuple[NonNegativeInt, ...], ...] | None, BeforeValidator(_split_rows)
+    ] = None
     """The matrix K: tokens that each drafter adds to a round / in reviews, as 5,3,0/4,10/10, a row
     for each depth of reviews. Default: 5 a model; from max-gram 10 in reviews, none in a round."""
     leniency: float = Field(default=1.0, ge=1.0)
-    """How lenient reviews inside the cascade are: they accept up to this many times more than their
-    own distribution would. The output stays the target's own."""
-
-    _split = field_validator("drafters", mode="before")(split_at_commas)
-
-    @field_validator("increments", mode="before")
-    @classmethod
-    def _split_increments(cls, value: object) -> object:
-        if isinstance(value, int):
-            return [[value]]
-        if not isinstance(value, str):
-            return value
-        return [row.split(",") for row in value.split("/")]
+    """Reviews inside the cascade accept up to this many times more than their own distribution
+    would. The output stays the target's own."""
 
     def matrix(self) -> tuple[tuple[int, ...], ...]:
         """K, the default where none is given."""

@@ -1,6 +1,6 @@
-"""What `eval`, `generate` and `tune` take from runs and exports where the user left it out.
+"""What commands take from runs and exports where the user left it out.
 
-Each function takes what the user wrote, as nested mappings, and gives it back with more in it; what
+Each function takes what the user wrote, as nested mappings, and returns it with more in it; what
 was given always wins.
 """
 
@@ -12,12 +12,9 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from drafttrain.config.base import Config, ConfigError
+from drafttrain.config.base import ConfigError
 from drafttrain.config.kinds import MAX_GRAM, NONE, named_kind
-from drafttrain.config.policy import Policy
-from drafttrain.config.reading import first_problem
+from drafttrain.config.policy import POLICY, Policy, read_policy
 from drafttrain.config.runs import (
     CHECKPOINTS,
     Run,
@@ -32,16 +29,9 @@ from drafttrain.config.runs import (
 from drafttrain.config.stops import STOPS
 from drafttrain.config.verifiers import RULES
 
-LAYOUT = {
-    "input_column",
-    "template",
-    "reference_column",
-    "source_language",
-    "target_language",
-    "prefix",
-    "suffix",
-    "chat",
-}
+LAYOUT = (
+    "input_column template reference_column source_language target_language prefix suffix chat"
+).split()
 """Settings of prompts that say how they are read, not which they are."""
 
 
@@ -52,7 +42,7 @@ def fill_eval(values: dict[str, Any]) -> dict[str, Any]:
     says which drafter, target or inputs.
     """
     values = fill_data(fill_from_run(values))
-    for other in _group(values, "others").values():
+    for other in (values.get("others") or {}).values():
         if run := run_of(str(other.get("drafter"))):
             other["drafter"] = str(run.drafter)
     if values.get("report") is None:
@@ -75,14 +65,12 @@ def fill_tune(values: dict[str, Any]) -> dict[str, Any]:
         _fill_from_heads(values, Path(heads))
     _group(values, "sampling")
     asked = {name: values[name] for name in ("target", "data") if values.get(name)}
-    asked["decode"] = {"drafter": values["drafter"]}
-    known = fill_data(fill_from_run(asked))
+    known = fill_data(fill_from_run(asked | {"decode": {"drafter": values["drafter"]}}))
     values |= {"target": known["target"], "data": known["data"]}
     values["drafter"] = known["decode"]["drafter"]
     if values.get("report") is None:
         run = run_of(values["drafter"]) if heads is None else head_run_of(Path(heads))
-        folder = Path(heads or "") if run is None else run.folder
-        values["report"] = str(folder / "tune.json")
+        values["report"] = str((Path(heads or "") if run is None else run.folder) / "tune.json")
     return values
 
 
@@ -96,10 +84,9 @@ def fill_from_run(values: dict[str, Any], draft_anyway: bool = True) -> dict[str
     """Target, drafter and draft length of `eval` and `generate`, where a run knows them.
 
     No drafter and no target: the newest run. No drafter, but a target: the newest run for it, or
-    max-gram, which needs no training. A drafter that lies in a run: that run; another one:
-    the target that its config.json names, and the policy.json of an export. What the user gave
-    always wins; a target with a path of its own takes nothing from a run. Raises ConfigError where
-    nothing says which drafter or target.
+    max-gram, which needs no training. A drafter that lies in a run: that run; another one: the
+    target that its config.json names, and the policy.json of an export. A target with a path of its
+    own takes nothing from a run. Raises ConfigError where nothing says which drafter or target.
     """
     values = deepcopy(values)
     decode, target = _group(values, "decode"), _group(values, "target")
@@ -113,11 +100,11 @@ def fill_from_run(values: dict[str, Any], draft_anyway: bool = True) -> dict[str
     else:
         run = run_of(str(drafter)) if trained else None
     if values.get("policy") is not None or trained:
-        chains = bool(values.get("sweep")) or values.get("mode") == "teacher-forced"
         given = [name for name in ("stop", "tree", "cascade", "verifier") if decode.get(name)]
+        chains = bool(values.get("sweep")) or values.get("mode") == "teacher-forced"
         slower = _fill_from_drafter(decode, run, values, chains)
         if slower and not given and not draft_anyway:
-            print("policy.json: plain decoding is faster than every draft", file=sys.stderr)
+            print(f"{POLICY}: plain decoding is faster than every draft", file=sys.stderr)
             decode |= {"drafter": NONE.name, "stop": {}, "verifier": {}}
     if path is None:
         known = read_config(Path(str(drafter))).get("target") or {}
@@ -140,8 +127,7 @@ def fill_distill(values: dict[str, Any]) -> dict[str, Any]:
     drafter = values.get("drafter")
     if drafter is None or named_kind(drafter) is not None:
         return values
-    values = deepcopy(values)
-    decode = {"drafter": drafter, "stop": _group(values, "stop")}
+    decode = {"drafter": drafter, "stop": dict(values.get("stop") or {})}
     if values.get("method") == "sample":
         decode["sampling"] = values.get("sampling")
     _fill_from_drafter(decode, run_of(str(drafter)), values, chains=True)
@@ -153,8 +139,7 @@ def fill_data(values: dict[str, Any]) -> dict[str, Any]:
 
     To be used after `fill_from_run`. Raises ConfigError where no run says which rows.
     """
-    values = deepcopy(values)
-    data, drafter = _group(values, "data"), str(values["decode"]["drafter"])
+    data, drafter = values.get("data") or {}, str(values["decode"]["drafter"])
     if data.get("path") is not None:
         return values
     run = run_of(drafter) if named_kind(drafter) is None else newest_run()
@@ -165,8 +150,7 @@ def fill_data(values: dict[str, Any]) -> dict[str, Any]:
             f"no inputs are given for target {values['target']['path']!r}, and the run in "
             f"{str(run.folder)!r} is for {run.recipe.target.path!r}; add --data FILE"
         )
-    values["data"] = _dump(run.recipe.held_out) | data
-    return values
+    return values | {"data": run.recipe.held_out.model_dump(mode="json") | data}
 
 
 def _fill_from_heads(values: dict[str, Any], heads: Path) -> None:
@@ -183,19 +167,19 @@ def _fill_from_heads(values: dict[str, Any], heads: Path) -> None:
         )
     known = dict(read_config(folders[0]).get("sampling") or {})
     if run is not None:
-        if values.get("drafter") is None:
-            values["drafter"] = run.recipe.drafter
+        recipe = run.recipe
+        values["drafter"] = values.get("drafter") or recipe.drafter
         if _group(values, "target").get("path") is None:
-            values["target"] = _dump(run.recipe.target) | values["target"]
-        prompts = _dump(run.recipe.held_out or run.recipe.data)
-        layout = {name: value for name, value in prompts.items() if name in LAYOUT}
+            values["target"] = recipe.target.model_dump(mode="json") | values["target"]
+        prompts = (recipe.held_out or recipe.data).model_dump(mode="json")
+        layout = {name: prompts[name] for name in LAYOUT}
         for name in ("data", "report_data"):
             if _group(values, name).get("path") is not None:
                 values[name] = layout | values[name]
-        if run.recipe.held_out is not None:
+        if recipe.held_out is not None:
             values["data"] = prompts | values["data"]
         values["report_data"] = values["report_data"] or None
-        limit = (run.recipe.distill.get("sampling") or {}).get("max_new_tokens")
+        limit = (recipe.distill.get("sampling") or {}).get("max_new_tokens")
         known |= {} if limit is None else {"max_new_tokens": limit}
     values["sampling"] = known | _group(values, "sampling")
     for name in ("drafter", "data"):
@@ -213,10 +197,15 @@ def _fill_from_drafter(
     chains: whether the tree or cascade of a policy.json is left out. Returns whether the policy
     says that plain decoding is faster.
     """
-    folder = Path(str(decode["drafter"])) if run is None else run.drafter
-    policy = _read_policy(values.get("policy"), folder)
-    if policy is not None:
-        policy = policy.at(int(values.get("batch_size") or values.get("batch_rows") or 1))
+    folder, given = (
+        Path(str(decode["drafter"])) if run is None else run.drafter,
+        values.get("policy"),
+    )
+    file, policy = folder / POLICY if given is None else Path(given), None
+    if given is not None or file.is_file():
+        policy = read_policy(file).at(
+            int(values.get("batch_size") or values.get("batch_rows") or 1)
+        )
         _fill_from_policy(decode, policy, chains)
     if run is not None:
         decode["drafter"] = str(run.drafter)
@@ -224,22 +213,6 @@ def _fill_from_drafter(
         if not decode.get("cascade") and stop.get("kind", "fixed") == "fixed":
             stop.setdefault("k", run.recipe.drafter.k)
     return policy is not None and not policy.speculate and policy.chosen_for(_is_greedy(decode))
-
-
-def _read_policy(given: str | None, folder: Path) -> Policy | None:
-    """The policy.json that is given, else the one beside a drafter, if there is one."""
-    file = folder / "policy.json" if given is None else Path(given)
-    if given is None and not file.is_file():
-        return None
-    if not file.is_file():
-        raise ConfigError(f"policy = {given!r}: no such file; `drafttrain tune` writes one")
-    try:
-        return Policy.model_validate_json(file.read_text(encoding="utf-8"))
-    except ValidationError as error:
-        raise ConfigError(
-            f"{file} is no policy.json ({first_problem(error)}); write it anew with `drafttrain "
-            "tune` or `drafttrain export`"
-        ) from None
 
 
 def _fill_from_policy(decode: dict[str, Any], policy: Policy, chains: bool) -> None:
@@ -279,11 +252,6 @@ def _drafter_for(target: str) -> str:
     why = "none is trained for this target" if newest is None else "the newest for this target"
     print(f"no drafter is given: using {found} ({why})", file=sys.stderr)
     return found
-
-
-def _dump(settings: Config) -> dict[str, Any]:
-    """Settings of a run, as a user would write them."""
-    return settings.model_dump(mode="json")
 
 
 def _group(values: dict[str, Any], name: str) -> dict[str, Any]:

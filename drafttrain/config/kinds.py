@@ -3,19 +3,19 @@
 Language models are of kind `causal`, unless their config.json has the entry that marks another
 kind; other models are known by the model_type of their config.json, and drafters that are no models
 by the name that settings give them. A row names classes and functions by dotted paths
-(`module:name`), which `pkgutil.resolve_name` finds where they are used, so that the table imports
-nothing heavy.
+(`module:name`), which `pkgutil.resolve_name` finds: the table imports nothing heavy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, Protocol
 
 DrawKind = Literal["deterministic", "iid", "independent", "without_replacement"]
-"""How siblings come about: no chance in it; independently from one row; independently, each from a
-row of its own (several drafters); from one row, never twice the same token."""
+"""How siblings are drawn: not at all; independently from one row; independently, each from a row of
+its own (several drafters); from one row, never twice the same token."""
 
 Evidence = Literal["logits", "hidden", "expected"]
 """What a stop policy may look at: fields of `DraftState`."""
@@ -25,8 +25,7 @@ StateKind = Literal["token", "drawn", "slot"]
 
 Program = Literal["custom_generate", "assisted", "servers", "parallel_servers"]
 """What can use an export: Transformers with drafttrain, Transformers' own assisted generation,
-serving programs (decoder-only drafters), those of them that draft a block in one call;
-`config/engines.py` has a row for each of the latter two."""
+serving programs (decoder-only drafters), those of them that draft a block in one call."""
 
 
 @dataclass(frozen=True)
@@ -38,35 +37,33 @@ class DrafterKind:
     words: str
     """What messages call one."""
     described: str
-    """The same as what follows "drafter 'x'", with {shape} and {model_type} of its config.json."""
+    """The same after "drafter 'x'", with {shape} and {model_type} of its config.json."""
     opens: str
     """Function (what it drafts with, the target's model or None) -> Drafter; it drafts with a
     model, with a table of likeliest successors, or with None."""
     drafts: Literal["tokens", "blocks", "copies", "nothing"]
     """One token a call of the model, a block of slots in one pass, copies of the text, nothing."""
     model: str | None = None
-    """Class of its models; None: language models are loaded by Transformers' Auto classes, and
-    others have none."""
+    """Class of its models; None: Transformers' Auto classes load them, or it has none."""
     marked_by: str | None = None
     """Entry of config.json that its models have and other language models have not."""
     checks: str | None = None
     """Function (config.json, what messages call the drafter), which raises ConfigError."""
     recipe: str | None = None
-    """Settings of the recipe that trains it, where it is trained for one target, whose tokens it
-    shares by construction and whose path its config.json has."""
+    """Settings of the recipe that trains it for one target, whose path its config.json has."""
     draws: tuple[DrawKind, DrawKind] = ("deterministic", "deterministic")
     """How its tokens are drawn where the target decodes greedily, and where it samples."""
     provides: frozenset[Evidence] = frozenset()
     """What stop policies see of its drafts, beside depth."""
     states: tuple[StateKind, ...] = ()
-    """What acceptance heads can read of its drafts, the usual kind of states first; a drafter whose
-    states are those of slots has them along known outputs too (`SlotDrafter`)."""
+    """What acceptance heads can read of its drafts, the usual kind of states first; of slots also
+    along known outputs (`SlotDrafter`)."""
     tree_rows: str | None = None
     """Function (drafter, source, sampling, randomness) -> the rows of a sequence that a draft tree
     grows over; None: it drafts chains only."""
     reads_target: bool = False
-    """Whether it drafts from the target's hidden states, through its output projection: the target
-    must be the one that it was trained on, of a family whose projection is known."""
+    """Whether it drafts from hidden states of the target that it was trained on, through the
+    target's output projection."""
     exports: tuple[Program, ...] = ()
     """What can use it once it is exported; empty: it cannot be."""
     probs_along: str | None = None
@@ -97,102 +94,86 @@ class DrafterKind:
         return self.draws[0 if greedy else 1]
 
 
+_AT, _MODELS, _SETTINGS = "drafttrain.decoding.drafters", "drafttrain.models", "drafttrain.config"
+_Model = partial(
+    DrafterKind, draws=("deterministic", "iid"), provides=frozenset({"logits", "hidden"})
+)
+_Slots = partial(
+    _Model,
+    drafts="blocks",
+    states=("slot",),
+    tree_rows=f"{_AT}.tree:rows_of_slots",
+    probs_along=f"{_AT}.slots:probs_along",
+)
+
 NONE = DrafterKind(
     name="none",
     words="plain decoding",
     described="drafts nothing",
-    opens="drafttrain.decoding.drafters.none:open_drafter",
+    opens=f"{_AT}.none:open_drafter",
     drafts="nothing",
 )
-"""Plain decoding."""
-
 MAX_GRAM = DrafterKind(
     name="max-gram",
     words="max-gram",
     described="copies from the text itself",
-    opens="drafttrain.decoding.drafters.max_gram:open_drafter",
+    opens=f"{_AT}.max_gram:open_drafter",
     drafts="copies",
-    probs_along="drafttrain.decoding.drafters.along:proposed_along",
+    probs_along=f"{_AT}.along:proposed_along",
 )
-"""Copies from the text itself; needs no training."""
-
-CAUSAL = DrafterKind(
+"""Needs no training."""
+CAUSAL = _Model(
     name="causal",
     words="a language model",
     described="is {shape} ({model_type!r})",
-    opens="drafttrain.decoding.drafters.causal:open_drafter",
+    opens=f"{_AT}.causal:open_drafter",
     drafts="tokens",
-    draws=("deterministic", "iid"),
-    provides=frozenset({"logits", "hidden"}),
     states=("drawn", "token"),
-    tree_rows="drafttrain.decoding.drafters.tree:rows_of_model",
-    probs_along="drafttrain.decoding.drafters.causal:probs_along",
+    tree_rows=f"{_AT}.tree:rows_of_model",
+    probs_along=f"{_AT}.causal:probs_along",
     exports=("custom_generate", "assisted", "servers"),
 )
 """Any language model, encoder-decoder or decoder-only."""
-
-SPEC_DRAFTER = DrafterKind(
+SPEC_DRAFTER = _Slots(
     name="spec-drafter",
     words="a Spec-Drafter",
     described="is a Spec-Drafter, which reads a source of its own",
-    opens="drafttrain.decoding.drafters.block:open_drafter",
-    drafts="blocks",
-    model="drafttrain.models.spec_drafter.model:SpecDrafter",
-    recipe="drafttrain.config.recipes:SpecDrafterRecipe",
-    draws=("deterministic", "iid"),
-    provides=frozenset({"logits", "hidden"}),
-    states=("slot",),
-    tree_rows="drafttrain.decoding.drafters.tree:rows_of_slots",
+    opens=f"{_AT}.block:open_drafter",
+    model=f"{_MODELS}.spec_drafter.model:SpecDrafter",
+    recipe=f"{_SETTINGS}.recipes:SpecDrafterRecipe",
     exports=("custom_generate",),
-    probs_along="drafttrain.decoding.drafters.slots:probs_along",
 )
-
-BLOCK_HEADS = DrafterKind(
+BLOCK_HEADS = _Model(
     name="block-heads",
     words="block heads",
     described="holds block heads of {shape}",
-    opens="drafttrain.decoding.drafters.block_heads:open_drafter",
+    opens=f"{_AT}.block_heads:open_drafter",
     drafts="blocks",
-    model="drafttrain.models.block_heads:BlockHeads",
-    recipe="drafttrain.config.recipes:BlockHeadsRecipe",
-    draws=("deterministic", "iid"),
+    model=f"{_MODELS}.block_heads:BlockHeads",
+    recipe=f"{_SETTINGS}.recipes:BlockHeadsRecipe",
     provides=frozenset({"logits"}),
     reads_target=True,
 )
-
-STATE_DRAFTER = DrafterKind(
+STATE_DRAFTER = _Slots(
     name="state-drafter",
     words="a state drafter",
     described="drafts behind the states of {shape}",
-    opens="drafttrain.decoding.drafters.behind_states:open_drafter",
-    drafts="blocks",
-    model="drafttrain.models.state_drafter:StateDrafter",
-    checks="drafttrain.models.state_drafter:check_own_layers",
-    recipe="drafttrain.config.language_recipes:StateDrafterRecipe",
-    draws=("deterministic", "iid"),
-    provides=frozenset({"logits", "hidden"}),
-    states=("slot",),
-    tree_rows="drafttrain.decoding.drafters.tree:rows_of_slots",
+    opens=f"{_AT}.behind_states:open_drafter",
+    model=f"{_MODELS}.state_drafter:StateDrafter",
+    checks=f"{_MODELS}.state_drafter:check_own_layers",
+    recipe=f"{_SETTINGS}.language_recipes:StateDrafterRecipe",
     reads_target=True,
     exports=("custom_generate",),
-    probs_along="drafttrain.decoding.drafters.slots:probs_along",
 )
-"""Copies of a target's layers behind its own keys, values and hidden states."""
-
-PARALLEL = DrafterKind(
+"""Copies of a target's layers over its own keys, values and hidden states."""
+PARALLEL = _Slots(
     name="parallel",
     words="a parallel drafter",
     described="is {shape} ({model_type!r}) that drafts blocks",
-    opens="drafttrain.decoding.drafters.parallel:open_drafter",
-    drafts="blocks",
+    opens=f"{_AT}.parallel:open_drafter",
     marked_by="pard_token",
-    checks="drafttrain.models.parallel_drafter:check_blocks",
-    recipe="drafttrain.config.language_recipes:ParallelDrafterRecipe",
-    draws=("deterministic", "iid"),
-    provides=frozenset({"logits", "hidden"}),
-    states=("slot",),
-    tree_rows="drafttrain.decoding.drafters.tree:rows_of_slots",
-    probs_along="drafttrain.decoding.drafters.slots:probs_along",
+    checks=f"{_MODELS}.parallel_drafter:check_blocks",
+    recipe=f"{_SETTINGS}.language_recipes:ParallelDrafterRecipe",
     exports=("custom_generate", "parallel_servers"),
 )
 """A decoder-only language model that predicts a block through masks of one token (PARD)."""
@@ -203,8 +184,7 @@ KINDS: dict[str, DrafterKind] = {
 }
 """All kinds by name."""
 
-
-TRAINED_CAUSAL = "drafttrain.config.language_recipes:CausalDrafterRecipe"
+TRAINED_CAUSAL = f"{_SETTINGS}.language_recipes:CausalDrafterRecipe"
 """Settings of the recipe that trains language models whose config.json names a target."""
 
 

@@ -9,9 +9,8 @@ from typing import Any
 
 from rich.table import Table
 
-from drafttrain.build.policy import POLICY, dump_policy
 from drafttrain.config.commands import TuneConfig
-from drafttrain.config.policy import DraftMethod, Policy
+from drafttrain.config.policy import POLICY, DraftMethod, Policy, dump_policy
 from drafttrain.config.runs import head_folders
 from drafttrain.config.stops import STOPS
 from drafttrain.evaluation.bootstrap import Estimate

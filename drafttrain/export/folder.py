@@ -23,8 +23,8 @@ from typing import Any
 from safetensors import SafetensorError
 
 from drafttrain import __version__
-from drafttrain.build.policy import HEAD, POLICY, write_policy
 from drafttrain.config.base import ConfigError
+from drafttrain.config.policy import HEAD, POLICY, dump_policy
 from drafttrain.data.shards.writing import only_writer
 from drafttrain.export.parts import Parts
 from drafttrain.export.verify import Check, Reload, Verification, verify
@@ -142,7 +142,8 @@ def write_parts(folder: Path, parts: Parts, place: str) -> None:
     parts.tokenizer.save_pretrained(folder)
     if parts.head is not None:
         parts.head.save_pretrained(folder / HEAD)
-    write_policy(parts.policy, folder / POLICY)
+    policy = json.dumps(dump_policy(parts.policy), indent=2, ensure_ascii=False) + "\n"
+    (folder / POLICY).write_text(policy, encoding="utf-8")
     if parts.plot is not None:
         shutil.copyfile(parts.plot, folder / PLOT)
     code = folder / CUSTOM_GENERATE

@@ -27,10 +27,9 @@ from transformers.utils import ModelOutput
 
 from drafttrain.build.drafters import drafter_for
 from drafttrain.build.method import build_verifier, make_stop
-from drafttrain.build.policy import HEAD, POLICY, parse_policy, read_policy, verifier_config
 from drafttrain.config.base import ConfigError
 from drafttrain.config.kinds import kind_of
-from drafttrain.config.policy import Policy
+from drafttrain.config.policy import HEAD, POLICY, Policy, parse_policy, read_policy
 from drafttrain.config.stops import STOPS
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
@@ -109,7 +108,7 @@ def generate(
         pair.target.under(request.config),
         pair.drafter,
         pair.stop,
-        build_verifier(verifier_config(pair.rules, sampling), sampling),
+        build_verifier(pair.rules.verifier_for(sampling.greedy), sampling),
         sampling,
         partial(sequence_randomness, seed, device=model.device),
     )

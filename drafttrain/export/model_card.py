@@ -14,7 +14,6 @@ from pathlib import Path
 from huggingface_hub import ModelCard, ModelCardData
 
 from drafttrain import __version__
-from drafttrain.build.policy import is_lossy
 from drafttrain.config.command_line import hide_folders
 from drafttrain.config.kinds import kind_of
 from drafttrain.config.policy import Policy
@@ -78,7 +77,7 @@ def write_card(card: Card, parts: Parts, found: Verification) -> str:
     elif kind.drafts == "blocks":
         shape = "mask-predict drafter of blocks"
     lossy = None
-    if is_lossy(policy):
+    if policy.lossy:
         lossy = "Lossy in greedy decoding" if rule.greedy_only else "Lossy"
     text = ModelCard.from_template(
         front_matter(card, [] if head is None else ["acceptance-head"]),
@@ -149,7 +148,7 @@ def serving_of(card: Card, parts: Parts) -> Serving:
 
 def describe_verifier(policy: Policy) -> str:
     """What is accepted, in words."""
-    if is_lossy(policy):
+    if policy.lossy:
         return RULES[policy.verifier.kind].accepts.format(**dict(policy.verifier))
     if policy.verifier.kind == "rejection":
         return "rejection sampling, lossless"

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from drafttrain.build.policy import DEFAULT_H, HEAD, POLICY, check_policy, read_policy
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.kinds import Program, kind_of
-from drafttrain.config.policy import Policy
+from drafttrain.config.policy import DEFAULT_H, HEAD, POLICY, Policy, check_policy, read_policy
 from drafttrain.config.runs import head_folders
 from drafttrain.models.acceptance_head import (
     AcceptanceHead,

@@ -27,9 +27,9 @@ from transformers.utils import ModelOutput
 
 from drafttrain.build.drafters import make_drafter
 from drafttrain.build.method import AUTO, make_stop
-from drafttrain.build.policy import HEAD, POLICY, dump_policy, read_policy
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.kinds import kind_of
+from drafttrain.config.policy import HEAD, POLICY, dump_policy, read_policy
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.shared import alone
 from drafttrain.decoding.types import Sampling, Source

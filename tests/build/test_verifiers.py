@@ -6,10 +6,9 @@ import pytest
 
 from drafttrain.build.method import build_verifier
 from drafttrain.build.pairing import check_methods
-from drafttrain.build.policy import dump_policy, is_lossy, verifier_config
 from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import DecodeConfig, TreeConfig, VerifierConfig
-from drafttrain.config.policy import Policy
+from drafttrain.config.policy import Policy, dump_policy
 from drafttrain.decoding.types import Sampling
 
 GREEDY, SAMPLED = Sampling(), Sampling(temperature=1.0)
@@ -58,11 +57,11 @@ def policy(verifier: dict) -> Policy:
 )
 def test_a_policys_rule_gives_way_where_it_is_for_other_decoding(verifier, greedy, sampled):
     for sampling, name in ((GREEDY, greedy), (SAMPLED, sampled)):
-        config = verifier_config(policy(verifier), sampling)
+        config = policy(verifier).verifier_for(sampling.greedy)
         assert build_verifier(config, sampling).name == name
 
 
 def test_policy_json_holds_what_its_rule_and_its_stop_go_by():
     assert dump_policy(policy({})) == {"stop": "fixed", "k": 3, "verifier": {"kind": "auto"}}
     assert dump_policy(policy(LENIENT))["verifier"] == LENIENT
-    assert [is_lossy(policy(one)) for one in ({}, LENIENT)] == [False, True]
+    assert [policy(one).lossy for one in ({}, LENIENT)] == [False, True]

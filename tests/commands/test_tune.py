@@ -10,8 +10,8 @@ import pytest
 import torch
 import yaml
 
-from drafttrain.build.policy import read_policy
 from drafttrain.commands.export import fastest_length, fastest_lengths, measured_of
+from drafttrain.config.policy import read_policy
 from drafttrain.evaluation import tune
 from drafttrain.evaluation.report import Report, read_report
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from drafttrain.build.policy import dump_policy
 from drafttrain.config.base import ConfigError
 from drafttrain.config.filling import fill_distill, fill_from_run, fill_generate
-from drafttrain.config.policy import Policy
+from drafttrain.config.policy import Policy, dump_policy
 
 CHOSEN = {
     "stop": "fixed",
@@ -187,7 +186,7 @@ def test_distilling_takes_the_chain(tmp_path):
 
 def test_a_policy_given_must_be_there(tmp_path):
     values = {"target": TARGET, "policy": "nowhere.json", "decode": {"drafter": str(tmp_path)}}
-    with pytest.raises(ConfigError, match="nowhere.json.*no such file.*drafttrain tune"):
+    with pytest.raises(ConfigError, match="nowhere.json.*No such file.*drafttrain tune"):
         fill_from_run(values)
 
 

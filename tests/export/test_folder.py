@@ -18,11 +18,10 @@ from transformers import (
     dynamic_module_utils,
 )
 
-from drafttrain.build.policy import read_policy
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.inputs import TargetConfig
-from drafttrain.config.policy import Policy
+from drafttrain.config.policy import Policy, read_policy
 from drafttrain.data.shards.writing import only_writer
 from drafttrain.export import folder as export_folder
 from drafttrain.export.folder import older_rope_names, write_parts
@@ -260,7 +259,7 @@ def test_parts_that_do_not_go_together_are_refused(tmp_path, drafter, head):
     refused("chose head 'D3-w6', but .* holds D0-w6, D1-w6", head=two, policy=policy)
     for text, says in [
         ("{}", "stop: Field required"),
-        ('{"stop": "head", "h": 1.5}', "h: Input should be less than 1"),
+        ('{"stop": "head", "h": 1.5}', "h = 1.5: Input should be less than 1"),
         ('{"stop": "fixed"}', "stop is 'fixed' but there is no k; add k"),
     ]:
         policy.write_text(text)

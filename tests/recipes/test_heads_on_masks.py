@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from drafttrain.build.policy import read_policy
 from drafttrain.cli import main as drafttrain
 from drafttrain.commands.export import export
 from drafttrain.config.commands import ExportConfig
+from drafttrain.config.policy import read_policy
 from drafttrain.data.hidden.states import CacheManifest
 from drafttrain.data.shards.store import read_manifest
 from drafttrain.export.verify import compare
