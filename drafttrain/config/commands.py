@@ -190,7 +190,7 @@ class CacheConfig(Config):
     state: Literal["drawn", "token"] = "drawn"
     """What heads read where the drafter drafts token by token: the state that a token is drawn
     from, or the one at its own position, a pass later (SpecDec++)."""
-    mixing: float | None = Field(default=None, ge=0.0, le=1.0)
+    mixing: float | None = Field(default=None, ge=0.0, lt=1.0)
     """r, for `token` states: share of positions that keep the target's own token (SpecDec++ Section
     3.2). Default: 0.15."""
     mixes: PositiveInt = 1

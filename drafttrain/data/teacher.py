@@ -181,11 +181,10 @@ class TeacherCaching:
         """Rows of like length together, in batches of as many tokens as in training."""
         numbers, found = manifest.rows_of(shard), {}
         rows = zip(numbers, self.outputs.select(numbers), strict=True)
-        parts = [ShardRow(n, [*row["source_ids"], *row["target_ids"]]) for n, row in rows]
-        for batch in batches_by_length(parts, manifest.batch_tokens):
-            rows = self.outputs[[one.row for one in batch]]
-            forced = teacher_force(self.target.model, rows["source_ids"], rows["target_ids"])
-            for one, own in zip(batch, forced, strict=True):
+        rows = [ShardRow(n, row["source_ids"], row["target_ids"]) for n, row in rows]
+        for batch in batches_by_length(rows, manifest.batch_tokens):
+            texts = [one.source_ids for one in batch], [one.target_ids for one in batch]
+            for one, own in zip(batch, teacher_force(self.target.model, *texts), strict=True):
                 found[one.row] = top_rows(own.logits, manifest.top_k, self.draftable)
             work.update(len(batch))
         whole = [found[number] for number in numbers]

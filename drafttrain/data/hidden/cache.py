@@ -8,14 +8,15 @@ same shards as an uninterrupted run, whatever the number of processes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pkgutil import resolve_name
 from typing import Any, ClassVar
 
 import datasets
 import numpy as np
 import torch
+from torch import Tensor
 from tqdm import tqdm
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -46,8 +47,8 @@ from drafttrain.data.shards.store import (
     read_share,
 )
 from drafttrain.data.shards.writing import join_processes, say
+from drafttrain.decoding.engine.architectures import position_limit
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.engine.sources import make_source, own_source
 from drafttrain.decoding.types import Sampling
 from drafttrain.models.draft_states import StateKind, state_size, states_of
 from drafttrain.models.drafters import check_drafter, load_drafter_beside
@@ -81,10 +82,10 @@ def build_cache(
     target = load_target(config.target) if target is None else target
     drafter = load_drafter_beside(target, config.drafter) if drafter is None else drafter
     check_same_target(config, distilled, target)
-    labelling = _labelling(config, distilled, target, drafter)
+    clips = None
     if hears(target.model.config):
-        clips = kept_clips(config, distilled, outputs, target)
-        labelling = replace(labelling, clips=clips.of)
+        clips = kept_clips(config, distilled, outputs, target).of
+    labelling = _labelling(config, distilled, target, drafter, clips)
     caching = Caching(config, target, outputs, labelling, plan)
     return fill_folder(caching, config.out, read_share(config.share), state)
 
@@ -102,7 +103,7 @@ class Caching:
 
     def describe(self) -> CacheManifest:
         config, labelling = self.config, self.labelling
-        state, drafter, sampling = labelling.state, labelling.drafter, labelling.sampling
+        state, drafter = labelling.state, labelling.drafter
         same = {"blocks_per_row", "mixes", "dtype", "seed", "batch_tokens", "shard_rows"}
         return CacheManifest(
             **derived_from(self.target, config.distilled, self.outputs),
@@ -110,9 +111,7 @@ class Caching:
             drafter=ModelIdentity.of(config.drafter, drafter),
             hidden_size=state_size(drafter.config, state),
             tokenizer_sha256=hash_tokenizer(self.target.tokenizer),
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
+            **asdict(labelling.sampling),
             mixing=labelling.mixing if state == "token" else None,
             k=labelling.settings.k if state == "slot" else None,
             **config.model_dump(include=same),
@@ -150,19 +149,14 @@ class Caching:
 
 def check_same_target(config: CacheConfig, distilled: Manifest, target: LoadedTarget) -> None:
     """Labels are the target's opinion of its own outputs. Raises ConfigError for another's."""
-    own = None  # a server's weights are not known: the name of the model has to do
-    if distilled.weights_sha256 is not None:
-        own = hash_weights(target.model, getattr(torch, distilled.dtype))
-    if own != distilled.weights_sha256:
+    weights, tokenizer = distilled.weights_sha256, hash_tokenizer(target.tokenizer)
+    if weights is not None:  # of a server the name of the model has to do
+        weights = hash_weights(target.model, getattr(torch, distilled.dtype))
+    if (weights, tokenizer) != (distilled.weights_sha256, distilled.tokenizer_sha256):
         raise ConfigError(
-            f"the outputs in {str(config.distilled)!r} were distilled from {distilled.target!r} "
-            f"(weights {distilled.weights_sha256[:12]}, {distilled.dtype}), not from target "
-            f"{target.path!r} (weights {own[:12]}); distil from this target, or give the other one"
-        )
-    if hash_tokenizer(target.tokenizer) != distilled.tokenizer_sha256:
-        raise ConfigError(
-            f"the outputs in {str(config.distilled)!r} were distilled with another tokenizer than "
-            f"that of target {target.path!r}; distil again"
+            f"the outputs in {str(config.distilled)!r} were distilled from {distilled.target!r}, "
+            f"and target {target.path!r} has other weights or another tokenizer; distil from this "
+            "target, or give the other one"
         )
 
 
@@ -183,44 +177,33 @@ def kept_clips(
 
 
 def _labelling(
-    config: CacheConfig, distilled: Manifest, target: LoadedTarget, drafter: PreTrainedModel
+    config: CacheConfig,
+    distilled: Manifest,
+    target: LoadedTarget,
+    drafter: PreTrainedModel,
+    clips: Callable[[int], Tensor] | None,
 ) -> Labelling:
-    """Models and settings, checked against each other. Raises ConfigError."""
-    sampling = cache_sampling(config, distilled)
-    state = state_of(config, drafter.config)
-    if state != "slot":
-        source = make_source([0], target.model)
-        starts = [one.prefix.tolist() for one in (source, own_source(source, drafter))]
-        if starts[0] != starts[1]:
-            raise ConfigError(
-                f"the decoder of drafter {config.drafter!r} starts from token {starts[1][0]} but "
-                f"that of target {target.path!r} from {starts[0][0]}; set decoder_start_token_id "
-                "in the drafter's generation_config"
-            )
-    try:
-        cached = CachedModel(target.model)
-        processors = cached.processors(sampling)
-        places, slots = [cached.position_limit], None
-        if state != "slot":
-            places.append(CachedModel(drafter).position_limit)
-        else:
-            config = config.model_copy(update={"k": slots_of(config, drafter.config)})
-            slots = resolve_name(kind_of(drafter.config).opens)(drafter, target.model)
-            if slots.position_limit is not None:
-                places.append(slots.position_limit + 1 - config.k)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    """Models and settings together. Raises ValueError where decoding would refuse them."""
+    state, sampling = state_of(config, drafter.config), cache_sampling(config, distilled)
+    k, slots, limits = config.k, None, [position_limit(target.model.config)]
+    if state == "slot":
+        k = slots_of(config, drafter.config)
+        slots = resolve_name(kind_of(drafter.config).opens)(drafter, target.model)
+        limits.append(None if slots.position_limit is None else slots.position_limit + 1 - k)
+    else:
+        limits.append(position_limit(drafter.config))
     return Labelling(
         target=target.model,
         drafter=drafter,
-        processors=processors,
+        processors=CachedModel(target.model).processors(sampling),
         sampling=sampling,
         max_new_tokens=distilled.max_new_tokens,
         state=state,
         mixing=kept_share(config, state),
-        settings=config,
-        places=min((limit for limit in places if limit is not None), default=None),
+        settings=config.model_copy(update={"k": k}),
+        places=min((limit for limit in limits if limit is not None), default=None),
         slots=slots,
+        clips=clips,
     )
 
 
@@ -309,16 +292,6 @@ def check_cache(config: CacheConfig, drafter: PretrainedConfig) -> StateKind:
         raise ConfigError(
             f"mixing = {config.mixing} counts for token states only, but {state} states are "
             "cached, which see the target's own tokens alone; leave it out, or give state=token"
-        )
-    if config.mixing == 1.0:
-        raise ConfigError(
-            "mixing = 1.0 keeps the target's own token everywhere, so that no drafted position is "
-            "left to learn from; use mixing=0.15"
-        )
-    if state != "slot" and config.blocks_per_row is not None:
-        raise ConfigError(
-            f"blocks_per_row = {config.blocks_per_row} counts for drafters of blocks only, but "
-            f"{config.drafter!r} drafts token by token; leave it out"
         )
     read_share(config.share)
     check_folder(config.out)

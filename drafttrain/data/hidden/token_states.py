@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.config.commands import CacheConfig
+from drafttrain.data.distill.batches import batches_by_length
 from drafttrain.data.hidden.states import Labelled
 from drafttrain.data.shards.outputs import ShardRow
 from drafttrain.decoding.drafters.slots import SlotDrafter
@@ -133,29 +134,9 @@ def target_rows(
 
 
 def grouped(labelling: Labelling, outputs: Sequence[ShardRow]) -> Iterator[list[ShardRow]]:
-    """Longest first, as many as fit: rows x longest row <= batch_tokens, and little enough logits.
-
-    Rows of an output go through the output projection, so they count for memory by themselves.
-    """
-    batch_tokens = labelling.settings.batch_tokens
+    """Batches of like length, of at most batch_tokens tokens and LOGIT_BYTES of logits."""
     positions = max(1, LOGIT_BYTES // (4 * labelling.target.config.vocab_size))
-    group: list[ShardRow] = []
-    longest = scored = 0
-    for output in sorted(outputs, key=lambda one: (-_length(one), one.row)):
-        count = len(output.target_ids)
-        if group and ((len(group) + 1) * longest > batch_tokens or scored + count > positions):
-            yield group
-            group, scored = [], 0
-        if not group:
-            longest = _length(output)
-        group.append(output)
-        scored += count
-    if group:
-        yield group
-
-
-def _length(output: ShardRow) -> int:
-    return len(output.source_ids) + len(output.target_ids)
+    return batches_by_length(outputs, min(labelling.settings.batch_tokens, positions))
 
 
 @dataclass(frozen=True)

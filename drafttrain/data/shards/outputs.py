@@ -69,8 +69,8 @@ class ShardRow:
 
     @property
     def length(self) -> int:
-        """Positions that it takes in the encoder."""
-        return self.encoded or len(self.source_ids)
+        """Positions that it takes in a batch, as far as it is known."""
+        return self.encoded or len(self.source_ids) + len(self.target_ids)
 
 
 class Counts(Config):

@@ -248,7 +248,9 @@ def test_other_settings_or_models_than_the_folder_was_begun_with_are_refused(pai
 
 def test_outputs_of_another_target_are_refused_before_anything_is_written(pair):
     other = save_target(tiny_model("marian", seed=1), pair / "other")
-    with pytest.raises(ConfigError, match="distilled from .*/target.*not from target .*/other"):
+    with pytest.raises(
+        ConfigError, match="distilled from .*/target.*target .*/other.* has other weights"
+    ):
         build_cache(settings(pair, target={"path": str(other), "device": "cpu"}))
     assert not (pair / "out").exists()
 
@@ -268,9 +270,7 @@ def test_wrong_input_is_refused_before_weights_are_loaded(pair, monkeypatch):
         ),
         ({"drafter": str(pair / "none")}, "/none': no such folder"),
         ({"distilled": pair / "none"}, "holds no manifest.json; make it with .drafttrain distill"),
-        ({"mixing": 1.0}, "mixing = 1.0 .* no drafted position"),
         ({"mixing": 0.1, "state": "drawn"}, "mixing = 0.1 counts for token states only"),
-        ({"blocks_per_row": 2}, "blocks_per_row = 2 counts for drafters of blocks only"),
         ({"out": pair / "texts.txt"}, "is a file; give a folder"),
         ({"out": pair / "distilled"}, "is the folder of the outputs"),
     ]
