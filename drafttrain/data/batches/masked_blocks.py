@@ -15,12 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drafttrain.data.batches.examples import Example, pad
-from drafttrain.data.batches.packing import PADDING, DocumentBatch, known_rows, lay_out
+from drafttrain.data.batches.examples import Example
+from drafttrain.data.batches.packing import (
+    NO_ANCHOR,
+    PADDED,
+    Columns,
+    DocumentBatch,
+    additive,
+    first_anchor,
+    known_rows,
+    lay_out_texts,
+    padded_columns,
+)
 from drafttrain.models.spec_drafter.slots import IGNORED
-
-NO_ANCHOR = -1
-"""Anchor of what is no mask."""
 
 
 @dataclass(frozen=True)
@@ -47,23 +54,16 @@ class BlocksBatch(DocumentBatch):
         in_block = (mine == theirs) & (position <= own)
         seen = torch.where(theirs == NO_ANCHOR, position <= last, in_block)
         seen &= self.documents[:, :, None] == self.documents[:, None, :]
-        hidden = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-        return hidden.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
+        return additive(seen, dtype)
 
     @property
     def text(self) -> DocumentBatch:
         """The texts alone, as the target reads them."""
-        columns = slice(self.columns)
-        documents = None if int(self.documents.max()) <= 0 else self.documents[:, columns]
-        ids, labels = self.input_ids[:, columns], self.labels[:, columns]
-        return DocumentBatch(
-            ids,
-            self.positions[:, columns],
-            labels,
-            documents,
-            likeliest=self.likeliest,
-            log_probs=self.log_probs,
-        )
+        fields = (self.input_ids, self.positions, self.labels, self.documents)
+        ids, positions, labels, documents = (field[:, : self.columns] for field in fields)
+        documents = None if int(self.documents.max()) <= 0 else documents
+        known = {"likeliest": self.likeliest, "log_probs": self.log_probs}
+        return DocumentBatch(ids, positions, labels, documents, **known)
 
     def slots(self) -> Tensor:
         """Of each labelled position, which token of its block it predicts, counted from 0. [N]"""
@@ -91,74 +91,45 @@ class BlocksCollator:
     floor: float = 1.0
     seed: int = 0
     reads_prompt: bool = True
-    """As `lay_out`: where the target reads prompts, no block begins behind their last token."""
+    """As `lay_out_texts`: where the target reads prompts, no block begins behind their last one."""
 
     def __call__(self, sequences: Sequence[Sequence[Example]]) -> BlocksBatch:
-        texts = [
-            [lay_out(example, i, self.reads_prompt) for i, example in enumerate(examples)]
-            for examples in sequences
-        ]
-        columns = max(sum(len(text["ids"]) for text in own) for own in texts)
-        parts: dict[str, list[list[int]]] = {name: [] for name in PADDED}
+        texts = lay_out_texts(sequences, self.reads_prompt)
+        columns = max(len(own["input_ids"]) for own in texts)
         for own, examples in zip(texts, sequences, strict=True):
-            together = {name: [value for text in own for value in text[name]] for name in own[0]}
-            count = len(together["ids"])
-            together |= {"anchors": [NO_ANCHOR] * count, "before": [-1] * count}
-            together["places"] = list(range(count))
-            for name, values in together.items():
-                values += [self._filler(name)] * (columns - count)
+            count = len(own["input_ids"])
+            own |= {"anchors": [NO_ANCHOR] * count, "before": [-1] * count}
+            own["places"] = list(range(count))
+            for name, values in own.items():
+                values += [PADDED.get(name, self.pad_token_id)] * (columns - count)
             start = 0
-            for text, example in zip(own, examples, strict=True):
-                self._add_masks(together, text, example, start)
-                start += len(text["ids"])
-            for name, values in together.items():
-                parts[name].append(values)
-        found = {name: pad(values, self._filler(name))[0] for name, values in parts.items()}
-        found |= known_rows(sequences, self.reads_prompt)
-        ids = found.pop("ids")
-        return BlocksBatch(input_ids=ids, columns=columns, **found)
+            for number, example in enumerate(examples):
+                self._add_masks(own, example, number, start)
+                start += len(example.source_ids) + len(example.target_ids) - 1
+        found = padded_columns(texts, self.pad_token_id)
+        return BlocksBatch(**found, **known_rows(sequences, self.reads_prompt), columns=columns)
 
     def alone(self, examples: Sequence[Example]) -> BlocksBatch:
         """A sequence for each row."""
         return self([[example] for example in examples])
 
-    def _filler(self, name: str) -> int:
-        return self.pad_token_id if name == "ids" else PADDED[name]
-
-    def _add_masks(
-        self,
-        together: dict[str, list[int]],
-        text: dict[str, list[int]],
-        example: Example,
-        start: int,
-    ) -> None:
+    def _add_masks(self, own: Columns, example: Example, number: int, start: int) -> None:
         """Put the masks of a row behind what is there; its text begins at column `start`."""
         random = np.random.default_rng((self.seed, 1, example.epoch, example.row))
-        length = len(text["ids"])
-        learned = length - text["labels"].count(IGNORED)
-        tasks = tasks_of_blocks(learned, self.k, self.kept, self.floor, random)
-        for anchor, count in enumerate(tasks.tolist(), length - learned):
+        tokens = [*example.source_ids, *example.target_ids]
+        first = first_anchor(example, self.reads_prompt)
+        tasks = tasks_of_blocks(len(tokens) - 1 - first, self.k, self.kept, self.floor, random)
+        for anchor, count in enumerate(tasks.tolist(), first):
+            before = start + anchor
             for position in range(anchor + 1, anchor + count):
-                first = position == anchor + 1
-                together["before"].append(start + anchor if first else len(together["ids"]) - 1)
-                together["ids"].append(self.mask_token)
-                together["positions"].append(position)
-                together["labels"].append(text["labels"][position])
-                together["documents"].append(text["documents"][position])
-                together["anchors"].append(anchor)
-                together["places"].append(start + position)
-
-
-PADDED = {
-    "ids": 0,
-    "positions": 0,
-    "labels": IGNORED,
-    "documents": PADDING,
-    "anchors": NO_ANCHOR,
-    "places": 0,
-    "before": -1,
-}
-"""What padding has, by what a column has (of ids the padding token)."""
+                own["before"].append(before)
+                before = len(own["input_ids"])
+                own["input_ids"].append(self.mask_token)
+                own["positions"].append(position)
+                own["labels"].append(tokens[position + 1])
+                own["documents"].append(number)
+                own["anchors"].append(anchor)
+                own["places"].append(start + position)
 
 
 def shares(k: int, kept: float, floor: float) -> np.ndarray:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +24,8 @@ SHOWN = 60
 """Characters of each side that `preview` shows."""
 PADDING = -1
 """Document number of padding, which sees itself alone too: no token sees nothing."""
+NO_ANCHOR = -1
+"""Anchor of what is no mask."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,7 @@ class DocumentBatch(Batch):
         if self.documents is None:
             return None
         same = self.documents[:, :, None] == self.documents[:, None, :]
-        seen = same.tril()[:, None]
-        hidden = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-        return hidden.masked_fill_(~seen, torch.finfo(dtype).min)
+        return additive(same.tril(), dtype)
 
 
 @dataclass(frozen=True)
@@ -61,25 +62,14 @@ class DocumentCollator:
 
     pad_token_id: int
     reads_prompt: bool = True
-    """As `lay_out`."""
+    """As `lay_out_texts`."""
 
     def __call__(self, sequences: Sequence[Sequence[Example]]) -> DocumentBatch:
-        parts = {"ids": [], "positions": [], "labels": [], "documents": []}
-        for examples in sequences:
-            together = {name: [] for name in parts}
-            for number, example in enumerate(examples):
-                for name, values in lay_out(example, number, self.reads_prompt).items():
-                    together[name] += values
-            for name, values in together.items():
-                parts[name].append(values)
-        alone = all(len(examples) == 1 for examples in sequences)
-        ids, _ = pad(parts["ids"], self.pad_token_id)
-        positions, _ = pad(parts["positions"], 0)
-        labels, _ = pad(parts["labels"], IGNORED)
-        documents, _ = pad(parts["documents"], PADDING)
-        documents = None if alone and self.reads_prompt else documents
-        known = known_rows(sequences, self.reads_prompt)
-        return DocumentBatch(ids, positions, labels, documents, **known)
+        texts = lay_out_texts(sequences, self.reads_prompt)
+        found: dict[str, Any] = padded_columns(texts, self.pad_token_id)
+        if self.reads_prompt and all(len(examples) == 1 for examples in sequences):
+            found["documents"] = None
+        return DocumentBatch(**found, **known_rows(sequences, self.reads_prompt))
 
     def alone(self, examples: Sequence[Example]) -> DocumentBatch:
         """A sequence for each row."""
@@ -102,21 +92,54 @@ def known_rows(
     }
 
 
-def lay_out(example: Example, number: int, reads_prompt: bool = True) -> dict[str, list[int]]:
-    """A row as part of a sequence: all its tokens are fed but the last, which is learned only.
+Columns = dict[str, list[int]]
+"""Fields of a batch, of one sequence."""
+PADDED = {"positions": 0, "labels": IGNORED, "documents": PADDING}
+PADDED |= {"anchors": NO_ANCHOR, "places": 0, "before": -1}
+"""What padding has, by field; of tokens the padding token."""
+
+
+def lay_out_texts(
+    sequences: Sequence[Sequence[Example]], reads_prompt: bool = True
+) -> list[Columns]:
+    """Each sequence's texts: all tokens of a row are fed but the last, which is learned only.
 
     reads_prompt: whether the drafter reads prompts itself, whose last token then predicts the first
     of the output. Where the target reads them, the target tells that token.
     """
-    prompt, output = list(example.source_ids), list(example.target_ids)
-    ids = prompt + output[:-1]
-    learned = output if reads_prompt else output[1:]
+    found = []
+    for examples in sequences:
+        own: Columns = {"input_ids": [], "positions": [], "labels": [], "documents": []}
+        for number, example in enumerate(examples):
+            tokens = [*example.source_ids, *example.target_ids]
+            count, unlearned = len(tokens) - 1, first_anchor(example, reads_prompt)
+            own["input_ids"] += tokens[:-1]
+            own["positions"] += range(count)
+            own["labels"] += [IGNORED] * unlearned + tokens[unlearned + 1 :]
+            own["documents"] += [number] * count
+        found.append(own)
+    return found
+
+
+def first_anchor(example: Example, reads_prompt: bool) -> int:
+    """Position of the first token whose row is learned: the prompt's last, or the output's first
+    where the target reads prompts."""
+    return len(example.source_ids) - (1 if reads_prompt else 0)
+
+
+def padded_columns(sequences: Sequence[Columns], pad_token_id: int) -> dict[str, Tensor]:
+    """Fields of a batch. Shapes: -> [B, T] each."""
     return {
-        "ids": ids,
-        "positions": list(range(len(ids))),
-        "labels": [IGNORED] * (len(ids) - len(learned)) + learned,
-        "documents": [number] * len(ids),
+        name: pad([own[name] for own in sequences], PADDED.get(name, pad_token_id))[0]
+        for name in sequences[0]
     }
+
+
+def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to attention scores, 0 or the lowest number. Shapes: [B, T, T] ->
+    [B, 1, T, T]."""
+    hidden = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+    return hidden.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
 
 
 @dataclass(frozen=True)
