@@ -32,7 +32,6 @@ from drafttrain.data.distill.plan import DistillPlan, plan_distillation
 from drafttrain.data.distill.recipe_rows import distill_settings
 from drafttrain.data.hidden.cache import build_cache, check_cache, estimate_cache, state_of
 from drafttrain.data.hidden.states import (
-    CachedRows,
     HiddenCache,
     open_cache,
     whole_batch,
@@ -145,9 +144,8 @@ def make_task(settings: HeadRecipe, cache: HiddenCache, held_out: HiddenCache | 
         mixing=manifest.mixing,
         drafttrain_version=version("drafttrain"),
     )
-    sweep, rows = HeadSweep(heads), CachedRows(cache)
     validate = Validation(held_out) if held_out is not None else None
-    return Task(sweep, rows, rows.lengths(), whole_batch, validate)
+    return Task(HeadSweep(heads), cache, cache.lengths(), whole_batch, validate)
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from drafttrain.data.batches.examples import Complete, Example, Examples
 from drafttrain.data.inputs.clips import DIGESTS
 from drafttrain.data.inputs.hearing import hear
 from drafttrain.data.inputs.prompts import load_inputs
-from drafttrain.data.shards.store import check_room
-from drafttrain.data.shards.writing import renamed_when_whole, say
+from drafttrain.data.shards.writing import renamed_when_whole
 from drafttrain.decoding.engine.architectures import source_limit
 from drafttrain.decoding.engine.encoding import encoder_of
 from drafttrain.decoding.engine.sources import make_source
@@ -80,8 +79,7 @@ class KeptEncodings:
 class ClipEncoding:
     """Adds encoder states to rows of clips: encoded once, then read from the folder.
 
-    rows: the distilled rows; clips: the inputs that they were distilled from (`as_clips`). Raises
-    ConfigError, before any clip is encoded, if the disk is too small for those still missing.
+    rows: the distilled rows; clips: the inputs that they were distilled from (`as_clips`).
     """
 
     def __init__(
@@ -92,14 +90,6 @@ class ClipEncoding:
         self._places = {number: place for place, number in enumerate(clips["row"][:])}
         self._encode = encoder_of(target.model)
         self.kept = KeptEncodings(folder, target.model)
-        digests = [self._digests[self._places[number]] for number in self._numbers]
-        if missing := sum(not self.kept.path(digest).is_file() for digest in digests):
-            needed = encoded_bytes(missing, target.model.config)
-            check_room(folder, needed, "encoded", "fewer clips (data.limit)")
-            say(
-                f"{folder}: the encoder states of {missing:,} clips will take "
-                f"{needed / 2**20:,.0f} MiB; each is made when it is first read"
-            )
 
     def __call__(self, examples: list[Example]) -> list[Example]:
         return [one._replace(encoded=self.of(self._numbers[one.row])) for one in examples]
@@ -119,7 +109,7 @@ def heard_examples(
     target: LoadedTarget, rows: datasets.Dataset, data: DataConfig, folder: Path
 ) -> Examples:
     """Distilled rows of clips with their encoder states; data: the inputs that they were distilled
-    from. Raises ConfigError as `ClipEncoding`."""
+    from."""
     return Examples(rows, ClipEncoding(target, rows, load_inputs(data, heard=True), folder))
 
 

@@ -1,9 +1,9 @@
 """The target's likeliest tokens at every token of its own outputs, computed once.
 
-The target's row is the same in every epoch and for every loss, so a run that reads its likeliest
-tokens from a store calls the target once for each output. A shard holds `tokens` [N, k], int32, the
-likeliest first, and `log_probs` [N, k], float32, or [N, k + 1] if there are more than k tokens: the
-last column is the log-probability of all others together.
+A run that reads them from a store calls the target once for each output, not in every epoch. A
+shard holds `tokens` [N, k], int32, the likeliest first, and `log_probs` [N, k], float32, or
+[N, k + 1] if there are more than k tokens: the last column is the log-probability of all others
+together.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import datasets
 import numpy as np
@@ -24,21 +24,14 @@ from drafttrain.config.language_recipes import CausalDrafterRecipe
 from drafttrain.data.batches.examples import Examples, TopRows
 from drafttrain.data.distill.batches import batches_by_length
 from drafttrain.data.distill.plan import DistillPlan
-from drafttrain.data.distill.recipe_rows import distillations, row_lengths
+from drafttrain.data.distill.recipe_rows import distillations
 from drafttrain.data.shards.outputs import DerivedManifest, ShardRow, derived_from
-from drafttrain.data.shards.store import (
-    Share,
-    check_room,
-    count_shards,
-    count_there,
-    fill_folder,
-    read_finished,
-)
+from drafttrain.data.shards.store import Share, fill_folder, read_finished
 from drafttrain.data.shards.tensors import TensorRows, open_tensors, write_tensors
 from drafttrain.data.shards.writing import join_processes, say
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.sampling import exact_enough, likeliest
-from drafttrain.models.loading import LoadedTarget, load_target
+from drafttrain.models.loading import LoadedTarget
 
 SHARD_ROWS = 256
 """Distilled rows of a shard."""
@@ -95,10 +88,13 @@ def training_examples(
 def print_teacher(
     settings: CausalDrafterRecipe, target: PretrainedConfig, plan: DistillPlan
 ) -> None:
-    """The size of the cache, if one is wanted; before any weights are loaded."""
+    """The size of the store, if one is wanted; before any weights are loaded."""
     if settings.teacher.kind == "cached":
         vocabulary = target.get_text_config(decoder=True).vocab_size
-        print(f"teacher      {plan_teacher(settings, vocabulary, plan.rows, plan.target_tokens)}")
+        draftable = min(settings.drafter.output_tokens or vocabulary, vocabulary)
+        top_k = min(settings.teacher.top_k, draftable)
+        size = plan.target_tokens * 4 * (2 * top_k + (top_k < draftable))
+        print(f"teacher      {teacher_folder(settings)}, about {size / 2**20:,.1f} MiB")
 
 
 def cache_teacher(
@@ -111,37 +107,13 @@ def cache_teacher(
 
     draftable [C]: as the drafter has it. Runs in every process of an `accelerate launch`. Raises
     ConfigError, before anything is written, for a folder of other settings, another target or other
-    rows, and where the disk is too small.
+    rows.
     """
-    state, tokens = join_processes(), int(row_lengths(rows)[:, 1].sum())
-    vocabulary = target.model.get_output_embeddings().out_features
-    plan = plan_teacher(settings, vocabulary, len(rows), tokens)
-    if settings.teacher.dtype not in (None, settings.target.dtype):
-        faster = settings.target.model_copy(update={"dtype": settings.teacher.dtype})
-        target = load_target(faster)
     folder = teacher_folder(settings)
-    fill_folder(TeacherCaching(settings, target, rows, draftable, plan), folder, Share(), state)
+    caching = TeacherCaching(settings, target, rows, draftable)
+    fill_folder(caching, folder, Share(), join_processes())
     manifest = read_finished(TeacherManifest, folder)
     return open_tensors(folder, manifest, manifest.widths)
-
-
-def plan_teacher(settings: CausalDrafterRecipe, vocabulary: int, rows: int, tokens: int) -> str:
-    """A line about the disk that outputs of so many rows and tokens take. Raises ConfigError if
-    there is too little."""
-    folder = teacher_folder(settings)
-    draftable = min(settings.drafter.output_tokens or vocabulary, vocabulary)
-    top_k = min(settings.teacher.top_k, draftable)
-    shards = count_shards(rows, SHARD_ROWS)
-    there = count_there(TeacherManifest, folder, shards)
-    per_token = 4 * (2 * top_k + (top_k < draftable))
-    needed = tokens * per_token * (shards - there) // max(1, shards)
-    remedy = "a smaller teacher.top_k, fewer rows (data.limit)"
-    free = check_room(folder, needed, "teacher.folder", remedy)
-    return (
-        f"{folder}: the target's rows at about {tokens:,} tokens, {per_token / 1024:.2f} KB a "
-        f"token, in {shards} shards ({there} there); {needed / 2**20:,.1f} MiB to write, "
-        f"{free / 2**20:,.0f} MiB are free"
-    )
 
 
 def teacher_folder(settings: CausalDrafterRecipe) -> Path:
@@ -158,7 +130,7 @@ class TeacherCaching:
     target: LoadedTarget
     outputs: datasets.Dataset
     draftable: Tensor | None
-    plan: str
+    plan: ClassVar[str] = ""
     kind: ClassVar[type[TeacherManifest]] = TeacherManifest
 
     def describe(self) -> TeacherManifest:
@@ -188,7 +160,7 @@ class TeacherCaching:
                 found[one.row] = top_rows(own.logits, manifest.top_k, self.draftable)
             work.update(len(batch))
         whole = [found[number] for number in numbers]
-        tensors: dict[str, Any] = {
+        tensors = {
             "lengths": torch.tensor([len(one.tokens) for one in whole]),
             "tokens": torch.cat([one.tokens for one in whole]).int(),
             "log_probs": torch.cat([one.log_probs for one in whole]).float(),
@@ -207,11 +179,10 @@ class TeacherCaching:
 
     def report(self, manifest: TeacherManifest) -> None:
         folder = teacher_folder(self.settings)
-        size = sum(path.stat().st_size for path in folder.glob("shard-*"))
         say(
-            f"{folder}: the target's rows at {manifest.counts:,} tokens of "
-            f"{manifest.rows:,} outputs, {size / 2**20:,.1f} MiB; the {manifest.top_k} likeliest "
-            f"of {manifest.draftable:,} tokens hold {manifest.top_k_share:.4f} of the probability"
+            f"{folder}: the target's rows at {manifest.counts:,} tokens of {manifest.rows:,} "
+            f"outputs; the {manifest.top_k} likeliest of {manifest.draftable:,} tokens hold "
+            f"{manifest.top_k_share:.4f} of the probability"
         )
 
 

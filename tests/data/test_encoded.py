@@ -16,7 +16,6 @@ from drafttrain.data.distill.distill import distill
 from drafttrain.data.encoded import (
     ClipEncoding,
     KeptEncodings,
-    encoded_bytes,
     text_encoding,
 )
 from drafttrain.data.inputs.hearing import hear
@@ -24,7 +23,7 @@ from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.models.loading import LoadedTarget, load_target
 from tests.tiny_models import tiny_model
-from tests.tiny_speech import FRAMES_A_CLIP, save_clips, save_whisper
+from tests.tiny_speech import save_clips, save_whisper
 
 ROWS = {"source_ids": [[5, 6, 7, 1], [9, 1]], "target_ids": [[4, 1], [8, 8, 1]]}
 
@@ -104,14 +103,3 @@ def test_a_damaged_file_is_named(heard, tmp_path):
     files.path("abc").write_bytes(b"x")
     with pytest.raises(ConfigError, match=r"abc.safetensors cannot be read .*delete it"):
         files.read("abc")
-
-
-def test_a_disk_that_is_too_small_is_named_before_any_clip_is_encoded(heard, tmp_path, monkeypatch):
-    target, data = heard
-    rows, clips = outputs(heard, tmp_path / "out"), load_inputs(data, heard=True)
-    settings = target.model.config
-    assert encoded_bytes(10, settings) == 10 * (FRAMES_A_CLIP // 2) * settings.d_model * 2
-    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 2}))
-    with pytest.raises(ConfigError, match="encoded = .* but 0 MiB are free there; use fewer clips"):
-        ClipEncoding(target, rows, clips, tmp_path / "encoded")
-    assert not (tmp_path / "encoded").exists()

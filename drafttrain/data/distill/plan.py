@@ -13,12 +13,11 @@ from drafttrain.data.encoded import encoded_bytes
 from drafttrain.data.inputs.clips import AUDIO, SECONDS
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.tokens import check_chats, tokenize_prompts
-from drafttrain.data.shards.outputs import Manifest, read_manifest
+from drafttrain.data.shards.outputs import read_manifest
 from drafttrain.data.shards.store import (
     MANIFEST,
     check_folder,
     count_shards,
-    count_there,
     read_share,
 )
 from drafttrain.decoding.engine.architectures import position_limit, source_limit
@@ -41,13 +40,13 @@ class DistillPlan:
     """Outputs as long as their inputs, at most max_new_tokens; of decoder-only targets
     max_new_tokens each."""
     disk_bytes: int
-    shards: str
+    shards: int
 
     def __str__(self) -> str:
         return (
             f"{self.rows:,} rows, about {self.source_tokens:,} source tokens and "
-            f"{self.target_tokens:,} generated ones, in {self.shards}, about "
-            f"{self.disk_bytes / 2**20:,.1f} MiB on disk"
+            f"{self.target_tokens:,} generated ones, in {self.shards} shards, "
+            f"about {self.disk_bytes / 2**20:,.1f} MiB on disk"
         )
 
 
@@ -99,9 +98,7 @@ def plan_distillation(config: DistillConfig) -> DistillPlan:
     disk = 2 * (new_tokens + (0 if heard else tokens)) + 8 * rows
     if heard and config.encoded is not None:
         disk += encoded_bytes(rows, model_config)
-    shards = count_shards(rows, config.shard_rows)
-    there = count_there(Manifest, config.out, shards)
-    return DistillPlan(rows, tokens, new_tokens, disk, f"{shards} shards ({there} there)")
+    return DistillPlan(rows, tokens, new_tokens, disk, count_shards(rows, config.shard_rows))
 
 
 def check_distill_settings(config: DistillConfig) -> None:

@@ -39,9 +39,7 @@ from drafttrain.data.shards.outputs import (
 )
 from drafttrain.data.shards.store import (
     check_folder,
-    check_room,
     count_shards,
-    count_there,
     fill_folder,
     read_finished,
     read_share,
@@ -60,8 +58,6 @@ SLOTS_SEEN = 4
 """Slots of a block that are kept, as a guess: up to the first rejection, inclusive."""
 PAPER_MIXING = 0.15
 """r of token mixing (SpecDec++, Section 3.2)."""
-SPARE = 64 * 2**20
-"""Bytes of the disk that a cache leaves free."""
 
 
 def build_cache(
@@ -229,23 +225,18 @@ def _cut(row: Mapping[str, Any], labelling: Labelling) -> ShardRow:
 def plan_cache(config: CacheConfig) -> str:
     """A line about rows, positions and disk of a cache; nothing is written, no weights are loaded.
 
-    Raises ConfigError for settings that contradict each other, outputs that are not there, models
-    that do not fit together, and a disk that is too small.
+    Raises ConfigError for settings that contradict each other, outputs that are not there, and
+    models that do not fit together.
     """
     distilled = read_finished(Manifest, config.distilled)
     settings = check_drafter(config.drafter, config.target, check_target(config.target))
     state = check_cache(config, settings)
     rows, tokens = distilled.counts.ok, distilled.counts.target_tokens
     positions, disk = estimate_cache(config, settings, rows, tokens)
-    shards = count_shards(rows, config.shard_rows)
-    there = count_there(CacheManifest, config.out, shards)
-    needed = disk * (shards - there) // max(1, shards) + SPARE
-    fewer = "blocks_per_row" if state == "slot" else "distilled rows"
-    free = check_room(config.out, needed, "out", f"dtype=float16, fewer mixes or {fewer}")
     return (
         f"{rows:,} rows, {tokens:,} output tokens, about {positions * config.mixes:,} {state} "
-        f"states of {state_size(settings, state)} numbers in {shards} shards ({there} there), "
-        f"about {disk / 2**20:,.1f} MiB on disk; {free / 2**20:,.0f} MiB are free"
+        f"states of {state_size(settings, state)} numbers in "
+        f"{count_shards(rows, config.shard_rows)} shards, about {disk / 2**20:,.1f} MiB on disk"
     )
 
 

@@ -111,21 +111,40 @@ def _stored(one: Labelled, dtype: torch.dtype) -> Tensor:
 
 
 @dataclass(frozen=True)
-class HiddenCache:
-    """A finished cache, read a few rows at a time."""
+class HeadBatch(Batch):
+    """The drafted positions of some rows, one after the other; there is no padding."""
+
+    hidden: Tensor
+    """[N, D] the drafter's states, in the type they are stored in."""
+    acceptance: Tensor
+    """[N] label P of each position, float32."""
+
+
+@dataclass(frozen=True)
+class HiddenCache(Dataset):
+    """A finished cache, read a batch of rows at a time."""
 
     manifest: CacheManifest
     mixes: Sequence[TensorRows]
     rows: np.ndarray
     """Distilled rows with positions in some mix, by their index: the rows of the cache."""
 
-    def lengths(self, mix: int) -> np.ndarray:
-        """Positions of each row in a mix, [rows]."""
-        return self.mixes[mix].lengths[self.rows]
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list[HeadBatch]:
+        """A batch of (epoch, row); epoch e reads mix e mod R."""
+        (epoch,) = {epoch for epoch, _ in keys}  # a batch never spans two
+        rows = sorted(row for _, row in keys)
+        return [HeadBatch(*self.read(epoch % self.manifest.mixes, rows))]
 
     def read(self, mix: int, numbers: Sequence[int]) -> list[Tensor]:
         """Hidden states [N, D] in the stored type and labels [N] float32 of some of `rows`."""
         return self.mixes[mix].read(self.rows[list(numbers)], "hidden", "acceptance")
+
+    def lengths(self) -> np.ndarray:
+        """Positions of each row, in the mix where it has most: no epoch's batch is larger."""
+        return np.max([mix.lengths[self.rows] for mix in self.mixes], axis=0)
 
 
 def read_states(folder: Path, manifest: CacheManifest) -> list[TensorRows]:
@@ -156,36 +175,7 @@ def open_cache(folder: Path) -> HiddenCache:
     return HiddenCache(manifest, mixes, used)
 
 
-@dataclass(frozen=True)
-class HeadBatch(Batch):
-    """The drafted positions of some rows, one after the other; there is no padding."""
-
-    hidden: Tensor
-    """[N, D] the drafter's states, in the type they are stored in."""
-    acceptance: Tensor
-    """[N] label P of each position, float32."""
-
-
-class CachedRows(Dataset):
-    """Rows of a cache, fetched a batch at a time by (epoch, row); epoch e reads mix e mod R."""
-
-    def __init__(self, cache: HiddenCache):
-        self.cache = cache
-
-    def __len__(self) -> int:
-        return len(self.cache.rows)
-
-    def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list[HeadBatch]:
-        (epoch,) = {epoch for epoch, _ in keys}  # a batch never spans two
-        rows = sorted(row for _, row in keys)
-        return [HeadBatch(*self.cache.read(epoch % self.cache.manifest.mixes, rows))]
-
-    def lengths(self) -> np.ndarray:
-        """Positions of each row, in the mix where it has most: no epoch's batch is larger."""
-        return np.max([self.cache.lengths(mix) for mix in range(self.cache.manifest.mixes)], axis=0)
-
-
 def whole_batch(batches: Sequence[HeadBatch]) -> HeadBatch:
-    """The collate function of `CachedRows`, whose batches are whole already."""
+    """The collate function of `HiddenCache`, whose batches are whole already."""
     (batch,) = batches
     return batch

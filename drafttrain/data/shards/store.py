@@ -10,7 +10,6 @@ the folder in common: whichever finds all shards when it ends completes the mani
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -266,24 +265,7 @@ def count_shards(rows: int, shard_rows: int) -> int:
     return -(-rows // shard_rows)
 
 
-def count_there(kind: type[ShardManifest], folder: Path, shards: int) -> int:
-    """How many of so many shards lie in a folder."""
-    return sum(kind.path(folder, shard).is_file() for shard in range(shards))
-
-
 def check_folder(folder: Path) -> None:
     """Shards need a folder. Raises ConfigError."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"out = {str(folder)!r} is a file; give a folder")
-
-
-def check_room(folder: Path, needed: int, setting: str, remedy: str) -> int:
-    """Bytes that are free where a folder is or will be. Raises ConfigError for too few."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
-    free = shutil.disk_usage(there).free
-    if needed > free:
-        raise ConfigError(
-            f"{setting} = {str(folder)!r}: about {needed / 2**20:,.0f} MiB will be written, but "
-            f"{free / 2**20:,.0f} MiB are free there; use {remedy}, or another disk"
-        )
-    return free

@@ -7,14 +7,13 @@ these may share a shard; a group's name then stands before the names of its tens
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from drafttrain.config.base import ConfigError
@@ -30,58 +29,30 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, temporary)
 
 
-@dataclass
+@dataclass(frozen=True)
 class TensorRows:
-    """Rows of all shards of a folder, read a few at a time from memory-mapped files."""
+    """Rows of all shards of a folder; their files are mapped into memory, not read."""
 
-    files: Sequence[Path]
-    group: str
-    """Put before the names of tensors."""
+    shards: Sequence[Mapping[str, Tensor]]
+    """The columns of each shard."""
     lengths: np.ndarray
     """[rows]"""
-    starts: np.ndarray
-    """[shards + 1] first element of each shard, counted over all shards."""
-    _open: dict[int, Any] = field(default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        self._ends = self.lengths.cumsum()
+    places: np.ndarray
+    """[rows, 2] shard of each row, and where its elements begin there."""
 
     def read(self, rows: Sequence[int], *names: str) -> list[Tensor]:
-        """Columns of some rows, in the order given; neighbours are read in one piece.
-
-        Shapes: -> [N, ...] for each name.
-        """
-        runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
-        spans = [span for run in runs if len(run) for span in self._spans(run[0], run[-1])]
-        pieces = [
-            [self._file(shard).get_slice(self.group + name)[span] for shard, span in spans]
-            for name in names
-        ]
-        if not spans:
-            pieces = [[self._file(0).get_slice(self.group + name)[0:0]] for name in names]
-        return [torch.cat(own) for own in pieces]
+        """Columns of some rows, in the order given. Shapes: -> [N, ...] for each name."""
+        found = []
+        for name in names:
+            spans = [self.shards[0][name][:0]]
+            for (shard, start), length in zip(self.places[rows], self.lengths[rows], strict=True):
+                spans.append(self.shards[shard][name][start : start + length])
+            found.append(torch.cat(spans))
+        return found
 
     def column(self, name: str) -> list[Tensor]:
         """A whole column, shard by shard."""
-        files = map(self._file, range(len(self.files)))
-        return [file.get_tensor(self.group + name) for file in files]
-
-    def _spans(self, first: int, last: int) -> list[tuple[int, slice]]:
-        """Where rows first..last lie: shards, and the elements in each."""
-        begin, end = int(self._ends[first] - self.lengths[first]), int(self._ends[last])
-        spans = []
-        for shard in range(np.searchsorted(self.starts, begin, "right") - 1, len(self.files)):
-            start, stop = self.starts[shard : shard + 2].tolist()
-            if start >= end:
-                break
-            if begin < stop:
-                spans.append((shard, slice(max(begin, start) - start, min(end, stop) - start)))
-        return spans if begin < end else []
-
-    def _file(self, shard: int) -> Any:
-        if shard not in self._open:
-            self._open[shard] = safe_open(self.files[shard], framework="pt")
-        return self._open[shard]
+        return [shard[name] for shard in self.shards]
 
 
 def open_tensors(
@@ -92,22 +63,23 @@ def open_tensors(
     widths: what a column's shape has after N. Raises ConfigError for a file that is damaged or of
     another folder.
     """
-    files = [manifest.path(folder, shard) for shard in range(manifest.shards)]
-    found = []
-    for shard, path in enumerate(files):
+    shards, lengths, places = [], [], []
+    for shard in range(manifest.shards):
+        path, rows = manifest.path(folder, shard), len(manifest.rows_of(shard))
         try:
-            with safe_open(path, framework="pt") as file:
-                lengths = file.get_tensor(f"{group}lengths").numpy()
-                shapes = {name: file.get_slice(group + name).get_shape() for name in widths}
-        except (SafetensorError, OSError) as error:
+            tensors = load_file(path)
+            columns = {name: tensors[group + name] for name in ("lengths", *widths)}
+        except (SafetensorError, OSError, KeyError) as error:
             raise ConfigError(f"{path} cannot be read ({error}); {REMEDY}") from None
-        wanted = {name: [int(lengths.sum()), *width] for name, width in widths.items()}
-        rows = len(manifest.rows_of(shard))
-        if shapes != wanted or len(lengths) != rows:
+        own = columns.pop("lengths").numpy()
+        shapes = {name: list(column.shape) for name, column in columns.items()}
+        wanted = {name: [int(own.sum()), *width] for name, width in widths.items()}
+        if shapes != wanted or len(own) != rows:
             raise ConfigError(
-                f"{path} holds {len(lengths)} rows with tensors of shapes {shapes} where {rows} "
-                f"rows with {wanted} belong; {REMEDY}"
+                f"{path} holds {len(own)} rows with tensors of shapes {shapes} where {rows} rows "
+                f"with {wanted} belong; {REMEDY}"
             )
-        found.append(lengths)
-    starts = np.concatenate([[0], np.cumsum([lengths.sum() for lengths in found])])
-    return TensorRows(files, group, np.concatenate(found), starts)
+        shards.append(columns)
+        lengths.append(own)
+        places.append(np.stack([np.full(rows, shard), own.cumsum() - own], axis=1))
+    return TensorRows(shards, np.concatenate(lengths), np.concatenate(places))
