@@ -142,9 +142,11 @@ class HiddenCache(Dataset):
         """Hidden states [N, D] in the stored type and labels [N] float32 of some of `rows`."""
         return self.mixes[mix].read(self.rows[list(numbers)], "hidden", "acceptance")
 
-    def lengths(self) -> np.ndarray:
-        """Positions of each row, in the mix where it has most: no epoch's batch is larger."""
-        return np.max([mix.lengths[self.rows] for mix in self.mixes], axis=0)
+    def lengths(self, mix: int | None = None) -> np.ndarray:
+        """Positions of each row in a mix; None: in that where it has most, so that no epoch's batch
+        is larger. Shapes: -> [rows]."""
+        mixes = self.mixes if mix is None else self.mixes[mix : mix + 1]
+        return np.max([one.lengths[self.rows] for one in mixes], axis=0)
 
 
 def read_states(folder: Path, manifest: CacheManifest) -> list[TensorRows]:
