@@ -33,7 +33,7 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output
 from drafttrain.decoding.verifiers import GreedyMatch
-from drafttrain.evaluation.bootstrap import Ratio, draw_resamples, estimate_ratio
+from drafttrain.evaluation.bootstrap import Ratio, draw_resamples, estimate
 from drafttrain.evaluation.environment import describe_environment
 from drafttrain.evaluation.metrics import identical
 from drafttrain.evaluation.prompts import EvaluationOptions, Job, read_prompts
@@ -66,14 +66,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     resamples = draw_resamples(len(prompts), 1000)
     figures = {}
     for run in runs:
-        speedup = estimate_ratio(Ratio(runs[0].median_seconds, run.median_seconds), resamples)
+        speedup = estimate(Ratio(runs[0].median_seconds, run.median_seconds), resamples)
         tokens = sum(len(output.tokens) for output in run.outputs)
         milliseconds = 1e3 * float(run.median_seconds.sum()) / tokens
         equal = int(identical(run.outputs, runs[0].outputs).sum())
-        figures[run.name] = {"speedup": asdict(speedup), "ms_per_token": milliseconds}
-        figures[run.name] |= {"equal": equal, "prompts": len(prompts)}
+        figures[run.job.name] = {"speedup": asdict(speedup), "ms_per_token": milliseconds}
+        figures[run.job.name] |= {"equal": equal, "prompts": len(prompts)}
         print(
-            f"{run.name:36} {milliseconds:8.3f} ms a token, {speedup.value:5.2f}x "
+            f"{run.job.name:36} {milliseconds:8.3f} ms a token, {speedup.value:5.2f}x "
             f"({speedup.low:.2f} to {speedup.high:.2f}), {equal} of {len(prompts)} equal"
         )
     if given.out is not None:

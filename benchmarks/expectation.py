@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from drafttrain.decoding.types import Output
-from drafttrain.evaluation.bootstrap import Array, Estimate, Ratio, estimate_ratio, estimate_score
+from drafttrain.evaluation.bootstrap import Array, Estimate, Ratio, estimate, score
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ def _mean(prompts: Array, values: Array, resamples: Array) -> Estimate:
     """Mean over rounds, given the prompt of each."""
     size = resamples.shape[1]
     sums = np.bincount(prompts, weights=values, minlength=size)
-    estimate = estimate_ratio(Ratio(sums, np.bincount(prompts, minlength=size)), resamples)
-    assert estimate is not None, "there are rounds"
-    return estimate
+    found = estimate(Ratio(sums, np.bincount(prompts, minlength=size)), resamples)
+    assert found is not None, "there are rounds"
+    return found
 
 
 def _correlation(prompts: Array, x: Array, y: Array, resamples: Array) -> Estimate | None:
@@ -85,7 +85,7 @@ def _correlation(prompts: Array, x: Array, y: Array, resamples: Array) -> Estima
     moments = np.stack([np.ones(len(x)), x, y, x * x, y * y, x * y], axis=1)
     sums = np.zeros((resamples.shape[1], moments.shape[1]))
     np.add.at(sums, prompts, moments)
-    return estimate_score(_pearson, sums, resamples)
+    return estimate(score(_pearson, sums), resamples)
 
 
 def _pearson(sums: Array) -> float:

@@ -39,14 +39,13 @@ from drafttrain.config.reading import load_settings
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.types import Sampling
-from drafttrain.evaluation.bootstrap import Array, draw_resamples, estimate_ratio
+from drafttrain.evaluation.bootstrap import Array, draw_resamples, estimate_all
 from drafttrain.evaluation.environment import describe_environment
-from drafttrain.evaluation.metrics import acceptance_metrics, count_rounds
+from drafttrain.evaluation.metrics import acceptance_figures, count_rounds, speed_figures
 from drafttrain.evaluation.plan import measure_ranks
 from drafttrain.evaluation.prompts import EvaluationOptions, Prompt, read_options, read_prompts
 from drafttrain.evaluation.report import write_text
 from drafttrain.evaluation.runner import Decoded, Job, make_jobs, run_interleaved
-from drafttrain.evaluation.summary import token_rate
 
 SIZES = (1, 2, 4, 8, 15, 25, 40, 60)
 DELTAS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
@@ -249,9 +248,10 @@ class Bench:
 
     def _point(self, figure: int, variant: Variant, run: Decoded, plain: Decoded) -> Point:
         counts = count_rounds(run.outputs)
-        metrics = acceptance_metrics(counts, self.resamples)
-        speeds = [estimate_ratio(token_rate(one), self.resamples) for one in (run, plain)]
-        assert speeds[0] is not None and speeds[1] is not None, "decoding takes time"
+        figures = acceptance_figures(counts) | speed_figures(run, [], sampled=True)
+        metrics = estimate_all(figures, self.resamples)
+        alone = estimate_all(speed_figures(plain, [], sampled=True), self.resamples)
+        speeds = [one["tokens_per_second"] for one in (metrics, alone)]
         return Point(
             figure=figure,
             method=variant.name,

@@ -30,7 +30,7 @@ from drafttrain.config.reading import load_settings
 from drafttrain.config.recipes import SpecDrafterRecipe
 from drafttrain.data.batches.slots import SlotBatch
 from drafttrain.data.distill.recipe_rows import distilled_rows
-from drafttrain.evaluation.bootstrap import Ratio, draw_resamples, estimate_ratio
+from drafttrain.evaluation.bootstrap import Ratio, draw_resamples, estimate
 from drafttrain.evaluation.environment import describe_environment
 from drafttrain.models.loading import load_target, load_tokenizer
 from drafttrain.models.spec_drafter.initialise import initialise
@@ -182,7 +182,7 @@ class Bench:
             found.append((self.step(batches) + collation, collation, rows))
         seconds, collation, rows = np.array(found).T
         resamples = draw_resamples(steps, 2000)
-        step = estimate_ratio(Ratio(1e3 * seconds, np.ones(steps)), resamples)
+        step = estimate(Ratio(1e3 * seconds, np.ones(steps)), resamples)
         return {
             "step_ms": step.value,
             "step_ms_low": step.low,

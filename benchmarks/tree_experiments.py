@@ -123,7 +123,7 @@ def best_trees(report: Report, size: str) -> list[tuple[int, Run]]:
     """At each depth or budget, the tree of each method with the longest mean acceptance length."""
     best: dict[tuple[int, str, str], Run] = {}
     for run in report.runs:
-        if run.kind == "method":
+        if run.kind == "method" and run.batch_size == 1:
             key = (int(run.sizes[size]), run.method, str(run.verifier))
             if key not in best or acceptance(run) > acceptance(best[key]):
                 best[key] = run

@@ -16,9 +16,8 @@ from drafttrain.config.runs import Run, head_folders, run_of
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.tokens import tokenize_prompts
 from drafttrain.evaluation.bootstrap import Estimate
-from drafttrain.evaluation.report import Report, plot_path, read_report
-from drafttrain.evaluation.tables import markdown_table, parity_lines
-from drafttrain.evaluation.tune_report import verdict_lines
+from drafttrain.evaluation.report import Report, read_report
+from drafttrain.evaluation.tables import main_table, parity_lines, verdict_lines
 from drafttrain.export.engines import COMMANDS, Schedule, check_engines, engines_for
 from drafttrain.export.folder import check_destination, write_export
 from drafttrain.export.model_card import (
@@ -186,13 +185,13 @@ def measured_of(file: Path, report: Report) -> Measured:
         "95 % bootstrap intervals over the prompts; `plain` is the target alone in the same "
         "engine, `generate` Transformers' own",
         *parity_lines(report),
-        *([] if report.search is None else verdict_lines(report)),
+        *verdict_lines(report),
     ]
-    data, environment, plot = report.data, report.environment, plot_path(file)
+    data, environment, plot = report.data, report.environment, file.with_suffix(".png")
     versions = [f"{name} {environment.versions[name]}" for name in ("torch", "transformers")]
     machine = environment.gpu or f"{environment.cores} cores of {environment.cpu}"
     return Measured(
-        table=markdown_table(report),
+        table=main_table(report).markdown(),
         notes=[note.strip() for note in notes],
         command=describe_command(environment.command.split(" ")),
         data=f"{data.prompts:,} prompts of `{data.path}`",
@@ -217,8 +216,7 @@ def fastest_lengths(report: Report) -> Schedule:
     0 where plain decoding was faster than all of them.
     """
     schedule: list[tuple[int, int]] = []
-    sizes = sorted({result.batch_size for run in report.runs for result in run.batches})
-    for size in sizes:
+    for size in report.batch_sizes:
         speed, k = max([(m["speedup"].value, k) for k, m in _chains(report, size)], default=(0, 0))
         k = k if speed > 1.0 else 0
         if schedule and schedule[-1][1] == k:
@@ -231,14 +229,9 @@ def _chains(report: Report, size: int) -> list[tuple[int, dict[str, Estimate]]]:
     """Draft length and metrics of each timed chain of a language model at a batch size; none of a
     report of `tune`, whose choice is in policy.json."""
     found: list[tuple[int, dict[str, Estimate]]] = []
-    if report.search is not None:
-        return found
-    for run in report.runs:
+    for run in report.runs if report.search is None else ():
         k = run.sizes.get("k", run.settings.get("k"))
-        if run.kind != "method" or run.method != "chain" or run.drafter != "causal" or not k:
-            continue
-        measured = [one.metrics for one in run.batches if one.batch_size == size]
-        for metrics in measured or ([run.metrics] if size == 1 else []):
-            if "speedup" in metrics:
-                found.append((int(k), metrics))
+        chain = run.kind == "method" and run.method == "chain" and run.drafter == "causal"
+        if chain and k and run.batch_size == size and "speedup" in run.metrics:
+            found.append((int(k), run.metrics))
     return found

@@ -16,7 +16,6 @@ from datasets import Dataset
 from drafttrain.build.method import AUTO, Method, build_sampling, build_verifier
 from drafttrain.build.pairs import Pair
 from drafttrain.config.commands import TuneConfig
-from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.evaluation.calibration import (
@@ -27,10 +26,10 @@ from drafttrain.evaluation.calibration import (
 )
 from drafttrain.evaluation.evaluate import Evaluation, write_evaluation
 from drafttrain.evaluation.page import print_findings
-from drafttrain.evaluation.prompts import EvaluationOptions, Prompt, PromptSet, read_prompts
+from drafttrain.evaluation.prompts import EvaluationOptions, Prompt, read_prompts
 from drafttrain.evaluation.report import Search, data_facts
-from drafttrain.evaluation.runner import decode_by
-from drafttrain.evaluation.tables import main_table
+from drafttrain.evaluation.runner import decode_by, plain_method
+from drafttrain.evaluation.tables import main_table, search_tables, verdict_lines
 from drafttrain.evaluation.tune import (
     FINAL_SHARE,
     Bench,
@@ -49,13 +48,7 @@ from drafttrain.evaluation.tune_plan import (
     make_plan,
     most_drafted,
 )
-from drafttrain.evaluation.tune_report import (
-    default_policy_file,
-    head_table,
-    make_policy,
-    verdict_lines,
-    write_policy_file,
-)
+from drafttrain.evaluation.tune_policy import default_policy_file, make_policy, write_policy_file
 
 OF_ORACLE = 16
 """Prompts along whose greedy outputs the oracle is followed."""
@@ -84,7 +77,7 @@ def tune(settings: TuneConfig, dry_run: bool = False) -> None:
     policy = make_policy(report.search.choices, by_name, sampling)
     write_policy_file(policy, report, policy_file)
     print_findings(
-        [main_table(report), head_table(report)],
+        [main_table(report), *search_tables(report)[: bool(report.search.heads)]],
         verdict_lines(report),
         [f"report: {settings.report}", f"page: {page}", f"policy: {policy_file}"],
     )
@@ -94,15 +87,15 @@ def decode_plan(plan: TunePlan, began: float) -> tuple[Evaluation, list[Candidat
     """Search among the candidates and measure the best ones; began: when the minutes started."""
     settings, pair = plan.settings, plan.load_pair()
     model = CachedModel(pair.target.model)
-    prompts = PromptSet(str(settings.data.path), *read_prompts(pair.target, model, plan.rows))
+    prompts, skipped = read_prompts(pair.target, model, plan.rows)
     options = options_of(settings, plan.batch_sizes)
-    seconds = time_calls(model, pair, prompts.prompts[:TIMED], options)
+    seconds = time_calls(model, pair, prompts[:TIMED], options)
     grows = plan.drafting.grows_trees and takes_trees(model, pair)
     drafting = replace(plan.drafting, grows_trees=grows)
     threshold = stop_threshold(seconds, drafting.kind) if plan.heads else None
     candidates = make_candidates(settings, drafting, plan.heads, threshold)
     methods = build_methods(candidates, pair)
-    bench = Bench(pair.target, model, candidates, methods, prompts.prompts, options)
+    bench = Bench(pair.target, model, candidates, methods, prompts, options)
     given = 60.0 * settings.minutes
     rungs = search_all(bench, Clock(began + (1.0 - FINAL_SHARE) * given))
     sizes = sorted({rung.batch_size for rung in rungs})
@@ -112,7 +105,7 @@ def decode_plan(plan: TunePlan, began: float) -> tuple[Evaluation, list[Candidat
     search = Search(
         drafter=str(settings.drafter),
         candidates={one.name: settings_of(one) for one in candidates},
-        data=data_facts(prompts),
+        data=data_facts(str(settings.data.path), prompts, skipped),
         minutes=(perf_counter() - began) / 60.0,
         rungs=rungs,
         choices=choices,
@@ -163,8 +156,7 @@ def oracle_of(bench: Bench, pair: Pair, rows: Dataset, longest: int) -> OracleCo
     if not options.sampling.greedy:
         return None
     prompts, _ = read_prompts(bench.target, bench.model, first(rows, OF_ORACLE))
-    plain = Method(NoDrafter(), FixedLength(1), build_verifier(AUTO, options.sampling))
-    outputs = decode_by(bench.model, plain, prompts, options, 1)
+    outputs = decode_by(bench.model, plain_method(options.sampling), prompts, options, 1)
     return follow_oracle(bench.model, pair.drafter, prompts, outputs, longest)
 
 

@@ -8,12 +8,14 @@ methods are therefore paired.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 Array = np.ndarray
+Statistic = Callable[[Array], Array]
+"""How often each prompt counts [B, P] -> the value in each of the B cases."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,42 @@ class Ratio:
     denominators: Array
     """[P]; a prompt that does not count has 0 in both."""
 
+    def __call__(self, counts: Array) -> Array:
+        return (counts @ self.numerators) / (counts @ self.denominators)
+
+
+def mean(values: Array) -> Statistic:
+    """Mean over prompts. Shapes: values [P]."""
+    return Ratio(values, np.ones(len(values)))
+
+
+def quotient(above: Statistic, below: Statistic) -> Statistic:
+    """One statistic over another, of the same prompts."""
+    return lambda counts: above(counts) / below(counts)
+
+
+def difference(ours: Statistic, theirs: Statistic) -> Statistic:
+    """One statistic less another, of the same prompts (Koehn 2004 for scores of translations)."""
+    return lambda counts: ours(counts) - theirs(counts)
+
+
+def median(values: Array) -> Statistic:
+    """Median over prompts, of an even number the mean of the middle two. Shapes: values [P]."""
+    order = np.argsort(values, kind="stable")
+
+    def middle(counts: Array) -> Array:
+        reached = np.cumsum(counts[:, order], axis=1)  # prompts drawn up to each, rising
+        place = (reached[0, -1] - 1) / 2.0
+        low, high = ((reached <= one).sum(axis=1) for one in (np.floor(place), np.ceil(place)))
+        return (values[order][low] + values[order][high]) / 2.0
+
+    return middle
+
+
+def score(of_sums: Callable[[Array], float], statistics: Array) -> Statistic:
+    """A function of summed statistics (BLEU, chrF). Shapes: statistics [P, S], sums [S]."""
+    return lambda counts: np.array([of_sums(summed) for summed in counts @ statistics])
+
 
 def draw_resamples(prompts: int, resamples: int, seed: int = 0) -> Array:
     """How often each prompt is drawn in each resample. Shapes: -> [B, P], rows sum to P."""
@@ -44,83 +82,24 @@ def draw_resamples(prompts: int, resamples: int, seed: int = 0) -> Array:
     return draws.astype(np.float64)
 
 
-def estimate_ratio(ratio: Ratio, resamples: Array) -> Estimate | None:
-    """Ratio of sums with its percentile interval; None where the denominator is zero."""
-    denominator = float(ratio.denominators.sum())
-    if denominator == 0.0:
-        return None
-    with np.errstate(divide="ignore", invalid="ignore"):
-        values = (resamples @ ratio.numerators) / (resamples @ ratio.denominators)
-    return with_interval(float(ratio.numerators.sum()) / denominator, values)
+def estimate(statistic: Statistic, resamples: Array) -> Estimate | None:
+    """The value over all prompts with the 2.5 % and 97.5 % points of the resampled ones.
 
-
-def estimate_quotient(above: Ratio, below: Ratio, resamples: Array) -> Estimate | None:
-    """One ratio over another, both resampled with the same prompts; None where one is empty."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        value, resampled = (
-            (counts @ above.numerators)
-            / (counts @ above.denominators)
-            / ((counts @ below.numerators) / (counts @ below.denominators))
-            for counts in (np.ones(len(above.numerators)), resamples)
-        )
-    return with_interval(float(value), resampled) if np.isfinite(value) else None
-
-
-def estimate_difference(ours: Ratio, theirs: Ratio, resamples: Array) -> Estimate | None:
-    """One ratio less another, both resampled with the same prompts; None where one is empty."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        value, resampled = (
-            (counts @ ours.numerators) / (counts @ ours.denominators)
-            - (counts @ theirs.numerators) / (counts @ theirs.denominators)
-            for counts in (np.ones(len(ours.numerators)), resamples)
-        )
-    return with_interval(float(value), resampled) if np.isfinite(value) else None
-
-
-def estimate_mean(values: Array, resamples: Array) -> Estimate | None:
-    """Mean over prompts. Shapes: values [P]."""
-    return estimate_ratio(Ratio(values, np.ones(len(values))), resamples)
-
-
-def estimate_median(values: Array, resamples: Array) -> Estimate:
-    """Median over prompts, of an even number the mean of the middle two. Shapes: values [P]."""
-    order = np.argsort(values, kind="stable")
-    ranked = values[order]
-    reached = np.cumsum(resamples[:, order], axis=1)  # drawn up to each, from the least on
-    middle = (int(reached[0, -1]) - 1) / 2.0
-    low, high = (
-        ranked[(reached <= place).sum(axis=1)] for place in (np.floor(middle), np.ceil(middle))
-    )
-    return with_interval(float(np.median(values)), (low + high) / 2.0)
-
-
-def estimate_score(
-    score: Callable[[Array], float], statistics: Array, resamples: Array
-) -> Estimate:
-    """A function of summed statistics (BLEU, chrF). Shapes: statistics [P, S]; score takes [S]."""
-    values = np.array([score(summed) for summed in resamples @ statistics])
-    return with_interval(score(statistics.sum(axis=0)), values)
-
-
-def estimate_score_difference(
-    score: Callable[[Array], float], ours: Array, theirs: Array, resamples: Array
-) -> Estimate:
-    """Paired difference of a score: both systems are resampled with the same prompts.
-
-    Koehn (2004), "Statistical significance tests for machine translation evaluation".
-    Shapes: ours [P, S], theirs [P, S]. Positive: ours is better.
+    Resamples without a finite value are left out. None where the value itself is not finite.
     """
-    differences = [
-        score(a) - score(b) for a, b in zip(resamples @ ours, resamples @ theirs, strict=True)
-    ]
-    value = score(ours.sum(axis=0)) - score(theirs.sum(axis=0))
-    return with_interval(value, np.array(differences))
-
-
-def with_interval(value: float, resampled: Array) -> Estimate:
-    """The value with the 2.5 % and 97.5 % points of its resampled values (finite ones)."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        [value] = statistic(np.ones((1, resamples.shape[1])))
+        if not np.isfinite(value):
+            return None
+        resampled = statistic(resamples)
     finite = resampled[np.isfinite(resampled)]
-    if len(finite) == 0:
-        return Estimate(value, value, value)
-    low, high = np.quantile(finite, [0.025, 0.975])
-    return Estimate(value, float(low), float(high))
+    low, high = np.quantile(finite, [0.025, 0.975]) if len(finite) else (value, value)
+    return Estimate(float(value), float(low), float(high))
+
+
+def estimate_all(
+    statistics: Mapping[str, Statistic | None], resamples: Array
+) -> dict[str, Estimate]:
+    """Every statistic that has a value, by name."""
+    found = {name: one and estimate(one, resamples) for name, one in statistics.items()}
+    return {name: one for name, one in found.items() if one is not None}

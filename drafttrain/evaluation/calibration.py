@@ -22,10 +22,10 @@ from drafttrain.evaluation.bootstrap import (
     Array,
     Estimate,
     Ratio,
+    Statistic,
     draw_resamples,
-    estimate_ratio,
-    estimate_score,
-    with_interval,
+    estimate_all,
+    score,
 )
 from drafttrain.evaluation.prompts import Prompt
 from drafttrain.models.acceptance_head import AcceptanceHead
@@ -113,25 +113,21 @@ def reliability(labels: Array, predicted: Array) -> Reliability:
     return Reliability(means[0].tolist(), means[1].tolist(), count[held].tolist())
 
 
-def calibration_error(labels: Array, predicted: Array, prompt: Array, resamples: Array) -> Estimate:
+def calibration_error(labels: Array, predicted: Array, prompt: Array, prompts: int) -> Statistic:
     """ECE: mean over positions of |mean label - mean prediction| in the position's bin.
 
-    The bins stay those of all positions in every resample. Shapes: [N] each, resamples [B, P].
+    The bins stay those of all positions in every resample. Shapes: [N] each.
     """
-    statistics = np.zeros((resamples.shape[1], BINS + 1))
+    statistics = np.zeros((prompts, BINS + 1))
     np.add.at(statistics, (prompt, bins_of(predicted)), labels - predicted)
     np.add.at(statistics[:, BINS], prompt, 1.0)
-
-    def error(summed: Array) -> float:
-        return float(np.abs(summed[:BINS]).sum() / summed[BINS])
-
-    return estimate_score(error, statistics, resamples)
+    return score(lambda sums: float(np.abs(sums[:BINS]).sum() / sums[BINS]), statistics)
 
 
-def area_under_curve(labels: Array, predicted: Array, weights: Array | None = None) -> float | None:
+def area_under_curve(labels: Array, predicted: Array, weights: Array | None = None) -> float:
     """AUC with soft labels: each position counts as accepted P times and as rejected 1 - P times.
 
-    The probability that an accepted one is ranked above a rejected one, ties half; None where one
+    The probability that an accepted one is ranked above a rejected one, ties half; NaN where one
     kind is missing. weights: how often each position counts. Shapes: [N] each.
     """
     weights = np.ones_like(labels) if weights is None else weights
@@ -140,7 +136,7 @@ def area_under_curve(labels: Array, predicted: Array, weights: Array | None = No
     rejected = np.bincount(place, weights=weights * (1.0 - labels), minlength=len(values))
     pairs = accepted.sum() * rejected.sum()
     if pairs <= 0.0:
-        return None
+        return np.nan
     return float((accepted * (np.cumsum(rejected) - 0.5 * rejected)).sum() / pairs)
 
 
@@ -151,21 +147,20 @@ def calibration_metrics(
     prompts = resamples.shape[1]
     count = np.bincount(prompt, minlength=prompts).astype(np.float64)
 
-    def mean(values: Array) -> Estimate | None:
-        summed = np.bincount(prompt, weights=values, minlength=prompts)
-        return estimate_ratio(Ratio(summed, count), resamples)
+    def mean(values: Array) -> Ratio:
+        return Ratio(np.bincount(prompt, weights=values, minlength=prompts), count)
 
-    area = area_under_curve(labels, predicted)
-    resampled = [area_under_curve(labels, predicted, drawn[prompt]) for drawn in resamples]
-    metrics = {
+    def area(counts: Array) -> Array:
+        return np.array([area_under_curve(labels, predicted, drawn[prompt]) for drawn in counts])
+
+    statistics: dict[str, Statistic | None] = {
         "binary_kl": mean(binary_kl(labels, predicted)),
-        "ece": calibration_error(labels, predicted, prompt, resamples),
-        "auc": area
-        and with_interval(area, np.array([np.nan if a is None else a for a in resampled])),
+        "ece": calibration_error(labels, predicted, prompt, prompts),
+        "auc": area,
         "label_mean": mean(labels),
         "predicted_mean": mean(predicted),
     }
-    return {name: found for name, found in metrics.items() if found is not None}
+    return estimate_all(statistics, resamples)
 
 
 @dataclass(frozen=True)

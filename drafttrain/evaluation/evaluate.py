@@ -1,9 +1,15 @@
-"""Measures methods on inputs: decoded and interleaved, or teacher-forced along plain outputs."""
+"""Measures methods on inputs: decoded and interleaved, or teacher-forced along plain outputs.
+
+Both ways give figures, which are statistics over prompts by name; `make_runs` compares them between
+methods and estimates each once, with the same resamples.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,36 +18,54 @@ from datasets import Dataset
 
 from drafttrain.build.method import Method
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.evaluation.bootstrap import draw_resamples, estimate_ratio
+from drafttrain.decoding.types import Round
+from drafttrain.evaluation.bootstrap import (
+    Array,
+    Statistic,
+    difference,
+    draw_resamples,
+    estimate_all,
+    mean,
+)
 from drafttrain.evaluation.environment import describe_environment, memory_kind, peak_growth
 from drafttrain.evaluation.metrics import (
-    Counts,
-    acceptance_metrics,
+    CallCosts,
+    TimeShares,
+    acceptance_figures,
+    accepted_tokens,
+    cost_figures,
+    count_positions,
     count_rounds,
     identical,
     position_rates,
+    real_time_figures,
+    speed_figures,
 )
 from drafttrain.evaluation.page import render_page
 from drafttrain.evaluation.plots import plot_report
 from drafttrain.evaluation.prompts import (
+    GENERATE,
+    PLAIN,
     EvaluationOptions,
     Job,
     Prompt,
-    PromptSet,
     Skipped,
     read_prompts,
 )
-from drafttrain.evaluation.quality import compare_outputs
+from drafttrain.evaluation.quality import (
+    Judged,
+    compare_outputs,
+    target_agreement,
+    text_figures,
+    word_error_figures,
+)
 from drafttrain.evaluation.report import (
-    BatchResult,
+    Parity,
     Report,
     Run,
     data_facts,
-    plot_path,
-    samples_path,
     target_facts,
     write_json,
-    write_samples,
     write_text,
 )
 from drafttrain.evaluation.runner import (
@@ -49,19 +73,11 @@ from drafttrain.evaluation.runner import (
     encoder_seconds,
     make_jobs,
     make_waves,
+    plain_method,
     run_interleaved,
-)
-from drafttrain.evaluation.summary import (
-    Context,
-    compare_with_first,
-    make_samples,
-    method_facts,
-    speed_metrics,
-    summarise_run,
 )
 from drafttrain.evaluation.tables import report_page
 from drafttrain.evaluation.teacher_forced import measure_forced
-from drafttrain.evaluation.tune_report import tune_page
 from drafttrain.models.loading import LoadedTarget
 
 
@@ -76,14 +92,42 @@ class Evaluation:
 
 
 def write_evaluation(evaluation: Evaluation, path: Path) -> None:
-    """Write report.json, its plot and page, and the samples, if there are any."""
-    report, plot = evaluation.report, plot_path(path)
+    """Write report.json, its plot and page, and the samples, if there are any: samples.jsonl beside
+    report.json, NAME.samples.jsonl beside NAME.json."""
+    report, plot = evaluation.report, path.with_suffix(".png")
     write_json(report, path)
     if evaluation.samples:
-        write_samples(evaluation.samples, samples_path(path))
+        name = "samples.jsonl" if path.stem == "report" else f"{path.stem}.samples.jsonl"
+        lines = [json.dumps(line, ensure_ascii=False) + "\n" for line in evaluation.samples]
+        write_text(path.with_name(name), "".join(lines))
     plot_report(report, plot)
-    make = report_page if report.search is None else tune_page
-    write_text(path.with_suffix(".html"), render_page(make(report, plot.read_bytes())))
+    write_text(path.with_suffix(".html"), render_page(report_page(report, plot.read_bytes())))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a run is made from."""
+
+    facts: dict[str, Any]
+    """Fields of `Run`, but for its metrics."""
+    figures: dict[str, Statistic]
+
+
+@dataclass(frozen=True)
+class Context:
+    """All that was decoded, which every run is compared with."""
+
+    model: CachedModel
+    prompts: Sequence[Prompt]
+    options: EvaluationOptions
+    decoded: Sequence[Decoded]
+    """By batch size, 1 first; of each plain decoding first."""
+    texts: Mapping[str, Sequence[str]]
+    """[P] decoded texts at batch size 1, by the job's name."""
+    encode_seconds: Array | None = None
+    """[P] the encoder's share of each clip's time; None where the inputs are texts."""
+    judged: Judged = field(default_factory=dict)
+    """Filled as runs are measured."""
 
 
 def evaluate(
@@ -102,29 +146,23 @@ def evaluate(
     """
     prompts, skipped = read_prompts(target, model, rows)
     jobs = make_jobs(target, model, methods, prompts, options)
-    decoded = run_interleaved(jobs, len(prompts), options, model.device, progress)
-    batches = measure_batches(jobs, decoded, len(prompts), options, model.device, progress)
-    texts = [
-        [target.tokenizer.decode(o.tokens, skip_special_tokens=True) for o in run.outputs]
-        for run in decoded
-    ]
-    resamples = draw_resamples(len(prompts), options.bootstrap, options.seed)
+    decoded = decode_batches(jobs, len(prompts), options, model.device, progress)
+    alone = [run for run in decoded if run.batch_size == 1]
+    tokenizer = target.tokenizer
+    texts = {
+        run.job.name: [tokenizer.decode(o.tokens, skip_special_tokens=True) for o in run.outputs]
+        for run in alone
+    }
     encoding = encoder_seconds(model, prompts, options.repeats)
-    context = Context(target, model, prompts, options, decoded, texts, resamples, encoding)
-    runs = [
-        summarise_run(context, place).model_copy(
-            update={"batches": batch_results(context, batches, run.name)}
-        )
-        for place, run in enumerate(decoded)
-    ]
-    counts = [count_rounds(run.outputs) for run in decoded]
+    context = Context(model, prompts, options, decoded, texts, encoding)
+    resamples = draw_resamples(len(prompts), options.bootstrap, options.seed)
     report = Report(
-        **_report_facts(target, data_name, prompts, skipped, options),
+        **report_facts(target, data_name, prompts, skipped, options),
         mode="decode",
-        runs=compare_with_first(runs, [run.method for run in decoded], counts, resamples),
-        memory=memory_kind(model.device) if batches else None,
+        runs=make_runs([measure(context, run, resamples) for run in decoded], resamples),
+        memory=memory_kind(model.device) if len(options.batch_sizes) > 1 else None,
     )
-    return Evaluation(report, list(make_samples(context)))
+    return Evaluation(report, make_samples(context, alone, tokenizer.convert_ids_to_tokens))
 
 
 def evaluate_teacher_forced(
@@ -142,116 +180,224 @@ def evaluate_teacher_forced(
     """
     prompts, skipped = read_prompts(target, model, rows)
     make_jobs(target, model, methods, prompts, replace(options, baselines=()))  # checks the methods
-    plain, forced = measure_forced(model, methods, prompts, options, progress)
     resamples = draw_resamples(len(prompts), options.bootstrap, options.seed)
-
-    def run(method: Method | None, counts: Counts, **found: Any) -> Run:
-        ratios = None if method is None else method.parameter_ratios
-        metrics = acceptance_metrics(counts, resamples, ratios) | found.pop("metrics", {})
-        totals = {"prompts": len(prompts), **counts.totals()}
-        return Run(**method_facts(method, options), metrics=metrics, totals=totals, **found)
-
-    runs = [run(None, plain)]
-    for method, one in zip(methods, forced, strict=True):
-        overlaps = {name: estimate_ratio(own, resamples) for name, own in one.overlaps.items()}
-        runs.append(
-            run(
-                method,
-                one.counts,
-                metrics={name: found for name, found in overlaps.items() if found is not None},
-                acceptance_rate_per_position=position_rates(one.positions, resamples),
-            )
-        )
-    counts = [plain, *(one.counts for one in forced)]
+    forced = measure_forced(model, methods, prompts, options, progress)
+    measured = []
+    for method, one in zip((plain_method(options.sampling), *methods), forced, strict=True):
+        facts = method_facts(method, options)
+        facts["totals"] = {"prompts": len(prompts), **one.counts.totals()}
+        facts["acceptance_rate_per_position"] = position_rates(one.positions, resamples)
+        figures = acceptance_figures(one.counts, method.parameter_ratios)
+        measured.append(Measured(facts, figures | one.overlaps))
     report = Report(
-        **_report_facts(target, data_name, prompts, skipped, options),
+        **report_facts(target, data_name, prompts, skipped, options),
         mode="teacher-forced",
-        runs=compare_with_first(runs, [None, *methods], counts, resamples),
+        runs=make_runs(measured, resamples),
     )
     return Evaluation(report, [])
 
 
-def _report_facts(
+def report_facts(
     target: LoadedTarget,
     data_name: str,
-    prompts: list[Prompt],
+    prompts: Sequence[Prompt],
     skipped: list[Skipped],
     options: EvaluationOptions,
 ) -> dict[str, Any]:
-    facts = asdict(options)
-    del facts["sampling"]  # every run has it
-    lists = {name: list(getattr(options, name)) for name in ("baselines", "batch_sizes")}
+    """What a report says of models, data, machine and options."""
+    given = asdict(options) | {"baselines": list(options.baselines)}
+    given["batch_sizes"] = list(options.batch_sizes)
+    del given["sampling"]  # every run has it
     return {
         "target": target_facts(target),
-        "data": data_facts(PromptSet(data_name, prompts, skipped)),
+        "data": data_facts(data_name, prompts, skipped),
         "environment": describe_environment(),
-        "options": facts | lists,
+        "options": given,
     }
 
 
-@dataclass(frozen=True)
-class Batch:
-    """The jobs at one batch size."""
-
-    decoded: list[Decoded]
-    memory: Mapping[str, int]
-    """Peak bytes of a wave, by the job's name."""
-
-
-def measure_batches(
+def decode_batches(
     jobs: Sequence[Job],
-    alone: Sequence[Decoded],
     prompts: int,
     options: EvaluationOptions,
     device: torch.device,
     progress: bool = False,
-) -> dict[int, Batch]:
-    """The jobs at every batch size; nothing where 1 is the only one.
-
-    alone: the jobs at batch size 1. At each batch size the jobs that take it are interleaved wave
-    by wave; afterwards each decodes one more wave for its memory.
-    """
-    if len(options.batch_sizes) < 2:
-        return {}
-    found = {}
+) -> list[Decoded]:
+    """The jobs at every batch size that they take, interleaved wave by wave; where there are
+    several sizes, each job decodes one more wave for its memory."""
+    found = []
     for size in options.batch_sizes:
         able = [job for job in jobs if job.takes(size)]
-        if size == 1:
-            decoded = list(alone)
-        else:
-            decoded = run_interleaved(able, prompts, options, device, progress, size)
-        [wave, *_] = make_waves(prompts, size)
-        memory = {
-            job.name: peak_growth(
-                lambda job=job, wave=wave, size=size: job.decode(wave, size), device
-            )
-            for job in able
-        }
-        found[size] = Batch(decoded, memory)
+        decoded = run_interleaved(able, prompts, options, device, progress, size)
+        if len(options.batch_sizes) > 1:
+            [wave, *_] = make_waves(prompts, size)
+            for place, run in enumerate(decoded):
+                memory = peak_growth(partial(run.job.decode, wave, size), device)
+                decoded[place] = replace(run, memory_bytes=memory)
+        found += decoded
     return found
 
 
-def batch_results(context: Context, batches: Mapping[int, Batch], name: str) -> list[BatchResult]:
-    """A run at every batch size that it was measured at, in rising order."""
-    alone = next(run for run in context.decoded if run.name == name)
-    greedy, limit = context.options.sampling.greedy, context.options.max_new_tokens
-    found = []
-    for size, batch in sorted(batches.items()):
-        run = next((run for run in batch.decoded if run.name == name), None)
-        if run is None:
-            continue
-        differing = len(run.outputs) - int(identical(run.outputs, alone.outputs).sum())
-        parity = None
-        if size > 1 and greedy and run.method is not None and run.lossless:
-            pair = run.outputs, alone.outputs
-            parity = compare_outputs(context.model, context.prompts, *pair, limit, "batch size 1")
-        found.append(
-            BatchResult(
-                batch_size=size,
-                metrics=speed_metrics(replace(context, decoded=batch.decoded), run),
-                differing=differing if run.method is not None or greedy else None,
-                parity=parity,
-                memory_bytes=batch.memory[name],
+def measure(context: Context, run: Decoded, resamples: Array) -> Measured:
+    """All figures of one run; above batch size 1 its speed, parity and memory."""
+    job, method, options = run.job, run.job.method, context.options
+    plain, sampled = context.decoded[0], not options.sampling.greedy
+    facts: dict[str, Any] = {"name": job.name, "kind": "baseline", "method": job.way}
+    facts |= {"sizes": dict(job.sizes), "sampling": asdict(options.sampling)}
+    facts["lossless"] = job.lossless
+    if method is not None:
+        facts = method_facts(method, options)
+    counts = count_rounds(run.outputs)
+    tokens = {"tokens": sum(len(output.tokens) for output in run.outputs)}
+    facts["totals"] = {"prompts": len(run.outputs), **(counts.totals() if method else tokens)}
+    facts |= {"batch_size": run.batch_size, "memory_bytes": run.memory_bytes}
+    facts["parity"] = check_parity(context, run)
+    peers = [other for other in context.decoded if other.batch_size == run.batch_size]
+    figures = speed_figures(run, peers, sampled)
+    if run.batch_size > 1:
+        if method is not None or not sampled:
+            same = identical(run.outputs, alone(context, run).outputs)
+            facts["differing"] = int(len(same) - same.sum())
+        return Measured(facts, figures)
+    if method is not None:
+        facts["acceptance_rate_per_position"] = position_rates(
+            count_positions(run.outputs), resamples
+        )
+        facts["time"] = TimeShares.of(run.outputs)
+        figures |= acceptance_figures(counts, method.parameter_ratios)
+        if method.parameter_ratios:
+            rounds = [one for output in plain.outputs for one in output.rounds]
+            target_seconds = sum(one.target_seconds for one in rounds) / len(rounds)
+            facts["costs"] = CallCosts.of(counts, method.parameter_ratios, target_seconds)
+            figures |= cost_figures(counts, facts["costs"], target_seconds)
+        if any(one.job.kind == "method" and not one.job.lossless for one in context.decoded):
+            figures["target_agreement"] = target_agreement(
+                context.model, context.prompts, run.outputs, options, context.judged
             )
+    figures |= output_figures(context, run)
+    return Measured(facts, figures)
+
+
+def output_figures(context: Context, run: Decoded) -> dict[str, Statistic]:
+    """How good the outputs are and how near those of plain decoding; of clips also how fast."""
+    plain, prompts = context.decoded[0], context.prompts
+    greedy, seconds = context.options.sampling.greedy, context.encode_seconds
+    texts, references = context.texts[run.job.name], [prompt.reference for prompt in prompts]
+    others = None if run is plain else context.texts[PLAIN]
+    figures: dict[str, Statistic] = {}
+    if greedy and run is not plain:
+        figures["identical"] = mean(identical(run.outputs, plain.outputs))
+    if seconds is not None:
+        figures |= real_time_figures(run, prompts, seconds)
+        return figures | word_error_figures(texts, references, others)
+    overlap = not any(prompt.chat for prompt in prompts)
+    tokenizer = context.options.bleu_tokenizer
+    return figures | text_figures(texts, references, others, tokenizer, overlap, greedy)
+
+
+def method_facts(method: Method, options: EvaluationOptions) -> dict[str, Any]:
+    """The fields of a run that its method decides."""
+    plain = method.kind == PLAIN
+    return {
+        "name": method.name,
+        "kind": "plain" if plain else "method",
+        "method": method.kind,
+        "batch_size": 1,
+        "sizes": dict(method.sizes),
+        "drafter": method.drafter.name,
+        "other": method.other,
+        "parameters": method.parameters,
+        "stop": None if plain else method.stop.name,
+        "verifier": method.verifier.name,
+        "sampling": asdict(options.sampling),
+        "lossless": method.verifier.lossless,
+        "settings": dict(method.settings),
+    }
+
+
+def make_runs(measured: Sequence[Measured], resamples: Array) -> list[Run]:
+    """The runs; those of `others` have their paired differences to the first drafter's.
+
+    `mean_acceptance_length_difference` and `mbsu_difference` are to the first drafter's run at the
+    same settings (k, ...), or to its first run if there is none.
+    """
+    drafting = [
+        one for one in measured if one.facts["kind"] == "method" and one.facts["batch_size"] == 1
+    ]
+    own = [one for one in drafting if one.facts["other"] == drafting[0].facts["other"]]
+    for one in drafting:
+        if one.facts["other"] == own[0].facts["other"]:
+            continue
+        same = (first for first in own if first.facts["settings"] == one.facts["settings"])
+        first = next(same, own[0])
+        one.facts["compared_with"] = first.facts["name"]
+        for name in ("mean_acceptance_length", "mbsu"):
+            if name in one.figures and name in first.figures:
+                pair = one.figures[name], first.figures[name]
+                one.figures[f"{name}_difference"] = difference(*pair)
+    return [Run(**one.facts, metrics=estimate_all(one.figures, resamples)) for one in measured]
+
+
+def check_parity(context: Context, run: Decoded) -> list[Parity]:
+    """Compare lossless greedy outputs, token for token, with plain decoding and with `generate`;
+    above batch size 1 with those of batch size 1."""
+    options, job = context.options, run.job
+    if not (options.sampling.greedy and job.lossless) or job.kind == "baseline":
+        return []
+    others = {}
+    if run.batch_size > 1:
+        others["batch size 1"] = alone(context, run)
+    else:
+        found = [other for other in context.decoded if other.batch_size == 1]
+        others = {o.job.name: o for o in found if o.job.way in (PLAIN, GENERATE) and o is not run}
+    return [
+        compare_outputs(
+            context.model,
+            context.prompts,
+            run.outputs,
+            other.outputs,
+            options.max_new_tokens,
+            name,
+        )
+        for name, other in others.items()
+    ]
+
+
+def alone(context: Context, run: Decoded) -> Decoded:
+    """The same job at batch size 1."""
+    return next(other for other in context.decoded if other.job is run.job)
+
+
+def make_samples(
+    context: Context, decoded: Sequence[Decoded], pieces: Callable[[list[int]], list[str]]
+) -> list[dict[str, Any]]:
+    """One line for each prompt: every run's text, and its rounds as pieces of text."""
+    found = []
+    for place, prompt in enumerate(context.prompts):
+        outputs = {}
+        for run in decoded[1:]:
+            outputs[run.job.name] = {"text": context.texts[run.job.name][place]}
+            if run.job.method is not None:
+                rounds = [round_pieces(one, pieces) for one in run.outputs[place].rounds]
+                outputs[run.job.name]["rounds"] = rounds
+        found.append(
+            {
+                "row": prompt.row,
+                "temperature": context.options.sampling.temperature,
+                "source": prompt.text,
+                "reference": prompt.reference,
+                "plain": context.texts[PLAIN][place],
+                "outputs": outputs,
+            }
         )
     return found
+
+
+def round_pieces(
+    played: Round, pieces: Callable[[list[int]], list[str]]
+) -> dict[str, int | list[int] | list[str]]:
+    """A round as samples have it; of a tree also which of the drafted tokens were accepted."""
+    accepted = accepted_tokens(played)
+    path = {} if played.depth is None else {"path": list(played.path[:accepted])}
+    drafted, emitted = pieces(list(played.drafted)), pieces(list(played.emitted))
+    return {"drafted": drafted, "accepted": accepted, **path, "emitted": emitted}

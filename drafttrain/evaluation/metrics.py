@@ -1,4 +1,4 @@
-"""Acceptance and cost of speculative decoding, from the facts of its rounds.
+"""Every figure of decoding: acceptance and cost of rounds, speed, real-time factors.
 
 Everything is counted for each prompt first and divided once, at the end, so that rates over
 prompts are ratios of sums and can be bootstrapped.
@@ -18,7 +18,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from drafttrain.decoding.types import Calls, Output, Round
-from drafttrain.evaluation.bootstrap import Array, Estimate, Ratio, estimate_ratio, with_interval
+from drafttrain.evaluation.bootstrap import (
+    Array,
+    Estimate,
+    Ratio,
+    Statistic,
+    estimate,
+    median,
+    quotient,
+)
+from drafttrain.evaluation.prompts import BEAM, GENERATE, PLAIN, Prompt
+from drafttrain.evaluation.runner import Decoded
 
 
 @dataclass(frozen=True)
@@ -31,8 +41,8 @@ class Counts:
     accepted: Array
     passes: Array
     """Sequential drafter calls: a chain's tokens, a tree's levels, one for a block."""
-    draft_seconds: Array | None = None
-    """Wall clock of drafting; None where nothing was timed."""
+    draft_seconds: Array | float = 0.0
+    """Wall clock of drafting."""
     calls: Mapping[str, Array] = field(default_factory=dict)
     """Calls of each drafter, where several have a part in a draft."""
     call_seconds: Mapping[str, Array] = field(default_factory=dict)
@@ -48,6 +58,10 @@ class Counts:
         """Over all prompts, as reports have them."""
         names = ("tokens", "rounds", "drafted", "accepted", "discarded", "passes")
         return {name: as_counted(getattr(self, name).sum()) for name in names}
+
+    def by_drafter(self, names: Iterable[str]) -> Mapping[str, Array]:
+        """Calls counted apart; where none are, all are those of the one drafter named."""
+        return self.calls or dict.fromkeys(names, self.passes)
 
 
 @dataclass(frozen=True)
@@ -81,6 +95,46 @@ class PositionRates:
     """Of the rounds that reached the position, the share that accepted it."""
 
 
+@dataclass(frozen=True)
+class TimeShares:
+    """Where the time of decoding went, shares of its wall clock, by the rounds' own clocks."""
+
+    draft: float
+    target: float
+    other: float
+    """Encoding included."""
+
+    @staticmethod
+    def of(outputs: Sequence[Output]) -> TimeShares:
+        total = sum(output.seconds for output in outputs)
+        rounds = [round for output in outputs for round in output.rounds]
+        draft = sum(round.draft_seconds for round in rounds) / total
+        target = sum(round.target_seconds for round in rounds) / total
+        return TimeShares(draft, target, max(0.0, 1.0 - draft - target))
+
+
+@dataclass(frozen=True)
+class CallCosts:
+    """What a call of each drafter costs, in target calls, and how many it made; by its name."""
+
+    parameters: dict[str, float]
+    """Parameters over the target's, on which `mbsu` rests."""
+    measured: dict[str, float]
+    """Mean seconds over those of a call of the target as it decodes plainly, for `swi`; 0 of a
+    drafter that made no call."""
+    calls: dict[str, int]
+
+    @staticmethod
+    def of(counts: Counts, parameters: Mapping[str, float], target_seconds: float) -> CallCosts:
+        """target_seconds: the mean of a target call of plain decoding."""
+        measured, calls = {}, {}
+        for name, made in counts.by_drafter(parameters).items():
+            seconds = np.sum(counts.call_seconds.get(name, counts.draft_seconds))
+            calls[name] = int(made.sum())
+            measured[name] = float(seconds) / calls[name] / target_seconds if calls[name] else 0.0
+        return CallCosts(dict(parameters), measured, calls)
+
+
 def as_counted(value: float) -> int | float:
     """A whole number where it is one, up to rounding; else an expectation as it is."""
     whole = round(value)
@@ -98,6 +152,9 @@ def count_rounds(outputs: Sequence[Output]) -> Counts:
     def summed(fact) -> Array:
         return np.array([sum(map(fact, output.rounds)) for output in outputs], dtype=np.float64)
 
+    def calls(round: Round, name: str) -> Calls:
+        return (round.calls or {}).get(name, Calls(0, 0.0))
+
     apart = sorted({name for o in outputs for r in o.rounds for name in r.calls or ()})
     estimated = any(r.expected is not None for output in outputs for r in output.rounds)
     return Counts(
@@ -107,33 +164,22 @@ def count_rounds(outputs: Sequence[Output]) -> Counts:
         accepted=summed(accepted_tokens),
         passes=summed(lambda round: round.passes),
         draft_seconds=summed(lambda round: round.draft_seconds),
-        calls={name: summed(lambda r, name=name: _calls(r, name).count) for name in apart},
-        call_seconds={name: summed(lambda r, name=name: _calls(r, name).seconds) for name in apart},
+        calls={name: summed(lambda r, name=name: calls(r, name).count) for name in apart},
+        call_seconds={name: summed(lambda r, name=name: calls(r, name).seconds) for name in apart},
         expected=summed(lambda round: round.expected or 0.0) if estimated else None,
     )
-
-
-def _calls(round: Round, name: str) -> Calls:
-    return (round.calls or {}).get(name, Calls(0, 0.0))
 
 
 def count_positions(outputs: Sequence[Output]) -> PositionCounts:
     """Rounds by draft position: the place in a chain, the level of a tree."""
     depth = max((r.levels for output in outputs for r in output.rounds), default=0)
-    drafted = np.zeros((len(outputs), depth))
-    accepted = np.zeros((len(outputs), depth))
-    reached = np.zeros((len(outputs), depth))
+    drafted, accepted, reached = np.zeros((3, len(outputs), depth))
     for prompt, output in enumerate(outputs):
         for round in output.rounds:
             drafted[prompt, : round.levels] += 1
             accepted[prompt, : accepted_tokens(round)] += 1
             reached[prompt, : min(round.levels, len(round.emitted))] += 1
     return PositionCounts(drafted, accepted, reached)
-
-
-def mean_acceptance_length(counts: Counts) -> Ratio:
-    """Tokens emitted per target call, correction or bonus included (block efficiency)."""
-    return Ratio(counts.tokens, counts.rounds)
 
 
 def walltime_improvement(counts: Counts, costs: Mapping[str, float]) -> Ratio:
@@ -145,47 +191,17 @@ def walltime_improvement(counts: Counts, costs: Mapping[str, float]) -> Ratio:
     the ratio. Of drafters side by side, L is the sum of their calls and r the mean of their ratios.
     Raises KeyError for a drafter without a cost.
     """
-    drafting = np.zeros_like(counts.rounds)
-    for name, calls in _calls_by_drafter(counts, costs).items():
-        drafting = drafting + costs[name] * calls
+    drafting = sum(costs[name] * calls for name, calls in counts.by_drafter(costs).items())
     return Ratio(counts.tokens, counts.rounds + drafting)
 
 
-def draft_time(counts: Counts, target_seconds: float) -> Ratio:
-    """Seconds of drafting a round over those of a target call that decodes plainly: what a draft
-    takes, in plain tokens."""
-    seconds = np.zeros_like(counts.rounds) if counts.draft_seconds is None else counts.draft_seconds
-    return Ratio(seconds, counts.rounds * target_seconds)
-
-
-def mean_target_seconds(outputs: Sequence[Output]) -> float:
-    """Mean seconds of a target call."""
-    rounds = [round for output in outputs for round in output.rounds]
-    return sum(round.target_seconds for round in rounds) / len(rounds)
-
-
-def measured_costs(counts: Counts, names: Sequence[str], target_seconds: float) -> dict[str, float]:
-    """Mean seconds of a call of each drafter over those of a target call; 0 where none was made."""
-    whole = np.zeros_like(counts.passes) if counts.draft_seconds is None else counts.draft_seconds
-    seconds = counts.call_seconds or dict.fromkeys(names, whole)
-    found = {}
-    for name, calls in _calls_by_drafter(counts, names).items():
-        made = float(calls.sum())
-        found[name] = float(seconds[name].sum()) / made / target_seconds if made else 0.0
-    return found
-
-
-def _calls_by_drafter(counts: Counts, names: Iterable[str]) -> Mapping[str, Array]:
-    """Calls counted apart; where none are, all are those of the one drafter named."""
-    return counts.calls or {name: counts.passes for name in names}
-
-
-def acceptance_metrics(
-    counts: Counts, resamples: Array, parameter_ratios: Mapping[str, float] | None = None
-) -> dict[str, Estimate]:
+def acceptance_figures(
+    counts: Counts, parameter_ratios: Mapping[str, float] | None = None
+) -> dict[str, Statistic]:
     """Every acceptance metric that the counts allow, by its name in reports."""
-    ratios = {
-        "mean_acceptance_length": mean_acceptance_length(counts),
+    figures: dict[str, Statistic] = {
+        # tokens emitted per target call, correction or bonus included (block efficiency)
+        "mean_acceptance_length": Ratio(counts.tokens, counts.rounds),
         "accepted_per_round": Ratio(counts.accepted, counts.rounds),
         "acceptance_rate": Ratio(counts.accepted, counts.drafted),
         # SpecDec++ Eq. 2.2, N_discarded / N, and Eq. 2.3, N_target / N
@@ -193,39 +209,79 @@ def acceptance_metrics(
         "verification_rate": Ratio(counts.rounds, counts.tokens),
     }
     if counts.expected is not None:  # OPT-Tree's mean E(A); rounds without a draft expect none
-        ratios["expected_accepted"] = Ratio(counts.expected, counts.rounds)
+        figures["expected_accepted"] = Ratio(counts.expected, counts.rounds)
     if parameter_ratios:
-        ratios["mbsu"] = walltime_improvement(counts, parameter_ratios)
-    estimates = {name: estimate_ratio(ratio, resamples) for name, ratio in ratios.items()}
-    return {name: found for name, found in estimates.items() if found is not None}
+        figures["mbsu"] = walltime_improvement(counts, parameter_ratios)
+    return figures
+
+
+def cost_figures(counts: Counts, costs: CallCosts, target_seconds: float) -> dict[str, Statistic]:
+    """Figures of measured costs. `draft_time`: seconds of drafting a round over those of a target
+    call that decodes plainly, which is what a draft takes, in plain tokens."""
+    return {
+        "swi": walltime_improvement(counts, costs.measured),
+        "draft_time": Ratio(counts.draft_seconds, counts.rounds * target_seconds),
+    }
+
+
+def speed_figures(run: Decoded, others: Sequence[Decoded], sampled: bool) -> dict[str, Statistic]:
+    """Tokens a second, latency and speed-ups over `others`; times are medians over the repeats.
+
+    Tokens a second and speed-ups are of all inputs together, latency is the median of single ones.
+    A speed-up compares the time for the same inputs, whatever the lengths of the outputs; where
+    outputs are sampled, and differ in length by chance alone, it compares tokens a second.
+    """
+    tokens = token_counts(run)
+    figures: dict[str, Statistic] = {
+        "tokens_per_second": Ratio(tokens, run.cost_seconds),
+        "ms_per_token": median(1e3 * run.median_seconds / tokens),
+    }
+    ways = {PLAIN: "speedup", GENERATE: "speedup_vs_generate", BEAM: "speedup_vs_beam"}
+    for other in others:
+        if other.job.way in ways:
+            speedup: Statistic = Ratio(other.cost_seconds, run.cost_seconds)
+            if sampled:
+                theirs = Ratio(token_counts(other), other.cost_seconds)
+                speedup = quotient(figures["tokens_per_second"], theirs)
+            figures[ways[other.job.way]] = speedup
+    return figures
+
+
+def token_counts(run: Decoded) -> Array:
+    """[P] tokens of every output."""
+    return np.array([float(len(output.tokens)) for output in run.outputs])
+
+
+def real_time_figures(
+    run: Decoded, prompts: Sequence[Prompt], encode_seconds: Array
+) -> dict[str, Statistic]:
+    """Seconds of work over seconds of audio: whole, and split into encoder and all that follows.
+
+    encode_seconds: [P] what encoding each clip takes, measured alone, as it is the same for all.
+    """
+    encoder = np.minimum(encode_seconds, run.cost_seconds)
+    parts = {"rtf": run.cost_seconds, "rtf_encoder": encoder}
+    parts["rtf_decoder"] = run.cost_seconds - encoder
+    audio = np.array([prompt.seconds for prompt in prompts], dtype=np.float64)
+    return {name: Ratio(seconds, audio) for name, seconds in parts.items()}
 
 
 def position_rates(counts: PositionCounts, resamples: Array) -> PositionRates | None:
     """Acceptance by position with intervals; None where nothing was drafted."""
+
+    def rates(above: Array, below: Array) -> list[Estimate | None]:
+        return [estimate(Ratio(*pair), resamples) for pair in zip(above.T, below.T, strict=True)]
+
     if counts.drafted.shape[1] == 0:
         return None
+    none = Estimate(0.0, 0.0, 0.0)
     return PositionRates(
         drafted=list(map(as_counted, counts.drafted.sum(axis=0))),
         accepted=list(map(as_counted, counts.accepted.sum(axis=0))),
         reached=list(map(as_counted, counts.reached.sum(axis=0))),
-        acceptance=[
-            rate or Estimate(0.0, 0.0, 0.0)
-            for rate in _column_rates(counts.accepted, counts.drafted, resamples)
-        ],
-        conditional=_column_rates(counts.accepted, counts.reached, resamples),
+        acceptance=[rate or none for rate in rates(counts.accepted, counts.drafted)],
+        conditional=rates(counts.accepted, counts.reached),
     )
-
-
-def _column_rates(
-    numerators: Array, denominators: Array, resamples: Array
-) -> list[Estimate | None]:
-    above, below = numerators.sum(axis=0), denominators.sum(axis=0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        values = (resamples @ numerators) / (resamples @ denominators)
-    return [
-        with_interval(float(above[i] / below[i]), values[:, i]) if below[i] else None
-        for i in range(len(below))
-    ]
 
 
 def first_difference(tokens: Sequence[int], others: Sequence[int]) -> int | None:

@@ -1,4 +1,4 @@
-"""How figures are shown: tables in a terminal, and a report as one HTML page.
+"""How figures are shown: a table in a terminal, Markdown and HTML, and a report as one HTML page.
 
 The page needs no other file and no network, and is light or dark as its reader's screen.
 """
@@ -6,15 +6,15 @@ The page needs no other file and no network, and is light or dark as its reader'
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from textwrap import wrap
-from typing import Protocol
+from typing import Any
 
+from rich import table as rich
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.table import Table
+from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
 from drafttrain.evaluation.bootstrap import Estimate
@@ -23,100 +23,106 @@ WIDE = 110
 """Columns of a terminal from which on intervals are printed; report.json always has them."""
 LOG_WIDTH = 132
 """Columns of what is no terminal: a log file has room for whole columns."""
-HEADING = 18
-"""Columns of a terminal that a title takes at most; a longer one goes on in the next line."""
+LONGEST_NAME, SHORTENED_NAME = 26, 18
+"""Columns of a terminal that a row's name takes; a longer one goes on in the next line. The second
+is that of a narrow terminal, and of titles."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A metric as a column."""
+    """A column of a table: what it shows of a row, and how."""
 
-    metric: str
     title: str
+    of: Callable[[Any], Estimate | float | int | str | None]
     digits: int = 2
     percent: bool = False
     suffix: str = ""
-
-    @property
-    def heading(self) -> str:
-        """The title on as many lines as a narrow column needs."""
-        return "\n".join(wrap(self.title, HEADING))
+    narrow: bool = True
+    """Whether a narrow terminal has room for it."""
 
     def number(self, value: float) -> str:
-        shown = f"{100 * value if self.percent else value:.{self.digits}f}{self.suffix}"
+        shown = f"{100 * value if self.percent else value:,.{self.digits}f}{self.suffix}"
         return shown.replace("-", "−")
 
-    def interval(self, estimate: Estimate) -> str:
-        low, high = self.number(estimate.low), self.number(estimate.high)
-        between = " to " if "−" in low else "–"
-        return f"{low.removesuffix(self.suffix)}{between}{high}"
-
-
-class Measured(Protocol):
-    """Anything with metrics by name: a run of a report, a replayed policy."""
-
-    @property
-    def metrics(self) -> Mapping[str, Estimate]: ...
+    def parts(self, row: object) -> tuple[str, str]:
+        """A row's value and its interval as text; the interval is empty where there is none."""
+        value = self.of(row)
+        if isinstance(value, Estimate):
+            low, high = self.number(value.low), self.number(value.high)
+            between = " to " if "−" in low else "–"
+            interval = f"{low.removesuffix(self.suffix)}{between}{high}"
+            return self.number(value.value), interval if value.low < value.high else ""
+        if isinstance(value, float):
+            return self.number(value), ""
+        return "–" if value is None else str(value), ""
 
 
 @dataclass(frozen=True)
-class FittedTable:
-    """A table that shows intervals where the terminal has room for them."""
+class Table:
+    """A table; Rich prints it with intervals where the terminal has room for them."""
 
-    build: Callable[[bool], Table]
+    title: str
+    columns: Sequence[Column]
+    """The first one names the row."""
+    rows: Sequence[Any]
+    note: str = ""
+    """How to read it."""
+    is_best: Callable[[Any], bool] = lambda row: False
+    """Whether the page highlights a row."""
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
-        yield self.build(options.max_width >= WIDE)
+    def cells(self, row: object, intervals: bool = True) -> list[str]:
+        """A row as text, intervals in brackets."""
+        parts = [column.parts(row) for column in self.columns]
+        return [f"{value} ({more})" if more and intervals else value for value, more in parts]
+
+    def markdown(self, intervals: bool = True) -> str:
+        """The table for documents and model cards."""
+        header = [column.title for column in self.columns]
+        lines = [header, ["---"] + ["---:"] * (len(header) - 1)]
+        lines += [self.cells(row, intervals) for row in self.rows]
+        return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+    def html(self) -> str:
+        header = "".join(f"<th>{escape(column.title)}</th>" for column in self.columns)
+        lines = [f"<tr>{header}</tr>"]
+        for row in self.rows:
+            mark = ' class="best"' if self.is_best(row) else ""
+            cells = "".join(f"<td>{escape(cell)}</td>" for cell in self.cells(row))
+            lines.append(f"<tr{mark}>{cells}</tr>")
+        return "\n".join(['<div class="wide"><table>', *lines, "</table></div>"])
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[rich.Table]:
+        wide = options.max_width >= WIDE
+        table = rich.Table(
+            title=self.title,
+            title_justify="left",
+            caption=self.note,
+            caption_justify="left",
+            box=SIMPLE_HEAD,
+            pad_edge=False,
+            collapse_padding=True,
+        )
+        name, *columns = [one for one in self.columns if wide or one.narrow]
+        table.add_column(name.title, no_wrap=True)
+        for column in columns:
+            table.add_column("\n".join(wrap(column.title, SHORTENED_NAME)), justify="right")
+        for row in self.rows:
+            shown = wrap(name.parts(row)[0], LONGEST_NAME if wide else SHORTENED_NAME)
+            cells = [Text("\n ".join(shown))]
+            for value, interval in (column.parts(row) for column in columns):
+                below = f"\n{interval}" if interval and wide else ""
+                cells.append(Text.assemble(value, (below, "dim")))
+            table.add_row(*cells)
+        yield table
 
 
-def new_table(title: str) -> Table:
-    """An empty table in the style of all reports."""
-    return Table(
-        title=title,
-        title_justify="left",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,
-    )
-
-
-def metric_cells(run: Measured, columns: Sequence[Column], intervals: bool) -> list[Text]:
-    """The values of a row, each with its interval below it where it has one."""
-    cells = []
-    for column in columns:
-        estimate = run.metrics.get(column.metric)
-        if estimate is None:
-            cells.append(Text("–", style="dim"))
-            continue
-        cell = Text(column.number(estimate.value))
-        if intervals and estimate.low < estimate.high:
-            cell.append(f"\n{column.interval(estimate)}", style="dim")
-        cells.append(cell)
-    return cells
-
-
-def plain_cell(run: Measured, column: Column, intervals: bool) -> str:
-    """A figure with its interval, for Markdown."""
-    estimate = run.metrics.get(column.metric)
-    if estimate is None:
-        return "–"
-    number = column.number(estimate.value)
-    if not intervals or estimate.low == estimate.high:
-        return number
-    return f"{number} ({column.interval(estimate)})"
-
-
-def print_findings(
-    tables: Sequence[RenderableType | None], lines: Sequence[str], files: Sequence[str]
-) -> None:
-    """The tables that there are, then sentences, then where the files lie."""
+def print_findings(tables: Sequence[Table], lines: Sequence[str], files: Sequence[str]) -> None:
+    """The tables, then sentences, then where the files lie."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=LOG_WIDTH)
     for table in tables:
-        if table is not None:
-            console.print(table)
+        console.print(table)
     for line in lines:
         console.print(line, highlight=False, markup=False)
     for line in files:
@@ -153,18 +159,6 @@ th:first-child, td:first-child { text-align: left; } tr.best td { background: va
 
 
 @dataclass(frozen=True)
-class PageTable:
-    """A table under its caption."""
-
-    caption: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    """One cell for each column of the header."""
-    best: str | None = None
-    """First cell of the row to highlight."""
-
-
-@dataclass(frozen=True)
 class Card:
     """A headline figure: a dim label, the figure in bold, a line of detail."""
 
@@ -180,34 +174,34 @@ class Page:
     title: str
     subtitle: str
     """What was measured, on which machine and when."""
-    tables: Sequence[PageTable]
-    plot: bytes | None = None
-    """PNG."""
-    plot_text: str = ""
-    """What the plot shows, for readers who cannot see it."""
-    cards: Sequence[Card] = ()
-    verdicts: Sequence[str] = ()
+    cards: Sequence[Card]
+    verdicts: Sequence[str]
     """Findings, one sentence each."""
-    notes: Sequence[str] = ()
-    """How to read the figures."""
+    plot: bytes
+    """PNG."""
+    plot_text: str
+    """What the plot shows, for readers who cannot see it."""
+    tables: Sequence[Table]
+    notes: Sequence[str]
 
 
 def render_page(page: Page) -> str:
-    """Returns the page as HTML, with style and plot inside and all text escaped.
-
-    Raises ValueError for a table row whose cells do not match the header.
-    """
-    parts = [f"<h1>{escape(page.title)}</h1>", f'<p class="dim">{escape(page.subtitle)}</p>']
-    if page.cards:
-        parts += ['<div class="cards">', *map(_card, page.cards), "</div>"]
-    parts += [f"<p>{escape(line)}</p>" for line in page.verdicts]
-    if page.plot is not None:
-        image = b64encode(page.plot).decode("ascii")
-        text = escape(page.plot_text)
-        parts.append(f'<figure><img src="data:image/png;base64,{image}" alt="{text}"></figure>')
-    for table in page.tables:
-        parts += [f"<h2>{escape(table.caption)}</h2>", _table(table)]
-    parts += [f'<p class="dim">{escape(line)}</p>' for line in page.notes]
+    """Returns the page as HTML, with style and plot inside and all text escaped."""
+    image, text = b64encode(page.plot).decode("ascii"), escape(page.plot_text)
+    cards = [
+        f'<div class="card"><span class="dim">{escape(card.label)}</span>'
+        f"<b>{escape(card.value)}</b>{escape(card.detail)}</div>"
+        for card in page.cards
+    ]
+    parts = [
+        f"<h1>{escape(page.title)}</h1>",
+        f'<p class="dim">{escape(page.subtitle)}</p>',
+        *(['<div class="cards">', *cards, "</div>"] if cards else []),
+        *(f"<p>{escape(line)}</p>" for line in page.verdicts),
+        f'<figure><img src="data:image/png;base64,{image}" alt="{text}"></figure>',
+        *(f"<h2>{escape(table.title)}</h2>\n{table.html()}" for table in page.tables),
+        *(f'<p class="dim">{escape(line)}</p>' for line in page.notes),
+    ]
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -215,23 +209,3 @@ def render_page(page: Page) -> str:
         + "\n".join(parts)
         + "\n</body>\n</html>\n"
     )
-
-
-def _card(card: Card) -> str:
-    return (
-        f'<div class="card"><span class="dim">{escape(card.label)}</span>'
-        f"<b>{escape(card.value)}</b>{escape(card.detail)}</div>"
-    )
-
-
-def _table(table: PageTable) -> str:
-    lines = ["<tr>" + "".join(f"<th>{escape(title)}</th>" for title in table.header) + "</tr>"]
-    for row in table.rows:
-        if len(row) != len(table.header):
-            raise ValueError(
-                f"table {table.caption!r} has {len(table.header)} columns, but row {row[0]!r} has "
-                f"{len(row)} cells; give one cell for each column"
-            )
-        mark = ' class="best"' if row[0] == table.best else ""
-        lines.append(f"<tr{mark}>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>")
-    return "\n".join(['<div class="wide"><table>', *lines, "</table></div>"])

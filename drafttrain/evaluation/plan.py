@@ -27,8 +27,9 @@ from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.trees.fixed import Fixed
 from drafttrain.decoding.trees.verifiers import TargetWalk
 from drafttrain.decoding.types import Sampling, Source
-from drafttrain.evaluation.prompts import WAVE_BATCHES, read_prompts
+from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.evaluation.report import check_new_file
+from drafttrain.evaluation.runner import WAVE_BATCHES
 from drafttrain.models.drafters import can_assist, read_drafter_settings, read_kind
 from drafttrain.models.loading import cache_is_deep_enough, check_target
 from drafttrain.models.speech import hears
@@ -60,29 +61,25 @@ class Plan:
     """Prompts to measure acceptance by rank on, where a tree needs it."""
     drafters: Drafters
 
-    @property
-    def drafter(self) -> str:
-        return str(self.settings.decode.drafter)
-
     def check_pair(self) -> None:
         """Check target and drafters against each other, without reading weights."""
-        found = self.drafters
-        names = (self.drafter, *found.companions)
-        check_pair(self.settings.target, names, found.trees, found.table)
+        settings, found = self.settings, self.drafters
+        names = (str(settings.decode.drafter), *found.companions)
+        check_pair(settings.target, names, found.trees, found.table)
 
     def load_pair(self) -> Pair:
-        target, found = self.settings.target, self.drafters
-        return load_pair(target, self.drafter, found.companions, found.trees, found.table)
+        settings, found = self.settings, self.drafters
+        name = str(settings.decode.drafter)
+        return load_pair(settings.target, name, found.companions, found.trees, found.table)
 
     def build_methods(self, pair: Pair) -> list[Method]:
         """The methods; acceptance by rank is measured first where a tree needs it."""
-        settings, by_rank = self.settings, None
+        settings, by_rank, built = self.settings, None, []
         if self.rank_rows is not None and settings.rank_data is not None:
             name, sampling = str(settings.rank_data.path), settings.decode.sampling
             by_rank = measure_ranks(pair, sampling, self.rank_rows, name)
-        built = []
         for planned in self.methods:
-            [config] = with_ranks([planned.config], by_rank)
+            config = with_ranks(planned.config, by_rank)
             led = pair if config.drafter == settings.decode.drafter else pair.led_by(config.drafter)
             method = build_method(config, led)
             built.append(replace(method, label=planned.label, other=planned.other))
@@ -100,20 +97,16 @@ def make_plan(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Plan:
     if settings.mode == "teacher-forced":
         check_forced(settings, methods)
     heard = hears(check_target(settings.target))
-    rows = load_inputs(settings.data, heard=heard)
-    largest = max(settings.batch_sizes, default=1)
-    if largest > len(rows):
-        raise ConfigError(
-            f"batch_sizes = {largest}, but there are {len(rows)} inputs, so no batch would be "
-            f"full; give at least {WAVE_BATCHES * largest} inputs, or smaller batches"
-        )
-    rank_rows = None
+    rows, rank_rows = load_inputs(settings.data, heard=heard), None
+    check_batches(settings.batch_sizes, len(rows))
     if settings.rank_data is not None:
         if not any(map(needs_ranks, configs)):
             raise ConfigError("rank_data is given, but no sequoia tree lacks tree.by_rank")
         rank_rows = load_inputs(settings.rank_data, "rank_data", heard)
-    drafters = check_methods(*with_ranks(configs, None if rank_rows is None else (1.0,)))
-    check_assisted(settings, configs)
+    by_rank = None if rank_rows is None else (1.0,)
+    drafters = check_methods(*(with_ranks(config, by_rank) for config in configs))
+    if "assisted" in settings.baselines:
+        check_assisted(sorted({str(config.drafter) for config in configs}))
     return Plan(settings, methods, rows, rank_rows, drafters)
 
 
@@ -135,22 +128,12 @@ def other_methods(settings: EvalConfig) -> list[PlannedMethod]:
                 "measured in any case)"
             )
         other = other.model_copy(update={"sampling": settings.decode.sampling})
-        swept = {"k": settings.sweep["k"]} if "k" in settings.sweep else {}
         chain = other.cascade is None and TREES[other.tree.kind].shape is None
-        if swept and chain and "stop" not in other.model_fields_set:
-            found += [
-                PlannedMethod(one, name, f"{name} k={one.stop.k}")
-                for one in expand_sweep(other, swept)
-            ]
+        if "k" in settings.sweep and chain and "stop" not in other.model_fields_set:
+            swept = expand_sweep(other, {"k": settings.sweep["k"]})
+            found += [PlannedMethod(one, name, f"{name} k={one.stop.k}") for one in swept]
         else:
             found.append(PlannedMethod(other, name, name))
-    labels = [method.label for method in found]
-    repeated = next((label for label in labels if labels.count(label) > 1), None)
-    if repeated is not None:
-        raise ConfigError(
-            f"others has two methods that reports would call {repeated!r}, as k is swept; give one "
-            "of them another name"
-        )
     return found
 
 
@@ -179,23 +162,25 @@ def check_forced(settings: EvalConfig, methods: Sequence[PlannedMethod]) -> None
         )
 
 
-def check_assisted(settings: EvalConfig, methods: Sequence[DecodeConfig]) -> None:
-    """Raises ConfigError for assisted generation without a drafter that Transformers can use."""
-    if "assisted" not in settings.baselines:
-        return
-    drafters = sorted({str(method.drafter) for method in methods})
-    able = [name for name in drafters if can_assist(name)]
-    shallow = [name for name in able if not cache_is_deep_enough(read_drafter_settings(name))]
-    if shallow or not able:
-        reason = (
-            f"Transformers' assisted generation fails where a drafter's decoder is deeper than its "
-            f"encoder (T5), as that of {shallow[0]!r} is"
-            if shallow
-            else f"drafter = {', '.join(map(repr, drafters))} is no language model"
-        )
+def check_batches(batch_sizes: Sequence[int], rows: int) -> None:
+    """Refuse a batch that would never be full. Raises ConfigError."""
+    largest = max(batch_sizes, default=1)
+    if largest > rows:
         raise ConfigError(
-            f"baselines has 'assisted', but {reason}; leave 'assisted' out, or give another "
-            "drafter, also among others (others.NAME.drafter=MODEL)"
+            f"batch_sizes = {largest}, but there are {rows} inputs to decode, so no batch would be "
+            f"full; give at least {WAVE_BATCHES * largest} inputs, or smaller batches"
+        )
+
+
+def check_assisted(drafters: Sequence[str]) -> None:
+    """Raises ConfigError for assisted generation without a drafter that Transformers can use: it
+    fails where a drafter's decoder is deeper than its encoder (T5)."""
+    able = [name for name in drafters if can_assist(name)]
+    if not able or not all(cache_is_deep_enough(read_drafter_settings(name)) for name in able):
+        raise ConfigError(
+            f"baselines has 'assisted', which takes language models, no decoder deeper than its "
+            f"encoder, but drafter = {', '.join(map(repr, able or drafters))}; leave 'assisted' "
+            "out, or give another drafter, also among others (others.NAME.drafter=MODEL)"
         )
 
 
@@ -258,16 +243,11 @@ def needs_ranks(method: DecodeConfig) -> bool:
     return method.tree.kind == "sequoia" and method.tree.by_rank is None
 
 
-def with_ranks(
-    methods: Sequence[DecodeConfig], by_rank: tuple[float, ...] | None
-) -> list[DecodeConfig]:
-    """The methods with this acceptance by rank where a tree needs it and has none."""
-    return [
-        method.model_copy(update={"tree": method.tree.model_copy(update={"by_rank": by_rank})})
-        if by_rank is not None and needs_ranks(method)
-        else method
-        for method in methods
-    ]
+def with_ranks(method: DecodeConfig, by_rank: tuple[float, ...] | None) -> DecodeConfig:
+    """The method with this acceptance by rank where a tree needs it and has none."""
+    if by_rank is None or not needs_ranks(method):
+        return method
+    return method.model_copy(update={"tree": method.tree.model_copy(update={"by_rank": by_rank})})
 
 
 def measure_ranks(

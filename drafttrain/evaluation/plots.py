@@ -9,7 +9,7 @@ report of `tune` has panels: all candidates, Figure 4 of SpecDec++, reliability 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from drafttrain.config.sweep import SWEEPABLE
 from drafttrain.data.shards.writing import renamed_when_whole
 from drafttrain.evaluation.bootstrap import Estimate
-from drafttrain.evaluation.report import Report, Run, Search, Tried
+from drafttrain.evaluation.report import Report, Run, Search
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A7A7A", "#B8A800")
 """Okabe and Ito's palette, which colour-blind readers can tell apart, and two more."""
@@ -66,9 +66,10 @@ class Curve:
     label: str
     xs: Sequence[float | Estimate]
     ys: Sequence[Estimate]
-    lossy: bool = False
     notes: Sequence[str] = ()
     """A word at each point."""
+    filled: bool = True
+    """Whether its markers are: those of lossy methods are not."""
 
 
 @dataclass(frozen=True)
@@ -97,11 +98,9 @@ def plot_report(report: Report, path: Path) -> None:
         if plot.xlabel:
             draw_curves(axis, plot)
         else:
-            names = [f"{c.label} (lossy)" if c.lossy else c.label for c in plot.curves]
-            draw_bars(axis, names, [curve.ys[0] for curve in plot.curves])
+            draw_bars(axis, {curve.label: curve.ys[0] for curve in plot.curves})
             axis.axvline(1.0, color=GREY, linewidth=1)
             axis.set_xlabel(plot.ylabel, fontsize=13)
-            axis.tick_params(labelsize=12)
         axis.set_title(plot.title, loc="left")
     for axis in figure.axes:
         tidy(axis)
@@ -122,35 +121,36 @@ def footer(report: Report) -> str:
 
 def choose_plot(report: Report) -> Plot:
     """The plot for what the report varied: batch size, quality, draft length; else bars."""
-    methods = [run for run in report.runs if run.kind == "method"]
+    alone = [run for run in report.runs if run.batch_size == 1]
+    methods = [run for run in alone if run.kind == "method"]
     if report.mode == "teacher-forced":
         return _by_position(methods)
-    if any(run.batches for run in report.runs):
+    if len(report.batch_sizes) > 1:
         return _by_batch_size(report)
     quality = next((name for name in QUALITY if any(name in r.metrics for r in methods)), None)
-    if quality is not None and any(run.lossy for run in methods):
-        title, xlabel = "Quality and speed", QUALITY[quality]
-        found = lines([run for run in methods if quality in run.metrics])
-    else:
-        quality, title, xlabel = None, "Speed by draft length", "draft tokens per round"
-        found = lines(methods)
-        if all(len(line) == 1 for _, line in found):
-            timed = [run for run in report.runs if "speedup" in run.metrics]
-            bars = [Curve(run.name, [0.0], [run.metrics["speedup"]], run.lossy) for run in timed]
-            return Plot("Speed", "", SPEEDUP, bars)
-    curves = [
-        Curve(
-            label,
-            [draft_tokens(run) if quality is None else run.metrics[quality] for run in line],
-            [run.metrics["speedup"] for run in line],
-            line[0].lossy,
-            _varied(line),
-        )
-        for label, line in found
-    ]
-    others = [run for run in report.runs if run.kind != "method"]
+    if not any(run.lossy for run in methods):
+        quality = None
+    found = lines([run for run in methods if quality is None or quality in run.metrics])
+    if quality is None and all(len(line) == 1 for _, line in found):
+        timed = [run for run in alone if "speedup" in run.metrics]
+        return Plot("Speed", "", SPEEDUP, [_curve(run.name, [0.0], [run]) for run in timed])
+    curves = []
+    for label, line in found:
+        xs = [draft_tokens(run) if quality is None else run.metrics[quality] for run in line]
+        curves.append(_curve(label, xs, line, _varied(line)))
+    title = "Speed by draft length" if quality is None else "Quality and speed"
+    xlabel = "draft tokens per round" if quality is None else QUALITY[quality]
+    others = [run for run in alone if run.kind != "method"]
     levels = {run.name: run.metrics["speedup"].value for run in others}
     return Plot(title, xlabel, SPEEDUP, curves, levels)
+
+
+def _curve(
+    label: str, xs: Sequence[float | Estimate], line: Sequence[Run], notes: Sequence[str] = ()
+) -> Curve:
+    """Speedups of some runs."""
+    label = f"{label} (lossy)" if line[0].lossy else label
+    return Curve(label, xs, [run.metrics["speedup"] for run in line], notes, not line[0].lossy)
 
 
 def lines(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
@@ -200,9 +200,9 @@ def _by_position(methods: Sequence[Run]) -> Plot:
     for label, line in lines(methods):
         run = max(line, key=lambda run: run.sizes.get("depth", run.settings.get("k", 0)))
         rates = run.acceptance_rate_per_position
-        known = [] if rates is None else list(enumerate(rates.conditional, start=1))
-        points = [(place, rate) for place, rate in known if rate is not None]
-        curves.append(Curve(label, [place for place, _ in points], [rate for _, rate in points]))
+        known = dict(enumerate([] if rates is None else rates.conditional, start=1))
+        points = {place: rate for place, rate in known.items() if rate is not None}
+        curves.append(Curve(label, list(points), list(points.values())))
     deepest = max((max(curve.xs, default=1) for curve in curves), default=1)
     return Plot(
         "Acceptance by position in the draft",
@@ -214,20 +214,15 @@ def _by_position(methods: Sequence[Run]) -> Plot:
 
 
 def _by_batch_size(report: Report) -> Plot:
-    """Every run through its batch sizes."""
-    sizes = sorted({result.batch_size for run in report.runs for result in run.batches})
-    curves = [
-        Curve(
-            run.name,
-            [result.batch_size for result in run.batches],
-            [result.metrics["speedup"] for result in run.batches],
-            run.lossy,
-        )
-        for run in report.runs
-        if run.kind != "plain" and run.batches
-    ]
-    title = "Speed by batch size"
-    return Plot(title, "batch size", f"{SPEEDUP} at the same size", curves, {"plain": 1.0}, sizes)
+    """Every method and baseline through its batch sizes."""
+    own: dict[str, list[Run]] = {}
+    for run in report.runs:
+        if run.kind != "plain":
+            own.setdefault(run.name, []).append(run)
+    curves = [_curve(name, [run.batch_size for run in line], line) for name, line in own.items()]
+    ylabel = f"{SPEEDUP} at the same size"
+    sizes = report.batch_sizes
+    return Plot("Speed by batch size", "batch size", ylabel, curves, {"plain": 1.0}, sizes)
 
 
 def draw_curves(axis: Axes, plot: Plot) -> None:
@@ -241,8 +236,7 @@ def draw_curves(axis: Axes, plot: Plot) -> None:
         axis.errorbar(
             xs, ys, xerr=error_lengths(spread) if spread else None, yerr=error_lengths(curve.ys),
             fmt=f"{marker}-", color=colour, ecolor="#CFCFCF", elinewidth=1, linewidth=2,
-            markersize=7, markerfacecolor="white" if curve.lossy else colour,
-            label=f"{curve.label} (lossy)" if curve.lossy else curve.label,
+            markersize=7, markerfacecolor=colour if curve.filled else "white", label=curve.label,
         )  # fmt: skip
         for x, y, note in zip(xs, ys, curve.notes, strict=False):
             axis.annotate(
@@ -270,15 +264,15 @@ def draw_curves(axis: Axes, plot: Plot) -> None:
 
 def draw_bars(
     axis: Axes,
-    names: Sequence[str],
-    values: Sequence[Estimate],
+    bars: Mapping[str, Estimate],
     colours: Sequence[str] | str = COLOURS[0],
     digits: int = 2,
     size: float = 12,
 ) -> None:
     """A bar to the right for each name, the first one on top, the value at its end."""
+    values = list(bars.values())
     axis.barh(
-        range(len(names)), [one.value for one in values], color=colours, height=0.62,
+        range(len(bars)), [one.value for one in values], color=colours, height=0.62,
         xerr=error_lengths(values), error_kw={"ecolor": "#444444", "elinewidth": 1, "capsize": 3},
     )  # fmt: skip
     for place, estimate in enumerate(values):
@@ -286,41 +280,41 @@ def draw_bars(
             f"{estimate.value:.{digits}f}", (max(estimate.value, estimate.high), place),
             xytext=(6, 0), fontsize=size, textcoords="offset points", va="center",
         )  # fmt: skip
-    axis.set_yticks(range(len(names)), names)
+    axis.set_yticks(range(len(bars)), list(bars))
+    axis.tick_params(labelsize=size)
     axis.invert_yaxis()
     axis.margins(x=0.14)
     axis.set_xlim(left=0)
 
 
 def draw_search(figure: Figure, search: Search) -> None:
-    """Draws speed of all candidates, Figure 4 of SpecDec++, and the reliability of heads."""
+    """Draws the speed of all candidates at batch size 1 in the last rung that decoded them, Figure
+    4 of SpecDec++, and the reliability of heads."""
     grid = figure.add_gridspec(2 if search.heads else 1, 2)
-    speed_panel(figure.add_subplot(grid[:, 0]), search)
+    standings, best = search.standings(1), search.choices[0].best
+    axis = figure.add_subplot(grid[:, 0])
+    colours = [COLOURS[0] if name == best else "#C4C4C4" for name in standings]
+    speeds = {name: one.tokens_per_second for name, (_, one) in standings.items()}
+    draw_bars(axis, speeds, colours, digits=0, size=6.5)
+    axis.set(title="Candidates, batch size 1", xlabel="tokens per second, last rung decoded")
     rates_panel(figure.add_subplot(grid[0, 1]), search)
     if search.heads:
         reliability_panel(figure.add_subplot(grid[1, 1]), search)
 
 
-def speed_panel(axis: Axes, search: Search) -> None:
-    """Tokens per second of every candidate at batch size 1, in its last rung."""
-    standings, best = search.standings(1), search.choices[0].best
-    colours = [COLOURS[0] if name == best else "#C4C4C4" for name in standings]
-    speeds = [one.tokens_per_second for one in standings.values()]
-    draw_bars(axis, list(standings), speeds, colours, digits=0, size=6.5)
-    axis.tick_params(axis="y", labelsize=6.5)
-    axis.set(title="Candidates, batch size 1", xlabel="tokens per second, last rung decoded")
-
-
 def rates_panel(axis: Axes, search: Search) -> None:
-    """Discard rate against verification rate of chains (SpecDec++ Figure 4), and the oracle."""
-    standings = search.standings(1)
-    groups: dict[str, list[Tried]] = {}  # k=2 block and k=4 block are of one group
+    """Discard rate against verification rate of chains (SpecDec++ Figure 4), and the oracle.
+
+    All are of the first rung, as every candidate decoded the same prompts there.
+    """
+    groups: dict[str, list[tuple[float, float]]] = {}  # k=2 block and k=4 block are of one group
     for name, settings in search.candidates.items():
         if not {"tree", "cascade"} & settings.keys():
-            groups.setdefault(re.sub(r"[=(][\d.]+\)?", "", name), []).append(standings[name])
-    for colour, (group, own) in zip(COLOURS, groups.items(), strict=False):
-        points = sorted((one.verification_rate, one.discard_rate) for one in own)
-        axis.plot(*zip(*points, strict=True), "o-", color=colour, linewidth=1, label=group)
+            one = search.rungs[0].candidates[name]
+            group = groups.setdefault(re.sub(r"[=(][\d.]+\)?", "", name), [])
+            group.append((one.verification_rate, one.discard_rate))
+    for colour, (group, points) in zip(COLOURS, groups.items(), strict=False):
+        axis.plot(*zip(*sorted(points), strict=True), "o-", color=colour, linewidth=1, label=group)
     if search.oracle is not None:
         rate = search.oracle.target_calls / search.oracle.tokens
         axis.plot(rate, 0.0, "*", color="#B8A800", markersize=13, label="oracle")

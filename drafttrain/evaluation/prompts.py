@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from datasets import Dataset
 
@@ -17,6 +18,11 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.types import Output, Sampling, Source
 from drafttrain.models.loading import LoadedTarget
+
+PLAIN = "plain"
+GENERATE = "generate"
+BEAM = "beam"
+ASSISTED = "assisted"
 
 
 @dataclass(frozen=True)
@@ -42,16 +48,6 @@ class Skipped:
     reason: str
 
 
-@dataclass(frozen=True)
-class PromptSet:
-    """The prompts of one set of inputs."""
-
-    path: str
-    """File or Hub name, as it was given."""
-    prompts: list[Prompt]
-    skipped: list[Skipped]
-
-
 def read_prompts(
     target: LoadedTarget, model: CachedModel, rows: Dataset
 ) -> tuple[list[Prompt], list[Skipped]]:
@@ -61,30 +57,21 @@ def read_prompts(
     Raises ConfigError for chats without a template, ValueError where no row is left.
     """
     if AUDIO in rows.column_names:
+        clips = [(row, hear(target, row)) for row in rows]
         return [
-            Prompt(
-                row["row"],
-                row["source"],
-                row["reference"],
-                hear(target, row),
-                seconds=row[SECONDS],
-            )
-            for row in rows
+            Prompt(row["row"], row["source"], row["reference"], source, seconds=row[SECONDS])
+            for row, source in clips
         ], []
     prompts: list[Prompt] = []
     skipped: list[Skipped] = []
-    chats = CHATS in rows.column_names
-    decoder_only = not target.model.config.is_encoder_decoder
-    tokenized = tokenize_prompts(target.tokenizer, rows, decoder_only)
+    chats, limit = CHATS in rows.column_names, model.source_limit
+    tokenized = tokenize_prompts(target.tokenizer, rows, not target.model.config.is_encoder_decoder)
     for row, ids in zip(rows, tokenized, strict=True):
         if not row["source"].strip() or not ids:
             skipped.append(Skipped(row["row"], "the source is empty"))
-        elif model.source_limit is not None and len(ids) > model.source_limit:
-            skipped.append(
-                Skipped(
-                    row["row"], f"{len(ids)} source tokens, the target takes {model.source_limit}"
-                )
-            )
+        elif limit is not None and len(ids) > limit:
+            reason = f"{len(ids)} source tokens, the target takes {limit}"
+            skipped.append(Skipped(row["row"], reason))
         else:
             source = make_source(ids, target.model)
             prompts.append(Prompt(row["row"], row["source"], row["reference"], source, chats))
@@ -97,15 +84,6 @@ def read_prompts(
     return prompts, skipped
 
 
-PLAIN = "plain"
-GENERATE = "generate"
-BEAM = "beam"
-ASSISTED = "assisted"
-
-Decode = Callable[[Sequence[int], int], list[Output]]
-"""(indices of prompts, batch size) -> an output for each, in order."""
-
-
 @dataclass(frozen=True)
 class Job:
     """A way to decode, and its decoding of prompts."""
@@ -114,9 +92,10 @@ class Job:
     way: str
     """Its name in reports, without sizes: chain, rsd-s, ... of a method; plain; generate, beam or
     assisted."""
-    decode: Decode
-    """`Output.seconds` of a prompt in a batch is from when its sequence entered to its end; the
-    caller times a prompt decoded alone."""
+    decode: Callable[[Sequence[int], int], list[Output]]
+    """(indices of prompts, batch size) -> an output for each, in order. `Output.seconds` of a
+    prompt in a batch is from when its sequence entered to its end; the caller times a prompt
+    decoded alone."""
     method: Method | None = None
     """None: a baseline, which is Transformers' own."""
     sizes: Sizes = field(default_factory=dict)
@@ -128,9 +107,16 @@ class Job:
         """Whether it decodes at this batch size."""
         return self.largest_batch is None or batch_size <= self.largest_batch
 
+    @property
+    def kind(self) -> Literal["plain", "method", "baseline"]:
+        if self.method is None:
+            return "baseline"
+        return "plain" if self.way == PLAIN else "method"
 
-WAVE_BATCHES = 4
-"""Batches of prompts, at least, that a job decodes in turn at batch sizes above 1."""
+    @property
+    def lossless(self) -> bool:
+        """Whether the output (or its law, when sampling) is the target's own by construction."""
+        return self.way != BEAM if self.method is None else self.method.verifier.lossless
 
 
 @dataclass(frozen=True)
@@ -155,8 +141,7 @@ class EvaluationOptions:
 
 def read_options(config: EvalConfig) -> EvaluationOptions:
     """The options in the settings of `drafttrain eval`."""
-    own = ("baselines", "num_beams", "repeats", "warmup", "bootstrap")
-    own += ("bleu_tokenizer", "compile")
+    own = ("baselines", "num_beams", "repeats", "warmup", "bootstrap", "bleu_tokenizer", "compile")
     sampling = config.decode.sampling
     return EvaluationOptions(
         sampling=build_sampling(sampling),

@@ -9,7 +9,6 @@ only the number of identical outputs is reported.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,14 +23,7 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import Output, Proposal, Sampling, Source
-from drafttrain.evaluation.bootstrap import (
-    Array,
-    Estimate,
-    Ratio,
-    estimate_ratio,
-    estimate_score,
-    estimate_score_difference,
-)
+from drafttrain.evaluation.bootstrap import Array, Ratio, Statistic, difference, score
 from drafttrain.evaluation.metrics import first_difference
 from drafttrain.evaluation.prompts import EvaluationOptions, Prompt
 from drafttrain.evaluation.report import GAP_TOLERANCE, Difference, Parity
@@ -40,119 +32,86 @@ Texts = Sequence[str]
 References = Sequence[str | None]
 
 
-@dataclass(frozen=True)
-class CorpusStatistics:
-    """Sufficient statistics of a corpus score. Rows without a reference are zero."""
-
-    metric: Metric
-    rows: Array
-    """[P, S], one row for each sentence."""
-
-    def score(self, summed: Array) -> float:
-        """The score of summed statistics. Shapes: summed [S]."""
-        return float(self.metric._compute_score_from_stats(list(summed)).score)
-
-    def estimate(self, resamples: Array) -> Estimate:
-        return estimate_score(self.score, self.rows, resamples)
-
-    def difference(self, other: CorpusStatistics, resamples: Array) -> Estimate:
-        """Paired difference to another system on the same references; positive: ours is better."""
-        return estimate_score_difference(self.score, self.rows, other.rows, resamples)
-
-
-def bleu_statistics(
-    hypotheses: Texts, references: References, tokenizer: str = "13a"
-) -> CorpusStatistics:
-    """BLEU of sacrebleu's default signature (mixed case, exponential smoothing)."""
-    return _statistics(BLEU(tokenize=tokenizer, force=True), hypotheses, references)
-
-
-def chrf_statistics(hypotheses: Texts, references: References) -> CorpusStatistics:
-    """chrF of sacrebleu's default signature (6 character orders, no word order)."""
-    return _statistics(CHRF(), hypotheses, references)
-
-
-def quality_metrics(
-    hypotheses: Texts,
+def text_figures(
+    texts: Texts,
     references: References,
-    resamples: Array,
+    plain: Texts | None = None,
     tokenizer: str = "13a",
     overlap: bool = True,
-) -> dict[str, Estimate]:
-    """BLEU, chrF, ROUGE-2, ROUGE-L and exact match over the rows that have a reference.
+    consistent: bool = True,
+) -> dict[str, Statistic]:
+    """BLEU, chrF, ROUGE-2, ROUGE-L and exact match over the rows that have a reference, if any; and
+    compared with the texts of plain decoding. All in percent.
 
-    Empty where no row has one. Scores are in percent. overlap: whether BLEU and chrF, the shares of
-    common n-grams, mean anything for these texts.
+    overlap: whether BLEU and chrF, shares of common n-grams, mean anything for these texts: a good
+    answer in a chat may share few words with another one. consistent: whether the output should be
+    that of plain decoding, so that BLEU against it says how near it is.
     """
+    figures: dict[str, Statistic] = {}
+    present = np.array([float(reference is not None) for reference in references])
+    if present.any():
+        if overlap:
+            figures["bleu"] = bleu(texts, references, tokenizer)
+            figures["chrf"] = _corpus_score(CHRF(), texts, references)
+        scores = rouge_scores(texts, references)
+        scores["exact_match"] = exact_match(texts, references)
+        figures |= {name: Ratio(100.0 * own, present) for name, own in scores.items()}
+    if plain is not None and "bleu" in figures:
+        theirs = bleu(plain, references, tokenizer)
+        figures["bleu_difference"] = difference(figures["bleu"], theirs)
+    if plain is not None and overlap and consistent:
+        figures["consistency_bleu"] = bleu(texts, plain, tokenizer)
+    return figures
+
+
+def bleu(texts: Texts, references: References, tokenizer: str = "13a") -> Statistic:
+    """BLEU of sacrebleu's default signature (mixed case, exponential smoothing)."""
+    return _corpus_score(BLEU(tokenize=tokenizer, force=True), texts, references)
+
+
+def _corpus_score(metric: Metric, texts: Texts, references: References) -> Statistic:
+    """A score from the sentences' sufficient statistics; rows without a reference count nothing."""
     present = [i for i, reference in enumerate(references) if reference is not None]
-    if not present:
-        return {}
-    estimates: dict[str, Estimate] = {}
-    if overlap:
-        estimates |= {
-            "bleu": bleu_statistics(hypotheses, references, tokenizer).estimate(resamples),
-            "chrf": chrf_statistics(hypotheses, references).estimate(resamples),
-        }
-    has_reference = np.zeros(len(references))
-    has_reference[present] = 1.0
-    scores = rouge_scores(hypotheses, references)
-    scores["exact_match"] = exact_match(hypotheses, references)
-    for name, values in scores.items():
-        estimates[name] = estimate_ratio(Ratio(100.0 * values, has_reference), resamples)
-    return estimates
+    found = metric._extract_corpus_statistics(
+        [texts[i] for i in present], [[references[i] for i in present]]
+    )
+    rows = np.zeros((len(texts), len(found[0])))
+    rows[present] = found
+    return score(lambda sums: float(metric._compute_score_from_stats(list(sums)).score), rows)
 
 
-def rouge_scores(hypotheses: Texts, references: References) -> dict[str, Array]:
+def rouge_scores(texts: Texts, references: References) -> dict[str, Array]:
     """F-measures of ROUGE-2 and ROUGE-L with stemming, in 0..1; 0 without a reference."""
     names = ["rouge2", "rougeL"]
     scorer = RougeScorer(names, use_stemmer=True)
-    scores = {name: np.zeros(len(hypotheses)) for name in names}
-    for i, (hypothesis, reference) in enumerate(zip(hypotheses, references, strict=True)):
-        if reference is not None:
-            found = scorer.score(reference, hypothesis)
-            for name in names:
-                scores[name][i] = found[name].fmeasure
+    scores = {name: np.zeros(len(texts)) for name in names}
+    for i, (text, reference) in enumerate(zip(texts, references, strict=True)):
+        found = {} if reference is None else scorer.score(reference, text)
+        for name, own in found.items():
+            scores[name][i] = own.fmeasure
     return scores
 
 
-def exact_match(hypotheses: Texts, references: References) -> Array:
+def exact_match(texts: Texts, references: References) -> Array:
     """1 where text and reference agree but for white space at the ends. Shapes: -> [P]."""
-    pairs = zip(hypotheses, references, strict=True)
+    pairs = zip(texts, references, strict=True)
     return np.array([float(b is not None and a.strip() == b.strip()) for a, b in pairs])
 
 
-def _statistics(metric: Metric, hypotheses: Texts, references: References) -> CorpusStatistics:
-    present = [i for i, reference in enumerate(references) if reference is not None]
-    if not present:
-        raise ValueError("no row has a reference: BLEU and chrF need at least one")
-    found = metric._extract_corpus_statistics(
-        [hypotheses[i] for i in present], [[references[i] for i in present]]
-    )
-    rows = np.zeros((len(hypotheses), len(found[0])))
-    rows[present] = found
-    return CorpusStatistics(metric, rows)
-
-
-def word_error_metrics(
-    texts: Sequence[str],
-    references: Sequence[str | None],
-    resamples: Array,
-    plain: Sequence[str] | None = None,
-) -> dict[str, Estimate]:
+def word_error_figures(
+    texts: Texts, references: References, plain: Texts | None = None
+) -> dict[str, Statistic]:
     """`wer` in percent, errors over words of all references together; where the texts of plain
-    decoding are given, `wer_difference` too, paired by clip: below 0, ours are better.
-
-    Empty where no clip has a reference.
-    """
+    decoding are given, `wer_difference` too: below 0, ours are better."""
     errors, words = word_errors(texts, references)
-    found = {"wer": estimate_ratio(Ratio(100.0 * errors, words), resamples)}
+    figures: dict[str, Statistic] = {"wer": Ratio(100.0 * errors, words)}
     if plain is not None:
         more = errors - word_errors(plain, references)[0]
-        found["wer_difference"] = estimate_ratio(Ratio(100.0 * more, words), resamples)
-    return {name: estimate for name, estimate in found.items() if estimate is not None}
+        figures["wer_difference"] = Ratio(100.0 * more, words)
+    return figures
 
 
-def word_errors(texts: Sequence[str], references: Sequence[str | None]) -> tuple[Array, Array]:
+def word_errors(texts: Texts, references: References) -> tuple[Array, Array]:
     """Words substituted, left out and put in, and words of the reference; two [P].
 
     Clips without a reference have none of either.
@@ -239,11 +198,11 @@ def top_two(
     committed = state.source.prefix
     nothing = torch.empty(0, dtype=torch.long, device=committed.device)
     for token in [*tokens, None]:
-        score = model.score([state], [committed], [Proposal.empty()])[0]
+        [output] = model.score([state], [committed], [Proposal.empty()])
         if token is not None:
             model.keep(state, nothing)
             committed = torch.cat([committed, committed.new_tensor([token])])
-    logits = processors(committed, nothing, score.logits)[0]
+    logits = processors(committed, nothing, output.logits)[0]
     first, second = logits.topk(2).values.tolist()
     return first, second
 
@@ -253,26 +212,23 @@ def target_agreement(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
     options: EvaluationOptions,
-    resamples: Array,
     known: Judged,
-) -> Estimate | None:
+) -> Ratio:
     """The target's probability of an emitted token after those before it, the mean of all tokens.
 
     In greedy decoding it is the share of tokens that are the target's own choice, 1 for lossless
     methods. Sampled lossless methods have what plain decoding has, up to randomness. known: no
     output is judged twice.
     """
-    judged = []
+    sums, counts = np.zeros((2, len(prompts)))
     for place, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
         key = place, tuple(output.tokens)
         if key not in known:
             known[key] = token_probs(
                 model, prompt.source, output.tokens, options.sampling, options.max_new_tokens
             )
-        judged.append(known[key])
-    sums = np.array([float(probs.sum()) for probs in judged])
-    counts = np.array([float(len(probs)) for probs in judged])
-    return estimate_ratio(Ratio(sums, counts), resamples)
+        sums[place], counts[place] = float(known[key].sum()), len(known[key])
+    return Ratio(sums, counts)
 
 
 @torch.inference_mode()

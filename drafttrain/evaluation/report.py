@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -16,12 +16,11 @@ from drafttrain.data.shards.writing import renamed_when_whole
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.calibration import HeadFacts, OracleCounts
 from drafttrain.evaluation.environment import Environment
-from drafttrain.evaluation.metrics import PositionRates
-from drafttrain.evaluation.prompts import PromptSet, Skipped
+from drafttrain.evaluation.metrics import CallCosts, PositionRates, TimeShares
+from drafttrain.evaluation.prompts import Prompt, Skipped
 from drafttrain.models.layout import count_parameters
 from drafttrain.models.loading import LoadedTarget
 
-Written = TypeVar("Written", bound="Part")
 GAP_TOLERANCE = 1e-4
 """Top-2 logit gap below which a greedy choice is a floating-point tie."""
 
@@ -64,43 +63,8 @@ class Parity(Part):
         return self.unexplained == 0
 
 
-class TimeShares(Part):
-    """Where the time of decoding went, shares of its wall clock."""
-
-    draft: float
-    target: float
-    other: float
-    """Encoding included."""
-
-
-class CallCosts(Part):
-    """What a call of each drafter costs, in target calls, and how many it made; by its name."""
-
-    parameters: dict[str, float]
-    """Parameters over the target's, on which `mbsu` rests."""
-    measured: dict[str, float]
-    """Mean seconds over those of a call of the target as it decodes plainly, for `swi`."""
-    calls: dict[str, int]
-
-
-class BatchResult(Part):
-    """One method on all prompts with several sequences at once, at most `batch_size`."""
-
-    batch_size: int
-    metrics: dict[str, Estimate]
-    """tokens_per_second of whole waves; ms_per_token, the median over sequences from entering to
-    their end; speedup, ... over the same of the others at this batch size."""
-    differing: int | None = None
-    """Sequences whose tokens differ from those at batch size 1; None where they may: a baseline
-    that samples a batch from one stream."""
-    parity: Parity | None = None
-    """Of lossless greedy methods, above batch size 1: where and why they differ from it."""
-    memory_bytes: int | None = None
-    """Peak memory of a wave beyond what was held before it; `Report.memory` says of which kind."""
-
-
 class Run(Part):
-    """One method on all prompts."""
+    """One method on all prompts at one batch size."""
 
     name: str
     """DRAFTER STOP VERIFIER; `plain` is plain decoding in the same engine."""
@@ -109,6 +73,8 @@ class Run(Part):
     """What it is, without sizes: plain; chain, cascade, or the kind of its trees (rsd-s, opt-tree,
     ...; `opt-tree,head` where a head scores nodes); generate, beam or assisted, Transformers'
     own."""
+    batch_size: int = 1
+    """Sequences decoded at once, at most. Above 1 only speed, parity and memory are measured."""
     sizes: dict[str, Size] = {}
     """How large its drafts are: depth and nodes (most levels, most draft tokens), and k, max_draft,
     width, branching, drafters or increments, as the method goes by them; beams of beam search."""
@@ -128,13 +94,19 @@ class Run(Part):
     metrics: dict[str, Estimate]
     acceptance_rate_per_position: PositionRates | None = None
     parity: list[Parity] = []
+    """Of lossless greedy methods: against plain decoding and `generate`; above batch size 1 against
+    batch size 1."""
+    differing: int | None = None
+    """Above batch size 1: outputs whose tokens are not those of batch size 1; None where they may
+    differ, as a baseline samples a batch from one stream."""
+    memory_bytes: int | None = None
+    """Peak memory of a wave beyond what was held before it, where several batch sizes were
+    measured; `Report.memory` says of which kind."""
     totals: dict[str, int | float] = {}
     """Prompts, tokens, rounds, drafted, accepted, discarded, passes; not whole where rounds are
     expected, not played (mode teacher-forced, sampling)."""
     time: TimeShares | None = None
     costs: CallCosts | None = None
-    batches: list[BatchResult] = []
-    """By batch size, 1 first, where several were measured. All else here is of batch size 1."""
 
     @property
     def lossy(self) -> bool:
@@ -218,12 +190,14 @@ class Search(Part):
     oracle: OracleCounts | None = None
     """Lemma 2.1, along the plain outputs of the final figures; greedy decoding only."""
 
-    def standings(self, batch_size: int) -> dict[str, Tried]:
-        """Each candidate in the last rung that decoded it: who stayed longest, fastest first."""
-        found: dict[str, Tried] = {}
+    def standings(self, batch_size: int) -> dict[str, tuple[int, Tried]]:
+        """Prompts and speed of each candidate in the last rung that decoded it: who stayed longest,
+        fastest first."""
+        found: dict[str, tuple[int, Tried]] = {}
         for rung in reversed(self.rungs):
             if rung.batch_size == batch_size:
-                found |= {name: one for name, one in rung.candidates.items() if name not in found}
+                for name, one in rung.candidates.items():
+                    found.setdefault(name, (rung.prompts, one))
         return found
 
 
@@ -250,12 +224,17 @@ class Report(Part):
             return self.environment.gpu
         return f"{self.environment.cpu}, {self.environment.threads} threads"
 
-    def run(self, name: str) -> Run:
+    @property
+    def batch_sizes(self) -> list[int]:
+        return sorted({run.batch_size for run in self.runs})
+
+    def run(self, name: str, batch_size: int = 1) -> Run:
         """The run of that name. Raises ValueError naming those there are."""
-        for run in self.runs:
+        own = [run for run in self.runs if run.batch_size == batch_size]
+        for run in own:
             if run.name == name:
                 return run
-        names = ", ".join(repr(run.name) for run in self.runs)
+        names = ", ".join(repr(run.name) for run in own)
         raise ValueError(f"the report has no run {name!r}; it has {names}")
 
 
@@ -268,25 +247,15 @@ def target_facts(target: LoadedTarget) -> TargetFacts:
     )
 
 
-def data_facts(inputs: PromptSet) -> DataFacts:
-    return DataFacts(
-        path=inputs.path,
-        prompts=len(inputs.prompts),
-        references=sum(prompt.reference is not None for prompt in inputs.prompts),
-        skipped=inputs.skipped,
-    )
+def data_facts(path: str, prompts: Sequence[Prompt], skipped: list[Skipped]) -> DataFacts:
+    references = sum(prompt.reference is not None for prompt in prompts)
+    return DataFacts(path=path, prompts=len(prompts), references=references, skipped=skipped)
 
 
 def read_report(path: Path) -> Report:
     """Read report.json. Raises ValueError for a file that is none."""
-    return read_json(Report, path, "drafttrain eval")
-
-
-def read_json(kind: type[Written], path: Path, command: str) -> Written:
-    """Read what a command measured. Raises ValueError for a file that holds nothing of the kind."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        return kind.model_validate(values)
+        return Report.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         problem = str(error.strerror).lower()
     except ValidationError as error:
@@ -294,7 +263,8 @@ def read_json(kind: type[Written], path: Path, command: str) -> Written:
     except ValueError as error:
         problem = str(error)
     raise ValueError(
-        f"{path} is no report of {command} ({problem}); make one with `{command} --report FILE`"
+        f"{path} is no report of drafttrain eval ({problem}); make one with `drafttrain eval "
+        "--report FILE`"
     )
 
 
@@ -304,27 +274,11 @@ def write_json(report: Part, path: Path) -> None:
     write_text(path, text + "\n")
 
 
-def write_samples(samples: Iterable[Mapping[str, Any]], path: Path) -> None:
-    """Write samples.jsonl, one prompt a line, whole or not at all."""
-    write_text(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in samples))
-
-
 def write_text(path: Path, text: str) -> None:
     """Write a file, and the folders above it, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with renamed_when_whole(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-
-
-def samples_path(report: Path) -> Path:
-    """samples.jsonl beside report.json; NAME.samples.jsonl beside NAME.json."""
-    name = "samples.jsonl" if report.stem == "report" else f"{report.stem}.samples.jsonl"
-    return report.with_name(name)
-
-
-def plot_path(report: Path) -> Path:
-    """report.png beside report.json."""
-    return report.with_suffix(".png")
 
 
 def check_new_file(file: Path, setting: str, suffixes: tuple[str, ...]) -> None:

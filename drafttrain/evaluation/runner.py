@@ -9,16 +9,16 @@ others end. Tokenisation is not timed; encoding the source is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import product
 from time import perf_counter
-from typing import Literal
+from typing import TypeVar
 
 import numpy as np
 import torch
 
-from drafttrain.build.method import AUTO, Method, Sizes, build_verifier
+from drafttrain.build.method import AUTO, Method, build_verifier
 from drafttrain.config.kinds import NONE
 from drafttrain.config.progress import tracking
 from drafttrain.decoding.drafters.none import NoDrafter
@@ -26,64 +26,38 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import Output
+from drafttrain.decoding.types import Output, Sampling
 from drafttrain.decoding.verifiers import check_pairing
 from drafttrain.evaluation.baselines import transformers_jobs
 from drafttrain.evaluation.bootstrap import Array
-from drafttrain.evaluation.prompts import (
-    BEAM,
-    PLAIN,
-    WAVE_BATCHES,
-    Decode,
-    EvaluationOptions,
-    Job,
-    Prompt,
-)
+from drafttrain.evaluation.prompts import PLAIN, EvaluationOptions, Job, Prompt
 from drafttrain.models.loading import LoadedTarget
 
-RunKind = Literal["plain", "method", "baseline"]
+T = TypeVar("T")
+WAVE_BATCHES = 4
+"""Batches of prompts, at least, that a job decodes in turn at batch sizes above 1."""
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """What one job did with every prompt."""
+    """What one job did with every prompt at a batch size."""
 
-    name: str
-    way: str
-    """As in `Job`."""
-    method: Method | None
+    job: Job
+    batch_size: int
     outputs: list[Output]
-    """[P], each of the repeat that took the median time."""
+    """[P], each of the repeat that took the (lower) median time; all have the same tokens."""
     seconds: Array
     """[R, P], wall clock of each repeat and prompt, from when its sequence entered to its end."""
-    sizes: Sizes = field(default_factory=dict)
-    """As in `Job`."""
-    costs: Array | None = None
-    """[P], what each prompt took of the wall clock; None: all of its own time."""
-
-    @property
-    def kind(self) -> RunKind:
-        if self.method is None:
-            return "baseline"
-        return "plain" if self.way == PLAIN else "method"
+    cost_seconds: Array
+    """[P], the part of the wall clock that each prompt took: throughput. They add up to all of it:
+    the median time of every wave is shared out by what its sequences took of shared calls."""
+    memory_bytes: int | None = None
+    """Peak memory of a wave, where it was measured."""
 
     @property
     def median_seconds(self) -> Array:
         """[P], medians over the repeats: latency."""
         return np.median(self.seconds, axis=0)
-
-    @property
-    def cost_seconds(self) -> Array:
-        """[P], the part of the wall clock that each prompt took: throughput. They add up to all
-        of it (of each wave, the median over the repeats)."""
-        return self.median_seconds if self.costs is None else self.costs
-
-    @property
-    def lossless(self) -> bool:
-        """Whether the output (or its law, when sampling) is the target's own by construction."""
-        if self.method is None:
-            return self.way != BEAM
-        return self.method.verifier.lossless
 
 
 def run_interleaved(
@@ -98,31 +72,33 @@ def run_interleaved(
 
     batch_size: sequences that are decoded at once; the jobs must take it.
     """
-    waves = make_waves(prompts, batch_size)
+    waves, repeats = make_waves(prompts, batch_size), range(options.repeats)
     for wave in waves[: options.warmup if batch_size == 1 else min(options.warmup, 1)]:
         for job in jobs:
             job.decode(wave, batch_size)
-    clocks = [_Clock(waves, options.repeats) for _ in jobs]
+    wave_seconds = np.zeros((len(jobs), options.repeats, len(waves)))
+    found: list[list[list[Output]]] = [[[] for _ in range(prompts)] for _ in jobs]
     what = "decode" if batch_size == 1 else f"decode, batch {batch_size}"
     with tracking(options.repeats * prompts, what, "input", shown=progress) as work:
-        for repeat, place in product(range(options.repeats), range(len(waves))):
+        for repeat, place in product(repeats, range(len(waves))):
             for turn in range(len(jobs)):
                 job = (turn + place + repeat) % len(jobs)
                 outputs, seconds = _timed(jobs[job], waves[place], batch_size, device)
-                clocks[job].record(repeat, place, outputs, seconds)
+                wave_seconds[job, repeat, place] = seconds
+                for prompt, output in zip(waves[place], outputs, strict=True):
+                    found[job][prompt].append(output)
             work.update(len(waves[place]))
-    return [
-        Decoded(
-            job.name,
-            job.way,
-            job.method,
-            clock.median_outputs(),
-            clock.seconds,
-            job.sizes,
-            clock.costs(),
-        )
-        for job, clock in zip(jobs, clocks, strict=True)
-    ]
+    decoded = []
+    for job, times, outputs in zip(jobs, np.median(wave_seconds, axis=1), found, strict=True):
+        work_done = np.array([[own_seconds(one) for one in own] for own in outputs]).mean(axis=1)
+        costs = np.zeros(prompts)
+        for wave, seconds in zip(waves, times, strict=True):
+            whole = work_done[wave].sum()
+            costs[wave] = seconds * (work_done[wave] / whole if whole > 0 else 1.0 / len(wave))
+        took = np.array([[one.seconds for one in own] for own in outputs]).T
+        middle = [sorted(own, key=lambda o: o.seconds)[(len(own) - 1) // 2] for own in outputs]
+        decoded.append(Decoded(job, batch_size, middle, took, costs))
+    return decoded
 
 
 def make_waves(prompts: int, batch_size: int) -> list[list[int]]:
@@ -132,39 +108,6 @@ def make_waves(prompts: int, batch_size: int) -> list[list[int]]:
         return [[prompt] for prompt in range(prompts)]
     waves = max(1, prompts // (WAVE_BATCHES * batch_size))
     return [group.tolist() for group in np.array_split(np.arange(prompts), waves)]
-
-
-class _Clock:
-    """The outputs and times of one job."""
-
-    def __init__(self, waves: Sequence[Sequence[int]], repeats: int) -> None:
-        prompts = sum(map(len, waves))
-        self.waves = waves
-        self.seconds = np.zeros((repeats, prompts))
-        self.wave_seconds = np.zeros((repeats, len(waves)))
-        self.work = np.zeros((repeats, prompts))
-        self.found: list[list[Output]] = [[] for _ in range(prompts)]
-
-    def record(self, repeat: int, place: int, outputs: Sequence[Output], seconds: float) -> None:
-        self.wave_seconds[repeat, place] = seconds
-        for prompt, output in zip(self.waves[place], outputs, strict=True):
-            self.seconds[repeat, prompt] = output.seconds
-            self.work[repeat, prompt] = own_seconds(output)
-            self.found[prompt].append(output)
-
-    def median_outputs(self) -> list[Output]:
-        """Of the repeats, which have the same tokens, those that took the (lower) median time."""
-        return [sorted(one, key=lambda o: o.seconds)[(len(one) - 1) // 2] for one in self.found]
-
-    def costs(self) -> Array:
-        """[P] the median time of every wave, shared out by what its sequences took of it."""
-        waves, work = np.median(self.wave_seconds, axis=0), self.work.mean(axis=0)
-        costs = np.zeros(len(work))
-        for wave, seconds in zip(self.waves, waves, strict=True):
-            parts = work[wave]
-            whole = parts.sum()
-            costs[wave] = seconds * (parts / whole if whole > 0 else 1.0 / len(wave))
-        return costs
 
 
 def own_seconds(output: Output) -> float:
@@ -186,18 +129,26 @@ def make_jobs(
     Raises ValueError for methods of the same name, a verifier that does not fit its drafter or the
     sampling, and baselines that need a drafter which no method has.
     """
-    verifier = build_verifier(AUTO, options.sampling)
-    plain = Method(NoDrafter(), FixedLength(1), verifier, kind=PLAIN)
     methods = [method for method in methods if method.drafter.name != NONE.name]
     names = [method.name for method in methods]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise ValueError(f"methods of the same name: {', '.join(repeated)}; give each once")
-    jobs = [Job(PLAIN, PLAIN, _engine(model, plain, prompts, options), plain)]
-    for method in methods:
+    jobs = []
+    for method in (plain_method(options.sampling), *methods):
         check_pairing(method.drafter, method.stop.rule, method.verifier.rule, options.sampling)
-        jobs.append(Job(method.name, method.kind, _engine(model, method, prompts, options), method))
+
+        def decode(chosen: Sequence[int], size: int, method: Method = method) -> list[Output]:
+            return decode_by(model, method, [prompts[place] for place in chosen], options, size)
+
+        jobs.append(Job(method.name, method.kind, decode, method))
     return jobs + transformers_jobs(target, model, methods, prompts, options)
+
+
+def plain_method(sampling: Sampling) -> Method:
+    """Plain decoding by this engine."""
+    verifier = build_verifier(AUTO, sampling)
+    return Method(NoDrafter(), FixedLength(1), verifier, label=PLAIN, kind=PLAIN)
 
 
 def decode_by(
@@ -218,44 +169,34 @@ def decode_by(
     ).decode_all([prompt.source for prompt in prompts], options.max_new_tokens, batch_size)
 
 
-def _engine(
-    model: CachedModel, method: Method, prompts: Sequence[Prompt], options: EvaluationOptions
-) -> Decode:
-    """Decoding by this engine, of the prompts of these numbers."""
+def encoder_seconds(model: CachedModel, prompts: Sequence[Prompt], repeats: int) -> Array | None:
+    """[P] what encoding each clip takes, alone, medians over the repeats; None for texts."""
+    if any(prompt.seconds is None for prompt in prompts):
+        return None
+    took = [
+        [timed(lambda one=one: model.encode(one.source), model.device)[1] for one in prompts]
+        for _ in range(repeats)
+    ]
+    return np.median(took, axis=0)
 
-    def decode(chosen: Sequence[int], batch_size: int) -> list[Output]:
-        return decode_by(model, method, [prompts[place] for place in chosen], options, batch_size)
 
-    return decode
+def timed(work: Callable[[], T], device: torch.device) -> tuple[T, float]:
+    """The result of some work and its wall clock, all that a GPU still does included."""
+    _wait(device)
+    began = perf_counter()
+    result = work()
+    _wait(device)
+    return result, perf_counter() - began
 
 
 def _timed(
     job: Job, wave: Sequence[int], batch_size: int, device: torch.device
 ) -> tuple[list[Output], float]:
     """A wave decoded by a job, and its wall clock."""
-    _wait(device)
-    started = perf_counter()
-    outputs = job.decode(wave, batch_size)
-    _wait(device)
-    seconds = perf_counter() - started
+    outputs, seconds = timed(lambda: job.decode(wave, batch_size), device)
     if batch_size == 1:
-        [output] = outputs
-        output.seconds = seconds
+        outputs[0].seconds = seconds
     return outputs, seconds
-
-
-def encoder_seconds(model: CachedModel, prompts: Sequence[Prompt], repeats: int) -> Array | None:
-    """[P] what encoding each clip takes, alone, medians over the repeats; None for texts."""
-    if any(prompt.seconds is None for prompt in prompts):
-        return None
-    took = np.zeros((repeats, len(prompts)))
-    for turn, (place, prompt) in product(range(repeats), enumerate(prompts)):
-        _wait(model.device)
-        began = perf_counter()
-        model.encode(prompt.source)
-        _wait(model.device)
-        took[turn, place] = perf_counter() - began
-    return np.median(took, axis=0)
 
 
 def _wait(device: torch.device) -> None:

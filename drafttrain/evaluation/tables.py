@@ -1,175 +1,224 @@
-"""The table of a report: for the terminal (Rich), for documents (Markdown), for the page (HTML).
+"""The tables and the page of a report.
 
 A row is a method at a batch size. What differs between methods (k, h, beta, tau, tree sizes) are
-columns, and so is every metric that some row has.
+columns, and so is every metric that some row has. A report of `tune` also shows all candidates and
+the calibration of heads.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from textwrap import wrap
-
-from rich.table import Table
-from rich.text import Text
 
 from drafttrain.config.sweep import SWEEPABLE
-from drafttrain.evaluation.bootstrap import Estimate
-from drafttrain.evaluation.page import (
-    Card,
-    Column,
-    FittedTable,
-    Page,
-    PageTable,
-    metric_cells,
-    new_table,
-    plain_cell,
-)
-from drafttrain.evaluation.report import BatchResult, Parity, Report, Run
+from drafttrain.evaluation.page import Card, Column, Page, Table
+from drafttrain.evaluation.prompts import PLAIN
+from drafttrain.evaluation.report import Parity, Report, Run
 
-LOSSY = "lossy"
-"""Mark of methods whose output is not the target's own."""
-SPEEDUP = Column("speedup", "speedup", suffix="×")
-METRICS = (
-    Column("mean_acceptance_length", "mean acceptance length"),
-    Column("mean_acceptance_length_difference", "Δ to first drafter"),
-    Column("expected_accepted", "E(A)"),
-    Column("swi", "SWI"),
-    Column("mbsu", "MBSU"),
-    Column("greedy_match", "greedy match %", digits=1, percent=True),
-    Column("sampled_acceptance", "Σ min(p, q) %", digits=1, percent=True),
-    Column("first_choice_acceptance", "p(argmax q) %", digits=1, percent=True),
-    Column("identical", "equal %", digits=1, percent=True),
-    Column("target_agreement", "target agrees %", digits=1, percent=True),
-    Column("bleu", "BLEU", digits=1),
-    Column("bleu_difference", "Δ BLEU to plain"),
-    Column("consistency_bleu", "BLEU to plain", digits=1),
-    Column("wer", "word error %"),
-    Column("wer_difference", "Δ word error to plain"),
-    Column("rtf", "real-time factor", digits=3),
-    Column("rtf_encoder", "encoder", digits=3),
-    Column("rtf_decoder", "decoder", digits=3),
-    Column("ms_per_token", "ms per token"),
-    Column("tokens_per_second", "tok/s", digits=0),
-    SPEEDUP,
-    Column("speedup_vs_generate", "vs generate", suffix="×"),
-    Column("speedup_vs_beam", "vs beam", suffix="×"),
-)
-LOSSY_ONLY = {"bleu_difference", "consistency_bleu", "wer_difference"}
-NARROW = {
-    "mean_acceptance_length", "identical", "greedy_match", "sampled_acceptance",
-    "tokens_per_second", "speedup", "speedup_vs_generate",
-}  # fmt: skip
-"""Metrics that a narrow terminal has room for; the page has them all."""
 POSITIONS = 6
 """Positions of a draft that the table has room for; report.json has them all."""
-LONGEST_NAME = 26
-"""Columns of a terminal that a method's name takes; a longer one goes on in the next line."""
-SHORTENED_NAME = 18
-"""The same on a narrow terminal."""
 NUMBERS = re.compile(r"\bk=\d+|\([^()<>]*\)")
 """Settings in a method's name."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One method at one batch size."""
-
-    run: Run
-    name: str
-    metrics: Mapping[str, Estimate]
-    result: BatchResult | None = None
-    """Where several batch sizes were measured."""
+def _metric(name: str, title: str, digits: int = 2, **how: bool | str) -> tuple[str, Column]:
+    """A column of anything that has metrics, by the metric's name."""
+    return name, Column(title, lambda row: row.metrics.get(name), digits, **{"narrow": False} | how)
 
 
-def report_rows(report: Report) -> list[Row]:
-    """The rows in the report's order, every run at each of its batch sizes."""
-    names, rows = _names(report), []
-    for run, name in zip(report.runs, names, strict=True):
-        if not run.batches:
-            rows.append(Row(run, name, run.metrics))
-        for result in run.batches:
-            alone = run.metrics if result.batch_size == 1 else {}
-            rows.append(Row(run, name, {**alone, **result.metrics}, result))
-    return rows
+METRICS = dict(
+    (
+        _metric("mean_acceptance_length", "mean acceptance length", narrow=True),
+        _metric("mean_acceptance_length_difference", "Δ to first drafter"),
+        _metric("expected_accepted", "E(A)"),
+        _metric("swi", "SWI"),
+        _metric("mbsu", "MBSU"),
+        _metric("greedy_match", "greedy match %", 1, percent=True, narrow=True),
+        _metric("sampled_acceptance", "Σ min(p, q) %", 1, percent=True, narrow=True),
+        _metric("first_choice_acceptance", "p(argmax q) %", 1, percent=True),
+        _metric("identical", "equal %", 1, percent=True, narrow=True),
+        _metric("target_agreement", "target agrees %", 1, percent=True),
+        _metric("bleu", "BLEU", 1),
+        _metric("bleu_difference", "Δ BLEU to plain"),
+        _metric("consistency_bleu", "BLEU to plain", 1),
+        _metric("wer", "word error %"),
+        _metric("wer_difference", "Δ word error to plain"),
+        _metric("rtf", "real-time factor", 3),
+        _metric("rtf_encoder", "encoder", 3),
+        _metric("rtf_decoder", "decoder", 3),
+        _metric("ms_per_token", "ms per token"),
+        _metric("tokens_per_second", "tok/s", 0, narrow=True),
+        _metric("speedup", "speedup", suffix="×", narrow=True),
+        _metric("speedup_vs_generate", "vs generate", suffix="×", narrow=True),
+        _metric("speedup_vs_beam", "vs beam", suffix="×"),
+    )
+)
+CALIBRATION = (
+    _metric("binary_kl", "KL", 3, narrow=True)[1],
+    _metric("ece", "ECE", 3, narrow=True)[1],
+    _metric("auc", "AUC", 3, narrow=True)[1],
+    _metric("label_mean", "acceptance", 3, narrow=True)[1],
+    _metric("predicted_mean", "predicted", 3, narrow=True)[1],
+)
 
 
-def setting_names(report: Report) -> list[str]:
-    """Settings that are columns: those that some method has, in the usual order."""
-    return [name for name in SWEEPABLE if any(name in run.settings for run in report.runs)]
+def main_table(report: Report) -> Table:
+    """All runs by batch size, with the metrics that say something there."""
+    facts, names = _facts(report), _names(report)
 
+    def name(run: Run) -> str:
+        return f"{names[run.name]} (lossy)" if run.lossy else names[run.name]
 
-def main_columns(report: Report) -> list[Column]:
-    """The metrics that are columns: those that some row has and that say something there."""
-    lossy = any(run.lossy for run in report.runs)
-    several = any(run.costs is not None and len(run.costs.calls) > 1 for run in report.runs)
-    shown = {metric for row in report_rows(report) for metric in row.metrics}
-    if not lossy:
-        shown -= LOSSY_ONLY
-    if not several:  # drafters that call each other (CS Drafting)
-        shown -= {"swi"}
-    if not (several or _has_trees(report) or report.mode == "teacher-forced"):
-        shown -= {"mbsu"}
-    if not any(run.batches for run in report.runs):
-        shown -= {"ms_per_token"}
-    return [column for column in METRICS if column.metric in shown]
-
-
-def main_table(report: Report) -> FittedTable:
-    """The table for the terminal; 95 % intervals below the values, dimmed."""
-    return FittedTable(partial(_main_table, report))
-
-
-def markdown_table(report: Report, intervals: bool = True) -> str:
-    """The table for documents and model cards."""
-    header, rows = _plain_table(report, intervals)
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
-def report_page(report: Report, plot: bytes) -> Page:
-    """What the HTML page of a report shows."""
-    header, rows = _plain_table(report, intervals=True)
-    methods = [run for run in report.runs if run.kind == "method"]
-    drafters = ", ".join(dict.fromkeys(run.drafter or "" for run in methods))
-    return Page(
-        title=f"{Path(report.target.path).name}" + (f" with {drafters}" if drafters else ""),
-        subtitle=f"{report.data.prompts} prompts of {report.data.path}; "
-        f"{machine_note(report, intervals=False)} {report.environment.date[:10]}",
-        tables=[PageTable("All methods", header, rows)],
-        plot=plot,
-        plot_text="The figures of the table below",
-        cards=[_card(size, row) for size, row in fastest(report).items()],
-        verdicts=parity_lines(report),
-        notes=[note(report, intervals=True), f"Command: {report.environment.command}"],
+    after = []
+    if report.mode == "teacher-forced":
+        after.append(Column("by position, %", _positions))
+    if len(report.batch_sizes) > 1:
+        after.append(Column("other tokens", _differing))
+    if any(run.memory_bytes is not None for run in report.runs):
+        after.append(Column("memory, MB", _megabytes, digits=1))
+    best = [] if report.mode == "teacher-forced" else list(winners(report).values())
+    return Table(
+        f"{report.target.path} on {report.data.path}, {report.data.prompts} inputs",
+        [Column("method", name), *facts, *(METRICS[one] for one in shown_metrics(report)), *after],
+        report.runs,
+        note(report),
+        lambda run: any(run is one for one in best),
     )
 
 
-def fastest(report: Report) -> dict[int, Row]:
-    """The fastest of the methods and plain decoding at each batch size; none untimed."""
-    found: dict[int, list[Row]] = {}
-    for row in report_rows(report):
-        if row.run.kind != "baseline" and "speedup" in row.metrics:
-            found.setdefault(row.result.batch_size if row.result else 1, []).append(row)
-    return {
-        size: max(rows, key=lambda row: row.metrics["speedup"].value)
-        for size, rows in found.items()
-    }
+def shown_metrics(report: Report) -> list[str]:
+    """Metrics that are columns: those that some run has and that say something there."""
+    found = {metric for run in report.runs for metric in run.metrics}
+    if not any(run.lossy for run in report.runs):
+        found -= {"bleu_difference", "consistency_bleu", "wer_difference"}
+    several = any(run.costs is not None and len(run.costs.calls) > 1 for run in report.runs)
+    if not several:  # drafters that call each other (CS Drafting)
+        found -= {"swi"}
+    if not (several or _has_trees(report) or report.mode == "teacher-forced"):
+        found -= {"mbsu"}
+    if len(report.batch_sizes) == 1:
+        found -= {"ms_per_token"}
+    return [name for name in METRICS if name in found]
+
+
+def _facts(report: Report) -> list[Column]:
+    """The columns before the metrics: settings that some method has, tree sizes, batch size."""
+    found = [
+        Column(name, lambda run, name=name: _short(run.settings.get(name)))
+        for name in SWEEPABLE
+        if any(name in run.settings for run in report.runs)
+    ]
+    if _has_trees(report):
+        found.append(Column("levels", lambda run: run.sizes.get("depth")))
+        found.append(Column("nodes", lambda run: run.sizes.get("nodes")))
+    if report.mode == "teacher-forced":
+        found.append(Column("parameters", lambda run: _short_count(run.parameters)))
+    if len(report.batch_sizes) > 1:
+        found.append(Column("batch", lambda run: run.batch_size))
+    return found
+
+
+def _names(report: Report) -> dict[str, str]:
+    """The runs' names without what columns say; whole names where these would not tell apart."""
+    facts = _facts(report)
+    short = {run.name: run.name for run in report.runs}
+    for run in report.runs:
+        stop, verifier = run.stop or "", run.verifier or ""  # DRAFTER STOP VERIFIER, if generated
+        generated = run.name.endswith(verifier) and stop in run.name
+        if run.kind == "method" and generated and not (stop and run.name.startswith(stop)):
+            short[run.name] = " ".join(NUMBERS.sub("", run.name).split())
+    seen = {(short[run.name], *(column.parts(run) for column in facts)) for run in report.runs}
+    return short if len(seen) == len(report.runs) else {name: name for name in short}
+
+
+def _has_trees(report: Report) -> bool:
+    chains = ("chain", "cascade")
+    return any(run.kind == "method" and run.method not in chains for run in report.runs)
+
+
+def _positions(run: Run) -> str | None:
+    """Conditional acceptance at each position of the draft."""
+    rates = run.acceptance_rate_per_position
+    cells = [
+        "–" if rate is None else f"{100 * rate.value:.0f}"
+        for rate in (() if rates is None else rates.conditional)
+    ]
+    return " ".join(cells[:POSITIONS] + ["…"] * (len(cells) > POSITIONS)) or None
+
+
+def _differing(run: Run) -> str | None:
+    """Outputs whose tokens differ from those at batch size 1."""
+    if run.differing is None:
+        return None
+    wrong = sum(parity.unexplained for parity in run.parity)
+    text = f"{run.differing} of {run.totals['prompts']}"
+    return f"{text}, {wrong} NOT ties" if wrong else text
+
+
+def _megabytes(run: Run) -> float | None:
+    return None if run.memory_bytes is None else run.memory_bytes / 1e6
+
+
+def _short(value: float | None) -> str | None:
+    return None if value is None else f"{value:g}"
+
+
+def _short_count(count: int | None) -> str | None:
+    """A number of parameters in three digits."""
+    for scale, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if count is not None and count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return None if count is None else str(count)
+
+
+def note(report: Report) -> str:
+    """How to read the table."""
+    text = f"95 % bootstrap intervals over inputs. {machine_note(report)}"
+    if any(run.lossy for run in report.runs):
+        text += " lossy: the output is not the target's own."
+    if len(report.batch_sizes) > 1:
+        text += " Speedup: over plain decoding at the same batch size."
+    if report.mode == "teacher-forced":
+        text += " Teacher-forced: acceptance along the target's own outputs; nothing is timed."
+        if any(run.sampling.get("temperature", 0.0) > 0.0 for run in report.runs):
+            text += " Sampled: expected, averaged over all prefixes."
+    return text
+
+
+def machine_note(report: Report) -> str:
+    """The machine and the number type of a report, and how many inputs it skipped."""
+    text = f"{report.target.dtype}, {report.machine}."
+    if report.data.skipped:
+        text += f" {len(report.data.skipped)} inputs skipped."
+    return text
+
+
+def winners(report: Report) -> dict[int, Run]:
+    """At each batch size the choice of `tune`, else the fastest of the methods and plain decoding;
+    none untimed."""
+    if report.search is not None:
+        chosen = {one.batch_size: one.best for one in report.search.choices}
+        return {size: report.run(name, size) for size, name in chosen.items()}
+    found: dict[int, Run] = {}
+    for run in report.runs:
+        best = found.get(run.batch_size)
+        if run.kind == "baseline" or "speedup" not in run.metrics:
+            continue
+        if best is None or run.metrics["speedup"].value > best.metrics["speedup"].value:
+            found[run.batch_size] = run
+    return found
 
 
 def parity_lines(report: Report) -> list[str]:
-    """The results of comparing lossless runs token by token, one comparison a line."""
+    """The results of comparing lossless runs token by token, one comparison a line; above batch
+    size 1 those that differ."""
     lines = []
     for run in report.runs:
-        lines += [parity_line(run.name, parity) for parity in run.parity]
-        lines += [
-            parity_line(f"{run.name}, batch {result.batch_size}", result.parity)
-            for result in run.batches
-            if result.parity is not None and result.parity.differences
-        ]
+        for parity in run.parity:
+            if run.batch_size == 1:
+                lines.append(parity_line(run.name, parity))
+            elif parity.differences:
+                lines.append(parity_line(f"{run.name}, batch {run.batch_size}", parity))
     return lines
 
 
@@ -186,168 +235,100 @@ def parity_line(name: str, parity: Parity) -> str:
     return f"{line}; at the first difference the top-2 logit gap is {seen} ({verdict}, {bound})"
 
 
-def machine_note(report: Report, intervals: bool) -> str:
-    """The machine and the number type of a report, and how many inputs it skipped."""
-    note = f"{report.target.dtype}, {report.machine}."
-    if intervals:
-        note = f"95 % bootstrap intervals over inputs. {note}"
-    if report.data.skipped:
-        note += f" {len(report.data.skipped)} inputs skipped."
-    return note
-
-
-def note(report: Report, intervals: bool) -> str:
-    """How to read the table."""
-    text = machine_note(report, intervals)
-    if any(run.lossy for run in report.runs):
-        text += f" {LOSSY}: the output is not the target's own."
-    if any(run.batches for run in report.runs):
-        text += " Speedup: over plain decoding at the same batch size."
-    if report.mode == "teacher-forced":
-        text += " Teacher-forced: acceptance along the target's own outputs; nothing is timed."
-        if any(run.sampling.get("temperature", 0.0) > 0.0 for run in report.runs):
-            text += " Sampled: expected, averaged over all prefixes."
-    return text
-
-
-def _main_table(report: Report, intervals: bool) -> Table:
-    table = new_table(f"{report.target.path} on {report.data.path}, {report.data.prompts} inputs")
-    table.caption = note(report, intervals)
-    facts, after, columns = _facts(report), _facts_after(report), main_columns(report)
-    longest = LONGEST_NAME if intervals else SHORTENED_NAME
-    if not intervals:
-        columns = [column for column in columns if column.metric in NARROW]
-    table.add_column("method", no_wrap=True)
-    for title in facts:
-        table.add_column(title, justify="right")
-    for column in columns:
-        table.add_column(column.heading, justify="right")
-    for title in after:
-        table.add_column("\n".join(title.split(", ")), justify="right")
-    rows = report_rows(report)
-    for place, row in enumerate(rows):
-        mark = (f" {LOSSY}", "bold yellow") if row.run.lossy else ""
-        following = rows[place + 1 :]
-        table.add_row(
-            Text.assemble("\n ".join(wrap(row.name, longest)), mark),
-            *(cell(row) for cell in facts.values()),
-            *metric_cells(row, columns, intervals),
-            *(cell(row) for cell in after.values()),
-            end_section=bool(row.result and following and following[0].run is not row.run),
+def search_tables(report: Report) -> list[Table]:
+    """Of `tune`: calibration of the heads on held-out draft tokens, if there are any, and all
+    candidates at each batch size, in the last rung that decoded them."""
+    search, tables = report.search, []
+    if search is None:
+        return []
+    if search.heads:
+        columns = [Column("head", lambda head: head.name), *CALIBRATION]
+        tables.append(Table("Acceptance heads on held-out draft tokens", columns, search.heads))
+    columns = [
+        Column("candidate", lambda row: row[0]),
+        Column("prompts", lambda row: row[1]),
+        Column("tok/s", lambda row: row[2].tokens_per_second, 0),
+        Column("against the fastest", lambda row: row[2].against_best, 3),
+        Column("target calls per token", lambda row: row[2].verification_rate, 3),
+        Column("discarded per token", lambda row: row[2].discard_rate, 3),
+    ]
+    for choice in search.choices:
+        standings = search.standings(choice.batch_size)
+        rows = [(name, *found) for name, found in standings.items()]
+        title = f"Candidates at batch size {choice.batch_size}"
+        tables.append(
+            Table(title, columns, rows, is_best=lambda row, best=choice.best: row[0] == best)
         )
-    return table
+    return tables
 
 
-def _plain_table(report: Report, intervals: bool) -> tuple[list[str], list[list[str]]]:
-    facts, after, columns = _facts(report), _facts_after(report), main_columns(report)
-    header = ["method", *facts, *(column.title for column in columns), *after]
-    rows = [
-        [
-            f"{row.name} ({LOSSY})" if row.run.lossy else row.name,
-            *(cell(row) for cell in facts.values()),
-            *(plain_cell(row, column, intervals) for column in columns),
-            *(cell(row) for cell in after.values()),
-        ]
-        for row in report_rows(report)
-    ]
-    return header, rows
-
-
-def _facts(report: Report) -> dict[str, Callable[[Row], str]]:
-    """The columns before the metrics: settings, tree sizes, parameters, batch size."""
-    found: dict[str, Callable[[Row], str]] = {
-        name: lambda row, name=name: _shown(row.run.settings.get(name))
-        for name in setting_names(report)
-    }
-    if _has_trees(report):
-        for size, title in (("depth", "levels"), ("nodes", "nodes")):
-            found[title] = lambda row, size=size: _shown(row.run.sizes.get(size))
-    if report.mode == "teacher-forced":
-        found["parameters"] = lambda row: _shown_count(row.run.parameters)
-    if any(run.batches for run in report.runs):
-        found["batch"] = lambda row: _shown(row.result and row.result.batch_size)
-    return found
-
-
-def _facts_after(report: Report) -> dict[str, Callable[[Row], str]]:
-    """The columns after the metrics."""
-    found: dict[str, Callable[[Row], str]] = {}
-    if report.mode == "teacher-forced":
-        found["by position, %"] = _positions
-    results = [result for run in report.runs for result in run.batches]
-    if results:
-        found["other tokens"] = _differing
-    if any(result.memory_bytes is not None for result in results):
-        found["memory, MB"] = lambda row: (
-            f"{row.result.memory_bytes / 1e6:,.1f}"
-            if row.result is not None and row.result.memory_bytes is not None
-            else "–"
+def verdict_lines(report: Report) -> list[str]:
+    """What `tune` chose and what it is worth on the final prompts, a sentence each."""
+    search, lines = report.search, []
+    if search is None:
+        return []
+    for choice in search.choices:
+        words = f"batch size {choice.batch_size}: {choice.best}"
+        if choice.best == PLAIN:
+            lines.append(f"{words}; no draft is faster than plain decoding")
+            continue
+        lines.append(f"{words}, {_speedup(report.run(choice.best, choice.batch_size))}")
+        for name in dict.fromkeys((choice.best_fixed, choice.best_head)):
+            if name not in (None, choice.best):
+                lines.append(f"  {name}: {_speedup(report.run(name, choice.batch_size))}")
+    lengths = []  # for engines, which draft chains of fixed length and load language models only
+    for choice in search.choices:
+        run = report.run(str(choice.best_fixed), choice.batch_size)
+        if run.drafter == "causal":
+            alone = report.run(run.name).settings["k"]
+            k = int(alone) if run.metrics["speedup"].value > 1.0 else 0
+            lengths.append(f"{k} at batch size {choice.batch_size}")
+    if lengths:
+        shown = ", ".join(lengths)
+        lines.append(f"vLLM num_speculative_tokens, llama.cpp --spec-draft-n-max: {shown}")
+    tried = ", ".join(f"{rung.prompts}" for rung in search.rungs)
+    lines.append(
+        f"{1 + len(search.candidates)} candidates, compared after {tried} prompts of "
+        f"{search.data.path}; the figures are of {report.data.prompts} other prompts; "
+        f"{search.minutes:.1f} minutes"
+    )
+    lines.append(
+        f"a draft token takes {1000 * search.t_draft:.2f} ms, a target call "
+        f"{1000 * search.t_target:.2f} ms"
+        + (f"; h by Theorem 3.1: {search.threshold:.3f}" if search.threshold else "")
+    )
+    if search.oracle is not None:
+        lines.append(
+            "the oracle (SpecDec++ Lemma 2.1) discards nothing and makes "
+            f"{search.oracle.target_calls / search.oracle.tokens:.2f} target calls per token"
         )
-    return found
+    return lines
 
 
-def _positions(row: Row) -> str:
-    """Conditional acceptance at each position of the draft."""
-    rates = row.run.acceptance_rate_per_position
-    shown = [] if rates is None else rates.conditional
-    cells = ["–" if rate is None else f"{100 * rate.value:.0f}" for rate in shown]
-    return " ".join(cells[:POSITIONS] + ["…"] * (len(cells) > POSITIONS)) or "–"
+def _speedup(run: Run) -> str:
+    column = METRICS["speedup"]
+    value, interval = column.parts(run)
+    return f"{value} plain decoding" + (f" ({interval})" if interval else "")
 
 
-def _differing(row: Row) -> str:
-    """Outputs whose tokens differ from those at batch size 1."""
-    result = row.result
-    if result is None or result.differing is None or result.batch_size == 1:
-        return "–"
-    text = f"{result.differing} of {row.run.totals['prompts']}"
-    if result.parity is not None and not result.parity.holds:
-        text += f", {result.parity.unexplained} NOT ties"
-    return text
-
-
-def _names(report: Report) -> list[str]:
-    """The runs' names without what columns say; whole names where these would not tell apart."""
-    facts = _facts(report)
-    short = [
-        " ".join(NUMBERS.sub("", run.name).split()) if _is_generated(run) else run.name
-        for run in report.runs
-    ]
-    told = [
-        (name, *(cell(Row(run, name, {})) for cell in facts.values()))
-        for run, name in zip(report.runs, short, strict=True)
-    ]
-    return short if len(set(told)) == len(told) else [run.name for run in report.runs]
-
-
-def _is_generated(run: Run) -> bool:
-    """Whether the run's name was put together from its parts; names that users gave stay whole."""
-    stop, verifier = run.stop or "", run.verifier or ""  # DRAFTER STOP VERIFIER
-    whole = run.name.endswith(verifier) and stop in run.name
-    return run.kind == "method" and whole and not (stop and run.name.startswith(stop))
-
-
-def _has_trees(report: Report) -> bool:
-    chains = ("chain", "cascade")
-    return any(run.kind == "method" and run.method not in chains for run in report.runs)
-
-
-def _card(size: int, row: Row) -> Card:
-    speed, times = row.metrics["tokens_per_second"], row.metrics["speedup"]
-    detail = f"{speed.value:,.0f} tokens/s, {times.value:.2f}× plain decoding"
-    if times.low < times.high:
-        detail += f" ({SPEEDUP.interval(times)})"
-    return Card(f"fastest, batch size {size}", row.run.name, detail)
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "–"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _shown_count(count: int | None) -> str:
-    """A number of parameters in three digits."""
-    for scale, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if count is not None and count >= scale:
-            return f"{count / scale:.3g} {unit}"
-    return _shown(count)
+def report_page(report: Report, plot: bytes) -> Page:
+    """What the HTML page of a report shows."""
+    drafters = dict.fromkeys(run.drafter or "" for run in report.runs if run.kind == "method")
+    names = ", ".join(drafters) if report.search is None else report.search.drafter
+    cards = []
+    for size, run in winners(report).items():
+        speed, _ = METRICS["tokens_per_second"].parts(run)
+        label = "fastest" if report.search is None else "chosen"
+        detail = f"{speed} tokens/s, {_speedup(run)}"
+        cards.append(Card(f"{label}, batch size {size}", run.name, detail))
+    return Page(
+        title=Path(report.target.path).name + (f" with {names}" if names else ""),
+        subtitle=f"{report.data.prompts} prompts of {report.data.path}; "
+        f"{machine_note(report)} {report.environment.date[:10]}",
+        cards=cards,
+        verdicts=[*parity_lines(report), *verdict_lines(report)],
+        plot=plot,
+        plot_text="The figures of the tables below",
+        tables=[main_table(report), *search_tables(report)],
+        notes=[note(report), f"Command: {report.environment.command}"],
+    )

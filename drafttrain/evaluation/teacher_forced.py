@@ -11,7 +11,7 @@ decoding begins rounds at some of them only, so its own may differ a little. Not
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pkgutil import resolve_name
 from typing import Any
 
@@ -20,28 +20,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drafttrain.build.method import AUTO, Method, build_verifier
+from drafttrain.build.method import Method
 from drafttrain.config.kinds import KINDS
 from drafttrain.config.progress import tracking
 from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.data.batches.masked_blocks import BlocksCollator, blocks_of_rows
 from drafttrain.decoding.drafters.along import NOT_DRAFTED
 from drafttrain.decoding.drafters.causal import rows_along
-from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.slots import lengths_differ
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.sampling import exact_enough, sequence_randomness, warp
-from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.sampling import exact_enough, warp
 from drafttrain.decoding.target_states import TargetRequirements
 from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.evaluation.bootstrap import Array, Ratio
 from drafttrain.evaluation.calibration import round_starts
-from drafttrain.evaluation.metrics import (
-    Counts,
-    PositionCounts,
-)
+from drafttrain.evaluation.metrics import Counts, PositionCounts
 from drafttrain.evaluation.prompts import EvaluationOptions, Prompt
+from drafttrain.evaluation.runner import decode_by, plain_method
 from drafttrain.models.spec_drafter.model import UNDRAFTED
 
 DECODED_AT_ONCE = 16
@@ -81,11 +76,11 @@ def measure_forced(
     prompts: Sequence[Prompt],
     options: EvaluationOptions,
     progress: bool = False,
-) -> tuple[Counts, list[ForcedCounts]]:
+) -> list[ForcedCounts]:
     """Decode every prompt plainly, and count along the output what each method would accept.
 
     Methods draft chains of fixed lengths, verified by greedy match or rejection. Returns plain
-    decoding's counts and those of each method.
+    decoding's counts first, then those of each method.
     """
     models = {
         id(method.drafter): method.drafter.model.drafting_all()
@@ -94,7 +89,7 @@ def measure_forced(
     }
     lengths: list[int] = []
     sums: list[list[Array]] = [[] for _ in methods]
-    overlaps: dict[int, list[Tensor]] = {key: [] for key in models}
+    overlaps: dict[int, list[Array]] = {key: [] for key in models}
     needs_probs = bool(models) or not options.sampling.greedy
     with tracking(len(prompts), "teacher-forced", "input", shown=progress) as work:
         for output in decode_outputs(target, methods, prompts, options, needs_probs):
@@ -103,22 +98,20 @@ def measure_forced(
             for own, method, probs in zip(sums, methods, drafted, strict=True):
                 own.append(count_along(method, output, probs, options.sampling.greedy))
             for key, model in models.items():
-                overlaps[key].append(measure_overlaps(model, output, options.sampling))
+                overlaps[key].append(measure_overlaps(model, output, options.sampling).numpy())
             work.update()
-    tokens = np.array(lengths, dtype=np.float64)
-    found = []
+    tokens, none = np.array(lengths, dtype=np.float64), np.zeros(len(lengths))
+    plain = Counts(tokens, tokens, none, none, none)
+    found = [ForcedCounts(plain, PositionCounts(*np.zeros((3, len(tokens), 0))), {})]
     for method, own in zip(methods, sums, strict=True):
-        whole, *positions = np.split(
-            np.stack(own), [5, *(5 + method.stop.longest * n for n in (1, 2))], 1
-        )
-        rates = {}
+        k, rates = method.stop.longest, {}
+        whole, *positions = np.split(np.stack(own), [5, 5 + k, 5 + 2 * k], axis=1)
         if id(method.drafter) in overlaps:
-            *values, width = torch.stack(overlaps[id(method.drafter)]).T.numpy()
-            rates = {
-                name: Ratio(value, width) for name, value in zip(OVERLAPS, values, strict=False)
-            }
+            *values, width = np.stack(overlaps[id(method.drafter)]).T
+            pairs = zip(OVERLAPS, values, strict=False)
+            rates = {name: Ratio(value, width) for name, value in pairs}
         found.append(ForcedCounts(Counts(*whole.T), PositionCounts(*positions), rates))
-    return Counts(tokens, tokens, *[np.zeros_like(tokens)] * 3), found
+    return found
 
 
 @torch.inference_mode()
@@ -130,23 +123,15 @@ def decode_outputs(
     needs_probs: bool,
 ) -> Iterator[TargetOutput]:
     """The target's plain outputs, those of `drafttrain eval`, with what the drafters read of it."""
-    sampling = options.sampling
+    sampling, plain = options.sampling, plain_method(options.sampling)
     requires = TargetRequirements.union(method.drafter.requires for method in methods)
     for start in range(0, len(prompts), DECODED_AT_ONCE):
-        some = prompts[start : start + DECODED_AT_ONCE]
-        decoder = Decoder(
-            target,
-            NoDrafter(),
-            FixedLength(1),
-            build_verifier(AUTO, sampling),
-            sampling,
-            lambda place, some=some: sequence_randomness(
-                options.seed, some[place].row, target.device
-            ),
-        )
-        sources = [target.read(prompt.source, requires) for prompt in some]
-        decoded = decoder.decode_all(sources, options.max_new_tokens, len(sources))
-        for source, output in zip(sources, decoded, strict=True):
+        some = [
+            replace(prompt, source=target.read(prompt.source, requires))
+            for prompt in prompts[start : start + DECODED_AT_ONCE]
+        ]
+        decoded = decode_by(target, plain, some, options, len(some))
+        for source, output in zip((prompt.source for prompt in some), decoded, strict=True):
             tokens = torch.tensor(output.tokens, dtype=torch.long)
             room = target.max_new_tokens(source, options.max_new_tokens)
             probs = None
@@ -168,20 +153,19 @@ def _draft_along(
     Methods of one drafter share its pass, unless its drafts of another length are others.
     """
     length, passes = len(output.tokens), {}
-    for method in sorted(methods, key=lambda method: -method.stop.longest):
-        differ = lengths_differ(method.drafter)
-        key = id(method.drafter), method.stop.longest if differ else 0
+    keys = [(id(m.drafter), m.stop.longest if lengths_differ(m.drafter) else 0) for m in methods]
+    by_length = sorted(zip(keys, methods, strict=True), key=lambda one: -one[1].stop.longest)
+    for key, method in by_length:
         if key in passes:
             continue
         limit = (output.room - 1 - np.arange(length)).clip(0, method.stop.longest)
-        if not differ:  # what has no room is cut later
+        if key[1] == 0:  # what has no room is cut later
             limit = np.where(limit > 0, limit.max(), 0)
         passes[key] = torch.full((length, method.stop.longest), NOT_DRAFTED, dtype=torch.double)
         if limit.max() > 0:
             along = resolve_name(KINDS[method.drafter.name].probs_along)
             probs = along(method.drafter, output.source, output.tokens, limit.tolist(), sampling)
             passes[key][:, : probs.shape[1]] = probs.cpu()
-    keys = [(id(m.drafter), m.stop.longest if lengths_differ(m.drafter) else 0) for m in methods]
     return [passes[key][:, : m.stop.longest] for key, m in zip(keys, methods, strict=True)]
 
 

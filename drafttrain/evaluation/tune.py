@@ -21,13 +21,7 @@ from drafttrain.build.method import Method, build_method
 from drafttrain.build.pairs import Pair
 from drafttrain.config.base import ConfigError
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.evaluation.bootstrap import (
-    Array,
-    Ratio,
-    draw_resamples,
-    estimate_quotient,
-    estimate_ratio,
-)
+from drafttrain.evaluation.bootstrap import Array, Ratio, draw_resamples, estimate, quotient
 from drafttrain.evaluation.evaluate import Evaluation, evaluate
 from drafttrain.evaluation.metrics import count_rounds
 from drafttrain.evaluation.prompts import PLAIN, EvaluationOptions, Prompt
@@ -102,8 +96,8 @@ class Standings:
         for name in order:
             tokens, _, rounds, drafted, accepted = facts[name].sum(axis=1)
             found[name] = Tried(
-                tokens_per_second=estimate_ratio(speeds[name], resamples),
-                against_best=estimate_quotient(speeds[name], speeds[order[0]], resamples),
+                tokens_per_second=estimate(speeds[name], resamples),
+                against_best=estimate(quotient(speeds[name], speeds[order[0]]), resamples),
                 discard_rate=(drafted - accepted) / tokens,
                 verification_rate=rounds / tokens,
                 stays=True,
@@ -242,7 +236,7 @@ def decode_all(
     jobs = [job for job in jobs if job.name in names]
     device = bench.model.device
     runs = run_interleaved(jobs, len(prompts), options, device, batch_size=batch_size)
-    return {run.name: facts_of(run) for run in runs}
+    return {run.job.name: facts_of(run) for run in runs}
 
 
 def facts_of(run: Decoded) -> Facts:

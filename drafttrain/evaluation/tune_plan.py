@@ -22,6 +22,7 @@ from drafttrain.config.trees import TREES
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.store import MANIFEST
 from drafttrain.evaluation.calibration import HeadFacts, judge_heads
+from drafttrain.evaluation.plan import check_batches
 from drafttrain.evaluation.report import check_new_file
 from drafttrain.models.acceptance_head import load_heads
 from drafttrain.models.draft_states import drafts_tokens
@@ -102,17 +103,16 @@ def make_candidates(
         *(_trees(settings, drafting, sampled) if drafting.grows_trees else ()),
         *_given(settings),
     ]
-    names = [one.name for one in found]
-    repeated = sorted({name for name in names if names.count(name) > 1} | ({"plain"} & {*names}))
+    names = ["plain", *(one.name for one in found)]
+    repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise ConfigError(
             f"candidates.{repeated[0]} has the name of another candidate; give it another one"
         )
     later = len(heads) if threshold is None and drafting.kind.drafts == "tokens" else 0
-    count = 1 + len(found) + later
-    if count > MOST:
+    if len(names) + later > MOST:
         raise ConfigError(
-            f"{count} candidates, plain decoding included, but at most {MOST} are "
+            f"{len(names) + later} candidates, plain decoding included, but at most {MOST} are "
             "decoded; give fewer values of k, h, entropy, confidence, cumulative or nodes, or "
             "trees=[]"
         )
@@ -265,12 +265,8 @@ def make_plan(settings: TuneConfig) -> TunePlan:
     names = (str(settings.drafter), *drafters.companions)
     check_pair(settings.target, names, trees, drafters.table)
     plan = TunePlan(settings, drafting, heads, judged, candidates, drafters, *split_rows(settings))
-    fewest, largest = min(len(plan.rows), len(plan.reported)), plan.batch_sizes[-1]
-    if largest > fewest:
-        raise ConfigError(
-            f"batch_sizes = {largest}, but there are only {fewest} prompts to choose on or for the "
-            "final figures, so that no batch would be full; give more prompts, or smaller batches"
-        )
+    for rows in (plan.rows, plan.reported):
+        check_batches(plan.batch_sizes, len(rows))
     return plan
 
 
@@ -297,17 +293,18 @@ def split_rows(settings: TuneConfig) -> tuple[Dataset, Dataset]:
     split off. Raises ConfigError where there are too few."""
     heard = hears(check_target(settings.target))
     rows = shuffled(load_inputs(settings.data, "data", heard))
+    own = len(rows)
     if settings.report_data is not None:
         reported = shuffled(load_inputs(settings.report_data, "report_data", heard))
-        return first(rows, MOST_ROWS), first(reported, MOST_REPORTED)
-    if len(rows) < 3:
+    elif own < 3:
         raise ConfigError(
-            f"data.path = {settings.data.path!r} holds {len(rows)} prompts; give 3 at least (a "
+            f"data.path = {settings.data.path!r} holds {own} prompts; give 3 at least (a "
             "third is split off for the final figures), or report_data"
         )
-    own = len(rows) - len(rows) // 3
-    chosen, reported = rows.select(range(own)), rows.select(range(own, len(rows)))
-    return first(chosen, MOST_ROWS), first(reported, MOST_REPORTED)
+    else:
+        own -= own // 3
+        reported = rows.select(range(own, len(rows)))
+    return rows.select(range(min(own, MOST_ROWS))), first(reported, MOST_REPORTED)
 
 
 def shuffled(rows: Dataset) -> Dataset:

@@ -16,12 +16,12 @@ from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Round, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
 from drafttrain.evaluation import runner
-from drafttrain.evaluation.bootstrap import draw_resamples
+from drafttrain.evaluation.bootstrap import draw_resamples, estimate_all
 from drafttrain.evaluation.environment import peak_growth
-from drafttrain.evaluation.evaluate import batch_results, evaluate, measure_batches
+from drafttrain.evaluation.evaluate import Context, decode_batches, evaluate, measure
+from drafttrain.evaluation.metrics import speed_figures
 from drafttrain.evaluation.prompts import EvaluationOptions, Job, read_prompts
-from drafttrain.evaluation.runner import make_jobs, make_waves, run_interleaved
-from drafttrain.evaluation.summary import Context, speed_metrics
+from drafttrain.evaluation.runner import make_jobs, make_waves, plain_method, run_interleaved
 from tests.evaluation.scripted import loaded
 from tests.tiny_drafters import noisy
 from tests.tiny_models import tiny_model
@@ -131,7 +131,7 @@ def scripted(monkeypatch, wave_seconds: dict[str, list[float]]):
     return order
 
 
-PLAIN = Method(drafter=None, stop=None, verifier=None, kind="plain")
+PLAIN = plain_method(Sampling())
 
 
 def test_latency_is_a_sequences_own_time_and_throughput_that_of_whole_waves(monkeypatch):
@@ -146,9 +146,7 @@ def test_latency_is_a_sequences_own_time_and_throughput_that_of_whole_waves(monk
     assert plain.calls == [([0, 1], 2), ([2, 3], 2)]
     assert decoded[0].cost_seconds.tolist() == [2.0, 4.0, 1.5, 1.5]
     assert decoded[0].median_seconds.tolist() == [2.0, 4.0, 1.0, 2.0]
-    resamples = draw_resamples(4, 50)
-    context = Context(None, None, [], options, decoded, [], resamples)
-    slow, quick = (values_of(context, run) for run in decoded)
+    slow, quick = (values_of(run, decoded) for run in decoded)
     assert slow["tokens_per_second"] == pytest.approx(60 / 9.0)
     assert quick["tokens_per_second"] == pytest.approx(60 / 3.0)
     assert quick["speedup"] == pytest.approx(9.0 / 3.0) and slow["speedup"] == 1.0
@@ -156,8 +154,9 @@ def test_latency_is_a_sequences_own_time_and_throughput_that_of_whole_waves(monk
     assert quick["ms_per_token"] == pytest.approx(75.0)  # of 100, 50, 100, 50
 
 
-def values_of(context: Context, run) -> dict[str, float]:
-    return {name: found.value for name, found in speed_metrics(context, run).items()}
+def values_of(run, decoded) -> dict[str, float]:
+    found = estimate_all(speed_figures(run, decoded, sampled=False), draw_resamples(4, 50))
+    return {name: estimate.value for name, estimate in found.items()}
 
 
 def test_the_time_of_a_wave_is_the_median_of_its_repeats(monkeypatch):
@@ -188,12 +187,11 @@ def test_sequences_that_differ_from_batch_size_1_are_counted():
     lossy = replace(PLAIN, verifier=SpecVerification(3, 1.0))
     job = Wrong("plain", [1.0] * 4, [1.0] * 4, [3] * 4).job(lossy)
     options = EvaluationOptions(repeats=1, warmup=0, batch_sizes=(1, 2))
-    alone = run_interleaved([job], 4, options, CPU)
-    batches = measure_batches([job], alone, 4, options, CPU)
-    context = Context(None, None, [], options, alone, [], draw_resamples(4, 5))
-    found = batch_results(context, batches, "plain")
-    assert [(one.batch_size, one.differing) for one in found] == [(1, 0), (2, 2)]
-    assert all(one.memory_bytes is not None for one in found)
+    alone, together = decoded = decode_batches([job], 4, options, CPU)
+    context = Context(None, [], options, decoded, {})
+    facts = measure(context, together, draw_resamples(4, 5)).facts
+    assert (facts["batch_size"], facts["differing"]) == (2, 2)
+    assert alone.memory_bytes is not None and facts["memory_bytes"] is not None
 
 
 def test_memory_is_what_grows_while_work_is_done():
@@ -208,24 +206,19 @@ def test_a_report_has_every_batch_size_and_assisted_generation_alone():
     methods = [drafting("llama", options.sampling)]
     report = evaluate(target, CachedModel(target.model), methods, rows(), options, "d").report
     assert report.memory == "resident"
-    assert [(run.name, [one.batch_size for one in run.batches]) for run in report.runs] == [
-        ("plain", [1, 3]),
-        ("causal k=3 greedy", [1, 3]),
-        ("generate", [1, 3]),
-        ("generate beam 2", [1, 3]),
-        ("assisted causal k=3, constant, confidence 0", [1]),
+    names = ["plain", "causal k=3 greedy", "generate", "generate beam 2"]
+    assisted = "assisted causal k=3, constant, confidence 0"
+    assert [(run.name, run.batch_size) for run in report.runs] == [
+        *((name, 1) for name in (*names, assisted)),
+        *((name, 3) for name in names),
     ]
     for run in report.runs:
-        for result in run.batches:
-            assert result.differing == 0
-            assert {"ms_per_token", "tokens_per_second", "speedup", "speedup_vs_generate"} <= set(
-                result.metrics
-            )
-        alone = run.batches[0].metrics
-        assert all(alone[name] == run.metrics[name] for name in alone)
-    assisted = report.runs[-1]
-    assert (assisted.method, assisted.sizes, assisted.lossless) == ("assisted", {"k": 3}, True)
-    assert assisted.metrics["identical"].value == 1.0
+        assert run.differing == (None if run.batch_size == 1 else 0)
+        needed = {"ms_per_token", "tokens_per_second", "speedup", "speedup_vs_generate"}
+        assert needed <= run.metrics.keys() and run.memory_bytes is not None
+    run = report.run(assisted)
+    assert (run.method, run.sizes, run.lossless) == ("assisted", {"k": 3}, True)
+    assert run.metrics["identical"].value == 1.0
 
 
 def test_one_batch_size_leaves_reports_as_they_are():
@@ -233,4 +226,4 @@ def test_one_batch_size_leaves_reports_as_they_are():
     options = replace(OPTIONS, baselines=(), batch_sizes=(1,))
     report = evaluate(target, CachedModel(target.model), [], rows(), options, "d").report
     assert report.memory is None
-    assert all(run.batches == [] for run in report.runs)
+    assert all(run.batch_size == 1 and run.memory_bytes is None for run in report.runs)

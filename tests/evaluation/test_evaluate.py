@@ -28,7 +28,7 @@ from drafttrain.evaluation.prompts import EvaluationOptions, read_prompts
 from drafttrain.evaluation.quality import top_two
 from drafttrain.evaluation.report import GAP_TOLERANCE, Report, read_report, write_json
 from drafttrain.evaluation.runner import make_jobs, run_interleaved
-from drafttrain.evaluation.tables import main_table, markdown_table, parity_lines
+from drafttrain.evaluation.tables import main_table, parity_lines
 from tests.evaluation.scripted import ScriptedDrafter, loaded, noisy_blocks, plain_tokens
 from tests.tiny_models import tiny_model
 
@@ -113,7 +113,7 @@ def test_a_lossy_method_is_marked_and_claims_no_parity(report):
     run = report.run("scripted k=4 spec-verification(20,50.0)")
     assert run.lossy and not run.lossless and run.parity == []
     assert run.metrics["identical"].value < 1.0
-    assert "(lossy)" in markdown_table(report)
+    assert "(lossy)" in main_table(report).markdown()
     agreements = {one.name: one.metrics.get("target_agreement") for one in report.runs}
     assert agreements["plain"].value == agreements["scripted k=4 greedy"].value == 1.0
     assert agreements[run.name].value < 1.0 and agreements["generate"] is None
@@ -195,7 +195,7 @@ def test_without_references_there_is_no_bleu_but_consistency_with_plain_decoding
     assert "bleu" not in found.runs[1].metrics
     assert "speedup_vs_generate" not in found.runs[1].metrics
     assert found.runs[1].metrics["consistency_bleu"].value == pytest.approx(100.0)
-    assert "BLEU |" not in markdown_table(found)
+    assert "BLEU |" not in main_table(found).markdown()
 
 
 def test_chats_have_neither_bleu_nor_chrf_even_where_answers_are_known(target):
@@ -214,7 +214,8 @@ def test_chats_have_neither_bleu_nor_chrf_even_where_answers_are_known(target):
             assert not {name for name in run.metrics if "bleu" in name or "chrf" in name}
         assert found.runs[1].metrics["identical"].value == 1.0
         assert "exact_match" in found.runs[0].metrics or found.data.references == 0
-        assert "BLEU" not in markdown_table(found) and "equal %" in markdown_table(found)
+        table = main_table(found).markdown()
+        assert "BLEU" not in table and "equal %" in table
 
 
 def test_quality_is_compared_with_plain_decoding_in_pairs(report):

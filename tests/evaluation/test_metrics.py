@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 
 from drafttrain.decoding.types import Calls, Output, Round
-from drafttrain.evaluation.bootstrap import draw_resamples
+from drafttrain.evaluation.bootstrap import draw_resamples, estimate_all
 from drafttrain.evaluation.metrics import (
-    acceptance_metrics,
+    CallCosts,
+    acceptance_figures,
+    cost_figures,
     count_positions,
     count_rounds,
     first_difference,
     identical,
-    measured_costs,
     position_rates,
-    walltime_improvement,
 )
 
 EOS = 1
@@ -25,6 +25,12 @@ def round_of(drafted, accepted, emitted, finished=False):
 
 def output_of(*rounds):
     return Output([token for round in rounds for token in round.emitted], list(rounds))
+
+
+def values_of(counts, parameter_ratios=None):
+    resamples = draw_resamples(len(counts.tokens), 10)
+    found = estimate_all(acceptance_figures(counts, parameter_ratios), resamples)
+    return {name: estimate.value for name, estimate in found.items()}
 
 
 # Prompt 1: all four accepted + bonus, then the first rejected, then EOS as the correction.
@@ -51,11 +57,7 @@ def test_counts_of_a_round_leave_out_what_was_cut():
 
 def test_rates_are_ratios_of_sums():
     outputs = [ORDINARY, EOS_IN_DRAFT, CUT]
-    found = acceptance_metrics(
-        count_rounds(outputs), draw_resamples(3, 10), parameter_ratios={"drafter": 0.5}
-    )
-    values = {name: estimate.value for name, estimate in found.items()}
-    assert values == pytest.approx(
+    assert values_of(count_rounds(outputs), {"drafter": 0.5}) == pytest.approx(
         {
             "mean_acceptance_length": 13 / 5,
             "accepted_per_round": 10 / 5,
@@ -75,9 +77,8 @@ def test_drafted_plus_target_calls_is_tokens_plus_discarded_but_for_an_unemitted
 
 def test_plain_decoding_emits_one_token_a_round_and_has_no_acceptance_rate():
     plain = output_of(round_of([], 0, [5]), round_of([], 0, [EOS], finished=True))
-    found = acceptance_metrics(count_rounds([plain]), draw_resamples(1, 10))
-    assert found["mean_acceptance_length"].value == 1.0
-    assert found["verification_rate"].value == 1.0
+    found = values_of(count_rounds([plain]))
+    assert found["mean_acceptance_length"] == found["verification_rate"] == 1.0
     assert "acceptance_rate" not in found
     assert position_rates(count_positions([plain]), draw_resamples(1, 10)) is None
 
@@ -118,11 +119,7 @@ ONE_LEVEL_THEN_NONE = output_of(tree_round(0.25, [], [9], 3, 1), Round(0, [], []
 
 
 def test_a_trees_nodes_count_as_drafted_and_its_levels_as_drafter_calls():
-    found = acceptance_metrics(
-        count_rounds([TREES]), draw_resamples(1, 10), parameter_ratios={"drafter": 0.25}
-    )
-    values = {name: estimate.value for name, estimate in found.items()}
-    assert values == pytest.approx(
+    assert values_of(count_rounds([TREES]), {"drafter": 0.25}) == pytest.approx(
         {
             "mean_acceptance_length": 5 / 2,
             "accepted_per_round": 3 / 2,
@@ -137,9 +134,10 @@ def test_a_trees_nodes_count_as_drafted_and_its_levels_as_drafter_calls():
 
 def test_mbsu_of_rounds_of_different_depth_divides_by_the_mean_depth():
     counts = count_rounds([TREES, ONE_LEVEL_THEN_NONE])
-    found = acceptance_metrics(counts, draw_resamples(2, 10), parameter_ratios={"drafter": 0.25})
     assert counts.passes.tolist() == [4, 1]
-    assert found["mbsu"].value == pytest.approx((7 / 4) / (5 / 4 * 0.25 + 1))
+    assert values_of(counts, {"drafter": 0.25})["mbsu"] == pytest.approx(
+        (7 / 4) / (5 / 4 * 0.25 + 1)
+    )
 
 
 def test_positions_of_a_tree_are_its_levels():
@@ -150,13 +148,9 @@ def test_positions_of_a_tree_are_its_levels():
 
 
 def test_rounds_without_a_draft_expect_no_accepted_token():
-    found = acceptance_metrics(
-        count_rounds([TREES, ONE_LEVEL_THEN_NONE]), draw_resamples(2, 10), parameter_ratios=None
-    )
-    assert found["expected_accepted"].value == pytest.approx((1.5 + 0.5 + 0.25) / 4)
-    assert "expected_accepted" not in acceptance_metrics(
-        count_rounds([ORDINARY]), draw_resamples(1, 10)
-    )
+    found = values_of(count_rounds([TREES, ONE_LEVEL_THEN_NONE]))
+    assert found["expected_accepted"] == pytest.approx((1.5 + 0.5 + 0.25) / 4)
+    assert "expected_accepted" not in values_of(count_rounds([ORDINARY]))
 
 
 def test_first_difference_is_the_first_unequal_token_or_the_shorter_length():
@@ -191,20 +185,21 @@ def test_standardised_walltime_improvement_counts_the_calls_of_each_drafter():
     )
     counts = count_rounds([output_of(*rounds)])
     assert counts.calls["base"].tolist() == [5]
-    costs = measured_costs(counts, ["base", "max-gram"], target_seconds=1.0)
-    assert costs == pytest.approx({"base": 0.1, "max-gram": 0.02})
-    swi = walltime_improvement(counts, costs)
-    assert swi.numerators.sum() / swi.denominators.sum() == pytest.approx(7 / (3 + 0.5 + 0.12))
-    by_size = acceptance_metrics(
-        counts, draw_resamples(1, 5), parameter_ratios={"base": 0.2, "max-gram": 0.0}
-    )
-    assert by_size["mbsu"].value == pytest.approx(7 / (3 + 1.0))
+    by_size = {"base": 0.2, "max-gram": 0.0}
+    costs = CallCosts.of(counts, by_size, target_seconds=1.0)
+    assert costs.measured == pytest.approx({"base": 0.1, "max-gram": 0.02})
+    assert costs.calls == {"base": 5, "max-gram": 6} and costs.parameters == by_size
+    found = estimate_all(cost_figures(counts, costs, 1.0), draw_resamples(1, 5))
+    assert found["swi"].value == pytest.approx(7 / (3 + 0.5 + 0.12))
+    assert values_of(counts, by_size)["mbsu"] == pytest.approx(7 / (3 + 1.0))
 
 
 def test_the_calls_of_a_single_drafter_are_its_passes():
     first = Round(0, [5, 6], [0, 1], [5, 6, 7], passes=2, draft_seconds=0.3)
     second = Round(0, [5], [], [9], passes=1, draft_seconds=0.3)
     counts = count_rounds([output_of(first, second)])
-    assert measured_costs(counts, ["causal"], 2.0) == pytest.approx({"causal": 0.1})
-    swi = walltime_improvement(counts, {"causal": 0.1})
-    assert swi.numerators.sum() / swi.denominators.sum() == pytest.approx(4 / 2.3)
+    costs = CallCosts.of(counts, {"causal": 0.5}, 2.0)
+    assert costs.measured == pytest.approx({"causal": 0.1}) and costs.calls == {"causal": 3}
+    found = estimate_all(cost_figures(counts, costs, 2.0), draw_resamples(1, 5))
+    assert found["swi"].value == pytest.approx(4 / 2.3)
+    assert found["draft_time"].value == pytest.approx(0.6 / 2 / 2.0)  # 0.3 s a round, of 2 s

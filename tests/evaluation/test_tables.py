@@ -9,8 +9,8 @@ import pytest
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.plots import choose_plot, lines, plot_report
 from drafttrain.evaluation.report import Parity, Report, read_report, write_json
-from drafttrain.evaluation.tables import fastest, markdown_table, parity_lines, report_page
-from tests.evaluation.reports import batched_report, estimate, result, run
+from drafttrain.evaluation.tables import main_table, parity_lines, report_page, winners
+from tests.evaluation.reports import batch_run, batched_report, estimate, run
 
 
 @pytest.fixture
@@ -31,18 +31,18 @@ def method(name: str, speedup: float, drafted: int = 30, **changes: object):
         "totals": {"prompts": 40, "drafted": drafted, "rounds": 10},
         "metrics": {"speedup": estimate(speedup), "mean_acceptance_length": estimate(2.0)},
     }
-    return run(name, [], **facts | changes)
+    return run(name, **facts | changes)
 
 
 def test_a_report_with_batches_survives_a_round_trip(report, tmp_path):
     write_json(report, tmp_path / "report.json")
     assert read_report(tmp_path / "report.json") == report
     written = json.loads((tmp_path / "report.json").read_text())
-    assert written["runs"][0]["batches"][1]["differing"] == 2
+    assert (written["runs"][4]["batch_size"], written["runs"][4]["differing"]) == (8, 2)
 
 
 def test_every_method_has_a_row_at_each_of_its_batch_sizes(report):
-    header, _, *rows = markdown_table(report, intervals=False).splitlines()
+    header, _, *rows = main_table(report).markdown(intervals=False).splitlines()
     titles = [cell.strip() for cell in header.strip("|").split("|")]
     cells = [
         dict(zip(titles, (cell.strip() for cell in row.strip("|").split("|")), strict=True))
@@ -50,26 +50,26 @@ def test_every_method_has_a_row_at_each_of_its_batch_sizes(report):
     ]
     assert [(one["method"], one["k"], one["batch"]) for one in cells] == [
         ("plain", "–", "1"),
-        ("plain", "–", "8"),
         ("causal greedy", "3", "1"),
-        ("causal greedy", "3", "8"),
         ("causal greedy", "9", "1"),
-        ("causal greedy", "9", "8"),
         ("assisted", "–", "1"),
+        ("plain", "–", "8"),
+        ("causal greedy", "3", "8"),
+        ("causal greedy", "9", "8"),
     ]
-    plain = cells[1]
+    plain = cells[4]
     assert (plain["ms per token"], plain["tok/s"], plain["speedup"]) == ("18.00", "400", "1.00×")
     assert (plain["other tokens"], plain["memory, MB"]) == ("2 of 40", "20.0")
-    assert "1.20× (1.08–1.32×)" in markdown_table(report)
+    assert "1.20× (1.08–1.32×)" in main_table(report).markdown()
 
 
 def test_the_fastest_at_each_batch_size_may_be_another(report):
-    assert {size: row.run.name for size, row in fastest(report).items()} == {
+    assert {size: best.name for size, best in winners(report).items()} == {
         1: "causal k=9 greedy",
         8: "causal k=3 greedy",
     }
-    slow = with_runs(report, run("causal k=3 greedy", [result(8, 90, 30, 0.9)], k=3))
-    assert fastest(slow)[8].run.name == "plain"
+    slow = with_runs(report, report.runs[4], batch_run("causal k=3 greedy", 8, (90, 30, 0.9), k=3))
+    assert winners(slow)[8].name == "plain"
 
 
 def test_sizes_of_trees_settings_of_rules_and_lossy_marks_are_columns(report):
@@ -80,12 +80,12 @@ def test_sizes_of_trees_settings_of_rules_and_lossy_marks_are_columns(report):
         settings={"k": 5.0, "beta": 3.0, "tau": 1.0},
         lossless=False,
     )
-    table = markdown_table(with_runs(report, tree, lossy), intervals=False).splitlines()
+    table = main_table(with_runs(report, tree, lossy)).markdown(intervals=False).splitlines()
     titles = [cell.strip() for cell in table[0].strip("|").split("|")]
     assert [title for title in titles if title in ("k", "beta", "tau", "levels", "nodes")] == [
         "k", "beta", "tau", "levels", "nodes",
     ]  # fmt: skip
-    assert "16" in table[4] and "(lossy)" in table[5] and "(lossy)" not in table[4]
+    assert "16" in table[3] and "(lossy)" in table[4] and "(lossy)" not in table[3]
 
 
 def test_why_sequences_of_a_batch_differ_is_said_and_errors_stand_out(report):
@@ -95,16 +95,16 @@ def test_why_sequences_of_a_batch_differ_is_said_and_errors_stand_out(report):
     wrong = Parity(**values, identical=37, differences=parts)
 
     def with_parity(parity: Parity) -> Report:
-        batches = [result(8, 400, 18, 1.0, len(parity.differences))]
-        batches = [batches[0].model_copy(update={"parity": parity})]
-        return report.model_copy(update={"runs": [run("plain", batches)]})
+        differing = len(parity.differences)
+        found = batch_run("plain", 8, (400, 18, 1.0), differing=differing, parity=[parity])
+        return report.model_copy(update={"runs": [report.runs[0], found]})
 
     assert parity_lines(with_parity(ties)) == [
         "plain, batch 8: 39 of 40 equal to batch size 1; at the first difference the top-2 "
         "logit gap is 2.0e-07 to 2.0e-07 (ties, bound 1e-05)"
     ]
     assert "(2 are NOT ties: please report" in parity_lines(with_parity(wrong))[0]
-    assert "| 3 of 40, 2 NOT ties |" in markdown_table(with_parity(wrong))
+    assert "| 3 of 40, 2 NOT ties |" in main_table(with_parity(wrong)).markdown()
 
 
 def test_the_page_shows_the_table_and_the_fastest(report):
@@ -118,17 +118,15 @@ def test_the_x_axis_of_the_plot_is_what_was_varied(report):
     swept = [
         method(f"causal k={k} greedy", 1.0 + k / 10, 10 * k, settings={"k": k}) for k in (2, 4)
     ]
-    assert choose_plot(with_runs(report, *swept)).xlabel == "batch size"  # plain has batches
-    alone = [one.model_copy(update={"batches": []}) for one in (report.runs[0], *swept)]
-    plot = choose_plot(report.model_copy(update={"runs": alone}))
+    plot = choose_plot(with_runs(report, *swept))
     assert plot.xlabel == "draft tokens per round" and plot.curves[0].xs == [2.0, 4.0]
     lossy = method(
         "lossy", 1.5, settings={"k": 4, "beta": 3, "tau": 1.0}, lossless=False,
         metrics={"speedup": estimate(1.5), "bleu_difference": Estimate(-0.5, -1.0, 0.0)},
     )  # fmt: skip
-    assert "BLEU" in choose_plot(report.model_copy(update={"runs": [*alone, lossy]})).xlabel
-    single = report.model_copy(update={"runs": alone[:2]})
-    assert [curve.label for curve in choose_plot(single).curves] == ["plain", "causal k=2 greedy"]
+    assert "BLEU" in choose_plot(with_runs(report, *swept, lossy)).xlabel
+    single = choose_plot(with_runs(report, swept[0]))
+    assert [curve.label for curve in single.curves] == ["plain", "causal k=2 greedy"]
 
 
 def test_a_line_never_joins_points_of_different_methods():

@@ -155,11 +155,11 @@ def test_greedy_counts_are_those_of_decoding(kind):
     target, prompts = CachedModel(model), prompts_of(model)
     methods = [Method(drafter, FixedLength(k), GreedyMatch()) for k in (2, 4)]
     options = EvaluationOptions(max_new_tokens=14)
-    plain, forced = measure_forced(target, methods, prompts, options)
+    plain, *forced = measure_forced(target, methods, prompts, options)
     for method, found in zip(methods, forced, strict=True):
         decoded = decode_by(target, method, prompts, options, 1)
         counts, positions = count_rounds(decoded), count_positions(decoded)
-        assert plain.tokens.tolist() == counts.tokens.tolist()
+        assert plain.counts.tokens.tolist() == counts.tokens.tolist()
         for name in ("tokens", "rounds", "accepted"):
             assert getattr(found.counts, name).tolist() == getattr(counts, name).tolist(), name
         for name in ("drafted", "passes"):
@@ -182,9 +182,9 @@ def test_methods_that_share_a_pass_count_as_alone():
         for k in (2, 3)
     ]
     options = EvaluationOptions(sampling=Sampling(1.0), max_new_tokens=14)
-    _, together = measure_forced(target, methods, prompts, options)
+    _, *together = measure_forced(target, methods, prompts, options)
     for method, found in zip(methods, together, strict=True):
-        _, [alone] = measure_forced(target, [method], prompts, options)
+        _, alone = measure_forced(target, [method], prompts, options)
         assert found.counts.tokens.tolist() == pytest.approx(alone.counts.tokens.tolist())
         assert found.counts.rounds.tolist() == alone.counts.rounds.tolist()
 
@@ -194,7 +194,7 @@ def test_a_drafter_that_is_the_target_is_always_accepted():
     target, prompts = CachedModel(model), prompts_of(model)
     same = Method(CausalDrafter(CachedModel(model)), FixedLength(3), RejectionSampling())
     options = EvaluationOptions(sampling=Sampling(0.8), max_new_tokens=14)
-    _, [found] = measure_forced(target, [replace(same, assistant=model)], prompts, options)
+    _, found = measure_forced(target, [replace(same, assistant=model)], prompts, options)
     assert found.positions.accepted == pytest.approx(found.positions.reached)
     overlap = found.overlaps["sampled_acceptance"]
     assert overlap.numerators == pytest.approx(overlap.denominators)
