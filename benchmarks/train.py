@@ -25,7 +25,6 @@ import psutil
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from drafttrain.commands.distill import open_decoder
 from drafttrain.config.reading import load_settings
 from drafttrain.config.recipes import SpecDrafterRecipe
 from drafttrain.data.batches.slots import SlotBatch
@@ -86,7 +85,7 @@ def prepare_recipe(settings: SpecDrafterRecipe, folder: Path) -> Prepared:
     """The recipe's task, ready for steps; distils what is missing, trains nothing."""
     accelerator = make_accelerator(settings.train, folder)
     target = load_target(settings.target)
-    rows, _ = distilled_rows(settings.model_copy(update={"held_out": None}), target, open_decoder)
+    rows, _ = distilled_rows(settings.model_copy(update={"held_out": None}), target)
     mask = recipe.choose_mask(load_tokenizer(settings.target), target.model.config)
     identity = {"path": settings.target.path, "revision": settings.target.revision}
     config = make_config(target.model.config, settings.drafter, mask, identity)

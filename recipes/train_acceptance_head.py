@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from drafttrain.commands.distill import checked, open_decoder
 from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.base import ConfigError
@@ -60,7 +59,7 @@ def main(settings: HeadRecipe, dry_run: DryRun = False) -> None:
         return
     if already_finished(settings.run):
         return
-    accelerator = begin_run(settings, checked(distillations(settings)))
+    accelerator = begin_run(settings, distillations(settings))
     cache, held_out = cached_rows(settings)
     task = make_task(settings, cache, held_out)
     manifest, heads = cache.manifest, task.objective
@@ -120,7 +119,7 @@ def cached_rows(settings: HeadRecipe) -> tuple[HiddenCache, HiddenCache | None]:
     """
     target = load_target(settings.target)
     for distillation in distillations(settings).values():
-        distill(distillation, target, open_decoder)
+        distill(distillation, target)
     drafter = load_drafter_beside(target, settings.drafter)
     wanted = caches(settings)
     for cache in wanted.values():
@@ -191,7 +190,7 @@ def print_plan(settings: HeadRecipe, drafter: PretrainedConfig) -> None:
     with torch.device("meta"):
         width = state_size(drafter, state_of(cache, drafter))
         heads = make_heads(settings.heads, width, settings.train.seed)
-    distillation = plan_distillation(checked(distillations(settings))["data"])
+    distillation = plan_distillation(distillations(settings)["data"])
     positions, disk = plan_positions(cache, drafter, distillation)
     parameters = sum(head.num_parameters() for head in heads)
     print(f"heads        {len(heads)}, {parameters:,} parameters together")

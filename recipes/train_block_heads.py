@@ -17,25 +17,23 @@ import datasets
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from drafttrain.commands.distill import checked, open_decoder
 from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import BlockHeadsRecipe
 from drafttrain.data.batches.block_rows import BlockRowsCollator
 from drafttrain.data.batches.examples import Examples
-from drafttrain.data.distill.plan import plan_distillation
-from drafttrain.data.distill.recipe_rows import distillations, distilled_rows, row_lengths
+from drafttrain.data.distill.recipe_rows import row_lengths
 from drafttrain.decoding.drafters.block_heads import predict_blocks
 from drafttrain.decoding.engine.architectures import check_projection
 from drafttrain.evaluation.teacher_forced import BlockValidation
 from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig
 from drafttrain.models.draft_states import state_size
 from drafttrain.models.identity import hash_target
-from drafttrain.models.loading import check_target, load_target
+from drafttrain.models.loading import check_target
 from drafttrain.training.loop import Task, train
 from drafttrain.training.objectives.predict_ahead import PredictAhead
-from drafttrain.training.recipe import already_finished, begin_run, print_training
+from drafttrain.training.recipe import print_plan, start_run
 from drafttrain.training.run_folder import save_final
 
 
@@ -43,15 +41,14 @@ from drafttrain.training.run_folder import save_final
 def main(settings: BlockHeadsRecipe, dry_run: DryRun = False) -> None:
     heads_config = make_config(settings, check_target(settings.target))
     if dry_run:
-        print_plan(settings, heads_config)
+        with torch.device("meta"):
+            print_plan(settings, BlockHeads(heads_config))
         return
-    if already_finished(settings.run):
+    run = start_run(settings)
+    if run is None:
         return
-    accelerator = begin_run(settings, checked(distillations(settings)))
-    target = load_target(settings.target)
-    rows, held_out = distilled_rows(settings, target, open_decoder)
+    accelerator, target, rows, held_out = run
     heads_config.target |= {"weights_sha256": hash_target(target.model)}
-    torch.manual_seed(settings.train.seed)
     heads = BlockHeads(heads_config)
     accelerator.print(f"{heads_config.heads} heads of {heads.num_parameters():,} parameters")
     task = make_task(settings, heads, target.model, rows, held_out)
@@ -108,14 +105,6 @@ def make_task(
             ),
         )
     return Task(objective, rows, row_lengths(rows).sum(axis=1), collate, validate)
-
-
-def print_plan(settings: BlockHeadsRecipe, config: BlockHeadsConfig) -> None:
-    """What a run would do, without loading weights or writing anything."""
-    with torch.device("meta"):
-        heads = BlockHeads(config)
-    plan = plan_distillation(checked(distillations(settings))["data"])
-    print_training(plan, settings.train, heads)
 
 
 if __name__ == "__main__":

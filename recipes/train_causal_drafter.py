@@ -23,9 +23,8 @@ from dataclasses import dataclass
 import datasets
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from drafttrain.commands.distill import checked, open_decoder
 from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.language_recipes import CausalDrafterRecipe
@@ -37,12 +36,9 @@ from drafttrain.data.batches.packing import (
     sequence_lengths,
     sequences_of,
 )
-from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.distill.recipe_rows import (
     check_positions,
     choose_draftable,
-    distillations,
-    distilled_rows,
     row_lengths,
     taught_rows,
 )
@@ -57,16 +53,10 @@ from drafttrain.models.causal_drafter import (
     start_drafter,
 )
 from drafttrain.models.causal_recipe import check_causal_recipe
-from drafttrain.models.loading import LoadedTarget, load_target
+from drafttrain.models.loading import LoadedTarget
 from drafttrain.training.loop import Task
 from drafttrain.training.objectives.follow_target import FollowTarget
-from drafttrain.training.recipe import (
-    already_finished,
-    begin_run,
-    keep_start,
-    print_training,
-    train_and_save,
-)
+from drafttrain.training.recipe import keep_start, print_plan, start_run, train_and_save
 
 
 @recipe_command(CausalDrafterRecipe, "recipes/smollm2_drafter.yaml")
@@ -76,14 +66,14 @@ def main(settings: CausalDrafterRecipe, dry_run: DryRun = False) -> None:
     if settings.drafter.prompt == "target":
         check_prompts(target_config)
     if dry_run:
-        print_plan(settings, target_config)
+        with torch.device("meta"):
+            plan = print_plan(settings, empty_drafter(settings, target_config))
+        print_teacher(settings, target_config, plan)
         return
-    if already_finished(settings.run):
+    run = start_run(settings)
+    if run is None:
         return
-    accelerator = begin_run(settings, checked(distillations(settings)))
-    target = load_target(settings.target)
-    rows, held_out = distilled_rows(settings, target, open_decoder)
-    torch.manual_seed(settings.train.seed)
+    accelerator, target, rows, held_out = run
     drafter = start_drafter(settings, target.model)
     ends = drafter.generation_config.eos_token_id
     choose_draftable(drafter.config, settings.drafter.output_tokens, ends, rows)
@@ -138,15 +128,6 @@ class Validation:
         found: list[Tensor] = []
         values = BlockValidation(self.rows, self.collate.alone, drafts)(objective)
         return values | {"acceptance": float(torch.cat(found).mean())}
-
-
-def print_plan(settings: CausalDrafterRecipe, target: PretrainedConfig) -> None:
-    """What a run would do, without loading weights or writing anything."""
-    with torch.device("meta"):
-        drafter = empty_drafter(settings, target)
-    plan = plan_distillation(checked(distillations(settings))["data"])
-    print_training(plan, settings.train, drafter)
-    print_teacher(settings, target, plan)
 
 
 if __name__ == "__main__":

@@ -24,20 +24,16 @@ import datasets
 import torch
 from transformers import PreTrainedModel
 
-from drafttrain.commands.distill import checked, open_decoder
 from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.language_recipes import ParallelDrafterRecipe
 from drafttrain.data.batches.examples import Examples
 from drafttrain.data.batches.masked_blocks import BlocksCollator
 from drafttrain.data.batches.packing import preview
-from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.distill.recipe_rows import (
     check_positions,
     choose_draftable,
     choose_mask,
-    distillations,
-    distilled_rows,
 )
 from drafttrain.data.teacher import print_teacher, training_examples
 from drafttrain.decoding.engine.architectures import (
@@ -52,17 +48,15 @@ from drafttrain.models.causal_drafter import (
     freeze,
     start_drafter,
 )
-from drafttrain.models.loading import LoadedTarget, load_target
+from drafttrain.models.loading import LoadedTarget
 from drafttrain.models.parallel_drafter import check_parallel_recipe
 from drafttrain.training.loop import Task
 from drafttrain.training.objectives.follow_blocks import FollowInBlocks
 from drafttrain.training.recipe import (
-    already_finished,
-    begin_run,
     blocks_task,
     keep_start,
-    masks_of_row,
-    print_training,
+    print_plan,
+    start_run,
     train_and_save,
 )
 
@@ -77,14 +71,12 @@ def main(settings: ParallelDrafterRecipe, dry_run: DryRun = False) -> None:
     if settings.drafter.prompt == "target":
         check_prompts(target_config)
     if dry_run:
-        print_plan(settings, planned)
+        print_teacher(settings, planned.config, print_plan(settings, planned))
         return
-    if already_finished(settings.run):
+    run = start_run(settings)
+    if run is None:
         return
-    accelerator = begin_run(settings, checked(distillations(settings)))
-    target = load_target(settings.target)
-    rows, held_out = distilled_rows(settings, target, open_decoder)
-    torch.manual_seed(settings.train.seed)
+    accelerator, target, rows, held_out = run
     drafter = start_drafter(settings, target.model)
     check_positions(drafter.config, rows)
     ends = drafter.generation_config.eos_token_id
@@ -120,13 +112,6 @@ def make_task(
     )
     validation = None if held_out is None else partial(SlotValidation, Examples(held_out))
     return blocks_task(settings, objective, examples, collate, validation)
-
-
-def print_plan(settings: ParallelDrafterRecipe, drafter: PreTrainedModel) -> None:
-    """What a run would do, without loading weights or writing anything."""
-    plan = plan_distillation(checked(distillations(settings))["data"])
-    print_training(plan, settings.train, drafter, more_tokens=masks_of_row(settings, plan))
-    print_teacher(settings, drafter.config, plan)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ outputs are made first. Running the same command again goes on where it was stop
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 import datasets
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from drafttrain.commands.distill import checked, open_decoder
 from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.base import ConfigError
@@ -26,10 +25,8 @@ from drafttrain.config.inputs import DataConfig
 from drafttrain.config.recipes import SpecDrafterRecipe
 from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.data.batches.slots import SlotCollator
-from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.distill.recipe_rows import (
     distillations,
-    distilled_rows,
     frequent_tokens,
     row_lengths,
 )
@@ -44,7 +41,7 @@ from drafttrain.decoding.engine.teacher_forcing import states_before
 from drafttrain.evaluation.teacher_forced import BlockValidation, fit_slot_temperatures
 from drafttrain.models.drafters import reads_states
 from drafttrain.models.identity import hash_target
-from drafttrain.models.loading import LoadedTarget, check_seq2seq, load_target, load_tokenizer
+from drafttrain.models.loading import LoadedTarget, check_seq2seq, load_tokenizer
 from drafttrain.models.spec_drafter.families import FAMILIES
 from drafttrain.models.spec_drafter.initialise import initialise
 from drafttrain.models.spec_drafter.model import SpecDrafter, SpecDrafterConfig
@@ -54,7 +51,7 @@ from drafttrain.models.spec_drafter.told import Fitted, fit_told
 from drafttrain.models.speech import hears
 from drafttrain.training.loop import Task, train
 from drafttrain.training.objectives.mask_predict import MaskPredict
-from drafttrain.training.recipe import already_finished, begin_run, print_training
+from drafttrain.training.recipe import Started, print_plan, start_run
 from drafttrain.training.run_folder import save_final
 
 FITTED_TOKENS = 30_000
@@ -71,38 +68,21 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
     drafter_config = make_config(target_config, settings.drafter, mask_id, identity)
     check_frozen(settings, drafter_config, target_config)
     if dry_run:
-        print_plan(settings, drafter_config, target_config)
+        plan_run(settings, drafter_config, target_config)
         return
-    if already_finished(settings.run):
+    run = start_run(settings)
+    if run is None:
         return
-    accelerator = begin_run(settings, checked(distillations(settings)))
-    target = load_target(settings.target)
-    rows, held_out = distilled_rows(settings, target, open_decoder)
-    torch.manual_seed(settings.train.seed)
-    drafter_config.untied_output = has_own_output(target.model)
-    if settings.drafter.output_tokens == "used":
-        ends = drafter_config.eos_token_id
-        used = len(frequent_tokens(rows, None, drafter_config.vocab_size, ends))
-        drafter_config.output_tokens = used
-        accelerator.print(f"{used:,} of {drafter_config.vocab_size:,} tokens can be drafted")
-    if reads_states(drafter_config):
-        of_it = {"weights_sha256": hash_target(target.model), "hears": hears(target_config)}
-        drafter_config.target |= of_it
-    drafter = SpecDrafter(drafter_config)
-    account = initialise(drafter, target.model, settings.drafter.initialise)
-    accelerator.print(f"{drafter.num_parameters():,} parameters; {account}")
-    if settings.objective.freeze_tokens:
-        for name, parameter in drafter.named_parameters():  # slots' own weights are trained
-            if name in account.loaded and ".slots." not in name:
-                parameter.requires_grad_(False)
+    accelerator, target, rows, held_out = run
+    drafter, copied = make_drafter(settings, drafter_config, run)
     task = make_task(settings, drafter, rows, held_out, target)
     if settings.objective.copied_rate != 1.0:
         share = settings.objective.copied_rate
-        task = replace(task, slowed={f"model.{name}": share for name in account.loaded})
+        task = replace(task, slowed={f"model.{name}": share for name in copied})
     if drafter_config.told_layer is not None:
         fitted = fit_told(drafter, target.model, first_outputs(task))
         accelerator.print(f"the map of the target's states fitted along {fitted:,} tokens")
-    del target
+    del target, run
     train(accelerator, task, settings.train, settings.run)
     if accelerator.is_main_process:
         drafter.cpu()
@@ -110,6 +90,41 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
             drafter.config.slot_temperatures = fit_slot_temperatures(known_blocks(task))
             print(f"temperatures of its slots, for trees: {drafter.config.slot_temperatures}")
         print(f"saved {save_final(settings.run, drafter, tokenizer)}")
+
+
+def plan_run(
+    settings: SpecDrafterRecipe, config: SpecDrafterConfig, target: PretrainedConfig
+) -> None:
+    """Print the plan, without loading weights or writing anything."""
+    with torch.device("meta"):
+        drafter = SpecDrafter(config)
+    plan = print_plan(settings, drafter, settings.objective.blocks * config.mask_rows)
+    if config.encoder == "target" and hears(target):
+        disk = encoded_bytes(plan.rows, target) / 2**20
+        print(f"encoded      {disk:,.0f} MiB for the encoder states of the clips")
+
+
+def make_drafter(
+    settings: SpecDrafterRecipe, config: SpecDrafterConfig, run: Started
+) -> tuple[SpecDrafter, Collection[str]]:
+    """The drafter at its start, and the names of the parameters copied from the target."""
+    target = run.target
+    config.untied_output = has_own_output(target.model)
+    if settings.drafter.output_tokens == "used":
+        used = frequent_tokens(run.rows, None, config.vocab_size, config.eos_token_id)
+        config.output_tokens = len(used)
+        run.accelerator.print(f"{len(used):,} of {config.vocab_size:,} tokens can be drafted")
+    if reads_states(config):
+        of_it = {"weights_sha256": hash_target(target.model), "hears": hears(target.model.config)}
+        config.target |= of_it
+    drafter = SpecDrafter(config)
+    account = initialise(drafter, target.model, settings.drafter.initialise)
+    run.accelerator.print(f"{drafter.num_parameters():,} parameters; {account}")
+    if settings.objective.freeze_tokens:
+        for name, parameter in drafter.named_parameters():  # slots' own weights are trained
+            if name in account.loaded and ".slots." not in name:
+                parameter.requires_grad_(False)
+    return drafter, account.loaded
 
 
 def choose_mask(tokenizer: PreTrainedTokenizerBase, target: PretrainedConfig) -> int | None:
@@ -230,20 +245,6 @@ def check_frozen(
                 f"objective.freeze_tokens keeps the target's weights for tokens, but drafter.{name}"
                 f" = {found[name]!r}; set drafter.{name}={value}, or leave freeze_tokens out"
             )
-
-
-def print_plan(
-    settings: SpecDrafterRecipe, config: SpecDrafterConfig, target: PretrainedConfig
-) -> None:
-    """What a run would do, without loading weights or writing anything."""
-    with torch.device("meta"):
-        drafter = SpecDrafter(config)
-    plan = plan_distillation(checked(distillations(settings))["data"])
-    masks = settings.objective.blocks * config.mask_rows
-    print_training(plan, settings.train, drafter, masks)
-    if config.encoder == "target" and hears(target):
-        disk = encoded_bytes(plan.rows, target) / 2**20
-        print(f"encoded      {disk:,.0f} MiB for what the target's encoder makes of the clips")
 
 
 if __name__ == "__main__":

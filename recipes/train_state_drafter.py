@@ -22,7 +22,6 @@ import datasets
 import numpy as np
 import torch
 
-from drafttrain.commands.distill import checked, open_decoder
 from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.language_recipes import StateDrafterRecipe
@@ -30,11 +29,8 @@ from drafttrain.config.progress import tracked
 from drafttrain.data.batches.examples import Examples
 from drafttrain.data.batches.masked_blocks import BlocksCollator
 from drafttrain.data.batches.packing import preview
-from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.distill.recipe_rows import (
     choose_draftable,
-    distillations,
-    distilled_rows,
     taught_rows,
 )
 from drafttrain.decoding.engine.architectures import check_states
@@ -44,7 +40,6 @@ from drafttrain.models.identity import hash_target
 from drafttrain.models.loading import LoadedTarget, load_target
 from drafttrain.models.state_drafter import (
     StateDrafter,
-    StateDrafterConfig,
     copy_layers,
     fit_start,
 )
@@ -52,12 +47,10 @@ from drafttrain.models.state_recipe import check_state_recipe
 from drafttrain.training.loop import Task
 from drafttrain.training.objectives.follow_states import FollowStates
 from drafttrain.training.recipe import (
-    already_finished,
-    begin_run,
     blocks_task,
     keep_start,
-    masks_of_row,
-    print_training,
+    print_plan,
+    start_run,
     train_and_save,
 )
 
@@ -70,18 +63,17 @@ def main(settings: StateDrafterRecipe, dry_run: DryRun = False) -> None:
     target_config, config = check_state_recipe(settings)
     check_states(target_config)
     if dry_run:
-        print_plan(settings, config)
+        with torch.device("meta"):
+            print_plan(settings, StateDrafter(config))
         return
-    if already_finished(settings.run):
+    run = start_run(settings)
+    if run is None:
         return
-    accelerator = begin_run(settings, checked(distillations(settings)))
-    target = load_target(settings.target)
-    rows, held_out = distilled_rows(settings, target, open_decoder)
+    accelerator, target, rows, held_out = run
     taught = taught_rows(rows, reads_prompt=False)
     ends = target.model.generation_config.eos_token_id
     choose_draftable(config, settings.drafter.output_tokens, ends, rows)
     config.target |= {"weights_sha256": hash_target(target.model)}
-    torch.manual_seed(settings.train.seed)
     drafter = StateDrafter(config)
     copy_layers(drafter, target.model)
     teacher = target
@@ -126,14 +118,6 @@ def make_task(
     collate = BlocksCollator(pad, mask_token=0, k=k, reads_prompt=False)
     validation = None if held_out is None else partial(SlotValidation, Examples(held_out))
     return blocks_task(settings, objective, Examples(rows), collate, validation)
-
-
-def print_plan(settings: StateDrafterRecipe, config: StateDrafterConfig) -> None:
-    """What a run would do, without loading weights or writing anything."""
-    with torch.device("meta"):
-        drafter = StateDrafter(config)
-    plan = plan_distillation(checked(distillations(settings))["data"])
-    print_training(plan, settings.train, drafter, more_tokens=masks_of_row(settings, plan))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
+import datasets
 import numpy as np
 import torch
 from accelerate import Accelerator
@@ -23,8 +25,14 @@ from drafttrain.config.recipes import DistillingRecipe, HeadRecipe, TargetRecipe
 from drafttrain.data.batches.examples import Examples
 from drafttrain.data.batches.masked_blocks import BlocksCollator, lengths_with_masks
 from drafttrain.data.batches.packing import PackedExamples, sequence_lengths, sequences_of
-from drafttrain.data.distill.plan import DistillPlan, check_distillation
-from drafttrain.data.distill.recipe_rows import row_lengths, taught_rows
+from drafttrain.data.distill.plan import DistillPlan, check_distillation, plan_distillation
+from drafttrain.data.distill.recipe_rows import (
+    distillations,
+    distilled_rows,
+    row_lengths,
+    taught_rows,
+)
+from drafttrain.models.loading import LoadedTarget, load_target
 from drafttrain.training.checkpoints import KEPT_CHECKPOINTS
 from drafttrain.training.loop import Task, count_steps, make_accelerator, make_plan, train
 from drafttrain.training.objective import Objective
@@ -34,6 +42,27 @@ from drafttrain.training.run_folder import check_run, open_run, save_final
 BlocksRecipe = ParallelDrafterRecipe | StateDrafterRecipe
 KeptRecipe = CausalDrafterRecipe | StateDrafterRecipe | TargetRecipe
 """Recipes that say in which type their model is saved."""
+
+
+class Started(NamedTuple):
+    """A run of a recipe that distils, ready to make its drafter."""
+
+    accelerator: Accelerator
+    target: LoadedTarget
+    rows: datasets.Dataset
+    held_out: datasets.Dataset | None
+
+
+def start_run(settings: DistillingRecipe) -> Started | None:
+    """Open the run's folder, load the target, distil what is missing, and seed; None if the run is
+    finished. Raises ConfigError, before anything is written, as `begin_run`."""
+    if already_finished(settings.run):
+        return None
+    accelerator = begin_run(settings, distillations(settings))
+    target = load_target(settings.target)
+    rows, held_out = distilled_rows(settings, target)
+    torch.manual_seed(settings.train.seed)
+    return Started(accelerator, target, rows, held_out)
 
 
 def already_finished(run: Path) -> bool:
@@ -47,16 +76,15 @@ def already_finished(run: Path) -> bool:
 
 def begin_run(
     settings: DistillingRecipe | HeadRecipe | TargetRecipe,
-    distillations: Mapping[str, DistillConfig] | None = None,
+    wanted: Mapping[str, DistillConfig] | None = None,
 ) -> Accelerator:
-    """Join the launch's processes and open the run's folder, once all that can be is checked.
+    """Join the launch's processes and open the run's folder, after all checks.
 
-    distillations: what the run makes first, by the setting that its inputs come from. Raises
-    ConfigError, before anything is written, for a folder of another run and inputs that cannot be
-    distilled.
+    wanted: its distillations, by the setting that their inputs come from. Raises ConfigError,
+    before anything is written, for a folder of another run and inputs that cannot be distilled.
     """
     check_run(settings.run, settings)
-    for group, distillation in (distillations or {}).items():
+    for group, distillation in (wanted or {}).items():
         check_distillation(distillation, group)
     accelerator = make_accelerator(settings.train, settings.run)
     if accelerator.is_main_process:
@@ -111,24 +139,21 @@ def blocks_task(
     return Task(objective, packed, sequence_lengths(lengths, sequences), drops, validate)
 
 
-def masks_of_row(settings: BlocksRecipe, distillation: DistillPlan) -> int:
-    """Masks after an output of mean length."""
-    own, output = settings.objective, distillation.target_tokens // max(distillation.rows, 1)
-    lengths = np.array([[1, output]])
-    columns = lengths_with_masks(lengths, settings.drafter.k, own.kept, own.kept_floor)
-    return int(columns[0]) - output
-
-
-def print_training(
-    distillation: DistillPlan, settings: TrainConfig, drafter: nn.Module, more_tokens: int = 0
-) -> None:
-    """Sizes, steps, disk and memory. more_tokens: of each row, beside source and output."""
+def print_plan(settings: DistillingRecipe, drafter: nn.Module, more_tokens: int = 0) -> DistillPlan:
+    """Print sizes, steps, disk and memory of a run; its distillation. more_tokens: of each row,
+    beside source and output; of recipes of blocks the masks after an output of mean length."""
+    plan = plan_distillation(distillations(settings)["data"])
+    if isinstance(settings, BlocksRecipe):
+        own, output = settings.objective, plan.target_tokens // max(plan.rows, 1)
+        lengths = np.array([[1, output]])
+        columns = lengths_with_masks(lengths, settings.drafter.k, own.kept, own.kept_floor)
+        more_tokens = int(columns[0]) - output
     parameters = sum(parameter.numel() for parameter in drafter.parameters())
-    rows = distillation.rows
-    tokens = distillation.source_tokens + distillation.target_tokens + more_tokens * rows
     print(f"drafter      {parameters:,} parameters")
-    print(f"distillation {distillation}")
-    print_steps(parameters, rows, tokens, settings)
+    print(f"distillation {plan}")
+    tokens = plan.source_tokens + plan.target_tokens + more_tokens * plan.rows
+    print_steps(parameters, plan.rows, tokens, settings.train)
+    return plan
 
 
 def print_steps(parameters: int, rows: int, tokens: int, settings: TrainConfig) -> None:

@@ -9,13 +9,13 @@ import datasets
 import pytest
 import torch
 
-from drafttrain.commands.distill import check_backend, checked, open_decoder
 from drafttrain.config.base import ConfigError, Interrupted
 from drafttrain.config.commands import DistillConfig
 from drafttrain.config.filling import fill_distill
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.recipes import SpecDrafterRecipe
 from drafttrain.data.distill import distill as distillation
+from drafttrain.data.distill.plan import check_distill_settings
 from drafttrain.data.distill.recipe_rows import distillations, distilled_rows
 from drafttrain.data.shards.outputs import Drafting, Manifest, load_distilled, read_manifest
 from drafttrain.models.identity import hash_target, hash_weights
@@ -69,8 +69,7 @@ def made(models: Path, tmp_path: Path, family: str, out: str, **changes) -> Dist
 
 def distil(config: DistillConfig) -> Manifest:
     """As the command does."""
-    check_backend(config)
-    return distillation.distill(config, open_decoder=open_decoder)
+    return distillation.distill(config)
 
 
 def shards(folder: Path) -> dict[str, bytes]:
@@ -162,8 +161,8 @@ def test_recipes_distil_with_a_drafter_too(models, tmp_path):
             "max_source_tokens": 10,
         },
     )
-    checked(distillations(recipe))
-    rows, held_out = distilled_rows(recipe, load_target(plain.target), open_decoder)
+    check_distill_settings(distillations(recipe)["data"])
+    rows, held_out = distilled_rows(recipe, load_target(plain.target))
     assert rows.to_list() == held_out.to_list() == load_distilled(plain.out).to_list()
     assert read_manifest(tmp_path / "run" / "distilled").drafter.path == "max-gram"
 
@@ -187,7 +186,7 @@ def test_recipes_may_distil_in_another_precision_than_they_train_for(models, tmp
         distill=settings_of_it,
     )
     target = load_target(recipe.target)
-    rows, _ = distilled_rows(recipe, target, open_decoder)
+    rows, _ = distilled_rows(recipe, target)
     assert rows.to_list() == load_distilled(wanted.out).to_list()
     assert target.model.dtype == torch.float32
     [distillation] = distillations(recipe).values()

@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from drafttrain.config.commands import DistillConfig
 from drafttrain.data.shards.outputs import ShardRow
-from drafttrain.models.loading import LoadedTarget
 
 
 @dataclass(frozen=True)
@@ -36,10 +34,6 @@ class BatchDecoder:
     """What the manifest says of it: fields that resumed runs must share."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Libraries that decode, besides torch and Transformers."""
-
-
-OpenDecoder = Callable[[DistillConfig, LoadedTarget], BatchDecoder]
-"""Makes a decoder of a loaded target. Raises ConfigError where the two do not go together."""
 
 
 def batches_by_length(

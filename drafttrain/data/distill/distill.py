@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pkgutil import resolve_name
 from typing import ClassVar
 
 import datasets
@@ -20,8 +21,8 @@ from tqdm import tqdm
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
-from drafttrain.data.distill.batches import BatchDecoder, Decoded, OpenDecoder, Refused
-from drafttrain.data.distill.generation import generate_settings, open_generate
+from drafttrain.data.distill.batches import BatchDecoder, Decoded, Refused
+from drafttrain.data.distill.generation import generate_settings
 from drafttrain.data.distill.plan import check_distillation
 from drafttrain.data.encoded import KeptEncodings
 from drafttrain.data.inputs.clips import AUDIO, DIGESTS, SECONDS
@@ -50,16 +51,11 @@ ROWS_NAMED = 20
 """Most skipped or failed rows that are printed; the shards name them all."""
 
 
-def distill(
-    config: DistillConfig,
-    target: LoadedTarget | None = None,
-    open_decoder: OpenDecoder = open_generate,
-) -> Manifest:
+def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manifest:
     """Writes the missing shards of `config.out` (or a share) and returns the manifest, finished
     where all shards are there.
 
-    open_decoder: opens the backend of the settings; `commands/distill.py` knows them all, data only
-    its own. Runs in every process of an `accelerate launch`.
+    Runs in every process of an `accelerate launch`.
     Raises ConfigError, before anything is written, for settings that contradict each other, the
     target or the folder's manifest.
     """
@@ -68,7 +64,8 @@ def distill(
     if target is None:
         read = load_target if config.decoded_by.reads_weights else outline_target
         target = read(config.target)
-    filling = Distilling(config, target, inputs, open_decoder(config, target))
+    decoder = resolve_name(config.decoded_by.opens)(config, target)
+    filling = Distilling(config, target, inputs, decoder)
     return fill_folder(filling, config.out, read_share(config.share), state)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pkgutil import resolve_name
 
 import datasets
 
@@ -102,8 +103,8 @@ def plan_distillation(config: DistillConfig) -> DistillPlan:
 
 
 def check_distill_settings(config: DistillConfig) -> None:
-    """Settings that contradict each other, or that the backend does not go by. Raises
-    ConfigError."""
+    """Refuse settings that contradict each other, or that the backend cannot follow, before any
+    weights are read. Raises ConfigError."""
     backend = config.decoded_by
     read_share(config.share)
     check_folder(config.out)
@@ -130,3 +131,5 @@ def check_distill_settings(config: DistillConfig) -> None:
             "sampling.temperature = 0.0 with method = 'sample' would be greedy decoding; "
             "use sampling.temperature=1.0, or method=greedy"
         )
+    if backend.checks is not None:
+        resolve_name(backend.checks)(config)

@@ -16,7 +16,6 @@ from drafttrain.config.filling import fill_distill
 from drafttrain.config.inputs import DataConfig
 from drafttrain.config.reading import settings_of_group
 from drafttrain.config.recipes import DistillingRecipe, HeadRecipe, SpecDrafterRecipe
-from drafttrain.data.distill.batches import OpenDecoder
 from drafttrain.data.distill.distill import distill
 from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.decoding.engine.architectures import position_limit
@@ -58,18 +57,15 @@ def distill_settings(
 
 
 def distilled_rows(
-    settings: DistillingRecipe, target: LoadedTarget, open_decoder: OpenDecoder
+    settings: DistillingRecipe, target: LoadedTarget
 ) -> tuple[datasets.Dataset, datasets.Dataset | None]:
-    """The target's own outputs, for training and for validation; made where they are missing.
-
-    open_decoder: as `distill` takes it.
-    """
+    """The target's own outputs, for training and for validation; made where they are missing."""
     wanted = distillations(settings)
     decoding = wanted["data"].target  # that of all groups
     if decoding != settings.target:
         target = load_target(decoding)
     for distillation in wanted.values():
-        distill(distillation, target, open_decoder)
+        distill(distillation, target)
     rows = {group: load_distilled(distillation.out) for group, distillation in wanted.items()}
     return rows["data"], rows.get("held_out")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from drafttrain.commands.distill import check_backend, open_decoder
 from drafttrain.config.base import ConfigError
 from drafttrain.data.distill.distill import distill
+from drafttrain.data.distill.plan import check_distill_settings
 from drafttrain.data.distill.server import ServersGone
 from drafttrain.data.shards.outputs import load_distilled, read_manifest
 from drafttrain.models.loading import load_target
@@ -48,15 +48,14 @@ def ask(local, tmp_path, monkeypatch):
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
     monkeypatch.setattr("drafttrain.data.distill.server.TIMEOUT", 5.0)
 
-    def run(*urls, others=None, opener=open_decoder, **server):
+    def run(*urls, others=None, **server):
         quick = {"concurrency": 4, "retries": 3, "extra_body": IDS}
         changes = {
             "out": str(tmp_path / "rows"),
             "server": {"urls": list(urls)} | quick | server,
         }
         config = settings(local, **changes | (others or {}))
-        check_backend(config)
-        return distill(config, open_decoder=opener)
+        return distill(config)
 
     return run
 
@@ -296,8 +295,8 @@ def test_what_servers_are_not_told_is_refused(local, ask, fake):
 def test_encoder_decoder_targets_and_other_backends_are_refused(tiny_target):
     server = {"server": {"urls": ["http://127.0.0.1:1"]}}
     with pytest.raises(ConfigError, match="encoder-decoder model; leave --server out"):
-        check_backend(settings(tiny_target, **server))
+        check_distill_settings(settings(tiny_target, **server))
     with pytest.raises(ConfigError, match="backend is 'transformers'; leave one of them out"):
-        check_backend(settings(tiny_target, **server, backend="transformers"))
+        check_distill_settings(settings(tiny_target, **server, backend="transformers"))
     with pytest.raises(ConfigError, match="there is no address; give --server"):
-        check_backend(settings(tiny_target, backend="server"))
+        check_distill_settings(settings(tiny_target, backend="server"))
