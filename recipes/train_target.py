@@ -47,7 +47,7 @@ from drafttrain.models.drafters import check_tokenizers
 from drafttrain.models.language_models import family_defaults, random_model
 from drafttrain.models.loading import check_target, load_target, load_tokenizer, read_tokenizer
 from drafttrain.training.loop import Task, count_steps, make_plan
-from drafttrain.training.objectives.language_modelling import NextToken, SequenceToSequence
+from drafttrain.training.objectives.language_modelling import LanguageModelling
 from drafttrain.training.recipe import already_finished, begin_run, train_and_save
 from drafttrain.training.run_folder import check_run
 
@@ -115,7 +115,7 @@ def tokenize_rows(rows: datasets.Dataset, tokenizer, most: int, pairs: bool) -> 
 
 @torch.no_grad()
 def perplexity(
-    objective: SequenceToSequence | NextToken,
+    objective: LanguageModelling,
     rows: datasets.Dataset,
     collate: PairCollator | TextCollator,
 ) -> dict[str, float]:
@@ -200,8 +200,7 @@ def make_task(
 ) -> Task:
     collate = (PairCollator if pairs else TextCollator)(model.config.pad_token_id)
     teacher = None if settings.teacher is None else load_target(settings.teacher).model
-    kind = SequenceToSequence if pairs else NextToken
-    objective = kind(model, settings.label_smoothing, teacher)
+    objective = LanguageModelling(model, settings.label_smoothing, teacher)
     validate = None
     if held_out is not None:
         validate = partial(perplexity, rows=held_out, collate=collate)

@@ -21,8 +21,7 @@ None is ever too high, but for lk_adaptive, which also weighs its two parts by t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -63,23 +62,6 @@ def merged_rows(log_probs: Tensor, places: Tensor, merge: bool = True) -> Tensor
         return chosen
     others = log_probs.scatter(1, places, -torch.inf).logsumexp(-1, keepdim=True)
     return torch.cat([chosen, others], dim=1)
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """Divergences added up, each with its weight."""
-
-    weights: Mapping[str, float]
-    """By the names of `DIVERGENCES`; those of weight 0 are not computed."""
-
-    def __call__(self, target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
-        """Shapes: [N, C], [N, C] -> [N]."""
-        found = torch.zeros_like(draft_log_probs[:, 0])
-        for name, weight in self.weights.items():
-            if weight:
-                rows = DIVERGENCES[name](target_log_probs, draft_log_probs)
-                found = found + weight * rows
-        return found
 
 
 DIVERGENCES: dict[str, Divergence] = {

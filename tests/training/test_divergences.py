@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafttrain.training.divergences import DIVERGENCES, RATE, Mixture, merged_rows
+from drafttrain.training.divergences import DIVERGENCES, RATE, merged_rows
 
 P, Q = (0.5, 0.3, 0.2), (0.25, 0.5, 0.25)
 """Target and drafter: min of both sums up to 0.25 + 0.3 + 0.2 = 0.75, and only the first token's
@@ -67,13 +67,6 @@ def test_tokens_that_the_target_never_gives_leave_values_and_gradients_finite(na
     assert math.isfinite(value) and all(map(math.isfinite, gradient))
     apart = DIVERGENCES[name](rows((1.0, 0.0)), rows((1e-45, 1.0)))
     assert apart.isfinite().all()
-
-
-def test_a_mixture_adds_up_what_has_a_weight() -> None:
-    mixture = Mixture({"forward_kl": 0.5, "total_variation": 0.0, "lk_adaptive": 2.0})
-    expected = 0.5 * KL + 2.0 * VALUES["lk_adaptive"]
-    found = mixture(rows(P, Q), rows(Q, Q))
-    assert found.tolist() == pytest.approx([expected, 0.0], abs=1e-12)
 
 
 def kl(one: tuple[float, ...], other: tuple[float, ...]) -> float:

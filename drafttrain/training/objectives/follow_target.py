@@ -16,7 +16,7 @@ from drafttrain.data.batches.packing import DocumentBatch
 from drafttrain.decoding.sampling import exact_enough
 from drafttrain.models.prompts import prompt_layers
 from drafttrain.models.spec_drafter.slots import IGNORED
-from drafttrain.training.divergences import DIVERGENCES, Mixture, merged_rows
+from drafttrain.training.divergences import DIVERGENCES, merged_rows
 from drafttrain.training.losses import LossSums, overlap, smoothed_cross_entropy
 from drafttrain.training.objective import Teacher
 from drafttrain.training.text_rows import read_prompts, text_rows
@@ -44,9 +44,8 @@ class FollowTarget(nn.Module):
         self.model = model
         self._no_split_modules = model._no_split_modules  # FSDP gathers these one at a time
         weights = {name: getattr(settings, name) for name in DIVERGENCES}
-        self.divergence = Mixture(weights)
+        self.divergences = {name: weight for name, weight in weights.items() if weight}
         self.cross_entropy = settings.cross_entropy
-        self.follows = any(weights.values())
         self.teacher = None if target is None else Teacher(target)
         self.prompt_layers = prompt_layers(model.config)
         self.register_buffer("draftable", draftable, persistent=False)
@@ -61,9 +60,10 @@ class FollowTarget(nn.Module):
         if self.training:
             weight = weights.sum()
             loss = self.cross_entropy * loss
-            if self.follows:
-                found = self.divergence(*self.compared_rows(batch, logits))
-                loss = loss + found.sum()
+            if self.divergences:
+                rows = self.compared_rows(batch, logits)
+                found = [w * DIVERGENCES[name](*rows) for name, w in self.divergences.items()]
+                loss = loss + sum(found).sum()
         correct = (logits.argmax(-1) == places).sum()
         return LossSums(loss, weight, correct, torch.ones_like(places).sum())
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -19,7 +17,7 @@ from drafttrain.training.losses import (
 from drafttrain.training.objective import Teacher
 
 
-class LanguageModelling(nn.Module, ABC):
+class LanguageModelling(nn.Module):
     """Next-token training from references, or from a teacher's distribution over them.
 
     With a teacher, the label of each position is the teacher's whole distribution given the same
@@ -72,29 +70,11 @@ class LanguageModelling(nn.Module, ABC):
         shared = min(target_probs.shape[-1], draft_probs.shape[-1])
         return overlap(target_probs[:, :shared], draft_probs[:, :shared])
 
-    @abstractmethod
     def _read(self, model: PreTrainedModel, batch: LabelledBatch) -> tuple[Tensor, Tensor]:
         """The model's logits, and the label that each of them is to predict."""
-
-
-class SequenceToSequence(LanguageModelling):
-    """Language modelling of an encoder-decoder's output."""
-
-    def _read(self, model: PreTrainedModel, batch: LabelledBatch) -> tuple[Tensor, Tensor]:
-        logits = model(
-            input_ids=batch.input_ids,
-            attention_mask=batch.attention_mask,
-            decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels=batch.labels),
-            use_cache=False,
-        ).logits
-        return logits, batch.labels
-
-
-class NextToken(LanguageModelling):
-    """Language modelling of a decoder-only model's text."""
-
-    def _read(self, model: PreTrainedModel, batch: LabelledBatch) -> tuple[Tensor, Tensor]:
-        logits = model(
-            input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False
-        ).logits
-        return logits[:, :-1], batch.labels[:, 1:]
+        inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+        if not model.config.is_encoder_decoder:
+            logits = model(**inputs, use_cache=False).logits
+            return logits[:, :-1], batch.labels[:, 1:]
+        outputs = model.prepare_decoder_input_ids_from_labels(labels=batch.labels)
+        return model(**inputs, decoder_input_ids=outputs, use_cache=False).logits, batch.labels

@@ -17,7 +17,7 @@ from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.rows import PADDING
 from drafttrain.models.spec_drafter.slots import IGNORED
 from drafttrain.training.losses import followed_cross_entropy, smoothed_cross_entropy
-from drafttrain.training.objectives.language_modelling import NextToken, SequenceToSequence
+from drafttrain.training.objectives.language_modelling import LanguageModelling
 from drafttrain.training.objectives.mask_predict import MaskPredict
 from tests.comparing import close, same_weights
 from tests.tiny_models import tiny_model
@@ -184,7 +184,7 @@ def test_smoothed_loss_by_hand() -> None:
 
 
 def test_target_objective_counts_tokens_and_ignores_padding() -> None:
-    objective = SequenceToSequence(tiny_model("marian"), label_smoothing=0.0).eval()
+    objective = LanguageModelling(tiny_model("marian"), label_smoothing=0.0).eval()
     long, short = (0, 0, [5, 6, 1], [7, 8, 9, 1]), (0, 1, [5, 1], [7, 1])
     collate = PairCollator(pad_token_id=0)
     together = objective(collate([long, short]), 0.0)
@@ -203,16 +203,15 @@ def test_following_a_teacher_by_hand() -> None:
     assert total.item() == 2.0
 
 
-FAMILIES = {"marian": (SequenceToSequence, PairCollator), "llama": (NextToken, TextCollator)}
+FAMILIES = {"marian": PairCollator, "llama": TextCollator}
 ROWS = [(0, 0, [5, 6, 1], [7, 8, 9, 1]), (0, 1, [5, 1], [7, 1])]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_drafter_that_is_its_teacher_is_always_accepted_and_has_its_entropy(family: str) -> None:
-    objective_of, collator = FAMILIES[family]
-    batch = collator(pad_token_id=0)(ROWS)
+    batch = FAMILIES[family](pad_token_id=0)(ROWS)
     still = {} if family == "llama" else {"dropout": 0.0}
-    objective = objective_of(tiny_model(family, **still), teacher=tiny_model(family))
+    objective = LanguageModelling(tiny_model(family, **still), teacher=tiny_model(family))
     probs = objective.teacher_probs(batch)
     counted = 6 if family == "marian" else 9  # of a decoder-only text, the prompt but its first
     torch.testing.assert_close(objective.acceptance(batch), torch.ones(counted))
@@ -224,11 +223,10 @@ def test_a_drafter_that_is_its_teacher_is_always_accepted_and_has_its_entropy(fa
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_following_a_teacher_raises_acceptance_and_leaves_the_teacher_alone(family: str) -> None:
-    objective_of, collator = FAMILIES[family]
-    batch = collator(pad_token_id=0)(ROWS)
+    batch = FAMILIES[family](pad_token_id=0)(ROWS)
     teacher = tiny_model(family, seed=3)
     before = copy.deepcopy(teacher)
-    objective = objective_of(tiny_model(family, seed=4), teacher=teacher).train()
+    objective = LanguageModelling(tiny_model(family, seed=4), teacher=teacher).train()
     trained = list(objective.parameters())
     assert not {id(p) for p in trained} & {id(p) for p in teacher.parameters()}
     optimizer = torch.optim.Adam(trained, lr=1e-2)

@@ -18,7 +18,7 @@ from drafttrain.models.spec_drafter.model import SpecDrafter, SpecDrafterConfig
 from drafttrain.training.objective import Batch, Objective
 from drafttrain.training.objectives.follow_target import FollowTarget
 from drafttrain.training.objectives.head_sweep import HeadSweep, make_heads
-from drafttrain.training.objectives.language_modelling import NextToken, SequenceToSequence
+from drafttrain.training.objectives.language_modelling import LanguageModelling
 from drafttrain.training.objectives.mask_predict import MaskPredict
 from drafttrain.training.objectives.predict_ahead import PredictAhead
 from tests.tiny_drafters import block_heads
@@ -45,12 +45,12 @@ def predict_ahead() -> tuple[Objective, Batch]:
 
 
 def sequence_to_sequence() -> tuple[Objective, Batch]:
-    objective = SequenceToSequence(tiny_model("marian"), teacher=tiny_model("marian", seed=2))
+    objective = LanguageModelling(tiny_model("marian"), teacher=tiny_model("marian", seed=2))
     return objective, PairCollator(pad_token_id=0)(EXAMPLES)
 
 
 def next_token() -> tuple[Objective, Batch]:
-    return NextToken(tiny_model("llama")), TextCollator(pad_token_id=0)(EXAMPLES)
+    return LanguageModelling(tiny_model("llama")), TextCollator(pad_token_id=0)(EXAMPLES)
 
 
 def follow_target() -> tuple[Objective, Batch]:
