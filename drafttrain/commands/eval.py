@@ -13,7 +13,7 @@ from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.sweep import expand_sweep
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.compiling import compile_calls
-from drafttrain.evaluation.evaluate import evaluate, evaluate_teacher_forced, write_evaluation
+from drafttrain.evaluation.evaluate import evaluate, write_evaluation
 from drafttrain.evaluation.page import print_findings
 from drafttrain.evaluation.plan import make_plan, plan_lines
 from drafttrain.evaluation.prompts import read_options
@@ -42,8 +42,7 @@ def measure_methods(
     pair = plan.load_pair()
     methods = plan.build_methods(pair)
     compile_calls(settings.compile)
-    run = evaluate if settings.mode == "decode" else evaluate_teacher_forced
-    evaluation = run(
+    evaluation = evaluate(
         pair.target,
         CachedModel(pair.target.model),
         methods,
@@ -51,6 +50,7 @@ def measure_methods(
         read_options(settings),
         str(settings.data.path),
         progress=True,
+        mode=settings.mode,
     )
     write_evaluation(evaluation, settings.report)
     report = evaluation.report

@@ -33,12 +33,12 @@ from drafttrain.evaluation.tables import main_table, search_tables, verdict_line
 from drafttrain.evaluation.tune import (
     FINAL_SHARE,
     Bench,
-    Clock,
     build_methods,
     choose,
     finalists,
     measure_finalists,
     search_all,
+    time_left,
 )
 from drafttrain.evaluation.tune_plan import (
     Candidate,
@@ -96,12 +96,12 @@ def decode_plan(plan: TunePlan, began: float) -> tuple[Evaluation, list[Candidat
     candidates = make_candidates(settings, drafting, plan.heads, threshold)
     methods = build_methods(candidates, pair)
     bench = Bench(pair.target, model, candidates, methods, prompts, options)
-    given = 60.0 * settings.minutes
-    rungs = search_all(bench, Clock(began + (1.0 - FINAL_SHARE) * given))
+    left = time_left(60.0 * settings.minutes - (perf_counter() - began))
+    rungs = search_all(bench, lambda: left() - FINAL_SHARE * 60.0 * settings.minutes)
     sizes = sorted({rung.batch_size for rung in rungs})
     choices = [choose([r for r in rungs if r.batch_size == size], candidates) for size in sizes]
-    names, clock = finalists(rungs, choices), Clock(began + given)
-    found = measure_finalists(bench, names, plan.reported, rungs, clock, plan.reported_path)
+    names = finalists(rungs, choices)
+    found = measure_finalists(bench, names, plan.reported, rungs, left, plan.reported_path)
     search = Search(
         drafter=str(settings.drafter),
         candidates={one.name: settings_of(one) for one in candidates},

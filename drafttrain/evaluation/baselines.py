@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
@@ -31,58 +31,38 @@ def transformers_jobs(
     """The baselines asked for that are Transformers' own.
 
     `assisted` drafts with the language models that the methods draft with, a job for each of them
-    and each draft length. Raises ValueError where it is asked for and no method has one.
+    and each draft length. It takes one sequence at a time, and drops a speech target's
+    begin_suppress_tokens: the job's name says so. Raises ValueError where no method has one.
     """
-    base = Generate(target.model, model, prompts, options)
+
+    def job(name: str, way: str, largest_batch: int | None = None, **how: Any) -> Job:
+        own = Generate(target.model, model, prompts, options, how)
+        sizes = {"beams": how["num_beams"]} if "num_beams" in how else {}
+        return Job(name, way, own.decode, sizes=sizes, largest_batch=largest_batch)
+
     jobs = []
     if GENERATE in options.baselines:
-        jobs.append(Job(GENERATE, GENERATE, base.decode))
+        jobs.append(job(GENERATE, GENERATE))
     if BEAM in options.baselines:
-        beams = options.num_beams
-        search = Generate(target.model, model, prompts, options, {"num_beams": beams})
-        jobs.append(Job(f"{GENERATE} beam {beams}", BEAM, search.decode, sizes={"beams": beams}))
-    if ASSISTED in options.baselines:
-        jobs += _assisted_jobs(base, methods)
-    return jobs
-
-
-def _assisted_jobs(base: Generate, methods: Sequence[Method]) -> list[Job]:
-    """Transformers' assisted generation, which takes one sequence at a time, and drops a speech
-    target's begin_suppress_tokens: the job's name says so."""
-    dropped = ""
-    if (
-        isinstance(base.target, WHISPER_LIKE)
-        and base.target.generation_config.begin_suppress_tokens
-    ):
-        dropped = ", no begin_suppress_tokens"
-    jobs: dict[tuple[int, int], Job] = {}
+        jobs.append(job(f"{GENERATE} beam {options.num_beams}", BEAM, num_beams=options.num_beams))
+    if ASSISTED not in options.baselines:
+        return jobs
+    begins = target.model.generation_config.begin_suppress_tokens
+    dropped = ", no begin_suppress_tokens" if begins and _hears(target.model) else ""
+    assisted: dict[tuple[int, int], Job] = {}
     for method in methods:
-        if method.assistant is None:
-            continue
-        k, name = method.stop.longest, method.label or method.drafter.name
-        own = Generate(
-            base.target,
-            base.model,
-            base.prompts,
-            base.options,
-            {"assistant_model": steady_assistant(method.assistant, k)},
-        )
-        jobs.setdefault(
-            (id(method.assistant), k),
-            Job(
-                f"{ASSISTED} {name} k={k}, constant, confidence 0{dropped}",
-                ASSISTED,
-                own.decode,
-                sizes={"k": k},
-                largest_batch=1,
-            ),
-        )
-    if not jobs:
+        key = id(method.assistant), method.stop.longest
+        if method.assistant is not None and key not in assisted:
+            k, drafter = method.stop.longest, method.label or method.drafter.name
+            name = f"{ASSISTED} {drafter} k={k}, constant, confidence 0{dropped}"
+            found = job(name, ASSISTED, 1, assistant_model=steady_assistant(method.assistant, k))
+            assisted[key] = replace(found, sizes={"k": k})
+    if not assisted:
         raise ValueError(
             f"baselines has {ASSISTED!r}, but no method drafts with a language model; give one as "
             f"the drafter or among others, or leave {ASSISTED!r} out"
         )
-    return list(jobs.values())
+    return [*jobs, *assisted.values()]
 
 
 def steady_assistant(model: PreTrainedModel, k: int) -> PreTrainedModel:
@@ -99,6 +79,10 @@ def steady_assistant(model: PreTrainedModel, k: int) -> PreTrainedModel:
         assistant_confidence_threshold=0.0,
     )
     return assistant
+
+
+def _hears(model: PreTrainedModel) -> bool:
+    return isinstance(model, WHISPER_LIKE)
 
 
 @dataclass(frozen=True)
@@ -137,7 +121,7 @@ class Generate:
         return found
 
     def _generate(self, batch: Sequence[Prompt], limit: int) -> list[list[int]]:
-        if isinstance(self.target, WHISPER_LIKE):
+        if _hears(self.target):
             # returned without what the decoder starts from and without EOS, which ended an output
             # that is shorter than it might be
             features = torch.stack([prompt.source.inputs["input_features"] for prompt in batch])
@@ -157,30 +141,19 @@ class Generate:
         return generated[:, first:].tolist()
 
     def _call(self, batch: Sequence[Prompt], limit: int, **inputs: Any) -> Tensor:
-        how = {"do_sample": False, "num_beams": 1, **self.settings}
-        sampling = self.options.sampling
-        if how["num_beams"] == 1 and not sampling.greedy:
-            how |= {
-                "do_sample": True,
-                "temperature": sampling.temperature,
-                "top_k": sampling.top_k,
-                "top_p": sampling.top_p,
-            }
+        sampling, how = self.options.sampling, {"num_beams": 1, **self.settings}
+        how["do_sample"] = how["num_beams"] == 1 and not sampling.greedy
+        if how["do_sample"]:
+            how |= asdict(sampling)
         devices = [self.model.device] if self.model.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices, enabled=bool(how["do_sample"])):
+        with torch.random.fork_rng(devices=devices, enabled=how["do_sample"]):
             if how["do_sample"]:
                 torch.manual_seed(self.options.seed + batch[0].row)
-            return self.target.generate(
-                **inputs,
-                max_new_tokens=limit,
-                max_length=None,  # the target's own would only be warned about
-                **how,
-            )
+            # max_length: the target's own would only be warned about
+            return self.target.generate(**inputs, max_new_tokens=limit, max_length=None, **how)
 
 
 def cut_after_eos(tokens: Sequence[int], eos_ids: frozenset[int]) -> list[int]:
     """The tokens up to the first EOS, which is kept."""
-    for position, token in enumerate(tokens):
-        if token in eos_ids:
-            return list(tokens[: position + 1])
-    return list(tokens)
+    end = next((place for place, token in enumerate(tokens) if token in eos_ids), len(tokens))
+    return list(tokens[: end + 1])

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from threading import Event, Thread
 from typing import Literal
@@ -59,28 +59,16 @@ def describe_environment(command: str | None = None) -> Environment:
         load=round(os.getloadavg()[0], 2) if os.name == "posix" else None,
         gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         python=platform.python_version(),
-        versions=_versions(),
+        versions={"drafttrain": __version__} | {name: version(name) for name in PACKAGES},
         commit=_commit(Path(__file__).parents[2]),
     )
 
 
 def _cpu_model() -> str:
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def _versions() -> dict[str, str]:
-    found = {"drafttrain": __version__}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed as a package"
-    return found
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
 
 
 def _commit(repository: Path) -> str | None:
@@ -88,10 +76,9 @@ def _commit(repository: Path) -> str | None:
         return None
     command = ["git", "-C", str(repository), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout.strip()
 
 
 Kind = Literal["allocated", "resident"]
@@ -121,28 +108,21 @@ def peak_growth(work: Callable[[], object], device: torch.device) -> int:
         work()
         torch.cuda.synchronize(device)
         return max(0, torch.cuda.max_memory_allocated(device) - before)
-    _give_back()
-    process = psutil.Process()
-    before = most = process.memory_info().rss
-    ended = Event()
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    process, ended = psutil.Process(), Event()
+    sizes = [process.memory_info().rss]
 
     def watch() -> None:
-        nonlocal most
         while not ended.wait(EVERY):
-            most = max(most, process.memory_info().rss)
+            sizes.append(process.memory_info().rss)
 
     watcher = Thread(target=watch, daemon=True)
     watcher.start()
     try:
         work()
+        sizes.append(process.memory_info().rss)
     finally:
-        most = max(most, process.memory_info().rss)
         ended.set()
         watcher.join()
-    return max(0, most - before)
-
-
-def _give_back() -> None:
-    """Return freed memory to the system, where the C library can be told to."""
-    if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return max(sizes) - sizes[0]

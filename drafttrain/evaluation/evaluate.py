@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from datasets import Dataset
@@ -49,7 +49,6 @@ from drafttrain.evaluation.prompts import (
     EvaluationOptions,
     Job,
     Prompt,
-    Skipped,
     read_prompts,
 )
 from drafttrain.evaluation.quality import (
@@ -77,7 +76,7 @@ from drafttrain.evaluation.runner import (
     run_interleaved,
 )
 from drafttrain.evaluation.tables import report_page
-from drafttrain.evaluation.teacher_forced import measure_forced
+from drafttrain.evaluation.teacher_forced import ForcedCounts, measure_forced
 from drafttrain.models.loading import LoadedTarget
 
 
@@ -138,82 +137,63 @@ def evaluate(
     options: EvaluationOptions,
     data_name: str,
     progress: bool = False,
+    mode: Literal["decode", "teacher-forced"] = "decode",
 ) -> Evaluation:
-    """Decode the rows with every method and the baselines, and report the figures of each.
+    """Decode the rows with every method and the baselines, and report the figures of each;
+    teacher-forced: what each method would accept along the target's plain outputs.
 
     rows: with columns row, source and reference. The report's first run is plain decoding in the
-    same engine. Raises ValueError where no row can be decoded.
+    same engine. Raises ValueError where no row can be decoded, or methods do not fit (`make_jobs`).
     """
     prompts, skipped = read_prompts(target, model, rows)
+    resamples, samples = draw_resamples(len(prompts), options.bootstrap, options.seed), []
+    if mode == "teacher-forced":
+        options = replace(options, baselines=())
     jobs = make_jobs(target, model, methods, prompts, options)
-    decoded = decode_batches(jobs, len(prompts), options, model.device, progress)
-    alone = [run for run in decoded if run.batch_size == 1]
-    tokenizer = target.tokenizer
-    texts = {
-        run.job.name: [tokenizer.decode(o.tokens, skip_special_tokens=True) for o in run.outputs]
-        for run in alone
-    }
-    encoding = encoder_seconds(model, prompts, options.repeats)
-    context = Context(model, prompts, options, decoded, texts, encoding)
-    resamples = draw_resamples(len(prompts), options.bootstrap, options.seed)
-    report = Report(
-        **report_facts(target, data_name, prompts, skipped, options),
-        mode="decode",
-        runs=make_runs([measure(context, run, resamples) for run in decoded], resamples),
-        memory=memory_kind(model.device) if len(options.batch_sizes) > 1 else None,
-    )
-    return Evaluation(report, make_samples(context, alone, tokenizer.convert_ids_to_tokens))
-
-
-def evaluate_teacher_forced(
-    target: LoadedTarget,
-    model: CachedModel,
-    methods: Sequence[Method],
-    rows: Dataset,
-    options: EvaluationOptions,
-    data_name: str,
-    progress: bool = False,
-) -> Evaluation:
-    """Report what every method would accept along the target's plain outputs (`teacher_forced.py`).
-
-    Raises ValueError as `evaluate`.
-    """
-    prompts, skipped = read_prompts(target, model, rows)
-    make_jobs(target, model, methods, prompts, replace(options, baselines=()))  # checks the methods
-    resamples = draw_resamples(len(prompts), options.bootstrap, options.seed)
-    forced = measure_forced(model, methods, prompts, options, progress)
-    measured = []
-    for method, one in zip((plain_method(options.sampling), *methods), forced, strict=True):
-        facts = method_facts(method, options)
-        facts["totals"] = {"prompts": len(prompts), **one.counts.totals()}
-        facts["acceptance_rate_per_position"] = position_rates(one.positions, resamples)
-        figures = acceptance_figures(one.counts, method.parameter_ratios)
-        measured.append(Measured(facts, figures | one.overlaps))
-    report = Report(
-        **report_facts(target, data_name, prompts, skipped, options),
-        mode="teacher-forced",
-        runs=make_runs(measured, resamples),
-    )
-    return Evaluation(report, [])
-
-
-def report_facts(
-    target: LoadedTarget,
-    data_name: str,
-    prompts: Sequence[Prompt],
-    skipped: list[Skipped],
-    options: EvaluationOptions,
-) -> dict[str, Any]:
-    """What a report says of models, data, machine and options."""
+    if mode == "teacher-forced":
+        forced = measure_forced(model, methods, prompts, options, progress)
+        drafting = (plain_method(options.sampling), *methods)
+        measured = [
+            measure_along(method, one, options, resamples)
+            for method, one in zip(drafting, forced, strict=True)
+        ]
+    else:
+        context = decode_all(target, model, jobs, prompts, options, progress)
+        measured = [measure(context, run, resamples) for run in context.decoded]
+        samples = make_samples(context, target.tokenizer.convert_ids_to_tokens)
     given = asdict(options) | {"baselines": list(options.baselines)}
     given["batch_sizes"] = list(options.batch_sizes)
     del given["sampling"]  # every run has it
-    return {
-        "target": target_facts(target),
-        "data": data_facts(data_name, prompts, skipped),
-        "environment": describe_environment(),
-        "options": given,
+    report = Report(
+        mode=mode,
+        target=target_facts(target),
+        data=data_facts(data_name, prompts, skipped),
+        environment=describe_environment(),
+        options=given,
+        runs=make_runs(measured, resamples),
+        memory=memory_kind(model.device) if len(options.batch_sizes) > 1 else None,
+    )
+    return Evaluation(report, samples)
+
+
+def decode_all(
+    target: LoadedTarget,
+    model: CachedModel,
+    jobs: Sequence[Job],
+    prompts: Sequence[Prompt],
+    options: EvaluationOptions,
+    progress: bool,
+) -> Context:
+    """Everything decoded, and the texts of batch size 1."""
+    decoded = decode_batches(jobs, len(prompts), options, model.device, progress)
+    decode = target.tokenizer.decode
+    texts = {
+        run.job.name: [decode(output.tokens, skip_special_tokens=True) for output in run.outputs]
+        for run in decoded
+        if run.batch_size == 1
     }
+    encoding = encoder_seconds(model, prompts, options.repeats)
+    return Context(model, prompts, options, decoded, texts, encoding)
 
 
 def decode_batches(
@@ -295,6 +275,17 @@ def output_figures(context: Context, run: Decoded) -> dict[str, Statistic]:
     return figures | text_figures(texts, references, others, tokenizer, overlap, greedy)
 
 
+def measure_along(
+    method: Method, found: ForcedCounts, options: EvaluationOptions, resamples: Array
+) -> Measured:
+    """All figures of a teacher-forced run."""
+    facts = method_facts(method, options)
+    facts["totals"] = {"prompts": len(found.counts.tokens), **found.counts.totals()}
+    facts["acceptance_rate_per_position"] = position_rates(found.positions, resamples)
+    figures = acceptance_figures(found.counts, method.parameter_ratios)
+    return Measured(facts, figures | found.overlaps)
+
+
 def method_facts(method: Method, options: EvaluationOptions) -> dict[str, Any]:
     """The fields of a run that its method decides."""
     plain = method.kind == PLAIN
@@ -344,23 +335,12 @@ def check_parity(context: Context, run: Decoded) -> list[Parity]:
     options, job = context.options, run.job
     if not (options.sampling.greedy and job.lossless) or job.kind == "baseline":
         return []
-    others = {}
-    if run.batch_size > 1:
-        others["batch size 1"] = alone(context, run)
-    else:
-        found = [other for other in context.decoded if other.batch_size == 1]
-        others = {o.job.name: o for o in found if o.job.way in (PLAIN, GENERATE) and o is not run}
-    return [
-        compare_outputs(
-            context.model,
-            context.prompts,
-            run.outputs,
-            other.outputs,
-            options.max_new_tokens,
-            name,
-        )
-        for name, other in others.items()
-    ]
+    others = {"batch size 1": alone(context, run)}
+    if run.batch_size == 1:
+        found = [one for one in context.decoded if one.batch_size == 1 and one is not run]
+        others = {one.job.name: one for one in found if one.job.way in (PLAIN, GENERATE)}
+    pair, limit = (context.model, context.prompts, run.outputs), options.max_new_tokens
+    return [compare_outputs(*pair, one.outputs, limit, name) for name, one in others.items()]
 
 
 def alone(context: Context, run: Decoded) -> Decoded:
@@ -369,13 +349,15 @@ def alone(context: Context, run: Decoded) -> Decoded:
 
 
 def make_samples(
-    context: Context, decoded: Sequence[Decoded], pieces: Callable[[list[int]], list[str]]
+    context: Context, pieces: Callable[[list[int]], list[str]]
 ) -> list[dict[str, Any]]:
     """One line for each prompt: every run's text, and its rounds as pieces of text."""
     found = []
     for place, prompt in enumerate(context.prompts):
         outputs = {}
-        for run in decoded[1:]:
+        for run in context.decoded[1:]:
+            if run.batch_size > 1:
+                continue
             outputs[run.job.name] = {"text": context.texts[run.job.name][place]}
             if run.job.method is not None:
                 rounds = [round_pieces(one, pieces) for one in run.outputs[place].rounds]

@@ -44,19 +44,8 @@ Facts = Array
 """[FACTS, P] of a candidate on some prompts."""
 DecodeAll = Callable[[Sequence[str], Sequence[int], int], Mapping[str, Facts]]
 """(names of candidates, numbers of prompts, turn) -> what each did, decoded interleaved."""
-
-
-@dataclass(frozen=True)
-class Clock:
-    """The time that a search may take."""
-
-    deadline: float
-    """By `now`."""
-    now: Callable[[], float] = perf_counter
-
-    @property
-    def left(self) -> float:
-        return self.deadline - self.now()
+Left = Callable[[], float]
+"""Seconds that are left."""
 
 
 @dataclass
@@ -66,35 +55,27 @@ class Standings:
     names: Sequence[str]
     prompts: int
     sums: dict[str, Facts] = field(init=False)
-    decoded: Array = field(init=False)
-    """[P] how often each prompt was decoded by those that are left."""
+    seen: set[int] = field(default_factory=set)
+    """Prompts that were decoded by those that are left."""
 
     def __post_init__(self) -> None:
         self.sums = {name: np.zeros((len(FACTS), self.prompts)) for name in self.names}
-        self.decoded = np.zeros(self.prompts)
 
     def add(self, places: Sequence[int], found: Mapping[str, Facts]) -> None:
+        self.seen.update(places)
         for name, facts in found.items():
             self.sums[name][:, places] += facts
-        self.decoded[places] += 1
-
-    def seconds_per_prompt(self, names: Sequence[str]) -> float:
-        """Of all these candidates together."""
-        return sum(self.sums[name][1].sum() for name in names) / self.decoded.sum()
-
-    def tokens_per_output(self, name: str) -> float:
-        return float(self.sums[name][0].sum() / self.decoded.sum())
 
     def compare(self, names: Sequence[str]) -> dict[str, Tried]:
         """Candidates that decoded the same prompts, the fastest first; all stay."""
-        seen = self.decoded > 0
-        resamples = draw_resamples(int(seen.sum()), RESAMPLES)
-        facts = {name: self.sums[name][:, seen] for name in names}
-        speeds = {name: Ratio(own[0], own[1]) for name, own in facts.items()}
-        order = sorted(names, key=lambda name: -facts[name][0].sum() / facts[name][1].sum())
+        seen = sorted(self.seen)
+        resamples = draw_resamples(len(seen), RESAMPLES)
+        speeds = {name: Ratio(*self.sums[name][:2, seen]) for name in names}
+        totals = {name: self.sums[name].sum(axis=1) for name in names}
+        order = sorted(names, key=lambda name: -totals[name][0] / totals[name][1])
         found = {}
         for name in order:
-            tokens, _, rounds, drafted, accepted = facts[name].sum(axis=1)
+            tokens, _, rounds, drafted, accepted = totals[name]
             found[name] = Tried(
                 tokens_per_second=estimate(speeds[name], resamples),
                 against_best=estimate(quotient(speeds[name], speeds[order[0]]), resamples),
@@ -123,10 +104,9 @@ def search(
     fixed: Collection[str],
     prompts: int,
     decode: DecodeAll,
-    clock: Clock,
+    left: Left,
     first_seconds: float,
     batch_size: int = 1,
-    tell: Callable[[Rung], None] = lambda rung: None,
 ) -> list[Rung]:
     """The rungs at a batch size, until one candidate is left beside the best fixed length, and one
     of these two is faster beyond doubt or all prompts were decoded.
@@ -141,21 +121,20 @@ def search(
     seconds, decoded = first_seconds, 0
     while True:
         turn, start = divmod(decoded, prompts)
-        share = clock.left / max(1.0, np.ceil(np.log2(len(alive))))  # of the rungs to come
+        share = left() / max(1.0, np.ceil(np.log2(len(alive))))  # of the rungs to come
         least, count = min(fewest, prompts - start), min(size, prompts - start)
-        if least * seconds > clock.left:
+        if least * seconds > left():
             break
         count = min(count, max(least, int(share / seconds)))
         places = order[start : start + count].tolist()
         standings.add(places, decode(alive, places, turn))
         decoded, size = decoded + count, 2 * size
         tried = halve(standings.compare(alive), fixed)
-        tokens = standings.tokens_per_output(next(iter(tried)))
-        rung = Rung(batch_size=batch_size, prompts=decoded, tokens=tokens, candidates=tried)
-        rungs.append(rung)
-        tell(rung)
+        tokens = standings.sums[next(iter(tried))][0].sum() / decoded
+        rungs.append(Rung(batch_size=batch_size, prompts=decoded, tokens=tokens, candidates=tried))
+        print_rung(rungs[-1])
         alive = [name for name, one in tried.items() if one.stays]
-        seconds = standings.seconds_per_prompt(alive)
+        seconds = sum(standings.sums[name][1].sum() for name in alive) / decoded
         in_doubt = any(one.against_best.high >= 1.0 for one in list(tried.values())[1:])
         if len(alive) == 1 or (len(alive) == len(tried) and not (in_doubt and decoded < prompts)):
             break
@@ -200,7 +179,7 @@ def build_methods(candidates: Sequence[Candidate], pair: Pair) -> dict[str, Meth
     return {one.name: replace(build_method(one.decode, pair), label=one.name) for one in candidates}
 
 
-def search_all(bench: Bench, clock: Clock) -> list[Rung]:
+def search_all(bench: Bench, left: Left) -> list[Rung]:
     """A search at every batch size, each with its share of the time; larger batch sizes that there
     is no time for are left out. Raises ConfigError where there is none at all."""
     fixed = [one.name for one in bench.candidates if one.is_fixed]
@@ -208,12 +187,11 @@ def search_all(bench: Bench, clock: Clock) -> list[Rung]:
     rungs: list[Rung] = []
     for done, size in enumerate(bench.options.batch_sizes):
         decode = partial(decode_all, bench, size)
-        share = clock.left / (len(bench.options.batch_sizes) - done)
-        own = Clock(clock.now() + share, clock.now)
+        own = time_left(left() / (len(bench.options.batch_sizes) - done))
         began = perf_counter()
         decode(names, range(size), 0)  # nothing is timed before everything was called once
         warmed = (perf_counter() - began) / size
-        found = search(names, fixed, len(bench.prompts), decode, own, warmed, size, print_rung)
+        found = search(names, fixed, len(bench.prompts), decode, own, warmed, size)
         if not found and not rungs:
             raise ConfigError(
                 f"minutes is too small: all {len(names)} candidates together take {warmed:.0f} s a "
@@ -223,6 +201,12 @@ def search_all(bench: Bench, clock: Clock) -> list[Rung]:
             print(f"no time for batch size {size}: it is left out", file=sys.stderr)
         rungs += found
     return rungs
+
+
+def time_left(seconds: float) -> Left:
+    """Counts down from now."""
+    deadline = perf_counter() + seconds
+    return lambda: deadline - perf_counter()
 
 
 def decode_all(
@@ -268,22 +252,16 @@ def finalists(rungs: Sequence[Rung], choices: Sequence[Choice]) -> list[str]:
 
 
 def measure_finalists(
-    bench: Bench,
-    names: Sequence[str],
-    rows: Dataset,
-    rungs: Sequence[Rung],
-    clock: Clock,
-    data: str,
+    bench: Bench, names: Sequence[str], rows: Dataset, rungs: Sequence[Rung], left: Left, data: str
 ) -> Evaluation:
     """The final figures: these and plain decoding on as many rows as there is time for."""
     sizes = sorted({rung.batch_size for rung in rungs})
-    options = replace(bench.options, batch_sizes=sizes)
     seconds: dict[tuple[int, str], float] = {}
     for rung in rungs:
         for name, one in rung.candidates.items():
             seconds[rung.batch_size, name] = rung.tokens / one.tokens_per_second.value
     each = sum(seconds[size, name] for size in sizes for name in (PLAIN, *names))
-    fewest, fits = max(FIRST, 4 * max(sizes)), int(clock.left / each)
+    fewest, fits = max(FIRST, 4 * max(sizes)), int(left() / each)
     rows = rows.select(range(min(len(rows), max(fewest, fits))))
-    methods = [bench.methods[name] for name in names]
-    return evaluate(bench.target, bench.model, methods, rows, options, data, progress=True)
+    options, methods = replace(bench.options, batch_sizes=sizes), map(bench.methods.get, names)
+    return evaluate(bench.target, bench.model, list(methods), rows, options, data, progress=True)

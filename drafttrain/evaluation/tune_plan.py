@@ -101,8 +101,16 @@ def make_candidates(
     found = [
         *_chains(settings, drafting, heads, threshold, sampled),
         *(_trees(settings, drafting, sampled) if drafting.grows_trees else ()),
-        *_given(settings),
     ]
+    for name, one in settings.candidates.items():
+        common = one.model_fields_set & {"drafter", "sampling"}
+        if common:
+            raise ConfigError(
+                f"candidates.{name}.{min(common)} is given, but all candidates have the "
+                f"{min(common)} of the tuning; leave it out"
+            )
+        parts = {field: getattr(one, field) for field in one.model_fields_set}
+        found.append(Candidate(name, _decode(settings, **parts)))
     names = ["plain", *(one.name for one in found)]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
@@ -131,64 +139,48 @@ def _chains(
     lengths = settings.k or LENGTHS[drafting.kind.drafts]
     if settings.k is None and longest is not None:
         lengths = sorted({*(k for k in lengths if k <= longest), longest})
-    for block in (False, True) if sampled else (False,):
-        for k in lengths:
-            if k > 1 or not block:  # of one token both rules are the same
-                yield _chain(settings, f"k={k}", StopConfig(k=k), block)
+    found = [(f"k={k}", StopConfig(k=k), None) for k in lengths]
     for kind in BY_ROWS:
         stop = STOPS[kind]
-        if not stop.requires <= drafting.kind.provides or (sampled and stop.greedy_only):
-            continue
-        for value in getattr(settings, kind):
-            config = StopConfig(kind=kind, max_draft=most, **{kind: value})
-            yield _chain(settings, f"{kind}({value:g})", config, sampled)
+        if stop.requires <= drafting.kind.provides and not (sampled and stop.greedy_only):
+            for value in getattr(settings, kind):
+                config = StopConfig(kind=kind, max_draft=most, **{kind: value})
+                found.append((f"{kind}({value:g})", config, None))
     values = {*settings.h, *(() if threshold is None else (round(threshold, 3),))}
     for head, folder in heads.items():
         for h in sorted(values):
             config = StopConfig(kind="head", head=str(folder), h=h, max_draft=most)
-            yield _chain(settings, f"{head} h={h:g}", config, sampled, head)
-
-
-def _chain(
-    settings: TuneConfig, name: str, stop: StopConfig, block: bool, head: str | None = None
-) -> Candidate:
-    rule = {"verifier": VerifierConfig(kind="block")} if block else {}
-    name = f"{name} block" if block else name
-    return Candidate(name, _decode(settings, stop=stop, **rule), head)
+            found.append((f"{head} h={h:g}", config, head))
+    for block in (False, True) if sampled else (False,):
+        for name, stop, head in found:
+            fixed = stop.kind == "fixed"  # of one token both rules are the same
+            if block != sampled and not fixed or block and fixed and stop.k == 1:
+                continue
+            rule = {"verifier": VerifierConfig(kind="block")} if block else {}
+            name = f"{name} block" if block else name
+            yield Candidate(name, _decode(settings, stop=stop, **rule), head)
 
 
 def _trees(settings: TuneConfig, drafting: Drafting, sampled: bool) -> Iterator[Candidate]:
     """Trees by their number of draft tokens, or one of a kind whose size is its own."""
+    levels = min(LEVELS, drafting.longest or LEVELS)
     for kind in map(TREES.__getitem__, settings.trees):
         if kind.shape is None or (kind.drawn and not sampled):
             continue
-        levels = min(LEVELS, drafting.longest or LEVELS)
-        stop = StopConfig(k=levels)
+        parts = {"stop": StopConfig(k=levels)}
         if "expected" in kind.provides:
-            stop = StopConfig(kind="gain", delta=GAIN, max_draft=most_drafted(settings, drafting))
-        if not {"nodes", "width"} & kind.settings:
-            yield Candidate(kind.name, _decode(settings, tree=TreeConfig(kind=kind.name)))
-        elif "nodes" in kind.settings:
-            for nodes in settings.nodes:
-                tree = TreeConfig(kind=kind.name, nodes=nodes)
-                yield Candidate(f"{kind.name}({nodes})", _decode(settings, tree=tree, stop=stop))
+            most = most_drafted(settings, drafting)
+            parts = {"stop": StopConfig(kind="gain", delta=GAIN, max_draft=most)}
+        widths = [max(2, nodes // levels) for nodes in settings.nodes]
+        if "nodes" in kind.settings:
+            sizes = {f"{kind.name}({nodes})": {"nodes": nodes} for nodes in settings.nodes}
+        elif "width" in kind.settings:
+            sizes = {f"{kind.name}({width}x{levels})": {"width": width} for width in widths}
         else:
-            for width in dict.fromkeys(max(2, nodes // levels) for nodes in settings.nodes):
-                tree = TreeConfig(kind=kind.name, width=width)
-                name = f"{kind.name}({width}x{levels})"
-                yield Candidate(name, _decode(settings, tree=tree, stop=stop))
-
-
-def _given(settings: TuneConfig) -> Iterator[Candidate]:
-    for name, one in settings.candidates.items():
-        for field in ("drafter", "sampling"):
-            if field in one.model_fields_set:
-                raise ConfigError(
-                    f"candidates.{name}.{field} is given, but all candidates have the {field} of "
-                    "the tuning; leave it out"
-                )
-        given = {field: getattr(one, field) for field in one.model_fields_set}
-        yield Candidate(name, _decode(settings, **given))
+            sizes, parts = {kind.name: {}}, {}
+        for name, size in sizes.items():
+            tree = TreeConfig(kind=kind.name, **size)
+            yield Candidate(name, _decode(settings, tree=tree, **parts))
 
 
 def _decode(settings: TuneConfig, **parts: object) -> DecodeConfig:

@@ -14,7 +14,7 @@ from drafttrain.config.kinds import CAUSAL, KINDS, MAX_GRAM, SPEC_DRAFTER, Draft
 from drafttrain.config.stops import STOPS
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.report import Tried
-from drafttrain.evaluation.tune import FIRST, Clock, choose, finalists, halve, search
+from drafttrain.evaluation.tune import FIRST, choose, finalists, halve, search
 from drafttrain.evaluation.tune_plan import MOST, Candidate, Drafting, make_candidates
 
 
@@ -46,9 +46,11 @@ class Race:
         return 100.0 / self.speeds[name] * float(np.exp(shared + own))
 
     def run(self, prompts: int = 1000, seconds: float = 1e9, fixed: Sequence[str] = (), **given):
-        clock = Clock(seconds, lambda: self.time)
         first = sum(100.0 / speed for speed in self.speeds.values())
-        return search(list(self.speeds), fixed, prompts, self.decode, clock, first, **given)
+        names = list(self.speeds)
+        return search(
+            names, fixed, prompts, self.decode, lambda: seconds - self.time, first, **given
+        )
 
 
 def many(count: int) -> dict[str, float]:
