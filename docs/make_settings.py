@@ -22,7 +22,7 @@ from drafttrain.config import (
     policy,
     recipes,
 )
-from drafttrain.config.base import Config, sentences, settings_class
+from drafttrain.config.base import Config, settings_class
 
 PAGE = Path(__file__).with_name("settings.md")
 MODULES = (inputs, decode, commands, recipes, language_recipes, policy)
@@ -92,8 +92,8 @@ def about(field: FieldInfo) -> str:
     """A setting's description; of a group that has none, what its class is."""
     group = settings_class(field.annotation)
     if field.description is None and group is not None:
-        return sentences(group.__doc__)[0]
-    return " ".join(sentences(field.description))
+        return " ".join(group.__doc__.split()).partition(". ")[0].removesuffix(".") + "."
+    return " ".join((field.description or "").split())
 
 
 def values(field: FieldInfo) -> str:

@@ -31,8 +31,7 @@ app = typer.Typer(**TYPER_STYLE)
 
 def named(*settings: str) -> dict[str, str]:
     """Options that are called as the last part of their settings' names."""
-    last = (setting.rpartition(".")[2].replace("_", "-") for setting in settings)
-    return {f"--{name}": setting for name, setting in zip(last, settings, strict=True)}
+    return {f"--{one.rpartition('.')[2].replace('_', '-')}": one for one in settings}
 
 
 TARGET = {"--target": "target.path"}
@@ -84,7 +83,6 @@ def distill(settings: DistillConfig, dry_run: DryRun = False) -> None:
     \b
     Examples:
       drafttrain distill --target t5-small --data texts.txt.gz --out shards
-      drafttrain distill --config distill.yaml method=beam --dry-run
       drafttrain distill --target gpt2 --data prompts.jsonl --out shards \\
           --method sample --temperature 1 sampling.top_k=50
       drafttrain distill --target Qwen/Qwen3-0.6B --data questions.txt \\
@@ -108,7 +106,6 @@ def cache(settings: CacheConfig, dry_run: DryRun = False) -> None:
     Examples:
       drafttrain cache --target gpt2-large --drafter gpt2 --distilled shards \\
           --out cache --dry-run
-      drafttrain cache --config cache.yaml sampling.temperature=1
       accelerate launch -m drafttrain cache --config cache.yaml
     """
     call("drafttrain.commands.distill:cache", settings, dry_run)
@@ -145,7 +142,6 @@ def evaluate(settings: EvalConfig, dry_run: DryRun = False) -> None:
       drafttrain eval --drafter checkpoints/my-run --data test.txt --limit 200
       drafttrain eval --sweep k=5,10,15,25 --sweep beta=3,5 --sweep tau=1,2
       drafttrain eval --head HEAD --sweep k=2,4,6,8 --sweep h=0.3,0.5,0.7
-      drafttrain eval --target t5-small --drafter max-gram --data test.txt
       drafttrain eval --drafter LARGE --cascade SMALL,max-gram
       drafttrain eval --batch-size 1,4,16 --sweep k=3,5,10
     """
@@ -154,16 +150,12 @@ def evaluate(settings: EvalConfig, dry_run: DryRun = False) -> None:
 
 
 @app.command()
-@takes_settings(
-    GenerateConfig,
-    TARGET | DATA | named("chat", "batch_size") | METHOD,
-    fill_generate,
-)
+@takes_settings(GenerateConfig, TARGET | DATA | named("chat", "batch_size") | METHOD, fill_generate)
 def generate(
     settings: GenerateConfig,
     text: Annotated[
         list[str] | None,
-        typer.Option("--text", metavar="<text>", help="An input; may be repeated."),
+        typer.Option("--text", metavar="TEXT", help="An input; may be repeated."),
     ] = None,
     show_rounds: Annotated[
         bool, typer.Option("--show-rounds", help="Show what each round drafted and accepted.")
@@ -188,9 +180,8 @@ def generate(
     if show_rounds and json_lines:
         raise ConfigError("--json holds the rounds already; leave --show-rounds out")
     display = "json" if json_lines else "rounds" if show_rounds else "text"
-    call(
-        "drafttrain.commands.generate:generate_texts", settings, read_texts(text, settings), display
-    )
+    texts = read_texts(text, settings)
+    call("drafttrain.commands.generate:generate_texts", settings, texts, display)
 
 
 def read_texts(given: Sequence[str] | None, settings: GenerateConfig) -> Sequence[str] | None:
@@ -202,35 +193,24 @@ def read_texts(given: Sequence[str] | None, settings: GenerateConfig) -> Sequenc
         raise ConfigError("--text and --data are both given; give one of them")
     if given or settings.data is not None:
         return given or None
-    if sys.stdin.isatty():
-        raise ConfigError("no inputs; add --text TEXT, --data FILE, or pipe lines in")
     try:
-        lines = [line.rstrip("\r\n") for line in sys.stdin]
+        lines = [] if sys.stdin.isatty() else [line.rstrip("\r\n") for line in sys.stdin]
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"standard input is not {error.encoding}: {error.reason} at byte {error.start}; "
             "convert it with iconv"
         ) from None
     if not lines:
-        raise ConfigError("standard input is empty; pipe one text a line, or use --text or --data")
+        raise ConfigError("no inputs; add --text TEXT, --data FILE, or pipe in one text a line")
     return lines
 
 
 @app.command()
 @takes_settings(
     ExportConfig,
-    {
-        "--drafter": "drafter",
-        "--head": "head",
-        "--h": "h",
-        "--target": "target",
-        "--report": "report",
-        "--out": "out",
-        "--for": "engines",
-        "--force": "force",
-        "--license": "license",
-        "--push": "push",
-    },
+    named("drafter", "head", "h", "target", "report", "out")
+    | {"--for": "engines"}
+    | named("force", "license", "push"),
 )
 def export(settings: ExportConfig) -> None:
     """Write a drafter, its acceptance head and its stop policy as one folder.
@@ -243,8 +223,6 @@ def export(settings: ExportConfig) -> None:
     \b
     Examples:
       drafttrain export --drafter checkpoints/my-run/final --out my-drafter
-      drafttrain export --drafter my-lm --head checkpoints/heads/final/D3-w6 \\
-          --out my-drafter
       drafttrain export --drafter my-lm --head checkpoints/heads \\
           --report tune.json --out mine
       drafttrain export --drafter my-lm --target T --out mine \\
@@ -258,17 +236,14 @@ def export(settings: ExportConfig) -> None:
 @app.command()
 @takes_settings(
     TuneConfig,
-    {
-        "--heads": "heads",
-        **TARGET,
-        "--drafter": "drafter",
-        **DATA,
-        "--report-data": "report_data.path",
-        "--batch-size": "batch_sizes",
-        "--minutes": "minutes",
-        **SAMPLING,
-        "--report": "report",
-    },
+    named("heads")
+    | TARGET
+    | named("drafter")
+    | DATA
+    | {"--report-data": "report_data.path", "--batch-size": "batch_sizes"}
+    | named("minutes")
+    | SAMPLING
+    | named("report"),
     fill_tune,
 )
 def tune(settings: TuneConfig, dry_run: DryRun = False) -> None:
@@ -285,7 +260,6 @@ def tune(settings: TuneConfig, dry_run: DryRun = False) -> None:
       drafttrain tune --heads checkpoints/gsm8k-heads --report-data test.jsonl.gz
       drafttrain tune --heads checkpoints/gsm8k-heads --minutes 10 \\
           --batch-size 4,16 h=[0.5,0.6,0.7] trees=[]
-      drafttrain tune --drafter my-lm --target T --data dev.jsonl --temperature 1
       drafttrain tune --drafter LARGE --target T --data dev.jsonl \\
           candidates.deep.cascade.drafters=SMALL,max-gram
       drafttrain tune --heads my-head --target gpt2-xl --drafter gpt2 \\

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from textwrap import indent
@@ -12,13 +11,12 @@ from drafttrain.config.command_line import describe_command
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.language_recipes import CausalDrafterRecipe
-from drafttrain.config.runs import Run, head_folders, run_of
+from drafttrain.config.runs import Run, head_folders, read_config, run_of
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.tokens import tokenize_prompts
-from drafttrain.evaluation.bootstrap import Estimate
-from drafttrain.evaluation.report import Report, read_report
+from drafttrain.evaluation.report import read_report
 from drafttrain.evaluation.tables import main_table, parity_lines, verdict_lines
-from drafttrain.export.engines import COMMANDS, Schedule, check_engines, engines_for
+from drafttrain.export.engines import COMMANDS, check_engines, engines_for
 from drafttrain.export.folder import check_destination, write_export
 from drafttrain.export.model_card import (
     Card,
@@ -44,20 +42,14 @@ def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
     check_destination(settings.out, settings.force)
     run = run_of(settings.drafter)
     settings = fill_from_drafters_run(settings, run)
-    measured, fastest, schedule = None, None, ()
-    if settings.report is not None:
-        report = read_report(settings.report)
-        measured = measured_of(settings.report, report)
-        fastest, schedule = fastest_length(report), fastest_lengths(report)
-    settings = fill_draft_length(settings, run, fastest)
+    measured = None if settings.report is None else read_measured(settings.report)
     target = settings.target or recorded_target(settings)
     config = read_drafter_settings(settings.drafter)
     check_engines(settings.engines, settings.drafter, config, target)
-    check_target_choice(settings, target)
+    decoded = check_target_choice(settings, target)
     if settings.push is not None:
         check_push(settings.push)
     parts = replace(load_parts(settings), plot=None if measured is None else measured.plot)
-    check = Check(some_inputs(settings, run, parts), target_to_decode(settings, target))
     card = Card(
         folder=settings.push or str(settings.out),
         target=target,
@@ -65,13 +57,13 @@ def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
         data=settings.training_data,
         measured=measured,
         engines=settings.engines,
-        schedule=parts.policy.lengths_by_batch() or schedule,
+        schedule=parts.policy.lengths_by_batch(),
     )
     found = write_export(
         settings.out,
         parts,
         lambda found: write_card(card, parts, found),
-        check,
+        Check(some_inputs(settings, run, parts), decoded),
         reload,
         settings.force,
         settings.push,
@@ -85,7 +77,8 @@ def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
 
 
 def fill_from_drafters_run(settings: ExportConfig, run: Run | None) -> ExportConfig:
-    """What the run of a drafter knows, where the user gave nothing."""
+    """What the run of a drafter knows, where the user gave nothing: report, data, and the draft
+    length where no policy or head gives one."""
     if run is None:
         return settings
     known: dict[str, object] = {"drafter": str(run.drafter)}
@@ -93,53 +86,32 @@ def fill_from_drafters_run(settings: ExportConfig, run: Run | None) -> ExportCon
         known["report"] = run.folder / "report.json"
     if settings.training_data is None:
         known["training_data"] = run.recipe.data.path
+    given = settings.num_assistant_tokens or settings.policy or settings.head
+    if not given and isinstance(run.recipe, CausalDrafterRecipe):
+        known["num_assistant_tokens"] = run.recipe.drafter.k
     return settings.model_copy(update=known)
 
 
-def fill_draft_length(settings: ExportConfig, run: Run | None, fastest: int | None) -> ExportConfig:
-    """The draft length, where neither the user nor a policy or head gives one: the fastest that was
-    measured at batch size 1, else the one that the drafter was trained for."""
-    if settings.num_assistant_tokens or settings.policy or settings.head:
-        return settings
-    length = fastest
-    if length is None and run is not None and isinstance(run.recipe, CausalDrafterRecipe):
-        length = run.recipe.drafter.k
-    return settings.model_copy(update={"num_assistant_tokens": length})
-
-
 def recorded_target(settings: ExportConfig) -> str | None:
-    """The target's name, as the head or a Spec-Drafter recorded it in its config.json."""
-    places = [*(head_folders(settings.head) if settings.head else ()), Path(settings.drafter)]
-    for place in places:
-        file = place / "config.json"
-        if not file.is_file():
-            continue
-        target = json.loads(file.read_text(encoding="utf-8")).get("target")
-        if target and target.get("path"):
-            return target["path"]
-    return None
+    """The target's name, as the head or the drafter recorded it in its config.json."""
+    folders = [*(head_folders(settings.head) if settings.head else ()), Path(settings.drafter)]
+    targets = [read_config(folder).get("target") or {} for folder in folders]
+    return next((target["path"] for target in targets if target.get("path")), None)
 
 
-def check_target_choice(settings: ExportConfig, target: str | None) -> None:
-    """Refuse a target that does not fit, from config.json alone. Raises ConfigError."""
+def check_target_choice(settings: ExportConfig, target: str | None) -> TargetConfig | None:
+    """The target for the check, found to fit by its config.json; None where only drafts are
+    compared. Raises ConfigError."""
     if settings.check == "target" and target is None:
         raise ConfigError(
             "check = 'target', but nobody recorded the drafter's target; add --target MODEL"
         )
-    chosen = target_to_decode(settings, target)
-    if chosen is not None:
-        drafter = read_drafter_settings(settings.drafter)
-        names = f"drafter {settings.drafter!r}", f"target {chosen.path!r}"
-        check_fit(drafter, check_target(chosen), *names)
-
-
-def target_to_decode(settings: ExportConfig, target: str | None) -> TargetConfig | None:
-    """The target for the check; None where only drafts are compared."""
-    if target is None or settings.check == "drafter":
+    here = target is not None and (Path(target) / "config.json").is_file()
+    if target is None or settings.check == "drafter" or (settings.check == "auto" and not here):
         return None
-    if settings.check == "auto" and not (Path(target) / "config.json").is_file():
-        return None
-    return TargetConfig(path=target)
+    chosen, drafter = TargetConfig(path=target), read_drafter_settings(settings.drafter)
+    check_fit(drafter, check_target(chosen), f"drafter {settings.drafter!r}", f"target {target!r}")
+    return chosen
 
 
 def some_inputs(settings: ExportConfig, run: Run | None, parts: Parts) -> list[list[int]]:
@@ -148,11 +120,12 @@ def some_inputs(settings: ExportConfig, run: Run | None, parts: Parts) -> list[l
     None, for random ones, where there are neither. Raises ConfigError for data that were given and
     cannot be read.
     """
-    data = settings.data
+    held_out = None if run is None else run.recipe.held_out
+    if held_out is not None and not Path(held_out.path).exists():
+        held_out = None
+    data = settings.data or held_out
     if data is None:
-        data = None if run is None else run.recipe.held_out
-        if data is None or not Path(data.path).exists():
-            return []
+        return []
     rows = load_inputs(data.model_copy(update={"limit": min(data.limit or INPUTS, INPUTS)}))
     decoder_only = not parts.drafter.config.is_encoder_decoder
     return [ids for ids in tokenize_prompts(parts.tokenizer, rows, decoder_only) if ids]
@@ -179,8 +152,9 @@ def summary(settings: ExportConfig, parts: Parts, found: Verification) -> str:
     return "\n".join(lines)
 
 
-def measured_of(file: Path, report: Report) -> Measured:
+def read_measured(file: Path) -> Measured:
     """What a model card shows of a report of `drafttrain eval` or `drafttrain tune`."""
+    report = read_report(file)
     notes = [
         "95 % bootstrap intervals over the prompts; `plain` is the target alone in the same "
         "engine, `generate` Transformers' own",
@@ -199,39 +173,3 @@ def measured_of(file: Path, report: Report) -> Measured:
         date=environment.date[:10],
         plot=plot if plot.is_file() else None,
     )
-
-
-def fastest_length(report: Report) -> int | None:
-    """The draft length k of a language model's chain that was the fastest, one sequence at once.
-
-    None where none was timed: a teacher-forced report knows acceptance, not costs.
-    """
-    timed = [(metrics["speedup"].value, k) for k, metrics in _chains(report, 1)]
-    return max(timed)[1] if timed else None
-
-
-def fastest_lengths(report: Report) -> Schedule:
-    """The same for every batch size up to each; none where it is everywhere the same.
-
-    0 where plain decoding was faster than all of them.
-    """
-    schedule: list[tuple[int, int]] = []
-    for size in report.batch_sizes:
-        speed, k = max([(m["speedup"].value, k) for k, m in _chains(report, size)], default=(0, 0))
-        k = k if speed > 1.0 else 0
-        if schedule and schedule[-1][1] == k:
-            schedule.pop()
-        schedule.append((size, k))
-    return schedule if len(schedule) > 1 else ()
-
-
-def _chains(report: Report, size: int) -> list[tuple[int, dict[str, Estimate]]]:
-    """Draft length and metrics of each timed chain of a language model at a batch size; none of a
-    report of `tune`, whose choice is in policy.json."""
-    found: list[tuple[int, dict[str, Estimate]]] = []
-    for run in report.runs if report.search is None else ():
-        k = run.sizes.get("k", run.settings.get("k"))
-        chain = run.kind == "method" and run.method == "chain" and run.drafter == "causal"
-        if chain and k and run.batch_size == size and "speedup" in run.metrics:
-            found.append((int(k), run.metrics))
-    return found

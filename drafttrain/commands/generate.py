@@ -216,12 +216,11 @@ def show_round(number: int, played: Round, tokenizer: Tokenizer) -> Text:
     """One line for a round, readable without colour too."""
     count = accepted(played)
     rejected = [t for node, t in enumerate(played.drafted) if node not in played.path[:count]]
+    pieces = readable_pieces(tokenizer, played.emitted)
     line = Text(f"{number:>3} {count:>3}/{len(played.drafted):<3}")
-    line.append(" ".join(readable_pieces(tokenizer, played.emitted[:count])), style="green")
-    for piece in readable_pieces(tokenizer, played.emitted[count:]):
-        line.append(" +")
-        line.append(piece, style="bold yellow")
+    line.append(" ".join(pieces[:count]), style="green")
+    for piece in pieces[count:]:
+        line.append(" +").append(piece, style="bold yellow")
     if rejected:
-        line.append("  ×")
-        line.append(" ".join(readable_pieces(tokenizer, rejected)), style="red strike")
+        line.append("  ×").append(" ".join(readable_pieces(tokenizer, rejected)), "red strike")
     return line

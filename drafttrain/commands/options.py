@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from functools import update_wrapper
 from inspect import Parameter, Signature, getdoc, signature
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, get_origin
 
 import typer
 
-from drafttrain.config.base import Config, ConfigError, fields_of, sentences, settings_class
+from drafttrain.config.base import Config, ConfigError, fields_of
 from drafttrain.config.reading import load_settings
 
 Overrides = Annotated[
@@ -26,9 +26,6 @@ DryRun = Annotated[
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 """Read by run_command before the command itself runs; declared to be listed in the help."""
-
-WORDS = {str: "text", int: "int", float: "float", Path: "path"}
-"""What the help shows for a value of a type."""
 
 
 def takes_settings(
@@ -88,15 +85,10 @@ def _name(setting: str) -> str:
 def _option(kind: type[Config], option: str, setting: str) -> Parameter:
     """The option as Typer has it. Values are text: their types are those of the settings."""
     annotation = fields_of(kind)[setting].annotation
-    switch = annotation is bool
-    declared = typer.Option(
-        option,
-        metavar=None if switch else f"<{shape_of(annotation)}>",
-        help=option_help(kind, setting),
-        rich_help_panel=_panel(kind, setting),
-    )
-    if switch:
-        return _parameter(_name(setting), Annotated[bool, declared], False)
+    if annotation is bool:
+        switch = typer.Option(option, help=option_help(kind, setting))
+        return _parameter(_name(setting), Annotated[bool, switch], False)
+    declared = typer.Option(option, metavar="VALUE", help=option_help(kind, setting))
     text = list[str] if get_origin(annotation) is dict else str
     return _parameter(_name(setting), Annotated[text | None, declared])
 
@@ -110,42 +102,8 @@ def _value(setting: str, given: Any) -> Any:
     return given if given or isinstance(given, str) else None
 
 
-def shape_of(annotation: Any) -> str:
-    """A value as the help shows it: int, or int,int for a list."""
-    origin = get_origin(annotation)
-    if origin in (None, Literal, dict):
-        return {Literal: "name", dict: "name=values"}.get(origin) or WORDS[annotation]
-    inside = shape_of(get_args(annotation)[0])
-    return f"{inside},{inside}" if origin is tuple else inside
-
-
-def choices(annotation: Any) -> list[str]:
-    """The values of a setting that takes some of a few; none for others."""
-    if get_origin(annotation) is Literal:
-        return [str(value) for value in get_args(annotation)]
-    return [value for inside in get_args(annotation) for value in choices(inside)]
-
-
 def option_help(kind: type[Config], setting: str) -> str:
-    """The first sentence of a setting's description, its choices, and its default.
-
-    An option for the path in a group (data.path) stands for the group, whose own description in the
-    command's settings comes first.
-    """
-    fields = fields_of(kind)
-    told = sentences(fields[setting].description)
-    if setting.endswith(".path"):
-        told = sentences(fields[setting.removesuffix(".path")].description) + told
-    shown = [one for one in told if not one.startswith("Default: ")][:1]
-    known = choices(fields[setting].annotation)
-    if not all(choice in " ".join(shown) for choice in known):
-        shown.append(f"One of {', '.join(known)}.")
-    return " ".join([*shown, *[one for one in told if one.startswith("Default: ")][:1]])
-
-
-def _panel(kind: type[Config], setting: str) -> str | None:
-    """Options of one group of `decode` are listed together, under what the group is."""
-    group = setting.rpartition(".")[0]
-    if "." not in group:
-        return None
-    return sentences(settings_class(fields_of(kind)[group].annotation).__doc__)[0].removesuffix(".")
+    """What a setting is, its name at the end; before the path in a group what the group is for."""
+    group = setting.removesuffix(".path")
+    texts = [fields_of(kind)[name].description or "" for name in dict.fromkeys((group, setting))]
+    return " ".join([*" ".join(texts).split(), f"({setting})"])

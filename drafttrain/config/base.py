@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -22,8 +21,7 @@ class Interrupted(Exception):
 class Config(BaseModel):
     """Base of all settings: frozen, unknown keys refused.
 
-    The string under a field is its description: docs/settings.md shows all of it, the help of an
-    option its first sentence and the sentence that begins with "Default:".
+    The string under a field is its description, in docs/settings.md and in the help of options.
     """
 
     model_config = ConfigDict(
@@ -59,8 +57,3 @@ def settings_class(annotation: Any) -> type[Config] | None:
     if isinstance(annotation, type) and issubclass(annotation, Config):
         return annotation
     return next(filter(None, map(settings_class, get_args(annotation))), None)
-
-
-def sentences(text: str | None) -> list[str]:
-    """The sentences of a description, each on one line."""
-    return [part for part in re.split(r"(?<=[.?!])\s+", " ".join((text or "").split())) if part]

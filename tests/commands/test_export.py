@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import dynamic_module_utils
 
-from drafttrain.commands.export import export, measured_of
+from drafttrain.commands.export import export, read_measured
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.reading import dump_settings
@@ -20,7 +20,6 @@ from drafttrain.evaluation.report import (
     Report,
     Run,
     TargetFacts,
-    read_report,
     write_json,
 )
 from drafttrain.export.verify import compare
@@ -185,11 +184,12 @@ def test_a_check_with_a_target_that_does_not_fit_is_refused(tmp_path, drafter):
 
 
 def test_a_reports_numbers_keep_their_source(report):
-    measured = measured_of(report, read_report(report))
+    measured = read_measured(report)
     assert measured.command == "drafttrain eval --drafter tiny"
     assert "threads" in measured.machine and "torch" in measured.machine
 
 
 def test_a_report_of_batch_sizes_has_a_row_for_each(tmp_path):
-    table = measured_of(tmp_path / "report.json", batched_report()).table.splitlines()
+    write_json(batched_report(), tmp_path / "batched.json")
+    table = read_measured(tmp_path / "batched.json").table.splitlines()
     assert "| batch |" in table[0] and len(table) == 2 + 7

@@ -155,7 +155,7 @@ def test_a_reader_that_goes_away_ends_it_without_a_word(tiny_target):
 @pytest.mark.parametrize(
     ("stdin", "says"),
     [
-        (b"", "standard input is empty"),
+        (b"", "no inputs"),
         (b"\n", "input 0 is empty"),
         (b"w5\n \nw6\n", "input 1 is empty"),
         (b"w5 \xff\n", "standard input is not utf-8: invalid start byte at byte 3"),

@@ -62,7 +62,6 @@ PAIRINGS = {
     f"{DISTILL} --drafter target --method beam": ("method = 'beam'", "'engine'", "leave", "greedy"),
     f"{DISTILL} --backend engine --method beam": ("method = 'beam'", "backend=transformers"),
     f"{DISTILL} --drafter max-gram --backend transformers": ("drafter = 'max", "backend=engine"),
-    f"{DISTILL} --backend engine --k 4": ("stop.k = 4", "none is given", "drafter=max-gram"),
     f"{DISTILL} --drafter target bigrams=none.safetensors": ("bigrams", "max-gram", "leave"),
     f"{DISTILL} --drafter max-gram --stop entropy": (
         "'entropy'",
@@ -102,8 +101,8 @@ PAIRINGS = {
         "leave it out",
     ),
     f"{FORCED} --sweep k=2,4 {TWICE}": (
-        "'x k=4'",
-        "another name",
+        "x k=4",
+        "give each once",
     ),
     f"{SAMPLED} --tree rsd-s --verifier k-seq": (
         "'k-seq'",

@@ -11,7 +11,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
-from drafttrain.commands.export import export, fastest_length, fastest_lengths
+from drafttrain.commands.export import export
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.engines import ENGINES
@@ -23,7 +23,6 @@ from drafttrain.export.engines import (
     vllm_command,
 )
 from drafttrain.export.verify import compare
-from tests.evaluation.reports import batched_report, run
 from tests.export.pairs import save_drafter
 from tests.tiny_models import VOCAB, tiny_model
 from tests.tiny_targets import save_target, tiny_tokenizer
@@ -189,15 +188,6 @@ def test_a_padded_vocabulary_is_llama_cpps_alone(tmp_path, pair):
     """vLLM compares rows of embeddings; llama.cpp takes a difference of up to 128."""
     export(asked(pair, tmp_path / "out", "llama.cpp", **wide(pair, tmp_path)), reload=compare)
     assert (tmp_path / "out" / "config.json").is_file()
-
-
-def test_lengths_by_batch_size_are_the_fastest_measured():
-    """k=9 is 2.1 times as fast alone, k=3 1.2 times with eight sequences."""
-    report = batched_report()
-    assert fastest_length(report) == 9
-    assert fastest_lengths(report) == [(1, 9), (8, 3)]
-    alone = report.model_copy(update={"runs": [run("causal k=3 greedy", [], k=3)]})
-    assert fastest_length(alone) == 3 and fastest_lengths(alone) == ()
 
 
 def test_lengths_that_tune_chose_by_batch_size_are_in_the_commands(capsys, tmp_path, pair):
