@@ -6,16 +6,17 @@ CS Drafting (Chen et al. 2024) counts Wikipedia instead.
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
+from itertools import chain, pairwise
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import BigramsConfig
 from drafttrain.data.shards.outputs import load_distilled
-from drafttrain.data.shards.tensors import write_tensors
+from drafttrain.data.shards.store import write_tensors
 from drafttrain.data.shards.writing import named_disk_errors, say
 
 NEXT = "next"
@@ -29,11 +30,8 @@ def count_bigrams(outputs: list[list[int]]) -> Tensor:
     """
     if not any(outputs):
         raise ConfigError("no output holds a token; distil longer outputs")
-    size = 1 + max(max(output) for output in outputs if output)
-    pairs: Counter[tuple[int, int]] = Counter()
-    for output in outputs:
-        pairs.update(zip(output, output[1:], strict=False))
-    table = torch.full((size,), -1, dtype=torch.long)
+    pairs = Counter(pair for output in outputs for pair in pairwise(output))
+    table = torch.full((1 + max(chain.from_iterable(outputs)),), -1, dtype=torch.long)
     for token, following in sorted(pairs, key=lambda pair: (pairs[pair], -pair[1])):
         table[token] = following  # the last one stays
     return table
@@ -58,19 +56,12 @@ def read_bigrams(file: str, vocabulary: int) -> list[int]:
 
     Raises ConfigError for a file that is none, or that speaks of tokens beyond the vocabulary.
     """
-    path = Path(file)
-    if not path.is_file():
-        raise ConfigError(
-            f"bigrams = {file!r}: no such file; make one with `drafttrain bigrams --distilled "
-            "FOLDER --out FILE.safetensors`"
-        )
     try:
-        with safe_open(path, "pt") as opened:
-            table = opened.get_tensor(NEXT)
-    except SafetensorError as error:
+        table = load_file(file)[NEXT]
+    except (SafetensorError, OSError, KeyError) as error:
         raise ConfigError(
-            f"bigrams = {file!r} is no table of successors ({error}); make one with "
-            "`drafttrain bigrams`"
+            f"bigrams = {file!r} is no table of successors ({error}); make one with `drafttrain "
+            "bigrams --distilled FOLDER --out FILE.safetensors`"
         ) from None
     largest = max(len(table) - 1, int(table.max()))
     if largest >= vocabulary:

@@ -26,8 +26,14 @@ from drafttrain.data.distill.batches import batches_by_length
 from drafttrain.data.distill.plan import DistillPlan
 from drafttrain.data.distill.recipe_rows import distillations
 from drafttrain.data.shards.outputs import DerivedManifest, ShardRow, derived_from
-from drafttrain.data.shards.store import Share, fill_folder, read_finished
-from drafttrain.data.shards.tensors import TensorRows, open_tensors, write_tensors
+from drafttrain.data.shards.store import (
+    Share,
+    TensorRows,
+    fill_folder,
+    open_tensors,
+    read_finished,
+    write_tensors,
+)
 from drafttrain.data.shards.writing import join_processes, say
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.sampling import exact_enough, likeliest

@@ -157,7 +157,7 @@ def test_distillation_goes_on_once_a_damaged_shard_is_deleted(
     whole = shard.read_bytes()
     damage(shard)
     if damage is not lose:
-        with pytest.raises(ConfigError, match="shard-00001.parquet .*delete it and distil again"):
+        with pytest.raises(ConfigError, match="shard-00001.parquet .*delete it and run the same"):
             distill(config)
         shard.unlink()
     distill(config)

@@ -9,18 +9,19 @@ whatever the number of processes.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pkgutil import resolve_name
 from typing import ClassVar
 
 import datasets
+import pyarrow.compute as compute
 import torch
 import transformers
 from tqdm import tqdm
 
-from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
+from drafttrain.config.decode import SamplingConfig
 from drafttrain.data.distill.batches import BatchDecoder, Decoded, Refused
 from drafttrain.data.distill.generation import generate_settings
 from drafttrain.data.distill.plan import check_distillation
@@ -83,16 +84,11 @@ class Distilling:
     _start: float | None = None
 
     def describe(self) -> Manifest:
-        config, target = self.config, self.target
-        asked, settings = config.sampling.model_dump(), generate_settings(config)
-        warping = {name: asked[name] for name in ("temperature", "top_k", "top_p")}
-        drawing = warping | {"seed": config.sampling.seed}
-        if config.method != "sample":
-            warping, drawing = {}, dict.fromkeys(drawing)
-        try:
-            check_generation_config(target.model.generation_config, Sampling(**warping))
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
+        config, target, settings = self.config, self.target, generate_settings(self.config)
+        sampling = config.sampling if config.method == "sample" else SamplingConfig()
+        warping = sampling.model_dump(include={"temperature", "top_k", "top_p"})
+        check_generation_config(target.model.generation_config, Sampling(**warping))
+        drawing = warping | {"seed": sampling.seed}
         own = target.model.generation_config.to_dict()
         own_weights = config.decoded_by.reads_weights
         ignored = settings.keys() | {"transformers_version", "_from_model_config"}
@@ -106,7 +102,7 @@ class Distilling:
             generation_config={k: v for k, v in own.items() if k not in ignored and v is not None},
             num_beams=settings["num_beams"],
             max_new_tokens=config.sampling.max_new_tokens,
-            **drawing,
+            **(drawing if config.method == "sample" else dict.fromkeys(drawing)),
             backend=self.decoder.backend,
             **self.decoder.facts,
             **config.model_dump(include={"method", "shard_rows", "max_source_tokens"}),
@@ -145,9 +141,9 @@ class Distilling:
             f"{counts.error} failed; {counts.target_tokens} tokens, "
             f"{counts.truncated} outputs cut at max_new_tokens = {manifest.max_new_tokens}"
         )
-        rows = read_shards(folder, manifest).select(["row", "status", "reason"]).to_pylist()
-        lost = [row for row in rows if row["status"] != "ok"]
-        for row in lost[:ROWS_NAMED]:
+        rows = read_shards(folder, manifest).select(["row", "status", "reason"])
+        lost = rows.filter(compute.not_equal(rows["status"], "ok"))
+        for row in lost.slice(0, ROWS_NAMED).to_pylist():
             say(f"  row {row['row']}: {row['status']}, {row['reason']}")
         if len(lost) > ROWS_NAMED:
             say(f"  and {len(lost) - ROWS_NAMED} more: see column `reason` of the shards")
@@ -194,25 +190,21 @@ def _decode_clips(
     lengths = zip(inputs["row"][:], inputs[SECONDS][:], strict=True)
     ready = [ShardRow(row, encoded=size, seconds=seconds) for row, seconds in lengths]
     places = {row.row: place for place, row in enumerate(ready)}
-    encode, kept = encoder_of(target.model), None
+    encode = encoder_of(target.model)
     assert encode is not None
-    if config.encoded is not None:
-        kept = KeptEncodings(config.encoded, target.model)
+    kept = None if config.encoded is None else KeptEncodings(config.encoded, target.model)
     for batch in decoder.batches(ready):
         clips = [inputs[places[row.row]] for row in batch]
         sources = [hear(target, clip) for clip in clips]
         with torch.inference_mode():
             encoded = encode(sources)
-        if kept is not None:
-            for clip, own in zip(clips, encoded, strict=True):
+        for place, (clip, own) in enumerate(zip(clips, encoded, strict=True)):
+            sources[place] = replace(sources[place], encoded=own)
+            if kept is not None:
                 kept.keep(clip[DIGESTS], own)
-        sources = [
-            replace(source, encoded=own) for source, own in zip(sources, encoded, strict=True)
-        ]
-        sources = name_languages(target.model, sources)
         whole = [
             replace(row, source=source, prefix_ids=source.prefix[1:].tolist())
-            for row, source in zip(batch, sources, strict=True)
+            for row, source in zip(batch, name_languages(target.model, sources), strict=True)
         ]
         yield [replace(row, source=None) for row in _decode_batch(whole, config, target, decoder)]
 
@@ -221,14 +213,13 @@ def _decode_batch(
     batch: list[ShardRow], config: DistillConfig, target: LoadedTarget, decoder: BatchDecoder
 ) -> list[ShardRow]:
     """Decodes; where memory does not suffice, in halves. A single row that fails is an error."""
+    outputs: Sequence[Decoded] | None = None
     try:
         outputs = decoder.decode(batch)
     except torch.OutOfMemoryError:
-        outputs = None
-    if outputs is None:
         if len(batch) == 1:
-            reason = "out of memory; use a smaller max_source_tokens or max_new_tokens"
-            return [replace(batch[0], status="error", reason=reason)]
+            outputs = [Refused("out of memory; use a smaller max_source_tokens or max_new_tokens")]
+    if outputs is None:  # outside of `except`, which holds on to the memory
         half = len(batch) // 2
         halves = (batch[:half], batch[half:])
         return [row for one in halves for row in _decode_batch(one, config, target, decoder)]
@@ -240,11 +231,10 @@ def _decode_batch(
 def _finish(
     row: ShardRow, tokens: Decoded, config: DistillConfig, target: LoadedTarget
 ) -> ShardRow:
+    if tokens is None:
+        tokens = Refused(f"scores are not finite in {target.model.dtype}; try target.dtype=float32")
     if isinstance(tokens, Refused):
         return replace(row, status="error", reason=tokens.reason)
-    if tokens is None:
-        reason = f"scores are not finite in {target.model.dtype}; try target.dtype=float32"
-        return replace(row, status="error", reason=reason)
     generation = target.model.generation_config
     ends = generation.eos_token_id
     ended = tokens[-1] in (ends if isinstance(ends, list) else [ends])

@@ -25,9 +25,8 @@ from drafttrain.config.commands import CacheConfig
 from drafttrain.config.inputs import DataConfig
 from drafttrain.config.kinds import kind_of
 from drafttrain.data.encoded import ClipEncoding
-from drafttrain.data.hidden.slot_states import label_slots
+from drafttrain.data.hidden.labels import Labelling, label_slots, label_tokens
 from drafttrain.data.hidden.states import CacheManifest, Labelled, read_states, write_states
-from drafttrain.data.hidden.token_states import Labelling, label_tokens
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import (
     Manifest,

@@ -23,7 +23,7 @@ from drafttrain.config.base import Config, ConfigError
 from drafttrain.data.inputs.clips import DIGESTS
 from drafttrain.data.inputs.rows import CHATS
 from drafttrain.data.shards import store
-from drafttrain.data.shards.store import MANIFEST, ShardManifest, read_finished
+from drafttrain.data.shards.store import MANIFEST, REMEDY, ShardManifest, read_finished
 from drafttrain.data.shards.writing import renamed_when_whole
 from drafttrain.decoding.types import Source
 from drafttrain.models.identity import ModelIdentity
@@ -237,7 +237,7 @@ def load_distilled(folder: Path | str) -> datasets.Dataset:
 
 def read_shards(folder: Path, manifest: Manifest) -> pyarrow.Table:
     """The rows of all shards. Raises ConfigError if one is damaged or has other rows."""
-    tables, remedy = [], "delete it and distil again: the other shards stay"
+    tables = []
     for shard in range(manifest.shards):
         path, rows = manifest.path(folder, shard), len(manifest.rows_of(shard))
         try:
@@ -246,9 +246,9 @@ def read_shards(folder: Path, manifest: Manifest) -> pyarrow.Table:
             tables.append(table.select(schema.names).cast(schema))
         except (pyarrow.ArrowException, OSError, KeyError, ValueError) as error:
             reason = " ".join(str(error).split())
-            raise ConfigError(f"{path} cannot be read ({reason}); {remedy}") from None
+            raise ConfigError(f"{path} cannot be read ({reason}); {REMEDY}") from None
         if len(table) != rows:
-            raise ConfigError(f"{path} has {len(table)} rows where {rows} belong; {remedy}")
+            raise ConfigError(f"{path} has {len(table)} rows where {rows} belong; {REMEDY}")
     return pyarrow.concat_tables(tables)
 
 

@@ -1,23 +1,32 @@
-"""A folder of shards and the manifest that accounts for them, whatever the shards hold.
+"""A folder of shards and the manifest that accounts for them; shards of tensors.
 
 A file is written under a temporary name and renamed, so a file with its final name is whole. The
 manifest is written first, with `counts` empty, and completed when every shard is there. A folder is
 continued only with the settings it was begun with. The processes of a launch divide the missing
 shards among themselves; several launches may each write a share of the shards and have nothing but
 the folder in common: whichever finds all shards when it ends completes the manifest.
+
+A shard of tensors holds `lengths` [rows] and columns [N, ...], N the sum of the lengths. Several
+groups of these may share a shard; a group's name then stands before those of its tensors:
+`0.lengths`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
+import numpy as np
+import torch
 from accelerate import PartialState
 from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 from tqdm import tqdm
 
 from drafttrain.config.base import Config, ConfigError, Interrupted
@@ -32,6 +41,8 @@ from drafttrain.data.shards.writing import (
 )
 
 MANIFEST = "manifest.json"
+REMEDY = "delete it and run the same command again: the other shards stay"
+"""For a shard that is damaged."""
 
 
 class ShardManifest(Config):
@@ -139,8 +150,7 @@ def fill_folder(filling: Filling[M], folder: Path, share: Share, state: PartialS
 
     Shards are divided among the processes by number, so their content does not depend on the number
     of processes. A finished folder may be opened by several launches at once. Raises ConfigError,
-    before anything is written, for a folder begun with other settings, and Interrupted on the main
-    process.
+    before anything is written, for a folder begun with other settings, and Interrupted.
     """
     done = is_finished(filling.kind, folder)
     with ExitStack() as stack:
@@ -162,13 +172,11 @@ def fill_folder(filling: Filling[M], folder: Path, share: Share, state: PartialS
                     filling.write(manifest, shard, work)
             state.wait_for_everyone()
         except KeyboardInterrupt:
-            if state.is_main_process:
-                there = manifest.shards - len(manifest.missing(folder))
-                raise Interrupted(
-                    f"interrupted: {there} of {manifest.shards} shards are in {folder}; run "
-                    "the same command again to continue"
-                ) from None
-            raise
+            there = manifest.shards - len(manifest.missing(folder))
+            raise Interrupted(
+                f"interrupted: {there} of {manifest.shards} shards are in {folder}; run the same "
+                "command again to continue"
+            ) from None
         if state.is_main_process:
             missing = manifest.missing(folder)
             if missing:
@@ -269,3 +277,65 @@ def check_folder(folder: Path) -> None:
     """Shards need a folder. Raises ConfigError."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"out = {str(folder)!r} is a file; give a folder")
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """One shard, whole or not at all."""
+    with renamed_when_whole(path) as temporary:
+        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, temporary)
+
+
+@dataclass(frozen=True)
+class TensorRows:
+    """Rows of all shards of a folder; their files are mapped into memory, not read."""
+
+    shards: Sequence[Mapping[str, Tensor]]
+    """The columns of each shard."""
+    lengths: np.ndarray
+    """[rows]"""
+    places: np.ndarray
+    """[rows, 2] shard of each row, and where its elements begin there."""
+
+    def read(self, rows: Sequence[int], *names: str) -> list[Tensor]:
+        """Columns of some rows, in the order given. Shapes: -> [N, ...] for each name."""
+        found = []
+        for name in names:
+            spans = [self.shards[0][name][:0]]
+            for (shard, start), length in zip(self.places[rows], self.lengths[rows], strict=True):
+                spans.append(self.shards[shard][name][start : start + length])
+            found.append(torch.cat(spans))
+        return found
+
+    def column(self, name: str) -> list[Tensor]:
+        """A whole column, shard by shard."""
+        return [shard[name] for shard in self.shards]
+
+
+def open_tensors(
+    folder: Path, manifest: ShardManifest, widths: Mapping[str, tuple[int, ...]], group: str = ""
+) -> TensorRows:
+    """The rows of a folder whose shards are all there.
+
+    widths: what a column's shape has after N. Raises ConfigError for a file that is damaged or of
+    another folder.
+    """
+    shards, lengths, places = [], [], []
+    for shard in range(manifest.shards):
+        path, rows = manifest.path(folder, shard), len(manifest.rows_of(shard))
+        try:
+            tensors = load_file(path)
+            columns = {name: tensors[group + name] for name in ("lengths", *widths)}
+        except (SafetensorError, OSError, KeyError) as error:
+            raise ConfigError(f"{path} cannot be read ({error}); {REMEDY}") from None
+        own = columns.pop("lengths").numpy()
+        shapes = {name: list(column.shape) for name, column in columns.items()}
+        wanted = {name: [int(own.sum()), *width] for name, width in widths.items()}
+        if shapes != wanted or len(own) != rows:
+            raise ConfigError(
+                f"{path} holds {len(own)} rows with tensors of shapes {shapes} where {rows} rows "
+                f"with {wanted} belong; {REMEDY}"
+            )
+        shards.append(columns)
+        lengths.append(own)
+        places.append(np.stack([np.full(rows, shard), own.cumsum() - own], axis=1))
+    return TensorRows(shards, np.concatenate(lengths), np.concatenate(places))

@@ -14,11 +14,10 @@ from transformers import PreTrainedModel
 from drafttrain.build.drafters import make_drafter
 from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import DrafterConfig
-from drafttrain.data.hidden import slot_states as slot_blocks
+from drafttrain.data.hidden import labels as slot_blocks
 from drafttrain.data.hidden.cache import build_cache
-from drafttrain.data.hidden.slot_states import draw_prefixes, label_slots
+from drafttrain.data.hidden.labels import Labelling, draw_prefixes, label_slots
 from drafttrain.data.hidden.states import open_cache
-from drafttrain.data.hidden.token_states import Labelling
 from drafttrain.data.shards.outputs import ShardRow, load_distilled
 from drafttrain.decoding.drafters.block_along import block_states
 from drafttrain.decoding.drafters.slots import probs_along

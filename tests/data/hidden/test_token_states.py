@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from drafttrain.data.hidden.token_states import acceptance_of, draw_tokens, mix_tokens, row_uniforms
+from drafttrain.data.hidden.labels import acceptance_of, draw_tokens, mix_tokens, row_uniforms
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import Sampling
 

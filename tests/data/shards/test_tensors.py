@@ -10,8 +10,12 @@ import torch
 from drafttrain.config.base import ConfigError
 from drafttrain.data.hidden.states import CacheManifest
 from drafttrain.data.shards.outputs import Manifest
-from drafttrain.data.shards.store import check_same_settings
-from drafttrain.data.shards.tensors import TensorRows, open_tensors, write_tensors
+from drafttrain.data.shards.store import (
+    TensorRows,
+    check_same_settings,
+    open_tensors,
+    write_tensors,
+)
 
 ROWS = [torch.arange(3 * i, 3 * i + n) for i, n in enumerate([2, 0, 3, 1, 2])]
 WIDTHS = {"number": (), "pair": (2,)}
