@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,56 +59,33 @@ def test_one_folder_serves_every_engine(capsys, tmp_path, pair):
     assert str(tmp_path) not in card
 
 
-def test_written_weights_are_named_as_the_servers_loaders_read_them(tmp_path, pair):
-    export(asked(pair, tmp_path / "out", "vllm,sglang,tensorrt-llm"), reload=compare)
-    names = set(load_file(tmp_path / "out" / "model.safetensors"))
-    assert all(name.startswith(("model.", "lm_head.")) for name in names)
-    [found] = [file.name for file in (tmp_path / "out").glob("*.safetensors")]
-    assert found == "model.safetensors"
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["architectures"] == ["LlamaForCausalLM"] and "auto_map" not in config
+Change = Callable[[Path], dict[str, object]]
+"""Writes another drafter or target into a folder -> the settings that name it."""
 
 
-def wide(pair, root: Path) -> dict[str, object]:
-    return {"target": save_target(tiny_model("llama", vocab_size=VOCAB + 8), root / "wide")}
+def target_of(**shape: int) -> Change:
+    return lambda root: {"target": save_target(tiny_model("llama", **shape), root / "target")}
 
 
-def far(pair, root: Path) -> dict[str, object]:
-    return {"target": save_target(tiny_model("llama", vocab_size=VOCAB + 129), root / "far")}
+def tokenizer_of(change: Callable[[PreTrainedTokenizerFast], None]) -> Change:
+    def make(root: Path) -> dict[str, object]:
+        tokenizer = tiny_tokenizer()
+        change(tokenizer)
+        target = save_target(tiny_model("llama"), root / "target")
+        tokenizer.save_pretrained(target)
+        return {"target": target}
+
+    return make
 
 
-def shuffled(pair, root: Path) -> dict[str, object]:
-    target = save_target(tiny_model("llama"), root / "shuffled")
-    state = json.loads(tiny_tokenizer().backend_tokenizer.to_str())
+def shuffle(tokenizer: PreTrainedTokenizerFast) -> None:
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
     words = state["model"]["vocab"]
     words["w4"], words["w5"] = words["w5"], words["w4"]
-    backend = type(tiny_tokenizer().backend_tokenizer).from_str(json.dumps(state))
-    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>").save_pretrained(target)
-    return {"target": target}
+    tokenizer._tokenizer = type(tokenizer.backend_tokenizer).from_str(json.dumps(state))
 
 
-def more_tokens(pair, root: Path) -> dict[str, object]:
-    target = save_target(tiny_model("llama"), root / "more")
-    tokenizer = tiny_tokenizer()
-    tokenizer.add_tokens(["<one more>"])
-    tokenizer.save_pretrained(target)
-    return {"target": target}
-
-
-def longer(pair, root: Path) -> dict[str, object]:
-    target = tiny_model("llama", max_position_embeddings=65)
-    return {"target": save_target(target, root / "longer")}
-
-
-def other_bos(pair, root: Path) -> dict[str, object]:
-    target = save_target(tiny_model("llama"), root / "bos")
-    tokenizer = tiny_tokenizer()
-    tokenizer.bos_token = "w9"
-    tokenizer.save_pretrained(target)
-    return {"target": target}
-
-
-def with_a_head(pair, root: Path) -> dict[str, object]:
+def with_a_head(root: Path) -> dict[str, object]:
     folder = save_drafter(root / "headed")
     weights = load_file(folder / "model.safetensors")
     weights["acceptance_head.out.weight"] = weights["lm_head.weight"][:1].clone()
@@ -115,42 +93,54 @@ def with_a_head(pair, root: Path) -> dict[str, object]:
     return {"drafter": folder}
 
 
-def gpt2(pair, root: Path) -> dict[str, object]:
-    return {"drafter": save_drafter(root / "gpt2", "gpt2")}
+def drafter_of(family: str, **shape: object) -> Change:
+    return lambda root: {"drafter": save_target(tiny_model(family, **shape), root / "drafter")}
 
 
-def wide_heads(pair, root: Path, family: str = "qwen2") -> dict[str, object]:
-    """Heads of 8 in a stream of 16 with 4 heads."""
-    return {"drafter": save_target(tiny_model(family, head_dim=8), root / f"{family}-wide-heads")}
-
-
-def seq2seq(pair, root: Path) -> dict[str, object]:
-    return {"drafter": save_drafter(root / "marian", "marian")}
-
-
-def nobodys(pair, root: Path) -> dict[str, object]:
-    return {"target": None}
+WIDE = target_of(vocab_size=VOCAB + 8)
+FAR = target_of(vocab_size=VOCAB + 129)
+LONGER = target_of(max_position_embeddings=65)
+OTHER_BOS = tokenizer_of(lambda one: setattr(one, "bos_token", "w9"))
+MORE_TOKENS = tokenizer_of(lambda one: one.add_tokens(["<one more>"]))
+WIDE_HEADS = drafter_of("qwen2", head_dim=8)
+"""Heads of 8 in a stream of 16 with 4 heads."""
 
 
 @pytest.mark.parametrize(
     ("engines", "changes", "says"),
     [
-        ("vllm", wide, "--for vllm: .*vocabulary of 40 tokens but target .* has 48"),
-        ("llama.cpp", far, "40 tokens and target .* 169; .* differ by 128 at most"),
-        ("tensorrt-llm", shuffled, "different tokenizers: token 4 is 'w4'"),
-        ("llama.cpp", other_bos, "has bos_token_id = 3, the target's 9"),
-        ("sglang", more_tokens, "'<one more>' .* is the target's alone, of 40 and 41; copy"),
-        ("sglang", longer, "max_position_embeddings = 64, target .* 65; .* config.json 65"),
+        ("vllm", WIDE, "--for vllm: .*vocabulary of 40 tokens but target .* has 48"),
+        (
+            "llama.cpp",
+            FAR,
+            "40 tokens and target .* 169; .* differ by 128 at most",
+        ),
+        ("tensorrt-llm", tokenizer_of(shuffle), "different tokenizers: token 4 is 'w4'"),
+        (
+            "llama.cpp",
+            OTHER_BOS,
+            "has bos_token_id = 3, the target's 9",
+        ),
+        (
+            "sglang",
+            MORE_TOKENS,
+            "'<one more>' .* is the target's alone, of 40 and 41; copy",
+        ),
+        (
+            "sglang",
+            LONGER,
+            "max_position_embeddings = 64, target .* 65; .* config.json 65",
+        ),
         ("sglang", with_a_head, "hold 'acceptance_head.out.weight' .* folder of its own"),
-        ("tensorrt-llm", gpt2, "has no code for 'GPT2LMHeadModel'"),
-        ("vllm", wide_heads, "head_dim = 8, .* 'Qwen2ForCausalLM' .* = 4 wide; leave vllm"),
-        ("llama.cpp", wide_heads, "--for llama.cpp: .* head_dim = 8, .* = 4 wide"),
-        ("vllm", seq2seq, "decoder-only language models, but .*'marian'"),
-        ("vllm", nobodys, "nobody recorded; add --target MODEL"),
+        ("tensorrt-llm", drafter_of("gpt2"), "has no code for 'GPT2LMHeadModel'"),
+        ("vllm", WIDE_HEADS, "head_dim = 8, .* 'Qwen2ForCausalLM' .* = 4 wide; leave vllm"),
+        ("llama.cpp", WIDE_HEADS, "--for llama.cpp: .* head_dim = 8, .* = 4 wide"),
+        ("vllm", drafter_of("marian"), "decoder-only language models, but .*'marian'"),
+        ("vllm", lambda _: {"target": None}, "nobody recorded; add --target MODEL"),
     ],
 )
 def test_what_an_engine_cannot_take_is_refused_first(tmp_path, pair, engines, changes, says):
-    settings = changes(pair, tmp_path)
+    settings = changes(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(ConfigError, match=says):
         export(asked(pair, tmp_path / "out", engines, **settings), reload=compare)
@@ -158,36 +148,47 @@ def test_what_an_engine_cannot_take_is_refused_first(tmp_path, pair, engines, ch
 
 
 @pytest.mark.parametrize(
-    ("engines", "family"),
-    [("vllm", "qwen3"), ("vllm", "mistral"), ("sglang,tensorrt-llm", "qwen2")],
+    ("engines", "family", "shape"),
+    [
+        ("vllm", "qwen3", {"head_dim": 8}),
+        ("sglang,tensorrt-llm", "qwen2", {"head_dim": 8}),
+        ("vllm,sglang,tensorrt-llm", "qwen2", {"tie_word_embeddings": True}),
+        ("vllm,sglang,tensorrt-llm", "mistral", {}),
+    ],
 )
-def test_heads_of_their_own_width_are_taken_where_they_are_read(tmp_path, pair, engines, family):
-    settings = wide_heads(pair, tmp_path, family)
-    export(asked(pair, tmp_path / "out", engines, **settings), reload=compare)
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["head_dim"] == 8 and config["hidden_size"] // config["num_attention_heads"] == 4
-
-
-@pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3"])
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-def test_each_family_is_taken_by_the_servers_with_no_window(tmp_path, pair, family, tied):
+def test_the_servers_take_a_family_with_its_names_and_settings(
+    tmp_path, pair, engines, family, shape
+):
     """Transformers 4 takes 4096 for Mistral's window where its name is missing."""
-    model = tiny_model(family, tie_word_embeddings=tied)
+    model, tied = tiny_model(family, **shape), bool(shape.get("tie_word_embeddings"))
     if tied:
         model.tie_weights()
-    drafter = save_target(model, tmp_path / "drafter")
-    settings = asked(pair, tmp_path / "out", "vllm,sglang,tensorrt-llm", drafter=drafter)
-    export(settings, reload=compare)
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["sliding_window"] is None and config["tie_word_embeddings"] is tied
-    weights = load_file(tmp_path / "out" / "model.safetensors")
+    drafter, out = save_target(model, tmp_path / "drafter"), tmp_path / "out"
+    export(asked(pair, out, engines, drafter=drafter), reload=compare)
+    config = json.loads((out / "config.json").read_text())
+    assert config["sliding_window"] is None and "auto_map" not in config
+    assert config["tie_word_embeddings"] is tied
+    assert config["architectures"] == [type(model).__name__]
+    assert config.get("head_dim") == shape.get("head_dim", config.get("head_dim"))
+    assert [file.name for file in out.glob("*.safetensors")] == ["model.safetensors"]
+    weights = load_file(out / "model.safetensors")
+    assert all(name.startswith(("model.", "lm_head.")) for name in weights)
     assert ("lm_head.weight" in weights) is not tied
 
 
 def test_a_padded_vocabulary_is_llama_cpps_alone(tmp_path, pair):
     """vLLM compares rows of embeddings; llama.cpp takes a difference of up to 128."""
-    export(asked(pair, tmp_path / "out", "llama.cpp", **wide(pair, tmp_path)), reload=compare)
+    export(asked(pair, tmp_path / "out", "llama.cpp", **WIDE(tmp_path)), reload=compare)
     assert (tmp_path / "out" / "config.json").is_file()
+
+
+def test_lengths_by_batch_size_are_the_fastest_measured():
+    """k=9 is 2.1 times as fast alone, k=3 1.2 times with eight sequences."""
+    report = batched_report()
+    assert fastest_length(report) == 9
+    assert fastest_lengths(report) == [(1, 9), (8, 3)]
+    alone = report.model_copy(update={"runs": [run("causal k=3 greedy", k=3)]})
+    assert fastest_length(alone) == 3 and fastest_lengths(alone) == ()
 
 
 def test_lengths_that_tune_chose_by_batch_size_are_in_the_commands(capsys, tmp_path, pair):
