@@ -182,15 +182,6 @@ def test_a_padded_vocabulary_is_llama_cpps_alone(tmp_path, pair):
     assert (tmp_path / "out" / "config.json").is_file()
 
 
-def test_lengths_by_batch_size_are_the_fastest_measured():
-    """k=9 is 2.1 times as fast alone, k=3 1.2 times with eight sequences."""
-    report = batched_report()
-    assert fastest_length(report) == 9
-    assert fastest_lengths(report) == [(1, 9), (8, 3)]
-    alone = report.model_copy(update={"runs": [run("causal k=3 greedy", k=3)]})
-    assert fastest_length(alone) == 3 and fastest_lengths(alone) == ()
-
-
 def test_lengths_that_tune_chose_by_batch_size_are_in_the_commands(capsys, tmp_path, pair):
     chosen = {"stop": "fixed", "k": 6, "batches": {"4": {"stop": "fixed", "k": 2}}}
     (tmp_path / "policy.json").write_text(json.dumps(chosen))
