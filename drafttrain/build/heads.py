@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -68,9 +67,12 @@ def find_head(
     return HeadChoice(heads[name], str(folder) if alone else f"{folder}: {name}", policy)
 
 
-@lru_cache(maxsize=1)
-def open_head(path: str, folder: str | None, drafter: PreTrainedModel) -> HeadChoice:
-    """The head on the drafter's device; found and checked once for all thresholds of a sweep."""
+@lru_cache(maxsize=2)
+def open_head(
+    path: str, folder: str | None, drafter: PreTrainedModel, decoding: SamplingConfig
+) -> HeadChoice:
+    """The head on the drafter's device; found and checked once for all thresholds of a sweep. Warns
+    where it was trained for another temperature, top-k or top-p."""
     found = find_head(folder, path, drafter.config)
     try:
         check_head_identity(found.head, drafter, found.name)
@@ -80,26 +82,15 @@ def open_head(path: str, folder: str | None, drafter: PreTrainedModel) -> HeadCh
         # rounded when it was loaded: its file may hold what the head was trained for
         check_head_identity(found.head, load_drafter(path, drafter.config), found.name)
     found.head.to(drafter.device)
-    return found
-
-
-def warn_of_other_sampling(found: HeadChoice, decoding: SamplingConfig) -> None:
-    """Say, once, that a head was trained for another temperature, top-k or top-p."""
-    trained = found.head.config.sampling or {}
-    names = ("temperature", "top_k", "top_p")
-    if any(trained.get(name, getattr(decoding, name)) != getattr(decoding, name) for name in names):
-        _warn(
-            f"head {found.name!r} was trained for {_in_words(names, trained)} but decoding uses "
-            f"{_in_words(names, decoding.model_dump())}; the output is as exact, but the head may "
-            "stop too early or too late"
+    trained, used = found.head.config.sampling or {}, decoding.model_dump()
+    warped = [name for name in ("temperature", "top_k", "top_p") if name in trained]
+    if any(trained[name] != used[name] for name in warped):
+        then, now = (
+            ", ".join(f"{name} {values[name]:g}" for name in warped) for values in (trained, used)
         )
-
-
-def _in_words(names: Sequence[str], values: dict[str, float]) -> str:
-    return ", ".join(f"{name} {values[name]:g}" for name in names if name in values)
-
-
-@lru_cache
-def _warn(message: str) -> None:
-    """A line on standard error, once."""
-    print(f"warning: {message}", file=sys.stderr)
+        print(
+            f"warning: head {found.name!r} was trained for {then} but decoding uses {now}; the "
+            "output is as exact, but the head may stop too early or too late",
+            file=sys.stderr,
+        )
+    return found

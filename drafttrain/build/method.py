@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from drafttrain.build.cascades import build_cascade, cascade_ratios
-from drafttrain.build.heads import open_head, warn_of_other_sampling
+from drafttrain.build.drafts import build_drafter, level_names, tree_settings
+from drafttrain.build.heads import open_head
 from drafttrain.build.pairing import method_stop, other_drafters, rule_of
 from drafttrain.build.pairs import Pair
-from drafttrain.build.trees import build_drafter, tree_settings
 from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import (
     DecodeConfig,
@@ -21,7 +20,7 @@ from drafttrain.config.decode import (
     VerifierConfig,
 )
 from drafttrain.config.kinds import NONE, kind_of, named_kind
-from drafttrain.config.policy import DEFAULT_H, HEAD, POLICY, Policy
+from drafttrain.config.policy import DEFAULT_H, HEAD, POLICY
 from drafttrain.config.stops import STOPS
 from drafttrain.config.trees import TREES
 from drafttrain.decoding.roles import Drafter, StopPolicy, Verifier
@@ -83,8 +82,7 @@ def build_method(config: DecodeConfig, pair: Pair) -> Method:
     sampling = build_sampling(config.sampling)
     verifier = build_verifier(config.verifier, sampling, config.tree)
     config = config.model_copy(update={"stop": method_stop(config)})
-    make = build_drafter if config.cascade is None else build_cascade
-    drafter, stop = make(config, pair), build_stop(config, pair.drafter_model)
+    drafter, stop = build_drafter(config, pair), build_stop(config, pair.drafter_model)
     varied = {stop.rule.varied: float(stop.value)}
     varied |= {name: float(value) for name, value in verifier.settings.items()}
     return Method(
@@ -111,18 +109,26 @@ def build_verifier(
 def build_stop(decode: DecodeConfig, drafter: PreTrainedModel | None) -> StopPolicy:
     """The stop policy that the settings ask for; `drafter` is None for what is no model.
 
-    Raises ConfigError for a head that is missing or was trained for another drafter. A head whose
-    labels were made for other sampling is used, with a warning: its stops are as exact.
+    What was not given is as policy.json says, else by the drafter's kind and the paper: a block
+    drafter drafts as many slots as it was trained with. Raises ConfigError for a head that is
+    missing or was trained for another drafter.
     """
-    stop, found = STOPS[decode.stop.kind], None
+    given, stop, found = decode.stop, STOPS[decode.stop.kind], None
     if not stop.requires:
-        return make_stop(decode.stop)
+        return make_stop(given)
     assert drafter is not None
     if stop.reads_head:
-        found = open_head(str(decode.drafter), decode.stop.head, drafter)
-        warn_of_other_sampling(found, decode.sampling)
-    filled = _fill(decode.stop, found and found.policy, drafter.config)
-    return make_stop(filled, found and found.head)
+        found = open_head(str(decode.drafter), given.head, drafter, decode.sampling)
+    policy = None if found is None else found.policy
+    values: dict[str, float] = {}
+    if given.h is None:
+        values["h"] = DEFAULT_H if policy is None or policy.h is None else policy.h
+    if "max_draft" not in given.model_fields_set:
+        if policy is not None:
+            values["max_draft"] = policy.max_draft
+        elif kind_of(drafter.config).drafts == "blocks":
+            values["max_draft"] = drafter.config.k
+    return make_stop(given.model_copy(update=values), found and found.head)
 
 
 def make_stop(config: StopConfig, head: AcceptanceHead | None = None) -> StopPolicy:
@@ -142,26 +148,12 @@ def make_stop(config: StopConfig, head: AcceptanceHead | None = None) -> StopPol
     return make_policy(stop.name, value, most)
 
 
-def _fill(config: StopConfig, policy: Policy | None, drafter: PretrainedConfig) -> StopConfig:
-    """What was not given: as policy.json says, else by the drafter's kind and the paper.
-
-    A block drafter drafts as many slots as it was trained with.
-    """
-    values: dict[str, float] = {}
-    if config.h is None:
-        values["h"] = DEFAULT_H if policy is None or policy.h is None else policy.h
-    if "max_draft" not in config.model_fields_set:
-        if policy is not None:
-            values["max_draft"] = policy.max_draft
-        elif kind_of(drafter).drafts == "blocks":
-            values["max_draft"] = drafter.k
-    return config.model_copy(update=values)
-
-
 def parameter_ratios(config: DecodeConfig, pair: Pair, name: str) -> dict[str, float]:
     """Parameters over the target's of each drafter whose calls are counted, by its name."""
     if config.cascade is not None:
-        return cascade_ratios(config, pair)
+        ratios = [pair.parameter_ratio(), *map(pair.companion_ratio, config.cascade.drafters)]
+        names = level_names(str(config.drafter), config.cascade)
+        return {name: ratio or 0.0 for name, ratio in zip(names, ratios, strict=True)}
     ratio = pair.parameter_ratio(other_drafters(config))
     return {} if ratio is None else {name: ratio}
 
@@ -182,8 +174,7 @@ def draft_sizes(config: DecodeConfig, stop: StopPolicy) -> dict[str, Size]:
     if named_kind(config.drafter) is NONE:
         return {}
     tree, kind = config.tree, TREES[config.tree.kind]
-    sizes = tree_settings(tree, stop.longest)
-    found: dict[str, Size] = {name: int(size) for name, size in sizes.items()}
+    found: dict[str, Size] = dict(tree_settings(tree, stop.longest))
     if "max_draft" in stop.rule.settings:
         found["max_draft"] = stop.longest
     elif kind.shape is None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from drafttrain.build.drafts import build_shape
 from drafttrain.build.heads import find_head
-from drafttrain.build.trees import build_shape
 from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import (
     DecodeConfig,

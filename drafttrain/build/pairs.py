@@ -54,17 +54,6 @@ class Pair:
         sizes = {vocabulary_size(one.config) for one in (model, self.target.model)}
         return None if prompt_layers(model.config) or len(sizes) > 1 else model
 
-    def parameter_ratio(self, beside: Sequence[str] = ()) -> float | None:
-        """A drafter's parameters over the target's; None for plain decoding.
-
-        beside: companions that draft side by side with the drafter. The mean over all of them is
-        what a call costs: each makes calls of its own.
-        """
-        if self.kind is not None and self.kind.drafts == "nothing":
-            return None
-        ratios = [_ratio(self.drafter_model, self.target), *map(self.companion_ratio, beside)]
-        return sum(ratios) / len(ratios)
-
     def parameters(self, beside: Sequence[str] = ()) -> int | None:
         """Parameters of the drafter and of these companions; None for plain decoding."""
         if self.kind is not None and self.kind.drafts == "nothing":
@@ -72,17 +61,23 @@ class Pair:
         models = [self.drafter_model, *(self.models[name] for name in beside)]
         return sum(count_parameters(model) for model in models if model is not None)
 
+    def parameter_ratio(self, beside: Sequence[str] = ()) -> float | None:
+        """A drafter's parameters over the target's; None for plain decoding.
+
+        beside: companions that draft side by side with the drafter. The mean over all of them is
+        what a call costs: each makes calls of its own.
+        """
+        count = self.parameters(beside)
+        size = count_parameters(self.target.model)
+        return None if count is None else count / (1 + len(beside)) / size
+
     def companion_ratio(self, name: str) -> float:
         """A companion's parameters over the target's; 0 for max-gram."""
-        return _ratio(self.models[name], self.target)
+        return self.led_by(name).parameter_ratio()
 
     def led_by(self, drafter: str) -> Pair:
         """The same, with a companion as the first drafter."""
         return replace(self, drafter=self.companions[drafter], drafter_model=self.models[drafter])
-
-
-def _ratio(model: PreTrainedModel | None, target: LoadedTarget) -> float:
-    return 0.0 if model is None else count_parameters(model) / count_parameters(target.model)
 
 
 def load_pair(
@@ -110,24 +105,17 @@ def open_pair(
     Raises ConfigError for weights that cannot be read, or of a drafter of another target's states.
     """
     settings_of, table = checked
-
-    def opened(name: str) -> tuple[Drafter, PreTrainedModel | None]:
+    drafters: dict[str, Drafter] = {}
+    models: dict[str, PreTrainedModel | None] = {}
+    for name in (drafter, *companions):
         kind = named_kind(name)
-        if kind is not None:
-            return open_kind(kind, table if kind.drafts == "copies" else None, target.model), None
-        model = load_drafter(name, settings_of[name], target)
-        return make_drafter(model, target.model), model
-
-    first, model = opened(drafter)
-    others = {name: opened(name) for name in companions}
-    return Pair(
-        target,
-        first,
-        model,
-        {name: other for name, (other, _) in others.items()},
-        {name: of_it for name, (_, of_it) in others.items()},
-        table,
-    )
+        models[name] = None if kind else load_drafter(name, settings_of[name], target)
+        if kind is None:
+            drafters[name] = make_drafter(models[name], target.model)
+        else:
+            copied = table if kind.drafts == "copies" else None
+            drafters[name] = open_kind(kind, copied, target.model)
+    return Pair(target, drafters.pop(drafter), models.pop(drafter), drafters, models, table)
 
 
 def check_pair(

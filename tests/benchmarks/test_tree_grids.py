@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.tree_grids import EAGLE_NODES, expand_methods
+from drafttrain.build.drafts import build_shape, tree_settings
 from drafttrain.build.pairing import method_stop
-from drafttrain.build.trees import build_shape, tree_settings
 from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.reading import validate_settings

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from drafttrain.build.cascades import level_names
+from drafttrain.build.drafts import level_names
 from drafttrain.build.method import build_method
 from drafttrain.build.pairing import check_methods
 from drafttrain.build.pairs import load_pair

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from drafttrain.build.drafts import judge_by, tree_settings
 from drafttrain.build.method import build_method, build_sampling
 from drafttrain.build.pairing import check_methods, method_stop
 from drafttrain.build.pairs import Pair, load_pair
-from drafttrain.build.trees import drawn_judge, tree_settings
 from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import DecodeConfig, TreeConfig
 from drafttrain.config.filling import fill_from_run
@@ -234,7 +234,7 @@ def test_a_drawn_head_judges_each_candidate_by_the_row_it_is_in(folders):
     torch.manual_seed(0)
     hidden, logits = torch.randn(2, 16), torch.randn(2, 40)
     rows, tokens = torch.tensor([1, 0, 0]), torch.tensor([7, 8, 9])
-    judged = drawn_judge(head)(hidden, logits, rows, tokens)
+    judged = judge_by(head)(hidden, logits, rows, tokens)
     log_probs = logits.log_softmax(dim=-1)
     for place, (row, token) in enumerate(zip(rows.tolist(), tokens.tolist(), strict=True)):
         own = log_probs[row]

@@ -1,0 +1,104 @@
+"""What drafts, from settings: a drafter alone, growing trees, or leading a cascade."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from pkgutil import resolve_name
+
+import torch
+from torch import Tensor
+
+from drafttrain.build.heads import open_head
+from drafttrain.build.pairs import Pair
+from drafttrain.config.base import ConfigError
+from drafttrain.config.decode import CascadeConfig, DecodeConfig, TreeConfig
+from drafttrain.config.trees import TREES
+from drafttrain.decoding.drafters.cascade import Level, cascade, show_increments
+from drafttrain.decoding.drafters.tree import SeveralDrafters, TreeDrafter
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.roles import Drafter
+from drafttrain.decoding.trees.shapes import Judge, Shape
+from drafttrain.models.acceptance_head import AcceptanceHead
+from drafttrain.models.draft_states import drawn_states
+
+
+def build_drafter(decode: DecodeConfig, pair: Pair) -> Drafter:
+    """The pair's drafter, growing the trees or leading the cascade of settings.
+
+    Raises ValueError where the drafter cannot be given branches, or for a tree wider than its
+    vocabulary.
+    """
+    if decode.cascade is not None:
+        return _build_cascade(str(decode.drafter), decode.cascade, pair)
+    kind, tree = TREES[decode.tree.kind], decode.tree
+    if kind.shape is None:
+        return pair.drafter
+    model, drawn_at, judge = pair.drafter_model, None, None
+    fitted = None if model is None else getattr(model.config, "slot_temperatures", None)
+    if fitted and decode.sampling.temperature == 0 and tree.draft_temperature is None:
+        if "draft_temperature" in kind.settings and not kind.drawn:  # scored as its slots are
+            tree = tree.model_copy(update={"draft_temperature": tuple(fitted)})
+    if tree.head is not None:
+        judge = judge_by(open_head(str(decode.drafter), tree.head, model, decode.sampling).head)
+    if kind.drawn and tree.draft_temperature is not None:
+        [drawn_at] = tree.draft_temperature
+    shape = build_shape(tree, decode.stop.k, judge)
+    drafters = [pair.drafter, *(pair.companions[name] for name in tree.drafters)]
+    trees = [TreeDrafter(drafter, shape, drawn_at) for drafter in drafters]
+    return trees[0] if len(trees) == 1 else SeveralDrafters(trees)
+
+
+def build_shape(tree: TreeConfig, depth: int, judge: Judge | None = None) -> Shape:
+    """The shape of the trees. Raises ConfigError where acceptance by rank is missing."""
+    kind = TREES[tree.kind]
+    assert kind.shape is not None
+    if "by_rank" in kind.arguments and tree.by_rank is None:
+        raise ConfigError(
+            f"tree.by_rank is missing for a {kind.name} tree; give the shares, or let `drafttrain "
+            "eval` measure them: rank_data.path=PROMPTS (not those reported on)"
+        )
+    values = {**dict(tree), "depth": depth, "judge": judge}
+    return resolve_name(kind.shape)(*(values[name] for name in kind.arguments))
+
+
+def tree_settings(tree: TreeConfig, depth: int) -> dict[str, int]:
+    """Most levels and tokens of the trees, by which methods are compared."""
+    kind = TREES[tree.kind]
+    deepest = None if kind.shape is None else build_shape(tree, depth).deepest
+    return {"depth": min(depth, deepest or depth), "nodes": kind.nodes(tree, depth)}
+
+
+def judge_by(head: AcceptanceHead) -> Judge:
+    """Acceptance of candidates by a head: of whatever token a slot drafts, or from the row that a
+    token is in and its own probability there."""
+
+    def judge(hidden: Tensor, logits: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+        with torch.inference_mode():
+            if head.config.state == "slot":
+                return head.acceptance(hidden)[rows]
+            return head.acceptance(drawn_states(hidden, logits, tokens, rows))
+
+    return judge
+
+
+def _build_cascade(drafter: str, settings: CascadeConfig, pair: Pair) -> Drafter:
+    """The cascade, its levels named as their folders are, in the order of the settings."""
+    drafters = [pair.drafter, *(pair.companions[path] for path in settings.drafters)]
+    names, matrix = level_names(drafter, settings), settings.matrix()
+    levels = [Level(name, drafter) for name, drafter in zip(names, drafters, strict=True)]
+    lenient = f" l={settings.leniency:g}" if settings.leniency > 1 else ""
+    name = f"cascade {'>'.join(names)} {show_increments(matrix)}{lenient}"
+    ends = CachedModel(pair.target.model).eos_ids
+    return cascade(levels, matrix, settings.leniency, ends, name)
+
+
+def level_names(drafter: str, settings: CascadeConfig) -> list[str]:
+    """Short names of the levels: the last part of each path that tells it from the others; a run's
+    final/ says nothing."""
+    paths = [Path(path) for path in (drafter, *settings.drafters)]
+    telling = [path.parent if path.name == "final" and path.parent.name else path for path in paths]
+    for parts in range(1, max(len(path.parts) for path in telling) + 1):
+        names = ["/".join(path.parts[-parts:]) for path in telling]
+        if len(set(names)) == len(names):
+            break
+    return names
