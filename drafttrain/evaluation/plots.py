@@ -154,31 +154,24 @@ def _curve(
 
 
 def lines(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
-    """Runs that differ in one setting, or in the size of their trees, in its order.
-
-    Beta and tau make a line for each beta. The label has what a line's runs have in common.
-    """
-    found: dict[tuple[object, ...], list[Run]] = {}
+    """Runs that differ in one setting, or in the size of their trees, in its order, under a label
+    of what they have in common. Beta and tau make a line for each beta."""
+    found: dict[str, list[tuple[float, Run]]] = {}
     for run in runs:
         varied = [name for name in SWEEPABLE if name in run.settings]
-        last = varied[-1] if varied else "nodes"
-        if run.method not in ("chain", "cascade"):
-            last = "nodes"  # of trees the size, whatever k says of their levels
-        same = [(name, run.settings[name]) for name in varied if name not in (last, "k")]
-        if last != "k" and last != "nodes" and "k" in run.settings:
-            same.append(("k", run.settings["k"]))
-        rule = (run.verifier or "").partition("(")[0]
+        chain = run.method in ("chain", "cascade")
+        last = varied[-1] if varied and chain else "nodes"  # of trees the size, whatever k says
         stop = (run.stop or "").partition("(")[0].partition("=")[0]
-        key = (run.other or run.drafter, run.method, stop, rule, last, tuple(same))
-        found.setdefault(key, []).append(run)
-    labelled = []
-    for (drafter, method, stop, rule, last, same), line in found.items():
-        words = [str(drafter), *([] if method == "chain" else [str(method)])]
-        words += [] if stop in ("k", "", last) else [str(stop)]
-        words += [str(rule), *(f"{name}={value:g}" for name, value in same)]
-        line.sort(key=lambda run: run.settings.get(last, run.sizes.get("nodes", 0)))
-        labelled.append((" ".join(words), line))
-    return labelled
+        words = [run.other or str(run.drafter), "" if run.method == "chain" else run.method]
+        words += ["" if stop == "k" else stop, (run.verifier or "").partition("(")[0]]
+        same = [name for name in varied if name != last and (name != "k" or chain)]
+        words += [f"{name}={run.settings[name]:g}" for name in same]
+        place = run.settings.get(last, run.sizes.get("nodes", 0))
+        found.setdefault(" ".join(filter(None, words)), []).append((place, run))
+    return [
+        (label, [run for _, run in sorted(line, key=lambda one: one[0])])
+        for label, line in found.items()
+    ]
 
 
 def draft_tokens(run: Run) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from datasets import Dataset
 
 from drafttrain.build.method import Method
 from drafttrain.decoding.drafters.causal import CausalDrafter
@@ -13,11 +14,26 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.verifiers import GreedyMatch, SpecVerification
 from drafttrain.evaluation.baselines import cut_after_eos, steady_assistant
-from drafttrain.evaluation.prompts import EvaluationOptions
+from drafttrain.evaluation.evaluate import evaluate
+from drafttrain.evaluation.prompts import EvaluationOptions, read_prompts
 from drafttrain.evaluation.runner import make_jobs
 from tests.comparing import same_weights
 from tests.evaluation.scripted import loaded
-from tests.tiny_models import tiny_model
+from tests.tiny_models import CAUSAL_FAMILIES, EOS, tiny_model
+
+PROMPTS = ["w5 w6 w7 w8", "w9 w3 w30", "w12 w12 w20 w33 w4", "w39 w8"]
+OPTIONS = EvaluationOptions(max_new_tokens=12, num_beams=2, repeats=1, warmup=0, bootstrap=20)
+
+
+def rows(texts: list[str]) -> Dataset:
+    count = len(texts)
+    return Dataset.from_dict({"row": range(count), "source": texts, "reference": [None] * count})
+
+
+def causal(seed: int) -> Method:
+    drafter = CausalDrafter(CachedModel(tiny_model("qwen2", seed=seed)))
+    return Method(drafter, FixedLength(3), GreedyMatch())
+
 
 ASSISTED = EvaluationOptions(baselines=("assisted",))
 
@@ -72,3 +88,32 @@ def test_assisted_generation_without_a_language_model_is_refused():
 def test_what_follows_the_first_eos_is_cut():
     assert cut_after_eos([5, 1, 0, 0], frozenset({1, 9})) == [5, 1]
     assert cut_after_eos([5, 6], frozenset({1})) == [5, 6]
+
+
+@pytest.mark.parametrize("pad", [None, EOS])
+@pytest.mark.parametrize("family", CAUSAL_FAMILIES)
+def test_plain_drafted_and_generated_outputs_agree_without_a_warning(family, pad, caplog):
+    target = loaded(tiny_model(family))
+    target.model.generation_config.update(pad_token_id=pad, max_length=30)
+    target.model.generation_config.eos_token_id = [EOS, 17]
+    methods = [causal(5)]
+    report = evaluate(
+        target, CachedModel(target.model), methods, rows(PROMPTS), OPTIONS, "prompts"
+    ).report
+    for name in ("plain", "causal k=3 greedy"):
+        assert all(parity.identical == parity.compared == 4 for parity in report.run(name).parity)
+    assert "transformers" not in {record.name.split(".")[0] for record in caplog.records}
+
+
+def test_prompts_that_leave_no_position_are_set_aside_by_number():
+    target = loaded(tiny_model("llama"))
+    model = CachedModel(target.model)
+    texts = [" ", "w5 w6", " ".join(["w5"] * 65), " ".join(["w5"] * 64)]
+    prompts, skipped = read_prompts(target, model, rows(texts))
+    assert [prompt.row for prompt in prompts] == [1, 3]
+    assert [(row.row, row.reason) for row in skipped] == [
+        (0, "the source is empty"),
+        (2, "65 source tokens, the target takes 64"),
+    ]
+    assert prompts[0].source.prefix.tolist() == [5, 6]  # no EOS: the text goes on
+    assert model.max_new_tokens(prompts[1].source, 100) == 1

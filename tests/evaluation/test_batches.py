@@ -219,11 +219,3 @@ def test_a_report_has_every_batch_size_and_assisted_generation_alone():
     run = report.run(assisted)
     assert (run.method, run.sizes, run.lossless) == ("assisted", {"k": 3}, True)
     assert run.metrics["identical"].value == 1.0
-
-
-def test_one_batch_size_leaves_reports_as_they_are():
-    target = loaded(tiny_model("llama"))
-    options = replace(OPTIONS, baselines=(), batch_sizes=(1,))
-    report = evaluate(target, CachedModel(target.model), [], rows(), options, "d").report
-    assert report.memory is None
-    assert all(run.batch_size == 1 and run.memory_bytes is None for run in report.runs)

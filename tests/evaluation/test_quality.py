@@ -1,11 +1,45 @@
-"""Scores equal the libraries' own; word errors by hand; differences carry the right sign."""
+"""Scores equal the libraries' own; agreement with the target; rounding is told from errors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from sacrebleu.metrics import BLEU, CHRF
 
+from drafttrain.build.method import Method
+from drafttrain.decoding.drafters.causal import CausalDrafter
+from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.calls import StepOutput
+from drafttrain.decoding.engine.sources import make_source
+from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.sampling import SampledRandomness
+from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.types import Output, Sampling
+from drafttrain.decoding.verifiers import GreedyMatch
+from drafttrain.evaluation import quality
 from drafttrain.evaluation.bootstrap import draw_resamples, estimate, estimate_all
-from drafttrain.evaluation.quality import bleu, text_figures, word_error_figures, word_errors
+from drafttrain.evaluation.prompts import EvaluationOptions, Prompt, read_prompts
+from drafttrain.evaluation.quality import (
+    bleu,
+    compare_outputs,
+    target_agreement,
+    text_figures,
+    tie_bound,
+    token_probs,
+    top_two,
+    word_error_figures,
+    word_errors,
+)
+from drafttrain.evaluation.report import Difference, Parity
+from drafttrain.evaluation.runner import decode_by
+from tests.evaluation.scripted import loaded
+from tests.evaluation.test_batches import TEXTS, rows
+from tests.tiny_drafters import noisy
+from tests.tiny_models import VOCAB, tiny_model
 
 REFERENCES = [
     "the cat sat on the mat",
@@ -93,3 +127,151 @@ def test_rates_are_sums_over_sums_and_differences_are_paired():
     found = estimate_all(word_error_figures(ours, said, plain), resamples)
     assert found["wer"].value == 100.0 / 6 and found["wer_difference"].value == 0.0
     assert estimate_all(word_error_figures(plain, [None, None]), resamples) == {}
+
+
+OUTPUT = [5, 9, 5, 11, 7]
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 64])
+@pytest.mark.parametrize("family", ["marian", "llama"])
+def test_each_token_has_its_probability_after_those_before_it(family, chunk, monkeypatch):
+    monkeypatch.setattr(quality, "CHUNK", chunk)
+    model = tiny_model(family)
+    source = make_source([4, 6, 8], model)
+    found = token_probs(CachedModel(model), source, OUTPUT, Sampling(temperature=0.7), 10)
+    whole = torch.cat((source.prefix, torch.tensor(OUTPUT)))[None]
+    inputs = {"input_ids": whole}
+    if family == "marian":
+        inputs = {"input_ids": source.input_ids[None], "decoder_input_ids": whole}
+    with torch.no_grad():
+        rows = model(**inputs).logits[0, len(source.prefix) - 1 : -1]
+    for processed in model.generation_config.bad_words_ids or ():
+        rows[:, processed[0]] = -torch.inf
+    expected = (rows / 0.7).softmax(-1).gather(1, torch.tensor(OUTPUT)[:, None])[:, 0]
+    assert (found - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("family", ["marian", "llama"])
+def test_greedily_the_target_agrees_with_all_that_it_wrote_and_with_nothing_else(family):
+    model = tiny_model(family)
+    target, source = CachedModel(model), make_source([4, 6, 8], model)
+    decoder = Decoder(
+        target, NoDrafter(), FixedLength(1), GreedyMatch(), Sampling(),
+        lambda _: SampledRandomness(torch.Generator()),
+    )  # fmt: skip
+    [output] = decoder.decode_all([source], 8)
+    assert token_probs(target, source, output.tokens, Sampling(), 8).min() == 1.0
+    changed = [*output.tokens[:-1], (output.tokens[-1] + 1) % 20]
+    assert token_probs(target, source, changed, Sampling(), 8)[-1] == 0.0
+
+
+def test_outputs_that_are_the_same_are_judged_once(monkeypatch):
+    model = tiny_model("llama")
+    target = CachedModel(model)
+    sources = [make_source(ids, model) for ids in ([4, 6, 8], [9, 5])]
+    prompts = [Prompt(row, "", None, source) for row, source in enumerate(sources)]
+    asked = []
+
+    def watched(model, source, tokens, *others):
+        asked.append(tuple(tokens))
+        return token_probs(model, source, tokens, *others)
+
+    monkeypatch.setattr(quality, "token_probs", watched)
+    known = {}
+
+    def judged(first, second):
+        outputs = [Output(tokens=first), Output(tokens=second)]
+        options = EvaluationOptions(max_new_tokens=10, sampling=Sampling(1.0))
+        found = target_agreement(target, prompts, outputs, options, known)
+        return found.numerators.sum() / found.denominators.sum()
+
+    same = judged([5, 9], [5, 9])
+    assert asked == [(5, 9), (5, 9)]  # of two prompts
+    assert judged([5, 9], [5, 9]) == same and len(asked) == 2
+    other = judged([5, 9], [5, 11])
+    assert asked[2:] == [(5, 11)] and other != same
+
+
+OPTIONS = EvaluationOptions(max_new_tokens=16)
+
+
+class Shaky(CachedModel):
+    """A target whose logits are off by noise of some size where it scores several sequences."""
+
+    def __init__(self, model, size: float) -> None:
+        super().__init__(model)
+        noise = torch.randn(VOCAB, generator=torch.Generator().manual_seed(3))
+        self.noise = size * noise.to(model.dtype)
+
+    def score(self, states, *others) -> list[StepOutput]:
+        outputs = super().score(states, *others)
+        if len(states) == 1:
+            return outputs
+        return [replace(output, logits=output.logits + self.noise) for output in outputs]
+
+
+def compare(model: CachedModel, kind: str, family: str) -> Parity:
+    method = Method(NoDrafter(), FixedLength(1), GreedyMatch())
+    if kind == "chain":
+        drafter = noisy(tiny_model(family), family).to(model.model.dtype)
+        method = Method(CausalDrafter(CachedModel(drafter)), FixedLength(3), GreedyMatch())
+    prompts, _ = read_prompts(loaded(model.model), model, rows(3 * TEXTS))
+    outputs = [decode_by(model, method, prompts, OPTIONS, size) for size in (8, 1)]
+    return compare_outputs(model, prompts, *outputs, OPTIONS.max_new_tokens, "batch size 1")
+
+
+@pytest.mark.parametrize("kind", ["plain", "chain"])
+@pytest.mark.parametrize("family", ["llama", "marian"])
+def test_differences_of_batches_are_ties_in_bfloat16(family, kind):
+    parity = compare(CachedModel(tiny_model(family).to(torch.bfloat16)), kind, family)
+    assert parity.compared == parity.identical + len(parity.differences) == 24
+    assert parity.unexplained == 0 and parity.holds
+
+
+@pytest.mark.parametrize("kind", ["plain", "chain"])
+def test_an_engine_that_is_wrong_in_batches_is_found_out(kind):
+    parity = compare(Shaky(tiny_model("llama").float(), 0.3), kind, "llama")
+    assert parity.unexplained > 0 and not parity.holds
+
+
+def test_a_difference_has_its_row_position_and_gap():
+    model = CachedModel(tiny_model("llama").float())
+    method = Method(NoDrafter(), FixedLength(1), GreedyMatch())
+    prompts, _ = read_prompts(loaded(model.model), model, rows())
+    plain = decode_by(model, method, prompts, OPTIONS, 1)
+    position = len(plain[1].tokens) - 1
+    before = plain[1].tokens[:position]
+    wrong = [plain[0], replace(plain[1], tokens=[*before, 5]), *plain[2:]]
+    parity = compare_outputs(model, prompts, wrong, plain, 16, "plain")
+    first, second = top_two(model, prompts[1].source, before, 16)
+    assert parity.differences == [Difference(row=1, position=position, gap=first - second)]
+    assert (parity.against, parity.compared, parity.identical) == ("plain", 8, 7)
+
+
+def test_only_gaps_below_the_bound_are_explained():
+    differences = [Difference(row=row, position=3, gap=gap) for row, gap in enumerate((2e-7, 4e-2))]
+    parity = Parity(against="plain", compared=9, identical=7, differences=differences, bound=1e-5)
+    assert parity.unexplained == 1 and not parity.holds
+    assert parity.model_copy(update={"bound": 0.1}).holds
+
+
+def test_ties_are_as_coarse_as_the_targets_type():
+    assert tie_bound(torch.float32, [20.0, -31.0]) == tie_bound(torch.bfloat16, []) == 1e-4
+    assert tie_bound(torch.bfloat16, [3.0, -20.0]) == 2 * 2**-7 * 20
+    assert tie_bound(torch.float16, [20.0]) == 2 * 2**-10 * 20
+
+
+@pytest.mark.parametrize("family", ["marian", "gpt2"])
+def test_the_gap_at_a_difference_is_plain_decodings_own(family):
+    target = loaded(tiny_model(family))
+    model = CachedModel(target.model)
+    [prompt, *_], _ = read_prompts(target, model, rows())
+    source = prompt.source
+    prefix = torch.cat([source.prefix, torch.tensor([9, 11])])[None]
+    given = {"input_ids": prefix}
+    if family == "marian":
+        given = {"input_ids": source.input_ids[None], "decoder_input_ids": prefix}
+    with torch.inference_mode():
+        logits = target.model(**given).logits[0, -1]
+    expected = logits.topk(2).values.tolist()
+    assert top_two(model, source, [9, 11], 12) == pytest.approx(expected, abs=1e-9)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.plots import choose_plot, lines, plot_report
-from drafttrain.evaluation.report import Parity, Report, read_report, write_json
+from drafttrain.evaluation.report import Parity, Report
 from drafttrain.evaluation.tables import main_table, parity_lines, report_page, winners
 from tests.evaluation.reports import batch_run, batched_report, estimate, run
 
@@ -32,13 +30,6 @@ def method(name: str, speedup: float, drafted: int = 30, **changes: object):
         "metrics": {"speedup": estimate(speedup), "mean_acceptance_length": estimate(2.0)},
     }
     return run(name, **facts | changes)
-
-
-def test_a_report_with_batches_survives_a_round_trip(report, tmp_path):
-    write_json(report, tmp_path / "report.json")
-    assert read_report(tmp_path / "report.json") == report
-    written = json.loads((tmp_path / "report.json").read_text())
-    assert (written["runs"][4]["batch_size"], written["runs"][4]["differing"]) == (8, 2)
 
 
 def test_every_method_has_a_row_at_each_of_its_batch_sizes(report):

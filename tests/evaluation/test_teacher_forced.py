@@ -48,21 +48,6 @@ def facts(rounds):
     return [(list(r.drafted), len(r.path), list(r.emitted), r.passes, r.finished) for r in rounds]
 
 
-def test_rounds_start_after_the_accepted_tokens_and_the_one_more():
-    reference = [5, 6, 7, 8, EOS]
-    predicted = torch.tensor([[5, 6, 9], [0, 0, 0], [0, 0, 0], [8, EOS, 4], [0, 0, 0]])
-    rounds = replay_rounds(predicted, reference)
-    assert [(list(r.path), list(r.emitted)) for r in rounds] == [
-        ([0, 1], [5, 6, 7]),
-        ([0, 1], [8, EOS]),  # EOS inside the draft: no bonus
-    ]
-    assert [r.finished for r in rounds] == [False, True]
-
-
-def test_always_wrong_blocks_give_one_token_a_round():
-    assert round_starts(accepted_runs(torch.zeros(4, 3), [5, 6, 7, EOS])) == [0, 1, 2, 3]
-
-
 def test_perfect_blocks_of_k_give_k_plus_one_tokens_a_round():
     reference = list(range(2, 14))
     blocks = noisy_blocks(reference, k=3, wrong=0.0, seed=0)
@@ -101,12 +86,6 @@ def test_replayed_rounds_equal_those_of_decoding(tiny_marian, seed, max_new_toke
 def test_blocks_must_cover_every_prefix():
     with pytest.raises(ValueError, match="2 prefixes but the reference has 3 tokens"):
         accepted_runs(torch.zeros(2, 3), [5, 6, EOS])
-
-
-def test_where_a_block_begins_with_no_token_nothing_is_drafted():
-    first, second = replay_rounds(torch.tensor([[-1, -1], [5, 6], [-1, -1]]), [4, 5, 6])
-    assert (first.drafted, first.passes, list(first.emitted)) == ([], 0, [4])
-    assert (second.drafted, second.passes, list(second.emitted)) == ([5, 6], 1, [5, 6])
 
 
 def test_drafts_along_an_output_are_the_rows_that_follow_each_prefix():
