@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from drafttrain.commands.export import fastest_length, fastest_lengths, measured_of
+from drafttrain.commands.export import measured_of
 from drafttrain.config.policy import read_policy
 from drafttrain.evaluation import tune
 from drafttrain.evaluation.report import Report, read_report
@@ -128,7 +128,6 @@ def test_a_report_of_tune_is_read_as_one_of_eval(tuned: Report, project: Path):
     measured = measured_of(project / "run" / "tune.json", tuned)
     assert f"| {tuned.search.choices[0].best_fixed} |" in measured.table
     assert any("of 12 other prompts" in note for note in measured.notes)
-    assert fastest_length(tuned) is None and fastest_lengths(tuned) == ()
 
 
 @pytest.mark.parametrize("fastest", ["plain", "opt-tree(4)", "deep", "k=5"])

@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
     LogitsProcessorList,
     MaxTimeCriteria,
     PreTrainedModel,
@@ -66,16 +65,15 @@ def modules(tmp_path, monkeypatch) -> None:
 
 
 def test_custom_generate_of_the_folder_equals_greedy_generate(exported, assistant, modules):
+    """With the drafter given, or found where it was exported to and loaded once."""
     target = tiny_model("llama")
     plain = target.generate(**LEFT_PADDED, **GREEDY)
-    drafted = target.generate(
-        **LEFT_PADDED,
-        **GREEDY,
-        assistant_model=assistant,
-        custom_generate=str(exported),
-        trust_remote_code=True,
-    )
-    assert torch.equal(drafted, plain)
+    asked = GREEDY | {"custom_generate": str(exported), "trust_remote_code": True}
+    assert torch.equal(target.generate(**LEFT_PADDED, **asked, assistant_model=assistant), plain)
+    assert torch.equal(target.generate(**LEFT_PADDED, **asked), plain)
+    first = prepare(target, load_assistant(target, str(exported)), None)
+    assert torch.equal(target.generate(**LEFT_PADDED, **asked), plain)
+    assert prepare(target, load_assistant(target, str(exported)), None) is first
 
 
 def test_policy_and_head_of_the_drafters_folder_are_used(exported, assistant):
@@ -84,21 +82,12 @@ def test_policy_and_head_of_the_drafters_folder_are_used(exported, assistant):
     assert same_weights(pair.stop.goes_on.head, make_head(noisy_copy("llama")))
 
 
-@pytest.mark.parametrize("family", ["gpt2", "gpt-neox"])
-def test_left_padded_batches_equal_greedy_generate(family):
+@pytest.mark.parametrize("family", ["gpt2", "gpt-neox", "marian", "t5"])
+def test_padded_batches_equal_greedy_generate(family):
     target, drafter = tiny_model(family), noisy_copy(family)
-    plain = target.generate(**LEFT_PADDED, **GREEDY)
-    assert torch.equal(generate(target, **LEFT_PADDED, **GREEDY, assistant_model=drafter), plain)
-
-
-@pytest.mark.parametrize("family", ["t5", "marian"])
-def test_encoder_decoder_pairs_equal_greedy_generate(tmp_path, family):
-    root = save_drafter(tmp_path / "drafter", family)
-    head = save_head(tmp_path / "head", noisy_copy(family))
-    out = export_to(tmp_path / "out", drafter=str(root), head=head)
-    target, drafter = tiny_model(family), AutoModelForSeq2SeqLM.from_pretrained(out).eval()
-    plain = target.generate(**RIGHT_PADDED, **GREEDY)
-    assert torch.equal(generate(target, **RIGHT_PADDED, **GREEDY, assistant_model=drafter), plain)
+    inputs = RIGHT_PADDED if target.config.is_encoder_decoder else LEFT_PADDED
+    plain = target.generate(**inputs, **GREEDY)
+    assert torch.equal(generate(target, **inputs, **GREEDY, assistant_model=drafter), plain)
 
 
 def rows_alone(target: PreTrainedModel, inputs: dict, drafter: PreTrainedModel, **how) -> list:
@@ -211,12 +200,8 @@ def test_sampling_follows_torchs_seed(assistant):
     assert torch.equal(first, sample(1))
     assert not torch.equal(first, sample(2))
     assert len({tuple(row.tolist()) for row in first}) > 1
-
-
-def test_sampling_from_the_single_best_token_is_greedy(assistant):
-    target = tiny_model("llama")
-    drafted = generate(target, **ONE, **(SAMPLED | {"top_k": 1}), assistant_model=assistant)
-    assert torch.equal(drafted, target.generate(**ONE, **GREEDY))
+    best = generate(target, **ONE, **(SAMPLED | {"top_k": 1}), assistant_model=assistant)
+    assert torch.equal(best, target.generate(**ONE, **GREEDY))
 
 
 def test_a_streamer_gets_the_prompt_and_every_token_once(assistant):
@@ -231,21 +216,12 @@ def test_a_streamer_gets_the_prompt_and_every_token_once(assistant):
         def end(self) -> None:
             self.ended = True
 
-    streamer = Collector()
-    output = generate(
-        tiny_model("llama"), **ONE, **GREEDY, assistant_model=assistant, streamer=streamer
-    )
-    assert streamer.seen == output[0].tolist()
-    assert streamer.ended
-
-
-def test_a_model_output_is_returned_where_asked_for(assistant):
-    target = tiny_model("llama")
-    output = generate(
-        target, **ONE, **GREEDY, assistant_model=assistant, return_dict_in_generate=True
-    )
+    streamer, target = Collector(), tiny_model("llama")
+    asked = {"streamer": streamer, "return_dict_in_generate": True, "assistant_model": assistant}
+    output = generate(target, **ONE, **GREEDY, **asked)
     assert isinstance(output, GenerateDecoderOnlyOutput)
     assert torch.equal(output.sequences, target.generate(**ONE, **GREEDY))
+    assert streamer.seen == output.sequences[0].tolist() and streamer.ended
 
 
 def test_a_pair_is_wrapped_once_until_something_changes(assistant):
@@ -295,6 +271,8 @@ def test_models_that_do_not_go_together_are_refused(assistant):
     target = tiny_model("llama")
     with pytest.raises(ValueError, match="assistant_model is missing"):
         generate(target, **ONE)
+    with pytest.raises(ValueError, match="give assistant_model=drafter"):
+        generate(target, **ONE, exported_to="/moved/away")
     with pytest.raises(ValueError, match="vocabulary of 48 tokens but target .* has 40"):
         generate(target, **ONE, assistant_model=tiny_model("llama", vocab_size=48))
     with pytest.raises(ValueError, match="is an encoder-decoder model"):
@@ -306,21 +284,6 @@ def test_a_head_from_another_folder_must_be_for_this_drafter(tmp_path, exported)
     with pytest.raises(ValueError, match="with other weights"):
         prepare(tiny_model("llama"), other, str(exported))
     assert prepare(tiny_model("llama"), noisy_copy("llama"), str(exported)).stop.value == 0.7
-
-
-def test_the_drafter_is_found_where_it_was_exported_to_and_loaded_once(exported, modules):
-    target = tiny_model("llama")
-    plain = target.generate(**ONE, **GREEDY)
-    asked = GREEDY | {"custom_generate": str(exported), "trust_remote_code": True}
-    assert torch.equal(target.generate(**ONE, **asked), plain)
-    first = prepare(target, load_assistant(target, str(exported)), None)
-    assert torch.equal(target.generate(**ONE, **asked), plain)
-    assert prepare(target, load_assistant(target, str(exported)), None) is first
-
-
-def test_a_folder_that_has_moved_is_asked_for(tmp_path):
-    with pytest.raises(ValueError, match="give assistant_model=drafter"):
-        generate(tiny_model("llama"), **ONE, exported_to=str(tmp_path / "gone"))
 
 
 def test_a_lossy_policy_is_followed_in_greedy_decoding_only():

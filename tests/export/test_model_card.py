@@ -52,19 +52,14 @@ def test_commands_of_every_program_hold_real_values(tmp_path):
         assert shown in text
 
 
-def test_it_says_that_only_drafttrain_uses_the_head(tmp_path):
+def test_it_says_which_program_uses_what(tmp_path):
     text = card_of(tmp_path)
     assert "| Transformers, `custom_generate` (drafttrain) | yes | yes | yes |" in text
     assert "| Transformers, `assistant_model` alone | yes | no | no |" in text
     assert "| vLLM, SGLang, TensorRT-LLM, llama.cpp | yes | no | no |" in text
-    without = card_of(tmp_path / "b", with_head=False)
-    assert "| yes | yes | none here |" in without
-
-
-def test_encoder_decoder_drafters_name_no_server_that_cannot_load_them(tmp_path):
-    text = card_of(tmp_path, "t5")
-    assert "AutoModelForSeq2SeqLM" in text
-    assert "vLLM" not in text and "SGLang" not in text
+    seq2seq = card_of(tmp_path / "b", "t5", with_head=False)
+    assert "| yes | yes | none here |" in seq2seq and "AutoModelForSeq2SeqLM" in seq2seq
+    assert "vLLM" not in seq2seq and "SGLang" not in seq2seq
 
 
 def test_front_matter_names_what_the_hub_can_know(tmp_path):
@@ -80,31 +75,21 @@ def test_front_matter_names_what_the_hub_can_know(tmp_path):
     assert "base_model" not in local and "datasets" not in local and "license" not in local
 
 
-def test_licences_that_nobody_stated_are_marked_so(tmp_path):
+def test_it_shows_licences_the_plot_and_what_was_verified(tmp_path):
     parts = load_parts(ExportConfig(drafter=str(save_drafter(tmp_path)), out=tmp_path / "out"))
-    card = Card("mine", "org/big", "apache-2.0", "tickets.jsonl")
-    text = write_card(card, parts, Verification())
+    measured = replace(MEASURED, plot=tmp_path / "any.png")
+    card = Card("mine", "org/big", "apache-2.0", "tickets.jsonl", measured)
+    text = write_card(card, parts, Verification(drafted=20, decoded=20, ties=1))
     assert "| this drafter |  | apache-2.0 |" in text
     assert "| its target | `org/big` | see there |" in text
     assert "| its training data | `tickets.jsonl` | see there |" in text
-    unknown = write_card(Card("m"), parts, Verification())
-    assert "| this drafter |  | not stated |" in unknown
-    assert "| its target | not stated | see there |" in unknown
-
-
-def test_it_shows_the_plot_and_what_was_verified(tmp_path):
-    drafter = save_drafter(tmp_path / "drafter")
-    parts = load_parts(ExportConfig(drafter=str(drafter), out=tmp_path / "out"))
-    measured = replace(MEASURED, plot=tmp_path / "any.png")
-    found = Verification(drafted=20, decoded=20, ties=1)
-    text = write_card(Card("mine", "org/big", measured=measured), parts, found)
     assert "![What was measured](report.png)" in text
     assert "for 20 of 20 inputs, `org/big` with custom_generate" in text
     assert "1 of them but for ties" in text
-    without = write_card(
-        Card("mine", "org/big", measured=MEASURED), parts, Verification(drafted=20)
-    )
-    assert "report.png" not in without and "its own greedy output" not in without
+    unknown = write_card(Card("m", measured=MEASURED), parts, Verification(drafted=20))
+    assert "| this drafter |  | not stated |" in unknown
+    assert "| its target | not stated | see there |" in unknown
+    assert "report.png" not in unknown and "its own greedy output" not in unknown
 
 
 def test_a_lossy_verifier_is_named_at_the_top(tmp_path):
