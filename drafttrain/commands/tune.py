@@ -8,7 +8,7 @@ page, policy.json.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from time import perf_counter
 
 from datasets import Dataset
@@ -35,10 +35,12 @@ from drafttrain.evaluation.tune import (
     Bench,
     build_methods,
     choose,
+    default_policy_file,
     finalists,
     measure_finalists,
     search_all,
     time_left,
+    write_policy,
 )
 from drafttrain.evaluation.tune_plan import (
     Candidate,
@@ -48,7 +50,6 @@ from drafttrain.evaluation.tune_plan import (
     make_plan,
     most_drafted,
 )
-from drafttrain.evaluation.tune_policy import default_policy_file, make_policy, write_policy_file
 
 OF_ORACLE = 16
 """Prompts along whose greedy outputs the oracle is followed."""
@@ -68,19 +69,13 @@ def tune(settings: TuneConfig, dry_run: bool = False) -> None:
         print("\n".join(plan.lines()))
         return
     found, candidates = decode_plan(plan, began)
-    report = found.report
+    report, policy = found.report, settings.policy or default_policy_file(settings)
     write_evaluation(found, settings.report)
-    page = settings.report.with_suffix(".html")
-    policy_file = settings.policy or default_policy_file(settings)
-    by_name = {one.name: one for one in candidates}
-    sampling = asdict(build_sampling(settings.sampling))
-    policy = make_policy(report.search.choices, by_name, sampling)
-    write_policy_file(policy, report, policy_file)
-    print_findings(
-        [main_table(report), *search_tables(report)[: bool(report.search.heads)]],
-        verdict_lines(report),
-        [f"report: {settings.report}", f"page: {page}", f"policy: {policy_file}"],
-    )
+    write_policy(report, candidates, build_sampling(settings.sampling), policy)
+    heads = search_tables(report)[: bool(report.search.heads)]
+    files = [f"report: {settings.report}", f"page: {settings.report.with_suffix('.html')}"]
+    lines = [*files, f"policy: {policy}"]
+    print_findings([main_table(report), *heads], verdict_lines(report), lines)
 
 
 def decode_plan(plan: TunePlan, began: float) -> tuple[Evaluation, list[Candidate]]:
@@ -98,13 +93,12 @@ def decode_plan(plan: TunePlan, began: float) -> tuple[Evaluation, list[Candidat
     bench = Bench(pair.target, model, candidates, methods, prompts, options)
     left = time_left(60.0 * settings.minutes - (perf_counter() - began))
     rungs = search_all(bench, lambda: left() - FINAL_SHARE * 60.0 * settings.minutes)
-    sizes = sorted({rung.batch_size for rung in rungs})
-    choices = [choose([r for r in rungs if r.batch_size == size], candidates) for size in sizes]
+    choices = choose(rungs, candidates)
     names = finalists(rungs, choices)
     found = measure_finalists(bench, names, plan.reported, rungs, left, plan.reported_path)
     search = Search(
         drafter=str(settings.drafter),
-        candidates={one.name: settings_of(one) for one in candidates},
+        candidates={one.name: one.settings() for one in candidates},
         data=data_facts(str(settings.data.path), prompts, skipped),
         minutes=(perf_counter() - began) / 60.0,
         rungs=rungs,
@@ -158,9 +152,3 @@ def oracle_of(bench: Bench, pair: Pair, rows: Dataset, longest: int) -> OracleCo
     prompts, _ = read_prompts(bench.target, bench.model, first(rows, OF_ORACLE))
     outputs = decode_by(bench.model, plain_method(options.sampling), prompts, options, 1)
     return follow_oracle(bench.model, pair.drafter, prompts, outputs, longest)
-
-
-def settings_of(candidate: Candidate) -> dict[str, object]:
-    """What of a candidate is not common to all, as a user would write it."""
-    common = {"drafter", "sampling"}
-    return candidate.decode.model_dump(mode="json", exclude_unset=True, exclude=common)

@@ -8,10 +8,12 @@ figures are those of `evaluate`, on prompts that chose nothing.
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 
 import numpy as np
@@ -20,12 +22,17 @@ from datasets import Dataset
 from drafttrain.build.method import Method, build_method
 from drafttrain.build.pairs import Pair
 from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import TuneConfig
+from drafttrain.config.policy import POLICY, DraftMethod, Policy, dump_policy
+from drafttrain.config.runs import head_folders
+from drafttrain.config.stops import STOPS
 from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.types import Sampling
 from drafttrain.evaluation.bootstrap import Array, Ratio, draw_resamples, estimate, quotient
 from drafttrain.evaluation.evaluate import Evaluation, evaluate
 from drafttrain.evaluation.metrics import count_rounds
 from drafttrain.evaluation.prompts import PLAIN, EvaluationOptions, Prompt
-from drafttrain.evaluation.report import Choice, Rung, Tried
+from drafttrain.evaluation.report import Choice, Report, Rung, Tried, write_text
 from drafttrain.evaluation.runner import Decoded, make_jobs, run_interleaved
 from drafttrain.evaluation.tune_plan import Candidate
 from drafttrain.models.loading import LoadedTarget
@@ -141,23 +148,30 @@ def search(
     return rungs
 
 
-def choose(rungs: Sequence[Rung], candidates: Sequence[Candidate]) -> Choice:
-    """The fastest at the end of a search; of each kind the fastest of those that stayed longest."""
-    order: list[str] = []  # the best first: those of the last rung, then who left it, and so on
-    for rung in reversed(rungs):
-        order += [name for name in rung.candidates if name not in order]
+def choose(rungs: Sequence[Rung], candidates: Sequence[Candidate]) -> list[Choice]:
+    """At each batch size the fastest at the end of its search; of each kind the fastest of those
+    that stayed longest."""
+    choices = []
+    for size in sorted({rung.batch_size for rung in rungs}):
+        order: dict[str, None] = {}  # the best first: those of the last rung, then who left it, ...
+        for rung in reversed(rungs):
+            if rung.batch_size == size:
+                order |= dict.fromkeys(rung.candidates)
 
-    def best(wanted: Callable[[Candidate], bool]) -> str | None:
-        names = {one.name for one in candidates if wanted(one)}
-        return next((name for name in order if name in names), None)
+        def best(wanted: Callable[[Candidate], bool], order: Iterable[str] = order) -> str | None:
+            names = {one.name for one in candidates if wanted(one)}
+            return next((name for name in order if name in names), None)
 
-    return Choice(
-        batch_size=rungs[0].batch_size,
-        best=order[0],
-        best_chain=best(lambda one: one.is_chain),
-        best_fixed=best(lambda one: one.is_fixed),
-        best_head=best(lambda one: one.head is not None),
-    )
+        choices.append(
+            Choice(
+                batch_size=size,
+                best=next(iter(order)),
+                best_chain=best(lambda one: one.is_chain),
+                best_fixed=best(lambda one: one.is_fixed),
+                best_head=best(lambda one: one.head is not None),
+            )
+        )
+    return choices
 
 
 @dataclass(frozen=True)
@@ -265,3 +279,60 @@ def measure_finalists(
     rows = rows.select(range(min(len(rows), max(fewest, fits))))
     options, methods = replace(bench.options, batch_sizes=sizes), map(bench.methods.get, names)
     return evaluate(bench.target, bench.model, list(methods), rows, options, data, progress=True)
+
+
+def policy_of(
+    choice: Choice, candidates: Mapping[str, Candidate], sampling: dict[str, float]
+) -> Policy:
+    """The best chain, with the best head and its h even where it does not stop by it; the tree or
+    cascade that is faster, if one is; whether plain decoding is faster than all."""
+    chain = candidates[str(choice.best_chain)]
+    stop, values, method = chain.decode.stop, {}, None
+    if choice.best_head is not None:
+        judge = candidates[choice.best_head if chain.head is None else chain.name]
+        values = {"head": judge.head, "h": judge.decode.stop.h}
+        values["max_draft"] = judge.decode.stop.max_draft
+    varied = {*(stop.model_fields_set - {"kind", "head"}), STOPS[stop.kind].varied}
+    if choice.best not in (PLAIN, chain.name):
+        best = candidates[choice.best].decode
+        method = DraftMethod(tree=best.tree, stop=best.stop)
+        if best.cascade is not None:
+            method = DraftMethod(cascade=best.cascade, bigrams=best.bigrams)
+    return Policy(
+        stop=stop.kind,
+        sampling=sampling,
+        verifier=chain.decode.verifier,
+        method=method,
+        speculate=choice.best != PLAIN,
+        **values | {name: getattr(stop, name) for name in varied},
+    )
+
+
+def write_policy(
+    report: Report, candidates: Sequence[Candidate], sampling: Sampling, file: Path
+) -> None:
+    """policy.json: the policy of the smallest batch size with those of the others in it, and what
+    it rests on."""
+    search, by_name = report.search, {one.name: one for one in candidates}
+    assert search is not None
+    speedup = report.run(search.choices[0].best).metrics["speedup"]
+    facts = {
+        "machine": report.environment.gpu or report.environment.cpu,
+        "target": report.target.path,
+        "drafter": search.drafter,
+        "measured_on": f"{report.data.prompts} prompts of {report.data.path}",
+        "speedup": asdict(speedup),
+    }
+    found = {one.batch_size: policy_of(one, by_name, asdict(sampling)) for one in search.choices}
+    policy = found.pop(search.choices[0].batch_size).model_copy(update={"batches": found})
+    content = json.dumps(dump_policy(policy) | facts, indent=2, ensure_ascii=False)
+    write_text(file, content + "\n")
+
+
+def default_policy_file(settings: TuneConfig) -> Path:
+    """Beside the heads; without heads in the drafter's folder, or beside the report where the
+    drafter is no folder of this machine."""
+    if settings.heads is not None:
+        return head_folders(Path(str(settings.heads)))[0].parent / POLICY
+    folder = Path(str(settings.drafter))
+    return (folder if folder.is_dir() else settings.report.parent) / POLICY

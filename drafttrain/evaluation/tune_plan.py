@@ -65,6 +65,11 @@ class Candidate:
         """Whether it is a chain of fixed length."""
         return self.is_chain and self.decode.stop.kind == "fixed"
 
+    def settings(self) -> dict[str, object]:
+        """What is not common to all candidates, as a user would write it."""
+        common = {"drafter", "sampling"}
+        return self.decode.model_dump(mode="json", exclude_unset=True, exclude=common)
+
 
 @dataclass(frozen=True)
 class Drafting:

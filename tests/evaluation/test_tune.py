@@ -145,7 +145,7 @@ def test_the_choice_is_the_best_of_each_kind_of_those_that_stayed_longest():
     ]
     race = Race({"plain": 50, "k=2": 80, "k=4": 90, "head": 70, "deep": 100})
     rungs = race.run(fixed=["k=2", "k=4"])
-    found = choose(rungs, candidates)
+    [found] = choose(rungs, candidates)
     assert (found.best, found.best_chain, found.best_fixed) == ("deep", "k=4", "k=4")
     assert found.best_head == "head"
     assert finalists(rungs, [found])[:3] == ["deep", "k=4", "head"]
