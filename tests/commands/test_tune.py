@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from drafttrain.commands.export import measured_of
+from drafttrain.commands.export import read_measured
 from drafttrain.config.policy import read_policy
 from drafttrain.evaluation import tune
 from drafttrain.evaluation.report import Report, read_report
@@ -125,7 +125,7 @@ def test_the_page_stands_alone_and_shows_every_candidate(tuned: Report, project:
 
 
 def test_a_report_of_tune_is_read_as_one_of_eval(tuned: Report, project: Path):
-    measured = measured_of(project / "run" / "tune.json", tuned)
+    measured = read_measured(project / "run" / "tune.json")
     assert f"| {tuned.search.choices[0].best_fixed} |" in measured.table
     assert any("of 12 other prompts" in note for note in measured.notes)
 
