@@ -48,8 +48,6 @@ def main() -> None:
             accounts: dict[str, Account] = {}
             for stage, account in break_off(base, wholes, count, number, given.seed):
                 accounts[stage] = account
-                sent = sum(one.signals for one in accounts.values())
-                print(f"{number.name} {sent}/{count} {stage}", file=sys.stderr, flush=True)
             for stage, account in sorted(accounts.items()):
                 numbers = [str(getattr(account, column)) for column in COLUMNS]
                 rows.append((number.name, stage, *numbers, str(len(account.wrong))))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import resource
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate"}
 """Audit events of Python's file operations, besides `open` for writing."""
+FORK = multiprocessing.get_context("fork")
 PATIENCE = 300.0
 """Seconds after which a child hangs."""
 
@@ -57,30 +58,19 @@ def run_in_child(
     counted = log.with_suffix(".operations")
     counted.unlink(missing_ok=True)
     log.write_text("")
-    sys.stdout.flush()
-    sys.stderr.flush()
-    start = time.monotonic()
-    child = os.fork()
-    if child == 0:
-        _become(work, folder, log, counted, point, number)
-    if point is not None and point.seconds is not None:
-        status = _wait(child, point.seconds)
-        if status is None:
-            os.kill(child, number)
-            status = _wait(child, PATIENCE)
-    else:
-        status = _wait(child, PATIENCE)
-    if status is None:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+    start, point = time.monotonic(), point or Point()
+    child = FORK.Process(target=_live, args=(work, folder, log, counted, point, number))
+    child.start()
+    child.join(PATIENCE if point.seconds is None else point.seconds)
+    if child.exitcode is None and point.seconds is not None:
+        os.kill(child.pid, number)
+        child.join(PATIENCE)
+    if child.exitcode is None:
+        child.kill()
         raise AssertionError(f"a child hung at {point}:\n{log.read_text()}")
     operations = int(counted.read_text()) if counted.exists() else None
-    return Ended(
-        os.waitstatus_to_exitcode(status),
-        time.monotonic() - start,
-        operations,
-        log.read_text(errors="replace"),
-    )
+    said = log.read_text(errors="replace")
+    return Ended(child.exitcode, time.monotonic() - start, operations, said)
 
 
 def call_in_child(function: Callable[[], Any], folder: Path) -> Any:
@@ -95,47 +85,22 @@ def call_in_child(function: Callable[[], Any], folder: Path) -> Any:
     return json.loads(answer.read_text())
 
 
-def _wait(child: int, seconds: float) -> int | None:
-    """The child's wait status, or None if it still runs after so many seconds."""
-    deadline = time.monotonic() + seconds
-    while True:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            return status
-        if time.monotonic() >= deadline:
-            return None
-        time.sleep(min(0.005, max(0.0, deadline - time.monotonic())))
-
-
-def _become(
-    work: Callable[[], None],
-    folder: Path,
-    log: Path,
-    counted: Path,
-    point: Point | None,
-    number: int,
+def _live(
+    work: Callable[[], None], folder: Path, log: Path, counted: Path, point: Point, number: int
 ) -> None:
-    """The life of a child. Does not return."""
-    status = 1
+    """The life of a child."""
+    torn = point.torn is not None  # then a log would be torn as well
+    output = os.open(os.devnull if torn else log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.chdir(folder)
+    seen = _watch(folder, point, number)
     try:
-        torn = point is not None and point.torn is not None  # then a log would be torn as well
-        output = os.open(os.devnull if torn else log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        os.chdir(folder)
-        seen = _watch(folder, point or Point(), number)
-        try:
-            work()
-            status = 0
-        except SystemExit as leaving:
-            status = leaving.code if isinstance(leaving.code, int) else 1
-        counted.write_text(str(seen[0]))
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+        work()
+    except SystemExit as leaving:
+        if leaving.code:
+            raise
+    counted.write_text(str(seen[0]))
 
 
 def _watch(folder: Path, point: Point, number: int) -> list[int]:

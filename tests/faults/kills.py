@@ -107,34 +107,23 @@ def _break_once(
     base: Path, work: Path, stage: str, whole: Whole, point: Point, number: int, account: Account
 ) -> bool:
     """Send one run a signal. -> whether it came before the end."""
-    log = base / f"{work.name}.log"
-    ended = run_in_child(lambda: STAGES[stage](base), work, log, point, number)
-    where = f"{stage} at {point} in {work.name}"
+    ended = run_in_child(
+        lambda: STAGES[stage](base), work, base / f"{work.name}.log", point, number
+    )
     if ended.status == 0:
         return False
-    killed = (-signal.SIGKILL, -signal.SIGXFSZ)
-    if number == signal.SIGKILL and ended.status not in killed:
-        account.wrong.append(f"{where}: ended by itself with {ended.status}: {ended.said[-500:]}")
+    wrong = call_in_child(lambda: damage(stage, work, whole.folder), base)
+    if number == signal.SIGKILL and ended.status not in (-signal.SIGKILL, -signal.SIGXFSZ):
+        wrong.append(f"ended by itself with {ended.status}: {ended.said[-500:]}")
     if number == signal.SIGTERM and ended.status != -signal.SIGTERM:  # else: it had not begun
-        account.wrong += [f"{where}: {x}" for x in _bad_leaving(ended.status, ended.said, work)]
-    account.wrong += [
-        f"{where}: {x}" for x in call_in_child(lambda: damage(stage, work, whole.folder), base)
-    ]
+        line = (ended.said.strip().splitlines() or [""])[-1]
+        stopped = re.search(r"stopped at step (\d+)", line)
+        if ended.status != INTERRUPTED or not re.search("interrupted|run the same command", line):
+            wrong.append(f"left with {ended.status}: {ended.said[-500:]}")
+        elif stopped and newest_step(work) != int(stopped[1]):
+            wrong.append(f"{line!r}, but the newest checkpoint is of step {newest_step(work)}")
+    account.wrong += [f"{stage} at {point} in {work.name}: {one}" for one in wrong]
     return True
-
-
-def _bad_leaving(status: int, said: str, work: Path) -> list[str]:
-    """What is wrong with how a run left after SIGTERM."""
-    line = said.strip().splitlines()[-1] if said.strip() else ""
-    wrong = []
-    if status != INTERRUPTED:
-        wrong.append(f"left with {status}: {said[-500:]}")
-    elif "interrupted" not in line and "run the same command again" not in line:
-        wrong.append(f"last line is {line!r}")
-    stopped = re.search(r"stopped at step (\d+)", line)
-    if stopped and newest_step(work) != int(stopped[1]):
-        wrong.append(f"{line!r}, but the newest checkpoint is of step {newest_step(work)}")
-    return wrong
 
 
 def finish(base: Path, work: Path, stage: str, whole: Whole, account: Account) -> None:

@@ -31,66 +31,50 @@ SENTENCES, HELD_OUT = 60, 10
 
 
 STAGES: dict[str, Callable[[Path], None]] = {
-    "distil": lambda made: cli.main(
-        ["distill", "--config", str(made / "distill.yaml"), "--out", "shards"]
-    ),
-    "train": lambda made: train_spec_drafter.main(
-        ["--config", str(made / "recipe.yaml"), "run=run"]
-    ),
-    "cache": lambda made: cli.main(
-        ["cache", "--config", str(made / "cache.yaml"), "--out", "cache"]
-    ),
+    "distil": lambda made: cli.main(["distill", f"--config={made}/distill.yaml", "--out=shards"]),
+    "train": lambda made: train_spec_drafter.main([f"--config={made}/recipe.yaml", "run=run"]),
+    "cache": lambda made: cli.main(["cache", f"--config={made}/cache.yaml", "--out=cache"]),
     "eval": lambda made: cli.main(
-        ["eval", "--config", str(made / "eval.yaml"), "--report", "eval/report.json"]
+        ["eval", f"--config={made}/eval.yaml", "--report=eval/report.json"]
     ),
 }
 """Commands, each run in an empty folder and given that of the inputs. The last two use the results
 of the first two."""
+SETTINGS = """
+distill:
+  target: &target {path: MADE/target}
+  data: &data {path: MADE/train.txt}
+  method: sample
+  sampling: {temperature: 1.0, top_k: 20, max_new_tokens: 12}
+  shard_rows: 5
+cache:
+  target: *target
+  drafter: MADE/drafter
+  distilled: MADE/whole/distil/shards
+  shard_rows: 5
+recipe:
+  target: *target
+  data: *data
+  held_out: {path: MADE/val.txt}
+  distill: {sampling: {max_new_tokens: 12}, shard_rows: 20}
+  drafter: {k: 4, decoder_layers: 1, dropout: 0.2}
+  train: {threads: 1, max_steps: 12, batch_tokens: 400, checkpoint_every: 2,
+          average: 2, validate_every: 6, log_every: 1, warmup: 2}
+eval:
+  target: *target
+  data: {path: MADE/val.txt}
+  decode: {drafter: MADE/whole/train/run/final, sampling: {max_new_tokens: 12}}
+"""
+"""Of each stage; MADE: the folder of the inputs."""
 
 
 def make_inputs(folder: Path) -> None:
     """Models, texts and settings of all stages."""
     torch.set_num_threads(1)
-    target = save_target(shared("marian"), folder / "target")
+    save_target(shared("marian"), folder / "target")
     tiny_model("marian", seed=9).save_pretrained(folder / "drafter")
     write_texts(folder, SENTENCES, HELD_OUT)
-    sampling = {"temperature": 1.0, "top_k": 20, "max_new_tokens": 12}
-    common = {"target": {"path": str(target)}, "data": {"path": str(folder / "train.txt")}}
-    train = {
-        "threads": 1,
-        "max_steps": 12,
-        "batch_tokens": 400,
-        "checkpoint_every": 2,
-        "average": 2,
-        "validate_every": 6,
-        "log_every": 1,
-        "warmup": 2,
-    }
-    settings = {
-        "distill": common | {"method": "sample", "sampling": sampling, "shard_rows": 5},
-        "cache": {
-            "target": common["target"],
-            "drafter": str(folder / "drafter"),
-            "distilled": str(folder / "whole" / "distil" / "shards"),
-            "shard_rows": 5,
-        },
-        "recipe": common
-        | {
-            "held_out": {"path": str(folder / "val.txt")},
-            "distill": {"sampling": {"max_new_tokens": 12}, "shard_rows": 20},
-            "drafter": {"k": 4, "decoder_layers": 1, "dropout": 0.2},
-            "train": train,
-        },
-        "eval": {
-            "target": common["target"],
-            "data": {"path": str(folder / "val.txt")},
-            "decode": {
-                "drafter": str(folder / "whole" / "train" / "run" / "final"),
-                "sampling": {"max_new_tokens": 12},
-            },
-        },
-    }
-    for name, values in settings.items():
+    for name, values in yaml.safe_load(SETTINGS.replace("MADE", str(folder))).items():
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(values))
 
 

@@ -16,9 +16,10 @@ from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.training.checkpoints import CheckpointError
 from drafttrain.training.run_folder import open_run
 from tests.comparing import same_weights
+from tests.data.distill.tiny_distill import settings
 from tests.faults.small_run import run_training, stopped_run
 from tests.tiny_models import tiny_model
-from tests.tiny_targets import random_sentences, save_target
+from tests.tiny_targets import save_target
 
 
 def cut(path: Path) -> None:
@@ -106,35 +107,21 @@ def test_damaged_settings_of_a_run_are_named(tmp_path: Path) -> None:
 def distilled(tmp_path_factory: pytest.TempPathFactory) -> DistillConfig:
     folder = tmp_path_factory.mktemp("distilled")
     target = save_target(tiny_model("marian"), folder / "target")
-    texts = folder / "texts.txt"
-    texts.write_text("\n".join(random_sentences(12)) + "\n")
-    config = DistillConfig.model_validate(
-        {
-            "target": {"path": str(target)},
-            "data": {"path": str(texts)},
-            "sampling": {"max_new_tokens": 8},
-            "shard_rows": 6,
-            "out": folder / "out",
-        }
-    )
+    config = settings(target, sentences=12, shard_rows=6, sampling={"max_new_tokens": 8})
     distill(config)
     return config
 
 
-@pytest.mark.parametrize(
-    ("name", "step"),
-    [("shard-00000.parquet", 41), ("manifest.json", 41)],
-    ids=["shard", "manifest"],
-)
+@pytest.mark.parametrize("name", ["shard-00000.parquet", "manifest.json"])
 def test_changed_bytes_are_named_or_change_nothing(
-    distilled: DistillConfig, tmp_path: Path, name: str, step: int
+    distilled: DistillConfig, tmp_path: Path, name: str
 ) -> None:
-    """Every `step`-th byte flipped in turn, and the file cut there."""
+    """Every 41st byte flipped in turn, and the file cut there."""
     expected = load_distilled(distilled.out).to_list()
     copy = Path(shutil.copytree(distilled.out, tmp_path / "out"))
     content = (copy / name).read_bytes()
     named = 0
-    for place in range(0, len(content), step):
+    for place in range(0, len(content), 41):
         changed = bytearray(content)
         changed[place] ^= 0x15
         for spoiled in (bytes(changed), content[:place]):
@@ -144,7 +131,7 @@ def test_changed_bytes_are_named_or_change_nothing(
             except ConfigError as error:
                 named += 1
                 assert str(copy) in str(error)
-    assert named > len(content) // step  # every cut one at least
+    assert named > len(content) // 41  # every cut one at least
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)

@@ -1,7 +1,7 @@
 """No room in the middle of a file: what was finished stays, one line names folder and remedy.
 
 A limit on the size of files stands for the small disk: the kernel fails the same writes, and it
-needs no right to mount one. `python -m tests.faults --disks 20` does it on a real one.
+needs no right to mount one.
 """
 
 from __future__ import annotations
@@ -13,18 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from drafttrain.cli import app
-from drafttrain.commands.shell import run_command
-from drafttrain.config.commands import DistillConfig
 from drafttrain.data.distill import distill as distillation
 from drafttrain.data.distill.distill import distill
 from drafttrain.data.shards.outputs import ShardRow, write_shard
 from drafttrain.data.shards.writing import DiskFull, named_disk_errors
 from drafttrain.training.run_folder import save_final
 from tests.comparing import same_weights
+from tests.data.distill.tiny_distill import settings
 from tests.faults.small_run import files, run_training, stopped_run
 from tests.tiny_models import tiny_model
-from tests.tiny_targets import random_sentences, tiny_tokenizer
+from tests.tiny_targets import tiny_tokenizer
 
 
 @contextmanager
@@ -43,16 +41,12 @@ def _output_in_memory(capsys: pytest.CaptureFixture) -> None:
     """Else pytest's own file of what is printed would meet the limit."""
 
 
-def test_in_mid_shard(tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_mid_shard(tiny_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def starved(path: Path, rows: Sequence[ShardRow]) -> None:
         with no_file_larger_than(1000):
             write_shard(path, rows)
 
-    texts = tmp_path / "texts.txt"
-    texts.write_text("\n".join(random_sentences(20)) + "\n")
-    values = {"target": {"path": str(tiny_target)}, "data": {"path": str(texts)}}
-    limits = {"shard_rows": 8, "sampling": {"max_new_tokens": 12}}
-    config = DistillConfig.model_validate(values | limits | {"out": tmp_path / "out"})
+    config = settings(tiny_target)
     distill(config)
     whole = files(config.out)
     lost = config.out / "shard-00001.parquet"
@@ -95,19 +89,3 @@ def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
         raise RuntimeError("another reason")
     with pytest.raises(FileNotFoundError), named_disk_errors(tmp_path):
         (tmp_path / "nothing").read_text()
-
-
-def test_a_command_says_it_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def starve(*_: object) -> None:
-        with no_file_larger_than(10), named_disk_errors(tmp_path):
-            (tmp_path / "file").write_bytes(b"x" * 20)
-
-    monkeypatch.setattr("drafttrain.commands.options.load_settings", starve)
-    with pytest.raises(SystemExit) as left:
-        run_command(app, "drafttrain", ["distill"])
-    said = capsys.readouterr().err
-    assert left.value.code == 2
-    assert said.startswith(f"drafttrain: cannot write to {str(tmp_path)!r}: ")
-    assert len(said.splitlines()) == 1
