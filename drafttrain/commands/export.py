@@ -57,7 +57,6 @@ def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
         data=settings.training_data,
         measured=measured,
         engines=settings.engines,
-        schedule=parts.policy.lengths_by_batch(),
     )
     found = write_export(
         settings.out,

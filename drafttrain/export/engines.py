@@ -15,6 +15,7 @@ from itertools import takewhile
 from pathlib import PurePath
 from shlex import quote
 
+import yaml
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from drafttrain.config.base import ConfigError
@@ -225,19 +226,21 @@ def tensorrt_command(serving: Serving) -> str:
     schedule: Schedule = ()
     if serving.mask_token is None and serving.schedule and serving.schedule[0][1] > 0:
         schedule = tuple((size, min(k, serving.schedule[0][1])) for size, k in serving.schedule)
-    longest = schedule[0][1] if schedule else serving.tokens
-    fields = [f"max_draft_len: {longest}", f"speculative_model: {json.dumps(serving.folder)}"]
+    fields: dict[str, object] = {
+        "decoding_type": "Draft_Target" if serving.mask_token is None else "PARD",
+        "max_draft_len": schedule[0][1] if schedule else serving.tokens,
+        "speculative_model": serving.folder,
+    }
+    settings: dict[str, object] = {"speculative_config": fields}
     if serving.mask_token is None:
-        before, kind = ["disable_overlap_scheduler: true"], "Draft_Target"
+        settings["disable_overlap_scheduler"] = True
     else:
-        before, kind = [], "PARD"
-        fields.append(f"mask_token_id: {serving.mask_token}")
+        fields["mask_token_id"] = serving.mask_token
     if schedule:
-        shown = ", ".join(f"{size}: {k}" for size, k in schedule)
-        fields.append(f"draft_len_schedule: {{{shown}}}")
-    lines = ["cat > draft.yaml <<'END'", *before, "speculative_config:"]
-    lines += [f"  {field}" for field in (f"decoding_type: {kind}", *fields)]
-    return "\n".join([*lines, "END", f"trtllm-serve {quote(serving.target)} --config draft.yaml"])
+        fields["draft_len_schedule"] = dict(schedule)
+    text = yaml.safe_dump(settings, sort_keys=False, default_flow_style=None)
+    serve = f"trtllm-serve {quote(serving.target)} --config draft.yaml"
+    return f"cat > draft.yaml <<'END'\n{text}END\n{serve}"
 
 
 def llama_command(serving: Serving) -> str:

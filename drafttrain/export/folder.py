@@ -12,11 +12,9 @@ whatever loads the folder sees an ordinary model.
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -135,10 +133,6 @@ def write_parts(folder: Path, parts: Parts, place: str) -> None:
     settings |= older_rope_names(settings)
     text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")
-    if parts.drafter.can_generate():
-        config = copy.deepcopy(parts.drafter.generation_config)
-        config.update(num_assistant_tokens_schedule="constant", **asdict(parts.assisted))
-        config.save_pretrained(folder)
     parts.tokenizer.save_pretrained(folder)
     if parts.head is not None:
         parts.head.save_pretrained(folder / HEAD)

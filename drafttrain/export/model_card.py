@@ -18,14 +18,13 @@ from drafttrain.config.command_line import hide_folders
 from drafttrain.config.kinds import kind_of
 from drafttrain.config.policy import Policy
 from drafttrain.config.verifiers import RULES
-from drafttrain.export.engines import COMMANDS, Schedule, Serving, engines_for
+from drafttrain.export.engines import COMMANDS, Serving, engines_for
 from drafttrain.export.parts import Parts, programs
 from drafttrain.export.verify import Verification
 from drafttrain.models.drafters import vocabulary_size
 from drafttrain.models.layout import count_parameters
 
 TEMPLATE = Path(__file__).with_suffix(".md")
-UNKNOWN_TARGET = "TARGET"
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
@@ -60,7 +59,6 @@ class Card:
     measured: Measured | None = None
     engines: Sequence[str] = ()
     """Programs to write commands for; empty: all that read the plain folder."""
-    schedule: Schedule = ()
 
 
 def write_card(card: Card, parts: Parts, found: Verification) -> str:
@@ -70,36 +68,30 @@ def write_card(card: Card, parts: Parts, found: Verification) -> str:
     """
     drafter, policy, head = parts.drafter, parts.policy, parts.head
     kind, engines = kind_of(drafter.config), engines_for(card.engines, drafter.config)
-    serving, rule = serving_of(card, parts), RULES.get(policy.verifier.kind)
+    serving = serving_of(card, parts)
     shape = "encoder-decoder" if drafter.config.is_encoder_decoder else "decoder-only"
     if kind.reads_target:
         shape = kind.described.format(shape="this target alone")
     elif kind.drafts == "blocks":
         shape = "mask-predict drafter of blocks"
-    lossy = None
-    if policy.lossy:
-        lossy = "Lossy in greedy decoding" if rule.greedy_only else "Lossy"
     text = ModelCard.from_template(
         front_matter(card, [] if head is None else ["acceptance-head"]),
         template_path=str(TEMPLATE),
         name=card.folder.rstrip("/").rsplit("/", 1)[-1],
         card=card,
-        lossy=lossy,
-        rule=rule,
-        policy=describe_policy(policy),
-        verifier=describe_verifier(policy),
-        sampling=_sampling_arguments(policy),
-        config=drafter.config,
+        policy=policy,
+        rule=RULES.get(policy.verifier.kind),
+        policy_words=describe_policy(policy),
+        verifier_words=describe_verifier(policy),
+        sampling={"temperature": 0.0, "top_k": 0, "top_p": 1.0} | policy.sampling,
+        drafter=drafter,
         shape=shape,
         parameters=count_parameters(drafter),
-        dtype=str(drafter.dtype).removeprefix("torch."),
         loads=serving.auto_class if kind.model is None else kind.model.replace(":", "."),
         head=head,
         head_labels=_warping(", labels at ", head.config.sampling) if head else "",
-        head_decides=policy.stop == "head",
         found=found,
-        assisted="assisted" in programs(drafter.config),
-        servers=", ".join(one.title for one in engines if one.name != "transformers"),
+        programs=programs(drafter.config),
         engines=engines,
         serving=serving,
         serving_fields=vars(serving),
@@ -111,38 +103,37 @@ def write_card(card: Card, parts: Parts, found: Verification) -> str:
 
 
 def front_matter(card: Card, tags: Sequence[str]) -> ModelCardData:
-    """The card's YAML for the Hub. Only names that the Hub can know are put in it."""
+    """The card's YAML for the Hub. Only names that the Hub can know are put in it: those that can
+    be a name there and are nothing on this machine."""
+
+    def on_hub(name: str | None) -> str | None:
+        return name if name and HUB_NAME.fullmatch(name) and not Path(name).exists() else None
+
     return ModelCardData(
         library_name="transformers",
         tags=["speculative-decoding", "drafter", "drafttrain", *tags],
         license=card.license,
-        base_model=_on_hub(card.target),
-        datasets=_on_hub(card.data),
+        base_model=on_hub(card.target),
+        datasets=on_hub(card.data),
     )
 
 
-def _on_hub(name: str | None) -> str | None:
-    """The name, if it can be one on the Hub and is nothing on this machine."""
-    if name is None or Path(name).exists() or not HUB_NAME.fullmatch(name):
-        return None
-    return name
-
-
 def serving_of(card: Card, parts: Parts) -> Serving:
-    """What the commands of a card are made of."""
-    policy = parts.policy
+    """The values in the commands of a card."""
+    policy, drafter = parts.policy, parts.drafter
+    config = drafter.generation_config if drafter.can_generate() else None
     p_min = policy.confidence if policy.stop == "confidence" else 0.0
-    seq2seq = parts.drafter.config.is_encoder_decoder
+    seq2seq = drafter.config.is_encoder_decoder
     return Serving(
-        target=card.target or UNKNOWN_TARGET,
+        target=card.target or "TARGET",
         folder=card.folder,
         auto_class="AutoModelForSeq2SeqLM" if seq2seq else "AutoModelForCausalLM",
-        tokens=parts.assisted.num_assistant_tokens,
-        confidence=parts.assisted.assistant_confidence_threshold,
-        vocabulary=vocabulary_size(parts.drafter.config),
-        mask_token=getattr(parts.drafter.config, "pard_token", None),
+        tokens=0 if config is None else config.num_assistant_tokens,
+        confidence=0.0 if config is None else config.assistant_confidence_threshold,
+        vocabulary=vocabulary_size(drafter.config),
+        mask_token=getattr(drafter.config, "pard_token", None),
         p_min=p_min or 0.0,
-        schedule=card.schedule,
+        schedule=policy.lengths_by_batch(),
     )
 
 
@@ -172,14 +163,3 @@ def describe_policy(policy: Policy) -> str:
 def _warping(before: str, sampling: dict | None) -> str:
     words = ", ".join(f"{name} {value:g}" for name, value in (sampling or {}).items())
     return before + words if words else ""
-
-
-def _sampling_arguments(policy: Policy) -> str:
-    """Sampling as the policy was chosen for, as arguments of generate."""
-    if not policy.sampling.get("temperature"):
-        return ""
-    values = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} | policy.sampling
-    return (
-        f"\n    do_sample=True, temperature={values['temperature']:g}, "
-        f"top_k={values['top_k']:.0f}, top_p={values['top_p']:g},"
-    )

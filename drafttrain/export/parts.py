@@ -32,23 +32,14 @@ DEFAULT_CONFIDENCE = 0.4
 
 
 @dataclass(frozen=True)
-class Assisted:
-    """How Transformers' own assisted generation drafts, in generation_config.json."""
-
-    num_assistant_tokens: int
-    assistant_confidence_threshold: float
-    """0: none."""
-
-
-@dataclass(frozen=True)
 class Parts:
     """Everything in the folder except the model card."""
 
     drafter: PreTrainedModel
+    """Its generation_config says how Transformers' own assisted generation drafts."""
     tokenizer: PreTrainedTokenizerBase
     head: AcceptanceHead | None
     policy: Policy
-    assisted: Assisted
     plot: Path | None = None
     """Plot of the measured numbers."""
 
@@ -99,10 +90,16 @@ def load_parts(settings: ExportConfig) -> Parts:
         )
         if head is not None:  # it reads hidden states, which the output's rows do not change
             head.config.drafter["weights_sha256"] = hash_weights(drafter)
-    length = policy.k if policy.stop == "fixed" else policy.max_draft
-    confidence = 0.0 if policy.stop == "fixed" else policy.confidence or DEFAULT_CONFIDENCE
-    assisted = Assisted(settings.num_assistant_tokens or length or DEFAULT_LENGTH, confidence)
-    return Parts(drafter, tokenizer, head, policy, assisted)
+    if drafter.can_generate():
+        length = policy.k if policy.stop == "fixed" else policy.max_draft
+        drafter.generation_config.update(
+            num_assistant_tokens=settings.num_assistant_tokens or length or DEFAULT_LENGTH,
+            num_assistant_tokens_schedule="constant",
+            assistant_confidence_threshold=0.0  # none
+            if policy.stop == "fixed"
+            else policy.confidence or DEFAULT_CONFIDENCE,
+        )
+    return Parts(drafter, tokenizer, head, policy)
 
 
 def _choose_head(settings: ExportConfig) -> tuple[AcceptanceHead | None, Path | None]:

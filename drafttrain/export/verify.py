@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from drafttrain.config.policy import HEAD, POLICY, dump_policy, read_policy
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.shared import alone
 from drafttrain.decoding.types import Sampling, Source
-from drafttrain.export.parts import Assisted, Parts
+from drafttrain.export.parts import Parts
 from drafttrain.models.acceptance_head import load_heads
 from drafttrain.models.drafters import (
     load_drafter,
@@ -149,16 +149,11 @@ def load_written(folder: Path) -> Parts:
     """The parts of an export, from its files alone."""
     drafter = load_drafter(folder, read_drafter_settings(str(folder)))
     heads = load_heads(folder / HEAD) if (folder / HEAD).is_dir() else {}
-    assisted = Assisted(0, 0.0)
-    if drafter.can_generate():
-        written = drafter.generation_config
-        assisted = Assisted(written.num_assistant_tokens, written.assistant_confidence_threshold)
     return Parts(
         drafter=drafter,
         tokenizer=AutoTokenizer.from_pretrained(folder),
         head=next(iter(heads.values()), None),
         policy=read_policy(folder / POLICY),
-        assisted=assisted,
     )
 
 
@@ -168,7 +163,9 @@ def describe(parts: Parts, inputs: Sequence[Sequence[int]]) -> tuple[dict[str, A
     model's logits on tokens spread over the vocabulary, as source and as output. [T, V], else [1].
     """
     drafter, head = parts.drafter, parts.head
-    logits, settings = torch.zeros(1), None
+    logits, settings, generation = torch.zeros(1), None, None
+    if drafter.can_generate():
+        generation = drafter.generation_config.to_diff_dict() | {"transformers_version": None}
     if kind_of(drafter.config).runs_as_targets:
         ids = torch.arange(TOKENS)[None] * (vocabulary_size(drafter.config) - 1) // TOKENS + 1
         outputs = {"decoder_input_ids": ids} if drafter.config.is_encoder_decoder else {}
@@ -179,7 +176,7 @@ def describe(parts: Parts, inputs: Sequence[Sequence[int]]) -> tuple[dict[str, A
     facts = {
         "the drafter's weights": hash_weights(drafter),
         "config.json": settings,
-        "generation_config.json": asdict(parts.assisted) if drafter.can_generate() else None,
+        "generation_config.json": generation,
         "the tokenizer": hash_tokenizer(parts.tokenizer),
         "the vocabulary": parts.tokenizer.get_vocab(),
         "the acceptance head": None if head is None else hash_weights(head),
