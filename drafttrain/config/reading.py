@@ -18,8 +18,7 @@ from yaml import MarkedYAMLError, YAMLError
 from drafttrain.config.base import Config, ConfigError, fields_of
 
 Settings = TypeVar("Settings", bound=Config)
-SUGGESTIONS = 3
-"""Most names that an unknown one is answered with."""
+UNREADABLE = (YAMLError, OmegaConfBaseException)
 
 
 def load_settings(
@@ -72,6 +71,15 @@ def validate_settings(
         raise ConfigError(explain(kind, error, within)) from None
 
 
+def check_settings(kind: type[Config], values: Mapping[str, Any]) -> None:
+    """Raise ConfigError for what is wrong, but not for what is missing: a run may fill it in."""
+    try:
+        kind.model_validate(values)
+    except ValidationError as error:
+        if any(one["type"] != "missing" for one in error.errors()):
+            raise ConfigError(explain(kind, error)) from None
+
+
 def settings_of_group(
     kind: type[Settings], group: str, given: Mapping[str, Any], fixed: Mapping[str, Any]
 ) -> Settings:
@@ -82,15 +90,6 @@ def settings_of_group(
     if clash := sorted(given.keys() & fixed.keys()):
         raise ConfigError(f"{group}.{clash[0]}: give it as {clash[0]}= at the top level")
     return validate_settings(kind, {**fixed, **given}, within=group)
-
-
-def check_settings(kind: type[Config], values: Mapping[str, Any]) -> None:
-    """Raise ConfigError for what is wrong, but not for what is missing: a run may fill it in."""
-    try:
-        kind.model_validate(values)
-    except ValidationError as error:
-        if any(one["type"] != "missing" for one in error.errors()):
-            raise ConfigError(explain(kind, error)) from None
 
 
 def dump_settings(settings: Config) -> str:
@@ -112,41 +111,39 @@ def explain(kind: type[Config], error: ValidationError, within: str = "") -> str
     # A misspelt key leaves another one missing; the misspelling is what the user must mend.
     order = {"extra_forbidden": 0, "missing": 2}
     first = min(error.errors(), key=lambda one: order.get(one["type"], 1))
-    name = ".".join(map(str, first["loc"]))
-    prefix = f"{within}." if within else ""
+    name, prefix = ".".join(map(str, first["loc"])), f"{within}." if within else ""
     if first["type"] == "extra_forbidden":
         return f"unknown setting {prefix + name!r}; {_suggest(kind, name, prefix)}"
-    below = {one: field for one, field in fields_of(kind).items() if one.startswith(f"{name}.")}
-    needed = next((one for one, field in below.items() if field.is_required()), name)
+    below = [one for one in fields_of(kind).items() if one[0].startswith(f"{name}.")]
+    needed = prefix + next((one for one, field in below if field.is_required()), name)
     if first["type"] == "missing" and isinstance(first["loc"][-1], str):
-        needed = prefix + needed
         return f"setting {needed!r} is missing; give {needed}=VALUE or put it in the YAML file"
     message = first["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
     if below and first["type"] == "model_type":
-        message = "not a group of settings; name one in it"
-        message += f", as {prefix}{needed}={first['input']}" if needed != name else ""
+        message = f"not a group of settings; name one in it, as {needed}={first['input']}"
     return f"{prefix}{name} = {first['input']!r}: {message}"
 
 
 def _suggest(kind: type[Config], wrong: str, prefix: str) -> str:
     """The settings whose last part is spelt most like the unknown one's, the nearest group first;
     else all that are known beside it."""
-    names = list(fields_of(kind))
     group, _, last = wrong.rpartition(".")
-    near = difflib.get_close_matches(last, {name.rpartition(".")[2] for name in names}, n=1)
-    found = [name for name in names if name.rpartition(".")[2] in near]
-    if found:
-        best = max(_nearness(name, wrong) for name in found)
-        nearest = [repr(prefix + name) for name in found if _nearness(name, wrong) == best]
-        return f"did you mean {' or '.join(nearest[:SUGGESTIONS])}?"
-    beside = sorted(name.rpartition(".")[2] for name in names if name.rpartition(".")[0] == group)
-    return f"known here: {', '.join(beside)}"
+    names = [(*name.rpartition("."), name) for name in fields_of(kind)]
+    near = difflib.get_close_matches(last, {one[2] for one in names}, n=1)
+    # how many groups both are in; of equals, what is in no mapping is nearer
+    found = {
+        name: (len(_shared(above.split("."), group.split("."))), "NAME" not in above)
+        for above, _, own, name in names
+        if own in near
+    }
+    nearest = [repr(prefix + name) for name in found if found[name] == max(found.values())]
+    if nearest:
+        return f"did you mean {' or '.join(nearest[:3])}?"
+    return f"known here: {', '.join(sorted(own for above, _, own, _ in names if above == group))}"
 
 
-def _nearness(name: str, wrong: str) -> tuple[int, bool]:
-    """How many groups both are in; of equals, what is in no mapping is nearer."""
-    groups = zip(name.split(".")[:-1], wrong.split(".")[:-1], strict=False)
-    return sum(one == two for one, two in groups), ".NAME." not in name
+def _shared(one: Sequence[str], other: Sequence[str]) -> list[str]:
+    return [a for a, b in zip(one, other, strict=False) if a == b]
 
 
 def _read_yaml(file: Path) -> DictConfig:
@@ -154,11 +151,9 @@ def _read_yaml(file: Path) -> DictConfig:
         raise ConfigError(f"no settings file {str(file)!r}; give an existing YAML file")
     try:
         values = OmegaConf.load(file)
-    except (YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{file} is not valid YAML ({_problem(error)}); mend it there") from None
-    except UnicodeDecodeError as error:
+    except (*UNREADABLE, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{file} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8"
+            f"{file} is not valid YAML in UTF-8 ({_problem(error)}); mend it there"
         ) from None
     if not isinstance(values, DictConfig):
         raise ConfigError(f"{file} holds no settings; write a mapping of keys, as `out: FOLDER`")
@@ -172,7 +167,7 @@ def _parse(override: str) -> tuple[str, Any]:
         raise ConfigError(f"{override!r} is no override: write key=value, as train.seed=1")
     try:
         value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]
-    except (YAMLError, OmegaConfBaseException) as error:
+    except UNREADABLE as error:
         raise ConfigError(
             f"{override!r}: the value is not valid YAML ({_problem(error)}); put text in quotes, "
             f"as {key}='\"TEXT\"'"

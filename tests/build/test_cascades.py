@@ -61,24 +61,6 @@ def test_a_cascade_on_the_command_line_gives_plain_output_and_counts_every_draft
     assert found["metrics"]["mbsu"]["value"] == pytest.approx(totals["tokens"] / size)
 
 
-def test_a_sampled_cascade_is_verified_by_rejection(inside):
-    _, found, *_ = report_of(*CASCADE, "--temperature", "1")["runs"]
-    assert found["verifier"] == "rejection"
-    assert found["lossless"]
-
-
-def test_generate_takes_a_cascade_too(inside, capsys):
-    pair = ["--target", "llama", "--drafter", "base"]
-    length = "decode.sampling.max_new_tokens=12"
-    assert ended("generate", "--text", "w5 w6 w7 w5", *pair, *CASCADE, length) == 0
-    drafted = capsys.readouterr().out
-    assert (
-        ended("generate", "--text", "w5 w6 w7 w5", "--target", "llama", "--drafter", "none", length)
-        == 0
-    )
-    assert capsys.readouterr().out == drafted
-
-
 def decode_config(**cascade) -> DecodeConfig:
     return DecodeConfig(drafter="base", cascade=CascadeConfig(**cascade))
 

@@ -65,14 +65,12 @@ def test_max_gram_needs_no_model_and_takes_a_table_of_this_target(folders, tmp_p
     pair = load_pair(target(folders / "llama"), "max-gram")
     assert (pair.drafter.name, pair.drafter_model, pair.drafter.bigrams) == ("max-gram", None, None)
     save_file({"next": torch.tensor([3, -1, 0])}, tmp_path / "b.safetensors")
-    pair = load_pair(target(folders / "llama"), "max-gram", bigrams=str(tmp_path / "b.safetensors"))
+    table = str(tmp_path / "b.safetensors")
+    pair = load_pair(target(folders / "llama"), "max-gram", bigrams=table)
     assert pair.drafter.bigrams == [3, -1, 0] + [-1] * (VOCAB - 3)
     save_file({"next": torch.tensor([VOCAB])}, tmp_path / "b.safetensors")
     with pytest.raises(ConfigError, match=f"token {VOCAB}, but the target has {VOCAB} tokens"):
-        load_pair(
-            target(folders / "llama"), "max-gram",
-            bigrams=str(tmp_path / "b.safetensors"),
-        )  # fmt: skip
+        load_pair(target(folders / "llama"), "max-gram", bigrams=table)
 
 
 def test_a_call_of_several_drafters_costs_their_mean_size(folders):
@@ -87,14 +85,11 @@ def test_a_call_of_several_drafters_costs_their_mean_size(folders):
     assert pair.parameter_ratio([str(folders / "shallow")]) == sum(sizes) / 2 / target_size
 
 
-def test_mixed_kinds_are_refused_by_name(folders):
+def test_mixed_kinds_are_refused_by_name(folders, tmp_path):
     with pytest.raises(ConfigError, match="is a decoder-only model \\('llama'\\), but target .*t5"):
         load_pair(target(folders / "t5"), str(folders / "llama"))
     with pytest.raises(ConfigError, match="encoder-decoder model \\('t5'\\), but target .*llama"):
         load_pair(target(folders / "llama"), str(folders / "t5"))
-
-
-def test_a_spec_drafter_for_a_decoder_only_target_is_refused(folders, tmp_path):
     SpecDrafterConfig(vocab_size=40).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="is a Spec-Drafter, .* is a decoder-only model"):
         load_pair(target(folders / "llama"), str(tmp_path))
@@ -123,17 +118,6 @@ def test_another_vocabulary_is_refused_with_both_sizes(folders, tmp_path):
     other = save_target(tiny_model("t5", vocab_size=48), tmp_path / "t5")
     with pytest.raises(ConfigError, match="t5' has a vocabulary of 48 .*marian' has 40"):
         load_pair(target(folders / "marian"), str(other))
-
-
-def test_another_tokenizer_of_the_same_size_is_refused_by_its_first_token(folders, tmp_path):
-    large = without_weights(save_target(tiny_model("llama"), tmp_path / "large"))
-    small = without_weights(save_target(tiny_model("qwen2"), tmp_path / "small"))
-    state = json.loads((small / "tokenizer.json").read_text())
-    words = state["model"]["vocab"]
-    words["w7"], words["w8"] = words["w8"], words["w7"]
-    (small / "tokenizer.json").write_text(json.dumps(state))
-    with pytest.raises(ConfigError, match="token 7 is 'w8' .* but 'w7' "):
-        load_pair(target(large), str(small))
 
 
 def test_a_drafter_without_a_tokenizer_is_taken_at_its_size(folders, tmp_path):

@@ -162,6 +162,11 @@ def test_the_faster_tree_or_cascade_of_a_policy_is_decoded_with(tmp_path):
     assert found["cascade"] == CASCADE and found["bigrams"] == "table" and not found["stop"]
 
 
+def test_a_stop_policy_of_chains_is_left_out_for_trees(tmp_path):
+    assert filled(tmp_path, CHOSEN)["stop"] == {"kind": "fixed", "k": 7}
+    assert filled(tmp_path, CHOSEN, decode={"tree": {"kind": "opt-tree"}})["stop"] == {}
+
+
 @pytest.mark.parametrize(
     "values",
     [
