@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 import torch
-from torch import Tensor
 from transformers import PretrainedConfig
 
 from drafttrain.commands.options import DryRun
@@ -27,7 +26,7 @@ from drafttrain.config.commands import CacheConfig, DistillConfig
 from drafttrain.config.reading import settings_of_group
 from drafttrain.config.recipes import HeadRecipe
 from drafttrain.data.distill.distill import distill
-from drafttrain.data.distill.plan import DistillPlan, plan_distillation
+from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.distill.recipe_rows import distill_settings
 from drafttrain.data.hidden.cache import build_cache, check_cache, estimate_cache, state_of
 from drafttrain.data.hidden.states import (
@@ -37,7 +36,6 @@ from drafttrain.data.hidden.states import (
 )
 from drafttrain.data.shards.outputs import Manifest, read_manifest
 from drafttrain.data.shards.store import is_finished
-from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.draft_states import state_size
 from drafttrain.models.drafters import check_drafter, load_drafter_beside
 from drafttrain.models.loading import check_target, load_target
@@ -75,9 +73,6 @@ def main(settings: HeadRecipe, dry_run: DryRun = False) -> None:
 
 def check_settings(settings: HeadRecipe) -> PretrainedConfig:
     """Refuse settings and models that do not fit, before weights are read. -> the drafter's."""
-    for name in ("depths", "rejection_weights"):
-        if not getattr(settings.heads, name):
-            raise ConfigError(f"heads.{name} is empty; give one value at least")
     if settings.train.precision != "fp32":
         raise ConfigError(
             f"train.precision = {settings.train.precision!r}: heads are trained in fp32; leave it "
@@ -157,15 +152,18 @@ class Validation:
     cache: HiddenCache
 
     def __call__(self, sweep: HeadSweep) -> dict[str, float]:
-        heads = sweep.parts
-        sums = {name: torch.zeros(4, dtype=torch.float64) for name in heads}
+        sums = {name: torch.zeros(4, dtype=torch.float64) for name in sweep.parts}
         labels, positions = 0.0, 0
         rows = range(len(self.cache.rows))
         for start in range(0, len(rows), ROWS_AT_ONCE):
             hidden, acceptance = self.cache.read(0, rows[start : start + ROWS_AT_ONCE])
             labels, positions = labels + float(acceptance.sum()), positions + len(acceptance)
-            for name, head in heads.items():
-                sums[name] += head_sums(head, hidden.to(head.device), acceptance.to(head.device))
+            for name, head in sweep.parts.items():
+                own = acceptance.to(head.device)
+                logits = head(hidden.to(head.device))
+                losses, weights = acceptance_loss(logits, own, head.config.rejection_weight)
+                each = (binary_kl(logits, own), losses, weights, logits.sigmoid())
+                sums[name] += torch.stack([values.double().sum() for values in each]).cpu()
         found = {"mean_acceptance": labels / positions}
         for name, (kl, loss, weight, predicted) in sums.items():
             found |= {
@@ -173,15 +171,7 @@ class Validation:
                 f"held_out_loss/{name}": float(loss / weight),
                 f"mean_predicted/{name}": float(predicted / positions),
             }
-        return found | {"best_kl": min(found[f"held_out_kl/{name}"] for name in heads)}
-
-
-def head_sums(head: AcceptanceHead, hidden: Tensor, acceptance: Tensor) -> Tensor:
-    """Sums over positions of binary KL, loss, its weight, and prediction. Shapes: -> [4]."""
-    logits = head(hidden)
-    losses, weights = acceptance_loss(logits, acceptance, head.config.rejection_weight)
-    each = (binary_kl(logits, acceptance), losses, weights, logits.sigmoid())
-    return torch.stack([values.double().sum() for values in each]).cpu()
+        return found | {"best_kl": min(found[f"held_out_kl/{name}"] for name in sums)}
 
 
 def print_plan(settings: HeadRecipe, drafter: PretrainedConfig) -> None:
@@ -190,28 +180,20 @@ def print_plan(settings: HeadRecipe, drafter: PretrainedConfig) -> None:
     with torch.device("meta"):
         width = state_size(drafter, state_of(cache, drafter))
         heads = make_heads(settings.heads, width, settings.train.seed)
-    distillation = plan_distillation(distillations(settings)["data"])
-    positions, disk = plan_positions(cache, drafter, distillation)
-    parameters = sum(head.num_parameters() for head in heads)
-    print(f"heads        {len(heads)}, {parameters:,} parameters together")
-    print(f"distillation {distillation}")
-    print(
-        f"cache        about {positions:,} positions in each of {cache.mixes} mixes, "
-        f"{disk / 2**20:,.0f} MiB; target and drafter are in memory only until it is made"
-    )
-    print_steps(parameters, distillation.rows, positions, settings.train)
-
-
-def plan_positions(
-    cache: CacheConfig, drafter: PretrainedConfig, distillation: DistillPlan
-) -> tuple[int, int]:
-    """Positions in each mix and bytes of the cache, estimated."""
-    rows, tokens = distillation.rows, distillation.target_tokens
+    plan = plan_distillation(distillations(settings)["data"])
+    rows, tokens = plan.rows, plan.target_tokens
     if is_finished(Manifest, cache.distilled):
         counts = read_manifest(cache.distilled).counts
         rows, tokens = counts.ok, counts.target_tokens
-    positions, disk_bytes = estimate_cache(cache, drafter, rows, tokens)
-    return max(1, positions), disk_bytes
+    positions, disk = estimate_cache(cache, drafter, rows, tokens)
+    parameters = sum(head.num_parameters() for head in heads)
+    print(f"heads        {len(heads)}, {parameters:,} parameters together")
+    print(f"distillation {plan}")
+    print(
+        f"cache        about {max(1, positions):,} positions in each of {cache.mixes} mixes, "
+        f"{disk / 2**20:,.0f} MiB; target and drafter are in memory only until it is made"
+    )
+    print_steps(parameters, plan.rows, max(1, positions), settings.train)
 
 
 if __name__ == "__main__":

@@ -32,14 +32,13 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
 
 from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.base import ConfigError
-from drafttrain.config.recipes import TargetRecipe, TrainConfig
+from drafttrain.config.recipes import TargetRecipe
 from drafttrain.data.batches.examples import PairCollator, TextCollator
 from drafttrain.data.distill.recipe_rows import row_lengths
 from drafttrain.data.inputs.prompts import load_inputs
@@ -89,30 +88,6 @@ def train_tokenizer(texts: list[str], vocab_size: int, pairs: bool) -> PreTraine
     )
 
 
-def tokenize_rows(rows: datasets.Dataset, tokenizer, most: int, pairs: bool) -> datasets.Dataset:
-    """source_ids and target_ids of the rows with at most `most` tokens: of pairs on either side, of
-    texts in both together. A text's target ends with EOS.
-
-    Raises ConfigError for pairs without references.
-    """
-    if pairs and rows[0]["reference"] is None:
-        raise ConfigError(
-            "no references are in the data to learn from; name their column with "
-            "data.reference_column, or their file with data.reference_path"
-        )
-    if pairs:
-        targets = tokenizer(text_target=list(rows["reference"])).input_ids
-    else:
-        references = [reference or "" for reference in rows["reference"]]
-        targets = [[*ids, tokenizer.eos_token_id] for ids in tokenizer(references).input_ids]
-    sources = tokenizer(list(rows["source"])).input_ids
-    tokenized = datasets.Dataset.from_dict({"source_ids": sources, "target_ids": targets})
-    size = max if pairs else sum
-    return tokenized.filter(
-        lambda row: size((len(row["source_ids"]), len(row["target_ids"]))) <= most
-    )
-
-
 @torch.no_grad()
 def perplexity(
     objective: LanguageModelling,
@@ -146,49 +121,58 @@ def main(settings: TargetRecipe, dry_run: DryRun = False) -> None:
     check_teacher(settings, pairs)
     check_run(settings.run, settings)
     inputs = load_inputs(settings.data)
-    tokenizer = choose_tokenizer(settings, inputs, pairs)
-    rows, held_out = tokenized_rows(settings, inputs, tokenizer, pairs)
-    model = build_model(settings, tokenizer, pairs)
-    task = make_task(settings, model, rows, held_out, pairs)
-    said = f"{model.num_parameters():,} parameters, {len(rows):,} of {len(inputs):,} rows"
-    if dry_run:
-        print(f"{said}, {describe_steps(task, settings.train, Accelerator().num_processes)}")
-        return
-    accelerator = begin_run(settings)
-    accelerator.print(f"{said}, {describe_steps(task, settings.train, accelerator.num_processes)}")
-    train_and_save(accelerator, settings, task, tokenizer)
-
-
-def choose_tokenizer(
-    settings: TargetRecipe, inputs: datasets.Dataset, pairs: bool
-) -> PreTrainedTokenizerBase:
-    """The one that is named, else the teacher's, else one trained on the texts."""
     if settings.tokenizer is not None:
-        return read_tokenizer(settings.tokenizer, f"tokenizer = {settings.tokenizer!r}")
-    if settings.teacher is not None:
-        return load_tokenizer(settings.teacher)
-    texts = list(inputs["source"]) + [text for text in inputs["reference"] if text is not None]
-    return train_tokenizer(texts, settings.vocab_size, pairs)
-
-
-def tokenized_rows(
-    settings: TargetRecipe,
-    inputs: datasets.Dataset,
-    tokenizer: PreTrainedTokenizerBase,
-    pairs: bool,
-) -> tuple[datasets.Dataset, datasets.Dataset | None]:
-    """Rows to train and to validate on. Raises ConfigError where max_tokens leaves none."""
-    rows = tokenize_rows(inputs, tokenizer, settings.max_tokens, pairs)
+        tokenizer = read_tokenizer(settings.tokenizer, f"tokenizer = {settings.tokenizer!r}")
+    elif settings.teacher is not None:
+        tokenizer = load_tokenizer(settings.teacher)
+    else:
+        texts = list(inputs["source"]) + [text for text in inputs["reference"] if text is not None]
+        tokenizer = train_tokenizer(texts, settings.vocab_size, pairs)
+    rows, held_out = tokenize_rows(inputs, tokenizer, settings.max_tokens, pairs), None
     if len(rows) == 0:
         raise ConfigError(
             f"max_tokens = {settings.max_tokens} leaves no row of {settings.data.path!r}; give a "
             "larger one"
         )
-    if settings.held_out is None:
-        return rows, None
-    inputs = load_inputs(settings.held_out, "held_out")
-    held_out = tokenize_rows(inputs, tokenizer, settings.max_tokens, pairs)
-    return rows, held_out.select(range(min(settings.validation_rows, len(held_out))))
+    if settings.held_out is not None:
+        others = load_inputs(settings.held_out, "held_out")
+        others = tokenize_rows(others, tokenizer, settings.max_tokens, pairs)
+        held_out = others.select(range(min(settings.validation_rows, len(others))))
+    model = build_model(settings, tokenizer, pairs)
+    task = make_task(settings, model, rows, held_out, pairs)
+    accelerator = Accelerator() if dry_run else begin_run(settings)
+    plan = make_plan(task.lengths, settings.train)
+    accelerator.print(
+        f"{model.num_parameters():,} parameters, {len(rows):,} of {len(inputs):,} rows, "
+        f"{task.lengths.sum():,} tokens, {plan.batches_per_epoch} batches an epoch, "
+        f"{count_steps(plan, settings.train, accelerator.num_processes)} steps"
+    )
+    if not dry_run:
+        train_and_save(accelerator, settings, task, tokenizer)
+
+
+def tokenize_rows(rows: datasets.Dataset, tokenizer, most: int, pairs: bool) -> datasets.Dataset:
+    """source_ids and target_ids of the rows with at most `most` tokens: of pairs on either side, of
+    texts in both together. A text's target ends with EOS.
+
+    Raises ConfigError for pairs without references.
+    """
+    if pairs and rows[0]["reference"] is None:
+        raise ConfigError(
+            "no references are in the data to learn from; name their column with "
+            "data.reference_column, or their file with data.reference_path"
+        )
+    if pairs:
+        targets = tokenizer(text_target=list(rows["reference"])).input_ids
+    else:
+        references = [reference or "" for reference in rows["reference"]]
+        targets = [[*ids, tokenizer.eos_token_id] for ids in tokenizer(references).input_ids]
+    sources = tokenizer(list(rows["source"])).input_ids
+    tokenized = datasets.Dataset.from_dict({"source_ids": sources, "target_ids": targets})
+    size = max if pairs else sum
+    return tokenized.filter(
+        lambda row: size((len(row["source_ids"]), len(row["target_ids"]))) <= most
+    )
 
 
 def make_task(
@@ -205,14 +189,6 @@ def make_task(
     if held_out is not None:
         validate = partial(perplexity, rows=held_out, collate=collate)
     return Task(objective, rows, row_lengths(rows).sum(axis=1), collate, validate)
-
-
-def describe_steps(task: Task, settings: TrainConfig, world_size: int) -> str:
-    plan = make_plan(task.lengths, settings)
-    return (
-        f"{task.lengths.sum():,} tokens, {plan.batches_per_epoch} batches an epoch, "
-        f"{count_steps(plan, settings, world_size)} steps"
-    )
 
 
 def check_teacher(settings: TargetRecipe, pairs: bool) -> None:

@@ -214,9 +214,9 @@ class BlockHeadsRecipe(DistillingRecipe):
 class HeadConfig(Config):
     """The acceptance heads to train, all at once: every depth with every weight."""
 
-    depths: tuple[NonNegativeInt, ...] = (3,)
+    depths: tuple[NonNegativeInt, ...] = Field((3,), min_length=1)
     """D: residual blocks before the last linear layer."""
-    rejection_weights: tuple[PositiveFloat, ...] = (6.0,)
+    rejection_weights: tuple[PositiveFloat, ...] = Field((6.0,), min_length=1)
     """w_rej: weight of rejections in the loss; acceptances weigh 1."""
 
 

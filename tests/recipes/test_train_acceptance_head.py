@@ -98,7 +98,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     ("override", "message"),
     [
         ("heads.depths=[-1]", "heads.depths.0 = -1"),
-        ("heads.depths=[]", "heads.depths is empty"),
+        ("heads.depths=[]", "heads.depths = []"),
         ("heads.rejection_weights=[1.0,0.0]", "heads.rejection_weights.1 = 0.0"),
         ("cache.mixing=1.5", "mixing = 1.5"),
         ("cache.mixin=0.1", "did you mean 'cache.mixing'"),
