@@ -70,22 +70,3 @@ def test_clips_are_of_the_lengths_asked_for_and_come_out_again(inside):
         sounds.append(soundfile.read(Path(folder, rows[3]["file"]))[0])
     assert len(sounds[0]) == len(sounds[1]) and abs(sounds[0] - sounds[1]).max() < 1e-4
     assert not list(Path().rglob(".speaking-*"))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("nothing.txt", "--out", "o"), "no such file: nothing.txt"),
-        (("texts.txt", "--out", "o", "--voices", "bob"), "no voice bob; flite has slt rms"),
-    ],
-)
-def test_wrong_inputs_are_named_and_nothing_is_written(inside, arguments, words):
-    done = make(*arguments)
-    assert done.returncode == 1 and words in done.stderr
-    assert not Path("o").exists()
-
-
-def test_without_the_program_its_name_is_said(inside):
-    Path("flite").unlink()
-    done = make("texts.txt", "--out", "o")
-    assert done.returncode == 1 and "no program './flite'" in done.stderr

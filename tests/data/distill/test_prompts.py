@@ -119,11 +119,3 @@ def test_chats_without_a_template_are_refused_before_anything_is_written(
     with pytest.raises(ConfigError, match="encoder-decoder target needs one text a row"):
         distill(config)
     assert not config.out.exists()
-
-
-@pytest.mark.parametrize("family", ["llama", "opt"])
-def test_a_decoder_only_run_is_planned_without_its_weights(family, tmp_path):
-    target = save_target(tiny_model(family), tmp_path / "target")
-    (target / "model.safetensors").unlink()
-    plan = plan_distillation(settings(target))
-    assert plan.target_tokens == 20 * 12  # at most

@@ -217,18 +217,6 @@ MISTAKES = {
         {"where": {"n": 3}},
         r"leaves nothing.*n = '3'; there are: 1, 2",
     ),
-    "skips all that where leaves": (
-        "a.csv",
-        "text,n\nx,1\ny,2\n",
-        {"where": {"n": 1}, "skip": 1},
-        r"data.skip = 1.* has 1 rows that data.where leaves",
-    ),
-    "template names no column": (
-        "a.csv",
-        "q,n\nx,1\n",
-        {"template": "{question}?"},
-        r"'question'.*q, n",
-    ),
     "template and column": (
         "a.csv",
         "q,n\nx,1\n",
@@ -241,7 +229,6 @@ MISTAKES = {
         {"template": "{c[1]}"},
         r"does not fit the rows",
     ),
-    "turns in no list": ("a.jsonl", '{"turns": {"a": "x"}}\n', {}, r"column 'turns'.*neither text"),
     "split of a file": ("a.txt", "x\n", {"split": "test"}, r"Unknown split .test"),
 }
 

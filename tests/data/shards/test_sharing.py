@@ -14,21 +14,11 @@ from drafttrain.data.distill.distill import distill
 from drafttrain.data.shards.outputs import load_distilled, read_manifest
 from drafttrain.data.shards.store import read_share
 from drafttrain.data.shards.writing import only_writer
-from tests.tiny_targets import random_sentences
+from tests.data.distill.tiny_distill import SAMPLED, settings
 
 
-def settings(target: Path, out: str, share: str | None = None) -> DistillConfig:
-    texts = target.parent / "texts.txt"
-    texts.write_text("\n".join(random_sentences(30)) + "\n")
-    return DistillConfig(
-        target={"path": str(target), "device": "cpu"},
-        data={"path": str(texts)},
-        out=target.parent / out,
-        method="sample",
-        sampling={"temperature": 1.0, "max_new_tokens": 8},
-        shard_rows=6,
-        share=share,
-    )
+def sampled(target: Path, out: str, share: str | None = None) -> DistillConfig:
+    return settings(target, out, 30, shard_rows=6, share=share, **SAMPLED)
 
 
 def shards(folder: Path) -> dict[str, bytes]:
@@ -41,11 +31,11 @@ def distil_alone(config: DistillConfig) -> None:
 
 
 def test_two_launches_at_once_write_what_one_writes(tiny_target: Path) -> None:
-    whole = settings(tiny_target, "whole")
+    whole = sampled(tiny_target, "whole")
     manifest = distill(whole)
     launches = [
         multiprocessing.get_context("fork").Process(
-            target=distil_alone, args=(settings(tiny_target, "shared", f"{index}/2"),)
+            target=distil_alone, args=(sampled(tiny_target, "shared", f"{index}/2"),)
         )
         for index in range(2)
     ]
@@ -63,7 +53,7 @@ def test_two_launches_at_once_write_what_one_writes(tiny_target: Path) -> None:
 def test_the_launch_that_ends_last_completes_the_manifest(
     tiny_target: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    first, second = (settings(tiny_target, "out", share) for share in ("0/2", "1/2"))
+    first, second = (sampled(tiny_target, "out", share) for share in ("0/2", "1/2"))
     assert distill(first).counts is None
     assert "2 of 5 shards are still missing" in capsys.readouterr().err
     assert set(shards(first.out)) == {f"shard-0000{i}.parquet" for i in (0, 2, 4)}
@@ -72,31 +62,21 @@ def test_the_launch_that_ends_last_completes_the_manifest(
     assert distill(second).counts.ok == 30
 
 
-def test_a_share_clears_up_after_itself_only(tiny_target: Path) -> None:
-    config = settings(tiny_target, "out", "0/2")
+def test_a_share_has_one_launch_at_a_time_which_clears_up_after_itself_only(
+    tiny_target: Path,
+) -> None:
+    config = sampled(tiny_target, "out", "0/2")
     distill(config)
     (config.out / "shard-00002.parquet").unlink()
     own, other = (config.out / f".shard-0000{i}.parquet-there-1.part" for i in (2, 1))
     own.touch()
     other.touch()
+    lock = only_writer(config.out, name=read_share("0/2").lock)
+    with lock, pytest.raises(ConfigError, match="another process is writing"):
+        distill(config)
+    lock.release()
     distill(config)
     assert other.exists() and not own.exists()
-
-
-def test_a_manifest_that_was_never_whole_leaves_nothing(tiny_target: Path) -> None:
-    config = settings(tiny_target, "out")
-    config.out.mkdir()
-    (config.out / ".manifest.json-there-1.part").touch()
-    distill(config)
-    assert not list(config.out.glob("*.part")) and not list(config.out.glob(".*.part"))
-
-
-def test_a_share_has_one_launch_at_a_time(tiny_target: Path) -> None:
-    config = settings(tiny_target, "out", "1/2")
-    with only_writer(config.out, name=read_share("1/2").lock):
-        with pytest.raises(ConfigError, match="another process is writing"):
-            distill(config)
-        distill(settings(tiny_target, "out", "0/2"))
 
 
 @pytest.mark.parametrize("share", ["2/2", "1", "0/0", "-1/2", "a/b", "1/2/3"])
