@@ -19,6 +19,7 @@ from datasets import Dataset
 from drafttrain.build.method import Method
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.types import Round
+from drafttrain.evaluation import metrics, quality
 from drafttrain.evaluation.bootstrap import (
     Array,
     Statistic,
@@ -28,19 +29,6 @@ from drafttrain.evaluation.bootstrap import (
     mean,
 )
 from drafttrain.evaluation.environment import describe_environment, memory_kind, peak_growth
-from drafttrain.evaluation.metrics import (
-    CallCosts,
-    TimeShares,
-    acceptance_figures,
-    accepted_tokens,
-    cost_figures,
-    count_positions,
-    count_rounds,
-    identical,
-    position_rates,
-    real_time_figures,
-    speed_figures,
-)
 from drafttrain.evaluation.page import render_page
 from drafttrain.evaluation.plots import plot_report
 from drafttrain.evaluation.prompts import (
@@ -50,13 +38,6 @@ from drafttrain.evaluation.prompts import (
     Job,
     Prompt,
     read_prompts,
-)
-from drafttrain.evaluation.quality import (
-    Judged,
-    compare_outputs,
-    target_agreement,
-    text_figures,
-    word_error_figures,
 )
 from drafttrain.evaluation.report import (
     Parity,
@@ -125,7 +106,7 @@ class Context:
     """[P] decoded texts at batch size 1, by the job's name."""
     encode_seconds: Array | None = None
     """[P] the encoder's share of each clip's time; None where the inputs are texts."""
-    judged: Judged = field(default_factory=dict)
+    judged: quality.Judged = field(default_factory=dict)
     """Filled as runs are measured."""
 
 
@@ -152,11 +133,8 @@ def evaluate(
     jobs = make_jobs(target, model, methods, prompts, options)
     if mode == "teacher-forced":
         forced = measure_forced(model, methods, prompts, options, progress)
-        drafting = (plain_method(options.sampling), *methods)
-        measured = [
-            measure_along(method, one, options, resamples)
-            for method, one in zip(drafting, forced, strict=True)
-        ]
+        pairs = zip((plain_method(options.sampling), *methods), forced, strict=True)
+        measured = [measure_along(method, one, options, resamples) for method, one in pairs]
     else:
         context = decode_all(target, model, jobs, prompts, options, progress)
         measured = [measure(context, run, resamples) for run in context.decoded]
@@ -222,40 +200,39 @@ def measure(context: Context, run: Decoded, resamples: Array) -> Measured:
     """All figures of one run; above batch size 1 its speed, parity and memory."""
     job, method, options = run.job, run.job.method, context.options
     plain, sampled = context.decoded[0], not options.sampling.greedy
-    facts: dict[str, Any] = {"name": job.name, "kind": "baseline", "method": job.way}
-    facts |= {"sizes": dict(job.sizes), "sampling": asdict(options.sampling)}
-    facts["lossless"] = job.lossless
-    if method is not None:
+    if method is None:
+        facts: dict[str, Any] = {"name": job.name, "kind": job.kind, "method": job.way}
+        facts |= {"sizes": dict(job.sizes), "sampling": asdict(options.sampling)}
+        facts |= {"lossless": job.lossless}
+    else:
         facts = method_facts(method, options)
-    counts = count_rounds(run.outputs)
-    tokens = {"tokens": sum(len(output.tokens) for output in run.outputs)}
-    facts["totals"] = {"prompts": len(run.outputs), **(counts.totals() if method else tokens)}
+    counts = metrics.count_rounds(run.outputs)
+    totals = {"tokens": sum(len(output.tokens) for output in run.outputs)}
+    facts |= {"totals": {"prompts": len(run.outputs), **(counts.totals() if method else totals)}}
     facts |= {"batch_size": run.batch_size, "memory_bytes": run.memory_bytes}
     facts["parity"] = check_parity(context, run)
     peers = [other for other in context.decoded if other.batch_size == run.batch_size]
-    figures = speed_figures(run, peers, sampled)
+    figures = metrics.speed_figures(run, peers, sampled)
     if run.batch_size > 1:
         if method is not None or not sampled:
-            same = identical(run.outputs, alone(context, run).outputs)
+            same = metrics.identical(run.outputs, alone(context, run).outputs)
             facts["differing"] = int(len(same) - same.sum())
         return Measured(facts, figures)
     if method is not None:
-        facts["acceptance_rate_per_position"] = position_rates(
-            count_positions(run.outputs), resamples
-        )
-        facts["time"] = TimeShares.of(run.outputs)
-        figures |= acceptance_figures(counts, method.parameter_ratios)
+        positions = metrics.count_positions(run.outputs)
+        facts["acceptance_rate_per_position"] = metrics.position_rates(positions, resamples)
+        facts["time"] = metrics.TimeShares.of(run.outputs)
+        figures |= metrics.acceptance_figures(counts, method.parameter_ratios)
         if method.parameter_ratios:
             rounds = [one for output in plain.outputs for one in output.rounds]
-            target_seconds = sum(one.target_seconds for one in rounds) / len(rounds)
-            facts["costs"] = CallCosts.of(counts, method.parameter_ratios, target_seconds)
-            figures |= cost_figures(counts, facts["costs"], target_seconds)
+            seconds = sum(one.target_seconds for one in rounds) / len(rounds)
+            facts["costs"] = metrics.CallCosts.of(counts, method.parameter_ratios, seconds)
+            figures |= metrics.cost_figures(counts, facts["costs"], seconds)
         if any(one.job.kind == "method" and not one.job.lossless for one in context.decoded):
-            figures["target_agreement"] = target_agreement(
+            figures["target_agreement"] = quality.target_agreement(
                 context.model, context.prompts, run.outputs, options, context.judged
             )
-    figures |= output_figures(context, run)
-    return Measured(facts, figures)
+    return Measured(facts, figures | output_figures(context, run))
 
 
 def output_figures(context: Context, run: Decoded) -> dict[str, Statistic]:
@@ -266,24 +243,23 @@ def output_figures(context: Context, run: Decoded) -> dict[str, Statistic]:
     others = None if run is plain else context.texts[PLAIN]
     figures: dict[str, Statistic] = {}
     if greedy and run is not plain:
-        figures["identical"] = mean(identical(run.outputs, plain.outputs))
+        figures["identical"] = mean(metrics.identical(run.outputs, plain.outputs))
     if seconds is not None:
-        figures |= real_time_figures(run, prompts, seconds)
-        return figures | word_error_figures(texts, references, others)
+        figures |= metrics.real_time_figures(run, prompts, seconds)
+        return figures | quality.word_error_figures(texts, references, others)
     overlap = not any(prompt.chat for prompt in prompts)
     tokenizer = context.options.bleu_tokenizer
-    return figures | text_figures(texts, references, others, tokenizer, overlap, greedy)
+    return figures | quality.text_figures(texts, references, others, tokenizer, overlap, greedy)
 
 
 def measure_along(
     method: Method, found: ForcedCounts, options: EvaluationOptions, resamples: Array
 ) -> Measured:
     """All figures of a teacher-forced run."""
-    facts = method_facts(method, options)
+    facts, ratios = method_facts(method, options), method.parameter_ratios
     facts["totals"] = {"prompts": len(found.counts.tokens), **found.counts.totals()}
-    facts["acceptance_rate_per_position"] = position_rates(found.positions, resamples)
-    figures = acceptance_figures(found.counts, method.parameter_ratios)
-    return Measured(facts, figures | found.overlaps)
+    facts["acceptance_rate_per_position"] = metrics.position_rates(found.positions, resamples)
+    return Measured(facts, metrics.acceptance_figures(found.counts, ratios) | found.overlaps)
 
 
 def method_facts(method: Method, options: EvaluationOptions) -> dict[str, Any]:
@@ -340,7 +316,9 @@ def check_parity(context: Context, run: Decoded) -> list[Parity]:
         found = [one for one in context.decoded if one.batch_size == 1 and one is not run]
         others = {one.job.name: one for one in found if one.job.way in (PLAIN, GENERATE)}
     pair, limit = (context.model, context.prompts, run.outputs), options.max_new_tokens
-    return [compare_outputs(*pair, one.outputs, limit, name) for name, one in others.items()]
+    return [
+        quality.compare_outputs(*pair, one.outputs, limit, name) for name, one in others.items()
+    ]
 
 
 def alone(context: Context, run: Decoded) -> Decoded:
@@ -379,7 +357,7 @@ def round_pieces(
     played: Round, pieces: Callable[[list[int]], list[str]]
 ) -> dict[str, int | list[int] | list[str]]:
     """A round as samples have it; of a tree also which of the drafted tokens were accepted."""
-    accepted = accepted_tokens(played)
+    accepted = metrics.accepted_tokens(played)
     path = {} if played.depth is None else {"path": list(played.path[:accepted])}
     drafted, emitted = pieces(list(played.drafted)), pieces(list(played.emitted))
     return {"drafted": drafted, "accepted": accepted, **path, "emitted": emitted}

@@ -65,23 +65,6 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class PositionCounts:
-    """Rounds of each prompt by draft position, all [P, K]; column i is position i + 1.
-
-    A position is a place in a chain and a level in a tree: a level counts as drafted, and a token
-    at it as missed, wherever in the tree its nodes hang.
-    """
-
-    drafted: Array
-    """Rounds that drafted this position."""
-    accepted: Array
-    """Rounds whose accepted tokens reach this position."""
-    reached: Array
-    """Rounds that drafted this position, accepted all before it, and emitted a token at it:
-    the drafted one, or the target's correction."""
-
-
-@dataclass(frozen=True)
 class PositionRates:
     """Acceptance by draft position, 1-based position i at index i - 1."""
 
@@ -170,16 +153,22 @@ def count_rounds(outputs: Sequence[Output]) -> Counts:
     )
 
 
-def count_positions(outputs: Sequence[Output]) -> PositionCounts:
-    """Rounds by draft position: the place in a chain, the level of a tree."""
+def count_positions(outputs: Sequence[Output]) -> Array:
+    """Rounds of each prompt by draft position, [3, P, K]: those that drafted it, those whose
+    accepted tokens reach it, and those that drafted it, accepted all before it, and emitted a token
+    at it: the drafted one, or the target's correction.
+
+    A position is a place in a chain and a level in a tree: a level counts as drafted, and a token
+    at it as missed, wherever in the tree its nodes hang.
+    """
     depth = max((r.levels for output in outputs for r in output.rounds), default=0)
-    drafted, accepted, reached = np.zeros((3, len(outputs), depth))
+    drafted, accepted, reached = counts = np.zeros((3, len(outputs), depth))
     for prompt, output in enumerate(outputs):
         for round in output.rounds:
             drafted[prompt, : round.levels] += 1
             accepted[prompt, : accepted_tokens(round)] += 1
             reached[prompt, : min(round.levels, len(round.emitted))] += 1
-    return PositionCounts(drafted, accepted, reached)
+    return counts
 
 
 def walltime_improvement(counts: Counts, costs: Mapping[str, float]) -> Ratio:
@@ -266,21 +255,23 @@ def real_time_figures(
     return {name: Ratio(seconds, audio) for name, seconds in parts.items()}
 
 
-def position_rates(counts: PositionCounts, resamples: Array) -> PositionRates | None:
-    """Acceptance by position with intervals; None where nothing was drafted."""
+def position_rates(counts: Array, resamples: Array) -> PositionRates | None:
+    """Acceptance by position with intervals; None where nothing was drafted.
+
+    counts: as of `count_positions`, [3, P, K].
+    """
 
     def rates(above: Array, below: Array) -> list[Estimate | None]:
         return [estimate(Ratio(*pair), resamples) for pair in zip(above.T, below.T, strict=True)]
 
-    if counts.drafted.shape[1] == 0:
+    if counts.shape[2] == 0:
         return None
+    drafted, accepted, reached = counts
     none = Estimate(0.0, 0.0, 0.0)
     return PositionRates(
-        drafted=list(map(as_counted, counts.drafted.sum(axis=0))),
-        accepted=list(map(as_counted, counts.accepted.sum(axis=0))),
-        reached=list(map(as_counted, counts.reached.sum(axis=0))),
-        acceptance=[rate or none for rate in rates(counts.accepted, counts.drafted)],
-        conditional=rates(counts.accepted, counts.reached),
+        *(list(map(as_counted, own)) for own in counts.sum(axis=1)),
+        acceptance=[rate or none for rate in rates(accepted, drafted)],
+        conditional=rates(accepted, reached),
     )
 
 

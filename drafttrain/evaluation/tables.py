@@ -53,13 +53,8 @@ METRICS = dict(
         _metric("speedup_vs_beam", "vs beam", suffix="×"),
     )
 )
-CALIBRATION = (
-    _metric("binary_kl", "KL", 3, narrow=True)[1],
-    _metric("ece", "ECE", 3, narrow=True)[1],
-    _metric("auc", "AUC", 3, narrow=True)[1],
-    _metric("label_mean", "acceptance", 3, narrow=True)[1],
-    _metric("predicted_mean", "predicted", 3, narrow=True)[1],
-)
+CALIBRATION = {"binary_kl": "KL", "ece": "ECE", "auc": "AUC"}
+CALIBRATION |= {"label_mean": "acceptance", "predicted_mean": "predicted"}
 
 
 def main_table(report: Report) -> Table:
@@ -75,7 +70,9 @@ def main_table(report: Report) -> Table:
     if len(report.batch_sizes) > 1:
         after.append(Column("other tokens", _differing))
     if any(run.memory_bytes is not None for run in report.runs):
-        after.append(Column("memory, MB", _megabytes, digits=1))
+        after.append(
+            Column("memory, MB", lambda run: run.memory_bytes and run.memory_bytes / 1e6, 1)
+        )
     best = [] if report.mode == "teacher-forced" else list(winners(report).values())
     return Table(
         f"{report.target.path} on {report.data.path}, {report.data.prompts} inputs",
@@ -104,7 +101,9 @@ def shown_metrics(report: Report) -> list[str]:
 def _facts(report: Report) -> list[Column]:
     """The columns before the metrics: settings that some method has, tree sizes, batch size."""
     found = [
-        Column(name, lambda run, name=name: _short(run.settings.get(name)))
+        Column(
+            name, lambda run, name=name: f"{run.settings[name]:g}" if name in run.settings else None
+        )
         for name in SWEEPABLE
         if any(name in run.settings for run in report.runs)
     ]
@@ -155,14 +154,6 @@ def _differing(run: Run) -> str | None:
     return f"{text}, {wrong} NOT ties" if wrong else text
 
 
-def _megabytes(run: Run) -> float | None:
-    return None if run.memory_bytes is None else run.memory_bytes / 1e6
-
-
-def _short(value: float | None) -> str | None:
-    return None if value is None else f"{value:g}"
-
-
 def _short_count(count: int | None) -> str | None:
     """A number of parameters in three digits."""
     for scale, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
@@ -172,8 +163,10 @@ def _short_count(count: int | None) -> str | None:
 
 
 def note(report: Report) -> str:
-    """How to read the table."""
-    text = f"95 % bootstrap intervals over inputs. {machine_note(report)}"
+    """How to read the table, the machine and the number type."""
+    text = f"95 % bootstrap intervals over inputs. {report.target.dtype}, {report.machine}."
+    if report.data.skipped:
+        text += f" {len(report.data.skipped)} inputs skipped."
     if any(run.lossy for run in report.runs):
         text += " lossy: the output is not the target's own."
     if len(report.batch_sizes) > 1:
@@ -182,14 +175,6 @@ def note(report: Report) -> str:
         text += " Teacher-forced: acceptance along the target's own outputs; nothing is timed."
         if any(run.sampling.get("temperature", 0.0) > 0.0 for run in report.runs):
             text += " Sampled: expected, averaged over all prefixes."
-    return text
-
-
-def machine_note(report: Report) -> str:
-    """The machine and the number type of a report, and how many inputs it skipped."""
-    text = f"{report.target.dtype}, {report.machine}."
-    if report.data.skipped:
-        text += f" {len(report.data.skipped)} inputs skipped."
     return text
 
 
@@ -242,7 +227,8 @@ def search_tables(report: Report) -> list[Table]:
     if search is None:
         return []
     if search.heads:
-        columns = [Column("head", lambda head: head.name), *CALIBRATION]
+        columns = [_metric(name, title, 3, narrow=True)[1] for name, title in CALIBRATION.items()]
+        columns.insert(0, Column("head", lambda head: head.name))
         tables.append(Table("Acceptance heads on held-out draft tokens", columns, search.heads))
     columns = [
         Column("candidate", lambda row: row[0]),
@@ -264,39 +250,34 @@ def search_tables(report: Report) -> list[Table]:
 
 def verdict_lines(report: Report) -> list[str]:
     """What `tune` chose and what it is worth on the final prompts, a sentence each."""
-    search, lines = report.search, []
+    search, lines, lengths = report.search, [], []
     if search is None:
         return []
     for choice in search.choices:
-        words = f"batch size {choice.batch_size}: {choice.best}"
+        size, words = choice.batch_size, f"batch size {choice.batch_size}: {choice.best}"
         if choice.best == PLAIN:
             lines.append(f"{words}; no draft is faster than plain decoding")
-            continue
-        lines.append(f"{words}, {_speedup(report.run(choice.best, choice.batch_size))}")
-        for name in dict.fromkeys((choice.best_fixed, choice.best_head)):
-            if name not in (None, choice.best):
-                lines.append(f"  {name}: {_speedup(report.run(name, choice.batch_size))}")
-    lengths = []  # for engines, which draft chains of fixed length and load language models only
-    for choice in search.choices:
-        run = report.run(str(choice.best_fixed), choice.batch_size)
-        if run.drafter == "causal":
-            alone = report.run(run.name).settings["k"]
-            k = int(alone) if run.metrics["speedup"].value > 1.0 else 0
-            lengths.append(f"{k} at batch size {choice.batch_size}")
+        else:
+            lines.append(f"{words}, {_speedup(report.run(choice.best, size))}")
+            for name in dict.fromkeys((choice.best_fixed, choice.best_head)):
+                if name not in (None, choice.best):
+                    lines.append(f"  {name}: {_speedup(report.run(name, size))}")
+        run = report.run(str(choice.best_fixed), size)
+        if run.drafter == "causal":  # what engines load; they draft chains of fixed length
+            k = int(run.settings["k"]) if run.metrics["speedup"].value > 1.0 else 0
+            lengths.append(f"{k} at batch size {size}")
     if lengths:
         shown = ", ".join(lengths)
         lines.append(f"vLLM num_speculative_tokens, llama.cpp --spec-draft-n-max: {shown}")
     tried = ", ".join(f"{rung.prompts}" for rung in search.rungs)
-    lines.append(
+    threshold = f"; h by Theorem 3.1: {search.threshold:.3f}" if search.threshold else ""
+    lines += [
         f"{1 + len(search.candidates)} candidates, compared after {tried} prompts of "
         f"{search.data.path}; the figures are of {report.data.prompts} other prompts; "
-        f"{search.minutes:.1f} minutes"
-    )
-    lines.append(
+        f"{search.minutes:.1f} minutes",
         f"a draft token takes {1000 * search.t_draft:.2f} ms, a target call "
-        f"{1000 * search.t_target:.2f} ms"
-        + (f"; h by Theorem 3.1: {search.threshold:.3f}" if search.threshold else "")
-    )
+        f"{1000 * search.t_target:.2f} ms{threshold}",
+    ]
     if search.oracle is not None:
         lines.append(
             "the oracle (SpecDec++ Lemma 2.1) discards nothing and makes "
@@ -323,8 +304,8 @@ def report_page(report: Report, plot: bytes) -> Page:
         cards.append(Card(f"{label}, batch size {size}", run.name, detail))
     return Page(
         title=Path(report.target.path).name + (f" with {names}" if names else ""),
-        subtitle=f"{report.data.prompts} prompts of {report.data.path}; "
-        f"{machine_note(report)} {report.environment.date[:10]}",
+        subtitle=f"{report.data.prompts} prompts of {report.data.path}; {report.target.dtype}, "
+        f"{report.machine}; {report.environment.date[:10]}",
         cards=cards,
         verdicts=[*parity_lines(report), *verdict_lines(report)],
         plot=plot,

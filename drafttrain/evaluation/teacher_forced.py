@@ -34,7 +34,7 @@ from drafttrain.decoding.target_states import TargetRequirements
 from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.evaluation.bootstrap import Array, Ratio
 from drafttrain.evaluation.calibration import round_starts
-from drafttrain.evaluation.metrics import Counts, PositionCounts
+from drafttrain.evaluation.metrics import Counts
 from drafttrain.evaluation.prompts import EvaluationOptions, Prompt
 from drafttrain.evaluation.runner import decode_by, plain_method
 from drafttrain.models.spec_drafter.model import UNDRAFTED
@@ -65,7 +65,8 @@ class ForcedCounts:
     """What one method would accept along all outputs."""
 
     counts: Counts
-    positions: PositionCounts
+    positions: Array
+    """[3, P, K], as of `count_positions`."""
     overlaps: dict[str, Ratio]
     """Of language models, by metric: see `measure_overlaps`."""
 
@@ -102,15 +103,17 @@ def measure_forced(
             work.update()
     tokens, none = np.array(lengths, dtype=np.float64), np.zeros(len(lengths))
     plain = Counts(tokens, tokens, none, none, none)
-    found = [ForcedCounts(plain, PositionCounts(*np.zeros((3, len(tokens), 0))), {})]
+    found = [ForcedCounts(plain, np.zeros((3, len(tokens), 0)), {})]
     for method, own in zip(methods, sums, strict=True):
         k, rates = method.stop.longest, {}
-        whole, *positions = np.split(np.stack(own), [5, 5 + k, 5 + 2 * k], axis=1)
+        whole, positions = np.split(np.stack(own), [5], axis=1)
         if id(method.drafter) in overlaps:
             *values, width = np.stack(overlaps[id(method.drafter)]).T
             pairs = zip(OVERLAPS, values, strict=False)
             rates = {name: Ratio(value, width) for name, value in pairs}
-        found.append(ForcedCounts(Counts(*whole.T), PositionCounts(*positions), rates))
+        found.append(
+            ForcedCounts(Counts(*whole.T), positions.reshape(-1, 3, k).swapaxes(0, 1), rates)
+        )
     return found
 
 

@@ -105,7 +105,7 @@ def test_a_position_that_no_round_reached_has_no_conditional_acceptance():
 
 def test_drafts_of_different_length_count_only_the_positions_they_drafted():
     outputs = [output_of(round_of([5], 1, [5, 6]), round_of([5, 6, 7], 3, [5, 6, 7, EOS]))]
-    assert count_positions(outputs).drafted.sum(axis=0).tolist() == [2, 1, 1]
+    assert count_positions(outputs)[0].sum(axis=0).tolist() == [2, 1, 1]
 
 
 def tree_round(expected, path, emitted, nodes=6, depth=2):

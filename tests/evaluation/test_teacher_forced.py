@@ -147,9 +147,8 @@ def test_greedy_counts_are_those_of_decoding(kind):
                 assert (ours >= theirs).all()  # drafts that end by EOS after a wrong token
             elif kind != "max-gram" or name == "drafted":
                 assert ours.tolist() == theirs.tolist(), name
-        width = positions.reached.shape[1]
-        assert found.positions.reached[:, :width].tolist() == positions.reached.tolist()
-        assert found.positions.accepted[:, :width].tolist() == positions.accepted.tolist()
+        width = positions.shape[2]  # accepted and reached
+        assert found.positions[1:, :, :width].tolist() == positions[1:].tolist()
 
 
 def test_methods_that_share_a_pass_count_as_alone():
@@ -174,7 +173,7 @@ def test_a_drafter_that_is_the_target_is_always_accepted():
     same = Method(CausalDrafter(CachedModel(model)), FixedLength(3), RejectionSampling())
     options = EvaluationOptions(sampling=Sampling(0.8), max_new_tokens=14)
     _, found = measure_forced(target, [replace(same, assistant=model)], prompts, options)
-    assert found.positions.accepted == pytest.approx(found.positions.reached)
+    assert found.positions[1] == pytest.approx(found.positions[2])
     overlap = found.overlaps["sampled_acceptance"]
     assert overlap.numerators == pytest.approx(overlap.denominators)
 
