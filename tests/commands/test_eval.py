@@ -81,19 +81,3 @@ def test_other_drafters_are_measured_teacher_forced_at_every_k_of_a_sweep(inside
     rounds = [runs[name]["totals"]["rounds"] for name in ("itself k=4", "itself k=2", "short")]
     assert rounds == sorted(set(rounds))
     assert "greedy match" in " ".join(capsys.readouterr().out.split())
-
-
-@pytest.mark.parametrize(
-    ("asked", "named"),
-    [
-        (["--tree", "opt-tree"], "tree.kind = 'opt-tree'"),
-        (["--stop", "entropy"], "stop.kind = 'entropy'"),
-        (["--verifier", "block"], "verifier.kind = 'block'"),
-        (["--batch-size", "2"], "batch_sizes"),
-        (["--drafter", "none"], "drafter = 'none'"),
-    ],
-)
-def test_what_does_not_follow_from_plain_outputs_is_refused(inside, capsys, asked, named):
-    assert ended("eval", *PAIR, "--mode", "teacher-forced", *asked) == 2
-    message = " ".join(capsys.readouterr().err.split())
-    assert named in message and "use --mode decode" in message

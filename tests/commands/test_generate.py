@@ -7,22 +7,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafttrain.cli import main
 from drafttrain.commands.generate import DISPLAYS, in_order, readable_pieces, show_round
 from drafttrain.decoding.types import Round
 from tests.commanding import ended
 from tests.tiny_targets import tiny_tokenizer
-
-
-def decode_bytes(tokens: Sequence[int]) -> str:
-    """One token a byte, as byte-level tokenizers have it."""
-    return bytes(tokens).decode("utf-8", errors="replace")
 
 
 def decoded(lengths: list[int], batch_size: int) -> Iterator[Round]:
@@ -72,17 +66,12 @@ class ByteTokenizer:
         return [f"<0x{token:02X}>" for token in tokens]
 
     def decode(self, tokens: list[int], **_: object) -> str:
-        return decode_bytes(tokens)
+        return bytes(tokens).decode("utf-8", errors="replace")
 
 
 def test_pieces_of_a_round_are_text_and_halves_of_characters_are_marked():
-    assert readable_pieces(ByteTokenizer(), list("a é\n".encode())) == [
-        "a",
-        "▁",
-        "\ufffd",
-        "\ufffd",
-        "↵",
-    ]
+    pieces = readable_pieces(ByteTokenizer(), list("a é\n".encode()))
+    assert pieces == ["a", "▁", "\ufffd", "\ufffd", "↵"]
     assert readable_pieces(tiny_tokenizer(), [9, 1]) == ["w9", "</s>"]
 
 
@@ -91,6 +80,11 @@ def test_colours_tell_accepted_added_and_rejected_tokens_apart():
     assert line.plain == "  1   1/3  w5 +w9  ×w6 w7"
     colours = {line.plain[span.start : span.end].strip(): str(span.style) for span in line.spans}
     assert colours == {"w5": "green", "w9": "bold yellow", "w6 w7": "red strike"}
+
+
+def test_the_path_of_a_tree_is_told_apart_from_its_other_nodes():
+    tree = Round(sequence=0, drafted=[5, 6, 7, 8], path=[1, 3], emitted=[6, 8, 9])
+    assert show_round(3, tree, tiny_tokenizer()).plain == "  3   2/4  w6 w8 +w9  ×w5 w7"
 
 
 def test_what_a_draft_holds_past_eos_is_not_accepted():
@@ -164,9 +158,7 @@ def test_a_reader_that_goes_away_ends_it_without_a_word(tiny_target):
 def test_wrong_standard_input_is_refused_in_one_line(capsys, monkeypatch, tiny_target, stdin, says):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
     capsys.readouterr()  # what the fixture wrote
-    with pytest.raises(SystemExit) as stopped:
-        main(["generate", "--target", str(tiny_target), "--drafter", "none"])
-    assert stopped.value.code == 2
+    assert ended("generate", "--target", tiny_target, "--drafter", "none") == 2
     said = capsys.readouterr()
     assert says in said.err and said.err.count("\n") == 1
     assert said.out == ""
@@ -174,12 +166,8 @@ def test_wrong_standard_input_is_refused_in_one_line(capsys, monkeypatch, tiny_t
 
 def test_only_line_ends_separate_inputs(capsys, monkeypatch, tiny_target):
     monkeypatch.setattr("sys.stdin", io.StringIO("w5\u2028w6\r\nw7\n"))
-    with pytest.raises(SystemExit) as stopped:
-        main(
-            ["generate", "--target", str(tiny_target), "--drafter", "none", "--json"]
-            + ["decode.sampling.max_new_tokens=2"]
-        )
-    assert stopped.value.code == 0
+    command = ["generate", "--target", tiny_target, "--drafter", "none", "--json"]
+    assert ended(*command, "decode.sampling.max_new_tokens=2") == 0
     written = capsys.readouterr().out.removesuffix("\n").split("\n")
     lines = [json.loads(line) for line in written]
     assert [line["source"] for line in lines] == ["w5\u2028w6", "w7"]

@@ -50,10 +50,7 @@ def test_lengths_by_batch_size_hold_up_to_the_next_size_that_was_measured(batche
     assert policy.lengths_by_batch() == lengths
     for last, k in lengths:
         assert policy.at(last).k == k
-
-
-def test_stops_of_other_kinds_have_no_lengths_by_batch_size():
-    assert Policy.model_validate(CHOSEN).lengths_by_batch() == []
+    assert Policy.model_validate(CHOSEN).lengths_by_batch() == []  # one of them is no length
 
 
 @pytest.fixture
@@ -64,19 +61,11 @@ def drafter(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize(
     ("batch_size", "stop"),
-    [(1, "fixed"), (3, "fixed"), (4, "cumulative"), (15, "cumulative"), (64, "fixed")],
-)
-def test_a_policy_counts_up_to_the_next_measured_batch_size(batch_size, stop):
-    policy = Policy.model_validate(CHOSEN).at(batch_size)
-    assert policy.stop == stop
-    assert policy.k == {3: 7, 1: 7, 64: 2}.get(batch_size)
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "stop"),
     [
         (None, {"kind": "fixed", "k": 7}),
+        (3, {"kind": "fixed", "k": 7}),
         (4, {"kind": "cumulative", "cumulative": 0.3, "max_draft": 9}),
+        (15, {"kind": "cumulative", "cumulative": 0.3, "max_draft": 9}),
         ("32", {"kind": "fixed", "k": 2}),
     ],
 )
@@ -85,6 +74,8 @@ def test_generate_takes_the_policy_of_its_batch_size(drafter, batch_size, stop):
     if batch_size is not None:
         values["batch_size"] = batch_size
     assert fill_from_run(values)["decode"]["stop"] == stop
+    rows = {"drafter": drafter, "batch_rows": batch_size or 1}
+    assert fill_distill(rows)["stop"] == stop
 
 
 def test_generate_drafts_nothing_where_plain_decoding_is_faster(tmp_path):
@@ -103,11 +94,6 @@ def test_generate_drafts_nothing_where_plain_decoding_is_faster(tmp_path):
     assert decoded(sampling={"temperature": 1.0}) == (str(tmp_path), 2), "it was chosen for greedy"
     assert decoded(fill_from_run) == (str(tmp_path), 2), "eval measures the drafter"
     assert Policy.model_validate(policy).lengths_by_batch() == [(3, 2), (4, 0)]
-
-
-def test_distilling_takes_the_policy_of_its_rows(drafter):
-    values = {"drafter": drafter, "batch_rows": 8}
-    assert fill_distill(values)["stop"]["kind"] == "cumulative"
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,6 @@ class Clock:
         return self.now
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
@@ -51,11 +46,3 @@ def test_nothing_is_written_where_another_process_prints():
     with tracking(9, "distil", "row", shown=False, out=out) as work:
         work.update(9)
     assert out.getvalue() == ""
-
-
-def test_a_terminal_gets_a_bar():
-    out = Terminal()
-    with tracking(3, "distil", "row", out=out) as work:
-        work.set_postfix_str("7 tokens/s")
-        work.update(3)
-    assert "\rdistil: 100%" in out.getvalue() and "7 tokens/s" in out.getvalue()

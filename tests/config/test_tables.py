@@ -13,7 +13,7 @@ import torch
 from drafttrain.config.backends import BACKENDS
 from drafttrain.config.commands import DistillConfig
 from drafttrain.config.decode import StopConfig, TreeConfig, VerifierConfig
-from drafttrain.config.kinds import CAUSAL, KINDS, NONE, DrafterKind, in_words, kind_of, named_kind
+from drafttrain.config.kinds import CAUSAL, KINDS, NONE, kind_of, named_kind
 from drafttrain.config.stops import STOPS, StopKind
 from drafttrain.config.trees import TREES, TreeKind
 from drafttrain.config.verifiers import RULES, VerifierRule, rules_for
@@ -86,12 +86,6 @@ def test_a_language_model_of_any_type_is_causal_and_names_are_of_what_is_no_mode
     assert named_kind("causal") is named_kind("spec-drafter") is named_kind(None) is None
 
 
-def test_kinds_are_listed_as_a_sentence_has_them():
-    assert in_words([CAUSAL]) == "a language model"
-    assert in_words([NONE, CAUSAL]) == "plain decoding or a language model"
-    assert in_words([NONE, NONE, CAUSAL]).startswith("plain decoding, plain decoding or a")
-
-
 @pytest.mark.parametrize("stop", STOPS.values(), ids=lambda stop: stop.name)
 def test_a_stop_policy_has_its_settings_and_looks_at_what_its_row_says(stop: StopKind):
     assert set(stop.settings) <= StopConfig.model_fields.keys()
@@ -144,11 +138,3 @@ def test_every_way_to_draw_has_a_rule_that_keeps_the_targets_law():
             rules = [RULES[name] for name in rules_for(draw_kind, branches)]
             assert any(rule.lossless for rule in rules)
     assert rules_for("iid", branches=False) == ["rejection", "block"]
-
-
-def test_drafter_kinds_that_are_models_are_told_by_their_settings_alone():
-    class Settings:
-        model_type = "block-heads"
-
-    assert isinstance(kind_of(Settings()), DrafterKind)
-    assert kind_of(Settings()).reads_target
