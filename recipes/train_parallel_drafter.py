@@ -18,8 +18,6 @@ command continues a stopped run.
 
 from __future__ import annotations
 
-from functools import partial
-
 import datasets
 import torch
 from transformers import PreTrainedModel
@@ -110,8 +108,8 @@ def make_task(
         k=settings.drafter.k,
         reads_prompt=settings.drafter.prompt == "own",
     )
-    validation = None if held_out is None else partial(SlotValidation, Examples(held_out))
-    return blocks_task(settings, objective, examples, collate, validation)
+    validate = None if held_out is None else SlotValidation(Examples(held_out), collate)
+    return blocks_task(settings, objective, examples, collate, validate)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ stopped run.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import datasets
 import numpy as np
@@ -116,8 +115,8 @@ def make_task(
     # slots are not fed a token's embedding, so any id stands for a mask
     pad, k = teacher.tokenizer.pad_token_id or 0, settings.drafter.k
     collate = BlocksCollator(pad, mask_token=0, k=k, reads_prompt=False)
-    validation = None if held_out is None else partial(SlotValidation, Examples(held_out))
-    return blocks_task(settings, objective, Examples(rows), collate, validation)
+    validate = None if held_out is None else SlotValidation(Examples(held_out), collate)
+    return blocks_task(settings, objective, Examples(rows), collate, validate)
 
 
 if __name__ == "__main__":

@@ -123,20 +123,17 @@ def blocks_task(
     objective: FollowInBlocks,
     rows: Examples,
     collate: BlocksCollator,
-    validation: Callable[[BlocksCollator], Callable[[Objective], dict[str, float]]] | None,
+    validate: Callable[[Objective], dict[str, float]] | None,
 ) -> Task:
-    """Rows that share sequences, in blocks of which the settings say how many are kept.
-
-    collate: keeps all of them. validation: makes a measure of held-out rows with a collator.
-    """
+    """Rows that share sequences, in blocks of which the settings say how many are kept; `collate`
+    keeps all of them."""
     own, k = settings.objective, settings.drafter.k
     lengths = lengths_with_masks(row_lengths(rows.rows), k, own.kept, own.kept_floor)
     taught = taught_rows(rows.rows, collate.reads_prompt)
     sequences = sequences_of(lengths, own.packed_tokens, taught)
     drops = replace(collate, kept=own.kept, floor=own.kept_floor, seed=settings.train.seed)
-    validate = None if validation is None else validation(collate)
-    packed = PackedExamples(rows, sequences)
-    return Task(objective, packed, sequence_lengths(lengths, sequences), drops, validate)
+    packed, lengths = PackedExamples(rows, sequences), sequence_lengths(lengths, sequences)
+    return Task(objective, packed, lengths, drops, validate)
 
 
 def print_plan(settings: DistillingRecipe, drafter: nn.Module, more_tokens: int = 0) -> DistillPlan:

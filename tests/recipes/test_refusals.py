@@ -13,13 +13,20 @@ HEADS = "train_acceptance_head.py --config train_acceptance_head.yaml"
 CAUSAL = "train_causal_drafter.py --config train_causal_drafter.yaml"
 PARALLEL = "train_parallel_drafter.py --config train_parallel_drafter.yaml"
 SMALL = "train_target.py --config train_target.yaml"
+FROZEN = "objective.freeze_tokens=true drafter.slot_weights=own drafter.encoder=target"
 WRONG = {
     f"{SPEC} train.lerning_rate=1": ("lerning_rate", "'train.learning_rate'"),
     f"{SPEC} target.path=llama": ("target.path = 'llama'", "encoder-decoder", "T5"),
     f"{SPEC} run=begun": ("run = 'begun'", "run=ANOTHER_FOLDER"),
+    f"{SPEC} objective.freeze_tokens=true": ("drafter.slot_weights=own",),
+    f"{SPEC} {FROZEN} drafter.decoder_layers=1": ("drafter.decoder_layers=2",),
     f"{BLOCKS} drafter.k=1": ("drafter.k = 1", "greater than or equal to 2"),
     f"{BLOCKS} target.path=unknown": ("'gptj'", "cannot have block heads", "use a family"),
     f"{HEADS} heads.depths=[-1]": ("heads.depths.0 = -1", "greater than or equal to 0"),
+    f"{HEADS} heads.depths=[]": ("heads.depths = []",),
+    f"{HEADS} cache.mixin=0.1": ("did you mean 'cache.mixing'",),
+    f"{HEADS} cache.drafter=x": ("give it as drafter=",),
+    f"{HEADS} train.precision=bf16": ("heads are trained in fp32",),
     f"{HEADS} drafter=shuffled": ("token 4", "'w5'", "'w4'", "give"),
     f"{CAUSAL} drafter.layers=9": ("drafter.layers = 9", "the target's 2", "fewer"),
     f"{CAUSAL} target.path=target": (

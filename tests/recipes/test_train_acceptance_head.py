@@ -97,32 +97,6 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("heads.depths=[-1]", "heads.depths.0 = -1"),
-        ("heads.depths=[]", "heads.depths = []"),
-        ("heads.rejection_weights=[1.0,0.0]", "heads.rejection_weights.1 = 0.0"),
-        ("cache.mixing=1.5", "mixing = 1.5"),
-        ("cache.mixin=0.1", "did you mean 'cache.mixing'"),
-        ("cache.drafter=x", "give it as drafter="),
-        ("train.precision=bf16", "heads are trained in fp32"),
-        ("drafter=/nowhere", "/nowhere"),
-    ],
-)
-def test_wrong_settings_end_in_one_line_before_anything_is_written(
-    override: str,
-    message: str,
-    made: SimpleNamespace,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture,
-) -> None:
-    run = tmp_path / "run"
-    assert exit_code(main, "--config", str(made.file), f"run={run}", override) == 2
-    assert_one_line(capsys.readouterr().err, message)
-    assert not run.exists()
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
         ("cache.mixing=0.3", "mixing = 0.2, but the settings now say 0.3"),
         ("cache.sampling.top_k=5", "top_k = 20, but the settings now say 5"),
         ("drafter=OTHER", "drafter.weights_sha256"),
@@ -144,13 +118,9 @@ def test_a_cache_made_otherwise_is_refused_by_the_first_difference(
     code = exit_code(
         main, "--config", str(made.file), f"run={tmp_path / 'run'}", *places, override, *temperature
     )
-    assert code == 2
-    assert_one_line(capsys.readouterr().err, message)
-
-
-def assert_one_line(printed: str, message: str) -> None:
+    printed = capsys.readouterr().err
     said = [line for line in printed.splitlines() if "train_acceptance_head.py:" in line]
-    assert len(said) == 1 and message in said[0], printed
+    assert code == 2 and len(said) == 1 and message in said[0], printed
     assert "Traceback" not in printed
 
 

@@ -115,20 +115,6 @@ def test_decoder_only_target_continues_its_prompts_with_their_references(
     assert 1 < found[-1] < 3
 
 
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [({}, "model.model_type"), ({"model_type": "no-such-model"}, "no-such-model")],
-)
-def test_wrong_family_ends_in_one_line(
-    model: dict, message: str, settings: dict, tmp_path: Path, run: Run
-) -> None:
-    settings["model"] = model
-    code, error = run(settings)
-    assert code == 2
-    assert message in error and "Traceback" not in error
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_drafter_learns_from_its_target_and_says_how_often_it_would_be_accepted(
     settings: dict, tmp_path: Path, run: Run
 ) -> None:
