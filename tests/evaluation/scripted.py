@@ -9,16 +9,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.sampling import SampledRandomness
-from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.target_states import TargetRequirements
 from drafttrain.decoding.types import Proposal, Round, Sampling, Source
-from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.evaluation.metrics import first_difference
+from drafttrain.evaluation.prompts import EvaluationOptions, Prompt
+from drafttrain.evaluation.runner import decode_by, plain_method
 from drafttrain.models.loading import LoadedTarget
 from tests.tiny_models import EOS, PAD, UNK, VOCAB
 
@@ -53,17 +50,10 @@ class ScriptedSession:
 
 def plain_tokens(model: PreTrainedModel, ids: list[int], max_new_tokens: int) -> list[int]:
     """The target's own greedy output."""
-    randomness = SampledRandomness(torch.Generator().manual_seed(0))
-    sources = [make_source(ids, model)]
-    output = Decoder(
-        CachedModel(model),
-        NoDrafter(),
-        FixedLength(1),
-        GreedyMatch(),
-        Sampling(),
-        lambda _: randomness,
-    ).decode_all(sources, max_new_tokens)
-    return output[0].tokens
+    prompt = Prompt(0, "", None, make_source(ids, model))
+    options = EvaluationOptions(max_new_tokens=max_new_tokens)
+    [output] = decode_by(CachedModel(model), plain_method(Sampling()), [prompt], options, 1)
+    return output.tokens
 
 
 def noisy_blocks(tokens: list[int], k: int, wrong: float, seed: int) -> Tensor:

@@ -18,7 +18,7 @@ from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVe
 from drafttrain.evaluation import runner
 from drafttrain.evaluation.bootstrap import draw_resamples, estimate_all
 from drafttrain.evaluation.environment import peak_growth
-from drafttrain.evaluation.evaluate import Context, decode_batches, evaluate, measure
+from drafttrain.evaluation.evaluate import Context, decode_batches, measure
 from drafttrain.evaluation.metrics import speed_figures
 from drafttrain.evaluation.prompts import EvaluationOptions, Job, read_prompts
 from drafttrain.evaluation.runner import make_jobs, make_waves, plain_method, run_interleaved
@@ -198,24 +198,3 @@ def test_memory_is_what_grows_while_work_is_done():
     held = []
     assert peak_growth(lambda: held.append(np.ones(8_000_000)), CPU) > 60_000_000
     assert peak_growth(lambda: None, CPU) < 10_000_000
-
-
-def test_a_report_has_every_batch_size_and_assisted_generation_alone():
-    target = loaded(tiny_model("llama"))
-    options = replace(OPTIONS, baselines=("generate", "beam", "assisted"))
-    methods = [drafting("llama", options.sampling)]
-    report = evaluate(target, CachedModel(target.model), methods, rows(), options, "d").report
-    assert report.memory == "resident"
-    names = ["plain", "causal k=3 greedy", "generate", "generate beam 2"]
-    assisted = "assisted causal k=3, constant, confidence 0"
-    assert [(run.name, run.batch_size) for run in report.runs] == [
-        *((name, 1) for name in (*names, assisted)),
-        *((name, 3) for name in names),
-    ]
-    for run in report.runs:
-        assert run.differing == (None if run.batch_size == 1 else 0)
-        needed = {"ms_per_token", "tokens_per_second", "speedup", "speedup_vs_generate"}
-        assert needed <= run.metrics.keys() and run.memory_bytes is not None
-    run = report.run(assisted)
-    assert (run.method, run.sizes, run.lossless) == ("assisted", {"k": 3}, True)
-    assert run.metrics["identical"].value == 1.0

@@ -19,7 +19,6 @@ from drafttrain.decoding.verifiers import (
     SpecVerification,
 )
 from drafttrain.evaluation.evaluate import Evaluation, evaluate, write_evaluation
-from drafttrain.evaluation.plots import plot_report
 from drafttrain.evaluation.prompts import EvaluationOptions, read_prompts
 from drafttrain.evaluation.report import Report, read_report, write_json
 from drafttrain.evaluation.runner import make_jobs
@@ -148,25 +147,14 @@ def test_totals_and_metrics_come_from_the_same_rounds(report):
     assert 0 <= run.time.other <= 1
 
 
-def test_report_json_survives_a_round_trip_and_has_the_promised_shape(report, tmp_path):
+def test_report_json_survives_a_round_trip_and_other_files_are_refused(report, tmp_path):
     path = tmp_path / "new" / "report.json"
     write_json(report, path)
     assert read_report(path) == report
     assert [file.name for file in path.parent.iterdir()] == ["report.json"]
-    written = json.loads(path.read_text())
-    assert {"target", "data", "environment", "runs"} <= written.keys()
-    needed = {
-        "name", "method", "sizes", "drafter", "stop", "verifier", "sampling", "lossless",
-        "metrics", "acceptance_rate_per_position",
-    }  # fmt: skip
-    assert all(needed <= run.keys() for run in written["runs"])
-    metrics = written["runs"][1]["metrics"]
-    assert all(estimate.keys() == {"value", "low", "high"} for estimate in metrics.values())
-    assert written["runs"][1]["sampling"] == {"temperature": 0.0, "top_k": 0, "top_p": 1.0}
-
-
-def test_another_json_file_is_refused_as_a_report(tmp_path):
-    path = tmp_path / "x.json"
+    written = json.loads(path.read_text())["runs"][1]
+    assert written["metrics"]["mbsu"].keys() == {"value", "low", "high"}
+    assert written["sampling"] == {"temperature": 0.0, "top_k": 0, "top_p": 1.0}
     path.write_text('{"runs": []}')
     with pytest.raises(ValueError, match="is no report of drafttrain"):
         read_report(path)
@@ -260,11 +248,3 @@ def test_a_narrow_terminal_gets_values_without_intervals(report):
     assert any(interval in line for line in wide)
     assert not any(interval in line for line in narrow)
     assert any(f"{value.value:.2f}" in line for line in narrow)
-
-
-def test_plain_decoding_alone_makes_a_report_and_a_plot(target, tmp_path):
-    model = CachedModel(target.model)
-    alone = evaluate(target, model, [], rows(), OPTIONS, "d").report
-    assert [run.kind for run in alone.runs] == ["plain", "baseline", "baseline"]
-    plot_report(alone, tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

@@ -11,12 +11,9 @@ from sacrebleu.metrics import BLEU, CHRF
 
 from drafttrain.build.method import Method
 from drafttrain.decoding.drafters.causal import CausalDrafter
-from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.calls import StepOutput
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch
@@ -35,8 +32,8 @@ from drafttrain.evaluation.quality import (
     word_errors,
 )
 from drafttrain.evaluation.report import Difference, Parity
-from drafttrain.evaluation.runner import decode_by
-from tests.evaluation.scripted import loaded
+from drafttrain.evaluation.runner import decode_by, plain_method
+from tests.evaluation.scripted import loaded, plain_tokens
 from tests.evaluation.test_batches import TEXTS, rows
 from tests.tiny_drafters import noisy
 from tests.tiny_models import VOCAB, tiny_model
@@ -155,13 +152,9 @@ def test_each_token_has_its_probability_after_those_before_it(family, chunk, mon
 def test_greedily_the_target_agrees_with_all_that_it_wrote_and_with_nothing_else(family):
     model = tiny_model(family)
     target, source = CachedModel(model), make_source([4, 6, 8], model)
-    decoder = Decoder(
-        target, NoDrafter(), FixedLength(1), GreedyMatch(), Sampling(),
-        lambda _: SampledRandomness(torch.Generator()),
-    )  # fmt: skip
-    [output] = decoder.decode_all([source], 8)
-    assert token_probs(target, source, output.tokens, Sampling(), 8).min() == 1.0
-    changed = [*output.tokens[:-1], (output.tokens[-1] + 1) % 20]
+    tokens = plain_tokens(model, [4, 6, 8], 8)
+    assert token_probs(target, source, tokens, Sampling(), 8).min() == 1.0
+    changed = [*tokens[:-1], (tokens[-1] + 1) % 20]
     assert token_probs(target, source, changed, Sampling(), 8)[-1] == 0.0
 
 
@@ -211,7 +204,7 @@ class Shaky(CachedModel):
 
 
 def compare(model: CachedModel, kind: str, family: str) -> Parity:
-    method = Method(NoDrafter(), FixedLength(1), GreedyMatch())
+    method = plain_method(Sampling())
     if kind == "chain":
         drafter = noisy(tiny_model(family), family).to(model.model.dtype)
         method = Method(CausalDrafter(CachedModel(drafter)), FixedLength(3), GreedyMatch())
@@ -236,7 +229,7 @@ def test_an_engine_that_is_wrong_in_batches_is_found_out(kind):
 
 def test_a_difference_has_its_row_position_and_gap():
     model = CachedModel(tiny_model("llama").float())
-    method = Method(NoDrafter(), FixedLength(1), GreedyMatch())
+    method = plain_method(Sampling())
     prompts, _ = read_prompts(loaded(model.model), model, rows())
     plain = decode_by(model, method, prompts, OPTIONS, 1)
     position = len(plain[1].tokens) - 1

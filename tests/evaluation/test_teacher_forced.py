@@ -15,8 +15,6 @@ from drafttrain.decoding.drafters.causal import CausalDrafter, blocks_of
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
@@ -48,12 +46,6 @@ def facts(rounds):
     return [(list(r.drafted), len(r.path), list(r.emitted), r.passes, r.finished) for r in rounds]
 
 
-def test_perfect_blocks_of_k_give_k_plus_one_tokens_a_round():
-    reference = list(range(2, 14))
-    blocks = noisy_blocks(reference, k=3, wrong=0.0, seed=0)
-    assert round_starts(accepted_runs(blocks, reference)) == [0, 4, 8]
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_validation_counts_the_rounds_of_decoding(seed):
     """A block may end early: -1 stands for no token."""
@@ -71,14 +63,10 @@ def test_replayed_rounds_equal_those_of_decoding(tiny_marian, seed, max_new_toke
     ids = torch.randint(2, 40, (6,), generator=generator).tolist()
     tokens = plain_tokens(tiny_marian, ids, max_new_tokens)
     blocks = noisy_blocks(tokens, k=4, wrong=0.3, seed=seed)
-    decoded = Decoder(
-        CachedModel(tiny_marian),
-        ScriptedDrafter({tuple(ids): blocks}),
-        FixedLength(4),
-        GreedyMatch(),
-        Sampling(),
-        lambda _: SampledRandomness(torch.Generator()),
-    ).decode_all([make_source(ids, tiny_marian)], max_new_tokens)[0]
+    method = Method(ScriptedDrafter({tuple(ids): blocks}), FixedLength(4), GreedyMatch())
+    prompt = Prompt(0, "", None, make_source(ids, tiny_marian))
+    options = EvaluationOptions(max_new_tokens=max_new_tokens)
+    [decoded] = decode_by(CachedModel(tiny_marian), method, [prompt], options, 1)
     assert tokens == decoded.tokens
     assert facts(replay_rounds(blocks, tokens, max_new_tokens)) == facts(decoded.rounds)
 
