@@ -71,11 +71,8 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
         decoder_only = not target.model.config.is_encoder_decoder
         tokenized = tokenize_prompts(target.tokenizer, inputs, decoder_only)
         sources = [make_source(ids, target.model) for ids in tokenized]
-    rounds = decoder.decode(
-        sources,
-        settings.decode.sampling.max_new_tokens,
-        settings.batch_size,
-    )
+    new_tokens = settings.decode.sampling.max_new_tokens
+    rounds = decoder.decode(sources, new_tokens, settings.batch_size)
     row = rows[0][0]
     try:
         if display == "rounds":
@@ -113,9 +110,8 @@ def in_order(rounds: Iterable[Round], sequences: int) -> Iterator[Iterator[Round
 def read_inputs(settings: GenerateConfig, texts: Sequence[str] | None, heard: bool) -> Dataset:
     """The rows to decode. Raises ConfigError for texts where the target hears."""
     if texts is None:
-        data = settings.data
-        chat = settings.chat or data.chat
-        return load_inputs(data.model_copy(update={"chat": chat}), heard=heard)
+        chat = {"chat": settings.chat or settings.data.chat}
+        return load_inputs(settings.data.model_copy(update=chat), heard=heard)
     if heard:
         raise ConfigError(
             f"target.path = {settings.target.path!r} hears audio, but the inputs are texts; give a "

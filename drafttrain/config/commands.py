@@ -36,8 +36,7 @@ class ServerConfig(Config):
     """Servers that run the target of a distillation, by OpenAI's interface."""
 
     urls: Annotated[tuple[str, ...], Listed] = ()
-    """Addresses, as http://localhost:8000/v1, several with commas between them; they share the
-    rows. A key is read from the environment (OPENAI_API_KEY)."""
+    """Addresses, as http://localhost:8000/v1,...; they share the rows. Key: OPENAI_API_KEY."""
     model: str | None = None
     """The name that they have for the target. Default: the only one, or the target's path."""
     concurrency: PositiveInt = 32
@@ -45,8 +44,7 @@ class ServerConfig(Config):
     retries: NonNegativeInt = 6
     """Attempts to repeat a failed request, with growing pauses."""
     extra_body: dict[str, bool | int | float | str] = {}
-    """More fields of each request. For vLLM: {return_token_ids: true, top_k: -1, min_p: 0.0,
-    repetition_penalty: 1.0}."""
+    """More fields of each request, as {return_token_ids: true, top_k: -1, min_p: 0.0} for vLLM."""
 
 
 class DistillConfig(Config):
@@ -59,14 +57,13 @@ class DistillConfig(Config):
     method: DistillMethod = "greedy"
     """How the target decodes. Greedy outputs make the drafter agree with greedy decoding."""
     backend: BackendName = "auto"
-    """What decodes. transformers: the loop of `generate`. engine: that of `drafttrain generate`,
-    greedy or sampled. server: greedy or sampled, decoder-only targets. auto: server where
-    server.urls is given, engine where a drafter is, else transformers."""
+    """What decodes. transformers: its `generate`. engine: as `drafttrain generate`. server: for
+    decoder-only targets. auto: server with server.urls, engine with a drafter, else transformers.
+    """
     server: ServerConfig = ServerConfig()
     """server: where it is, and how it is asked."""
     drafter: str | None = None
-    """engine: what drafts, so that the target needs fewer calls: a run, the folder or Hub name of a
-    drafter, or max-gram."""
+    """engine: what drafts: a run, the folder or Hub name of a drafter, or max-gram."""
     bigrams: str | None = None
     """engine: table of likeliest successors, where the drafter is max-gram."""
     stop: StopConfig = StopConfig()
@@ -84,8 +81,7 @@ class DistillConfig(Config):
     max_source_tokens: PositiveInt = 512
     """Inputs longer than this are skipped and reported by row number."""
     encoded: Path | None = None
-    """Folder in which the encoder states of clips are kept in half precision, for drafters that
-    read them. Default: they are not kept."""
+    """Folder for the encoder states of clips, in half precision. Default: they are not kept."""
     share: str | None = None
     """0/4: write every fourth shard, from number 0 on. For launches that share a folder only."""
 
@@ -113,11 +109,11 @@ class DecodingConfig(Config):
     """Default: the target that the drafter, else the newest run, was trained for."""
     decode: DecodeConfig = DecodeConfig()
     policy: Path | None = None
-    """A policy.json of `drafttrain tune`, for where no stop, tree or cascade is given. Default: the
-    one beside the drafter, if there is one."""
+    """A policy.json of `drafttrain tune`, where no stop, tree or cascade is given. Default: the one
+    beside the drafter."""
     compile: Compile = "off"
-    """Whether calls of one sequence are compiled by torch; it takes a C++ compiler, and minutes at
-    the start. on: all of them. auto: those measured to be faster so."""
+    """Compile calls of one sequence by torch, which takes minutes at the start. on: all of them.
+    auto: those measured to be faster so."""
 
 
 class EvalConfig(DecodingConfig):
@@ -129,18 +125,16 @@ class EvalConfig(DecodingConfig):
     """decode: measure by decoding with each method. teacher-forced: the target decodes once, and
     acceptance is computed in parallel passes along its outputs, for `others` too."""
     others: dict[str, DecodeConfig] = {}
-    """More methods by name, measured in the same run with the sampling of `decode`: {copied:
-    {drafter: max-gram}, ...}. Chains without a stop of their own are measured at every k of a
-    sweep."""
+    """More methods by name, with the sampling of `decode`: {copied: {drafter: max-gram}, ...}.
+    Chains without a stop of their own are measured at every k of a sweep."""
     sweep: dict[str, Annotated[list[float], Listed]] = {}
-    """Values to try, as k=5,10; of several settings {k: [5, 10], h: [0.5, 0.7], beta: [3]}. Each
-    value of a stop setting is a policy; beta and tau add Spec-Verification at each of their
-    pairs."""
+    """Values to try, as k=5,10, or {k: [5, 10], h: [0.5, 0.7], beta: [3]}. Each value of a stop
+    setting is a policy; beta and tau add Spec-Verification at each of their pairs."""
     rank_data: DataConfig | None = None
     """Prompts on which acceptance by rank is measured for sequoia; not those reported on."""
     baselines: Annotated[tuple[Baseline, ...], Listed] = ("generate", "beam")
-    """Baselines: Transformers' own `generate`, beam search, and assisted generation with the
-    language models among the drafters (k draft tokens a round, batch size 1 only)."""
+    """Transformers' own `generate`, beam search, and assisted generation with the language models
+    among the drafters (batch size 1 only)."""
     num_beams: PositiveInt = 5
     """Beams of that search."""
     batch_sizes: Annotated[tuple[PositiveInt, ...], Listed] = (1,)
@@ -154,8 +148,8 @@ class EvalConfig(DecodingConfig):
     bleu_tokenizer: str = "13a"
     """sacrebleu's tokenizer: 13a, or zh, ja-mecab, ko-mecab, char for such outputs."""
     report: Path | None = None
-    """Where report.json goes; samples.jsonl and the plot lie beside it. Default: in the drafter's
-    run, if it is of one, else here."""
+    """Where report.json goes, with samples and plot beside it. Default: in the drafter's run, else
+    here."""
 
 
 class GenerateConfig(DecodingConfig):
@@ -164,8 +158,7 @@ class GenerateConfig(DecodingConfig):
     data: DataConfig | None = None
     """Default: the lines of standard input, each a text."""
     chat: bool = False
-    """Put every text as a user's message through the tokenizer's chat template (decoder-only
-    targets)."""
+    """Put every text through the tokenizer's chat template, as a user's message."""
     batch_size: PositiveInt = 1
     """Most inputs decoded at once; outputs come in order."""
 
@@ -185,14 +178,12 @@ class CacheConfig(Config):
     out: Path
     """Folder for the shards and manifest.json."""
     sampling: SamplingConfig | None = None
-    """The warping (temperature, top_k, top_p) that decoding will use, under which labels are made.
-    Default: as the outputs were decoded."""
+    """Sampling that labels are made for. Default: as the outputs were decoded."""
     state: Literal["drawn", "token"] = "drawn"
-    """What heads read where the drafter drafts token by token: the state that a token is drawn
-    from, or the one at its own position, a pass later (SpecDec++)."""
+    """Token by token, heads read the state that a token is drawn from, or the one at its own
+    position, a pass later (SpecDec++)."""
     mixing: float | None = Field(default=None, ge=0.0, lt=1.0)
-    """r, for `token` states: share of positions that keep the target's own token (SpecDec++ Section
-    3.2). Default: 0.15."""
+    """r, for `token` states: share of positions that keep the target's token. Default: 0.15."""
     mixes: PositiveInt = 1
     """R: how often draft tokens and mixing are drawn anew; epochs cycle over them."""
     dtype: Literal["float32", "float16"] = "float32"
@@ -204,13 +195,11 @@ class CacheConfig(Config):
     shard_rows: PositiveInt = 512
     """Distilled rows a shard."""
     k: PositiveInt | None = None
-    """Slots of a block, where the drafter drafts blocks. Default: those it was trained with."""
+    """Blocks: their slots. Default: those that the drafter was trained with."""
     blocks_per_row: PositiveInt | None = None
-    """Blocks drawn from each output, where the drafter drafts blocks. Default: one at every
-    prefix."""
+    """Blocks drawn from each output. Default: one at every prefix."""
     encoded: Path | None = None
-    """Folder of the encoder states of clips, which several runs may share; missing ones are made.
-    Default: `encoded`, beside `distilled`."""
+    """Folder of the encoder states of clips, which runs may share. Default: beside `distilled`."""
     share: str | None = None
     """0/4: write every fourth shard, from number 0 on. For launches that share a folder only."""
 
@@ -236,11 +225,10 @@ class TuneConfig(Config):
     sampling: SamplingConfig | None = None
     """Default: as the heads' labels were made; greedy decoding without heads."""
     k: Annotated[tuple[PositiveInt, ...] | None, Listed] = None
-    """Fixed draft lengths. Default: 1,2,3,4,6,8 for a drafter that drafts token by token; for
-    blocks 2,3,4,6,8,12 and the length that it was trained for."""
+    """Fixed draft lengths. Default: 1,2,3,4,6,8 token by token; for blocks 2,3,4,6,8,12 and the
+    length that the drafter was trained for."""
     h: tuple[Fraction, ...] = (0.3, 0.5, 0.7)
-    """Thresholds of acceptance heads. The one that follows from the measured costs (SpecDec++,
-    Theorem 3.1) is tried too."""
+    """Thresholds of acceptance heads, beside that of SpecDec++'s Theorem 3.1."""
     entropy: tuple[PositiveFloat, ...] = (1.0, 2.0)
     """Thresholds of the entropy stop."""
     confidence: tuple[Fraction, ...] = (0.3, 0.5)
@@ -248,8 +236,7 @@ class TuneConfig(Config):
     cumulative: tuple[Fraction, ...] = (0.2, 0.4, 0.6)
     """Thresholds of the cumulative confidence stop."""
     max_draft: PositiveInt = 20
-    """Most draft tokens of a round under these stops. Default: for a drafter of blocks the length
-    that it was trained for."""
+    """Most draft tokens under these stops. Default: for blocks the length of the training."""
     trees: Annotated[tuple[TreeName, ...], Listed] = ("opt-tree", "rsd-s")
     """Kinds of draft trees; [] for none. Drawn kinds count where tokens are sampled."""
     nodes: tuple[PositiveInt, ...] = (8, 16, 30)
@@ -266,8 +253,7 @@ class TuneConfig(Config):
     report: Path | None = None
     """Where the report goes (JSON), beside its plot and page. Default: tune.json in the run."""
     policy: Path | None = None
-    """Where policy.json goes. Default: beside the heads; without heads in the drafter's folder,
-    where `generate` and `eval` find it."""
+    """Where policy.json goes. Default: beside the heads, else in the drafter's folder."""
 
 
 class ExportConfig(Config):
@@ -290,20 +276,17 @@ class ExportConfig(Config):
     training_data: str | None = None
     """What the drafter was trained on: a Hub name or words. Default: as its run recorded it."""
     report: Path | None = None
-    """Measured numbers for the model card, written by `drafttrain eval` or `drafttrain tune`.
-    Default: report.json in the drafter's run, if there is one."""
+    """Report of `eval` or `tune` for the model card. Default: that of the drafter's run."""
     out: Path
     """The folder to write."""
     engines: Annotated[tuple[EngineName, ...], Listed] = ()
     """Programs that are to draft with the export, as vllm,llama.cpp: their needs are
     checked and their commands printed. Default: none; the card has the commands of all."""
     num_assistant_tokens: PositiveInt | None = None
-    """Draft length of Transformers' own assisted generation, and of all commands. Default: the
-    policy's, else as the drafter's run has it, else 20."""
+    """Draft length of other programs. Default: the policy's, else the drafter's run's, else 20."""
     check: Literal["auto", "target", "drafter"] = "auto"
-    """What is decoded on 20 inputs as a check. target: the target with custom_generate, against
-    plain greedy `generate`. drafter: drafts alone. auto: target, where it is a folder on this
-    machine."""
+    """How 20 inputs are decoded as a check. target: custom_generate against plain `generate`.
+    drafter: drafts alone. auto: target, where it is a folder here."""
     data: DataConfig | None = None
     """Inputs of that check. Default: the held-out rows of the run, else random tokens."""
     force: bool = False

@@ -44,15 +44,14 @@ class StopConfig(Config):
     """When a round of drafting ends."""
 
     kind: StopName = "fixed"
-    """What ends a round. fixed: k tokens. head: an acceptance head predicts a rejection
-    (SpecDec++). entropy: a row of high entropy. confidence: a token of low probability (greedy
-    decoding only). cumulative: the draft tokens together are improbable. gain: a level adds little
-    to the expected acceptance of an opt-tree, the default there."""
+    """What ends a round. fixed: k tokens. head: an acceptance head (SpecDec++). entropy: a row of
+    high entropy. confidence: an improbable token (greedy decoding only). cumulative: the draft
+    tokens together are improbable. gain: a level adds little to an opt-tree, the default there."""
     k: PositiveInt = 10
     """Tokens drafted in a round, where that is fixed; levels of a tree."""
     max_draft: PositiveInt = 20
-    """Most tokens (levels of a tree) drafted in a round by the other kinds. Default: policy.json's
-    for a head; for blocks the slots that the drafter was trained with."""
+    """Most draft tokens (levels of a tree) of the other kinds. Default: policy.json's for a head;
+    for blocks the slots of the training."""
     head: str | None = None
     """head: folder of the acceptance head. Default: the one beside the drafter, if there is one."""
     h: Fraction | None = None
@@ -64,19 +63,17 @@ class StopConfig(Config):
     cumulative: Fraction = 0.3
     """cumulative: stop once the product of the rows' largest probabilities is less than this."""
     delta: float = Field(default=0.2, ge=0.0, lt=1.0)
-    """gain: stop after a level that adds no more expected accepted tokens than this; useful values
-    lie between t_draft / t_target and 1."""
+    """gain: stop after a level that adds no more expected accepted tokens than this."""
 
 
 class VerifierConfig(Config):
     """How drafted tokens are accepted."""
 
     kind: VerifierName = "auto"
-    """Rule of acceptance; only spec-verification (the target's top beta within tau) changes the
-    output. auto: greedy match at temperature 0, above it the rejection rule for the draft:
-    rejection for chains, recursive for rsd-c and rsd-s, k-seq for paths (multi-round with several
-    drafters), target-walk for other trees. block, for chains, and traversal, for drawn trees,
-    accept a little more."""
+    """Rule of acceptance; only spec-verification changes the output. auto: greedy match at
+    temperature 0, above it rejection for chains, recursive for rsd-c and rsd-s, k-seq for paths
+    (multi-round with several drafters), target-walk for other trees. block, for chains, and
+    traversal, for drawn trees, accept a little more."""
     beta: PositiveInt = 3
     """Spec-Verification: the token must be among the target's top beta."""
     tau: NonNegativeFloat = 1.0
@@ -129,8 +126,8 @@ class CascadeConfig(Config):
     increments: Annotated[
         tuple[tuple[NonNegativeInt, ...], ...] | None, BeforeValidator(_split_rows)
     ] = None
-    """The matrix K: tokens that each drafter adds to a round / in reviews, as 5,3,0/4,10/10, a row
-    for each depth of reviews. Default: 5 a model; from max-gram 10 in reviews, none in a round."""
+    """Matrix K: tokens that each drafter adds to a round / in reviews of each depth, as
+    5,3,0/4,10/10. Default: 5 a model; from max-gram 10 in reviews, none in a round."""
     leniency: float = Field(default=1.0, ge=1.0)
     """Reviews inside the cascade accept up to this many times more than their own distribution
     would. The output stays the target's own."""
@@ -152,9 +149,8 @@ class DecodeConfig(Config):
     """A method: a drafter, a stop policy and a verifier."""
 
     drafter: str | None = None
-    """Folder or Hub name of the drafter; none: plain decoding; max-gram: copying from the text
-    itself. max-gram copies what followed the longest earlier occurrence of the text's end (CS
-    Drafting)."""
+    """Folder or Hub name of the drafter; none: plain decoding; max-gram: copies of what followed
+    the longest earlier occurrence of the text's end (CS Drafting)."""
     bigrams: str | None = None
     """max-gram: table of likeliest successors, made by `drafttrain bigrams`."""
     cascade: CascadeConfig | None = None
