@@ -2,9 +2,9 @@
 
     python -m drafttrain.export.verify FOLDER REFERENCE
 
-REFERENCE is a folder of `write_reference`. The process describes what it loads from FOLDER as the
-reference describes the original (`describe`) and, if there is a target, decodes with and without
-the drafter. It prints one line of JSON, a `Verification`.
+REFERENCE is a folder with the description of the original. The process describes what it loads from
+FOLDER in the same way (`describe`) and, if there is a target, decodes with and without the drafter.
+It prints one line of JSON, a `Verification`.
 """
 
 from __future__ import annotations
@@ -95,22 +95,18 @@ Reload = Callable[[Path, Path], Verification]
 
 def verify(folder: Path, parts: Parts, check: Check, reload: Reload) -> Verification:
     """Compare an export with its original. Raises ValueError naming the first difference."""
-    with tempfile.TemporaryDirectory() as place:
-        write_reference(Path(place), parts, check)
-        found = reload(folder, Path(place))
-    if found.difference is not None:
-        raise ValueError(f"nothing was exported: {found.difference}")
-    return found
-
-
-def write_reference(place: Path, parts: Parts, check: Check) -> None:
-    """Describe the original for `compare`."""
     inputs = [list(ids) for ids in check.inputs if len(ids) <= LONGEST][:INPUTS]
     inputs = inputs or random_inputs(vocabulary_size(parts.drafter.config))
     facts, logits = describe(parts, inputs)
-    save_file({LOGITS: logits}, place / LOGITS)
     reference = Reference(facts=facts, inputs=inputs, target=check.target)
-    (place / REFERENCE).write_text(reference.model_dump_json(), encoding="utf-8")
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        save_file({LOGITS: logits}, place / LOGITS)
+        (place / REFERENCE).write_text(reference.model_dump_json(), encoding="utf-8")
+        found = reload(folder, place)
+    if found.difference is not None:
+        raise ValueError(f"nothing was exported: {found.difference}")
+    return found
 
 
 def in_fresh_process(folder: Path, reference: Path) -> Verification:
@@ -196,11 +192,8 @@ def same_numbers(ours: Tensor, theirs: Tensor) -> bool:
 
 def random_inputs(vocabulary: int) -> list[list[int]]:
     """Inputs of 4 to 13 random tokens, the same ones every time."""
-    generator = torch.Generator().manual_seed(0)
-    return [
-        torch.randint(vocabulary, (4 + row % 10,), generator=generator).tolist()
-        for row in range(INPUTS)
-    ]
+    drawn = torch.randint(vocabulary, (INPUTS, 13), generator=torch.Generator().manual_seed(0))
+    return [ids[: 4 + row % 10] for row, ids in enumerate(drawn.tolist())]
 
 
 def some_drafts(parts: Parts, inputs: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -43,21 +43,19 @@ class LanguageModelling(nn.Module):
     def forward(self, batch: LabelledBatch, progress: float) -> LossSums:
         """A teacher only counts while training: validation is against the references."""
         logits, labels = self._read(self.model, batch)
-        counted = labels != IGNORED
-        labels, logits = labels[counted], logits[counted]
         weights = torch.ones_like(labels, dtype=torch.float)
         if self.teacher is not None and self.training:
             loss, weight = followed_cross_entropy(logits, self.teacher_probs(batch), weights)
         else:
             loss, weight = smoothed_cross_entropy(logits, labels, weights, self.label_smoothing)
-        return LossSums(loss, weight, (logits.argmax(-1) == labels).sum(), counted.sum())
+        correct = (logits.argmax(-1) == labels).sum()
+        return LossSums(loss, weight, correct, torch.ones_like(labels).sum())
 
     @torch.no_grad()
     def teacher_probs(self, batch: LabelledBatch) -> Tensor:
         """The teacher's distribution at each counted position, [N, V of the teacher]."""
-        teacher = self.teacher.on(batch.input_ids.device)
-        logits, labels = self._read(teacher, batch)
-        return logits[labels != IGNORED].float().softmax(-1)
+        logits, _ = self._read(self.teacher.on(batch.input_ids.device), batch)
+        return logits.float().softmax(-1)
 
     @torch.no_grad()
     def acceptance(self, batch: LabelledBatch) -> Tensor:
@@ -65,16 +63,18 @@ class LanguageModelling(nn.Module):
         a token drawn from the model is accepted by the teacher, unwarped (Leviathan et al.,
         Theorem 3.5)."""
         target_probs = self.teacher_probs(batch)
-        logits, labels = self._read(self.model, batch)
-        draft_probs = logits[labels != IGNORED].float().softmax(-1)
+        draft_probs = self._read(self.model, batch)[0].float().softmax(-1)
         shared = min(target_probs.shape[-1], draft_probs.shape[-1])
         return overlap(target_probs[:, :shared], draft_probs[:, :shared])
 
     def _read(self, model: PreTrainedModel, batch: LabelledBatch) -> tuple[Tensor, Tensor]:
-        """The model's logits, and the label that each of them is to predict."""
+        """The model's logits at each counted position, and the labels. Shapes: -> [N, V], [N]."""
         inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
-        if not model.config.is_encoder_decoder:
-            logits = model(**inputs, use_cache=False).logits
-            return logits[:, :-1], batch.labels[:, 1:]
-        outputs = model.prepare_decoder_input_ids_from_labels(labels=batch.labels)
-        return model(**inputs, decoder_input_ids=outputs, use_cache=False).logits, batch.labels
+        labels = batch.labels
+        if model.config.is_encoder_decoder:
+            inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=labels)
+        logits = model(**inputs, use_cache=False).logits
+        if not model.config.is_encoder_decoder:  # a position predicts the next one's token
+            logits, labels = logits[:, :-1], labels[:, 1:]
+        counted = labels != IGNORED
+        return logits[counted], labels[counted]
