@@ -36,8 +36,6 @@ class DrafterKind:
     """As `Drafter.name` and reports have it; the model_type of the kind's own models."""
     words: str
     """What messages call one."""
-    described: str
-    """The same after "drafter 'x'", with {shape} and {model_type} of its config.json."""
     opens: str
     """Function (what it drafts with, the target's model or None) -> Drafter; it drafts with a
     model, with a table of likeliest successors, or with None."""
@@ -109,14 +107,12 @@ _Slots = partial(
 NONE = DrafterKind(
     name="none",
     words="plain decoding",
-    described="drafts nothing",
     opens=f"{_AT}.none:open_drafter",
     drafts="nothing",
 )
 MAX_GRAM = DrafterKind(
     name="max-gram",
     words="max-gram",
-    described="copies from the text itself",
     opens=f"{_AT}.max_gram:open_drafter",
     drafts="copies",
     probs_along=f"{_AT}.along:proposed_along",
@@ -125,7 +121,6 @@ MAX_GRAM = DrafterKind(
 CAUSAL = _Model(
     name="causal",
     words="a language model",
-    described="is {shape} ({model_type!r})",
     opens=f"{_AT}.causal:open_drafter",
     drafts="tokens",
     states=("drawn", "token"),
@@ -137,7 +132,6 @@ CAUSAL = _Model(
 SPEC_DRAFTER = _Slots(
     name="spec-drafter",
     words="a Spec-Drafter",
-    described="is a Spec-Drafter, which reads a source of its own",
     opens=f"{_AT}.block:open_drafter",
     model=f"{_MODELS}.spec_drafter.model:SpecDrafter",
     recipe=f"{_SETTINGS}.recipes:SpecDrafterRecipe",
@@ -146,7 +140,6 @@ SPEC_DRAFTER = _Slots(
 BLOCK_HEADS = _Model(
     name="block-heads",
     words="block heads",
-    described="holds block heads of {shape}",
     opens=f"{_AT}.block_heads:open_drafter",
     drafts="blocks",
     model=f"{_MODELS}.block_heads:BlockHeads",
@@ -157,7 +150,6 @@ BLOCK_HEADS = _Model(
 STATE_DRAFTER = _Slots(
     name="state-drafter",
     words="a state drafter",
-    described="drafts behind the states of {shape}",
     opens=f"{_AT}.behind_states:open_drafter",
     model=f"{_MODELS}.state_drafter:StateDrafter",
     checks=f"{_MODELS}.state_drafter:check_own_layers",
@@ -169,7 +161,6 @@ STATE_DRAFTER = _Slots(
 PARALLEL = _Slots(
     name="parallel",
     words="a parallel drafter",
-    described="is {shape} ({model_type!r}) that drafts blocks",
     opens=f"{_AT}.parallel:open_drafter",
     marked_by="pard_token",
     checks=f"{_MODELS}.parallel_drafter:check_blocks",

@@ -71,7 +71,7 @@ def write_card(card: Card, parts: Parts, found: Verification) -> str:
     serving = serving_of(card, parts)
     shape = "encoder-decoder" if drafter.config.is_encoder_decoder else "decoder-only"
     if kind.reads_target:
-        shape = kind.described.format(shape="this target alone")
+        shape = f"{kind.words} for this target alone"
     elif kind.drafts == "blocks":
         shape = "mask-predict drafter of blocks"
     text = ModelCard.from_template(

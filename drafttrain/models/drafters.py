@@ -124,13 +124,13 @@ def check_fit(
     check_prompt_layers(drafter, target, drafter_name, target_name)
     check_read_layers(drafter, target, drafter_name, target_name)
     if drafter.is_encoder_decoder != target.is_encoder_decoder:
-        found = kind.described.format(shape=_shape(drafter), model_type=drafter.model_type)
-        wanted = _shape(target)
+        shape, wanted = f"{_shape(drafter)} ({drafter.model_type!r})", _shape(target)
+        found = shape if kind.runs_as_targets else f"{kind.words} for {_shape(drafter)}"
         remedy = f"give {wanted} with its vocabulary as drafter"
         if kind.reads_target:
             remedy = f"train {kind.words} for this target, or give the target they were trained on"
         raise ConfigError(
-            f"{drafter_name} {found}, but {target_name} is {wanted} ({target.model_type!r}); "
+            f"{drafter_name} is {found}, but {target_name} is {wanted} ({target.model_type!r}); "
             f"{remedy}"
         )
     drafter_size, target_size = vocabulary_size(drafter), vocabulary_size(target)

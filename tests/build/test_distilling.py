@@ -14,7 +14,6 @@ from drafttrain.config.filling import fill_distill
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.recipes import SpecDrafterRecipe
 from drafttrain.data.distill import distill as distillation
-from drafttrain.data.distill.plan import check_distill_settings
 from drafttrain.data.distill.recipe_rows import distillations, distilled_rows
 from drafttrain.data.shards.outputs import Drafting, Manifest, load_distilled, read_manifest
 from drafttrain.models.identity import hash_target, hash_weights
@@ -144,43 +143,20 @@ def test_an_interrupted_run_goes_on_to_the_same_shards(models, tmp_path, monkeyp
     assert shards(config.out) == shards(whole.out)
 
 
-def test_recipes_distil_with_a_drafter_too(models, tmp_path):
-    plain = made(models, tmp_path, "marian", "plain")
-    distil(plain)
-    recipe = SpecDrafterRecipe(
-        run=tmp_path / "run",
-        target=plain.target,
-        data=plain.data,
-        held_out=plain.data,
-        distill={
-            "drafter": "max-gram",
-            "sampling": {"max_new_tokens": 12},
-            "max_source_tokens": 10,
-        },
-    )
-    check_distill_settings(distillations(recipe)["data"])
-    rows, held_out = distilled_rows(recipe, load_target(plain.target))
-    assert rows.to_list() == held_out.to_list() == load_distilled(plain.out).to_list()
-    assert read_manifest(tmp_path / "run" / "distilled").drafter.path == "max-gram"
-
-
 def test_recipes_may_distil_in_another_precision_than_they_train_for(models, tmp_path):
     exact = made(models, tmp_path, "marian", "half")
     half = exact.target.model_copy(update={"dtype": "bfloat16"})
     wanted = exact.model_copy(update={"target": half})
     distil(wanted)
-    settings_of_it = {
-        "target": {"dtype": "bfloat16"},
-        "sampling": {"max_new_tokens": 12},
-        **{name: getattr(wanted, name) for name in ("max_source_tokens", "batch_tokens")},
-        "shard_rows": wanted.shard_rows,
-    }
+    names = ("max_source_tokens", "batch_tokens", "shard_rows")
+    same = {name: getattr(wanted, name) for name in names}
+    own = {"target": {"dtype": "bfloat16"}, "sampling": {"max_new_tokens": 12}, **same}
     recipe = SpecDrafterRecipe(
         run=tmp_path / "run",
         target=exact.target,
         data=wanted.data,
         distilled=wanted.out,
-        distill=settings_of_it,
+        distill=own,
     )
     target = load_target(recipe.target)
     rows, _ = distilled_rows(recipe, target)

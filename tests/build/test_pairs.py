@@ -56,12 +56,9 @@ def test_any_language_model_with_the_targets_vocabulary_drafts(folders, large, s
     assert pair.parameter_ratio() == sizes[0] / sizes[1]
 
 
-def test_plain_decoding_needs_no_drafter(folders):
+def test_plain_decoding_and_max_gram_need_no_model(folders, tmp_path):
     pair = load_pair(target(folders / "llama"), "none")
     assert (pair.drafter.name, pair.drafter_model, pair.parameter_ratio()) == ("none", None, None)
-
-
-def test_max_gram_needs_no_model_and_takes_a_table_of_this_target(folders, tmp_path):
     pair = load_pair(target(folders / "llama"), "max-gram")
     assert (pair.drafter.name, pair.drafter_model, pair.drafter.bigrams) == ("max-gram", None, None)
     save_file({"next": torch.tensor([3, -1, 0])}, tmp_path / "b.safetensors")
@@ -91,7 +88,7 @@ def test_mixed_kinds_are_refused_by_name(folders, tmp_path):
     with pytest.raises(ConfigError, match="encoder-decoder model \\('t5'\\), but target .*llama"):
         load_pair(target(folders / "llama"), str(folders / "t5"))
     SpecDrafterConfig(vocab_size=40).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="is a Spec-Drafter, .* is a decoder-only model"):
+    with pytest.raises(ConfigError, match="is a Spec-Drafter for .* is a decoder-only model"):
         load_pair(target(folders / "llama"), str(tmp_path))
 
 

@@ -40,14 +40,6 @@ def test_a_report_has_every_batch_size_a_table_a_plot_and_a_page(inside, capsys)
     assert "data:image/png;base64," in Path("batches.html").read_text()
 
 
-def test_sampled_batches_report_how_many_outputs_differ(inside):
-    sampled = [*PAIR, *SHORT, "--batch-size", "2", "decode.sampling.temperature=1"]
-    assert ended("eval", *sampled, "--report", "sampled.json") == 0
-    runs = json.loads(Path("sampled.json").read_text())["runs"]
-    assert [run["parity"] for run in runs] == [[]] * 6
-    assert [run["differing"] for run in runs[3:]] == [0, 0, None]  # `generate` samples a batch
-
-
 def test_a_dry_run_says_what_would_be_measured(inside, capsys):
     assert ended("eval", *BATCHES, "--dry-run") == 0
     lines = capsys.readouterr().out.splitlines()

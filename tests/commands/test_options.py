@@ -14,15 +14,7 @@ from drafttrain import cli
 from drafttrain.commands.options import DryRun, option_help, takes_settings
 from drafttrain.config.base import Config, ConfigError
 
-VERBS = [
-    "distill",
-    "cache",
-    "bigrams",
-    "eval",
-    "generate",
-    "export",
-    "tune",
-]
+VERBS = ["distill", "cache", "bigrams", "eval", "generate", "export", "tune"]
 COMMANDS = {"eval": "evaluate"}
 """Verb -> its function, where that has another name."""
 

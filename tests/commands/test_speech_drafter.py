@@ -46,12 +46,6 @@ def run(project: Path) -> Path:
     return project / "run"
 
 
-def test_the_dry_run_says_what_disk_the_encoders_outputs_take(inside, capsys):
-    assert exit_code(main, "--config", "recipe.yaml", "--dry-run", "run=other") == 0
-    assert "encoded      0 MiB for what the target's encoder makes" in capsys.readouterr().out
-    assert not Path("other").exists()
-
-
 def test_training_leaves_embeddings_alone_and_keeps_what_was_encoded(run):
     trained = SpecDrafter.from_pretrained(run / "final")
     assert trained.encoder is None and trained.config.encoder == "target"
