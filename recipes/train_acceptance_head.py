@@ -25,8 +25,7 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import CacheConfig, DistillConfig
 from drafttrain.config.reading import settings_of_group
 from drafttrain.config.recipes import HeadRecipe
-from drafttrain.data.distill.distill import distill
-from drafttrain.data.distill.plan import plan_distillation
+from drafttrain.data.distill.distill import distill, plan_distillation
 from drafttrain.data.distill.recipe_rows import distill_settings
 from drafttrain.data.hidden.cache import build_cache, check_cache, estimate_cache, state_of
 from drafttrain.data.hidden.states import (

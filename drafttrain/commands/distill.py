@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from drafttrain.config.commands import CacheConfig, DistillConfig
 from drafttrain.data.distill.distill import distill as write_outputs
-from drafttrain.data.distill.plan import plan_distillation
+from drafttrain.data.distill.distill import plan_distillation
 from drafttrain.data.hidden.cache import build_cache, plan_cache
 
 

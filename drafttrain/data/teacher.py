@@ -23,7 +23,7 @@ from transformers import PretrainedConfig
 from drafttrain.config.language_recipes import CausalDrafterRecipe
 from drafttrain.data.batches.examples import Examples, TopRows
 from drafttrain.data.distill.batches import batches_by_length
-from drafttrain.data.distill.plan import DistillPlan
+from drafttrain.data.distill.distill import DistillPlan
 from drafttrain.data.distill.recipe_rows import distillations
 from drafttrain.data.shards.outputs import DerivedManifest, ShardRow, derived_from
 from drafttrain.data.shards.store import (
@@ -139,7 +139,6 @@ class TeacherCaching:
     target: LoadedTarget
     outputs: datasets.Dataset
     draftable: Tensor | None
-    plan: ClassVar[str] = ""
     kind: ClassVar[type[TeacherManifest]] = TeacherManifest
 
     def describe(self) -> TeacherManifest:

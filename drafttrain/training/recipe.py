@@ -25,7 +25,7 @@ from drafttrain.config.recipes import DistillingRecipe, HeadRecipe, TargetRecipe
 from drafttrain.data.batches.examples import Examples
 from drafttrain.data.batches.masked_blocks import BlocksCollator, lengths_with_masks
 from drafttrain.data.batches.packing import PackedExamples, sequence_lengths, sequences_of
-from drafttrain.data.distill.plan import DistillPlan, check_distillation, plan_distillation
+from drafttrain.data.distill.distill import DistillPlan, check_distillation, plan_distillation
 from drafttrain.data.distill.recipe_rows import (
     distillations,
     distilled_rows,

@@ -32,8 +32,6 @@ class BatchDecoder:
     """Parts the rows of a shard into batches. Which rows are together changes no row."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What the manifest says of it: fields that resumed runs must share."""
-    versions: Mapping[str, str] = field(default_factory=dict)
-    """Libraries that decode, besides torch and Transformers."""
 
 
 def batches_by_length(

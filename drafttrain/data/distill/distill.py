@@ -8,7 +8,6 @@ whatever the number of processes.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pkgutil import resolve_name
@@ -20,36 +19,57 @@ import torch
 import transformers
 from tqdm import tqdm
 
+from drafttrain.config.backends import BACKENDS
+from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
 from drafttrain.config.decode import SamplingConfig
 from drafttrain.data.distill.batches import BatchDecoder, Decoded, Refused
 from drafttrain.data.distill.generation import generate_settings
-from drafttrain.data.distill.plan import check_distillation
-from drafttrain.data.encoded import KeptEncodings
+from drafttrain.data.encoded import KeptEncodings, encoded_bytes
 from drafttrain.data.inputs.clips import AUDIO, DIGESTS, SECONDS
 from drafttrain.data.inputs.hearing import hear, name_languages
+from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.rows import CHATS
-from drafttrain.data.inputs.tokens import tokenize_prompts
+from drafttrain.data.inputs.tokens import check_chats, tokenize_prompts
 from drafttrain.data.shards.outputs import (
     TRUNCATED,
     Manifest,
     ShardRow,
     count_rows,
     hash_inputs,
+    read_manifest,
     read_shards,
     write_shard,
 )
-from drafttrain.data.shards.store import fill_folder, read_share
+from drafttrain.data.shards.store import (
+    MANIFEST,
+    check_folder,
+    count_shards,
+    fill_folder,
+    read_share,
+)
 from drafttrain.data.shards.writing import join_processes, say
 from drafttrain.decoding.engine.architectures import position_limit, source_limit
 from drafttrain.decoding.engine.encoding import encoder_of
 from drafttrain.decoding.engine.logits_processing import check_generation_config
 from drafttrain.decoding.types import Sampling
 from drafttrain.models.identity import hash_tokenizer, hash_weights
-from drafttrain.models.loading import LoadedTarget, load_target, outline_target
+from drafttrain.models.loading import (
+    LoadedTarget,
+    check_target,
+    choose_device,
+    load_target,
+    load_tokenizer,
+    outline_target,
+)
+from drafttrain.models.speech import hears
 
 ROWS_NAMED = 20
 """Most skipped or failed rows that are printed; the shards name them all."""
+SPOKEN = 4.0
+"""Tokens that a second of speech has, about: English, read aloud."""
+SAMPLE = 1000
+"""Inputs that are tokenised to estimate the tokens of all."""
 
 
 def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manifest:
@@ -70,7 +90,7 @@ def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manife
     return fill_folder(filling, config.out, read_share(config.share), state)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Distilling:
     """A target that answers the inputs of a folder, shard by shard."""
 
@@ -79,9 +99,6 @@ class Distilling:
     inputs: datasets.Dataset
     decoder: BatchDecoder
     kind: ClassVar[type[Manifest]] = Manifest
-    plan: ClassVar[str] = ""
-    _tokens: int = 0
-    _start: float | None = None
 
     def describe(self) -> Manifest:
         config, target, settings = self.config, self.target, generate_settings(self.config)
@@ -109,23 +126,14 @@ class Distilling:
             data=config.data.model_dump(mode="json"),
             inputs_sha256=hash_inputs(self.inputs),
             rows=len(self.inputs),
-            versions={
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-                **self.decoder.versions,
-            },
+            versions={"torch": torch.__version__, "transformers": transformers.__version__},
         )
 
     def write(self, manifest: Manifest, shard: int, work: tqdm) -> None:
-        if self._start is None:
-            self._start = time.perf_counter()
         inputs = self.inputs.select(manifest.rows_of(shard))
         rows: list[ShardRow] = []
         for done in _decode_rows(inputs, self.config, self.target, self.decoder):
             rows.extend(done)
-            self._tokens += sum(len(row.target_ids) for row in done)
-            rate = self._tokens / (time.perf_counter() - self._start)
-            work.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
             work.update(len(done))
         write_shard(manifest.path(self.config.out, shard), sorted(rows, key=lambda row: row.row))
 
@@ -241,3 +249,107 @@ def _finish(
     full = len(tokens) == config.sampling.max_new_tokens
     cut = full and (not ended or generation.forced_eos_token_id is not None)
     return replace(row, target_ids=tokens, reason=TRUNCATED if cut else "")
+
+
+@dataclass(frozen=True)
+class DistillPlan:
+    """What a distillation will take, estimated from a sample of the inputs."""
+
+    rows: int
+    source_tokens: int
+    target_tokens: int
+    """Outputs as long as their inputs, at most max_new_tokens; of decoder-only targets
+    max_new_tokens each."""
+    disk_bytes: int
+    shards: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.rows:,} rows, about {self.source_tokens:,} source tokens and "
+            f"{self.target_tokens:,} generated ones, in {self.shards} shards, "
+            f"about {self.disk_bytes / 2**20:,.1f} MiB on disk"
+        )
+
+
+def check_distillation(
+    config: DistillConfig, group: str = "data", target: LoadedTarget | None = None
+) -> datasets.Dataset:
+    """The inputs, once all is checked that can be without the target's weights.
+
+    group: the user's name for the inputs' settings. target: where it is loaded already. Raises
+    ConfigError.
+    """
+    check_distill_settings(config)
+    if target is None:
+        choose_device(config.target.device)
+        model_config, tokenizer = check_target(config.target), load_tokenizer(config.target)
+    else:
+        model_config, tokenizer = target.model.config, target.tokenizer
+    positions, new = position_limit(model_config), config.sampling.max_new_tokens
+    prompt = 0 if model_config.is_encoder_decoder else 1
+    if positions is not None and new > positions - prompt:
+        raise ConfigError(
+            f"sampling.max_new_tokens = {new}, but the target has only {positions} positions"
+            f"{', prompt included' * prompt}; use sampling.max_new_tokens={positions - prompt} or "
+            "less"
+        )
+    if (config.out / MANIFEST).is_file():
+        read_manifest(config.out)
+    inputs = load_inputs(config.data, group, hears(model_config))
+    check_chats(tokenizer, inputs, not model_config.is_encoder_decoder)
+    return inputs
+
+
+def plan_distillation(config: DistillConfig) -> DistillPlan:
+    """Rows, tokens and disk of a run. Loads the inputs and the tokenizer only."""
+    inputs = check_distillation(config)
+    model_config, most = check_target(config.target), config.sampling.max_new_tokens
+    decoder_only, heard = not model_config.is_encoder_decoder, AUDIO in inputs.column_names
+    chosen = inputs.select(range(0, len(inputs), max(1, len(inputs) // SAMPLE)))
+    if heard:
+        lengths = [source_limit(model_config) or 0] * len(chosen)
+        outputs = [min(round(SPOKEN * seconds), most) for seconds in chosen[SECONDS]]
+    else:
+        tokenizer = load_tokenizer(config.target)
+        lengths = [len(ids) for ids in tokenize_prompts(tokenizer, chosen, decoder_only)]
+        outputs = [most if decoder_only else min(length, most) for length in lengths]
+    rows, scale = len(inputs), len(inputs) / len(chosen)
+    tokens, new_tokens = round(scale * sum(lengths)), round(scale * sum(outputs))
+    # two bytes a token after zstd; clips are not copied, but their encoder states may be kept
+    disk = 2 * (new_tokens + (0 if heard else tokens)) + 8 * rows
+    if heard and config.encoded is not None:
+        disk += encoded_bytes(rows, model_config)
+    return DistillPlan(rows, tokens, new_tokens, disk, count_shards(rows, config.shard_rows))
+
+
+def check_distill_settings(config: DistillConfig) -> None:
+    """Refuse settings that contradict each other, or that the backend cannot follow, before any
+    weights are read. Raises ConfigError."""
+    backend = config.decoded_by
+    read_share(config.share)
+    check_folder(config.out)
+    if config.method not in backend.methods:
+        able = [one.name for one in BACKENDS.values() if config.method in one.methods]
+        remedy = "leave the drafter out" if config.backend == "auto" else f"backend={able[0]}"
+        raise ConfigError(
+            f"method = {config.method!r}, but backend {backend.name!r} decodes by "
+            f"{' or '.join(backend.methods)} only; use {remedy}, or method={backend.methods[0]}"
+        )
+    if config.drafter is not None and not backend.takes_drafter:
+        able = [one.name for one in BACKENDS.values() if one.takes_drafter]
+        raise ConfigError(
+            f"drafter = {config.drafter!r} counts for backend {' or '.join(able)} only, but the "
+            f"backend is {backend.name!r}; leave it out, or use backend={able[0]}"
+        )
+    if config.server.urls and backend.reads_weights:
+        raise ConfigError(
+            f"server.urls = {', '.join(config.server.urls)!r}, but the backend is "
+            f"{backend.name!r}; leave one of them out"
+        )
+    if config.method == "sample" and config.sampling.temperature == 0:
+        raise ConfigError(
+            "sampling.temperature = 0.0 with method = 'sample' would be greedy decoding; "
+            "use sampling.temperature=1.0, or method=greedy"
+        )
+    if backend.checks is not None:
+        resolve_name(backend.checks)(config)

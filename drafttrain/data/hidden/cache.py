@@ -81,7 +81,9 @@ def build_cache(
     if hears(target.model.config):
         clips = kept_clips(config, distilled, outputs, target).of
     labelling = _labelling(config, distilled, target, drafter, clips)
-    caching = Caching(config, target, outputs, labelling, plan)
+    if state.is_main_process:
+        say(plan)
+    caching = Caching(config, target, outputs, labelling)
     return fill_folder(caching, config.out, read_share(config.share), state)
 
 
@@ -93,7 +95,6 @@ class Caching:
     target: LoadedTarget
     outputs: datasets.Dataset
     labelling: Labelling
-    plan: str
     kind: ClassVar[type[CacheManifest]] = CacheManifest
 
     def describe(self) -> CacheManifest:

@@ -101,16 +101,11 @@ def write_states(path: Path, rows: Sequence[Sequence[Labelled]], manifest: Cache
 
 def _stored(one: Labelled, dtype: torch.dtype) -> Tensor:
     """A row's hidden states in the type of the file, on the CPU."""
-    if not one.hidden.isfinite().all() or not one.acceptance.isfinite().all():
-        raise ConfigError(
-            f"row {one.row}: hidden states or labels are not finite in {one.hidden.dtype}; try "
-            "target.dtype=float32"
-        )
     hidden = one.hidden.to(dtype)
-    if not hidden.isfinite().all():
+    if not hidden.isfinite().all() or not one.acceptance.isfinite().all():
         raise ConfigError(
-            f"row {one.row}: hidden states of up to {float(one.hidden.abs().max()):g} do not fit "
-            f"into {str(dtype).removeprefix('torch.')}; use dtype=float32"
+            f"row {one.row}: hidden states of up to {float(one.hidden.abs().max()):g} in {dtype}, "
+            "or labels, are not finite; use dtype=float32, or target.dtype=float32"
         )
     return hidden.cpu()
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +48,11 @@ def load_inputs(config: DataConfig, group: str = "data", heard: bool = False) ->
     """
     path = Path(config.path)
     try:
-        with _quiet(path.exists()):
-            rows = _load_rows(config, path, heard)
-            if len(rows) == 0:
-                raise ConfigError(
-                    f"data.path = {config.path!r} holds no rows; give a file with inputs"
-                )
-            numbers = select_rows(rows, config)
-            return (as_clips if heard else as_inputs)(rows, numbers, config)
+        rows = _load_rows(config, path, heard)
+        if len(rows) == 0:
+            raise ConfigError(f"data.path = {config.path!r} holds no rows; give a file with inputs")
+        numbers = select_rows(rows, config)
+        return (as_clips if heard else as_inputs)(rows, numbers, config)
     except ConfigError as error:
         raise ConfigError(DATA_FIELD.sub(f"{group}.", str(error))) from None
 
@@ -135,18 +130,3 @@ def _innermost(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{error}" or type(error).__name__
-
-
-@contextmanager
-def _quiet(quiet: bool) -> Iterator[None]:
-    """Local files load in moments and their errors are told by us; only downloads deserve bars."""
-    bars, verbosity = datasets.is_progress_bar_enabled(), datasets.logging.get_verbosity()
-    if quiet:
-        datasets.disable_progress_bars()
-        datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    try:
-        yield
-    finally:
-        datasets.logging.set_verbosity(verbosity)
-        if bars:
-            datasets.enable_progress_bars()

@@ -129,8 +129,6 @@ class Filling(Protocol[M]):
     """What makes the shards of a folder."""
 
     kind: type[M]
-    plan: str
-    """Printed before the first shard is made, unless empty."""
 
     def describe(self) -> M:
         """The manifest of a new folder. Called on the main process, under the lock."""
@@ -158,8 +156,6 @@ def fill_folder(filling: Filling[M], folder: Path, share: Share, state: PartialS
             if not done:
                 stack.enter_context(only_writer(folder, filling.kind.SETTING, share.lock))
             begin_folder(folder, filling.describe(), share)
-            if filling.plan:
-                say(filling.plan)
         state.wait_for_everyone()
         manifest = read_manifest(filling.kind, folder)
         missing = share.of(manifest.missing(folder))

@@ -13,9 +13,8 @@ from filelock import FileLock
 
 from drafttrain.config.base import ConfigError
 from drafttrain.data.distill.batches import batches_by_length
-from drafttrain.data.distill.distill import ShardRow, distill
+from drafttrain.data.distill.distill import ShardRow, distill, plan_distillation
 from drafttrain.data.distill.generation import choose, generate_batch, generate_settings, trim
-from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.shards.outputs import load_distilled, read_manifest
 from drafttrain.models.identity import hash_tokenizer, hash_weights
 from drafttrain.models.loading import load_target
