@@ -72,7 +72,7 @@ def build_cache(
     those of the folder's manifest.
     """
     state = join_processes()  # first: it assigns each process its device
-    plan = plan_cache(config)
+    plan_cache(config)
     distilled, outputs = read_manifest(config.distilled), load_distilled(config.distilled)
     target = load_target(config.target) if target is None else target
     drafter = load_drafter_beside(target, config.drafter) if drafter is None else drafter
@@ -81,8 +81,6 @@ def build_cache(
     if hears(target.model.config):
         clips = kept_clips(config, distilled, outputs, target).of
     labelling = _labelling(config, distilled, target, drafter, clips)
-    if state.is_main_process:
-        say(plan)
     caching = Caching(config, target, outputs, labelling)
     return fill_folder(caching, config.out, read_share(config.share), state)
 
