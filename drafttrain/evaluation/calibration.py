@@ -73,16 +73,9 @@ def judge_heads(heads: Mapping[str, AcceptanceHead], folder: Path) -> list[HeadF
     for name, head in heads.items():
         with torch.inference_mode():
             predicted = head.acceptance(hidden.to(head.device)).double().cpu().numpy()
-        found.append(
-            HeadFacts(
-                name,
-                head.config.depth,
-                head.config.rejection_weight,
-                head.num_parameters(),
-                calibration_metrics(labels, predicted, prompt, resamples),
-                reliability(labels, predicted),
-            )
-        )
+        figures = calibration_metrics(labels, predicted, prompt, resamples)
+        sizes = head.config.depth, head.config.rejection_weight, head.num_parameters()
+        found.append(HeadFacts(name, *sizes, figures, reliability(labels, predicted)))
     return sorted(found, key=lambda one: one.metrics["binary_kl"].value)
 
 

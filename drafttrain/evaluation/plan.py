@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from datasets import Dataset
 
@@ -20,16 +20,12 @@ from drafttrain.config.trees import TREES
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.drafters.tree import GrowingDrafter, TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.roles import Randomness
-from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.trees.fixed import Fixed
 from drafttrain.decoding.trees.verifiers import TargetWalk
-from drafttrain.decoding.types import Sampling, Source
-from drafttrain.evaluation.prompts import read_prompts
+from drafttrain.evaluation.prompts import EvaluationOptions, Prompt, read_prompts
 from drafttrain.evaluation.report import check_new_file
-from drafttrain.evaluation.runner import WAVE_BATCHES
+from drafttrain.evaluation.runner import WAVE_BATCHES, decode_by
 from drafttrain.models.drafters import can_assist, read_drafter_settings, read_kind
 from drafttrain.models.loading import cache_is_deep_enough, check_target
 from drafttrain.models.speech import hears
@@ -212,30 +208,24 @@ RANKS = 16
 def measure_acceptance_by_rank(
     target: CachedModel,
     drafter: GrowingDrafter,
-    sampling: Sampling,
-    randomness: Callable[[int], Randomness],
-    sources: Sequence[Source],
-    max_new_tokens: int,
+    prompts: Sequence[Prompt],
+    options: EvaluationOptions,
     ranks: int = RANKS,
 ) -> tuple[float, ...]:
     """Share of the drafter's rows in which the target's token has rank 0, 1, ...
 
-    The sources are decoded with the drafter's `ranks` best next tokens as a tree of one level: a
+    The prompts are decoded with the drafter's `ranks` best next tokens as a tree of one level: a
     round accepts the one that is the target's. Raises ValueError where nothing was drafted.
     """
     ranks = min(ranks, drafter.vocabulary)
     level = Fixed(frozenset((rank,) for rank in range(ranks)), "ranks")
-    outputs = Decoder(
-        target, TreeDrafter(drafter, level), FixedLength(1), TargetWalk, sampling, randomness
-    ).decode_all(sources, max_new_tokens)
+    method = Method(TreeDrafter(drafter, level), FixedLength(1), TargetWalk)
+    outputs = decode_by(target, method, prompts, options, 1)
     rounds = [played for output in outputs for played in output.rounds if played.drafted]
     if not rounds:
         raise ValueError("no round drafted anything; give longer outputs (max_new_tokens)")
-    counts = [0] * ranks
-    for played in rounds:
-        for node in played.path:
-            counts[node] += 1
-    return tuple(count / len(rounds) for count in counts)
+    counts = Counter(node for played in rounds for node in played.path)
+    return tuple(counts[rank] / len(rounds) for rank in range(ranks))
 
 
 def needs_ranks(method: DecodeConfig) -> bool:
@@ -256,14 +246,8 @@ def measure_ranks(
     """Acceptance by rank of a pair's drafter on the rows of `load_inputs`, printed too."""
     model = CachedModel(pair.target.model)
     prompts, _ = read_prompts(pair.target, model, rows)
-    by_rank = measure_acceptance_by_rank(
-        model,
-        pair.drafter,
-        build_sampling(sampling),
-        partial(sequence_randomness, sampling.seed, device=model.device),
-        [prompt.source for prompt in prompts],
-        sampling.max_new_tokens,
-    )
+    options = EvaluationOptions(build_sampling(sampling), sampling.max_new_tokens, sampling.seed)
+    by_rank = measure_acceptance_by_rank(model, pair.drafter, prompts, options)
     shares = ", ".join(f"{share:.3f}" for share in by_rank)
     print(f"acceptance by rank on {len(prompts)} prompts of {data_name}: {shares}")
     return by_rank

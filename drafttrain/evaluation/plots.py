@@ -136,7 +136,10 @@ def choose_plot(report: Report) -> Plot:
         return Plot("Speed", "", SPEEDUP, [_curve(run.name, [0.0], [run]) for run in timed])
     curves = []
     for label, line in found:
-        xs = [draft_tokens(run) if quality is None else run.metrics[quality] for run in line]
+        if quality is None:  # which every length, stop policy and tree has
+            xs = [run.totals["drafted"] / max(1, run.totals["rounds"]) for run in line]
+        else:
+            xs = [run.metrics[quality] for run in line]
         curves.append(_curve(label, xs, line, _varied(line)))
     title = "Speed by draft length" if quality is None else "Quality and speed"
     xlabel = "draft tokens per round" if quality is None else QUALITY[quality]
@@ -174,17 +177,11 @@ def lines(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
     ]
 
 
-def draft_tokens(run: Run) -> float:
-    """Mean draft tokens per round, which every length, stop policy and tree has."""
-    return run.totals["drafted"] / max(1, run.totals["rounds"])
-
-
 def _varied(line: Sequence[Run]) -> list[str]:
     """The setting in which each run differs from the others of its line."""
     names = [n for n in SWEEPABLE if len({run.settings.get(n) for run in line}) > 1]
-    return [
-        " ".join(f"{n}={run.settings[n]:g}" for n in names if n in run.settings) for run in line
-    ]
+    own = ([(n, run.settings[n]) for n in names if n in run.settings] for run in line)
+    return [" ".join(f"{name}={value:g}" for name, value in pairs) for pairs in own]
 
 
 def _by_position(methods: Sequence[Run]) -> Plot:

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.types import Sampling
 from drafttrain.evaluation.plan import measure_acceptance_by_rank
+from drafttrain.evaluation.prompts import EvaluationOptions, Prompt
 from tests.decoding.toys import ToyModel, ToyTarget, toy_prompt
 from tests.evaluation.scripted import plain_tokens
 from tests.tiny_models import tiny_model
 
 PROMPTS = [[5, 6, 7], [9, 3, 30], [12, 4, 20, 33]]
 LENGTH = 9
-RANDOMNESS = partial(sequence_randomness, 0)
 
 
 def greedy_ranks(ranks: int, seed: int = 5) -> tuple[float, ...]:
     """Measured on three prompts."""
     model, drafter = tiny_model("llama", seed=3), tiny_model("llama", seed=seed)
-    sources = [make_source(ids, model) for ids in PROMPTS]
+    prompts = [Prompt(row, "", None, make_source(ids, model)) for row, ids in enumerate(PROMPTS)]
     own = CachedModel(model), CausalDrafter(CachedModel(drafter))
-    return measure_acceptance_by_rank(*own, Sampling(), RANDOMNESS, sources, LENGTH, ranks)
+    return measure_acceptance_by_rank(*own, prompts, EvaluationOptions(Sampling(), LENGTH), ranks)
 
 
 def test_a_drafter_that_is_the_target_has_the_token_as_its_first_choice():
@@ -57,15 +54,10 @@ def test_greedy_shares_are_those_of_the_rounds_that_drafted():
 def test_sampled_shares_are_the_targets_probabilities_of_the_drafters_choices():
     """One token a prompt: the shares tend to t(rank) of one known row."""
     target, drafter = ToyTarget(1), ToyModel(2)
-    measured = measure_acceptance_by_rank(
-        target,
-        CausalDrafter(drafter),
-        Sampling(1.3),
-        RANDOMNESS,
-        [toy_prompt()] * 600,
-        max_new_tokens=2,
-        ranks=3,
-    )
+    target.device = torch.device("cpu")
+    prompts = [Prompt(row, "", None, toy_prompt()) for row in range(600)]
+    options = EvaluationOptions(Sampling(1.3), max_new_tokens=2)
+    measured = measure_acceptance_by_rank(target, CausalDrafter(drafter), prompts, options, ranks=3)
     prefix = toy_prompt().prefix.tolist()
     choices = drafter.table[prefix].argsort(descending=True)
     expected = (target.table[prefix] / 1.3).softmax(dim=-1)[choices]
@@ -76,7 +68,6 @@ def test_sampled_shares_are_the_targets_probabilities_of_the_drafters_choices():
 def test_outputs_too_short_for_a_draft_are_refused():
     model = tiny_model("llama")
     target = CachedModel(model)
+    prompt, options = Prompt(0, "", None, make_source([5], model)), EvaluationOptions(Sampling(), 1)
     with pytest.raises(ValueError, match="no round drafted anything; give longer outputs"):
-        measure_acceptance_by_rank(
-            target, CausalDrafter(target), Sampling(), RANDOMNESS, [make_source([5], model)], 1
-        )
+        measure_acceptance_by_rank(target, CausalDrafter(target), [prompt], options)
