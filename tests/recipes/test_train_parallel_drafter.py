@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from drafttrain.cli import main as drafttrain
 from drafttrain.commands.export import export
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.kinds import CAUSAL, PARALLEL, kind_of
@@ -17,29 +16,15 @@ from drafttrain.export.verify import compare
 from recipes.train_parallel_drafter import main
 from tests.comparing import same_but_undrafted, same_weights
 from tests.recipes.tiny_recipe import (
-    QUICK,
+    decodes_as_validated,
     exit_code,
-    forced_length,
-    generates_what_plain_decoding_does,
+    language_project,
     plans_and_writes_nothing,
-    write_recipe,
 )
-from tests.tiny_models import tiny_model
-from tests.tiny_targets import save_target
 
 
 def make_project(folder: Path) -> list[str]:
-    """A target of four layers, 8 prompts and 3 held-out ones, and 6 steps with a checkpoint every
-    2: arguments."""
-    save_target(tiny_model("llama", num_hidden_layers=4).float(), folder / "target")
-    settings = {
-        "distill": {"sampling": {"max_new_tokens": 8}},
-        "drafter": {"k": 3, "output_tokens": 12},
-        "initialise": {"layers": [0, 3]},
-        "objective": {"cross_entropy": 0.5, "packed_tokens": 60},
-        "train": {"max_steps": 6, "batch_tokens": 90, "checkpoint_every": 2, "threads": 1},
-    }
-    return ["--config", str(write_recipe(folder, 8, 3, **settings))]
+    return language_project(folder, initialise={"layers": [0, 3]})
 
 
 def test_one_command_leaves_a_drafter_that_eval_generate_and_export_take(
@@ -54,23 +39,12 @@ def test_one_command_leaves_a_drafter_that_eval_generate_and_export_take(
     assert f"mask: token {mask}, " in capsys.readouterr().out
     assert drafter.config.k == 3 and 0 <= mask < drafter.config.vocab_size
     assert not same_weights(drafter, start)
-    log = [json.loads(line) for line in (run / "metrics.jsonl").open()]
-    validation = [entry for entry in log if "mean_acceptance_length" in entry][-1]
-    assert all(0 < validation[f"acceptance/{slot}"] < 1 for slot in (1, 2, 3))
     assert exit_code(main, *arguments) == 0 and "is finished" in capsys.readouterr().out
     assert newest_run(tmp_path).recipe.drafter.k == 3
 
-    others = [f"others={{start: {{drafter: {run / 'start'}}}, copied: {{drafter: max-gram}}}}"]
-    assert exit_code(drafttrain, "eval", "--drafter", str(run), *QUICK, *others) == 0
-    report = json.loads((run / "report.json").read_text())
-    _, own, *_ = report["runs"]
+    own = decodes_as_validated(run, capsys)
     assert own["name"].startswith("parallel k=3")
-    assert all(one["metrics"]["identical"]["value"] == 1.0 for one in report["runs"][1:])
-    length = own["metrics"]["mean_acceptance_length"]["value"]
-    assert length == pytest.approx(validation["mean_acceptance_length"])
-    assert forced_length(run) == pytest.approx(length)
-
-    generates_what_plain_decoding_does(run, tmp_path / "target", capsys)
+    assert all(0 < own["validation"][f"acceptance/{slot}"] < 1 for slot in (1, 2, 3))
 
     export(ExportConfig(drafter=str(run), out=tmp_path / "out"), reload=compare)
     assert "the target's output unchanged for 3 inputs" in capsys.readouterr().out

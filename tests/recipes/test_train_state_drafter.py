@@ -23,9 +23,9 @@ from tests.commands.test_tune import SMALL
 from tests.comparing import same_weights
 from tests.recipes.tiny_recipe import (
     QUICK,
+    decodes_as_validated,
     exit_code,
-    forced_length,
-    generates_what_plain_decoding_does,
+    language_project,
     plans_and_writes_nothing,
     resumed_as_if_never_stopped,
     write_recipe,
@@ -41,16 +41,7 @@ SHAPES = {
 
 
 def make_project(folder: Path, drafts: str = "blocks") -> list[str]:
-    """A target of four layers, 8 prompts and 3 held-out ones, and 6 steps with a checkpoint every
-    2: arguments."""
-    save_target(tiny_model("llama", num_hidden_layers=4).float(), folder / "target")
-    settings = {
-        "distill": {"sampling": {"max_new_tokens": 8}},
-        "drafter": {"k": 3, "output_tokens": 12, **SHAPES[drafts]},
-        "objective": {"cross_entropy": 0.5, "packed_tokens": 60},
-        "train": {"max_steps": 6, "batch_tokens": 90, "checkpoint_every": 2, "threads": 1},
-    }
-    return ["--config", str(write_recipe(folder, 8, 3, **settings))]
+    return language_project(folder, drafter=SHAPES[drafts])
 
 
 def test_one_command_leaves_a_drafter_that_eval_generate_and_export_take(
@@ -65,19 +56,8 @@ def test_one_command_leaves_a_drafter_that_eval_generate_and_export_take(
     assert drafter.config.previous_token_rank == 5
     assert len(drafter.config.draftable_tokens) == 12
     assert not same_weights(drafter, start)
-    log = [json.loads(line) for line in (run / "metrics.jsonl").open()]
-    validation = [entry for entry in log if "mean_acceptance_length" in entry][-1]
-    assert all(0 < validation[f"acceptance/{slot}"] < 1 for slot in (1, 2, 3))
-
-    others = [f"others={{start: {{drafter: {run / 'start'}}}}}"]
-    assert exit_code(drafttrain, "eval", "--drafter", str(run), *QUICK, *others) == 0
-    runs = json.loads((run / "report.json").read_text())["runs"]
-    assert all(one["metrics"]["identical"]["value"] == 1.0 for one in runs[1:])
-    length = runs[1]["metrics"]["mean_acceptance_length"]["value"]
-    assert length == pytest.approx(validation["mean_acceptance_length"])
-    assert forced_length(run) == pytest.approx(length)
-
-    generates_what_plain_decoding_does(run, tmp_path / "target", capsys)
+    own = decodes_as_validated(run, capsys)
+    assert all(0 < own["validation"][f"acceptance/{slot}"] < 1 for slot in (1, 2, 3))
 
     export(ExportConfig(drafter=str(run), out=tmp_path / "out"), reload=compare)
     told = capsys.readouterr().out

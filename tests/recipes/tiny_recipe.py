@@ -13,7 +13,8 @@ import yaml
 from drafttrain.cli import main as drafttrain
 from drafttrain.config.base import Interrupted
 from drafttrain.training import loop
-from tests.tiny_targets import random_sentences
+from tests.tiny_models import tiny_model
+from tests.tiny_targets import random_sentences, save_target
 
 QUICK = ["repeats=1", "warmup=0", "bootstrap=20", "baselines=[]"]
 QUICK += ["decode.sampling.max_new_tokens=8"]
@@ -37,6 +38,21 @@ def write_recipe(folder: Path, rows: int, held_out_rows: int, **settings: Any) -
     file = folder / "recipe.yaml"
     file.write_text(yaml.safe_dump(places | settings))
     return file
+
+
+def language_project(folder: Path, **changes: dict[str, Any]) -> list[str]:
+    """A decoder-only target of four layers, 8 prompts and 3 held-out ones, and 6 steps with a
+    checkpoint every 2: arguments. changes: settings of groups."""
+    save_target(tiny_model("llama", num_hidden_layers=4).float(), folder / "target")
+    settings = {
+        "distill": {"sampling": {"max_new_tokens": 8}},
+        "drafter": {"k": 3, "output_tokens": 12},
+        "objective": {"cross_entropy": 0.5, "packed_tokens": 60},
+        "train": {"max_steps": 6, "batch_tokens": 90, "checkpoint_every": 2, "threads": 1},
+    }
+    for group, values in changes.items():
+        settings[group] = settings.get(group, {}) | values
+    return ["--config", str(write_recipe(folder, 8, 3, **settings))]
 
 
 def exit_code(main: Callable[[list[str]], None], *arguments: str) -> int:
@@ -93,12 +109,25 @@ def forced_length(run: Path, *more: str) -> float:
     return metrics["mean_acceptance_length"]["value"]
 
 
-def generates_what_plain_decoding_does(
-    run: Path, target: Path, capsys: pytest.CaptureFixture
-) -> None:
+def decodes_as_validated(run: Path, capsys: pytest.CaptureFixture) -> dict[str, Any]:
+    """`eval` decodes exactly what plain decoding does, with the acceptance length of validation,
+    teacher-forced too; `generate` likewise. -> the drafter's run in the report, and the last
+    validation."""
+    log = [json.loads(line) for line in (run / "metrics.jsonl").open()]
+    validation = [entry for entry in log if "mean_acceptance_length" in entry][-1]
+    others = [f"others={{start: {{drafter: {run / 'start'}}}, copied: {{drafter: max-gram}}}}"]
+    assert exit_code(drafttrain, "eval", "--drafter", str(run), *QUICK, *others) == 0
+    runs = json.loads((run / "report.json").read_text())["runs"]
+    assert [one["name"] for one in runs[2:]] == ["start", "copied"]
+    assert all(one["metrics"]["identical"]["value"] == 1.0 for one in runs[1:])
+    length = runs[1]["metrics"]["mean_acceptance_length"]["value"]
+    assert length == pytest.approx(validation["mean_acceptance_length"])
+    assert forced_length(run) == pytest.approx(length)
     said = []
+    capsys.readouterr()
     for name in (str(run), "none"):
-        given = ["--target", str(target), "--text", "w5 w6 w7", "--drafter", name]
+        given = ["--target", str(run.parent / "target"), "--text", "w5 w6 w7", "--drafter", name]
         assert exit_code(drafttrain, "generate", *given, "--max-new-tokens", "5") == 0
         said.append(capsys.readouterr().out.splitlines()[-1])
     assert said[0] == said[1]
+    return runs[1] | {"validation": validation}
