@@ -75,11 +75,9 @@ class Batch:
 
 def pad(rows: Sequence[Sequence[int]], value: int) -> tuple[Tensor, Tensor]:
     """Right-padded tensor and lengths. Shapes: -> [B, longest], [B]."""
+    tensors = [torch.as_tensor(row, dtype=torch.long) for row in rows]
     lengths = torch.tensor([len(row) for row in rows])
-    padded = torch.full((len(rows), int(lengths.max())), value)
-    for i, row in enumerate(rows):
-        padded[i, : len(row)] = torch.as_tensor(row)
-    return padded, lengths
+    return pad_sequence(tensors, batch_first=True, padding_value=value), lengths
 
 
 def pad_encoded(examples: Sequence[Example]) -> tuple[Tensor, Tensor | None]:
@@ -122,9 +120,9 @@ class PairCollator:
     pad_token_id: int
 
     def __call__(self, examples: Sequence[Example]) -> LabelledBatch:
-        sources = [source for _, _, source, *_ in examples]
-        targets = [target for _, _, _, target, *_ in examples]
-        return _label(sources, targets, self.pad_token_id)
+        input_ids, lengths = pad([source for _, _, source, *_ in examples], self.pad_token_id)
+        labels, _ = pad([target for _, _, _, target, *_ in examples], IGNORED)
+        return LabelledBatch(input_ids, padding_mask(lengths), labels)
 
 
 @dataclass(frozen=True)
@@ -135,12 +133,5 @@ class TextCollator:
 
     def __call__(self, examples: Sequence[Example]) -> LabelledBatch:
         texts = [source + target for _, _, source, target, *_ in examples]
-        return _label(texts, texts, self.pad_token_id)
-
-
-def _label(
-    read: Sequence[Sequence[int]], learned: Sequence[Sequence[int]], pad_token_id: int
-) -> LabelledBatch:
-    input_ids, lengths = pad(read, pad_token_id)
-    labels, _ = pad(learned, IGNORED)
-    return LabelledBatch(input_ids, padding_mask(lengths), labels)
+        input_ids, lengths = pad(texts, self.pad_token_id)
+        return LabelledBatch(input_ids, padding_mask(lengths), pad(texts, IGNORED)[0])

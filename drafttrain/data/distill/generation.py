@@ -47,12 +47,10 @@ def decodes_alone(config: GenerationConfig) -> bool:
 
 def needs_equal_lengths(model: PreTrainedModel) -> bool:
     """Whether logits processors would take the padding before a prompt for a part of the text."""
-    if model.config.is_encoder_decoder:
-        return False
     config = model.generation_config
-    penalty = config.repetition_penalty not in (None, 1.0)
-    path = (config.no_repeat_ngram_size, config.min_length, config.bad_words_ids)
-    return penalty or any(path) or bool(config.sequence_bias)
+    read = [config.repetition_penalty not in (None, 1.0), config.no_repeat_ngram_size]
+    read += [config.min_length, config.bad_words_ids, config.sequence_bias]
+    return not model.config.is_encoder_decoder and any(read)
 
 
 def open_generate(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:

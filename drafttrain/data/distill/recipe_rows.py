@@ -105,9 +105,8 @@ def choose_mask(
     from the last one on; never what ends, begins or pads texts, or is unknown. Raises ConfigError
     for a token that rows hold, or where they hold all.
     """
-    count = np.zeros(vocabulary, dtype=np.int64)
-    for name in ("source_ids", "target_ids"):
-        count += np.bincount(_tokens(rows, name), minlength=vocabulary)
+    held = np.concatenate([_tokens(rows, name) for name in ("source_ids", "target_ids")])
+    count = np.bincount(held, minlength=vocabulary)
     if wanted is not None:
         if count[wanted]:
             token = tokenizer.convert_ids_to_tokens(wanted)
