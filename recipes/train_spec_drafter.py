@@ -151,11 +151,9 @@ def make_task(
     asked = settings.objective.total_variation > 0 or settings.drafter.target_states
     teacher = target.model if asked else None
     if settings.objective.freeze_embeddings:
-        drafter.embedding.requires_grad_(False)
-        if drafter.output is not None:
-            drafter.output.requires_grad_(False)
-        if drafter.logits_bias is not None:
-            drafter.logits_bias.requires_grad_(False)
+        for shared in (drafter.embedding, drafter.output, drafter.logits_bias):
+            if shared is not None:
+                shared.requires_grad_(False)
     objective = MaskPredict(drafter, settings.objective, teacher)
     validate = None
     if held_out is not None:

@@ -10,10 +10,8 @@ from drafttrain.config.language_recipes import FollowInBlocksConfig, FollowTarge
 from drafttrain.data.batches.examples import Example
 from drafttrain.data.batches.masked_blocks import BlocksBatch, BlocksCollator
 from drafttrain.data.batches.packing import DocumentCollator
-from drafttrain.data.teacher import top_rows
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.shared import alone
 from drafttrain.decoding.stopping import FixedLength
@@ -102,22 +100,6 @@ def test_the_target_learns_nothing_and_the_drafters_own_keys_do() -> None:
     assert all(parameter.grad is None for parameter in target.parameters())
     for layer in model.model.layers:
         assert (layer.self_attn.k_proj.weight.grad != 0).any()
-
-
-@pytest.mark.parametrize("draftable", [None, torch.tensor([1, 8, 12, 25])], ids=["all", "few"])
-def test_rows_that_are_known_teach_as_the_target_does(draftable) -> None:
-    target = tiny_model("llama", num_hidden_layers=4)
-    settings = FollowInBlocksConfig(forward_kl=1.0, cross_entropy=0.5)
-    model = behind_prompts(target, LAYERS, K)
-    objective = FollowInBlocks(model, settings, target, draftable).train()
-    known = []
-    for example in examples():
-        forced = teacher_force(target, [example.source_ids], [example.target_ids])[0]
-        known.append(example._replace(target_rows=top_rows(forced.logits, 40, draftable)))
-    collate = BlocksCollator(0, MASK, K, reads_prompt=False)
-    asked, kept = objective(collate([examples()]), 0.0), objective(collate([known]), 0.0)
-    close(kept.loss, asked.loss, 1e-9)
-    assert asked.counted == 4 + 4 + 3 + 2 + 1 + 4 + 3 + 2 + 1 + 2 + 1
 
 
 def test_some_columns_see_what_the_mask_lets_them() -> None:
