@@ -12,7 +12,7 @@ import yaml
 
 from drafttrain.commands.export import read_measured
 from drafttrain.config.policy import read_policy
-from drafttrain.evaluation import tune
+from drafttrain.evaluation import evaluate, tune
 from drafttrain.evaluation.report import Report, read_report
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.identity import hash_target, hash_weights
@@ -67,6 +67,7 @@ def tuned(project: Path) -> Report:
     given = ["--heads", project / "run", "--report-data", project / "test.txt", *SMALL]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tune, "FIRST", 2)
+        patch.setattr(evaluate, "peak_growth", lambda work, device: 0)  # collects all garbage
         assert ended("tune", *given, "--batch-size", "1,2") == 0
     return read_report(project / "run" / "tune.json")
 
