@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from drafttrain.cli import main
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.base import ConfigError, Interrupted
 from drafttrain.config.inputs import TargetConfig
@@ -55,12 +54,6 @@ def test_no_arguments_show_the_help(capsys):
 def test_eval_without_any_run_says_how_to_make_one(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "train_spec_drafter.py" in refused(capsys, "eval")
-
-
-def test_debug_shows_the_traceback(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError):
-        main(["eval", "--debug"])
 
 
 def test_interruption_is_one_line_and_exit_code_130(capsys, monkeypatch):
@@ -217,16 +210,6 @@ def test_a_drafter_that_is_the_target_agrees_with_it_under_every_engines_rule(
         assert 0.0 < metrics["first_choice_acceptance"]["value"] < 1.0
 
 
-def test_plain_decoding_alone_can_be_measured(inside, tmp_path):
-    report = tmp_path / "plain.json"
-    quick = ["repeats=1", "warmup=0", "bootstrap=20", "baselines=[]", "--report", str(report)]
-    assert (
-        ended("eval", "--drafter", "none", "--target", "target", "--data", "test.jsonl", *quick)
-        == 0
-    )
-    assert [one["name"] for one in json.loads(report.read_text())["runs"]] == ["plain"]
-
-
 def generated(capsys, *arguments: str) -> str:
     assert ended("generate", *arguments, "decode.sampling.max_new_tokens=12") == 0
     return capsys.readouterr().out
@@ -243,22 +226,6 @@ def test_generate_reads_standard_input_and_files_alike(capsys, inside, monkeypat
     from_file = generated(capsys, "--data", "test.jsonl")
     monkeypatch.setattr("sys.stdin", io.StringIO("w5 w6 w7\nw9 w4\n"))
     assert generated(capsys) == from_file
-
-
-def test_json_rounds_add_up_to_the_tokens(capsys, inside):
-    line = json.loads(generated(capsys, "--text", "w5 w6 w7", "--json"))
-    assert line["tokens"] == [token for one in line["rounds"] for token in one["emitted"]]
-    for one in line["rounds"]:
-        accepted = one["accepted"]
-        assert one["drafted"][:accepted] == one["emitted"][:accepted]
-        assert len(one["emitted"]) - accepted in (0, 1)
-    assert line["mean_acceptance_length"] == len(line["tokens"]) / len(line["rounds"])
-
-
-def test_rounds_are_shown_one_a_line_with_a_count_of_them(capsys, inside):
-    text = generated(capsys, "--text", "w5 w6 w7", "--show-rounds")
-    numbered = [line for line in text.splitlines() if line[:3].strip().isdigit()]
-    assert f"tokens in {len(numbered)} rounds" in text
 
 
 def test_sampling_follows_the_seed(capsys, inside):

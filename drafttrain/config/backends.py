@@ -32,29 +32,26 @@ class Backend:
 
 
 TRANSFORMERS = Backend(
-    name="transformers",
-    opens="drafttrain.data.distill.generation:open_generate",
+    "transformers",
+    "drafttrain.data.distill.generation:open_generate",
     methods=("greedy", "beam", "sample"),
 )
 """The loop of `generate`, finished rows leaving the batch; beam search is its own."""
-
 ENGINE = Backend(
-    name="engine",
-    opens="drafttrain.build.distilling:open_engine",
+    "engine",
+    "drafttrain.build.distilling:open_engine",
     methods=("greedy", "sample"),
     checks="drafttrain.build.distilling:check_engine",
     takes_drafter=True,
 )
 """The loop that `drafttrain generate` and `eval` decode with, with a drafter where one is given."""
-
 SERVER = Backend(
-    name="server",
-    opens="drafttrain.data.distill.server:open_server",
+    "server",
+    "drafttrain.data.distill.server:open_server",
     methods=("greedy", "sample"),
     checks="drafttrain.data.distill.server:check_server",
     reads_weights=False,
 )
 """A decoder-only target that OpenAI-compatible servers run: vLLM, SGLang, ..."""
 
-BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (TRANSFORMERS, ENGINE, SERVER)}
-"""All backends by name."""
+BACKENDS = {backend.name: backend for backend in (TRANSFORMERS, ENGINE, SERVER)}

@@ -38,24 +38,28 @@ class Run:
 
 def newest_run(folder: Path = CHECKPOINTS, of_heads: bool = False) -> Run:
     """The run finished last, of a drafter or of heads. Raises ConfigError where there is none."""
-    finished = finished_runs(folder, of_heads)
-    if not finished:
-        what, script, give = ("run", "train_spec_drafter.py", "--target and --drafter")
-        if of_heads:
-            what, script, give = ("run of heads", "train_acceptance_head.py", "--heads")
-        raise ConfigError(
-            f"no finished {what} in {str(folder)!r}; train one with `accelerate launch "
-            f"recipes/{script}`, or give {give}"
-        )
-    return read_run(finished[0])
+    if finished := finished_runs(folder, of_heads):
+        return read_run(finished[0])
+    script, give = "train_spec_drafter.py", "--target and --drafter"
+    if of_heads:
+        script, give = "train_acceptance_head.py", "--heads"
+    raise ConfigError(
+        f"no finished run in {str(folder)!r}; train one with `accelerate launch recipes/{script}`, "
+        f"or give {give}"
+    )
 
 
 def finished_runs(folder: Path, of_heads: bool = False) -> list[Path]:
     """Folders of the runs whose drafters, or heads, are finished, the newest first."""
-    runs = [file.parent for file in folder.rglob("run.yaml")]
-    found = [(run, _recipe_of(run)) for run in runs]
-    right = [run for run, recipe in found if recipe and (recipe == HEADS) is of_heads]
-    return sorted(right, key=lambda run: -_finished_at(run))
+
+    def finished_at(run: Path) -> float:
+        trained = [run / "final", *head_folders(run)]
+        files = (folder / "config.json" for folder in trained)
+        return next(file.stat().st_mtime for file in files if file.is_file())
+
+    recipes = {file.parent: _recipe_of(file.parent) for file in folder.rglob("run.yaml")}
+    right = [run for run, recipe in recipes.items() if recipe and (recipe == HEADS) is of_heads]
+    return sorted(right, key=finished_at, reverse=True)
 
 
 def read_run(folder: Path) -> Run:
@@ -108,10 +112,3 @@ def _recipe_of(run: Path) -> str | None:
     if isinstance(config.get("target"), dict):  # otherwise made for no target in particular
         return TRAINED_CAUSAL
     return HEADS if head_folders(run) else None
-
-
-def _finished_at(run: Path) -> float:
-    """When the drafter or the first head was written."""
-    trained = [run / "final", *head_folders(run)]
-    files = (folder / "config.json" for folder in trained)
-    return next(file.stat().st_mtime for file in files if file.is_file())
