@@ -23,7 +23,6 @@ from drafttrain.data.distill.batches import BatchDecoder, batches_of_rows
 from drafttrain.data.shards.outputs import Drafting, ShardRow
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.finite import on_finite_scores
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.types import NotFinite
@@ -66,7 +65,7 @@ def open_engine(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
         CachedModel(target.model),
         method.drafter,
         method.stop,
-        on_finite_scores(method.verifier),
+        method.verifier,
         build_sampling(settings.sampling),
         randomness=lambda row: sequence_randomness(config.sampling.seed, row, target.model.device),
     )

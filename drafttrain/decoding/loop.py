@@ -17,9 +17,17 @@ from drafttrain.decoding.engine.logits_processing import TargetProcessors
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.inference import without_gradients
 from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy, Verifier
-from drafttrain.decoding.shared import Steps, together
+from drafttrain.decoding.shared import Steps, steps, together
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
-from drafttrain.decoding.types import Output, Proposal, Round, Sampling, Source, Verdict
+from drafttrain.decoding.types import (
+    NotFinite,
+    Output,
+    Proposal,
+    Round,
+    Sampling,
+    Source,
+    Verdict,
+)
 from drafttrain.decoding.verifiers import check_pairing
 
 NOTHING = Proposal.empty()
@@ -128,12 +136,20 @@ class RunningSequence:
             return NOTHING
         return self.session.propose(self.tokens, self.target_state, self.stop.capped(self.room))
 
-    def judge(
-        self, decoder: Decoder, proposal: Proposal, output: StepOutput
-    ) -> Steps[Verdict] | Verdict:
-        """The verifier's decision on a draft, by the target's logits."""
+    def judge(self, decoder: Decoder, proposal: Proposal, output: StepOutput) -> Steps[Verdict]:
+        """The verifier's decision on a draft, by the target's logits. Raises NotFinite, with the
+        number of the sequence, where a row that decides is not finite."""
         logits = self.process(self.tokens, proposal.tokens, output.logits, proposal.parents)
-        return decoder.verifier.judge(proposal, logits, decoder.sampling, self.randomness)
+        drafted, eos_ids = proposal.tokens.tolist(), decoder.target.eos_ids
+        ends = [node + 1 for node, token in enumerate(drafted) if token in eos_ids]
+        if ends:  # a token after EOS is dropped: what it is drawn from need not be finite
+            logits = logits.index_fill(0, torch.tensor(ends, device=logits.device), 0.0)
+        given = proposal, logits, decoder.sampling, self.randomness
+        try:
+            return (yield from steps(decoder.verifier.judge(*given)))
+        except NotFinite as error:
+            place = f"input {self.index}, new token {self._length - len(self.state.source.prefix)}"
+            raise NotFinite(f"{place}: {error}") from None
 
     def commit(
         self, proposal: Proposal, verdict: Verdict, output: StepOutput, decoder: Decoder
@@ -176,6 +192,7 @@ def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Roun
     proposals = together([sequence.propose() for sequence in active])
     for sequence, proposal in zip(active, proposals, strict=True):
         check_room(sequence, proposal)
+    proposals = [proposal.until(target.eos_ids) for proposal in proposals]
     draft_seconds = (perf_counter() - began) / len(active)
     began = perf_counter()
     outputs = target.score(

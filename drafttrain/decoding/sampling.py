@@ -113,8 +113,8 @@ class SampledRandomness:
         total = upto[:, -1:].contiguous()
         if not torch.isfinite(total).all():
             raise NotFinite(
-                "probabilities to sample from are not finite: a model gave NaN or infinite logits; "
-                "load it in float32 or bfloat16"
+                "probabilities to sample from are not finite: a model gave NaN or infinite logits, "
+                "or a logits processor left no token; load it in float32 or bfloat16"
             )
         drawn = total * self.uniform(total)
         places = torch.searchsorted(upto, drawn, right=True)  # tokens of probability 0 are skipped

@@ -75,6 +75,23 @@ def arg_max_of_each(scores: Sequence[Tensor]) -> list[list[int]]:
     return [best[end - len(rows) : end] for end, rows in zip(ends, scores, strict=True)]
 
 
+def finite_arg_max_of_each(scores: Sequence[Tensor]) -> list[list[int]]:
+    """`arg_max_of_each`; -1 for rows whose maximum is no finite number. Shapes: [R, V] each."""
+    if scores[0].device.type == "cpu":
+        found = []
+        for rows in scores:
+            values = rows.detach().numpy()
+            best = np.argmax(values, axis=-1)  # of the first NaN, where there is one
+            top = np.take_along_axis(values, best[:, None], axis=-1)[:, 0]
+            found.append(np.where(np.isfinite(top), best, -1).tolist())
+        return found
+    joint = torch.cat(list(scores))
+    top, best = joint.max(dim=-1)
+    flat = torch.where(top.isfinite(), best, -1).tolist()
+    ends = itertools.accumulate(len(rows) for rows in scores)
+    return [flat[end - len(rows) : end] for end, rows in zip(ends, scores, strict=True)]
+
+
 def joined(rows: Sequence[Tensor]) -> Tensor:
     """The rows of several sequences in one tensor; not copied where there is one."""
     return rows[0] if len(rows) == 1 else torch.cat(list(rows))

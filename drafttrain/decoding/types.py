@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -107,10 +107,12 @@ class Proposal:
     hidden: Sequence[Tensor] | None = None
     """[D] each, M of them: the states that the stop policy reads, or could have read, of this draft
     (`DraftState`), for logs; None where it reads none."""
-    logits: Callable[[], Sequence[Tensor]] | None = None
-    """Gives the N rows [V] of a chain before warping, where the drafter has them, to what goes by
-    them: lenient reviews inside cascades. They are made, or put together, only
-    when asked for."""
+    logits: Callable[[], Sequence[Tensor | None]] | None = None
+    """Gives the N rows [V] of a chain before warping, None for copied tokens, where the drafter has
+    them, to what reads them: lenient reviews inside cascades. They are made only when needed."""
+    copied: Tensor | None = None
+    """[N] bool, tokens that were copied, among others drawn from a model's rows; None: no token
+    where there are draft_probs, else all."""
     expected: float | None = None
     """How many tokens of this draft the drafter expects to be accepted, where it works that out."""
     calls: Mapping[str, Calls] | None = None
@@ -166,6 +168,31 @@ class Proposal:
             rows=torch.cat(rows),
             counts=torch.cat(counts),
             passes=sum(proposal.passes for proposal in proposals),
+        )
+
+    def until(self, ends: frozenset[int]) -> Proposal:
+        """The draft without what follows a token that ends the sequence: nothing judges that."""
+        tokens, parents = self.tokens.tolist(), self.parents.tolist()
+        if ends.isdisjoint(tokens):
+            return self
+        place: dict[int, int] = {-1: -1}
+        """Of each node that is kept."""
+        for node, parent in enumerate(parents):
+            if parent in place and (parent < 0 or tokens[parent] not in ends):
+                place[node] = len(place) - 1
+        kept = [node for node in place if node >= 0]
+        if len(kept) == len(tokens):
+            return self
+        rows = self.rows
+        if rows is None and self.draft_probs is not None:
+            rows = torch.arange(len(tokens))
+        return replace(
+            self,
+            tokens=self.tokens[kept],
+            parents=torch.tensor([place[parents[node]] for node in kept], dtype=torch.long),
+            rows=None if rows is None else rows[kept],
+            counts=None if self.counts is None else self.counts[kept],
+            copied=None if self.copied is None else self.copied[kept],
         )
 
     @property

@@ -23,8 +23,8 @@ from drafttrain.config.trees import TREES
 from drafttrain.config.verifiers import RULES, VerifierRule, rules_for
 from drafttrain.decoding.roles import Randomness, Verifier
 from drafttrain.decoding.sampling import warp
-from drafttrain.decoding.shared import Call, Steps, arg_max_of_each
-from drafttrain.decoding.types import Proposal, Sampling, Verdict
+from drafttrain.decoding.shared import Call, Steps, finite_arg_max_of_each
+from drafttrain.decoding.types import NotFinite, Proposal, Sampling, Verdict
 
 SEEN: dict[Evidence, str] = {
     "logits": "the drafter's distributions",
@@ -105,7 +105,7 @@ def verify_greedy(
     Lossless for greedy decoding (blockwise decoding, Stern et al. 2018, Section 3). On a tree: go
     down while a child is the arg-max. Shapes: target_logits [N + 1, V].
     """
-    best = yield Call(arg_max_of_each, target_logits)
+    best = yield Call(finite_arg_max_of_each, target_logits)
     pairs = zip(proposal.parents.tolist(), proposal.tokens.tolist(), strict=True)
     child = {pair: node for node, pair in enumerate(pairs)}
     path: list[int] = []
@@ -132,7 +132,7 @@ def verify_spec(
     tree: go down to the child that the target prefers among those accepted.
     Shapes: target_logits [N + 1, V].
     """
-    best = yield Call(arg_max_of_each, target_logits)
+    best = yield Call(finite_arg_max_of_each, target_logits)
     parents = proposal.parents.to(target_logits.device)
     tokens = proposal.tokens.to(target_logits.device)
     rows = target_logits[parents + 1]
@@ -194,13 +194,16 @@ def verify_block(
 
     How many tokens are emitted depends on those behind them, so that they follow target's rows only
     in law of the whole output: it hands nothing to an outer review (`Verdict.emitted_probs`).
+    A draft ends in front of a row that is not finite.
     """
     target_probs = warp(target_logits, sampling)
-    drafted = len(proposal.tokens)
+    drafted = usable_rows(target_probs)
+    target_probs = target_probs[: drafted + 1]
     if drafted == 0:
         return Verdict(_chain_path(0), int(randomness.categorical(target_probs)[0]))
-    tokens = proposal.tokens.to(target_probs.device)
-    draft_probs = draft_rows(proposal, tokens, target_probs)
+    tokens = proposal.tokens[:drafted].to(target_probs.device)
+    draft_probs = draft_rows(proposal, proposal.tokens.to(target_probs.device), target_probs)
+    draft_probs = draft_probs[:drafted]
     weights = prefix_weights(target_probs[:-1], draft_probs, tokens)
     rejection = block_rejection(weights, target_probs, draft_probs)
     accepted = drafted - randomness.accept_run(rejection.flip(0))  # the longest is asked first
@@ -209,6 +212,15 @@ def verify_block(
         next_probs = residual(next_probs, draft_probs[accepted], weights[accepted])
     next_token = int(randomness.categorical(next_probs[None]))
     return Verdict(_chain_path(accepted), next_token)
+
+
+def usable_rows(target_probs: Tensor) -> int:
+    """Draft tokens of a chain whose rows are finite: the first row that is not judges none.
+
+    Shapes: target_probs [N + 1, V] -> 0..N.
+    """
+    finite = target_probs.sum(-1).isfinite().tolist()
+    return min([*finite, False].index(False), len(finite) - 1)
 
 
 def prefix_weights(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) -> list[float]:
@@ -248,14 +260,14 @@ def acceptance_probability(target_probs: Tensor, draft_probs: Tensor, tokens: Te
 
 
 def probability_ratio(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) -> Tensor:
-    """target / draft at each drafted token, 0 where target excludes it.
+    """target / draft at each drafted token, 0 where target excludes it, or either is NaN.
 
     Shapes: target_probs, draft_probs [N, V], tokens [N] -> [N].
     """
     at_target = target_probs.gather(-1, tokens[:, None])[:, 0]
     at_draft = draft_probs.gather(-1, tokens[:, None])[:, 0]
     smallest = torch.finfo(at_draft.dtype).tiny  # a token that target excludes is never accepted
-    return at_target / at_draft.clamp_min(smallest)
+    return (at_target / at_draft.clamp_min(smallest)).nan_to_num(0.0, posinf=torch.inf)
 
 
 def residual(target_probs: Tensor, draft_probs: Tensor, weight: float = 1.0) -> Tensor:
@@ -277,8 +289,15 @@ def draft_rows(proposal: Proposal, tokens: Tensor, target_probs: Tensor) -> Tens
 
 
 def _verdict(path: list[int], best: list[int]) -> Verdict:
-    """A path, then the arg-max of the row after it."""
-    return Verdict(torch.tensor(path, dtype=torch.long), best[path[-1] + 1 if path else 0])
+    """A path, then the arg-max of the row after it. Raises NotFinite where that has none."""
+    row = path[-1] + 1 if path else 0
+    if best[row] < 0:
+        raise NotFinite(
+            f"the target's logits are not finite in row {row} of the draft's {len(best)}: a model "
+            "gave NaN or infinity, or a logits processor left no token; load it in float32 or "
+            "bfloat16"
+        )
+    return Verdict(torch.tensor(path, dtype=torch.long), best[row])
 
 
 def _chain_path(length: int) -> Tensor:

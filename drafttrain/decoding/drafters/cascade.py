@@ -10,7 +10,7 @@ the target's own review stays exact. Which level drafts, and how much, depends o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import torch
@@ -207,8 +207,8 @@ class Draft:
         self.tokens: list[int] = []
         self.rows: list[Tensor | None] = []
         """[V] what each token was drawn from; None: a point mass."""
-        self.logits: list[Callable[[], Sequence[Tensor]]] | None = []
-        """Each part's rows [V] before warping; None where some drafter has none."""
+        self.logits: list[Callable[[], Sequence[Tensor | None]]] = []
+        """Each part's rows [V] before warping, None for copied tokens."""
         self.passes = 0
         self.calls: dict[str, Calls] = {}
 
@@ -242,10 +242,8 @@ class Draft:
         """Append tokens, with the rows that they follow."""
         self.tokens += tokens
         self.rows += rows
-        if logits is None or self.logits is None:
-            self.logits = None
-        else:
-            self.logits.append(logits)
+        nothing: list[Tensor | None] = [None] * len(tokens)
+        self.logits.append((lambda: nothing) if logits is None else logits)
 
     def append(self, part: Proposal) -> None:
         """Append another drafter's chain."""
@@ -271,12 +269,15 @@ class Draft:
             ]
             probs = torch.stack(rows)
         tokens = torch.tensor(self.tokens, dtype=torch.long)
-        logits = None if self.logits is None else self._rows_before_warping
-        return Proposal.chain(tokens, probs, self.passes, logits=logits, calls=self.calls)
+        logits = self._rows_before_warping
+        found = Proposal.chain(tokens, probs, self.passes, logits=logits, calls=self.calls)
+        if drawn is None:
+            return found
+        return replace(found, copied=torch.tensor([row is None for row in self.rows]))
 
-    def _rows_before_warping(self) -> list[Tensor]:
-        """Of every token that was not cut off. Shapes: [V] each."""
-        return [row for part in self.logits or () for row in part()][: len(self.tokens)]
+    def _rows_before_warping(self) -> list[Tensor | None]:
+        """Of every token that was not cut off, None for copied ones. Shapes: [V] each."""
+        return [row for part in self.logits for row in part()][: len(self.tokens)]
 
 
 def _point(token: int, like: Tensor) -> Tensor:
@@ -293,6 +294,7 @@ def review(
 
     Under sampling a reviewed token follows min(d, l r) + (1 - sum min(d, l r)) Norm[(r - d)+], d
     being its row inside and r the reviewer's, and the token behind an accepted draft follows r.
+    Tokens that were copied, without a row of a model, are reviewed with l = 1.
     Greedy tokens are point masses (None). Shapes: logits [N + 1, V].
     """
     tokens = inner.tokens.tolist()
@@ -301,14 +303,17 @@ def review(
     probs = warp(logits, sampling)
     if not tokens:
         return [int(randomness.categorical(probs)[0])], [probs[0]]
+    lenient = torch.full((len(tokens), 1), leniency, dtype=probs.dtype, device=probs.device)
+    if inner.copied is not None:
+        lenient[inner.copied.to(probs.device)] = 1.0
     if inner.draft_probs is None:
-        leniency = 1.0
+        lenient.fill_(1.0)
         draft = torch.zeros_like(probs[:-1]).scatter_(
             1, inner.tokens[:, None].to(probs.device), 1.0
         )
     else:
         draft = inner.draft_probs.to(probs)
-    shared = torch.minimum(draft, leniency * probs[:-1])
+    shared = torch.minimum(draft, lenient * probs[:-1])
     at_token = inner.tokens[:, None].to(probs.device)
     smallest = torch.finfo(draft.dtype).tiny
     likely = (shared.gather(1, at_token) / draft.gather(1, at_token).clamp_min(smallest))[:, 0]
@@ -343,7 +348,10 @@ def _leniently(inner: Proposal, place: int, token: int, logits: Tensor, leniency
     """Whether the reviewer's unwarped probability exceeds the inner drafter's over l."""
     if leniency == 1.0 or inner.logits is None:
         return False
-    own = inner.logits()[place].softmax(dim=-1)[token]
+    row = inner.logits()[place]
+    if row is None:
+        return False
+    own = row.softmax(dim=-1)[token]
     return bool(logits[place].softmax(dim=-1)[token] > own.to(logits) / leniency)
 
 

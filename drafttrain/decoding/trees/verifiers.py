@@ -179,10 +179,14 @@ def verify_traversal(
 
     Of a node that was drawn several times each copy is a try, the first with all that is below it.
     Stochastic beams, where sequences drive out each other, are exact as well (by enumeration).
+    A draft ends at a node whose row is not finite.
     Shapes: target_logits [N + 1, V].
     """
     target_probs = warp(target_logits, sampling)
     below, tried = children_of(proposal), set[int]()
+    for row, finite in enumerate(target_probs.sum(-1).isfinite().tolist()):
+        if not finite:
+            below[row] = []
     repeats = proposal.draw_kind != "without_replacement"
 
     def descend(node: int, weight: float) -> tuple[list[int], Tensor] | None:

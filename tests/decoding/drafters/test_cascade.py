@@ -9,6 +9,7 @@ from torch import Tensor
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.block_heads import BlockHeadsDrafter
 from drafttrain.decoding.drafters.cascade import (
+    Draft,
     InTurnDrafter,
     Level,
     Quota,
@@ -202,6 +203,35 @@ def test_copies_are_reviewed_strictly_whatever_the_leniency():
 
     law = enumerate_law(run)
     assert [law[token] for token in range(3)] == pytest.approx([0.5, 0.3, 0.2], abs=1e-12)
+
+
+def mixed(sampled: bool, copies: list[int]) -> Proposal:
+    """A draft of one token from a model's row, then copies of max-gram's."""
+    part, draft = torch.tensor([0.3, 0.4, 0.3], dtype=torch.float64), Draft(torch.tensor([0]))
+    draft.add([1], [part if sampled else None], lambda: [part.log()])
+    draft.append(Proposal.chain(torch.tensor(copies, dtype=torch.long)))
+    return draft.proposal()
+
+
+@pytest.mark.parametrize("copies", [[], [2]])
+def test_a_models_tokens_are_reviewed_leniently_though_copies_follow(copies):
+    """0.3 > 0.4 / 1.5 for token 1, though 0 is likelier; the copy is no arg-max and is refused."""
+    logits = torch.tensor([[0.5, 0.3, 0.2], [0.6, 0.1, 0.3], [1.0, 0.0, 0.0]]).double().log()
+    emitted, _ = review(mixed(False, copies), logits[: 2 + len(copies)], Sampling(), None, 1.5)
+    assert emitted == [1, 0]
+
+
+def test_copies_behind_a_models_tokens_are_reviewed_strictly():
+    """Token 1 passes with min(1, 3 x 0.3 / 0.4) = 1, the copy of 2 with its own 0.3."""
+    rows = [[0.5, 0.3, 0.2], [0.6, 0.1, 0.3], [1.0, 0.0, 0.0]]
+    logits = torch.tensor(rows, dtype=torch.float64).log()
+
+    def run(randomness: Randomness) -> tuple[int, ...]:
+        return tuple(review(mixed(True, [2]), logits, Sampling(1.0), randomness, 3.0)[0])
+
+    law = enumerate_law(run)
+    passed = sum(probability for tokens, probability in law.items() if tokens[:2] == (1, 2))
+    assert passed == pytest.approx(0.3, abs=1e-12)
 
 
 def test_each_level_reviews_what_its_own_columns_of_the_matrix_ask_for():

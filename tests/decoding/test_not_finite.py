@@ -1,0 +1,127 @@
+"""Rows that are not finite: never an acceptance, an error where they decide, nothing elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.sampling import sequence_randomness
+from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.types import NotFinite, Proposal, Sampling
+from drafttrain.decoding.verifiers import make_verifier
+from tests.decoding.enumeration import enumerate_output, replaced, total_variation
+from tests.decoding.toys import EOS, ToyDrafter, ToyTarget, autoregressive_law, toy_source
+
+GREEDY, SAMPLED = Sampling(), Sampling(temperature=1.0)
+RULES = {
+    "rejection": (),
+    "block": (),
+    "traversal": (),
+    "recursive": (),
+    "multi-round": (),
+    "target-walk": (),
+}
+"""Rules for sampling that take chains, and the values of their settings."""
+DRAFT = Proposal.chain(torch.tensor([2, 1]))
+"""Tokens 2 and 1, of which the target takes the first."""
+LOGITS = torch.tensor([[0.0, 0.0, 9.0], [9.0, 0.0, 0.0], [0.0, 9.0, 0.0]])
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("rule", ["greedy", "spec-verification"])
+def test_rows_on_the_accepted_path_count_alone(rule: str, value: float) -> None:
+    verifier = make_verifier(rule, *((1, 0.0) if rule == "spec-verification" else ()))
+
+    def verify(logits: torch.Tensor) -> list[int]:
+        verdict = verifier.verify(DRAFT, logits, GREEDY, sequence_randomness(0, 0))
+        return [*DRAFT.tokens[verdict.path].tolist(), verdict.next_token]
+
+    assert verify(LOGITS) == verify(LOGITS.masked_fill(LOGITS == 0.0, -torch.inf)) == [2, 0]
+    for row, expected in ((0, None), (1, None), (2, [2, 0])):
+        logits = LOGITS.clone()
+        logits[row] = value
+        if expected is None:
+            with pytest.raises(NotFinite, match=f"row {row} of the draft's 3"):
+                verify(logits)
+        else:
+            assert verify(logits) == expected
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_row_that_is_not_finite_accepts_nothing(rule: str, value: float) -> None:
+    """Three tokens that pass with probability 1/6 each; the row that judges the last is not finite:
+    where the first two pass, that row decides, and it is an error."""
+    draft, logits = Proposal.chain(torch.tensor([3, 1, 4])), torch.zeros(4, 6)
+    logits[2] = value
+    verifier, lengths, errors = make_verifier(rule), [], 0
+    for seed in range(600):
+        try:
+            verdict = verifier.verify(draft, logits, SAMPLED, sequence_randomness(seed, 0))
+            lengths.append(len(verdict.path))
+        except NotFinite:
+            errors += 1
+    assert max(lengths) <= 1
+    assert 5 <= errors <= 32  # 600 / 36 = 16.7, within four standard deviations
+
+
+class EndsInNothing(ToyTarget):
+    """No token is left after EOS, as where a processor forbids all that follow it."""
+
+    def score(self, states, tokens, proposals, layers=()):
+        outputs = super().score(states, tokens, proposals, layers)
+        for proposal, output in zip(proposals, outputs, strict=True):
+            ended = [False]
+            for token, parent in zip(
+                proposal.tokens.tolist(), proposal.parents.tolist(), strict=True
+            ):
+                ended.append(ended[parent + 1] or token == EOS)
+            output.logits[torch.tensor(ended)] = -torch.inf
+        return outputs
+
+
+@pytest.mark.parametrize(
+    ("rule", "point"),
+    [
+        ("rejection", False),
+        ("rejection", True),
+        ("block", False),
+        ("block", True),
+        ("traversal", False),
+        ("multi-round", False),
+        ("target-walk", True),
+    ],
+)
+def test_what_follows_eos_in_a_draft_changes_no_law(rule: str, point: bool) -> None:
+    decoder = Decoder(
+        EndsInNothing(1),
+        ToyDrafter(2, point=point),
+        FixedLength(3),
+        make_verifier(rule),
+        SAMPLED,
+        replaced,
+    )
+    law = enumerate_output(decoder, [toy_source()], 3)
+    assert total_variation(law, autoregressive_law(ToyTarget(1), SAMPLED, 3)) < 1e-12
+
+
+def test_an_error_names_the_input_and_the_token() -> None:
+    class Broken(ToyTarget):
+        def score(self, states, tokens, proposals, layers=()):
+            outputs = super().score(states, tokens, proposals, layers)
+            for committed, output in zip(tokens, outputs, strict=True):
+                if len(committed) > 2:
+                    output.logits[:] = torch.nan
+            return outputs
+
+    decoder = Decoder(
+        Broken(3),
+        ToyDrafter(2),
+        FixedLength(1),
+        make_verifier("greedy"),
+        GREEDY,
+        lambda row: sequence_randomness(0, row),
+    )
+    with pytest.raises(NotFinite, match=r"input \d, new token \d+: .*row \d of the draft's"):
+        decoder.decode_all([toy_source(), toy_source()], 6, 1)
