@@ -282,6 +282,11 @@ def check_cache(config: CacheConfig, drafter: PretrainedConfig) -> StateKind:
             f"mixing = {config.mixing} counts for token states only, but {state} states are "
             "cached, which see the target's own tokens alone; leave it out, or give state=token"
         )
+    if config.blocks_per_row is not None and state != "slot":
+        raise ConfigError(
+            f"blocks_per_row = {config.blocks_per_row} counts for drafters of blocks only, but "
+            f"{config.drafter!r} drafts token by token; leave it out"
+        )
     read_share(config.share)
     check_folder(config.out)
     if config.out.absolute() == config.distilled.absolute():
