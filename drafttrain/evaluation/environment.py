@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import platform
@@ -12,10 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from threading import Event, Thread
-from typing import Literal
 
-import psutil
 import torch
 from pydantic import BaseModel, ConfigDict
 
@@ -38,9 +34,6 @@ class Environment(BaseModel):
     cores: int
     threads: int
     """Threads that torch computes with."""
-    load: float | None = None
-    """Processes that ran or waited in the last minute (load average): more than the threads
-    above means that others shared the machine."""
     gpu: str | None
     python: str
     versions: dict[str, str]
@@ -56,7 +49,6 @@ def describe_environment(command: str | None = None) -> Environment:
         cpu=_cpu_model(),
         cores=os.cpu_count() or 1,
         threads=torch.get_num_threads(),
-        load=round(os.getloadavg()[0], 2) if os.name == "posix" else None,
         gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         python=platform.python_version(),
         versions={"drafttrain": __version__} | {name: version(name) for name in PACKAGES},
@@ -81,48 +73,17 @@ def _commit(repository: Path) -> str | None:
         return None
 
 
-Kind = Literal["allocated", "resident"]
-EVERY = 0.002
-"""Seconds between two looks at the resident memory."""
-
-
-def memory_kind(device: torch.device) -> Kind:
-    """What `peak_growth` counts: torch's own count of the device, or the process's pages."""
-    return "allocated" if device.type == "cuda" else "resident"
-
-
-def peak_growth(work: Callable[[], object], device: torch.device) -> int:
-    """Bytes in use at the worst moment of some work, beyond those before it; at least 0.
-
-    On a CUDA device what torch has allocated there; elsewhere the resident memory of the process,
-    looked at every few milliseconds. The caches of our engine are emptied first, and so count
-    whole. Memory that earlier work has freed is given back to the system first, as far as the C
-    library does that; what it keeps is used again and not counted.
-    """
+def peak_growth(work: Callable[[], object], device: torch.device) -> int | None:
+    """Bytes that torch has allocated on a CUDA device at the worst moment of some work, beyond
+    those before it; the engine's own caches are emptied first. None on another device, where work
+    is not done at all."""
+    if device.type != "cuda":
+        return None
     gc.collect()
     release_caches()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        work()
-        torch.cuda.synchronize(device)
-        return max(0, torch.cuda.max_memory_allocated(device) - before)
-    if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-    process, ended = psutil.Process(), Event()
-    sizes = [process.memory_info().rss]
-
-    def watch() -> None:
-        while not ended.wait(EVERY):
-            sizes.append(process.memory_info().rss)
-
-    watcher = Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        work()
-        sizes.append(process.memory_info().rss)
-    finally:
-        ended.set()
-        watcher.join()
-    return max(sizes) - sizes[0]
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    work()
+    torch.cuda.synchronize(device)
+    return max(0, torch.cuda.max_memory_allocated(device) - before)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from datasets import Dataset
 
@@ -22,13 +23,14 @@ from drafttrain.decoding.types import Round
 from drafttrain.evaluation import metrics, quality
 from drafttrain.evaluation.bootstrap import (
     Array,
+    Ratio,
     Statistic,
     difference,
     draw_resamples,
     estimate_all,
     mean,
 )
-from drafttrain.evaluation.environment import describe_environment, memory_kind, peak_growth
+from drafttrain.evaluation.environment import describe_environment, peak_growth
 from drafttrain.evaluation.page import render_page
 from drafttrain.evaluation.plots import plot_report
 from drafttrain.evaluation.prompts import (
@@ -50,7 +52,6 @@ from drafttrain.evaluation.report import (
 )
 from drafttrain.evaluation.runner import (
     Decoded,
-    encoder_seconds,
     make_jobs,
     make_waves,
     plain_method,
@@ -104,10 +105,6 @@ class Context:
     """By batch size, 1 first; of each plain decoding first."""
     texts: Mapping[str, Sequence[str]]
     """[P] decoded texts at batch size 1, by the job's name."""
-    encode_seconds: Array | None = None
-    """[P] the encoder's share of each clip's time; None where the inputs are texts."""
-    judged: quality.Judged = field(default_factory=dict)
-    """Filled as runs are measured."""
 
 
 def evaluate(
@@ -149,7 +146,6 @@ def evaluate(
         environment=describe_environment(),
         options=given,
         runs=make_runs(measured, resamples),
-        memory=memory_kind(model.device) if len(options.batch_sizes) > 1 else None,
     )
     return Evaluation(report, samples)
 
@@ -170,8 +166,7 @@ def decode_all(
         for run in decoded
         if run.batch_size == 1
     }
-    encoding = encoder_seconds(model, prompts, options.repeats)
-    return Context(model, prompts, options, decoded, texts, encoding)
+    return Context(model, prompts, options, decoded, texts)
 
 
 def decode_batches(
@@ -221,31 +216,27 @@ def measure(context: Context, run: Decoded, resamples: Array) -> Measured:
     if method is not None:
         positions = metrics.count_positions(run.outputs)
         facts["acceptance_rate_per_position"] = metrics.position_rates(positions, resamples)
-        facts["time"] = metrics.TimeShares.of(run.outputs)
+        facts["time"] = metrics.time_shares(run.outputs)
         figures |= metrics.acceptance_figures(counts, method.parameter_ratios)
         if method.parameter_ratios:
             rounds = [one for output in plain.outputs for one in output.rounds]
             seconds = sum(one.target_seconds for one in rounds) / len(rounds)
             facts["costs"] = metrics.CallCosts.of(counts, method.parameter_ratios, seconds)
-            figures |= metrics.cost_figures(counts, facts["costs"], seconds)
-        if any(one.job.kind == "method" and not one.job.lossless for one in context.decoded):
-            figures["target_agreement"] = quality.target_agreement(
-                context.model, context.prompts, run.outputs, options, context.judged
-            )
+            figures["swi"] = metrics.walltime_improvement(counts, facts["costs"].measured)
     return Measured(facts, figures | output_figures(context, run))
 
 
 def output_figures(context: Context, run: Decoded) -> dict[str, Statistic]:
     """How good the outputs are and how near those of plain decoding; of clips also how fast."""
     plain, prompts = context.decoded[0], context.prompts
-    greedy, seconds = context.options.sampling.greedy, context.encode_seconds
+    greedy, seconds = context.options.sampling.greedy, [prompt.seconds for prompt in prompts]
     texts, references = context.texts[run.job.name], [prompt.reference for prompt in prompts]
     others = None if run is plain else context.texts[PLAIN]
     figures: dict[str, Statistic] = {}
     if greedy and run is not plain:
         figures["identical"] = mean(metrics.identical(run.outputs, plain.outputs))
-    if seconds is not None:
-        figures |= metrics.real_time_figures(run, prompts, seconds)
+    if None not in seconds:  # clips
+        figures["rtf"] = Ratio(run.cost_seconds, np.array(seconds))
         return figures | quality.word_error_figures(texts, references, others)
     overlap = not any(prompt.chat for prompt in prompts)
     tokenizer = context.options.bleu_tokenizer

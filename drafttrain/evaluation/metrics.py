@@ -27,7 +27,7 @@ from drafttrain.evaluation.bootstrap import (
     median,
     quotient,
 )
-from drafttrain.evaluation.prompts import BEAM, GENERATE, PLAIN, Prompt
+from drafttrain.evaluation.prompts import BEAM, GENERATE, PLAIN
 from drafttrain.evaluation.runner import Decoded
 
 
@@ -76,24 +76,6 @@ class PositionRates:
     """Of the rounds that drafted the position, the share accepted up to it."""
     conditional: list[Estimate | None]
     """Of the rounds that reached the position, the share that accepted it."""
-
-
-@dataclass(frozen=True)
-class TimeShares:
-    """Where the time of decoding went, shares of its wall clock, by the rounds' own clocks."""
-
-    draft: float
-    target: float
-    other: float
-    """Encoding included."""
-
-    @staticmethod
-    def of(outputs: Sequence[Output]) -> TimeShares:
-        total = sum(output.seconds for output in outputs)
-        rounds = [round for output in outputs for round in output.rounds]
-        draft = sum(round.draft_seconds for round in rounds) / total
-        target = sum(round.target_seconds for round in rounds) / total
-        return TimeShares(draft, target, max(0.0, 1.0 - draft - target))
 
 
 @dataclass(frozen=True)
@@ -171,6 +153,15 @@ def count_positions(outputs: Sequence[Output]) -> Array:
     return counts
 
 
+def time_shares(outputs: Sequence[Output]) -> dict[str, float]:
+    """Shares of the wall clock of decoding, by the rounds' clocks; `other` includes encoding."""
+    total = sum(output.seconds for output in outputs)
+    rounds = [round for output in outputs for round in output.rounds]
+    draft = sum(round.draft_seconds for round in rounds) / total
+    target = sum(round.target_seconds for round in rounds) / total
+    return {"draft": draft, "target": target, "other": max(0.0, 1.0 - draft - target)}
+
+
 def walltime_improvement(counts: Counts, costs: Mapping[str, float]) -> Ratio:
     """Tokens over the time of all calls, in target calls: n / (target calls + sum of c_i calls_i).
 
@@ -191,7 +182,6 @@ def acceptance_figures(
     figures: dict[str, Statistic] = {
         # tokens emitted per target call, correction or bonus included (block efficiency)
         "mean_acceptance_length": Ratio(counts.tokens, counts.rounds),
-        "accepted_per_round": Ratio(counts.accepted, counts.rounds),
         "acceptance_rate": Ratio(counts.accepted, counts.drafted),
         # SpecDec++ Eq. 2.2, N_discarded / N, and Eq. 2.3, N_target / N
         "discard_rate": Ratio(counts.discarded, counts.tokens),
@@ -202,15 +192,6 @@ def acceptance_figures(
     if parameter_ratios:
         figures["mbsu"] = walltime_improvement(counts, parameter_ratios)
     return figures
-
-
-def cost_figures(counts: Counts, costs: CallCosts, target_seconds: float) -> dict[str, Statistic]:
-    """Figures of measured costs. `draft_time`: seconds of drafting a round over those of a target
-    call that decodes plainly, which is what a draft takes, in plain tokens."""
-    return {
-        "swi": walltime_improvement(counts, costs.measured),
-        "draft_time": Ratio(counts.draft_seconds, counts.rounds * target_seconds),
-    }
 
 
 def speed_figures(run: Decoded, others: Sequence[Decoded], sampled: bool) -> dict[str, Statistic]:
@@ -239,20 +220,6 @@ def speed_figures(run: Decoded, others: Sequence[Decoded], sampled: bool) -> dic
 def token_counts(run: Decoded) -> Array:
     """[P] tokens of every output."""
     return np.array([float(len(output.tokens)) for output in run.outputs])
-
-
-def real_time_figures(
-    run: Decoded, prompts: Sequence[Prompt], encode_seconds: Array
-) -> dict[str, Statistic]:
-    """Seconds of work over seconds of audio: whole, and split into encoder and all that follows.
-
-    encode_seconds: [P] what encoding each clip takes, measured alone, as it is the same for all.
-    """
-    encoder = np.minimum(encode_seconds, run.cost_seconds)
-    parts = {"rtf": run.cost_seconds, "rtf_encoder": encoder}
-    parts["rtf_decoder"] = run.cost_seconds - encoder
-    audio = np.array([prompt.seconds for prompt in prompts], dtype=np.float64)
-    return {name: Ratio(seconds, audio) for name, seconds in parts.items()}
 
 
 def position_rates(counts: Array, resamples: Array) -> PositionRates | None:

@@ -3,13 +3,13 @@
 Speedup against batch size (SpecDec, Figure 5), quality (the trade-off of lossy rules) or draft
 tokens per round (lengths, stop policies, trees); teacher-forced acceptance against the position in
 the draft. A line joins points of one method that differ in one setting; every point is drawn. A
-report of `tune` has panels: all candidates, Figure 4 of SpecDec++, reliability of heads.
+report of `tune` has Figure 4 of SpecDec++ and the reliability of heads.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,7 +28,6 @@ MARKERS = "osD^vP*X"
 QUALITY = {
     "bleu_difference": "BLEU, difference to plain decoding",
     "consistency_bleu": "BLEU against plain decoding",
-    "target_agreement": "share of tokens that the target agrees with",
 }
 """Quality metrics of the trade-off, best first."""
 SPEEDUP = "speedup over plain decoding"
@@ -74,7 +73,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Plot:
-    """What is drawn; bars where it has no x axis."""
+    """What is drawn."""
 
     title: str
     xlabel: str
@@ -88,54 +87,33 @@ class Plot:
 
 def plot_report(report: Report, path: Path) -> None:
     """Write the plot as a PNG."""
-    if report.search is not None:
-        figure = Figure(figsize=(13, 9), dpi=120, layout="constrained")
-        draw_search(figure, report.search)
+    figure = Figure(figsize=(9, 6), dpi=150, layout="constrained")
+    if report.search is None:
+        draw_curves(figure.subplots(), choose_plot(report))
     else:
-        plot = choose_plot(report)
-        figure = Figure(figsize=(9, 6), dpi=150, layout="constrained")
-        axis = figure.subplots()
-        if plot.xlabel:
-            draw_curves(axis, plot)
-        else:
-            draw_bars(axis, {curve.label: curve.ys[0] for curve in plot.curves})
-            axis.axvline(1.0, color=GREY, linewidth=1)
-            axis.set_xlabel(plot.ylabel, fontsize=13)
-        axis.set_title(plot.title, loc="left")
+        axes = figure.subplots(1 + bool(report.search.heads), squeeze=False)[:, 0]
+        rates_panel(axes[0], report.search)
+        if report.search.heads:
+            figure.set_figheight(11)
+            reliability_panel(axes[1], report.search)
     for axis in figure.axes:
         tidy(axis)
-        axis.title.set_fontsize(15)
-    figure.supxlabel(footer(report), fontsize=9, color="#555555", x=0.01, ha="left")
     save_figure(figure, path)
 
 
-def footer(report: Report) -> str:
-    """Drafter, target, machine and date."""
-    named = [run for run in report.runs if run.kind == "method"]
-    drafters = ", ".join(dict.fromkeys(run.other or run.drafter or "" for run in named)) or "none"
-    return (
-        f"drafter: {drafters}; target: {Path(report.target.path).name} ({report.target.dtype}); "
-        f"{report.data.prompts} prompts\n{report.machine}; {report.environment.date[:10]}"
-    )
-
-
 def choose_plot(report: Report) -> Plot:
-    """The plot for what the report varied: batch size, quality, draft length; else bars."""
+    """The plot for what the report varied: batch size, quality, else draft tokens per round."""
     alone = [run for run in report.runs if run.batch_size == 1]
     methods = [run for run in alone if run.kind == "method"]
     if report.mode == "teacher-forced":
         return _by_position(methods)
     if len(report.batch_sizes) > 1:
         return _by_batch_size(report)
-    quality = next((name for name in QUALITY if any(name in r.metrics for r in methods)), None)
-    if not any(run.lossy for run in methods):
-        quality = None
-    found = lines([run for run in methods if quality is None or quality in run.metrics])
-    if quality is None and all(len(line) == 1 for _, line in found):
-        timed = [run for run in alone if "speedup" in run.metrics]
-        return Plot("Speed", "", SPEEDUP, [_curve(run.name, [0.0], [run]) for run in timed])
+    quality = None
+    if any(run.lossy for run in methods):
+        quality = next((name for name in QUALITY if any(name in r.metrics for r in methods)), None)
     curves = []
-    for label, line in found:
+    for label, line in lines([run for run in methods if quality is None or quality in run.metrics]):
         if quality is None:  # which every length, stop policy and tree has
             xs = [run.totals["drafted"] / max(1, run.totals["rounds"]) for run in line]
         else:
@@ -143,8 +121,7 @@ def choose_plot(report: Report) -> Plot:
         curves.append(_curve(label, xs, line, _varied(line)))
     title = "Speed by draft length" if quality is None else "Quality and speed"
     xlabel = "draft tokens per round" if quality is None else QUALITY[quality]
-    others = [run for run in alone if run.kind != "method"]
-    levels = {run.name: run.metrics["speedup"].value for run in others}
+    levels = {run.name: run.metrics["speedup"].value for run in alone if run.kind != "method"}
     return Plot(title, xlabel, SPEEDUP, curves, levels)
 
 
@@ -239,9 +216,7 @@ def draw_curves(axis: Axes, plot: Plot) -> None:
             xytext=(0, -2 if level < 1.0 else 2), va="top" if level < 1.0 else "bottom",
             ha="right", fontsize=7.5, color="#666666",
         )  # fmt: skip
-    axis.set_xlabel(plot.xlabel, fontsize=13)
-    axis.set_ylabel(plot.ylabel, fontsize=13)
-    axis.tick_params(labelsize=12)
+    axis.set(title=plot.title, xlabel=plot.xlabel, ylabel=plot.ylabel)
     if plot.ticks:
         if len(plot.ticks) > 2 and plot.ticks[-1] >= 4 * plot.ticks[0]:
             axis.set_xscale("log", base=2)
@@ -250,46 +225,6 @@ def draw_curves(axis: Axes, plot: Plot) -> None:
     axis.margins(0.08)
     if plot.curves:
         draw_legend(axis, 11, ncols=1 + (len(plot.curves) > 6))
-
-
-def draw_bars(
-    axis: Axes,
-    bars: Mapping[str, Estimate],
-    colours: Sequence[str] | str = COLOURS[0],
-    digits: int = 2,
-    size: float = 12,
-) -> None:
-    """A bar to the right for each name, the first one on top, the value at its end."""
-    values = list(bars.values())
-    axis.barh(
-        range(len(bars)), [one.value for one in values], color=colours, height=0.62,
-        xerr=error_lengths(values), error_kw={"ecolor": "#444444", "elinewidth": 1, "capsize": 3},
-    )  # fmt: skip
-    for place, estimate in enumerate(values):
-        axis.annotate(
-            f"{estimate.value:.{digits}f}", (max(estimate.value, estimate.high), place),
-            xytext=(6, 0), fontsize=size, textcoords="offset points", va="center",
-        )  # fmt: skip
-    axis.set_yticks(range(len(bars)), list(bars))
-    axis.tick_params(labelsize=size)
-    axis.invert_yaxis()
-    axis.margins(x=0.14)
-    axis.set_xlim(left=0)
-
-
-def draw_search(figure: Figure, search: Search) -> None:
-    """Draws the speed of all candidates at batch size 1 in the last rung that decoded them, Figure
-    4 of SpecDec++, and the reliability of heads."""
-    grid = figure.add_gridspec(2 if search.heads else 1, 2)
-    standings, best = search.standings(1), search.choices[0].best
-    axis = figure.add_subplot(grid[:, 0])
-    colours = [COLOURS[0] if name == best else "#C4C4C4" for name in standings]
-    speeds = {name: one.tokens_per_second for name, (_, one) in standings.items()}
-    draw_bars(axis, speeds, colours, digits=0, size=6.5)
-    axis.set(title="Candidates, batch size 1", xlabel="tokens per second, last rung decoded")
-    rates_panel(figure.add_subplot(grid[0, 1]), search)
-    if search.heads:
-        reliability_panel(figure.add_subplot(grid[1, 1]), search)
 
 
 def rates_panel(axis: Axes, search: Search) -> None:

@@ -1,6 +1,6 @@
 """How outputs compare: with references, and with the target's own, token by token.
 
-BLEU and chrF are kept as sentence-level sufficient statistics, as in sacrebleu's own paired tests,
+BLEU is kept as sentence-level sufficient statistics, as in sacrebleu's own paired tests,
 so that a bootstrap resample costs a sum and not a new count of n-grams. Greedy choices may differ
 where the target's two highest logits tie up to rounding, which is told from errors. Of sampled runs
 only the number of identical outputs is reported.
@@ -13,19 +13,16 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from rouge_score.rouge_scorer import RougeScorer
-from sacrebleu.metrics import BLEU, CHRF
-from sacrebleu.metrics.base import Metric
-from torch import Tensor
+from sacrebleu.metrics import BLEU
 from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
 from drafttrain.data.inputs.clips import library
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
-from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import Output, Proposal, Sampling, Source
 from drafttrain.evaluation.bootstrap import Array, Ratio, Statistic, difference, score
 from drafttrain.evaluation.metrics import first_difference
-from drafttrain.evaluation.prompts import EvaluationOptions, Prompt
+from drafttrain.evaluation.prompts import Prompt
 from drafttrain.evaluation.report import GAP_TOLERANCE, Difference, Parity
 
 Texts = Sequence[str]
@@ -40,10 +37,10 @@ def text_figures(
     overlap: bool = True,
     consistent: bool = True,
 ) -> dict[str, Statistic]:
-    """BLEU, chrF, ROUGE-2, ROUGE-L and exact match over the rows that have a reference, if any; and
-    compared with the texts of plain decoding. All in percent.
+    """BLEU, ROUGE-2 and ROUGE-L over the rows that have a reference, if any; and compared with the
+    texts of plain decoding. All in percent.
 
-    overlap: whether BLEU and chrF, shares of common n-grams, mean anything for these texts: a good
+    overlap: whether BLEU, which counts common n-grams, means anything for these texts: a good
     answer in a chat may share few words with another one. consistent: whether the output should be
     that of plain decoding, so that BLEU against it says how near it is.
     """
@@ -52,9 +49,7 @@ def text_figures(
     if present.any():
         if overlap:
             figures["bleu"] = bleu(texts, references, tokenizer)
-            figures["chrf"] = _corpus_score(CHRF(), texts, references)
         scores = rouge_scores(texts, references)
-        scores["exact_match"] = exact_match(texts, references)
         figures |= {name: Ratio(100.0 * own, present) for name, own in scores.items()}
     if plain is not None and "bleu" in figures:
         theirs = bleu(plain, references, tokenizer)
@@ -65,12 +60,9 @@ def text_figures(
 
 
 def bleu(texts: Texts, references: References, tokenizer: str = "13a") -> Statistic:
-    """BLEU of sacrebleu's default signature (mixed case, exponential smoothing)."""
-    return _corpus_score(BLEU(tokenize=tokenizer, force=True), texts, references)
-
-
-def _corpus_score(metric: Metric, texts: Texts, references: References) -> Statistic:
-    """A score from the sentences' sufficient statistics; rows without a reference count nothing."""
+    """BLEU of sacrebleu's default signature (mixed case, exponential smoothing), from the
+    sentences' sufficient statistics; rows without a reference count nothing."""
+    metric = BLEU(tokenize=tokenizer, force=True)
     present = [i for i, reference in enumerate(references) if reference is not None]
     found = metric._extract_corpus_statistics(
         [texts[i] for i in present], [[references[i] for i in present]]
@@ -82,20 +74,13 @@ def _corpus_score(metric: Metric, texts: Texts, references: References) -> Stati
 
 def rouge_scores(texts: Texts, references: References) -> dict[str, Array]:
     """F-measures of ROUGE-2 and ROUGE-L with stemming, in 0..1; 0 without a reference."""
-    names = ["rouge2", "rougeL"]
-    scorer = RougeScorer(names, use_stemmer=True)
-    scores = {name: np.zeros(len(texts)) for name in names}
+    scorer = RougeScorer(["rouge2", "rougeL"], use_stemmer=True)
+    scores = {name: np.zeros(len(texts)) for name in scorer.rouge_types}
     for i, (text, reference) in enumerate(zip(texts, references, strict=True)):
-        found = {} if reference is None else scorer.score(reference, text)
-        for name, own in found.items():
-            scores[name][i] = own.fmeasure
+        if reference is not None:
+            for name, own in scorer.score(reference, text).items():
+                scores[name][i] = own.fmeasure
     return scores
-
-
-def exact_match(texts: Texts, references: References) -> Array:
-    """1 where text and reference agree but for white space at the ends. Shapes: -> [P]."""
-    pairs = zip(texts, references, strict=True)
-    return np.array([float(b is not None and a.strip() == b.strip()) for a, b in pairs])
 
 
 def word_error_figures(
@@ -131,10 +116,6 @@ def word_errors(texts: Texts, references: References) -> tuple[Array, Array]:
     return errors, words
 
 
-Judged = dict[tuple[int, tuple[int, ...]], Tensor]
-"""Results of `token_probs` by prompt and output: lossless methods have the same ones."""
-CHUNK = 64
-"""Tokens scored in one call."""
 LOGIT_ROUNDINGS = 2
 """Roundings of the target's type, at the size of its logits, within which its two best are a tie.
 
@@ -205,51 +186,3 @@ def top_two(
     logits = processors(committed, nothing, output.logits)[0]
     first, second = logits.topk(2).values.tolist()
     return first, second
-
-
-def target_agreement(
-    model: CachedModel,
-    prompts: Sequence[Prompt],
-    outputs: Sequence[Output],
-    options: EvaluationOptions,
-    known: Judged,
-) -> Ratio:
-    """The target's probability of an emitted token after those before it, the mean of all tokens.
-
-    In greedy decoding it is the share of tokens that are the target's own choice, 1 for lossless
-    methods. Sampled lossless methods have what plain decoding has, up to randomness. known: no
-    output is judged twice.
-    """
-    sums, counts = np.zeros((2, len(prompts)))
-    for place, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
-        key = place, tuple(output.tokens)
-        if key not in known:
-            known[key] = token_probs(
-                model, prompt.source, output.tokens, options.sampling, options.max_new_tokens
-            )
-        sums[place], counts[place] = float(known[key].sum()), len(known[key])
-    return Ratio(sums, counts)
-
-
-@torch.inference_mode()
-def token_probs(
-    model: CachedModel,
-    source: Source,
-    tokens: Sequence[int],
-    sampling: Sampling,
-    max_new_tokens: int,
-) -> Tensor:
-    """The target's probability of each token of an output, given those before it. Shape: [L]."""
-    state = model.encode(source)
-    process = model.processors(sampling).start(
-        state.source, model.max_new_tokens(state.source, max_new_tokens)
-    )
-    committed, found = state.source.prefix.cpu(), [torch.empty(0, dtype=torch.float64)]
-    for chunk in torch.tensor(tokens, dtype=torch.long).split(CHUNK):
-        fed = Proposal.chain(chunk[:-1])
-        [output] = model.score([state], [committed], [fed])
-        probs = warp(process(committed, fed.tokens, output.logits, fed.parents), sampling).cpu()
-        found.append(probs.gather(1, chunk[:, None])[:, 0].double())
-        model.keep(state, torch.arange(len(chunk) - 1))
-        committed = torch.cat((committed, chunk))
-    return torch.cat(found)

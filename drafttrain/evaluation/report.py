@@ -16,7 +16,7 @@ from drafttrain.data.shards.writing import renamed_when_whole
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.calibration import HeadFacts, OracleCounts
 from drafttrain.evaluation.environment import Environment
-from drafttrain.evaluation.metrics import CallCosts, PositionRates, TimeShares
+from drafttrain.evaluation.metrics import CallCosts, PositionRates
 from drafttrain.evaluation.prompts import Prompt, Skipped
 from drafttrain.models.layout import count_parameters
 from drafttrain.models.loading import LoadedTarget
@@ -100,12 +100,13 @@ class Run(Part):
     """Above batch size 1: outputs whose tokens are not those of batch size 1; None where they may
     differ, as a baseline samples a batch from one stream."""
     memory_bytes: int | None = None
-    """Peak memory of a wave beyond what was held before it, where several batch sizes were
-    measured; `Report.memory` says of which kind."""
+    """Peak memory of a wave on a CUDA device beyond what torch had allocated before it, where
+    several batch sizes were measured."""
     totals: dict[str, int | float] = {}
     """Prompts, tokens, rounds, drafted, accepted, discarded, passes; not whole where rounds are
     expected, not played (mode teacher-forced, sampling)."""
-    time: TimeShares | None = None
+    time: dict[str, float] | None = None
+    """Shares of the wall clock: draft, target, other."""
     costs: CallCosts | None = None
 
     @property
@@ -213,9 +214,6 @@ class Report(Part):
     runs: list[Run]
     search: Search | None = None
     """Of `drafttrain tune`: how the methods were chosen."""
-    memory: Literal["allocated", "resident"] | None = None
-    """What memory of batches counts: torch's allocations on the device, or resident memory of the
-    process, which is coarse."""
 
     @property
     def machine(self) -> str:

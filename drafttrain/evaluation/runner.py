@@ -9,11 +9,10 @@ others end. Tokenisation is not timed; encoding the source is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from time import perf_counter
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -33,7 +32,6 @@ from drafttrain.evaluation.bootstrap import Array
 from drafttrain.evaluation.prompts import PLAIN, EvaluationOptions, Job, Prompt
 from drafttrain.models.loading import LoadedTarget
 
-T = TypeVar("T")
 WAVE_BATCHES = 4
 """Batches of prompts, at least, that a job decodes in turn at batch sizes above 1."""
 
@@ -169,31 +167,15 @@ def decode_by(
     ).decode_all([prompt.source for prompt in prompts], options.max_new_tokens, batch_size)
 
 
-def encoder_seconds(model: CachedModel, prompts: Sequence[Prompt], repeats: int) -> Array | None:
-    """[P] what encoding each clip takes, alone, medians over the repeats; None for texts."""
-    if any(prompt.seconds is None for prompt in prompts):
-        return None
-    took = [
-        [timed(lambda one=one: model.encode(one.source), model.device)[1] for one in prompts]
-        for _ in range(repeats)
-    ]
-    return np.median(took, axis=0)
-
-
-def timed(work: Callable[[], T], device: torch.device) -> tuple[T, float]:
-    """The result of some work and its wall clock, all that a GPU still does included."""
-    _wait(device)
-    began = perf_counter()
-    result = work()
-    _wait(device)
-    return result, perf_counter() - began
-
-
 def _timed(
     job: Job, wave: Sequence[int], batch_size: int, device: torch.device
 ) -> tuple[list[Output], float]:
-    """A wave decoded by a job, and its wall clock."""
-    outputs, seconds = timed(lambda: job.decode(wave, batch_size), device)
+    """A wave decoded by a job, and its wall clock, all that a GPU still does included."""
+    _wait(device)
+    began = perf_counter()
+    outputs = job.decode(wave, batch_size)
+    _wait(device)
+    seconds = perf_counter() - began
     if batch_size == 1:
         outputs[0].seconds = seconds
     return outputs, seconds

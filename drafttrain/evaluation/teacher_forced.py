@@ -178,8 +178,8 @@ def count_along(method: Method, output: TargetOutput, probs: Tensor, greedy: boo
 
     Position i of the draft at prefix s is accepted with min(1, draft / target) at token s + i,
     given that those before it were; greedily that is 1 or 0. Greedily a round begins where the one
-    before it ended, and a draft is taken to be as long as it may (a language model's may end by EOS
-    after a wrong token). Where tokens were sampled the sums are expectations, as if a round began
+    before it ended, and a draft is taken to be as long as it may (it may end by EOS after a wrong
+    token). Where tokens were sampled the sums are expectations, as if a round began
     at every prefix, and positions beyond the output's end are not counted.
     Shapes: probs [L, k] -> [5 + 3 k].
     """
@@ -203,9 +203,8 @@ def count_along(method: Method, output: TargetOutput, probs: Tensor, greedy: boo
     if greedy:
         runs = accepted.sum(axis=1).astype(int)
         starts, counted = round_starts(runs), drafted
-        if kind.is_language_model and int(output.tokens[-1]) in method.drafter.eos_ids:
-            ended = (runs > 0) & (prefixes[:, 0] + runs == length)  # its drafts end with EOS
-            counted = drafted = np.where(ended[:, None], inside, drafted)
+        ended = (runs > 0) & (prefixes[:, 0] + runs == length)  # with EOS, which ends a draft
+        counted = drafted = np.where(ended[:, None], inside, drafted)
     places, drafted, counted, accepted, reached = (
         one[starts] for one in (places, drafted, counted, accepted, reached)
     )

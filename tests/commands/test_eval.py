@@ -22,7 +22,6 @@ def test_a_report_has_every_batch_size_a_table_a_plot_and_a_page(inside, capsys)
     assert ended("eval", *BATCHES, "--report", "batches.json") == 0
     report = json.loads(Path("batches.json").read_text())
     runs = report["runs"]
-    assert report["memory"] == "resident" and all(run["memory_bytes"] >= 0 for run in runs)
     sizes: dict[str, list[int]] = {}
     for run in runs:
         sizes.setdefault(run["name"], []).append(run["batch_size"])

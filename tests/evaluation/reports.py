@@ -68,5 +68,4 @@ def batched_report() -> Report:
         environment=ENVIRONMENT,
         options={},
         runs=runs,
-        memory="resident",
     )

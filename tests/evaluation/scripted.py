@@ -90,7 +90,8 @@ def replay_rounds(
     A round at prefix p drafts predicted[p], accepts its longest common beginning with
     reference[p:], and emits one token more: the correction, or the bonus. EOS is the last token
     of the reference; a draft that contains it ends the output without a bonus. With max_new_tokens,
-    drafts leave room for that one token, as the decoding loop does. A draft ends before a token -1.
+    drafts leave room for that one token, as the decoding loop does. A draft ends before a token -1
+    and after EOS.
 
     Shapes: predicted [P, k], P >= number of reference tokens; reference [L] with its EOS.
     """
@@ -100,6 +101,7 @@ def replay_rounds(
     while start < len(reference):
         block = predicted[start].tolist()
         block = block[: block.index(-1)] if -1 in block else block
+        block = block[: block.index(EOS) + 1] if EOS in block else block
         if max_new_tokens is not None:
             block = block[: max_new_tokens - start - 1]
         wrong = first_difference(block, reference[start:])

@@ -1,4 +1,4 @@
-"""Scores equal the libraries' own; agreement with the target; rounding is told from errors."""
+"""Scores equal the libraries' own; rounding is told from errors."""
 
 from __future__ import annotations
 
@@ -7,33 +7,29 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics import BLEU
 
 from drafttrain.build.method import Method
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.calls import StepOutput
-from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import Output, Sampling
+from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch
-from drafttrain.evaluation import quality
 from drafttrain.evaluation.bootstrap import draw_resamples, estimate, estimate_all
-from drafttrain.evaluation.prompts import EvaluationOptions, Prompt, read_prompts
+from drafttrain.evaluation.prompts import EvaluationOptions, read_prompts
 from drafttrain.evaluation.quality import (
     bleu,
     compare_outputs,
-    target_agreement,
     text_figures,
     tie_bound,
-    token_probs,
     top_two,
     word_error_figures,
     word_errors,
 )
 from drafttrain.evaluation.report import Difference, Parity
 from drafttrain.evaluation.runner import decode_by, plain_method
-from tests.evaluation.scripted import loaded, plain_tokens
+from tests.evaluation.scripted import loaded
 from tests.evaluation.test_batches import TEXTS, rows
 from tests.tiny_drafters import noisy
 from tests.tiny_models import VOCAB, tiny_model
@@ -53,10 +49,9 @@ def scores(texts, references, *plain):
     return estimate_all(text_figures(texts, references, *plain), resamples)
 
 
-def test_bleu_and_chrf_equal_the_corpus_scores_of_sacrebleu():
+def test_bleu_equals_the_corpus_score_of_sacrebleu():
     found = scores(GOOD, REFERENCES)
     assert found["bleu"].value == pytest.approx(BLEU().corpus_score(GOOD, [REFERENCES]).score)
-    assert found["chrf"].value == pytest.approx(CHRF().corpus_score(GOOD, [REFERENCES]).score)
 
 
 def test_the_bleu_interval_equals_scoring_each_resampled_corpus_anew():
@@ -69,9 +64,8 @@ def test_the_bleu_interval_equals_scoring_each_resampled_corpus_anew():
     assert bleu(GOOD, REFERENCES)(resamples) == pytest.approx(expected)
 
 
-def test_exact_match_and_rouge_of_a_perfect_output_are_100():
+def test_rouge_of_a_perfect_output_are_100():
     found = scores(REFERENCES, REFERENCES)
-    assert found["exact_match"].value == 100.0
     assert found["rouge2"].value == pytest.approx(100.0)
     assert found["rougeL"].value == pytest.approx(100.0)
 
@@ -124,65 +118,6 @@ def test_rates_are_sums_over_sums_and_differences_are_paired():
     found = estimate_all(word_error_figures(ours, said, plain), resamples)
     assert found["wer"].value == 100.0 / 6 and found["wer_difference"].value == 0.0
     assert estimate_all(word_error_figures(plain, [None, None]), resamples) == {}
-
-
-OUTPUT = [5, 9, 5, 11, 7]
-
-
-@pytest.mark.parametrize("chunk", [1, 2, 64])
-@pytest.mark.parametrize("family", ["marian", "llama"])
-def test_each_token_has_its_probability_after_those_before_it(family, chunk, monkeypatch):
-    monkeypatch.setattr(quality, "CHUNK", chunk)
-    model = tiny_model(family)
-    source = make_source([4, 6, 8], model)
-    found = token_probs(CachedModel(model), source, OUTPUT, Sampling(temperature=0.7), 10)
-    whole = torch.cat((source.prefix, torch.tensor(OUTPUT)))[None]
-    inputs = {"input_ids": whole}
-    if family == "marian":
-        inputs = {"input_ids": source.input_ids[None], "decoder_input_ids": whole}
-    with torch.no_grad():
-        rows = model(**inputs).logits[0, len(source.prefix) - 1 : -1]
-    for processed in model.generation_config.bad_words_ids or ():
-        rows[:, processed[0]] = -torch.inf
-    expected = (rows / 0.7).softmax(-1).gather(1, torch.tensor(OUTPUT)[:, None])[:, 0]
-    assert (found - expected).abs().max() < 1e-5
-
-
-@pytest.mark.parametrize("family", ["marian", "llama"])
-def test_greedily_the_target_agrees_with_all_that_it_wrote_and_with_nothing_else(family):
-    model = tiny_model(family)
-    target, source = CachedModel(model), make_source([4, 6, 8], model)
-    tokens = plain_tokens(model, [4, 6, 8], 8)
-    assert token_probs(target, source, tokens, Sampling(), 8).min() == 1.0
-    changed = [*tokens[:-1], (tokens[-1] + 1) % 20]
-    assert token_probs(target, source, changed, Sampling(), 8)[-1] == 0.0
-
-
-def test_outputs_that_are_the_same_are_judged_once(monkeypatch):
-    model = tiny_model("llama")
-    target = CachedModel(model)
-    sources = [make_source(ids, model) for ids in ([4, 6, 8], [9, 5])]
-    prompts = [Prompt(row, "", None, source) for row, source in enumerate(sources)]
-    asked = []
-
-    def watched(model, source, tokens, *others):
-        asked.append(tuple(tokens))
-        return token_probs(model, source, tokens, *others)
-
-    monkeypatch.setattr(quality, "token_probs", watched)
-    known = {}
-
-    def judged(first, second):
-        outputs = [Output(tokens=first), Output(tokens=second)]
-        options = EvaluationOptions(max_new_tokens=10, sampling=Sampling(1.0))
-        found = target_agreement(target, prompts, outputs, options, known)
-        return found.numerators.sum() / found.denominators.sum()
-
-    same = judged([5, 9], [5, 9])
-    assert asked == [(5, 9), (5, 9)]  # of two prompts
-    assert judged([5, 9], [5, 9]) == same and len(asked) == 2
-    other = judged([5, 9], [5, 11])
-    assert asked[2:] == [(5, 11)] and other != same
 
 
 OPTIONS = EvaluationOptions(max_new_tokens=16)
