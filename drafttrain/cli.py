@@ -70,7 +70,7 @@ def drafttrain() -> None:
     TARGET
     | DATA
     | named("out", "method", "backend", "drafter")
-    | {"--server": "server.urls", "--stop": "stop.kind", "--k": "stop.k"}
+    | {"--server": "server.url", "--stop": "stop.kind", "--k": "stop.k"}
     | SAMPLING,
     fill_distill,
 )

@@ -33,14 +33,14 @@ Compile = Annotated[Literal["off", "auto", "on"], BeforeValidator(_spelled_out)]
 
 
 class ServerConfig(Config):
-    """Servers that run the target of a distillation, by OpenAI's interface."""
+    """A server that runs the target of a distillation, by OpenAI's interface."""
 
-    urls: Annotated[tuple[str, ...], Listed] = ()
-    """Addresses, as http://localhost:8000/v1,...; they share the rows. Key: OPENAI_API_KEY."""
+    url: str | None = None
+    """Its address, as http://localhost:8000/v1. Key: OPENAI_API_KEY."""
     model: str | None = None
-    """The name that they have for the target. Default: the only one, or the target's path."""
+    """The name that it has for the target. Default: the only one, or the target's path."""
     concurrency: PositiveInt = 32
-    """Open requests of each server, a row each."""
+    """Open requests, a row each."""
     retries: NonNegativeInt = 6
     """Attempts to repeat a failed request, with growing pauses."""
     extra_body: dict[str, bool | int | float | str] = {}
@@ -58,7 +58,7 @@ class DistillConfig(Config):
     """How the target decodes. Greedy outputs make the drafter agree with greedy decoding."""
     backend: BackendName = "auto"
     """What decodes. transformers: its `generate`. engine: as `drafttrain generate`. server: for
-    decoder-only targets. auto: server with server.urls, engine with a drafter, else transformers.
+    decoder-only targets. auto: server with server.url, engine with a drafter, else transformers.
     """
     server: ServerConfig = ServerConfig()
     """server: where it is, and how it is asked."""
@@ -89,7 +89,7 @@ class DistillConfig(Config):
     def decoded_by(self) -> Backend:
         """The backend asked for, or the one that `auto` is."""
         drafted = "transformers" if self.drafter is None else "engine"
-        chosen = "server" if self.server.urls else drafted
+        chosen = "server" if self.server.url else drafted
         return BACKENDS[chosen if self.backend == "auto" else self.backend]
 
 

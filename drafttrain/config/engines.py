@@ -26,19 +26,13 @@ class Engine:
     """Of its command."""
     notes: str = ""
     """What stands below the command in model cards, with fields of Serving in braces."""
-    size_difference: int = 0
-    """How far the sizes of both vocabularies may differ."""
-    needs_positions: bool = False
-    """Whether the drafter must have as many positions as the target."""
-    needs_same_tokens: bool = False
-    """Whether neither tokenizer may have a token that the other one lacks."""
-    needs_special_tokens: bool = False
-    """Whether both tokenizers must have the same special tokens and add the same ones."""
+    needs_same_size: bool = True
+    """Whether both embeddings must have as many rows."""
     architectures: tuple[str, ...] = ()
     """Those of its own that it drafts with, where it has no code for others."""
     fixed_heads: tuple[str, ...] = ()
-    """Architectures whose `head_dim` it does not read: heads share `hidden_size` evenly there. vLLM
-    cuts the weights of attention to that without a word; llama.cpp does not load them."""
+    """Architectures whose `head_dim` it does not read: heads share `hidden_size` evenly there, and
+    vLLM cuts the weights of attention to that without a word."""
 
 
 ENGINES: dict[str, Engine] = {
@@ -62,9 +56,7 @@ ENGINES: dict[str, Engine] = {
             "`draft_sample_method` is `probabilistic`.",
             fixed_heads=("Qwen2ForCausalLM",),
         ),
-        Engine(  # algorithm STANDALONE
-            "sglang", "SGLang", ("servers",), needs_positions=True, needs_same_tokens=True
-        ),
+        Engine("sglang", "SGLang", ("servers",)),  # algorithm STANDALONE
         Engine(  # decoding types Draft_Target and PARD of its PyTorch backend
             "tensorrt-llm",
             "TensorRT-LLM",
@@ -87,9 +79,7 @@ ENGINES: dict[str, Engine] = {
             "`llama-quantize` makes smaller files of both. `--spec-draft-p-min` ends a draft "
             "before a token that the drafter gives less probability; 0: never. Acceptance stands "
             "in the `timings` of every answer.",
-            size_difference=128,  # its own SPEC_VOCAB_MAX_SIZE_DIFFERENCE
-            needs_special_tokens=True,
-            fixed_heads=("Qwen2ForCausalLM",),
+            needs_same_size=False,
         ),
     )
 }

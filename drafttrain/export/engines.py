@@ -1,9 +1,8 @@
 """Programs that draft with an export: what each cannot take, and the command that starts it.
 
-Facts are of the programs' sources: vLLM compares the rows of both embeddings; SGLang those, the
-vocabularies of both tokenizers and the context lengths; TensorRT-LLM compares nothing; llama.cpp
-compares sizes, tokens from id 5 on, and the special tokens. Every program needs the same token
-under the same id. `config/engines.py` says what each program needs beyond that.
+Every program needs the same token under the same id, and TensorRT-LLM compares nothing itself.
+`config/engines.py` says what each program needs beyond that; what SGLang and llama.cpp find out
+when they start (context lengths, special tokens) is left to them.
 """
 
 from __future__ import annotations
@@ -11,24 +10,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import PurePath
 from shlex import quote
 
 import yaml
-from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers import PretrainedConfig
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.engines import ENGINES, Engine
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.kinds import kind_of
 from drafttrain.export.parts import programs
-from drafttrain.models.drafters import check_fit, check_tokenizers, vocabulary_size
+from drafttrain.models.drafters import check_fit, check_tokenizers
 from drafttrain.models.loading import (
     auto_class,
     check_target,
-    load_tokenizer,
-    read_tokenizer,
     read_weights,
 )
 
@@ -66,12 +62,10 @@ def check_engines(
         )
     asked = TargetConfig(path=target)
     target_config, name = check_target(asked), f"drafter {drafter!r}"
-    tokenizers = read_tokenizer(drafter, name), load_tokenizer(asked)
     for engine in engines_for(names, config):
         try:
             _check_settings(engine, name, config, f"target {target!r}", target_config)
             check_tokenizers(asked, drafter)
-            _check_tokens(engine, *tokenizers)
         except ConfigError as error:
             raise ConfigError(f"--for {engine.name}: {error}") from None
     _, found = read_weights(
@@ -92,22 +86,8 @@ def _check_settings(
     target_name: str,
     target: PretrainedConfig,
 ) -> None:
-    """By both config.json: sizes of vocabularies, positions, architecture, width of heads."""
-    check_fit(drafter, target, name, target_name, same_size=engine.size_difference == 0)
-    ours, theirs = vocabulary_size(drafter), vocabulary_size(target)
-    if abs(ours - theirs) > engine.size_difference:
-        raise ConfigError(
-            f"{name} has {ours} tokens and {target_name} {theirs}; {engine.title} takes pairs that "
-            f"differ by {engine.size_difference} at most: give the target that it was trained for"
-        )
-    both = (one.get_text_config(decoder=True) for one in (drafter, target))
-    ours, theirs = (getattr(one, "max_position_embeddings", None) for one in both)
-    if engine.needs_positions and ours is not None and theirs is not None and ours < theirs:
-        raise ConfigError(
-            f"{name} has max_position_embeddings = {ours}, {target_name} {theirs}; {engine.title} "
-            f"starts no shorter drafter: give the drafter's config.json {theirs}, where its "
-            f"positions are rotary, or leave {engine.name} out"
-        )
+    """By both config.json: size of vocabularies, architecture, width of heads."""
+    check_fit(drafter, target, name, target_name, same_size=engine.needs_same_size)
     [own] = drafter.architectures or ["none"]
     if engine.architectures and own not in engine.architectures:
         raise ConfigError(
@@ -122,43 +102,6 @@ def _check_settings(
                 f"{name} has head_dim = {found}, but {engine.title} takes the heads of a {own!r} "
                 f"to be hidden_size / num_attention_heads = {width} wide; leave {engine.name} out"
             )
-
-
-def _check_tokens(
-    engine: Engine, drafter: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase
-) -> None:
-    """By both tokenizers: tokens that only one of them has, and the special tokens."""
-    ours, theirs = drafter.get_vocab(), target.get_vocab()
-    remedy = "copy the target's tokenizer files into the drafter's folder"
-    if engine.needs_same_tokens and ours != theirs:
-        token, index = min(ours.items() ^ theirs.items(), key=lambda entry: (entry[1], entry[0]))
-        owner = "the drafter" if token in ours else "the target"
-        raise ConfigError(
-            f"{engine.title} needs the same tokens in both tokenizers, but {token!r} ({index}) is "
-            f"{owner}'s alone, of {len(ours)} and {len(theirs)}; {remedy}"
-        )
-    if not engine.needs_special_tokens:
-        return
-    special = _special_tokens(target)
-    for name, value in _special_tokens(drafter).items():
-        if value != special[name]:
-            raise ConfigError(
-                f"the drafter's tokenizer has {name} = {value!r}, the target's {special[name]!r}, "
-                f"and {engine.title} needs the same; {remedy}"
-            )
-
-
-def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, object]:
-    """BOS and EOS, and the tokens that are added before and after a text."""
-    encoded = tokenizer(".", return_special_tokens_mask=True)
-    added = list(zip(encoded["input_ids"], encoded["special_tokens_mask"], strict=True))
-    before = list(takewhile(lambda one: one[1], added))
-    return {
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "tokens before a text": [token for token, _ in before],
-        "tokens after a text": [token for token, special in added[len(before) :] if special],
-    }
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ neighbours change what becomes of a row.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -37,7 +36,7 @@ from drafttrain.decoding.roles import Drafter, StopPolicy
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.export.parts import DEFAULT_LENGTH
-from drafttrain.models.acceptance_head import check_head_identity, check_head_shape, load_heads
+from drafttrain.models.acceptance_head import check_head_shape, load_heads
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
 
 UNAVAILABLE = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
@@ -46,8 +45,6 @@ DEFAULT_NEW_TOKENS = 20
 """Transformers' own default length."""
 KEPT_AS = "_drafttrain_pair"
 """Attribute of the target that holds its prepared pair."""
-Chosen = str | os.PathLike[str] | Mapping[str, Any] | None
-"""An export's folder, the content of a policy.json, or nothing."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ def generate(
     generation_config: GenerationConfig | None = None,
     assistant_model: PreTrainedModel | None = None,
     streamer: BaseStreamer | None = None,
-    policy: Chosen = None,
+    policy: Mapping[str, Any] | None = None,
     exported_to: str | None = None,
     batch_size: int | None = None,
     **kwargs: Any,
@@ -79,9 +76,9 @@ def generate(
 
     Greedy decoding gives the same tokens; sampling draws from the same distribution, seeded by
     torch's global generator. (Where policy.json names the lossy verifier spec-verification, greedy
-    outputs may differ; its card says so.) `policy` is another export's folder, or the content of a
-    policy.json; default: that of the folder the drafter was loaded from, else as many tokens a
-    round as the drafter's generation_config says. Without an assistant_model the drafter is loaded
+    outputs may differ; its card says so.) `policy` is the content of a policy.json; default:
+    that of the folder the drafter was loaded from, else as many tokens a round as the drafter's
+    generation_config says. Without an assistant_model the drafter is loaded
     from `exported_to`, once: an export's own generate.py gives it. `batch_size` is how many rows
     are decoded at once, one entering as another one ends; default: all. Raises ValueError, before
     anything runs, for arguments that cannot be honoured and models that do not go together.
@@ -278,11 +275,13 @@ class PreparedPair:
     stop: StopPolicy
     rules: Policy
     """The policy in effect: its verifier counts too."""
-    policy: Chosen
+    policy: Mapping[str, Any] | None
     """As the caller gave it."""
 
 
-def prepare(model: PreTrainedModel, assistant: PreTrainedModel, policy: Chosen) -> PreparedPair:
+def prepare(
+    model: PreTrainedModel, assistant: PreTrainedModel, policy: Mapping[str, Any] | None
+) -> PreparedPair:
     """Check and wrap a pair; the next call finds it unless models, device or policy changed.
 
     It is kept as an attribute of the target, and so freed with it. Raises ValueError for models
@@ -331,20 +330,16 @@ def load_assistant(model: PreTrainedModel, place: str) -> PreTrainedModel:
     return load_drafter(place, settings).to(device=model.device, dtype=model.dtype)
 
 
-def choose_policy(assistant: PreTrainedModel, policy: Chosen) -> tuple[Policy, StopPolicy]:
-    """The policy given, or of the drafter's own folder, or a fixed length; and its stops.
-
-    A head from another folder than the drafter's must have been trained for it; one from the same
-    folder was checked when it was exported. Raises ValueError.
-    """
-    own = _own_folder(assistant)
-    folder = own if policy is None or isinstance(policy, Mapping) else Path(policy)
-    if isinstance(policy, Mapping):
+def choose_policy(
+    assistant: PreTrainedModel, policy: Mapping[str, Any] | None
+) -> tuple[Policy, StopPolicy]:
+    """The policy given, or of the drafter's own folder, or a fixed length; and its stops. Raises
+    ValueError."""
+    folder = _own_folder(assistant)
+    if policy is not None:
         rules = parse_policy(policy)
     elif folder is not None and (folder / POLICY).is_file():
         rules = read_policy(folder / POLICY)
-    elif policy is not None:
-        raise ValueError(f"policy = {str(policy)!r} holds no {POLICY}; give an export's folder")
     elif kind_of(assistant.config).drafts == "blocks":
         rules = Policy(stop="fixed", k=assistant.config.k)
     else:
@@ -355,8 +350,6 @@ def choose_policy(assistant: PreTrainedModel, policy: Chosen) -> tuple[Policy, S
         return rules, make_stop(rules.stop_config())
     [head] = load_heads(place).values()
     check_head_shape(head, assistant.config, str(place))
-    if folder != own:
-        check_head_identity(head, assistant, str(place))
     return rules, make_stop(rules.stop_config(), head.to(assistant.device))
 
 
@@ -368,8 +361,8 @@ def _own_folder(assistant: PreTrainedModel) -> Path | None:
     commit = assistant.config._commit_hash
     if commit is None:
         raise ValueError(
-            f"assistant_model was loaded from {name!r}, which is no longer there; give "
-            "policy=FOLDER of an export"
+            f"assistant_model was loaded from {name!r}, which is no longer there; load it "
+            "from where it lies now"
         )
     files = [POLICY, f"{HEAD}/*"]
     return Path(snapshot_download(name, revision=commit, allow_patterns=files))

@@ -250,7 +250,6 @@ def test_a_pair_is_wrapped_once_until_something_changes(assistant):
         ({"do_sample": True, "policy": {"stop": "confidence", "confidence": 0.4}}, "own value"),
         ({"policy": {"stop": "head"}}, "no h; add h"),
         ({"policy": {"stop": "heads"}}, "policy .*stop = 'heads'"),
-        ({"policy": "no-such-folder"}, "give an export's folder"),
         ({"max_length": 2}, "leaves no room"),
         ({"attention_mask": torch.ones(1, 2)}, "attention_mask has shape"),
         ({"attention_mask": torch.tensor([[1, 0, 1]])}, "row 0 .* padding between its tokens"),
@@ -277,13 +276,6 @@ def test_models_that_do_not_go_together_are_refused(assistant):
         generate(target, **ONE, assistant_model=tiny_model("llama", vocab_size=48))
     with pytest.raises(ValueError, match="is an encoder-decoder model"):
         generate(target, **ONE, assistant_model=tiny_model("t5"))
-
-
-def test_a_head_from_another_folder_must_be_for_this_drafter(tmp_path, exported):
-    other = tiny_model("llama", seed=8)
-    with pytest.raises(ValueError, match="with other weights"):
-        prepare(tiny_model("llama"), other, str(exported))
-    assert prepare(tiny_model("llama"), noisy_copy("llama"), str(exported)).stop.value == 0.7
 
 
 def test_a_lossy_policy_is_followed_in_greedy_decoding_only():

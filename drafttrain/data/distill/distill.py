@@ -341,10 +341,10 @@ def check_distill_settings(config: DistillConfig) -> None:
             f"drafter = {config.drafter!r} counts for backend {' or '.join(able)} only, but the "
             f"backend is {backend.name!r}; leave it out, or use backend={able[0]}"
         )
-    if config.server.urls and backend.reads_weights:
+    if config.server.url and backend.reads_weights:
         raise ConfigError(
-            f"server.urls = {', '.join(config.server.urls)!r}, but the backend is "
-            f"{backend.name!r}; leave one of them out"
+            f"server.url = {config.server.url!r}, but the backend is {backend.name!r}; leave one "
+            "of them out"
         )
     if config.method == "sample" and config.sampling.temperature == 0:
         raise ConfigError(

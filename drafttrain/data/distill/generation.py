@@ -1,11 +1,8 @@
-"""The target's outputs for a batch of inputs, finished rows leaving the batch.
+"""The target's outputs for a batch of inputs, by Transformers' `generate`.
 
-Transformers' `generate` prepares everything (encoder, cache, positions, logits processors, stopping
-criteria). Beam search is its own; greedy decoding and sampling run the loop below, because
-`generate` carries finished rows along to the end of a batch. Sampling turns a row's own uniform
-numbers into tokens, so that a row's output does not depend on its batch, its shard or the number
-of processes. The prompts of decoder-only models are padded on the left, so that all rows go on
-from the same column; masks and positions leave the padding out.
+Sampling turns a row's own uniform numbers into tokens, so that a row's output does not depend on
+its batch, its shard or the number of processes. The prompts of decoder-only models are padded on
+the left, so that all rows go on from the same column; masks and positions leave the padding out.
 """
 
 from __future__ import annotations
@@ -20,11 +17,11 @@ from torch import Tensor
 from transformers import (
     GenerationConfig,
     GenerationMixin,
+    LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
     StoppingCriteriaList,
 )
-from transformers.modeling_outputs import BaseModelOutput
 
 from drafttrain.config.backends import TRANSFORMERS
 from drafttrain.config.commands import DistillConfig
@@ -34,9 +31,6 @@ from drafttrain.data.shards.outputs import ShardRow
 from drafttrain.decoding.padding import padded
 from drafttrain.decoding.types import Source
 from drafttrain.models.loading import LoadedTarget, cache_for_generate
-
-LEAVE_SHARE = 0.25
-"""Finished rows leave once they are this share of the batch; a gather copies the whole cache."""
 
 
 def decodes_alone(config: GenerationConfig) -> bool:
@@ -54,7 +48,7 @@ def needs_equal_lengths(model: PreTrainedModel) -> bool:
 
 
 def open_generate(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
-    """The backend `transformers`: batches of tokens, decoded by the loop below or by beams."""
+    """The backend `transformers`: batches of tokens, decoded by `generate`."""
     model, settings = target.model, generate_settings(config)
     budget = 1 if decodes_alone(model.generation_config) else config.batch_tokens
 
@@ -167,61 +161,38 @@ def _decode(
     uniforms: Tensor | None = None,
     **prepared: Any,
 ) -> list[list[int] | None]:
-    """Greedy decoding or sampling, called by `generate` (custom_generate) with all prepared.
+    """Transformers' own loop, called by `generate` (custom_generate), the choice of tokens ours.
 
     A parameter named here is taken out of what `generate` itself sees, so the mask is not one.
     """
-    tokens = input_ids
-    prefix = fed = tokens.shape[1]
-    rows = torch.arange(len(tokens), device=tokens.device)
-    going = torch.ones_like(rows, dtype=torch.bool)
-    outputs: list[list[int] | None] = [None] * len(rows)
-    while True:
-        inputs = model.prepare_inputs_for_generation(
-            tokens, next_sequence_length=fed, is_first_iteration=fed == prefix, **prepared
-        )
-        logits = model(**inputs).logits[:, -1]
-        fed = 1
-        scores = logits_processor(tokens, logits.float())
-        finite = scores.amax(dim=-1).isfinite()
-        step = tokens.shape[1] - prefix
-        drawn = None if uniforms is None else uniforms[rows.cpu(), step].to(scores.device)
-        tokens = torch.cat([tokens, choose(scores, drawn)[:, None]], dim=-1)
-        ended = going & stopping_criteria(tokens, scores)
-        for row in (ended & finite).nonzero().flatten().tolist():
-            outputs[rows[row]] = tokens[row, prefix:].tolist()
-        going &= finite & ~ended
-        left = int(going.sum())
-        if left == 0:
-            return outputs
-        _append_column(prepared, model.config.is_encoder_decoder)
-        if left <= (1 - LEAVE_SHARE) * len(rows):
-            keep = going.nonzero().flatten()
-            rows, tokens, going = rows[keep], tokens[keep], going[keep]
-            _keep_rows(prepared, keep)
+    choice = Choice(input_ids.shape[1], generation_config.eos_token_id, uniforms)
+    generation_config.do_sample = False  # `choice` leaves one token, and needs all warpers before
+    processors = LogitsProcessorList([*logits_processor, choice])
+    sequences = model._sample(
+        input_ids, processors, stopping_criteria, generation_config, **prepared
+    )
+    rows = trim(sequences, model, input_ids.shape[1])
+    return [None if row in choice.broken else tokens for row, tokens in enumerate(rows)]
 
 
-def _append_column(prepared: dict[str, Any], is_encoder_decoder: bool) -> None:
-    """Masks and positions of one more token, for the side that is decoded."""
-    side = "decoder_" if is_encoder_decoder else ""
-    mask = prepared.get(f"{side}attention_mask")  # none where nothing is padded
-    if mask is not None:
-        prepared[f"{side}attention_mask"] = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=-1)
-    positions = prepared.get(f"{side}position_ids")
-    if positions is not None:
-        prepared[f"{side}position_ids"] = torch.cat([positions, positions[:, -1:] + 1], dim=-1)
+class Choice(LogitsProcessor):
+    """The last of the logits processors: with uniform numbers it leaves one token of each row."""
 
+    def __init__(self, prefix: int, ends: int | list[int], uniforms: Tensor | None) -> None:
+        self._prefix, self._uniforms = prefix, uniforms
+        self._ends = ends if isinstance(ends, list) else [ends]
+        self.broken: set[int] = set()
+        """Rows whose scores were not finite before they ended."""
 
-def _keep_rows(prepared: dict[str, Any], keep: Tensor) -> None:
-    """All other rows leave: cache, masks, positions and encoder states."""
-    prepared["past_key_values"].batch_select_indices(keep)
-    for side in ("", "decoder_"):
-        for name in (f"{side}attention_mask", f"{side}position_ids"):
-            if prepared.get(name) is not None:
-                prepared[name] = prepared[name][keep]
-    if "encoder_outputs" in prepared:
-        hidden = prepared["encoder_outputs"].last_hidden_state[keep]
-        prepared["encoder_outputs"] = BaseModelOutput(last_hidden_state=hidden)
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        new = input_ids[:, self._prefix :]
+        ended = torch.isin(new, torch.tensor(self._ends, device=new.device)).any(1)
+        broken = ~scores.amax(dim=-1).isfinite() & ~ended
+        self.broken.update(broken.nonzero().flatten().tolist())
+        if self._uniforms is None:
+            return scores
+        tokens = choose(scores, self._uniforms[:, new.shape[1]].to(scores.device))
+        return torch.full_like(scores, -torch.inf).scatter(1, tokens[:, None], 0.0)
 
 
 def choose(scores: Tensor, uniforms: Tensor | None) -> Tensor:

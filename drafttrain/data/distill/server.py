@@ -1,4 +1,4 @@
-"""The backend `server`: outputs of a decoder-only target that OpenAI-compatible servers run.
+"""The backend `server`: outputs of a decoder-only target that an OpenAI-compatible server runs.
 
 The `openai` client asks `/v1/completions`; it retries and backs off. The target's folder is read
 for its tokenizer and settings alone. Prompts go out as token ids, so that the server reads exactly
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,7 +28,6 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
 from drafttrain.data.distill.batches import BatchDecoder, Decoded, Refused, batches_of_rows
 from drafttrain.data.shards.outputs import Serving, ShardRow
-from drafttrain.data.shards.writing import say
 from drafttrain.models.loading import LoadedTarget, check_target
 
 KEY = "OPENAI_API_KEY"
@@ -38,13 +37,13 @@ TIMEOUT = 600.0
 PROBE_SECONDS = 10.0
 """Timeout of the request for the list of models."""
 ROUNDS = 16
-"""Requests for each place at the servers that a batch holds."""
+"""Rows of a batch for each open request."""
 FEW = 4
 """If this many rows or more all fail, the run ends."""
-RETIRES = dict.fromkeys((401, 403), f"; set {KEY} in the environment, or correct it")
-RETIRES |= dict.fromkeys((404, 405), "; give the address that ends in /v1, and check server.model")
-RETIRES |= dict.fromkeys((429, 503), "")
-"""HTTP statuses after which a server gets no more requests, with the remedy."""
+ENDS = dict.fromkeys((401, 403), f"set {KEY} in the environment, or correct it")
+ENDS |= dict.fromkeys((404, 405), "give the address that ends in /v1, and check server.model")
+ENDS |= dict.fromkeys((429, 503), "see to the server")
+"""HTTP statuses that end the run, with the remedy."""
 SHOWN = 200
 """Characters of a server's own words in a message."""
 UNSENT = (
@@ -55,22 +54,17 @@ UNSENT = (
 """Settings of a generation_config that cannot be sent to a server."""
 
 
-class ServersGone(OSError):
-    """No server answers any more; what was finished is kept."""
-
-
-class Retired(Exception):
-    """A server fails in a way that no other row would escape."""
+class ServerGone(OSError):
+    """The server answers no more; what was finished is kept."""
 
 
 def check_server(config: DistillConfig) -> None:
     """Check the settings before any request. Raises ConfigError."""
-    if not config.server.urls:
+    if config.server.url is None:
         raise ConfigError(
             "backend = 'server', but there is no address; give --server http://localhost:8000/v1"
         )
-    for url in config.server.urls:
-        read_address(url)
+    read_address(config.server.url)
     if check_target(config.target).is_encoder_decoder:
         raise ConfigError(
             f"servers answer for decoder-only targets, but target.path = {config.target.path!r} is "
@@ -86,33 +80,26 @@ def read_address(text: str) -> str:
     except ValueError:
         valid = False
     if not valid:
-        raise ConfigError(
-            "server.urls: one of them is no address; give one as http://localhost:8000/v1"
-        )
+        raise ConfigError("server.url is no address; give one as http://localhost:8000/v1")
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ConfigError(
-            f"server.urls: the address of {parts.hostname!r} holds more than host, port and path, "
+            f"server.url: the address of {parts.hostname!r} holds more than host, port and path, "
             f"perhaps a secret; leave it out, and give a key in {KEY}"
         )
     return parts.geturl().rstrip("/").removesuffix("/v1") + "/v1"
 
 
 def open_server(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
-    """Finds the model of each server. Raises ConfigError for one that cannot be used."""
+    """Finds the server's model. Raises ConfigError for one that cannot be used."""
     check_server(config)
     given = config.server
-    urls = [read_address(url) for url in given.urls]
-    names = sorted({find_model(url, given.model, target.path) for url in urls})
-    if len(names) > 1:
-        raise ConfigError(
-            f"server.urls: the servers call their models {', '.join(map(repr, names))}; give them "
-            "one name (--served-model-name), so that it is certain that it is one model"
-        )
+    url = read_address(given.url)
+    model = find_model(url, given.model, target.path)
     check_sent(target, config)
-    size = ROUNDS * given.concurrency * len(urls)
-    serving = Serving(urls=urls, model=names[0], extra_body=given.extra_body)
-    servers, batches = Servers(config, target, urls, names[0]), partial(batches_of_rows, count=size)
-    return BatchDecoder(SERVER.name, servers.decode, batches, {"server": serving})
+    serving = Serving(url=url, model=model, extra_body=given.extra_body)
+    server = Server(config, target, url, model)
+    batches = partial(batches_of_rows, count=ROUNDS * given.concurrency)
+    return BatchDecoder(SERVER.name, server.decode, batches, {"server": serving})
 
 
 def connection(url: str, timeout: float, retries: int) -> dict[str, Any]:
@@ -132,7 +119,7 @@ def find_model(url: str, wanted: str | None, path: str) -> str:
             names = [model.id for model in client.models.list().data]
     except (openai.OpenAIError, TypeError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"{words(url, error)}: it gives no list of models; start it, or correct server.urls"
+            f"{words(url, error)}: it gives no list of models; start it, or correct server.url"
         ) from None
     found = wanted or next((name for name in names if name == path or len(names) == 1), None)
     if found not in names:
@@ -171,82 +158,63 @@ def words(url: str, error: Exception) -> str:
     return f"server {url}: {said[:SHOWN]}"
 
 
-@dataclass
-class Servers:
-    """Rows shared out among servers: `concurrency` requests at once at each of them."""
+@dataclass(frozen=True)
+class Server:
+    """Rows that a server answers, `concurrency` requests at once."""
 
     config: DistillConfig
     target: LoadedTarget
-    urls: Sequence[str]
+    url: str
     model: str
-    gone: dict[str, str] = field(default_factory=dict)
-    """Why a server gets no more requests, by its address."""
 
     def decode(self, rows: Sequence[ShardRow]) -> list[Decoded]:
         """The answer to each row, in order.
 
-        Raises ServersGone where no server is left, or all of several rows fail: no shard is
+        Raises ServerGone where it answers no more, or all of several rows fail: no shard is
         written then, and an interrupted run goes on with the same command.
         """
         found = asyncio.run(self._decode(rows))
         failed = [one.reason for one in found if isinstance(one, Refused)]
         if len(failed) == len(rows) >= FEW:
-            raise ServersGone(f"all of {len(rows)} rows failed, the first one: {failed[0]}")
+            raise ServerGone(f"all of {len(rows)} rows failed, the first one: {failed[0]}")
         return found
 
     async def _decode(self, rows: Sequence[ShardRow]) -> list[Decoded]:
-        found: list[Decoded] = [None] * len(rows)
-        left = list(enumerate(rows))[::-1]
-        given = self.config.server
+        given, found, left = self.config.server, [None] * len(rows), list(enumerate(rows))[::-1]
 
-        async def work(client: AsyncOpenAI, url: str) -> None:
-            while left and url not in self.gone:
+        async def work(client: AsyncOpenAI) -> None:
+            while left:
                 place, row = left.pop()
-                try:
-                    found[place] = await self._answer(client, url, row)
-                except Retired as reason:
-                    left.append((place, row))
-                    others = len(self.urls) - len({*self.gone, url})
-                    if url not in self.gone and others:
-                        say(f"{reason}; going on with {others} other servers")
-                    self.gone[url] = str(reason)
+                found[place] = await self._answer(client, row)
 
-        while left and (urls := [url for url in self.urls if url not in self.gone]):
-            clients = {url: AsyncOpenAI(**connection(url, TIMEOUT, given.retries)) for url in urls}
-            count = min(given.concurrency, len(left))
-            try:
-                async with asyncio.TaskGroup() as tasks:
-                    for url, client in clients.items():
-                        for _ in range(count):
-                            tasks.create_task(work(client, url))
-            finally:
-                for client in clients.values():
-                    await client.close()
-        if left:
-            raise ServersGone(
-                f"{[*self.gone.values()][-1]}; what was finished is kept: see to the server and "
-                "run the same command again, it continues"
-            )
+        async with AsyncOpenAI(**connection(self.url, TIMEOUT, given.retries)) as client:
+            workers = min(given.concurrency, len(rows))
+            await asyncio.gather(*(work(client) for _ in range(workers)))
         return found
 
-    async def _answer(self, client: AsyncOpenAI, url: str, row: ShardRow) -> Decoded:
-        """A row's output, or why it has none. Raises Retired."""
+    async def _answer(self, client: AsyncOpenAI, row: ShardRow) -> Decoded:
+        """A row's output, or why it has none. Raises ServerGone."""
         try:
             answer = await client.completions.create(**self._request(row))
             return self._tokens(row, answer)
         except openai.APIStatusError as error:
-            if error.status_code in RETIRES:
-                raise Retired(words(url, error) + RETIRES[error.status_code]) from None
-            return Refused(words(url, error))
+            if error.status_code in ENDS:
+                raise self._gone(error, ENDS[error.status_code]) from None
+            return Refused(words(self.url, error))
         except openai.APIConnectionError as error:
-            reason = words(url, error)
             try:
                 await client.with_options(max_retries=0, timeout=PROBE_SECONDS).models.list()
             except openai.OpenAIError:
-                raise Retired(reason) from None
-            return Refused(reason)
+                raise self._gone(error, "see to the server") from None
+            return Refused(words(self.url, error))
         except (openai.OpenAIError, AttributeError, TypeError, ValueError) as error:
-            return Refused(f"{words(url, error)}: no answer of /v1/completions")
+            return Refused(f"{words(self.url, error)}: no answer of /v1/completions")
+
+    def _gone(self, error: Exception, remedy: str) -> ServerGone:
+        return ServerGone(
+            f"{words(self.url, error)}; what was finished is kept: {remedy} and run the same "
+            "command again, it continues"
+        )
 
     def _request(self, row: ShardRow) -> dict[str, Any]:
         sampling = self.config.sampling

@@ -99,12 +99,12 @@ class Drafting(Config):
 
 
 class Serving(Config):
-    """The servers that ran the target."""
+    """The server that ran the target."""
 
-    urls: list[str]
-    """Their addresses, without anything secret."""
+    url: str
+    """Its address, without anything secret."""
     model: str
-    """The name that all have for the target."""
+    """The name that it has for the target."""
     extra_body: dict[str, bool | int | float | str] = {}
     """More fields of each request."""
 
@@ -121,7 +121,7 @@ class Manifest(ShardManifest):
     MAY_DIFFER: ClassVar[frozenset[str]] = frozenset(
         {"target", "revision", "commit", "versions", "counts"}
         | {"data.path", "data.reference_path", "data.reference_column", "data.target_language"}
-        | {"drafter.path", "server.urls"}
+        | {"drafter.path", "server.url"}
     )
 
     target: str

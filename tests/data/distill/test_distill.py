@@ -57,7 +57,7 @@ GENERATION = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_rows_that_leave_the_batch_change_nothing(family):
+def test_rows_that_end_early_change_nothing(family):
     """Every family and what a generation_config may ask for: the same as generate."""
     greedy = {"do_sample": False, "num_beams": 1, "max_new_tokens": 16, "max_length": None}
     sources = [[4 + (i * 13 + j * 7) % 36 for j in range(1 + i % 5)] + [EOS] for i in range(10)]
@@ -70,7 +70,7 @@ def test_rows_that_leave_the_batch_change_nothing(family):
         outputs = trim(model.generate(padded, attention_mask=mask, **greedy), model)
         assert generate_batch(model, sources, greedy) == outputs
         lengths |= {len(tokens) for tokens in outputs}
-    assert len(lengths) > 2  # rows did leave at different times
+    assert len(lengths) > 2  # rows did end at different times
 
 
 def test_settings_that_look_at_the_source_are_honoured(tiny_marian, tmp_path):

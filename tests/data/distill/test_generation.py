@@ -35,7 +35,7 @@ def test_a_row_of_a_batch_is_the_row_alone_and_is_generate(family):
     batch = generate_batch(model, PROMPTS, GREEDY)
     assert batch == [generate_batch(model, [prompt], GREEDY)[0] for prompt in PROMPTS]
     assert batch == [generate(model, prompt, **GREEDY) for prompt in PROMPTS]
-    assert len({len(tokens) for tokens in batch}) > 2  # rows did leave at different times
+    assert len({len(tokens) for tokens in batch}) > 2  # rows did end at different times
 
 
 @pytest.mark.parametrize("family", CAUSAL_FAMILIES)

@@ -9,7 +9,7 @@ import pytest
 
 from drafttrain.config.base import ConfigError
 from drafttrain.data.distill.distill import check_distill_settings, distill
-from drafttrain.data.distill.server import ServersGone
+from drafttrain.data.distill.server import ServerGone
 from drafttrain.data.shards.outputs import load_distilled, read_manifest
 from drafttrain.models.loading import load_target
 from tests.data.distill.fake_server import Fake, serving
@@ -42,16 +42,16 @@ def fake(local, own_rows) -> Fake:
 
 @pytest.fixture
 def ask(local, tmp_path, monkeypatch):
-    """Distil from the addresses, with settings of `server` and others."""
+    """Distil from the address, with settings of `server` and others."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
     monkeypatch.setattr("drafttrain.data.distill.server.TIMEOUT", 5.0)
 
-    def run(*urls, others=None, **server):
+    def run(url, others=None, **server):
         quick = {"concurrency": 4, "retries": 3, "extra_body": IDS}
         changes = {
             "out": str(tmp_path / "rows"),
-            "server": {"urls": list(urls)} | quick | server,
+            "server": {"url": url} | quick | server,
         }
         config = settings(local, **changes | (others or {}))
         return distill(config)
@@ -66,7 +66,7 @@ def test_rows_are_those_of_transformers_where_tokens_come_back(ask, fake, own_ro
     assert rows_of(tmp_path / "rows") == own_rows
     assert (manifest.backend, manifest.weights_sha256, manifest.dtype) == ("server", None, None)
     assert manifest.counts.ok == manifest.rows == 20
-    facts = {"urls": [fake.url], "model": "tiny", "extra_body": IDS}
+    facts = {"url": fake.url, "model": "tiny", "extra_body": IDS}
     assert manifest.server.model_dump() == facts
     assert sorted(fake.asked) == sorted(fake.outputs) and 1 < fake.most_at_once <= 4
     assert len(load_distilled(tmp_path / "rows")) == 20
@@ -143,7 +143,7 @@ def test_a_row_that_a_living_server_does_not_answer_is_an_error(ask, fake, tmp_p
 
 def test_where_all_rows_fail_nothing_is_written(ask, fake, tmp_path):
     fake.trouble = lambda number, prompt: (400, {"error": {"message": "no such thing"}})
-    with serving(fake), pytest.raises(ServersGone, match="all of 8 rows failed.*no such thing"):
+    with serving(fake), pytest.raises(ServerGone, match="all of 8 rows failed.*no such thing"):
         ask(fake.url)
     assert rows_of(tmp_path / "rows") == []
 
@@ -161,7 +161,7 @@ def test_a_server_that_ends_in_the_middle_loses_and_doubles_no_row(
         return troubles[end]
 
     fake.trouble = trouble
-    with serving(fake), pytest.raises(ServersGone, match="run the same command again"):
+    with serving(fake), pytest.raises(ServerGone, match="run the same command again"):
         ask(fake.url)
     done = rows_of(tmp_path / "rows")
     assert done == own_rows[:8]  # a whole shard
@@ -170,18 +170,6 @@ def test_a_server_that_ends_in_the_middle_loses_and_doubles_no_row(
         ask(fake.url)
     assert rows_of(tmp_path / "rows") == own_rows
     assert not {tuple(row["source_ids"]) for row in done} & set(fake.asked)
-
-
-def test_rows_are_shared_out_among_servers_and_one_may_die(ask, fake, own_rows, tmp_path, capsys):
-    other = Fake(fake.outputs, fake.tokenizer)
-    other.trouble = lambda number, prompt: (403, {"error": "gone"}) if number >= 2 else None
-    fake.pause = other.pause = 0.02
-    with serving(fake), serving(other):
-        ask(fake.url, other.url)
-    assert rows_of(tmp_path / "rows") == own_rows
-    assert len(fake.asked) >= 12 and len(other.asked) >= 3
-    said = capsys.readouterr().err
-    assert said.count("going on with 1 other") == 1 and other.url in said
 
 
 def test_the_key_goes_to_the_server_and_nowhere_else(ask, fake, tmp_path, monkeypatch, capsys):
@@ -193,7 +181,7 @@ def test_the_key_goes_to_the_server_and_nowhere_else(ask, fake, tmp_path, monkey
         ask(fake.url)
     assert fake.keys == {f"Bearer {SECRET}"}
     fake.trouble = lambda number, prompt: (401, {"error": {"message": "x" * 150 + SECRET}})
-    with serving(fake), pytest.raises(ServersGone) as denied:
+    with serving(fake), pytest.raises(ServerGone) as denied:
         ask(fake.url, others={"out": str(tmp_path / "denied")})
     assert "OPENAI_API_KEY" in str(denied.value) and SECRET[:6] not in str(denied.value)
     printed = "".join(capsys.readouterr())
@@ -212,7 +200,7 @@ def test_the_key_goes_to_the_server_and_nowhere_else(ask, fake, tmp_path, monkey
     [
         ("http://127.0.0.1:1", "server http://127.0.0.1:1/v1: Connection error"),
         ("http://me:sk-very-secret@host:80/v1", "the address of 'host' holds more than"),
-        ("ftp://host", "one of them is no address"),
+        ("ftp://host", "server.url is no address"),
     ],
 )
 def test_wrong_addresses_are_refused_before_anything_is_written(ask, tmp_path, url, says):
@@ -288,7 +276,7 @@ def test_what_servers_are_not_told_is_refused(local, ask, fake):
 
 
 def test_encoder_decoder_targets_and_other_backends_are_refused(tiny_target):
-    server = {"server": {"urls": ["http://127.0.0.1:1"]}}
+    server = {"server": {"url": "http://127.0.0.1:1"}}
     with pytest.raises(ConfigError, match="encoder-decoder model; leave --server out"):
         check_distill_settings(settings(tiny_target, **server))
     with pytest.raises(ConfigError, match="backend is 'transformers'; leave one of them out"):
