@@ -90,7 +90,10 @@ def distill(settings: DistillConfig, dry_run: DryRun = False) -> None:
       accelerate launch -m drafttrain distill --config distill.yaml
       drafttrain distill --config distill.yaml share=0/4  # first of 4 machines
     """
-    call("drafttrain.commands.distill:distill", settings, dry_run)
+    if dry_run:
+        print(call("drafttrain.data.distill.distill:plan_distillation", settings))
+    else:
+        call("drafttrain.data.distill.distill:distill", settings)
 
 
 @app.command()
@@ -108,7 +111,10 @@ def cache(settings: CacheConfig, dry_run: DryRun = False) -> None:
           --out cache --dry-run
       accelerate launch -m drafttrain cache --config cache.yaml
     """
-    call("drafttrain.commands.distill:cache", settings, dry_run)
+    if dry_run:
+        print(call("drafttrain.data.hidden.cache:plan_cache", settings))
+    else:
+        call("drafttrain.data.hidden.cache:build_cache", settings)
 
 
 @app.command()

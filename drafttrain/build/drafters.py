@@ -12,7 +12,6 @@ from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.kinds import STATE_DRAFTER, DrafterKind, kind_of
 from drafttrain.decoding.engine.architectures import (
     check_configuration,
-    check_known,
     check_projection,
     check_prompts,
     check_states,
@@ -25,12 +24,11 @@ from drafttrain.models.target_embeddings import lacks_embeddings
 
 
 def check_for_target(
-    path: str, target: TargetConfig, target_settings: PretrainedConfig, trees: bool = False
+    path: str, target: TargetConfig, target_settings: PretrainedConfig
 ) -> PretrainedConfig:
     """The drafter's settings, fit for the target's and for the engine; no weights are read.
 
-    Raises ConfigError as `check_drafter`, and ValueError for families that the engine cannot run,
-    with trees where drafts are trees.
+    Raises ConfigError as `check_drafter`, and ValueError for families that the engine cannot run.
     """
     settings = check_drafter(path, target, target_settings, padded=True)
     kind = kind_of(settings)
@@ -43,8 +41,6 @@ def check_for_target(
     if prompt_layers(settings):
         check_prompts(target_settings)
         check_prompts(settings)
-    if kind.is_language_model and trees:
-        check_known(settings)
     return settings
 
 

@@ -46,8 +46,6 @@ class Drafters:
 
     companions: tuple[str, ...]
     """All drafters but that of the first method, sorted."""
-    trees: bool
-    """Whether some drafts are trees."""
     table: str | None
     """Max-Gram's, if it has one."""
 
@@ -82,7 +80,6 @@ def check_methods(*methods: DecodeConfig) -> Drafters:
         raise ConfigError(f"bigrams = {shown}; give all methods with max-gram one table, or none")
     return Drafters(
         tuple(sorted(set().union(*named) - {str(methods[0].drafter)})),
-        any(TREES[method.tree.kind].shape is not None for method in methods),
         tables.pop() if tables else None,
     )
 

@@ -11,7 +11,7 @@ from drafttrain.build.drafters import check_for_target, make_drafter, open_kind
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.kinds import DrafterKind, kind_of, named_kind
 from drafttrain.data.bigrams import read_bigrams
-from drafttrain.decoding.engine.architectures import check_configuration, check_known
+from drafttrain.decoding.engine.architectures import check_configuration
 from drafttrain.decoding.roles import Drafter
 from drafttrain.models.drafters import load_drafter, vocabulary_size
 from drafttrain.models.layout import count_parameters
@@ -84,16 +84,14 @@ def load_pair(
     target: TargetConfig,
     drafter: str,
     companions: Sequence[str] = (),
-    trees: bool = False,
     bigrams: str | None = None,
 ) -> Pair:
     """Target and drafters, checked against each other before the weights of any are read.
 
     bigrams: the table of max-gram, wherever it drafts. Raises ConfigError for drafters of another
-    kind or vocabulary, and ValueError for families that cannot be given trees, where drafts are
-    trees.
+    kind or vocabulary, and ValueError for families that the engine cannot run.
     """
-    checked = check_pair(target, (drafter, *companions), trees, bigrams)
+    checked = check_pair(target, (drafter, *companions), bigrams)
     return open_pair(load_target(target), drafter, companions, checked)
 
 
@@ -119,7 +117,7 @@ def open_pair(
 
 
 def check_pair(
-    target: TargetConfig, drafters: Sequence[str], trees: bool = False, bigrams: str | None = None
+    target: TargetConfig, drafters: Sequence[str], bigrams: str | None = None
 ) -> CheckedDrafters:
     """Settings of the drafters that are models, fit for the target's; max-gram's table.
 
@@ -128,13 +126,11 @@ def check_pair(
     choose_device(target.device)
     target_settings = check_target(target)
     check_configuration(target_settings)
-    if trees:
-        check_known(target_settings)
     table = None
     if bigrams is not None:
         table = read_bigrams(bigrams, target_settings.get_text_config(decoder=True).vocab_size)
     settings_of = {
-        name: check_for_target(name, target, target_settings, trees)
+        name: check_for_target(name, target, target_settings)
         for name in drafters
         if named_kind(name) is None
     }

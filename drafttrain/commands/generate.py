@@ -7,7 +7,7 @@ import os
 import sys
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from datasets import Dataset
@@ -52,7 +52,7 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
         if not text.strip():
             raise ConfigError(f"input {row} is empty; leave it out (inputs are counted from 0)")
     found, drafter = check_methods(settings.decode), str(settings.decode.drafter)
-    pair = load_pair(settings.target, drafter, found.companions, found.trees, found.table)
+    pair = load_pair(settings.target, drafter, found.companions, found.table)
     method, target = build_method(settings.decode, pair), pair.target
     sampling = build_sampling(settings.decode.sampling)
     seed, device = settings.decode.sampling.seed, target.model.device
@@ -147,36 +147,37 @@ def show_rounds(tokenizer: Tokenizer, row: int, text: str, rounds: Iterable[Roun
     for played in rounds:
         shown.append(played)
         console.print(show_round(len(shown), played, tokenizer))
-    tokens = [token for played in shown for token in played.emitted]
-    console.print(Text(f"  = {tokenizer.decode(tokens, skip_special_tokens=True)}"))
-    facts = f"{len(tokens)} tokens in {len(shown)} rounds, {len(tokens) / len(shown):.2f} a round"
-    seconds = sum(played.draft_seconds + played.target_seconds for played in shown)
-    console.print(Text(f"    {facts}, {seconds:.2f} s", style="dim"))
+    facts = facts_of(tokenizer, shown)
+    console.print(Text(f"  = {facts['text']}"))
+    mean, seconds = facts["mean_acceptance_length"], facts["seconds"]
+    counts = f"{len(facts['tokens'])} tokens in {len(shown)} rounds"
+    console.print(Text(f"    {counts}, {mean:.2f} a round, {seconds:.2f} s", style="dim"))
 
 
 def show_json(tokenizer: Tokenizer, row: int, text: str, rounds: Iterable[Round]) -> None:
     """One JSON object on a line; of draft trees also which nodes were accepted."""
-    shown = list(rounds)
-    tokens = [token for played in shown for token in played.emitted]
-    facts = [
-        {"drafted": list(played.drafted), "accepted": accepted(played)}
-        | ({} if played.depth is None else {"path": list(played.path[: accepted(played)])})
-        | {"emitted": list(played.emitted)}
-        for played in shown
-    ]
-    line = {
-        "row": row,
-        "source": text,
-        "text": tokenizer.decode(tokens, skip_special_tokens=True),
-        "tokens": tokens,
-        "rounds": facts,
-        "mean_acceptance_length": len(tokens) / len(shown),
-        "seconds": round(sum(one.draft_seconds + one.target_seconds for one in shown), 6),
-    }
+    line = {"row": row, "source": text, **facts_of(tokenizer, list(rounds))}
     print(json.dumps(line, ensure_ascii=False), flush=True)
 
 
 DISPLAYS = {"text": show_text, "rounds": show_rounds, "json": show_json}
+
+
+def facts_of(tokenizer: Tokenizer, rounds: Sequence[Round]) -> dict[str, Any]:
+    """What was decoded in the rounds of a sequence, as JSON has it."""
+    tokens = [token for played in rounds for token in played.emitted]
+    return {
+        "text": tokenizer.decode(tokens, skip_special_tokens=True),
+        "tokens": tokens,
+        "rounds": [
+            {"drafted": list(played.drafted), "accepted": accepted(played)}
+            | ({} if played.depth is None else {"path": list(played.path[: accepted(played)])})
+            | {"emitted": list(played.emitted)}
+            for played in rounds
+        ],
+        "mean_acceptance_length": len(tokens) / len(rounds),
+        "seconds": round(sum(one.draft_seconds + one.target_seconds for one in rounds), 6),
+    }
 
 
 def accepted(played: Round) -> int:
@@ -198,13 +199,9 @@ def readable_pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
     return pieces
 
 
-LEGEND = Text.assemble(
-    ("round, accepted of drafted: ", "dim"),
-    ("accepted draft", "green"),
-    "  +",
-    ("the target's own token", "bold yellow"),
-    "  ×",
-    ("rejected draft", "red strike"),
+LEGEND = (
+    "[dim]round, accepted of drafted: [/][green]accepted draft[/]  "
+    "+[bold yellow]the target's own token[/]  ×[red strike]rejected draft[/]"
 )
 
 

@@ -52,10 +52,10 @@ def recipe_command(
     return wrap
 
 
-def call(function: str, *arguments: Any) -> None:
+def call(function: str, *arguments: Any) -> Any:
     """Import what a dotted path names, as `drafttrain.commands.tune:tune`, and call it."""
     quiet_libraries()
-    resolve_name(function)(*arguments)
+    return resolve_name(function)(*arguments)
 
 
 def run_command(

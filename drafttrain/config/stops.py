@@ -41,42 +41,20 @@ class StopKind:
 
 
 _AT = "drafttrain.decoding.stopping"
-_LOGITS: frozenset[Evidence] = frozenset({"logits"})
+_LOGITS, _HIDDEN, _EXPECTED = (frozenset({name}) for name in ("logits", "hidden", "expected"))
+_MOST = "max_draft"
 
-STOPS: dict[str, StopKind] = {
-    stop.name: stop
-    for stop in (
-        StopKind("fixed", f"{_AT}:always", "k={0:g}", ("k",)),
-        StopKind(
-            "head",
-            f"{_AT}:HeadJudge",
-            "head({0:g})",
-            ("head", "h", "max_draft"),
-            frozenset({"hidden"}),
-        ),
-        StopKind("entropy", f"{_AT}:certain", "entropy({0:g})", ("entropy", "max_draft"), _LOGITS),
-        StopKind(
-            "confidence",
-            f"{_AT}:confident",
-            "confidence({0:g})",
-            ("confidence", "max_draft"),
-            _LOGITS,
-            greedy_only=True,
-        ),
-        StopKind(
-            "cumulative",
-            f"{_AT}:likely_so_far",
-            "cumulative({0:g})",
-            ("cumulative", "max_draft"),
-            _LOGITS,
-        ),
-        StopKind(
-            "gain",
-            f"{_AT}:gaining",
-            "gain({0:g},{1})",
-            ("delta", "max_draft"),
-            frozenset({"expected"}),
-        ),
-    )
-}
+_STOPS = (
+    StopKind("fixed", f"{_AT}:always", "k={0:g}", ("k",)),
+    StopKind("head", f"{_AT}:HeadJudge", "head({0:g})", ("head", "h", _MOST), _HIDDEN),
+    StopKind("entropy", f"{_AT}:certain", "entropy({0:g})", ("entropy", _MOST), _LOGITS),
+    StopKind(
+        "confidence", f"{_AT}:confident", "confidence({0:g})", ("confidence", _MOST), _LOGITS, True
+    ),
+    StopKind(
+        "cumulative", f"{_AT}:likely_so_far", "cumulative({0:g})", ("cumulative", _MOST), _LOGITS
+    ),
+    StopKind("gain", f"{_AT}:gaining", "gain({0:g},{1})", ("delta", _MOST), _EXPECTED),
+)
+STOPS: dict[str, StopKind] = {stop.name: stop for stop in _STOPS}
 """All stop policies by name."""

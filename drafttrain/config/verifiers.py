@@ -40,56 +40,34 @@ class VerifierRule:
         return draw_kind in self.accepts_draws and (greedy or not self.greedy_only)
 
 
-_AT = "drafttrain.decoding"
+_ONE, _TREE = "drafttrain.decoding.verifiers", "drafttrain.decoding.trees.verifiers"
+_CHAINS: frozenset[DrawKind] = frozenset({"deterministic", "iid"})
+_PATHS: frozenset[DrawKind] = frozenset({"iid", "independent"})
+_DISTINCT: frozenset[DrawKind] = frozenset({"without_replacement"})
 
-GREEDY = VerifierRule("greedy", f"{_AT}.verifiers:verify_greedy", ANY_DRAW, greedy_only=True)
+GREEDY = VerifierRule("greedy", f"{_ONE}:verify_greedy", ANY_DRAW, greedy_only=True)
 """What `auto` is at temperature 0; above it, `config/trees.py` says which rule fits a draft."""
-
-RULES: dict[str, VerifierRule] = {
-    rule.name: rule
-    for rule in (
-        GREEDY,
-        VerifierRule(
-            "spec-verification",
-            f"{_AT}.verifiers:verify_spec",
-            ANY_DRAW,
-            settings=("beta", "tau"),
-            lossless=False,
-            greedy_only=True,
-            accepts="a drafted token is accepted if it is among the target's top {beta} and within "
-            "{tau:g} nats of its first choice",
-        ),
-        VerifierRule(
-            "rejection",
-            f"{_AT}.verifiers:verify_rejection",
-            frozenset({"deterministic", "iid"}),
-            takes_trees=False,
-        ),
-        VerifierRule(
-            "block",
-            f"{_AT}.verifiers:verify_block",
-            frozenset({"deterministic", "iid"}),
-            takes_trees=False,
-        ),
-        VerifierRule(
-            "multi-round",
-            f"{_AT}.trees.verifiers:verify_multi_round",
-            frozenset({"iid", "independent"}),
-        ),
-        VerifierRule("k-seq", f"{_AT}.trees.verifiers:verify_k_seq", frozenset({"iid"})),
-        VerifierRule(
-            "recursive",
-            f"{_AT}.trees.verifiers:verify_recursive",
-            frozenset({"without_replacement"}),
-        ),
-        VerifierRule(
-            "traversal",
-            f"{_AT}.trees.verifiers:verify_traversal",
-            frozenset({"iid", "independent", "without_replacement"}),
-        ),
-        VerifierRule("target-walk", f"{_AT}.trees.verifiers:verify_target_walk", ANY_DRAW),
-    )
-}
+_RULES = (
+    GREEDY,
+    VerifierRule(
+        "spec-verification",
+        f"{_ONE}:verify_spec",
+        ANY_DRAW,
+        settings=("beta", "tau"),
+        lossless=False,
+        greedy_only=True,
+        accepts="a drafted token is accepted if it is among the target's top {beta} and within "
+        "{tau:g} nats of its first choice",
+    ),
+    VerifierRule("rejection", f"{_ONE}:verify_rejection", _CHAINS, takes_trees=False),
+    VerifierRule("block", f"{_ONE}:verify_block", _CHAINS, takes_trees=False),
+    VerifierRule("multi-round", f"{_TREE}:verify_multi_round", _PATHS),
+    VerifierRule("k-seq", f"{_TREE}:verify_k_seq", frozenset({"iid"})),
+    VerifierRule("recursive", f"{_TREE}:verify_recursive", _DISTINCT),
+    VerifierRule("traversal", f"{_TREE}:verify_traversal", _PATHS | _DISTINCT),
+    VerifierRule("target-walk", f"{_TREE}:verify_target_walk", ANY_DRAW),
+)
+RULES: dict[str, VerifierRule] = {rule.name: rule for rule in _RULES}
 """All rules by name."""
 
 

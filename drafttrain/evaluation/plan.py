@@ -61,12 +61,12 @@ class Plan:
         """Check target and drafters against each other, without reading weights."""
         settings, found = self.settings, self.drafters
         names = (str(settings.decode.drafter), *found.companions)
-        check_pair(settings.target, names, found.trees, found.table)
+        check_pair(settings.target, names, found.table)
 
     def load_pair(self) -> Pair:
         settings, found = self.settings, self.drafters
         name = str(settings.decode.drafter)
-        return load_pair(settings.target, name, found.companions, found.trees, found.table)
+        return load_pair(settings.target, name, found.companions, found.table)
 
     def build_methods(self, pair: Pair) -> list[Method]:
         """The methods; acceptance by rank is measured first where a tree needs it."""

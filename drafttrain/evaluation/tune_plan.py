@@ -4,7 +4,7 @@ give to `eval`, heads and prompts; checked before weights load."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -233,7 +233,7 @@ class TunePlan:
     def load_pair(self) -> Pair:
         settings, found = self.settings, self.drafters
         name = str(settings.drafter)
-        return load_pair(settings.target, name, found.companions, found.trees, found.table)
+        return load_pair(settings.target, name, found.companions, found.table)
 
     def lines(self) -> list[str]:
         """What would be decoded, a line each."""
@@ -257,10 +257,8 @@ def make_plan(settings: TuneConfig) -> TunePlan:
     judged, heads = choose_heads(settings)
     candidates = make_candidates(settings, drafting, heads, None)
     drafters = check_methods(*(one.decode for one in candidates))
-    trees = any(TREES[one.tree.kind].shape is not None for one in settings.candidates.values())
-    drafters = replace(drafters, trees=trees)
     names = (str(settings.drafter), *drafters.companions)
-    check_pair(settings.target, names, trees, drafters.table)
+    check_pair(settings.target, names, drafters.table)
     plan = TunePlan(settings, drafting, heads, judged, candidates, drafters, *split_rows(settings))
     for rows in (plan.rows, plan.reported):
         check_batches(plan.batch_sizes, len(rows))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import GPTJConfig, MambaConfig
+from transformers import MambaConfig
 
 from drafttrain.build.pairing import check_methods
 from drafttrain.build.pairs import load_pair
@@ -94,7 +94,7 @@ def test_mixed_kinds_are_refused_by_name(folders, tmp_path):
 
 @pytest.mark.parametrize(("large", "small"), [("llama", "wide"), ("wide", "llama")])
 def test_a_padded_vocabulary_is_taken_where_the_tokenizer_is_the_same(folders, large, small):
-    pair = load_pair(target(folders / large), str(folders / small), trees=True)
+    pair = load_pair(target(folders / large), str(folders / small))
     size = pair.target.model.config.vocab_size
     assert (pair.drafter.model.row_size, pair.drafter.vocabulary) == (size, VOCAB)
     assert pair.drafter_model.config.vocab_size == 88 - size  # it is left as it is
@@ -129,21 +129,6 @@ def test_models_without_a_plain_cache_are_refused_before_weights_are_read(folder
             load_pair(target(large), small)
 
 
-def test_families_without_trees_are_refused_where_drafts_are_trees(folders, tmp_path):
-    """Their config.json is enough: there are no weights."""
-    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "rotary_dim": 4}
-    GPTJConfig(vocab_size=40, **sizes).save_pretrained(tmp_path)
-    reason = "'gptj' model cannot be given a draft tree"
-    with pytest.raises(ValueError, match=reason):
-        load_pair(target(tmp_path), str(folders / "llama"), trees=True)
-    with pytest.raises(ValueError, match=reason):
-        load_pair(target(folders / "llama"), str(tmp_path), trees=True)
-    with pytest.raises(ValueError, match=reason):
-        load_pair(target(folders / "llama"), str(folders / "qwen2"), [str(tmp_path)], trees=True)
-    with pytest.raises(ConfigError, match="weights cannot be read"):  # chains it could draft
-        load_pair(target(folders / "llama"), str(tmp_path))
-
-
 def test_companions_are_language_models_with_the_targets_vocabulary(folders, tmp_path):
     settings = SpecDrafterConfig(vocab_size=40).to_dict()
     (tmp_path / "config.json").write_text(json.dumps(settings))
@@ -156,7 +141,7 @@ def test_companions_are_language_models_with_the_targets_vocabulary(folders, tmp
         ("llama", folders / "absent", "no such folder"),
     ):
         with pytest.raises(ConfigError, match=message):
-            load_pair(target(folders / large), str(folders / large), [str(companion)], trees=True)
+            load_pair(target(folders / large), str(folders / large), [str(companion)])
 
 
 def test_a_drafter_that_is_none_or_has_no_weights_is_named(folders, tmp_path):
