@@ -44,17 +44,28 @@ _AT = "drafttrain.decoding.stopping"
 _LOGITS, _HIDDEN, _EXPECTED = (frozenset({name}) for name in ("logits", "hidden", "expected"))
 _MOST = "max_draft"
 
-_STOPS = (
-    StopKind("fixed", f"{_AT}:always", "k={0:g}", ("k",)),
-    StopKind("head", f"{_AT}:HeadJudge", "head({0:g})", ("head", "h", _MOST), _HIDDEN),
-    StopKind("entropy", f"{_AT}:certain", "entropy({0:g})", ("entropy", _MOST), _LOGITS),
-    StopKind(
-        "confidence", f"{_AT}:confident", "confidence({0:g})", ("confidence", _MOST), _LOGITS, True
-    ),
-    StopKind(
-        "cumulative", f"{_AT}:likely_so_far", "cumulative({0:g})", ("cumulative", _MOST), _LOGITS
-    ),
-    StopKind("gain", f"{_AT}:gaining", "gain({0:g},{1})", ("delta", _MOST), _EXPECTED),
-)
-STOPS: dict[str, StopKind] = {stop.name: stop for stop in _STOPS}
+STOPS: dict[str, StopKind] = {
+    stop.name: stop
+    for stop in (
+        StopKind("fixed", f"{_AT}:always", "k={0:g}", ("k",)),
+        StopKind("head", f"{_AT}:HeadJudge", "head({0:g})", ("head", "h", _MOST), _HIDDEN),
+        StopKind("entropy", f"{_AT}:certain", "entropy({0:g})", ("entropy", _MOST), _LOGITS),
+        StopKind(
+            "confidence",
+            f"{_AT}:confident",
+            "confidence({0:g})",
+            ("confidence", _MOST),
+            _LOGITS,
+            True,
+        ),
+        StopKind(
+            "cumulative",
+            f"{_AT}:likely_so_far",
+            "cumulative({0:g})",
+            ("cumulative", _MOST),
+            _LOGITS,
+        ),
+        StopKind("gain", f"{_AT}:gaining", "gain({0:g},{1})", ("delta", _MOST), _EXPECTED),
+    )
+}
 """All stop policies by name."""

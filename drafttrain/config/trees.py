@@ -47,62 +47,64 @@ class TreeKind:
 _AT = "drafttrain.decoding.trees"
 _WALK, _WIDE = "target-walk", ("width",)
 
-_TREES = (
-    TreeKind("none", "rejection", lambda tree, depth: depth),
-    TreeKind(
-        "paths",
-        "k-seq",
-        lambda tree, depth: tree.width * depth * (1 + len(tree.drafters)),
-        frozenset({"width", "drafters", "draft_temperature"}),
-        f"{_AT}.drawn:Paths",
-        _WIDE,
-        "iid",
-        rule_of_several="multi-round",
-    ),
-    TreeKind(
-        "rsd-c",
-        "recursive",
-        lambda tree, depth: sum(accumulate(tree.branching, mul)),
-        frozenset({"branching", "draft_temperature"}),
-        f"{_AT}.drawn:Branching",
-        ("branching",),
-        "without_replacement",
-    ),
-    TreeKind(
-        "rsd-s",
-        "recursive",
-        lambda tree, depth: tree.width * depth,
-        frozenset({"width", "draft_temperature"}),
-        f"{_AT}.drawn:Beam",
-        _WIDE,
-        "without_replacement",
-    ),
-    TreeKind(
-        "opt-tree",
-        _WALK,
-        lambda tree, depth: tree.nodes,
-        frozenset({"nodes", "head", "draft_temperature"}),
-        f"{_AT}.chosen:Optimal",
-        ("nodes", "judge", "draft_temperature"),
-        provides=frozenset({"expected"}),
-    ),
-    TreeKind(
-        "binary",
-        _WALK,
-        lambda tree, depth: tree.nodes,
-        frozenset({"nodes"}),
-        f"{_AT}.fixed:binary_tree",
-        ("nodes",),
-    ),
-    TreeKind("eagle", _WALK, lambda tree, depth: EAGLE_NODES, shape=f"{_AT}.fixed:eagle_tree"),
-    TreeKind(
-        "sequoia",
-        _WALK,
-        lambda tree, depth: tree.nodes,
-        frozenset({"nodes", "by_rank"}),
-        f"{_AT}.fixed:best_fixed_tree",
-        ("by_rank", "nodes", "depth"),
-    ),
-)
-TREES: dict[str, TreeKind] = {tree.name: tree for tree in _TREES}
+TREES: dict[str, TreeKind] = {
+    tree.name: tree
+    for tree in (
+        TreeKind("none", "rejection", lambda tree, depth: depth),
+        TreeKind(
+            "paths",
+            "k-seq",
+            lambda tree, depth: tree.width * depth * (1 + len(tree.drafters)),
+            frozenset({"width", "drafters", "draft_temperature"}),
+            f"{_AT}.drawn:Paths",
+            _WIDE,
+            "iid",
+            rule_of_several="multi-round",
+        ),
+        TreeKind(
+            "rsd-c",
+            "recursive",
+            lambda tree, depth: sum(accumulate(tree.branching, mul)),
+            frozenset({"branching", "draft_temperature"}),
+            f"{_AT}.drawn:Branching",
+            ("branching",),
+            "without_replacement",
+        ),
+        TreeKind(
+            "rsd-s",
+            "recursive",
+            lambda tree, depth: tree.width * depth,
+            frozenset({"width", "draft_temperature"}),
+            f"{_AT}.drawn:Beam",
+            _WIDE,
+            "without_replacement",
+        ),
+        TreeKind(
+            "opt-tree",
+            _WALK,
+            lambda tree, depth: tree.nodes,
+            frozenset({"nodes", "head", "draft_temperature"}),
+            f"{_AT}.chosen:Optimal",
+            ("nodes", "judge", "draft_temperature"),
+            provides=frozenset({"expected"}),
+        ),
+        TreeKind(
+            "binary",
+            _WALK,
+            lambda tree, depth: tree.nodes,
+            frozenset({"nodes"}),
+            f"{_AT}.fixed:binary_tree",
+            ("nodes",),
+        ),
+        TreeKind("eagle", _WALK, lambda tree, depth: EAGLE_NODES, shape=f"{_AT}.fixed:eagle_tree"),
+        TreeKind(
+            "sequoia",
+            _WALK,
+            lambda tree, depth: tree.nodes,
+            frozenset({"nodes", "by_rank"}),
+            f"{_AT}.fixed:best_fixed_tree",
+            ("by_rank", "nodes", "depth"),
+        ),
+    )
+}
 """All kinds of trees by name; `none`: the drafts are chains."""

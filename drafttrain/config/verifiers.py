@@ -47,27 +47,29 @@ _DISTINCT: frozenset[DrawKind] = frozenset({"without_replacement"})
 
 GREEDY = VerifierRule("greedy", f"{_ONE}:verify_greedy", ANY_DRAW, greedy_only=True)
 """What `auto` is at temperature 0; above it, `config/trees.py` says which rule fits a draft."""
-_RULES = (
-    GREEDY,
-    VerifierRule(
-        "spec-verification",
-        f"{_ONE}:verify_spec",
-        ANY_DRAW,
-        settings=("beta", "tau"),
-        lossless=False,
-        greedy_only=True,
-        accepts="a drafted token is accepted if it is among the target's top {beta} and within "
-        "{tau:g} nats of its first choice",
-    ),
-    VerifierRule("rejection", f"{_ONE}:verify_rejection", _CHAINS, takes_trees=False),
-    VerifierRule("block", f"{_ONE}:verify_block", _CHAINS, takes_trees=False),
-    VerifierRule("multi-round", f"{_TREE}:verify_multi_round", _PATHS),
-    VerifierRule("k-seq", f"{_TREE}:verify_k_seq", frozenset({"iid"})),
-    VerifierRule("recursive", f"{_TREE}:verify_recursive", _DISTINCT),
-    VerifierRule("traversal", f"{_TREE}:verify_traversal", _PATHS | _DISTINCT),
-    VerifierRule("target-walk", f"{_TREE}:verify_target_walk", ANY_DRAW),
-)
-RULES: dict[str, VerifierRule] = {rule.name: rule for rule in _RULES}
+RULES: dict[str, VerifierRule] = {
+    rule.name: rule
+    for rule in (
+        GREEDY,
+        VerifierRule(
+            "spec-verification",
+            f"{_ONE}:verify_spec",
+            ANY_DRAW,
+            settings=("beta", "tau"),
+            lossless=False,
+            greedy_only=True,
+            accepts="a drafted token is accepted if it is among the target's top {beta} and within "
+            "{tau:g} nats of its first choice",
+        ),
+        VerifierRule("rejection", f"{_ONE}:verify_rejection", _CHAINS, takes_trees=False),
+        VerifierRule("block", f"{_ONE}:verify_block", _CHAINS, takes_trees=False),
+        VerifierRule("multi-round", f"{_TREE}:verify_multi_round", _PATHS),
+        VerifierRule("k-seq", f"{_TREE}:verify_k_seq", frozenset({"iid"})),
+        VerifierRule("recursive", f"{_TREE}:verify_recursive", _DISTINCT),
+        VerifierRule("traversal", f"{_TREE}:verify_traversal", _PATHS | _DISTINCT),
+        VerifierRule("target-walk", f"{_TREE}:verify_target_walk", ANY_DRAW),
+    )
+}
 """All rules by name."""
 
 
