@@ -32,7 +32,6 @@ from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.data.batches.packing import (
     DocumentCollator,
     PackedExamples,
-    preview,
     sequence_lengths,
     sequences_of,
 )
@@ -42,7 +41,7 @@ from drafttrain.data.distill.recipe_rows import (
     row_lengths,
     taught_rows,
 )
-from drafttrain.data.teacher import print_teacher, training_examples
+from drafttrain.data.teacher import training_examples
 from drafttrain.decoding.drafters.causal import blocks_of
 from drafttrain.decoding.engine.architectures import check_configuration, check_prompts
 from drafttrain.evaluation.teacher_forced import BlockValidation
@@ -67,8 +66,7 @@ def main(settings: CausalDrafterRecipe, dry_run: DryRun = False) -> None:
         check_prompts(target_config)
     if dry_run:
         with torch.device("meta"):
-            plan = print_plan(settings, empty_drafter(settings, target_config))
-        print_teacher(settings, target_config, plan)
+            print_plan(settings, empty_drafter(settings, target_config))
         return
     run = start_run(settings)
     if run is None:
@@ -81,7 +79,6 @@ def main(settings: CausalDrafterRecipe, dry_run: DryRun = False) -> None:
     freeze(drafter, settings.objective.frozen)
     trained = sum(p.numel() for p in drafter.parameters() if p.requires_grad)
     accelerator.print(f"{drafter.num_parameters():,} parameters, {trained:,} of them trained")
-    accelerator.print(preview(rows[0], target.tokenizer))
     task = make_task(settings, drafter, rows, held_out, target)
     train_and_save(accelerator, settings, task, target.tokenizer)
 

@@ -27,13 +27,12 @@ from drafttrain.commands.shell import recipe_command
 from drafttrain.config.language_recipes import ParallelDrafterRecipe
 from drafttrain.data.batches.examples import Examples
 from drafttrain.data.batches.masked_blocks import BlocksCollator
-from drafttrain.data.batches.packing import preview
 from drafttrain.data.distill.recipe_rows import (
     check_positions,
     choose_draftable,
     choose_mask,
 )
-from drafttrain.data.teacher import print_teacher, training_examples
+from drafttrain.data.teacher import training_examples
 from drafttrain.decoding.engine.architectures import (
     check_configuration,
     check_masks,
@@ -69,7 +68,7 @@ def main(settings: ParallelDrafterRecipe, dry_run: DryRun = False) -> None:
     if settings.drafter.prompt == "target":
         check_prompts(target_config)
     if dry_run:
-        print_teacher(settings, planned.config, print_plan(settings, planned))
+        print_plan(settings, planned)
         return
     run = start_run(settings)
     if run is None:
@@ -86,7 +85,6 @@ def main(settings: ParallelDrafterRecipe, dry_run: DryRun = False) -> None:
     freeze(drafter, settings.objective.frozen)
     trained = sum(p.numel() for p in drafter.parameters() if p.requires_grad)
     accelerator.print(f"{drafter.num_parameters():,} parameters, {trained:,} of them trained")
-    accelerator.print(preview(rows[0], target.tokenizer))
     accelerator.print(f"mask: token {mask}, {target.tokenizer.convert_ids_to_tokens(mask)!r}")
     task = make_task(settings, drafter, rows, held_out, target)
     train_and_save(accelerator, settings, task, target.tokenizer)

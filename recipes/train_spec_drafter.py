@@ -31,7 +31,6 @@ from drafttrain.data.distill.recipe_rows import (
     row_lengths,
 )
 from drafttrain.data.encoded import (
-    encoded_bytes,
     heard_examples,
     text_encoding,
 )
@@ -68,7 +67,7 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
     drafter_config = make_config(target_config, settings.drafter, mask_id, identity)
     check_frozen(settings, drafter_config, target_config)
     if dry_run:
-        plan_run(settings, drafter_config, target_config)
+        plan_run(settings, drafter_config)
         return
     run = start_run(settings)
     if run is None:
@@ -92,16 +91,11 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
         print(f"saved {save_final(settings.run, drafter, tokenizer)}")
 
 
-def plan_run(
-    settings: SpecDrafterRecipe, config: SpecDrafterConfig, target: PretrainedConfig
-) -> None:
+def plan_run(settings: SpecDrafterRecipe, config: SpecDrafterConfig) -> None:
     """Print the plan, without loading weights or writing anything."""
     with torch.device("meta"):
         drafter = SpecDrafter(config)
-    plan = print_plan(settings, drafter, settings.objective.blocks * config.mask_rows)
-    if config.encoder == "target" and hears(target):
-        disk = encoded_bytes(plan.rows, target) / 2**20
-        print(f"encoded      {disk:,.0f} MiB for the encoder states of the clips")
+    print_plan(settings, drafter, settings.objective.blocks * config.mask_rows)
 
 
 def make_drafter(

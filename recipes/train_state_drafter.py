@@ -27,7 +27,6 @@ from drafttrain.config.language_recipes import StateDrafterRecipe
 from drafttrain.config.progress import tracked
 from drafttrain.data.batches.examples import Examples
 from drafttrain.data.batches.masked_blocks import BlocksCollator
-from drafttrain.data.batches.packing import preview
 from drafttrain.data.distill.recipe_rows import (
     choose_draftable,
     taught_rows,
@@ -85,7 +84,6 @@ def main(settings: StateDrafterRecipe, dry_run: DryRun = False) -> None:
     accelerator.print(
         f"{drafter.num_parameters():,} parameters; maps fitted along {fitted:,} tokens"
     )
-    accelerator.print(preview(rows[int(taught[0])], target.tokenizer))
     task = make_task(settings, drafter, rows, held_out, teacher)
     train_and_save(accelerator, settings, task, target.tokenizer)
 

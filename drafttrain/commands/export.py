@@ -13,7 +13,7 @@ from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.language_recipes import CausalDrafterRecipe
 from drafttrain.config.runs import Run, head_folders, read_config, run_of
 from drafttrain.data.inputs.prompts import load_inputs
-from drafttrain.data.inputs.tokens import tokenize_prompts
+from drafttrain.data.inputs.rows import tokenize_prompts
 from drafttrain.evaluation.report import read_report
 from drafttrain.evaluation.tables import main_table, parity_lines, verdict_lines
 from drafttrain.export.engines import COMMANDS, check_engines, engines_for

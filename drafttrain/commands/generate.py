@@ -21,10 +21,9 @@ from drafttrain.build.pairing import check_methods
 from drafttrain.build.pairs import load_pair
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import GenerateConfig
-from drafttrain.data.inputs.hearing import HeardRows
+from drafttrain.data.inputs.clips import HeardRows
 from drafttrain.data.inputs.prompts import load_inputs
-from drafttrain.data.inputs.rows import CHATS
-from drafttrain.data.inputs.tokens import tokenize_prompts
+from drafttrain.data.inputs.rows import CHATS, tokenize_prompts
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.compiling import compile_calls
 from drafttrain.decoding.engine.sources import make_source

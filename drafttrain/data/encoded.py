@@ -15,16 +15,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import DataConfig
 from drafttrain.data.batches.examples import Complete, Example, Examples
-from drafttrain.data.inputs.clips import DIGESTS
-from drafttrain.data.inputs.hearing import hear
+from drafttrain.data.inputs.clips import DIGESTS, hear
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.writing import renamed_when_whole
-from drafttrain.decoding.engine.architectures import source_limit
 from drafttrain.decoding.engine.encoding import encoder_of
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.models.identity import hash_weights
@@ -111,8 +109,3 @@ def heard_examples(
     """Distilled rows of clips with their encoder states; data: the inputs that they were distilled
     from."""
     return Examples(rows, ClipEncoding(target, rows, load_inputs(data, heard=True), folder))
-
-
-def encoded_bytes(clips: int, target: PretrainedConfig) -> int:
-    """Disk that the encoder states of so many clips take."""
-    return 2 * clips * (source_limit(target) or 0) * target.hidden_size

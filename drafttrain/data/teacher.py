@@ -18,12 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
-from transformers import PretrainedConfig
 
 from drafttrain.config.language_recipes import CausalDrafterRecipe
 from drafttrain.data.batches.examples import Examples, TopRows
 from drafttrain.data.distill.batches import batches_by_length
-from drafttrain.data.distill.distill import DistillPlan
 from drafttrain.data.distill.recipe_rows import distillations
 from drafttrain.data.shards.outputs import DerivedManifest, ShardRow, derived_from
 from drafttrain.data.shards.store import (
@@ -89,18 +87,6 @@ def training_examples(
     return Examples(
         rows, lambda found: [one._replace(target_rows=read_top(teacher, one.row)) for one in found]
     )
-
-
-def print_teacher(
-    settings: CausalDrafterRecipe, target: PretrainedConfig, plan: DistillPlan
-) -> None:
-    """The size of the store, if one is wanted; before any weights are loaded."""
-    if settings.teacher.kind == "cached":
-        vocabulary = target.get_text_config(decoder=True).vocab_size
-        draftable = min(settings.drafter.output_tokens or vocabulary, vocabulary)
-        top_k = min(settings.teacher.top_k, draftable)
-        size = plan.target_tokens * 4 * (2 * top_k + (top_k < draftable))
-        print(f"teacher      {teacher_folder(settings)}, about {size / 2**20:,.1f} MiB")
 
 
 def cache_teacher(

@@ -10,10 +10,8 @@ from datasets import Dataset
 
 from drafttrain.build.method import Method, Sizes, build_sampling
 from drafttrain.config.commands import Baseline, Compile, EvalConfig
-from drafttrain.data.inputs.clips import AUDIO, SECONDS
-from drafttrain.data.inputs.hearing import hear
-from drafttrain.data.inputs.rows import CHATS
-from drafttrain.data.inputs.tokens import tokenize_prompts
+from drafttrain.data.inputs.clips import AUDIO, SECONDS, hear
+from drafttrain.data.inputs.rows import CHATS, tokenize_prompts
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.types import Output, Sampling, Source

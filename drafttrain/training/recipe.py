@@ -25,7 +25,7 @@ from drafttrain.config.recipes import DistillingRecipe, HeadRecipe, TargetRecipe
 from drafttrain.data.batches.examples import Examples
 from drafttrain.data.batches.masked_blocks import BlocksCollator, lengths_with_masks
 from drafttrain.data.batches.packing import PackedExamples, sequence_lengths, sequences_of
-from drafttrain.data.distill.distill import DistillPlan, check_distillation, plan_distillation
+from drafttrain.data.distill.distill import check_distillation, plan_distillation
 from drafttrain.data.distill.recipe_rows import (
     distillations,
     distilled_rows,
@@ -136,7 +136,7 @@ def blocks_task(
     return Task(objective, packed, lengths, drops, validate)
 
 
-def print_plan(settings: DistillingRecipe, drafter: nn.Module, more_tokens: int = 0) -> DistillPlan:
+def print_plan(settings: DistillingRecipe, drafter: nn.Module, more_tokens: int = 0) -> None:
     """Print sizes, steps, disk and memory of a run; its distillation. more_tokens: of each row,
     beside source and output; of recipes of blocks the masks after an output of mean length."""
     plan = plan_distillation(distillations(settings)["data"])
@@ -150,7 +150,6 @@ def print_plan(settings: DistillingRecipe, drafter: nn.Module, more_tokens: int 
     print(f"distillation {plan}")
     tokens = plan.source_tokens + plan.target_tokens + more_tokens * plan.rows
     print_steps(parameters, plan.rows, tokens, settings.train)
-    return plan
 
 
 def print_steps(parameters: int, rows: int, tokens: int, settings: TrainConfig) -> None:

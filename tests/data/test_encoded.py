@@ -18,7 +18,7 @@ from drafttrain.data.encoded import (
     KeptEncodings,
     text_encoding,
 )
-from drafttrain.data.inputs.hearing import hear
+from drafttrain.data.inputs.clips import hear
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.models.loading import LoadedTarget, load_target

@@ -54,8 +54,6 @@ def test_one_command_leaves_a_drafter_that_eval_and_generate_take_as_exact(
     arguments, run = make_project(tmp_path), tmp_path / "run"
     plans_and_writes_nothing(main, arguments, run, capsys)
     assert exit_code(main, *arguments) == 0, capsys.readouterr().err
-    said = capsys.readouterr().out
-    assert "tokens are read, not learned, to the end of 'w5 w4 w9'" in said
     drafter, start = (AutoModelForCausalLM.from_pretrained(run / n) for n in ("final", "start"))
     target = AutoModelForCausalLM.from_pretrained(tmp_path / "target")
     assert torch.equal(drafter.lm_head.weight, target.lm_head.weight)
@@ -136,7 +134,6 @@ def test_a_cached_teacher_is_made_once_and_a_stopped_run_ends_with_the_same_bits
     arguments = [*make_project(tmp_path), "teacher={kind: cached, top_k: 4}"]
     arguments.append(f"teacher.folder={tmp_path / 'teacher'}")
     assert exit_code(main, *arguments, "--dry-run") == 0
-    assert f"teacher      {tmp_path / 'teacher'}, about" in capsys.readouterr().out
     resumed_as_if_never_stopped(main, arguments, tmp_path, "final")
     said = capsys.readouterr().err
     assert "the 4 likeliest of 12 tokens hold 0." in said

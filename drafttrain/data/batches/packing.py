@@ -7,7 +7,7 @@ of it is what would be computed of it alone. Only the outputs are learned, not t
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,13 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import PreTrainedTokenizerBase
 
 from drafttrain.data.batches.examples import Batch, Example, Examples, pad
 from drafttrain.models.spec_drafter.slots import IGNORED
 
-SHOWN = 60
-"""Characters of each side that `preview` shows."""
 PADDING = -1
 """Document number of padding, which sees itself alone too: no token sees nothing."""
 NO_ANCHOR = -1
@@ -156,16 +153,6 @@ class PackedExamples(Dataset):
         wanted = [(epoch, row) for epoch, number in keys for row in self.sequences[number]]
         fetched = iter(self.rows.__getitems__(wanted))
         return [[next(fetched) for _ in self.sequences[number]] for _, number in keys]
-
-
-def preview(row: Mapping[str, Sequence[int]], tokenizer: PreTrainedTokenizerBase) -> str:
-    """What of a row is read and what is learned, so that a wrong template is seen at once."""
-    prompt, output = (tokenizer.decode(row[name]) for name in ("source_ids", "target_ids"))
-    return (
-        f"first row: {len(row['source_ids'])} tokens are read, not learned, to the end of "
-        f"{prompt[-SHOWN:]!r}; {len(row['target_ids'])} are learned, from {output[:SHOWN]!r} to "
-        f"{output[-SHOWN:]!r}"
-    )
 
 
 def sequences_of(

@@ -25,12 +25,10 @@ from drafttrain.config.commands import DistillConfig
 from drafttrain.config.decode import SamplingConfig
 from drafttrain.data.distill.batches import BatchDecoder, Decoded, Refused
 from drafttrain.data.distill.generation import generate_settings
-from drafttrain.data.encoded import KeptEncodings, encoded_bytes
-from drafttrain.data.inputs.clips import AUDIO, DIGESTS, SECONDS
-from drafttrain.data.inputs.hearing import hear, name_languages
+from drafttrain.data.encoded import KeptEncodings
+from drafttrain.data.inputs.clips import AUDIO, DIGESTS, SECONDS, hear, name_languages
 from drafttrain.data.inputs.prompts import load_inputs
-from drafttrain.data.inputs.rows import CHATS
-from drafttrain.data.inputs.tokens import check_chats, tokenize_prompts
+from drafttrain.data.inputs.rows import CHATS, check_chats, tokenize_prompts
 from drafttrain.data.shards.outputs import (
     TRUNCATED,
     Manifest,
@@ -315,10 +313,8 @@ def plan_distillation(config: DistillConfig) -> DistillPlan:
         outputs = [most if decoder_only else min(length, most) for length in lengths]
     rows, scale = len(inputs), len(inputs) / len(chosen)
     tokens, new_tokens = round(scale * sum(lengths)), round(scale * sum(outputs))
-    # two bytes a token after zstd; clips are not copied, but their encoder states may be kept
+    # two bytes a token after zstd; clips are not copied
     disk = 2 * (new_tokens + (0 if heard else tokens)) + 8 * rows
-    if heard and config.encoded is not None:
-        disk += encoded_bytes(rows, model_config)
     return DistillPlan(rows, tokens, new_tokens, disk, count_shards(rows, config.shard_rows))
 
 

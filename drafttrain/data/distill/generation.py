@@ -26,7 +26,7 @@ from transformers import (
 from drafttrain.config.backends import TRANSFORMERS
 from drafttrain.config.commands import DistillConfig
 from drafttrain.data.distill.batches import BatchDecoder, batches_by_length
-from drafttrain.data.inputs.hearing import given_outputs
+from drafttrain.data.inputs.clips import given_outputs
 from drafttrain.data.shards.outputs import ShardRow
 from drafttrain.decoding.padding import padded
 from drafttrain.decoding.types import Source

@@ -42,7 +42,7 @@ def load_inputs(config: DataConfig, group: str = "data", heard: bool = False) ->
     `row` counts the records of the original file from 0; `where`, `skip` and `limit` do not
     renumber. `source` has prefix and suffix applied; a
     missing text is these alone, and later skipped by its number. Chats have a column `messages`
-    too, and `source` is the user's last turn: `tokens.tokenize_prompts` renders them. Raises
+    too, and `source` is the user's last turn: `rows.tokenize_prompts` renders them. Raises
     ConfigError naming the field, the value and the remedy; `group` is how the user calls these
     settings (held_out, report_data).
     """

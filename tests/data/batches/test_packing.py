@@ -12,13 +12,11 @@ from drafttrain.data.batches.packing import (
     DocumentCollator,
     PackedExamples,
     pack,
-    preview,
     sequence_lengths,
     sequences_of,
 )
 from drafttrain.models.spec_drafter.slots import IGNORED
 from tests.tiny_models import CAUSAL_FAMILIES, tiny_model
-from tests.tiny_targets import tiny_tokenizer
 
 ROWS = [([5, 6, 7], [8, 9, 1]), ([10], [11, 1]), ([12, 13], [1])]
 
@@ -108,11 +106,3 @@ def test_sequences_are_fetched_with_their_rows_and_epochs() -> None:
         [(4, 1, [11, 1])],
         [(3, 2, [1]), (3, 0, [8, 9, 1])],
     ]
-
-
-def test_the_preview_says_where_learning_begins() -> None:
-    said = preview({"source_ids": [5, 6], "target_ids": [7, 1]}, tiny_tokenizer())
-    assert said == (
-        "first row: 2 tokens are read, not learned, to the end of 'w5 w6'; 2 are learned, from "
-        "'w7 </s>' to 'w7 </s>'"
-    )

@@ -14,7 +14,7 @@ from drafttrain.config.inputs import DataConfig, TargetConfig
 from drafttrain.config.recipes import DrafterConfig
 from drafttrain.data.distill.distill import distill
 from drafttrain.data.hidden.cache import build_cache
-from drafttrain.data.inputs.hearing import hear
+from drafttrain.data.inputs.clips import hear
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.decoding.drafters.block import BlockDrafter

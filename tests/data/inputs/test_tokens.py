@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from drafttrain.config.base import ConfigError
-from drafttrain.data.inputs.tokens import check_chats, tokenize_prompts, tokenize_texts
+from drafttrain.data.inputs.rows import check_chats, tokenize_prompts, tokenize_texts
 from tests.tiny_models import BOS, EOS
 from tests.tiny_targets import tiny_tokenizer
 
