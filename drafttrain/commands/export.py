@@ -17,7 +17,7 @@ from drafttrain.data.inputs.rows import tokenize_prompts
 from drafttrain.evaluation.report import read_report
 from drafttrain.evaluation.tables import main_table, parity_lines, verdict_lines
 from drafttrain.export.engines import COMMANDS, check_engines, engines_for
-from drafttrain.export.folder import check_destination, write_export
+from drafttrain.export.folder import check_destination, check_push, push, write_export
 from drafttrain.export.model_card import (
     Card,
     Measured,
@@ -27,7 +27,6 @@ from drafttrain.export.model_card import (
     write_card,
 )
 from drafttrain.export.parts import Parts, load_parts
-from drafttrain.export.push import check_push, push
 from drafttrain.export.verify import INPUTS, Check, Reload, Verification, in_fresh_process
 from drafttrain.models.drafters import check_fit, read_drafter_settings
 from drafttrain.models.layout import count_parameters

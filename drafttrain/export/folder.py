@@ -1,4 +1,4 @@
-"""Write an export: under a temporary name, verified, then renamed into place.
+"""Write an export: under a temporary name, verified, then renamed into place; push it.
 
     DIR/config.json, model.safetensors, tokenizer files, generation_config.json   the plain drafter
     DIR/acceptance_head/config.json, model.safetensors                            the head, if any
@@ -17,6 +17,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from huggingface_hub import HfApi
+from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError
 
 from drafttrain import __version__
@@ -25,6 +27,7 @@ from drafttrain.config.policy import HEAD, POLICY, dump_policy
 from drafttrain.data.shards.writing import only_writer
 from drafttrain.export.parts import Parts
 from drafttrain.export.verify import Check, Reload, Verification, verify
+from drafttrain.models.loading import first_line
 
 CUSTOM_GENERATE = "custom_generate"
 ENTRY = "from drafttrain.export.generation import generate"
@@ -140,3 +143,35 @@ def write_parts(folder: Path, parts: Parts, place: str) -> None:
     (code / "generate.py").write_text(GENERATE % place, encoding="utf-8")
     requirement = f"drafttrain>={__version__}\n"
     (code / "requirements.txt").write_text(requirement, encoding="utf-8")
+
+
+def check_push(repository: str) -> None:
+    """Refuse what cannot be pushed to, before anything is loaded; asks the Hub whose token it is.
+
+    Raises ConfigError.
+    """
+    check_name(repository, "push")
+    try:
+        validate_repo_id(repository)
+        HfApi().whoami()
+    except Exception as error:  # transport errors have no public class of their own
+        raise ConfigError(
+            f"push = {repository!r} cannot be pushed to ({first_line(error)}); give USER/NAME, log "
+            f"in with `hf auth login`, or push later with `hf upload {repository} OUT`"
+        ) from None
+
+
+def push(folder: Path, repository: str, private: bool) -> str:
+    """Upload an export in one commit; its address. Raises OSError, the folder being kept."""
+    stale, message = ["acceptance_head/*", PLOT], "Export of drafttrain"
+    try:
+        api = HfApi()
+        api.create_repo(repo_id=repository, private=private or None, exist_ok=True)
+        return api.upload_folder(
+            folder_path=folder, repo_id=repository, commit_message=message, delete_patterns=stale
+        )
+    except Exception as error:  # transport errors have no public class of their own
+        raise OSError(
+            f"{str(folder)!r} is exported and verified, but could not be pushed to {repository!r} "
+            f"({first_line(error)}); push it with `hf upload {repository} {folder}`"
+        ) from error

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedModel, logging
+from transformers import AutoTokenizer, logging
 from transformers.utils import ModelOutput
 
 from drafttrain.build.drafters import make_drafter
@@ -199,13 +199,14 @@ def random_inputs(vocabulary: int) -> list[list[int]]:
 def some_drafts(parts: Parts, inputs: Sequence[Sequence[int]]) -> list[list[int]]:
     """The drafts for each input if every token is accepted, round after round; none of a drafter
     that cannot draft without its target."""
-    model = parts.drafter
-    if kind_of(model.config).reads_target:
+    model, config = parts.drafter, parts.drafter.config
+    if kind_of(config).reads_target or reads_encoder(config):
         return []
     drafter, stop = make_drafter(model), make_stop(parts.policy.stop_config(), parts.head)
     found = []
     for ids in inputs:
-        source = _source(model, ids)
+        start = [config.decoder_start_token_id or 0] if config.is_encoder_decoder else ids
+        source = Source.of_text(*(torch.tensor(own, device=model.device) for own in (ids, start)))
         randomness = SampledRandomness(torch.Generator(source.prefix.device).manual_seed(0))
         session = drafter.open(source, Sampling(), randomness)
         tokens, end = source.prefix, len(source.prefix) + NEW_TOKENS
@@ -216,20 +217,6 @@ def some_drafts(parts: Parts, inputs: Sequence[Sequence[int]]) -> list[list[int]
             tokens = torch.cat([tokens, proposal.tokens.to(tokens.device)])
         found.append(tokens[len(source.prefix) :].tolist())
     return found
-
-
-def _source(model: PreTrainedModel, ids: Sequence[int]) -> Source:
-    """An input; random encoder states, the same for the same ids, where the target's are read."""
-    config, given = model.config, torch.tensor(list(ids), device=model.device)
-    if not config.is_encoder_decoder:
-        return Source.of_text(given, given)
-    start = torch.tensor([config.decoder_start_token_id or 0], device=model.device)
-    source = Source.of_text(given, start)
-    if not reads_encoder(config):
-        return source
-    shape = getattr(config, "max_source_positions", len(ids)), config.source_width
-    states = torch.randn(*shape, generator=torch.Generator().manual_seed(sum(ids)))
-    return replace(source, encoded=states.to(model.device, model.dtype))
 
 
 def _decode(folder: Path, reference: Reference, parts: Parts, found: Verification) -> Verification:
