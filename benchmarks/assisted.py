@@ -35,8 +35,8 @@ from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch
-from drafttrain.evaluation.baselines import Generate, steady_assistant
 from drafttrain.evaluation.prompts import EvaluationOptions, read_prompts
+from drafttrain.evaluation.runner import Generate, steady_assistant
 from drafttrain.models.drafters import load_drafter_beside
 from drafttrain.models.loading import load_target
 from drafttrain.models.speech import hears

@@ -34,10 +34,10 @@ from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output
 from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.evaluation.bootstrap import Ratio, draw_resamples, estimate
-from drafttrain.evaluation.environment import describe_environment
 from drafttrain.evaluation.metrics import identical
-from drafttrain.evaluation.prompts import EvaluationOptions, Job, read_prompts
-from drafttrain.evaluation.runner import make_jobs, run_interleaved
+from drafttrain.evaluation.prompts import EvaluationOptions, read_prompts
+from drafttrain.evaluation.report import describe_environment
+from drafttrain.evaluation.runner import Job, make_jobs, run_interleaved
 from drafttrain.models.drafters import load_drafter_beside
 from drafttrain.models.loading import load_target
 

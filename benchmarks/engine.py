@@ -27,8 +27,8 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Proposal
 from drafttrain.decoding.verifiers import GreedyMatch
-from drafttrain.evaluation.environment import describe_environment
 from drafttrain.evaluation.prompts import EvaluationOptions, Prompt, read_prompts
+from drafttrain.evaluation.report import describe_environment
 from drafttrain.evaluation.runner import Decoded, make_jobs, run_interleaved
 from drafttrain.models.drafters import load_drafter_beside
 from drafttrain.models.loading import load_target

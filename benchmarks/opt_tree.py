@@ -40,11 +40,10 @@ from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.types import Sampling
 from drafttrain.evaluation.bootstrap import Array, draw_resamples, estimate_all
-from drafttrain.evaluation.environment import describe_environment
 from drafttrain.evaluation.metrics import acceptance_figures, count_rounds, speed_figures
 from drafttrain.evaluation.plan import measure_ranks
 from drafttrain.evaluation.prompts import EvaluationOptions, Prompt, read_options, read_prompts
-from drafttrain.evaluation.report import write_text
+from drafttrain.evaluation.report import describe_environment, write_text
 from drafttrain.evaluation.runner import Decoded, Job, make_jobs, run_interleaved
 
 SIZES = (1, 2, 4, 8, 15, 25, 40, 60)

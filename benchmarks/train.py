@@ -30,7 +30,7 @@ from drafttrain.config.recipes import SpecDrafterRecipe
 from drafttrain.data.batches.slots import SlotBatch
 from drafttrain.data.distill.recipe_rows import distilled_rows
 from drafttrain.evaluation.bootstrap import Ratio, draw_resamples, estimate
-from drafttrain.evaluation.environment import describe_environment
+from drafttrain.evaluation.report import describe_environment
 from drafttrain.models.loading import load_target, load_tokenizer
 from drafttrain.models.spec_drafter.initialise import initialise
 from drafttrain.models.spec_drafter.model import SpecDrafter

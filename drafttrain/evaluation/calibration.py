@@ -18,21 +18,12 @@ from drafttrain.data.hidden.states import open_cache
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.types import Output, Sampling
-from drafttrain.evaluation.bootstrap import (
-    Array,
-    Estimate,
-    Ratio,
-    Statistic,
-    draw_resamples,
-    estimate_all,
-    score,
-)
+from drafttrain.evaluation.bootstrap import Array
 from drafttrain.evaluation.prompts import Prompt
 from drafttrain.models.acceptance_head import AcceptanceHead
 
 BINS = 15
 """Bins of the calibration error and of the reliability diagram."""
-RESAMPLES = 200
 ROWS = 200
 """Most held-out outputs that heads are judged on."""
 
@@ -54,7 +45,7 @@ class HeadFacts:
     depth: int
     rejection_weight: float
     parameters: int
-    metrics: dict[str, Estimate]
+    metrics: dict[str, float]
     """binary_kl, ece, auc, label_mean, predicted_mean."""
     reliability: Reliability
 
@@ -65,18 +56,22 @@ def judge_heads(heads: Mapping[str, AcceptanceHead], folder: Path) -> list[HeadF
     folder: a hidden cache of held-out outputs, its first mix. Raises ConfigError as `open_cache`.
     """
     cache = open_cache(folder)
-    rows = range(min(ROWS, len(cache.rows)))
-    hidden, acceptance = cache.read(0, rows)
-    prompt = np.repeat(np.arange(len(rows)), cache.lengths(0)[: len(rows)])
-    labels, resamples = acceptance.double().numpy(), draw_resamples(len(rows), RESAMPLES)
-    found = []
+    hidden, acceptance = cache.read(0, range(min(ROWS, len(cache.rows))))
+    labels, found = acceptance.double().numpy(), []
     for name, head in heads.items():
         with torch.inference_mode():
             predicted = head.acceptance(hidden.to(head.device)).double().cpu().numpy()
-        figures = calibration_metrics(labels, predicted, prompt, resamples)
+        figures = {
+            "binary_kl": float(binary_kl(labels, predicted).mean()),
+            "ece": calibration_error(labels, predicted),
+            "auc": area_under_curve(labels, predicted),
+            "label_mean": float(labels.mean()),
+            "predicted_mean": float(predicted.mean()),
+        }
+        known = {metric: value for metric, value in figures.items() if np.isfinite(value)}
         sizes = head.config.depth, head.config.rejection_weight, head.num_parameters()
-        found.append(HeadFacts(name, *sizes, figures, reliability(labels, predicted)))
-    return sorted(found, key=lambda one: one.metrics["binary_kl"].value)
+        found.append(HeadFacts(name, *sizes, known, reliability(labels, predicted)))
+    return sorted(found, key=lambda one: one.metrics["binary_kl"])
 
 
 def binary_kl(labels: Array, predicted: Array) -> Array:
@@ -89,14 +84,10 @@ def binary_kl(labels: Array, predicted: Array) -> Array:
     return part(labels, predicted) + part(1.0 - labels, 1.0 - predicted)
 
 
-def bins_of(predicted: Array) -> Array:
-    """Bin of each position, all of equal width. Shapes: [N] -> [N]."""
-    return np.minimum((predicted * BINS).astype(np.int64), BINS - 1)
-
-
 def reliability(labels: Array, predicted: Array) -> Reliability:
-    """Mean prediction and mean label of each bin that holds positions. Shapes: [N], [N]."""
-    place = bins_of(predicted)
+    """Mean prediction and mean label of each bin of equal width that holds positions. Shapes: [N],
+    [N]."""
+    place = np.minimum((predicted * BINS).astype(np.int64), BINS - 1)
     count = np.bincount(place, minlength=BINS)
     held = count > 0
     means = [
@@ -106,54 +97,26 @@ def reliability(labels: Array, predicted: Array) -> Reliability:
     return Reliability(means[0].tolist(), means[1].tolist(), count[held].tolist())
 
 
-def calibration_error(labels: Array, predicted: Array, prompt: Array, prompts: int) -> Statistic:
-    """ECE: mean over positions of |mean label - mean prediction| in the position's bin.
-
-    The bins stay those of all positions in every resample. Shapes: [N] each.
-    """
-    statistics = np.zeros((prompts, BINS + 1))
-    np.add.at(statistics, (prompt, bins_of(predicted)), labels - predicted)
-    np.add.at(statistics[:, BINS], prompt, 1.0)
-    return score(lambda sums: float(np.abs(sums[:BINS]).sum() / sums[BINS]), statistics)
+def calibration_error(labels: Array, predicted: Array) -> float:
+    """ECE: mean over positions of |mean label - mean prediction| in the position's bin."""
+    bins = reliability(labels, predicted)
+    gaps = np.abs(np.array(bins.observed) - np.array(bins.predicted))
+    return float(np.average(gaps, weights=bins.positions))
 
 
-def area_under_curve(labels: Array, predicted: Array, weights: Array | None = None) -> float:
+def area_under_curve(labels: Array, predicted: Array) -> float:
     """AUC with soft labels: each position counts as accepted P times and as rejected 1 - P times.
 
     The probability that an accepted one is ranked above a rejected one, ties half; NaN where one
-    kind is missing. weights: how often each position counts. Shapes: [N] each.
+    kind is missing. Shapes: [N] each.
     """
-    weights = np.ones_like(labels) if weights is None else weights
     values, place = np.unique(predicted, return_inverse=True)
-    accepted = np.bincount(place, weights=weights * labels, minlength=len(values))
-    rejected = np.bincount(place, weights=weights * (1.0 - labels), minlength=len(values))
+    accepted = np.bincount(place, weights=labels, minlength=len(values))
+    rejected = np.bincount(place, weights=1.0 - labels, minlength=len(values))
     pairs = accepted.sum() * rejected.sum()
     if pairs <= 0.0:
         return np.nan
     return float((accepted * (np.cumsum(rejected) - 0.5 * rejected)).sum() / pairs)
-
-
-def calibration_metrics(
-    labels: Array, predicted: Array, prompt: Array, resamples: Array
-) -> dict[str, Estimate]:
-    """Every metric with its interval over prompts. Shapes: [N] each, resamples [B, P]."""
-    prompts = resamples.shape[1]
-    count = np.bincount(prompt, minlength=prompts).astype(np.float64)
-
-    def mean(values: Array) -> Ratio:
-        return Ratio(np.bincount(prompt, weights=values, minlength=prompts), count)
-
-    def area(counts: Array) -> Array:
-        return np.array([area_under_curve(labels, predicted, drawn[prompt]) for drawn in counts])
-
-    statistics: dict[str, Statistic | None] = {
-        "binary_kl": mean(binary_kl(labels, predicted)),
-        "ece": calibration_error(labels, predicted, prompt, prompts),
-        "auc": area,
-        "label_mean": mean(labels),
-        "predicted_mean": mean(predicted),
-    }
-    return estimate_all(statistics, resamples)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """Measures methods on inputs: decoded and interleaved, or teacher-forced along plain outputs.
 
-Both ways give figures, which are statistics over prompts by name; `make_runs` compares them between
-methods and estimates each once, with the same resamples.
+Both ways give figures, statistics over prompts by name, all estimated with the same resamples.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,25 +19,23 @@ from datasets import Dataset
 
 from drafttrain.build.method import Method
 from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.pool import release_caches
 from drafttrain.decoding.types import Round
 from drafttrain.evaluation import metrics, quality
 from drafttrain.evaluation.bootstrap import (
     Array,
     Ratio,
     Statistic,
-    difference,
     draw_resamples,
     estimate_all,
     mean,
 )
-from drafttrain.evaluation.environment import describe_environment, peak_growth
 from drafttrain.evaluation.page import render_page
 from drafttrain.evaluation.plots import plot_report
 from drafttrain.evaluation.prompts import (
     GENERATE,
     PLAIN,
     EvaluationOptions,
-    Job,
     Prompt,
     read_prompts,
 )
@@ -46,12 +44,14 @@ from drafttrain.evaluation.report import (
     Report,
     Run,
     data_facts,
+    describe_environment,
     target_facts,
     write_json,
     write_text,
 )
 from drafttrain.evaluation.runner import (
     Decoded,
+    Job,
     make_jobs,
     make_waves,
     plain_method,
@@ -145,7 +145,7 @@ def evaluate(
         data=data_facts(data_name, prompts, skipped),
         environment=describe_environment(),
         options=given,
-        runs=make_runs(measured, resamples),
+        runs=[Run(**one.facts, metrics=estimate_all(one.figures, resamples)) for one in measured],
     )
     return Evaluation(report, samples)
 
@@ -189,6 +189,22 @@ def decode_batches(
                 decoded[place] = replace(run, memory_bytes=memory)
         found += decoded
     return found
+
+
+def peak_growth(work: Callable[[], object], device: torch.device) -> int | None:
+    """Bytes that torch has allocated on a CUDA device at the worst moment of some work, beyond
+    those before it; the engine's own caches are emptied first. None on another device, where work
+    is not done at all."""
+    if device.type != "cuda":
+        return None
+    gc.collect()
+    release_caches()
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    work()
+    torch.cuda.synchronize(device)
+    return max(0, torch.cuda.max_memory_allocated(device) - before)
 
 
 def measure(context: Context, run: Decoded, resamples: Array) -> Measured:
@@ -271,29 +287,6 @@ def method_facts(method: Method, options: EvaluationOptions) -> dict[str, Any]:
         "lossless": method.verifier.lossless,
         "settings": dict(method.settings),
     }
-
-
-def make_runs(measured: Sequence[Measured], resamples: Array) -> list[Run]:
-    """The runs; those of `others` have their paired differences to the first drafter's.
-
-    `mean_acceptance_length_difference` and `mbsu_difference` are to the first drafter's run at the
-    same settings (k, ...), or to its first run if there is none.
-    """
-    drafting = [
-        one for one in measured if one.facts["kind"] == "method" and one.facts["batch_size"] == 1
-    ]
-    own = [one for one in drafting if one.facts["other"] == drafting[0].facts["other"]]
-    for one in drafting:
-        if one.facts["other"] == own[0].facts["other"]:
-            continue
-        same = (first for first in own if first.facts["settings"] == one.facts["settings"])
-        first = next(same, own[0])
-        one.facts["compared_with"] = first.facts["name"]
-        for name in ("mean_acceptance_length", "mbsu"):
-            if name in one.figures and name in first.figures:
-                pair = one.figures[name], first.figures[name]
-                one.figures[f"{name}_difference"] = difference(*pair)
-    return [Run(**one.facts, metrics=estimate_all(one.figures, resamples)) for one in measured]
 
 
 def check_parity(context: Context, run: Decoded) -> list[Parity]:

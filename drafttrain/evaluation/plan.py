@@ -24,7 +24,7 @@ from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.trees.fixed import Fixed
 from drafttrain.decoding.trees.verifiers import TargetWalk
 from drafttrain.evaluation.prompts import EvaluationOptions, Prompt, read_prompts
-from drafttrain.evaluation.report import check_new_file
+from drafttrain.evaluation.report import check_report_file
 from drafttrain.evaluation.runner import WAVE_BATCHES, decode_by
 from drafttrain.models.drafters import can_assist, read_drafter_settings, read_kind
 from drafttrain.models.loading import cache_is_deep_enough, check_target
@@ -87,7 +87,7 @@ def make_plan(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Plan:
 
     variants: the methods of the drafter. Raises ValueError for settings that do not go together.
     """
-    check_new_file(settings.report, "report", (".json",))
+    check_report_file(settings.report)
     methods = [*map(PlannedMethod, variants), *other_methods(settings)]
     configs = [planned.config for planned in methods]
     if settings.mode == "teacher-forced":
@@ -174,30 +174,25 @@ def check_assisted(drafters: Sequence[str]) -> None:
     able = [name for name in drafters if can_assist(name)]
     if not able or not all(cache_is_deep_enough(read_drafter_settings(name)) for name in able):
         raise ConfigError(
-            f"baselines has 'assisted', which takes language models, no decoder deeper than its "
-            f"encoder, but drafter = {', '.join(map(repr, able or drafters))}; leave 'assisted' "
-            "out, or give another drafter, also among others (others.NAME.drafter=MODEL)"
+            "baselines has 'assisted', which takes language models, no decoder deeper than its "
+            f"encoder, but drafter = {', '.join(map(repr, able or drafters))}; leave it out, or "
+            "add such a drafter (others.NAME.drafter=MODEL)"
         )
 
 
 def plan_lines(plan: Plan) -> list[str]:
     """What would be measured, a line each."""
-    settings, sampling = plan.settings, plan.settings.decode.sampling
-    how = "greedy" if sampling.temperature == 0 else f"temperature {sampling.temperature:g}"
-    times, baselines = "decoded once, plainly", ()
-    if settings.mode == "decode":
-        times, baselines = f"each decoded {settings.repeats} times", settings.baselines
-    sizes = ", ".join(map(str, sorted({1, *settings.batch_sizes})))
+    settings = plan.settings
+    baselines = settings.baselines if settings.mode == "decode" else ()
     return [
-        f"target    {settings.target.path} ({settings.target.dtype}), {how}, "
-        f"{sampling.max_new_tokens} tokens",
-        f"data      {settings.data.path}: {len(plan.rows):,} inputs, {times}",
+        f"target    {settings.target.path} ({settings.target.dtype})",
+        f"data      {settings.data.path}: {len(plan.rows):,} inputs",
         *[
             "method    " + method.config.model_dump_json(exclude_unset=True, exclude={"sampling"})
             for method in plan.methods
         ],
         *[f"baseline  {name}" for name in baselines],
-        f"batches   {sizes}",
+        f"batches   {', '.join(map(str, sorted({1, *settings.batch_sizes})))}",
         f"report    {settings.report}",
     ]
 

@@ -1,20 +1,19 @@
-"""What an evaluation decodes and how: prompts, options, and jobs, which are ways to decode."""
+"""What an evaluation decodes, and how: prompts and options."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from datasets import Dataset
 
-from drafttrain.build.method import Method, Sizes, build_sampling
+from drafttrain.build.method import build_sampling
 from drafttrain.config.commands import Baseline, Compile, EvalConfig
 from drafttrain.data.inputs.clips import AUDIO, SECONDS, hear
 from drafttrain.data.inputs.rows import CHATS, tokenize_prompts
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.types import Output, Sampling, Source
+from drafttrain.decoding.types import Sampling, Source
 from drafttrain.models.loading import LoadedTarget
 
 PLAIN = "plain"
@@ -80,41 +79,6 @@ def read_prompts(
             + "; give data with at least one row"
         )
     return prompts, skipped
-
-
-@dataclass(frozen=True)
-class Job:
-    """A way to decode, and its decoding of prompts."""
-
-    name: str
-    way: str
-    """Its name in reports, without sizes: chain, rsd-s, ... of a method; plain; generate, beam or
-    assisted."""
-    decode: Callable[[Sequence[int], int], list[Output]]
-    """(indices of prompts, batch size) -> an output for each, in order. `Output.seconds` of a
-    prompt in a batch is from when its sequence entered to its end; the caller times a prompt
-    decoded alone."""
-    method: Method | None = None
-    """None: a baseline, which is Transformers' own."""
-    sizes: Sizes = field(default_factory=dict)
-    """Of a baseline: beams, k."""
-    largest_batch: int | None = None
-    """Largest batch size that it takes; None: any."""
-
-    def takes(self, batch_size: int) -> bool:
-        """Whether it decodes at this batch size."""
-        return self.largest_batch is None or batch_size <= self.largest_batch
-
-    @property
-    def kind(self) -> Literal["plain", "method", "baseline"]:
-        if self.method is None:
-            return "baseline"
-        return "plain" if self.way == PLAIN else "method"
-
-    @property
-    def lossless(self) -> bool:
-        """Whether the output (or its law, when sampling) is the target's own by construction."""
-        return self.way != BEAM if self.method is None else self.method.verifier.lossless
 
 
 @dataclass(frozen=True)

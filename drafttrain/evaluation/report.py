@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
+import subprocess
+import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from drafttrain import __version__
 from drafttrain.build.method import Size
 from drafttrain.config.base import ConfigError
+from drafttrain.config.command_line import describe_command
 from drafttrain.config.reading import first_problem
 from drafttrain.data.shards.writing import renamed_when_whole
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.calibration import HeadFacts, OracleCounts
-from drafttrain.evaluation.environment import Environment
 from drafttrain.evaluation.metrics import CallCosts, PositionRates
 from drafttrain.evaluation.prompts import Prompt, Skipped
 from drafttrain.models.layout import count_parameters
@@ -27,6 +35,58 @@ GAP_TOLERANCE = 1e-4
 
 class Part(BaseModel):
     model_config = ConfigDict(frozen=True)
+
+
+PACKAGES = ("torch", "transformers", "datasets", "sacrebleu", "rouge-score")
+
+
+class Environment(Part):
+    """What a reader needs to judge a timing."""
+
+    date: str
+    command: str
+    """As others would type it: without private folders."""
+    cpu: str
+    cores: int
+    threads: int
+    """Threads that torch computes with."""
+    gpu: str | None
+    python: str
+    versions: dict[str, str]
+    commit: str | None
+    """Commit of drafttrain's own repository, `-dirty` with local changes; None if installed."""
+
+
+def describe_environment() -> Environment:
+    """The environment of this process."""
+    return Environment(
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=describe_command(sys.argv),
+        cpu=_cpu_model(),
+        cores=os.cpu_count() or 1,
+        threads=torch.get_num_threads(),
+        gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        python=platform.python_version(),
+        versions={"drafttrain": __version__} | {name: version(name) for name in PACKAGES},
+        commit=_commit(Path(__file__).parents[2]),
+    )
+
+
+def _cpu_model() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
+
+
+def _commit(repository: Path) -> str | None:
+    if not (repository / ".git").exists():  # installed, or inside somebody else's repository
+        return None
+    command = ["git", "-C", str(repository), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 class Difference(Part):
@@ -83,8 +143,6 @@ class Run(Part):
     """Which of `others` it is; None: the drafter that is measured, plain decoding, a baseline."""
     parameters: int | None = None
     """Of all models that draft."""
-    compared_with: str | None = None
-    """The run of the first drafter that `..._difference` of the others is to."""
     stop: str | None = None
     verifier: str | None = None
     sampling: dict[str, float]
@@ -253,13 +311,11 @@ def data_facts(path: str, prompts: Sequence[Prompt], skipped: list[Skipped]) -> 
 def read_report(path: Path) -> Report:
     """Read report.json. Raises ValueError for a file that is none."""
     try:
-        return Report.model_validate(json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        problem = str(error.strerror).lower()
-    except ValidationError as error:
-        problem = first_problem(error)
-    except ValueError as error:
-        problem = str(error)
+        return Report.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        problem = (
+            first_problem(error) if isinstance(error, ValidationError) else error.strerror.lower()
+        )
     raise ValueError(
         f"{path} is no report of drafttrain eval ({problem}); make one with `drafttrain eval "
         "--report FILE`"
@@ -279,12 +335,10 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def check_new_file(file: Path, setting: str, suffixes: tuple[str, ...]) -> None:
-    """Raise ConfigError where a file of this kind cannot be written. setting: what names it."""
-    if file.suffix not in suffixes or file.is_dir():
-        raise ConfigError(
-            f"{setting} = {str(file)!r} is no file name ending in {suffixes[0]}; give one"
-        )
+def check_report_file(file: Path) -> None:
+    """Raises ConfigError where a report cannot be written."""
+    if file.suffix != ".json" or file.is_dir():
+        raise ConfigError(f"report = {str(file)!r} is no file name ending in .json; give one")
     nearest = next(parent for parent in file.absolute().parents if parent.exists())
     if not nearest.is_dir():
-        raise ConfigError(f"{setting} = {str(file)!r}: {str(nearest)!r} is a file, not a folder")
+        raise ConfigError(f"report = {str(file)!r}: {str(nearest)!r} is a file, not a folder")

@@ -7,7 +7,6 @@ the calibration of heads.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from drafttrain.config.sweep import SWEEPABLE
@@ -17,8 +16,6 @@ from drafttrain.evaluation.report import Parity, Report, Run
 
 POSITIONS = 6
 """Positions of a draft that the table has room for; report.json has them all."""
-NUMBERS = re.compile(r"\bk=\d+|\([^()<>]*\)")
-"""Settings in a method's name."""
 
 
 def _metric(name: str, title: str, digits: int = 2, **how: bool | str) -> tuple[str, Column]:
@@ -29,7 +26,6 @@ def _metric(name: str, title: str, digits: int = 2, **how: bool | str) -> tuple[
 METRICS = dict(
     (
         _metric("mean_acceptance_length", "mean acceptance length", narrow=True),
-        _metric("mean_acceptance_length_difference", "Δ to first drafter"),
         _metric("expected_accepted", "E(A)"),
         _metric("swi", "SWI"),
         _metric("mbsu", "MBSU"),
@@ -56,10 +52,10 @@ CALIBRATION |= {"label_mean": "acceptance", "predicted_mean": "predicted"}
 
 def main_table(report: Report) -> Table:
     """All runs by batch size, with the metrics that say something there."""
-    facts, names = _facts(report), _names(report)
+    facts = _facts(report)
 
     def name(run: Run) -> str:
-        return f"{names[run.name]} (lossy)" if run.lossy else names[run.name]
+        return f"{run.name} (lossy)" if run.lossy else run.name
 
     after = []
     if report.mode == "teacher-forced":
@@ -112,19 +108,6 @@ def _facts(report: Report) -> list[Column]:
     if len(report.batch_sizes) > 1:
         found.append(Column("batch", lambda run: run.batch_size))
     return found
-
-
-def _names(report: Report) -> dict[str, str]:
-    """The runs' names without what columns say; whole names where these would not tell apart."""
-    facts = _facts(report)
-    short = {run.name: run.name for run in report.runs}
-    for run in report.runs:
-        stop, verifier = run.stop or "", run.verifier or ""  # DRAFTER STOP VERIFIER, if generated
-        generated = run.name.endswith(verifier) and stop in run.name
-        if run.kind == "method" and generated and not (stop and run.name.startswith(stop)):
-            short[run.name] = " ".join(NUMBERS.sub("", run.name).split())
-    seen = {(short[run.name], *(column.parts(run) for column in facts)) for run in report.runs}
-    return short if len(seen) == len(report.runs) else {name: name for name in short}
 
 
 def _has_trees(report: Report) -> bool:

@@ -329,13 +329,12 @@ def fit_slot_temperatures(blocks: Iterable[tuple[Tensor, Tensor]]) -> list[float
     losses: list[Tensor] = []
     counts: list[int] = []
     for logits, output in blocks:
-        losses += [
-            torch.zeros(STEPS + 1, dtype=torch.double) for _ in range(len(losses), logits.shape[1])
-        ]
-        counts += [0] * (logits.shape[1] - len(counts))
-        for slot in range(len(losses)):
-            tokens = output[slot:].to(logits.device)[:, None]
-            rows = logits[: max(len(output) - slot, 0), slot]
+        for slot in range(logits.shape[1]):
+            if slot == len(counts):
+                losses.append(torch.zeros(STEPS + 1, dtype=torch.double))
+                counts.append(0)
+            tokens = output[slot:, None].to(logits.device)
+            rows = logits[: len(tokens), slot]
             drafted = rows.gather(1, tokens)[:, 0] > UNDRAFTED / 2
             missing = ROWS_ENOUGH - counts[slot]
             rows, tokens = exact_enough(rows[drafted][:missing]), tokens[drafted][:missing]

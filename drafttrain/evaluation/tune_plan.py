@@ -23,7 +23,7 @@ from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.store import MANIFEST
 from drafttrain.evaluation.calibration import HeadFacts, judge_heads
 from drafttrain.evaluation.plan import check_batches
-from drafttrain.evaluation.report import check_new_file
+from drafttrain.evaluation.report import check_report_file
 from drafttrain.models.acceptance_head import load_heads
 from drafttrain.models.draft_states import drafts_tokens
 from drafttrain.models.drafters import read_drafter_settings
@@ -250,7 +250,7 @@ class TunePlan:
 
 def make_plan(settings: TuneConfig) -> TunePlan:
     """Check everything but the weights. Raises ValueError for settings that do not go together."""
-    check_new_file(settings.report, "report", (".json",))
+    check_report_file(settings.report)
     drafting = Drafting.of(str(settings.drafter))
     if drafting.kind is NONE:
         raise ConfigError("drafter = 'none' drafts nothing, so there is nothing to tune; give one")

@@ -34,7 +34,7 @@ def test_a_report_has_every_batch_size_a_table_a_plot_and_a_page(inside, capsys)
         "assisted causal k=4, constant, confidence 0": [1],
     }
     assert all(run["differing"] == 0 for run in runs if run["batch_size"] == 2)
-    assert "causal greedy" in capsys.readouterr().out
+    assert "causal k=4 greedy" in capsys.readouterr().out
     assert Path("batches.png").read_bytes().startswith(b"\x89PNG")
     assert "data:image/png;base64," in Path("batches.html").read_text()
 

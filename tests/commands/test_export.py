@@ -14,12 +14,12 @@ from drafttrain.config.commands import ExportConfig
 from drafttrain.config.reading import dump_settings
 from drafttrain.config.recipes import SpecDrafterRecipe
 from drafttrain.evaluation.bootstrap import Estimate
-from drafttrain.evaluation.environment import describe_environment
 from drafttrain.evaluation.report import (
     DataFacts,
     Report,
     Run,
     TargetFacts,
+    describe_environment,
     write_json,
 )
 from drafttrain.export.verify import compare
@@ -55,7 +55,9 @@ def report(tmp_path: Path) -> Path:
         mode="decode",
         target=TargetFacts(path="org/big", parameters=10, dtype="float32", device="cpu"),
         data=DataFacts(path="test.jsonl", prompts=200, references=0),
-        environment=describe_environment("/home/me/bin/drafttrain eval --drafter /home/me/tiny"),
+        environment=describe_environment().model_copy(
+            update={"command": "/home/me/bin/drafttrain eval --drafter /home/me/tiny"}
+        ),
         options={},
         runs=[run],
     )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from drafttrain.evaluation.bootstrap import Estimate
-from drafttrain.evaluation.environment import Environment
-from drafttrain.evaluation.report import DataFacts, Report, Run, TargetFacts
+from drafttrain.evaluation.report import DataFacts, Environment, Report, Run, TargetFacts
 
 ENVIRONMENT = Environment(
     date="2026-11-27T00:00:00+00:00",

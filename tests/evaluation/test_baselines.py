@@ -13,10 +13,9 @@ from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.verifiers import GreedyMatch, SpecVerification
-from drafttrain.evaluation.baselines import cut_after_eos, steady_assistant
 from drafttrain.evaluation.evaluate import evaluate
 from drafttrain.evaluation.prompts import EvaluationOptions, read_prompts
-from drafttrain.evaluation.runner import make_jobs
+from drafttrain.evaluation.runner import cut_after_eos, make_jobs, steady_assistant
 from tests.comparing import same_weights
 from tests.evaluation.scripted import loaded
 from tests.tiny_models import CAUSAL_FAMILIES, EOS, tiny_model

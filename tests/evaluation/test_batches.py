@@ -18,8 +18,8 @@ from drafttrain.evaluation import runner
 from drafttrain.evaluation.bootstrap import draw_resamples, estimate_all
 from drafttrain.evaluation.evaluate import Context, decode_batches, measure
 from drafttrain.evaluation.metrics import speed_figures
-from drafttrain.evaluation.prompts import EvaluationOptions, Job, read_prompts
-from drafttrain.evaluation.runner import make_jobs, make_waves, plain_method, run_interleaved
+from drafttrain.evaluation.prompts import EvaluationOptions, read_prompts
+from drafttrain.evaluation.runner import Job, make_jobs, make_waves, plain_method, run_interleaved
 from tests.evaluation.scripted import loaded
 from tests.tiny_drafters import noisy
 from tests.tiny_models import tiny_model

@@ -226,18 +226,6 @@ def test_methods_of_one_name_and_wrong_pairings_are_refused_before_decoding(targ
         make_jobs(target, model, [strict(drafter)], [], sampled)
 
 
-def test_others_of_a_decoded_report_are_compared_with_the_first_drafter(report):
-    same, run = report.run("scripted k=2 greedy"), report.run("worse k=2 greedy")
-    assert (run.other, run.compared_with) == ("bad", "scripted k=2 greedy")
-    for name in ("mean_acceptance_length", "mbsu"):
-        difference = run.metrics[f"{name}_difference"]
-        assert difference.value == pytest.approx(
-            run.metrics[name].value - same.metrics[name].value, abs=1e-12
-        )
-        assert difference.low <= difference.value <= difference.high
-        assert f"{name}_difference" not in same.metrics
-
-
 def test_a_narrow_terminal_gets_values_without_intervals(report):
     wide, narrow = (printed(main_table(report), width) for width in (400, 80))
     value = report.run("scripted k=4 greedy").metrics["mean_acceptance_length"]

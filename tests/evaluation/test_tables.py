@@ -41,12 +41,12 @@ def test_every_method_has_a_row_at_each_of_its_batch_sizes(report):
     ]
     assert [(one["method"], one["k"], one["batch"]) for one in cells] == [
         ("plain", "–", "1"),
-        ("causal greedy", "3", "1"),
-        ("causal greedy", "9", "1"),
+        ("causal k=3 greedy", "3", "1"),
+        ("causal k=9 greedy", "9", "1"),
         ("assisted", "–", "1"),
         ("plain", "–", "8"),
-        ("causal greedy", "3", "8"),
-        ("causal greedy", "9", "8"),
+        ("causal k=3 greedy", "3", "8"),
+        ("causal k=9 greedy", "9", "8"),
     ]
     plain = cells[4]
     assert (plain["ms per token"], plain["tok/s"], plain["speedup"]) == ("18.00", "400", "1.00×")
