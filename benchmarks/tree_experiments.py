@@ -25,8 +25,8 @@ from drafttrain.commands.shell import quiet_libraries
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import EvalConfig
 from drafttrain.config.decode import DecodeConfig
-from drafttrain.config.filling import fill_data, fill_from_run
 from drafttrain.config.reading import check_settings, merge_values, validate_settings
+from drafttrain.config.runs import fill_data, fill_from_run
 from drafttrain.evaluation.report import Report, Run, read_report, write_text
 
 

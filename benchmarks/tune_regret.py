@@ -24,8 +24,8 @@ from drafttrain.commands.shell import quiet_libraries
 from drafttrain.commands.tune import options_of
 from drafttrain.config.commands import TuneConfig
 from drafttrain.config.decode import DecodeConfig
-from drafttrain.config.filling import fill_tune
 from drafttrain.config.reading import load_settings
+from drafttrain.config.runs import fill_tune
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.evaluation.prompts import PLAIN, read_prompts

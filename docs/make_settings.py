@@ -18,14 +18,13 @@ from drafttrain.config import (
     commands,
     decode,
     inputs,
-    language_recipes,
     policy,
     recipes,
 )
 from drafttrain.config.base import Config, settings_class
 
 PAGE = Path(__file__).with_name("settings.md")
-MODULES = (inputs, decode, commands, recipes, language_recipes, policy)
+MODULES = (inputs, decode, commands, recipes, policy)
 HEAD = """# Settings
 
 Made from [drafttrain/config](../drafttrain/config) by `python docs/make_settings.py`.

@@ -23,7 +23,7 @@ from drafttrain.config.commands import (
     GenerateConfig,
     TuneConfig,
 )
-from drafttrain.config.filling import fill_distill, fill_eval, fill_generate, fill_tune
+from drafttrain.config.runs import fill_distill, fill_eval, fill_generate, fill_tune
 from drafttrain.config.sweep import expand_sweep
 
 app = typer.Typer(**TYPER_STYLE)

@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 
 from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
-from drafttrain.config.language_recipes import CausalDrafterRecipe
+from drafttrain.config.recipes import CausalDrafterRecipe
 from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.data.batches.packing import (
     DocumentCollator,

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
-from drafttrain.config.language_recipes import ParallelDrafterRecipe
+from drafttrain.config.recipes import ParallelDrafterRecipe
 from drafttrain.data.batches.examples import Examples
 from drafttrain.data.batches.masked_blocks import BlocksCollator
 from drafttrain.data.distill.recipe_rows import (

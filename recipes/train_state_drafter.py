@@ -23,8 +23,8 @@ import torch
 
 from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
-from drafttrain.config.language_recipes import StateDrafterRecipe
 from drafttrain.config.progress import tracked
+from drafttrain.config.recipes import StateDrafterRecipe
 from drafttrain.data.batches.examples import Examples
 from drafttrain.data.batches.masked_blocks import BlocksCollator
 from drafttrain.data.distill.recipe_rows import (

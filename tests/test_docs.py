@@ -14,7 +14,7 @@ import typer
 
 from drafttrain import cli
 from drafttrain.config import commands as verbs
-from drafttrain.config import language_recipes, recipes
+from drafttrain.config import recipes
 from drafttrain.config.base import Config, fields_of
 
 ROOT = Path(__file__).parents[1]
@@ -44,9 +44,9 @@ SETTINGS: dict[str, type[Config]] = {
     "recipes/train_spec_drafter.py": recipes.SpecDrafterRecipe,
     "recipes/train_block_heads.py": recipes.BlockHeadsRecipe,
     "recipes/train_acceptance_head.py": recipes.HeadRecipe,
-    "recipes/train_causal_drafter.py": language_recipes.CausalDrafterRecipe,
-    "recipes/train_parallel_drafter.py": language_recipes.ParallelDrafterRecipe,
-    "recipes/train_state_drafter.py": language_recipes.StateDrafterRecipe,
+    "recipes/train_causal_drafter.py": recipes.CausalDrafterRecipe,
+    "recipes/train_parallel_drafter.py": recipes.ParallelDrafterRecipe,
+    "recipes/train_state_drafter.py": recipes.StateDrafterRecipe,
     "recipes/train_target.py": recipes.TargetRecipe,
     "benchmarks/opt_tree.py": verbs.EvalConfig,
     "benchmarks/train.py": recipes.SpecDrafterRecipe,

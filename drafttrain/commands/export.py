@@ -10,7 +10,7 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.command_line import describe_command
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.inputs import TargetConfig
-from drafttrain.config.language_recipes import CausalDrafterRecipe
+from drafttrain.config.recipes import CausalDrafterRecipe
 from drafttrain.config.runs import Run, head_folders, read_config, run_of
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.rows import tokenize_prompts

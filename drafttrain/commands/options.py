@@ -58,19 +58,12 @@ def takes_settings(
             command(settings, **{one.name: given[one.name] for one in own})
 
         update_wrapper(run, command)
-        run.__doc__ = _reflowed(command)
+        run.__doc__ = getdoc(command)
         run.__annotations__ = {one.name: one.annotation for one in parameters}
         run.__signature__ = Signature(parameters)  # what Typer reads
         return run
 
     return wrap
-
-
-def _reflowed(command: Callable[..., None]) -> str:
-    """Its docstring, a line a paragraph but for those that \\b marks, so that it fits any width."""
-    paragraphs = (getdoc(command) or "").split("\n\n")
-    marked = (one if one.startswith("\b") else " ".join(one.split()) for one in paragraphs)
-    return "\n\n".join(marked)
 
 
 def _parameter(name: str, annotation: Any, default: Any = None) -> Parameter:

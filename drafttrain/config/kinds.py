@@ -153,7 +153,7 @@ STATE_DRAFTER = _Slots(
     opens=f"{_AT}.behind_states:open_drafter",
     model=f"{_MODELS}.state_drafter:StateDrafter",
     checks=f"{_MODELS}.state_drafter:check_own_layers",
-    recipe=f"{_SETTINGS}.language_recipes:StateDrafterRecipe",
+    recipe=f"{_SETTINGS}.recipes:StateDrafterRecipe",
     reads_target=True,
     exports=("custom_generate",),
 )
@@ -164,7 +164,7 @@ PARALLEL = _Slots(
     opens=f"{_AT}.parallel:open_drafter",
     marked_by="pard_token",
     checks=f"{_MODELS}.parallel_drafter:check_blocks",
-    recipe=f"{_SETTINGS}.language_recipes:ParallelDrafterRecipe",
+    recipe=f"{_SETTINGS}.recipes:ParallelDrafterRecipe",
     exports=("custom_generate", "parallel_servers"),
 )
 """A decoder-only language model that predicts a block through masks of one token (PARD)."""
@@ -175,7 +175,7 @@ KINDS: dict[str, DrafterKind] = {
 }
 """All kinds by name."""
 
-TRAINED_CAUSAL = f"{_SETTINGS}.language_recipes:CausalDrafterRecipe"
+TRAINED_CAUSAL = f"{_SETTINGS}.recipes:CausalDrafterRecipe"
 """Settings of the recipe that trains language models whose config.json names a target."""
 
 

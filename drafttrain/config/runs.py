@@ -1,26 +1,38 @@
-"""Finished runs in checkpoints/, of drafters and of acceptance heads, and their settings.
+"""Finished runs in checkpoints/, and what commands take from them where the user left it out.
 
-A run is a folder with run.yaml (the recipe's settings) and final/ (what it trained).
+A run is a folder with run.yaml (the recipe's settings) and final/ (the drafter, or acceptance heads
+that it trained). A `fill_` function takes what the user wrote, as nested mappings, and returns it
+with more in it; what was given always wins.
 """
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.kinds import TRAINED_CAUSAL, own_kind
+from drafttrain.config.kinds import MAX_GRAM, NONE, TRAINED_CAUSAL, named_kind, own_kind
+from drafttrain.config.policy import POLICY, Policy, read_policy
 from drafttrain.config.reading import load_settings
 from drafttrain.config.recipes import DistillingRecipe, HeadRecipe
+from drafttrain.config.stops import STOPS
+from drafttrain.config.verifiers import RULES
 
 CHECKPOINTS = Path("checkpoints")
 HEAD = "acceptance-head"
 """model_type of an acceptance head."""
 HEADS = "drafttrain.config.recipes:HeadRecipe"
 """Settings of the recipe that trains heads."""
+LAYOUT = (
+    "input_column template reference_column source_language target_language prefix suffix chat"
+).split()
+"""Settings of prompts that say how they are read, not which they are."""
 
 
 @dataclass(frozen=True)
@@ -112,3 +124,229 @@ def _recipe_of(run: Path) -> str | None:
     if isinstance(config.get("target"), dict):  # otherwise made for no target in particular
         return TRAINED_CAUSAL
     return HEADS if head_folders(run) else None
+
+
+def fill_eval(values: dict[str, Any]) -> dict[str, Any]:
+    """All that `eval` needs: target, drafter, draft length, inputs, and where the report goes.
+
+    Runs among the drafters of other methods are what they trained. Raises ConfigError where nothing
+    says which drafter, target or inputs.
+    """
+    values = fill_data(fill_from_run(values))
+    for other in (values.get("others") or {}).values():
+        if run := run_of(str(other.get("drafter"))):
+            other["drafter"] = str(run.drafter)
+    if values.get("report") is None:
+        run = run_of(str(values["decode"]["drafter"]))
+        values["report"] = str((Path() if run is None else run.folder) / "report.json")
+    return values
+
+
+def fill_tune(values: dict[str, Any]) -> dict[str, Any]:
+    """All that `tune` needs: what the run of the heads, then that of the drafter know, and where
+    the report goes.
+
+    A drafter without heads is tuned alone. Raises ConfigError where nothing says what is needed.
+    """
+    values = deepcopy(values)
+    if values.get("heads") is None and values.get("drafter") is None:
+        values["heads"] = str(newest_run(of_heads=True).folder)
+    heads = values.get("heads")
+    if heads is not None:
+        _fill_from_heads(values, Path(heads))
+    _group(values, "sampling")
+    asked = {name: values[name] for name in ("target", "data") if values.get(name)}
+    known = fill_data(fill_from_run(asked | {"decode": {"drafter": values["drafter"]}}))
+    values |= {"target": known["target"], "data": known["data"]}
+    values["drafter"] = known["decode"]["drafter"]
+    if values.get("report") is None:
+        run = run_of(values["drafter"]) if heads is None else head_run_of(Path(heads))
+        values["report"] = str((Path(heads or "") if run is None else run.folder) / "tune.json")
+    return values
+
+
+def fill_generate(values: dict[str, Any]) -> dict[str, Any]:
+    """All that `generate` needs. Where a policy.json says that plain decoding is faster than every
+    draft, nothing is drafted, unless the user says how to."""
+    return fill_from_run(values, draft_anyway=False)
+
+
+def fill_from_run(values: dict[str, Any], draft_anyway: bool = True) -> dict[str, Any]:
+    """Target, drafter and draft length of `eval` and `generate`, where a run knows them.
+
+    No drafter and no target: the newest run. No drafter, but a target: the newest run for it, or
+    max-gram, which needs no training. A drafter that lies in a run: that run; another one: the
+    target that its config.json names, and the policy.json of an export. A target with a path of its
+    own takes nothing from a run. Raises ConfigError where nothing says which drafter or target.
+    """
+    values = deepcopy(values)
+    decode, target = _group(values, "decode"), _group(values, "target")
+    path = target.get("path")
+    if decode.get("drafter") is None and path is not None:
+        decode["drafter"] = _drafter_for(str(path))
+    drafter = decode.get("drafter")
+    trained = named_kind(drafter) is None
+    if drafter is None or (not trained and path is None):
+        run = newest_run()
+    else:
+        run = run_of(str(drafter)) if trained else None
+    if values.get("policy") is not None or trained:
+        given = [name for name in ("stop", "tree", "cascade", "verifier") if decode.get(name)]
+        chains = bool(values.get("sweep")) or values.get("mode") == "teacher-forced"
+        slower = _fill_from_drafter(decode, run, values, chains)
+        if slower and not given and not draft_anyway:
+            print(f"{POLICY}: plain decoding is faster than every draft", file=sys.stderr)
+            decode |= {"drafter": NONE.name, "stop": {}, "verifier": {}}
+    if path is None:
+        known = read_config(Path(str(drafter))).get("target") or {}
+        known = {key: known[key] for key in ("path", "revision") if known.get(key)}
+        if run is not None:
+            known = run.recipe.target.model_dump(mode="json")
+        values["target"] = known | target
+    if values["target"].get("path") is None:
+        raise ConfigError(
+            f"drafter {drafter!r} does not say here which target it is for; add --target MODEL"
+        )
+    return values
+
+
+def fill_distill(values: dict[str, Any]) -> dict[str, Any]:
+    """The drafter of `distill`, where it is a run or an export: its folder, and when it stops.
+
+    A rule that its policy.json may ask for is left out: what is distilled is the target's own.
+    """
+    drafter = values.get("drafter")
+    if drafter is None or named_kind(drafter) is not None:
+        return values
+    decode = {"drafter": drafter, "stop": dict(values.get("stop") or {})}
+    if values.get("method") == "sample":
+        decode["sampling"] = values.get("sampling")
+    _fill_from_drafter(decode, run_of(str(drafter)), values, chains=True)
+    return values | {"drafter": decode["drafter"], "stop": decode["stop"]}
+
+
+def fill_data(values: dict[str, Any]) -> dict[str, Any]:
+    """Inputs of `eval`, where none are given: the held-out rows of the run.
+
+    To be used after `fill_from_run`. Raises ConfigError where no run says which rows.
+    """
+    data, drafter = values.get("data") or {}, str(values["decode"]["drafter"])
+    if data.get("path") is not None:
+        return values
+    run = run_of(drafter) if named_kind(drafter) is None else newest_run()
+    if run is None or run.recipe.held_out is None:
+        raise ConfigError("no inputs to measure on; add --data FILE (or a Hub name)")
+    if run.recipe.target.path != values["target"]["path"]:
+        raise ConfigError(
+            f"no inputs are given for target {values['target']['path']!r}, and the run in "
+            f"{str(run.folder)!r} is for {run.recipe.target.path!r}; add --data FILE"
+        )
+    return values | {"data": run.recipe.held_out.model_dump(mode="json") | data}
+
+
+def _fill_from_heads(values: dict[str, Any], heads: Path) -> None:
+    """Drafter, target, prompts and sampling, as the heads and their run recorded them.
+
+    Prompts given without columns, prefix or suffix are read as the run's own. Raises ConfigError
+    where there are no heads, or nothing says which drafter they are for.
+    """
+    folders, run = head_folders(heads), head_run_of(heads)
+    if not folders:
+        raise ConfigError(
+            f"heads = {str(heads)!r} holds no acceptance head; give a head's folder, or the run of "
+            "recipes/train_acceptance_head.py"
+        )
+    known = dict(read_config(folders[0]).get("sampling") or {})
+    if run is not None:
+        recipe = run.recipe
+        values["drafter"] = values.get("drafter") or recipe.drafter
+        if _group(values, "target").get("path") is None:
+            values["target"] = recipe.target.model_dump(mode="json") | values["target"]
+        prompts = (recipe.held_out or recipe.data).model_dump(mode="json")
+        layout = {name: prompts[name] for name in LAYOUT}
+        for name in ("data", "report_data"):
+            if _group(values, name).get("path") is not None:
+                values[name] = layout | values[name]
+        if recipe.held_out is not None:
+            values["data"] = prompts | values["data"]
+        values["report_data"] = values["report_data"] or None
+        limit = (recipe.distill.get("sampling") or {}).get("max_new_tokens")
+        known |= {} if limit is None else {"max_new_tokens": limit}
+    values["sampling"] = known | _group(values, "sampling")
+    for name in ("drafter", "data"):
+        if not values.get(name):
+            raise ConfigError(
+                f"heads = {str(heads)!r} lie in no run that says which {name} to use; add --{name}"
+            )
+
+
+def _fill_from_drafter(
+    decode: dict[str, Any], run: Run | None, values: Mapping[str, Any], chains: bool
+) -> bool:
+    """What a policy.json chose, then the drafter of a run, with the length it was trained with.
+
+    chains: whether the tree or cascade of a policy.json is left out. Returns whether the policy
+    says that plain decoding is faster.
+    """
+    folder, given = (
+        Path(str(decode["drafter"])) if run is None else run.drafter,
+        values.get("policy"),
+    )
+    file, policy = folder / POLICY if given is None else Path(given), None
+    if given is not None or file.is_file():
+        policy = read_policy(file).at(
+            int(values.get("batch_size") or values.get("batch_rows") or 1)
+        )
+        _fill_from_policy(decode, policy, chains)
+    if run is not None:
+        decode["drafter"] = str(run.drafter)
+        stop = _group(decode, "stop")
+        if not decode.get("cascade") and stop.get("kind", "fixed") == "fixed":
+            stop.setdefault("k", run.recipe.drafter.k)
+    return policy is not None and not policy.speculate and policy.chosen_for(_is_greedy(decode))
+
+
+def _fill_from_policy(decode: dict[str, Any], policy: Policy, chains: bool) -> None:
+    """What a policy chose, where the user gave none of its settings: its tree or cascade, if it has
+    one, else stop and verifier.
+
+    A policy or rule for greedy decoding only is left out where the user samples; other rules count
+    there, for chains.
+    """
+    greedy, stop, verifier = _is_greedy(decode), _group(decode, "stop"), _group(decode, "verifier")
+    tree = (decode.get("tree") or {}).get("kind", "none") != "none"
+    free = not tree and not decode.get("cascade") and not stop
+    method = policy.method_for(greedy) if free and not chains and not verifier else None
+    if method is not None:
+        chosen = method.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+        decode |= {name: value for name, value in chosen.items() if not decode.get(name)}
+        return
+    if free and (greedy or not STOPS[policy.stop].greedy_only):
+        stop |= policy.stop_config().model_dump(exclude_unset=True)
+    rule = RULES.get(policy.verifier.kind)
+    if verifier or rule is None:
+        return
+    right = (greedy or not rule.greedy_only) and (not tree or rule.takes_trees)
+    if right and (not rule.lossless or not (tree or greedy)):  # in greedy decoding they are equal
+        verifier |= policy.verifier.model_dump(exclude_unset=True)
+
+
+def _is_greedy(decode: Mapping[str, Any]) -> bool:
+    return float((decode.get("sampling") or {}).get("temperature") or 0.0) == 0.0
+
+
+def _drafter_for(target: str) -> str:
+    """The newest drafter trained for this target, else max-gram; says which."""
+    runs = map(read_run, finished_runs(CHECKPOINTS))
+    newest = next((run for run in runs if run.recipe.target.path == target), None)
+    found = MAX_GRAM.name if newest is None else str(newest.drafter)
+    why = "none is trained for this target" if newest is None else "the newest for this target"
+    print(f"no drafter is given: using {found} ({why})", file=sys.stderr)
+    return found
+
+
+def _group(values: dict[str, Any], name: str) -> dict[str, Any]:
+    """The settings below a name; an empty group is put in where there is none."""
+    if values.get(name) is None:
+        values[name] = {}
+    return values[name]

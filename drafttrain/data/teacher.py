@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from drafttrain.config.language_recipes import CausalDrafterRecipe
+from drafttrain.config.recipes import CausalDrafterRecipe
 from drafttrain.data.batches.examples import Examples, TopRows
 from drafttrain.data.distill.batches import batches_by_length
 from drafttrain.data.distill.recipe_rows import distillations

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.language_recipes import CausalDrafterRecipe
+from drafttrain.config.recipes import CausalDrafterRecipe
 from drafttrain.models.identity import hash_target
 from drafttrain.models.language_models import (
     SPECIAL_TOKENS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from transformers import PretrainedConfig
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.language_recipes import CausalDrafterRecipe, FollowTargetConfig
+from drafttrain.config.recipes import CausalDrafterRecipe, FollowTargetConfig
 from drafttrain.models.causal_drafter import chosen_layers
 from drafttrain.models.drafters import check_tokenizers
 from drafttrain.models.language_models import family_defaults

@@ -10,7 +10,7 @@ from __future__ import annotations
 from transformers import PretrainedConfig
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.language_recipes import ParallelDrafterRecipe
+from drafttrain.config.recipes import ParallelDrafterRecipe
 from drafttrain.models.causal_recipe import check_causal_recipe
 from drafttrain.models.language_models import SPECIAL_TOKENS
 

@@ -16,12 +16,15 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from drafttrain.config.commands import DistillConfig
-from drafttrain.config.language_recipes import (
+from drafttrain.config.recipes import (
     CausalDrafterRecipe,
+    DistillingRecipe,
+    HeadRecipe,
     ParallelDrafterRecipe,
     StateDrafterRecipe,
+    TargetRecipe,
+    TrainConfig,
 )
-from drafttrain.config.recipes import DistillingRecipe, HeadRecipe, TargetRecipe, TrainConfig
 from drafttrain.data.batches.examples import Examples
 from drafttrain.data.batches.masked_blocks import BlocksCollator, lengths_with_masks
 from drafttrain.data.batches.packing import PackedExamples, sequence_lengths, sequences_of

@@ -12,8 +12,8 @@ from drafttrain.build.method import build_method
 from drafttrain.build.pairing import check_methods
 from drafttrain.build.pairs import load_pair
 from drafttrain.config.decode import CascadeConfig, DecodeConfig
-from drafttrain.config.filling import fill_from_run
 from drafttrain.config.inputs import TargetConfig
+from drafttrain.config.runs import fill_from_run
 from drafttrain.models.layout import count_parameters
 from tests.commanding import ended
 from tests.export.pairs import noisy_copy

@@ -10,9 +10,9 @@ import torch
 
 from drafttrain.config.base import ConfigError, Interrupted
 from drafttrain.config.commands import DistillConfig
-from drafttrain.config.filling import fill_distill
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.recipes import SpecDrafterRecipe
+from drafttrain.config.runs import fill_distill
 from drafttrain.data.distill import distill as distillation
 from drafttrain.data.distill.recipe_rows import distillations, distilled_rows
 from drafttrain.data.shards.outputs import Drafting, Manifest, load_distilled, read_manifest

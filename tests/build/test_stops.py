@@ -13,9 +13,9 @@ from drafttrain.build.method import build_stop
 from drafttrain.build.pairing import check_methods
 from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import DecodeConfig
-from drafttrain.config.filling import fill_eval, fill_from_run
 from drafttrain.config.reading import validate_settings
 from drafttrain.config.recipes import DrafterConfig
+from drafttrain.config.runs import fill_eval, fill_from_run
 from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength, HeadJudge
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.identity import hash_weights

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.filling import fill_distill, fill_from_run, fill_generate
 from drafttrain.config.policy import Policy, dump_policy
+from drafttrain.config.runs import fill_distill, fill_from_run, fill_generate
 
 CHOSEN = {
     "stop": "fixed",

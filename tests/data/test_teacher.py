@@ -9,7 +9,7 @@ import torch
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import TargetConfig
-from drafttrain.config.language_recipes import CausalDrafterRecipe
+from drafttrain.config.recipes import CausalDrafterRecipe
 from drafttrain.data import teacher
 from drafttrain.data.batches.packing import DocumentCollator
 from drafttrain.data.shards.outputs import load_distilled

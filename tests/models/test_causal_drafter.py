@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.language_recipes import CausalDrafterRecipe
 from drafttrain.config.reading import load_settings
+from drafttrain.config.recipes import CausalDrafterRecipe
 from drafttrain.models.causal_drafter import (
     chosen_layers,
     demote_undrafted,

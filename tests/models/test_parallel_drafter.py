@@ -8,8 +8,8 @@ from transformers import LlamaConfig, T5Config
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.kinds import CAUSAL, PARALLEL, kind_of
-from drafttrain.config.language_recipes import ParallelDrafterRecipe
 from drafttrain.config.reading import load_settings
+from drafttrain.config.recipes import ParallelDrafterRecipe
 from drafttrain.data.distill.recipe_rows import choose_mask
 from drafttrain.export.engines import check_engines, engines_for
 from drafttrain.models.drafters import read_drafter_settings

@@ -10,8 +10,8 @@ import pytest
 from drafttrain.build.drafters import check_for_target
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import TargetConfig
-from drafttrain.config.language_recipes import CausalDrafterRecipe
 from drafttrain.config.reading import load_settings
+from drafttrain.config.recipes import CausalDrafterRecipe
 from drafttrain.data.distill.recipe_rows import taught_rows
 from drafttrain.export.parts import programs
 from drafttrain.models.causal_recipe import check_causal_recipe

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from drafttrain.build.drafters import drafter_for
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import TargetConfig
-from drafttrain.config.language_recipes import CausalDrafterRecipe
+from drafttrain.config.recipes import CausalDrafterRecipe
 from drafttrain.models.causal_drafter import start_drafter
 from drafttrain.models.causal_recipe import check_causal_recipe
 from drafttrain.models.drafters import load_drafter, read_drafter_settings

@@ -11,8 +11,8 @@ from drafttrain.cli import main as drafttrain
 from drafttrain.commands.export import export
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import ExportConfig
-from drafttrain.config.language_recipes import StateDrafterRecipe
 from drafttrain.config.reading import load_settings
+from drafttrain.config.recipes import StateDrafterRecipe
 from drafttrain.evaluation.report import read_report
 from drafttrain.export.verify import compare
 from drafttrain.models.state_drafter import StateDrafter

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from drafttrain.build.drafters import make_drafter
-from drafttrain.config.language_recipes import FollowInBlocksConfig, FollowTargetConfig
+from drafttrain.config.recipes import FollowInBlocksConfig, FollowTargetConfig
 from drafttrain.data.batches.examples import Example
 from drafttrain.data.batches.masked_blocks import BlocksBatch, BlocksCollator
 from drafttrain.data.batches.packing import DocumentCollator

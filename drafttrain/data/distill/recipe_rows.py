@@ -12,10 +12,10 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
-from drafttrain.config.filling import fill_distill
 from drafttrain.config.inputs import DataConfig
 from drafttrain.config.reading import settings_of_group
 from drafttrain.config.recipes import DistillingRecipe, HeadRecipe, SpecDrafterRecipe
+from drafttrain.config.runs import fill_distill
 from drafttrain.data.distill.distill import distill
 from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.decoding.engine.architectures import position_limit

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from drafttrain.config.language_recipes import FollowInBlocksConfig
+from drafttrain.config.recipes import FollowInBlocksConfig
 from drafttrain.data.batches.masked_blocks import BlocksBatch
 from drafttrain.decoding.sampling import exact_enough
 from drafttrain.models.spec_drafter.slots import IGNORED

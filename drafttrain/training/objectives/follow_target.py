@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from drafttrain.config.language_recipes import FollowTargetConfig
+from drafttrain.config.recipes import FollowTargetConfig
 from drafttrain.data.batches.packing import DocumentBatch
 from drafttrain.decoding.sampling import exact_enough
 from drafttrain.models.prompts import prompt_layers

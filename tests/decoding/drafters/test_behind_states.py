@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from transformers import GPT2Config, PreTrainedModel
 
 from drafttrain.build.drafters import make_drafter
-from drafttrain.config.language_recipes import FollowInBlocksConfig
+from drafttrain.config.recipes import FollowInBlocksConfig
 from drafttrain.data.batches.examples import Example
 from drafttrain.data.batches.masked_blocks import BlocksCollator, blocks_of_rows
 from drafttrain.decoding.drafters import candidates, slots

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from drafttrain.config.language_recipes import FollowInBlocksConfig
+from drafttrain.config.recipes import FollowInBlocksConfig
 from drafttrain.data.batches.examples import Example, TopRows
 from drafttrain.data.batches.masked_blocks import BlocksCollator
 from drafttrain.data.teacher import top_rows

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from drafttrain.config.language_recipes import FollowInBlocksConfig
+from drafttrain.config.recipes import FollowInBlocksConfig
 from drafttrain.data.batches.examples import Example
 from drafttrain.data.batches.masked_blocks import BlocksCollator
 from drafttrain.models.state_drafter import read_target

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import GPTJConfig, GPTJForCausalLM, PreTrainedModel
 
-from drafttrain.config.language_recipes import FollowTargetConfig
+from drafttrain.config.recipes import FollowTargetConfig
 from drafttrain.data.batches.examples import Example
 from drafttrain.data.batches.packing import DocumentCollator
 from drafttrain.models.spec_drafter.slots import IGNORED

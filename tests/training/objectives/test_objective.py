@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from drafttrain.config.language_recipes import FollowTargetConfig
-from drafttrain.config.recipes import HeadConfig, ObjectiveConfig
+from drafttrain.config.recipes import FollowTargetConfig, HeadConfig, ObjectiveConfig
 from drafttrain.data.batches.block_rows import BlockRowsCollator
 from drafttrain.data.batches.examples import Example, PairCollator, TextCollator
 from drafttrain.data.batches.packing import DocumentCollator
