@@ -102,17 +102,14 @@ class Table:
             pad_edge=False,
             collapse_padding=True,
         )
-        name, *columns = [one for one in self.columns if wide or one.narrow]
-        table.add_column(name.title, no_wrap=True)
-        for column in columns:
-            table.add_column("\n".join(wrap(column.title, SHORTENED_NAME)), justify="right")
+        shown = [place for place, one in enumerate(self.columns) if wide or one.narrow]
+        for place in shown:
+            title = "\n".join(wrap(self.columns[place].title, SHORTENED_NAME))
+            table.add_column(title, justify="right" if place else "left")
         for row in self.rows:
-            shown = wrap(name.parts(row)[0], LONGEST_NAME if wide else SHORTENED_NAME)
-            cells = [Text("\n ".join(shown))]
-            for value, interval in (column.parts(row) for column in columns):
-                below = f"\n{interval}" if interval and wide else ""
-                cells.append(Text.assemble(value, (below, "dim")))
-            table.add_row(*cells)
+            name, *cells = self.cells(row, intervals=wide)
+            cells = ["\n ".join(wrap(name, LONGEST_NAME if wide else SHORTENED_NAME)), *cells]
+            table.add_row(*(Text(cells[place].replace(" (", "\n(")) for place in shown))
         yield table
 
 

@@ -259,7 +259,9 @@ def transformers_jobs(
     if ASSISTED not in options.baselines:
         return jobs
     begins = target.model.generation_config.begin_suppress_tokens
-    dropped = ", no begin_suppress_tokens" if begins and _hears(target.model) else ""
+    dropped = (
+        ", no begin_suppress_tokens" if begins and isinstance(target.model, WHISPER_LIKE) else ""
+    )
     assisted: dict[tuple[int, int], Job] = {}
     for method in methods:
         k, drafter = method.stop.longest, method.label or method.drafter.name
@@ -287,10 +289,6 @@ def steady_assistant(model: PreTrainedModel, k: int) -> PreTrainedModel:
         assistant_confidence_threshold=0.0,
     )
     return assistant
-
-
-def _hears(model: PreTrainedModel) -> bool:
-    return isinstance(model, WHISPER_LIKE)
 
 
 @dataclass(frozen=True)
@@ -329,7 +327,7 @@ class Generate:
         return found
 
     def _generate(self, batch: Sequence[Prompt], limit: int) -> list[list[int]]:
-        if _hears(self.target):
+        if isinstance(self.target, WHISPER_LIKE):
             # returned without what the decoder starts from and without EOS, which ended an output
             # that is shorter than it might be
             features = torch.stack([prompt.source.inputs["input_features"] for prompt in batch])

@@ -57,15 +57,11 @@ def main_table(report: Report) -> Table:
     def name(run: Run) -> str:
         return f"{run.name} (lossy)" if run.lossy else run.name
 
-    after = []
-    if report.mode == "teacher-forced":
-        after.append(Column("by position, %", _positions))
+    after = [Column("by position, %", _positions)] if report.mode == "teacher-forced" else []
     if len(report.batch_sizes) > 1:
         after.append(Column("other tokens", _differing))
-    if any(run.memory_bytes is not None for run in report.runs):
-        after.append(
-            Column("memory, MB", lambda run: run.memory_bytes and run.memory_bytes / 1e6, 1)
-        )
+    if any(run.memory_bytes for run in report.runs):
+        after.append(Column("memory, MB", lambda run: (run.memory_bytes or 0) / 1e6, 1))
     best = [] if report.mode == "teacher-forced" else list(winners(report).values())
     return Table(
         f"{report.target.path} on {report.data.path}, {report.data.prompts} inputs",
@@ -104,7 +100,7 @@ def _facts(report: Report) -> list[Column]:
         found.append(Column("levels", lambda run: run.sizes.get("depth")))
         found.append(Column("nodes", lambda run: run.sizes.get("nodes")))
     if report.mode == "teacher-forced":
-        found.append(Column("parameters", lambda run: _short_count(run.parameters)))
+        found.append(Column("M parameters", lambda run: (run.parameters or 0) / 1e6, 1))
     if len(report.batch_sizes) > 1:
         found.append(Column("batch", lambda run: run.batch_size))
     return found
@@ -132,14 +128,6 @@ def _differing(run: Run) -> str | None:
     wrong = sum(parity.unexplained for parity in run.parity)
     text = f"{run.differing} of {run.totals['prompts']}"
     return f"{text}, {wrong} NOT ties" if wrong else text
-
-
-def _short_count(count: int | None) -> str | None:
-    """A number of parameters in three digits."""
-    for scale, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if count is not None and count >= scale:
-            return f"{count / scale:.3g} {unit}"
-    return None if count is None else str(count)
 
 
 def note(report: Report) -> str:
