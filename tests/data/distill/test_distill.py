@@ -108,18 +108,6 @@ def test_sampled_rows_depend_on_the_seed_and_the_row_alone(tiny_target):
     assert rows_of(third.out) != rows_of(one.out)
 
 
-def test_a_shard_that_is_missing_is_made_again_alike(tiny_target):
-    config = settings(tiny_target, **SAMPLED)
-    first = distill(config)
-    whole = shards(config.out)
-    assert list(whole) == ["shard-00000.parquet", "shard-00001.parquet", "shard-00002.parquet"]
-    (config.out / "shard-00001.parquet").unlink()
-    with pytest.raises(ConfigError, match="2 of 3 shards.*again"):
-        load_distilled(config.out)
-    assert distill(config) == first
-    assert shards(config.out) == whole
-
-
 def test_two_processes_write_what_one_writes(tiny_target, tmp_path):
     """Two processes, as torchrun starts them, on CPU (gloo)."""
     one, two = settings(tiny_target, "one", **SAMPLED), settings(tiny_target, "two", **SAMPLED)

@@ -198,7 +198,6 @@ MISTAKES = {
     "missing": ("nowhere.jsonl", None, {}, r"no such file"),
     "empty": ("a.txt", "", {}, r"cannot be read|holds no rows"),
     "unknown column": ("a.csv", "text,n\nx,1\n", {"input_column": "txt"}, r"'txt'.*text, n"),
-    "no known column": ("a.csv", "body,n\nx,1\n", {}, r"data.input_column.*body, n"),
     "broken json": (
         "a.jsonl",
         '{"text": "x"}\n{"text": "y"\n',
@@ -216,12 +215,6 @@ MISTAKES = {
         "text,n\nx,1\ny,2\n",
         {"where": {"n": 3}},
         r"leaves nothing.*n = '3'; there are: 1, 2",
-    ),
-    "template and column": (
-        "a.csv",
-        "q,n\nx,1\n",
-        {"template": "{q}", "input_column": "q"},
-        r"'q' and data.template are both given",
     ),
     "template beyond a list": (
         "a.jsonl",
